@@ -1,0 +1,79 @@
+# Hansa: set-up, demonstration and checks. `make help` lists the targets.
+
+PYTHON      ?= python3
+PYTEST_ARGS ?= -n 2 --dist loadfile
+DEMO_ARGS   ?=
+LOCK_ARGS   ?=
+
+VENV := .venv
+BIN  := $(VENV)/bin
+PIP  := $(BIN)/python -m pip --disable-pip-version-check -qq
+# The stamps are written last, so an interrupted install is started again from an empty environment.
+DEPS  := $(VENV)/.deps-installed
+READY := $(VENV)/.ready
+
+check-python = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+  { echo "Hansa needs Python 3.11 or newer, and '$(PYTHON)' is not: name one with 'make PYTHON=...'." >&2; exit 1; }
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test lint lock clean
+
+help:
+	@echo "make demo    set up .venv and run the demonstration (DEMO_ARGS=... is passed on)"
+	@echo "make test    set up .venv and run every check: ruff, mypy, pytest (PYTEST_ARGS=... replaces '$(PYTEST_ARGS)')"
+	@echo "make lint    set up .venv and run ruff and mypy only"
+	@echo "make setup   set up .venv only"
+	@echo "make lock    solve requirements/*.in again into requirements/lock.txt (LOCK_ARGS=--upgrade for newer versions)"
+	@echo "make clean   remove .venv, caches and build output"
+	@echo "PYTHON=...   the interpreter to build .venv with (3.11 or newer; now '$(PYTHON)')"
+
+setup: $(READY)
+
+demo: $(READY)
+	@$(BIN)/hansa demo $(DEMO_ARGS)
+
+test: lint
+	@echo "==> pytest"
+	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(READY)
+	@echo "==> ruff"
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@echo "==> mypy"
+	@$(BIN)/mypy
+
+# The lock comes first, so that what torch shares with it is hash-checked; torch then only adds what its own build
+# asks for beyond that (nothing on a CPU build).
+$(DEPS): requirements/lock.txt requirements/torch.txt
+	@$(check-python)
+	@echo "==> setting up $(VENV) (a minute or two the first time)"
+	@rm -f $(DEPS) $(READY)
+	@$(PYTHON) -m venv --clear $(VENV)
+	@echo "    locked requirements"
+	@$(PIP) install --require-hashes --no-deps -r requirements/lock.txt
+	@echo "    torch"
+	@$(PIP) install -r requirements/torch.txt
+	@touch $@
+
+$(READY): $(DEPS) pyproject.toml
+	@echo "    hansa (editable)"
+	@rm -f $@
+	@$(PIP) install --no-build-isolation --no-deps -e .
+	@touch $@
+
+# Hashes come from the public registry alone: extra indexes and local folders of wheels are left out of the solving.
+lock:
+	@$(check-python)
+	@test -x .venv-lock/bin/pip-compile || { $(PYTHON) -m venv --clear .venv-lock && \
+	  .venv-lock/bin/python -m pip --disable-pip-version-check -q install pip-tools==7.6.2; }
+	@echo "==> solving requirements/*.in (takes minutes)"
+	@env -u PIP_FIND_LINKS -u PIP_EXTRA_INDEX_URL PIP_CONFIG_FILE=/dev/null CUSTOM_COMPILE_COMMAND="make lock" \
+	  .venv-lock/bin/pip-compile -q --no-config --generate-hashes --allow-unsafe --strip-extras \
+	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host $(LOCK_ARGS) \
+	  -o requirements/lock.txt requirements/runtime.in requirements/dev.in
+
+clean:
+	@rm -rf $(VENV) .venv-lock build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

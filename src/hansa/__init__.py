@@ -1,0 +1,63 @@
+"""Hansa: federated learning in which one algorithm object runs in simulation and across organisations, unchanged."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from hansa.core.registry import provide
+
+__version__ = "0.1.0"
+
+provide("algorithm", "hansa.algorithms", "hansa.bayes", "hansa.trees")
+provide("local", "hansa.local")
+provide("server", "hansa.server")
+provide("fusion", "hansa.fusion")
+provide("select", "hansa.select")
+provide("model", "hansa.models")
+provide("dataset", "hansa.data")
+provide("partition", "hansa.data")
+provide("prepare", "hansa.data")
+provide("predictor", "hansa.core.predictor", "hansa.bayes", "hansa.trees")
+provide("op", "hansa.core.predictor", "hansa.algorithms", "hansa.bayes", "hansa.trees", "hansa.data")
+
+_EXPORTS = {
+    "DPSGD": "hansa.algorithms",
+    "FSVRG": "hansa.algorithms",
+    "FedAvg": "hansa.algorithms",
+    "FedBuff": "hansa.algorithms",
+    "FedSGD": "hansa.algorithms",
+    "GaussianNB": "hansa.bayes",
+    "ID3": "hansa.trees",
+    "Gradient": "hansa.local",
+    "SGD": "hansa.local",
+    "SVRG": "hansa.local",
+    "Descent": "hansa.server",
+    "WeightedMean": "hansa.fusion",
+    "Uniform": "hansa.select",
+    "Standardise": "hansa.data",
+    "Task": "hansa.core.task",
+    "Algorithm": "hansa.core.algorithm",
+    "State": "hansa.core.algorithm",
+    "Federation": "hansa.core.federation",
+    "HansaError": "hansa.core.errors",
+    "ConfigError": "hansa.core.errors",
+    "DataError": "hansa.core.errors",
+    "Result": "hansa.run",
+    "resume": "hansa.run",
+    "simulate": "hansa.run",
+    "build": "hansa.core.registry",
+    "register": "hansa.core.registry",
+}
+
+__all__ = [*sorted(_EXPORTS), "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _EXPORTS:
+        return getattr(importlib.import_module(_EXPORTS[name]), name)
+    raise AttributeError(f"module 'hansa' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

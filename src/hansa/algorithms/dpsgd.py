@@ -1,0 +1,158 @@
+"""D-PSGD: decentralised parallel SGD on a graph, no server (Lian, Zhang, Zhang, Hsieh, Zhang and Liu 2017)."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from hansa.core import rng
+from hansa.core.algorithm import Algorithm, Problem, State
+from hansa.core.errors import ConfigError
+from hansa.core.federation import Federation
+from hansa.core.op import Memory, Op, Party, Payload, PeerOp, Reply, Shape
+from hansa.core.params import Params
+from hansa.core.registry import register
+from hansa.core.replies import mixed
+from hansa.fusion import mean_update
+from hansa.local import SGD, LocalSolver
+
+
+def own_model(party: Party, memory: Memory) -> Params:
+    """The party's own model: what it remembers, or the common start that every party can make from the run's seed."""
+    start = party.objective.initial
+    return Params(*(memory.get(f"gossip/{name}", getattr(start, name)) for name in Params._fields))
+
+
+def shapes(payload: Payload, name: str) -> dict[str, Shape]:
+    """A model under `name`, and its floating-point buffers if it has any."""
+    vector: Shape = ((payload["dim"],), getattr(torch, payload["dtype"]))
+    stats: Shape = ((payload["stats"],), getattr(torch, payload["stats_dtype"]))
+    return {name: vector, "stats": stats} if payload["stats"] else {name: vector}
+
+
+@register("gossip")
+@dataclass(frozen=True)
+class Gossip(PeerOp):
+    """Train from the party's own model, send that model to the neighbours, mix theirs in, then apply the training."""
+
+    inner: LocalSolver = SGD()
+
+    def before(self, party: Party, payload: Payload, memory: Memory) -> Payload:
+        return {**payload, "model": own_model(party, memory)._asdict()}
+
+    def after(self, party: Party, payload: Payload, reply: Reply, memory: Memory) -> tuple[Reply, Memory]:
+        message = {"x": own_model(party, memory).w} | (
+            {"stats": reply.tensors["stats"]} if "stats" in reply.tensors else {}
+        )
+        staged = {**memory, "gossip/delta": reply.tensors["w"]}
+        if "counts" in reply.maxima:
+            staged["gossip/counts"] = reply.maxima["counts"]
+        return Reply(message, weight=reply.weight, metrics=reply.metrics), staged
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        return shapes(payload, "x")
+
+    def receive(self, party: Party, payload: Payload, inbox: list[tuple[float, dict[str, Tensor]]],
+                memory: Memory) -> Memory:  # fmt: skip
+        kept = {name: value for name, value in memory.items() if name != "gossip/delta"}
+        kept["gossip/w"] = mixed(inbox, "x") + memory["gossip/delta"]
+        if "stats" in inbox[0][1]:
+            kept["gossip/stats"] = mixed(inbox, "stats")
+        return kept
+
+
+@register("own-model")
+@dataclass(frozen=True)
+class OwnModel(Op):
+    """Read a party's own model, for the average that is evaluated and saved."""
+
+    def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        own = own_model(party, memory)
+        stats = {"stats": own.stats} if own.stats.numel() else {}
+        counts = {"counts": own.counts} if own.counts.numel() else {}
+        return Reply({"w": own.w, **stats}, maxima=counts), memory
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        return shapes(payload, "w")
+
+
+@register("dpsgd")
+@dataclass(frozen=True)
+class DPSGD(Algorithm):
+    """Gossip on a graph: mix the neighbours' models, then apply the local training. Lian et al. 2017, Algorithm 1.
+
+    x_i <- sum_j W_ij x_j + (local training's change from x_i), with Metropolis weights W_ij = 1 / (1 + max(deg_i,
+    deg_j)). One local step (`local.steps = 1`) is the paper's form. No party sends its model to the aggregator
+    during training; the average that is evaluated and saved is read with `reduce`. A party missing in a round keeps
+    its model, and its neighbours keep its weight for themselves.
+    """
+
+    local: LocalSolver = SGD(steps=1)
+    topology: Literal["ring", "complete", "star", "random"] = "ring"
+    edge_probability: float = 0.3  # of the random topology
+    topology_seed: int = 0
+    participation: ClassVar[Literal["cohort", "all", "own"]] = "all"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.edge_probability <= 1:
+            raise ConfigError(f"edge_probability must lie in 0..1, got {self.edge_probability}")
+
+    @property
+    def verbs(self) -> frozenset[str]:
+        return frozenset({"exchange", "reduce"})
+
+    def init(self, problem: Problem) -> State:
+        weights = metropolis(self.graph(problem.parties))
+        if problem.parties > 1 and spectral_gap(weights) < 1e-9:
+            warnings.warn("dpsgd: the graph is not connected, so the parties will not agree on one model", stacklevel=2)
+        return State(problem.initial, slots={"mixing": weights})
+
+    def graph(self, parties: int) -> Tensor:
+        """The adjacency matrix, without self-loops."""
+        at = torch.arange(parties)
+        apart = (at[:, None] - at[None, :]).abs()
+        if self.topology == "ring":
+            return (apart == 1) | (apart == parties - 1) & (apart > 0)
+        if self.topology == "complete":
+            return apart > 0
+        if self.topology == "star":
+            return (apart > 0) & ((at[:, None] == 0) | (at[None, :] == 0))
+        draws = rng.generator(self.topology_seed, "topology").random((parties, parties))
+        upper = torch.from_numpy(draws < self.edge_probability).triu(1)
+        return upper | upper.T
+
+    async def round(self, fed: Federation, state: State) -> State:
+        await fed.exchange(Gossip(self.local), layout(state.params), mixing=state.slots["mixing"])
+        return state
+
+    async def publish(self, fed: Federation, state: State) -> State:
+        average = await fed.reduce(OwnModel(), layout(state.params), uniform=True)
+        update = mean_update(average, state.params)
+        stats = state.params.stats if update.stats is None else update.stats
+        counts = state.params.counts if update.counts is None else update.counts
+        return state.replace(Params(update.w, stats, counts))
+
+
+def layout(params: Params) -> dict[str, int | str]:
+    """What a party's message looks like; the model itself need not be sent, every party has its own."""
+    return {
+        "dim": params.w.numel(), "dtype": str(params.w.dtype).removeprefix("torch."),
+        "stats": params.stats.numel(), "stats_dtype": str(params.stats.dtype).removeprefix("torch."),
+    }  # fmt: skip
+
+
+def metropolis(adjacent: Tensor) -> Tensor:
+    """Symmetric, doubly stochastic weights of a graph: W_ij = 1 / (1 + max(deg_i, deg_j))."""
+    degree = adjacent.sum(1).double()
+    weights = adjacent.double() / (1 + torch.maximum(degree[:, None], degree[None, :]))
+    return weights + torch.diag(1 - weights.sum(1))
+
+
+def spectral_gap(weights: Tensor) -> float:
+    """1 - max(|lambda_2|, |lambda_n|): how fast gossip forgets disagreement; 0 when the graph is not connected."""
+    values = torch.linalg.eigvalsh(weights).abs().sort(descending=True).values
+    return 1.0 - float(values[1]) if len(values) > 1 else 1.0

@@ -1,0 +1,85 @@
+"""FedBuff: buffered asynchronous aggregation (Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek and Huba 2022)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from hansa.core.algorithm import Algorithm, Problem, State
+from hansa.core.errors import ConfigError
+from hansa.core.federation import Federation
+from hansa.core.registry import register
+from hansa.fusion import Update
+from hansa.local import SGD, LocalSolver
+from hansa.server import Descent, ServerOptimizer
+
+
+@register("fedbuff")
+@dataclass(frozen=True)
+class FedBuff(Algorithm):
+    """Asynchronous: the server steps whenever `buffer` updates have arrived. Nguyen et al. 2022.
+
+    The run's cohort is how many parties work at once; a round is one step of the server. An update that is tau versions
+    old counts 1 / sqrt(1 + tau); one older than `max_staleness` is dropped. A party that has delivered is replaced by a
+    random idle one at once (`refill = "arrival"`) or when the buffer has been applied (`"flush"`, the synchronous
+    special case when the buffer is as large as the cohort).
+    """
+
+    local: LocalSolver = SGD()
+    server: ServerOptimizer = Descent()
+    buffer: int = 10
+    max_staleness: int | None = None
+    refill: Literal["arrival", "flush"] = "arrival"
+    participation: ClassVar[Literal["cohort", "all", "own"]] = "own"
+
+    def __post_init__(self) -> None:
+        if self.buffer < 1:
+            raise ConfigError(f"buffer must be at least 1, got {self.buffer}")
+        if self.max_staleness is not None and self.max_staleness < 0:
+            raise ConfigError(f"max_staleness must not be negative, got {self.max_staleness}")
+
+    @property
+    def verbs(self) -> frozenset[str]:
+        return frozenset({"submit", "next"})
+
+    def check(self, problem: Problem) -> None:
+        super().check(problem)
+        if self.refill == "flush" and self.buffer > problem.cohort_size:
+            raise ConfigError(
+                f"fedbuff: a buffer of {self.buffer} never fills with {problem.cohort_size} parties at work and "
+                "refill='flush'; lower the buffer, raise the cohort or use refill='arrival'"
+            )
+
+    async def round(self, fed: Federation, state: State) -> State:
+        stream = fed.rng("fedbuff")
+        model = {"model": state.params._asdict()}
+
+        async def refill() -> None:
+            while len(fed.busy) < fed.cohort_size:
+                idle = [party for party in fed.parties if party not in fed.busy]
+                await fed.submit(self.local, model, idle[int(stream.integers(len(idle)))])
+
+        total = torch.zeros_like(state.params.w, dtype=torch.float64)
+        stats = torch.zeros_like(state.params.stats, dtype=torch.float64)
+        counts = state.params.counts
+        applied = 0
+        await refill()
+        while applied < self.buffer:
+            arrival = await fed.next()
+            staleness = fed.round - arrival.ticket.round
+            reply = arrival.reply
+            if reply is not None and (self.max_staleness is None or staleness <= self.max_staleness):
+                total = total + reply.tensors["w"].double() / math.sqrt(1 + staleness)
+                if "stats" in reply.tensors:
+                    stats = stats + reply.tensors["stats"].double()
+                if "counts" in reply.maxima:
+                    counts = torch.maximum(counts, reply.maxima["counts"])
+                applied += 1
+            if applied < self.buffer and (self.refill == "arrival" or not fed.busy):
+                await refill()
+        delta = (total / applied).to(state.params.w.dtype)
+        mean_stats = (stats / applied).to(state.params.stats.dtype) if stats.numel() else None
+        return self.server.step(state, Update(delta, mean_stats, counts))

@@ -1,0 +1,5 @@
+"""Naive Bayes."""
+
+from hansa.bayes.naive import GaussianNB
+
+__all__ = ["GaussianNB"]

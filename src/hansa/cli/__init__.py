@@ -1,0 +1,21 @@
+"""The command line. A user's mistake is one sentence on standard error and exit code 2, never a traceback."""
+
+from __future__ import annotations
+
+import sys
+
+from hansa.core.errors import HansaError
+
+
+def main() -> None:
+    """Entry point of `hansa`."""
+    from hansa.cli.app import app
+
+    try:
+        app()
+    except HansaError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        sys.exit(130)

@@ -1,0 +1,166 @@
+"""The commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import hansa
+
+app = typer.Typer(
+    name="hansa",
+    help="Federated learning: one algorithm, simulated or deployed.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Set = Annotated[list[str] | None, typer.Option("--set", help="Change a field: --set algorithm.local.lr=0.05")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on the last line.")]
+DataDir = Annotated[str | None, typer.Option("--data-dir", help="Where data files lie (or HANSA_DATA).")]
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        typer.echo(f"hansa {hansa.__version__}")
+        raise typer.Exit
+
+
+def _changes(sets: list[str] | None, data_dir: str | None) -> dict[str, Any]:
+    from hansa.run.config import parse_set
+
+    changes = parse_set(sets or [])
+    return changes if data_dir is None else {**changes, "task.data_dir": data_dir}
+
+
+def _print_result(result: Any, as_json: bool) -> None:
+    from hansa.cli.show import print_summary
+
+    summary = result.summary
+    if as_json:
+        names = ("rounds", "accuracy", "loss", "bytes_up", "bytes_down", "seconds", "run_dir", "stopped")
+        typer.echo(json.dumps({name: summary[name] for name in names}))
+    else:
+        print_summary(summary)
+
+
+@app.command()
+def run(
+    experiment: Annotated[Path, typer.Argument(help="An experiment file (TOML).")],
+    sets: Set = None,
+    as_json: Json = False,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder of the run; by default runs/NAME-TIME.")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Simulate an experiment file."""
+    from hansa.cli.show import watching
+    from hansa.run.config import read
+    from hansa.run.report import run_report
+    from hansa.run.resume import execute, new_folder
+
+    read_in = read(experiment, _changes(sets, data_dir))
+    folder = out or new_folder(experiment.stem)
+    with watching(read_in.run.rounds, quiet=as_json, hint=f"hansa resume {folder}") as watch:
+        result = execute(read_in, folder, watch)
+    run_report(folder)
+    _print_result(result, as_json)
+
+
+@app.command()
+def resume(
+    run_dir: Annotated[Path, typer.Argument(help="The folder of a run that was stopped.")],
+    force: Annotated[bool, typer.Option("--force", help="Go on under another plan; bits may differ.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Go on with a run from its last checkpoint."""
+    from hansa.cli.show import watching
+    from hansa.run.report import run_report
+    from hansa.run.resume import resume as go_on
+    from hansa.run.resume import stored_experiment
+
+    rounds = stored_experiment(run_dir).run.rounds
+    with watching(rounds, quiet=as_json, hint=f"hansa resume {run_dir}") as watch:
+        result = go_on(run_dir, force, watch)
+    run_report(run_dir)
+    _print_result(result, as_json)
+
+
+@app.command()
+def show(run_dir: Annotated[Path, typer.Argument(help="The folder of a run.")], as_json: Json = False) -> None:
+    """Print a run: its configuration, its last rounds, its summary."""
+    from hansa.cli.show import show_run
+
+    show_run(run_dir, as_json)
+
+
+@app.command()
+def algorithms(
+    name: Annotated[str | None, typer.Argument(help="One of them, in full.")] = None, as_json: Json = False
+) -> None:
+    """List the algorithms, or one with its paper, fields, types and defaults."""
+    from hansa.cli.parts import show_parts
+
+    show_parts("algorithm", name, as_json)
+
+
+@app.command()
+def datasets(
+    name: Annotated[str | None, typer.Argument(help="One of them, in full.")] = None, as_json: Json = False
+) -> None:
+    """List the data sets, or one with its fields."""
+    from hansa.cli.parts import show_parts
+
+    show_parts("dataset", name, as_json)
+
+
+@app.command()
+def models(
+    name: Annotated[str | None, typer.Argument(help="One of them, in full.")] = None, as_json: Json = False
+) -> None:
+    """List the models, or one with its fields."""
+    from hansa.cli.parts import show_parts
+
+    show_parts("model", name, as_json)
+
+
+@app.command()
+def parts(
+    kind: Annotated[str, typer.Argument(help="local, server, fusion, select, partition, prepare, ...")],
+    name: Annotated[str | None, typer.Argument(help="One of them, in full.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the registered parts of any kind."""
+    from hansa.cli.parts import show_parts
+
+    show_parts(kind, name, as_json)
+
+
+@app.command()
+def partition(
+    experiment: Annotated[Path, typer.Argument(help="An experiment file (TOML).")],
+    sets: Set = None,
+    out: Annotated[Path, typer.Option("--out", help="Where to draw it (PNG, SVG or PDF).")] = Path("partition.png"),
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Draw and count what each party of an experiment holds."""
+    from hansa.cli.parts import show_partition
+    from hansa.run.config import read
+
+    show_partition(read(experiment, _changes(sets, data_dir)), out, as_json)
+
+
+@app.command()
+def demo(
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many random splits to average over.")] = 10,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the report.")] = Path("runs/demo"),
+) -> None:
+    """Four hospitals learn to predict heart disease without sharing a patient."""
+    from hansa.run.demo import show
+
+    show(out, seeds)

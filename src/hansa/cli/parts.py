@@ -1,0 +1,92 @@
+"""What is registered, with papers, fields, types and defaults; and what each party of an experiment holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from hansa.core.registry import Part, field_default, field_types, lookup, registered, summary, to_config, type_name
+from hansa.data import draw
+from hansa.data import table as count_table
+from hansa.run.config import Experiment
+
+console = Console()
+
+
+def fields(cls: type[Part]) -> list[tuple[str, str, Any]]:
+    """Name, type and default of each field."""
+    out = []
+    for name, hint in field_types(cls).items():
+        default = field_default(cls, name)
+        if default is dataclasses.MISSING:
+            default = None
+        elif isinstance(default, Part):
+            default = to_config(default)
+        out.append((name, type_name(hint), default))
+    return out
+
+
+def show_parts(kind: str, name: str | None, as_json: bool) -> None:
+    """All parts of a kind, or one in full."""
+    chosen = registered(kind) if name is None else {name: lookup(kind, name)}
+    if as_json:
+        described = [
+            {"name": n, "about": summary(c)[0], "details": summary(c)[1],
+             "fields": [{"name": f, "type": t, "default": d} for f, t, d in fields(c)]}
+            for n, c in chosen.items()
+        ]  # fmt: skip
+        print(json.dumps(described if name is None else described[0]))
+        return
+    if name is None:
+        table = Table(kind, "what it is", "fields")
+        for n, cls in chosen.items():
+            table.add_row(n, summary(cls)[0], ", ".join(f for f, _, _ in fields(cls)))
+        console.print(table)
+        return
+    about, details = summary(chosen[name])
+    console.print(f"{name}: {about}", markup=False)
+    if details:
+        console.print(details, markup=False)
+    table = Table("field", "type", "default")
+    for f, hint, default in fields(chosen[name]):
+        table.add_row(f, hint, _text(default))
+    console.print(table)
+
+
+def _text(default: Any) -> str:
+    if isinstance(default, dict):
+        inner = ", ".join(f"{k}={_text(v)}" for k, v in default.items() if k != "name")
+        return f"{default['name']}({inner})"
+    return str(default)
+
+
+def show_partition(experiment: Experiment, out: Path, as_json: bool) -> None:
+    """Draw what each party holds, and print the counts."""
+    task = experiment.build_task()
+    targets = [y for _, y in task.parties]  # type: ignore[misc]
+    joined = np.concatenate([np.asarray(y) for y in targets])
+    edges = np.concatenate([[0], np.cumsum([len(y) for y in targets])])
+    rows = [np.arange(a, b) for a, b in itertools.pairwise(edges)]
+    names = list(task.names) if task.names is not None else [str(k) for k in range(len(rows))]
+    if joined.ndim > 1:  # sequences: count by the first target
+        joined = joined[:, 0]
+    counts = count_table(rows, joined, task.classes)
+    draw(rows, joined, task.classes, out, names if task.names is not None else None)
+    if as_json:
+        print(json.dumps({"parties": names, "counts": counts, "picture": str(out)}))
+        return
+    wide = task.classes is not None and task.classes <= 20
+    table = Table("party", "samples", *([str(c) for c in range(task.classes or 0)] if wide else []))
+    for name, row in list(zip(names, counts, strict=True))[:40]:
+        table.add_row(name, str(sum(row)), *([str(c) for c in row] if wide else []))
+    console.print(table)
+    if len(names) > 40:
+        console.print(f"... and {len(names) - 40} more parties")
+    console.print(f"drawn in {out}", markup=False)

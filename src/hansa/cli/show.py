@@ -1,0 +1,100 @@
+"""Runs on the terminal: progress while they run, a summary when they are done."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from hansa.run.store import SUMMARY, Store, read_json
+
+console = Console()
+Watch = Callable[[dict[str, Any]], None]
+
+
+@contextmanager
+def watching(rounds: int, quiet: bool, hint: str) -> Iterator[Watch | None]:
+    """A progress bar fed with each round's metrics; an interrupted run says how to go on."""
+    try:
+        if quiet:
+            yield None
+            return
+        columns = (TextColumn("round"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"),
+                   TimeRemainingColumn())  # fmt: skip
+        with Progress(*columns, console=console) as bar:
+            at = bar.add_task("", total=rounds)
+
+            def watch(line: dict[str, Any]) -> None:
+                shown = [f"{k} {line[k]:.4f}" for k in ("accuracy", "loss", "train_loss") if line.get(k) is not None]
+                if "empty" in line:
+                    bar.console.print(f"round {line['round']} is empty: {line['empty']}", markup=False)
+                for name, reason in line.get("rejected", {}).items():
+                    bar.console.print(f"round {line['round']}: rejected {name}: {reason}", markup=False)
+                bar.update(at, completed=line["round"], description="  ".join(shown))
+
+            yield watch
+    except KeyboardInterrupt:
+        sys.stderr.write(f"interrupted; go on with: {hint}\n")
+        sys.exit(130)
+
+
+def human_bytes(count: float) -> str:
+    """Bytes as a person reads them."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def print_summary(summary: dict[str, Any]) -> None:
+    """A finished run, as a table."""
+    table = Table(show_header=False, box=None)
+    skip = {"bytes_up", "bytes_down", "seconds", "run_dir", "stopped", "rounds"}
+    table.add_row("rounds", f"{summary['rounds']} ({summary['stopped']})")
+    for name, value in summary.items():
+        if name not in skip and value is not None:
+            table.add_row(name, f"{value:.4f}" if isinstance(value, float) else str(value))
+    table.add_row("bytes up / down", f"{human_bytes(summary['bytes_up'])} / {human_bytes(summary['bytes_down'])}")
+    table.add_row("seconds", f"{summary['seconds']:.1f}")
+    if summary["run_dir"]:
+        table.add_row("folder", summary["run_dir"])
+        report = Path(summary["run_dir"]) / "report.html"
+        if report.exists():
+            table.add_row("report", str(report))
+    console.print(table)
+
+
+def show_run(run_dir: Path, as_json: bool) -> None:
+    """Print a run's folder: configuration, rounds, summary; a run under way shows what it has."""
+    store = Store(run_dir)
+    experiment, history = store.experiment(), store.history()
+    summary = read_json(run_dir / SUMMARY) if (run_dir / SUMMARY).exists() else None
+    if as_json:
+        print(json.dumps({"experiment": experiment, "summary": summary, "rounds": history}))
+        return
+    algorithm, run = experiment["algorithm"], experiment["run"]
+    console.print(f"{algorithm['name']}, seed {run['seed']}, hansa {experiment['hansa']}, plan {experiment['plan']}",
+                  markup=False)  # fmt: skip
+    numbers = [k for k in ("train_loss", "loss", "accuracy", "auc", "rmse", "r2") if any(k in line for line in history)]
+    table = Table(*["round", "replies", *numbers, "bytes up", "bytes down", "seconds"])
+    shown = history if len(history) <= 12 else [*history[:3], {}, *history[-8:]]
+    for line in shown:
+        if not line:
+            table.add_row(*["..."] * len(table.columns))
+            continue
+        cells = [f"{line[k]:.4f}" if k in line else "" for k in numbers]
+        table.add_row(str(line["round"]), f"{line['replies']}/{line['asked']}", *cells, human_bytes(line["bytes_up"]),
+                      human_bytes(line["bytes_down"]), f"{line['seconds']:.2f}")  # fmt: skip
+    console.print(table)
+    if summary is None:
+        console.print(f"not finished after {len(history)} rounds; go on with: hansa resume {run_dir}", markup=False)
+    else:
+        print_summary(summary)

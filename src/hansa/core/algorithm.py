@@ -1,0 +1,90 @@
+"""Algorithms: straight-line code over a federation, and the server's explicit state."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from hansa.core.errors import ConfigError
+from hansa.core.federation import Federation
+from hansa.core.params import Params, ParamSpec
+from hansa.core.registry import Part
+
+
+@dataclass(frozen=True)
+class State:
+    """All that the server knows between rounds: the model, and whatever else a method keeps (tensors, plain values)."""
+
+    params: Params
+    round: int = 0
+    slots: Mapping[str, Any] = field(default_factory=dict)
+
+    def replace(self, params: Params | None = None, **slots: Any) -> State:
+        """A state with another model and some slots set."""
+        return dataclasses.replace(self, params=params or self.params, slots={**self.slots, **slots})
+
+    def tree(self) -> dict[str, Any]:
+        return {"params": self.params._asdict(), "round": self.round, "slots": dict(self.slots)}
+
+    @classmethod
+    def of_tree(cls, tree: Mapping[str, Any]) -> State:
+        return cls(Params(**tree["params"]), tree["round"], tree["slots"])
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What the aggregator knows of the task before it starts: shapes and counts, no data."""
+
+    spec: ParamSpec
+    initial: Params
+    parties: int
+    shape: tuple[int, ...]
+    classes: int | None
+    cohort_size: int
+
+
+class Algorithm(Part):
+    """Base of algorithms. Subclasses are frozen dataclasses: fields are hyper-parameters, nothing else is kept here.
+
+    `participation` says whom a round needs: the round's cohort, all parties in every round, or parties of the
+    algorithm's own choosing (asynchronous methods; the cohort then bounds how many work at once).
+    """
+
+    kind: ClassVar[str] = "algorithm"
+    participation: ClassVar[Literal["cohort", "all", "own"]] = "cohort"
+    trains: ClassVar[bool] = True  # whether it trains the task's model; methods that bring their own say False
+
+    @property
+    def verbs(self) -> frozenset[str]:
+        """The verbs the algorithm may use; the driver holds it to them."""
+        raise TypeError(f"the algorithm {self.name!r} does not declare its verbs")
+
+    def check(self, problem: Problem) -> None:
+        """Refuse, with the reason, what cannot work together. Called before anything runs."""
+        if self.participation == "all" and problem.cohort_size < problem.parties:
+            raise ConfigError(
+                f"{self.name} needs every party in every round; set the cohort to 1.0 "
+                f"(it selects {problem.cohort_size} of {problem.parties})"
+            )
+
+    def init(self, problem: Problem) -> State:
+        """The state before the first round."""
+        return State(problem.initial)
+
+    async def round(self, fed: Federation, state: State) -> State:
+        """One round: query, local work, fusion. Deterministic given the state, the replies and `fed.rng`."""
+        raise TypeError(f"the algorithm {self.name!r} has no round")
+
+    async def publish(self, fed: Federation, state: State) -> State:
+        """The state to evaluate and save; methods without a server model collect it here."""
+        return state
+
+    def finished(self, state: State) -> bool:
+        """Whether further rounds would change nothing; methods that iterate say False."""
+        return False
+
+    def predictor(self, state: State) -> tuple[str, dict[str, Any]]:
+        """The registered predictor that turns the state into predictions, and the payload it needs."""
+        return "network", {"model": state.params._asdict()}

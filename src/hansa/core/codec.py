@@ -1,0 +1,99 @@
+"""Trees of tensors and plain values as bytes, and back: what the wire and the checkpoint carry.
+
+The format is safetensors. Tensors are stored under their path in the tree; the tree itself (names, numbers, texts) is a
+JSON value in the file's metadata. Nothing in it can run code.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as read_tensors
+from safetensors.torch import save as write_tensors
+from torch import Tensor
+
+from hansa.core.errors import DataError
+
+_SHORT = {  # in the order in which safetensors lays tensors out
+    torch.int64: "I64", torch.float64: "F64", torch.float32: "F32", torch.int32: "I32", torch.bfloat16: "BF16",
+    torch.float16: "F16", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+_ORDER = {dtype: place for place, dtype in enumerate(_SHORT)}
+_MARK = "$tensor"
+
+
+def _split(tree: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """The tree with each tensor replaced by a reference; the tensors go into `tensors`."""
+    if isinstance(tree, Tensor):
+        name = path or "."
+        if name in tensors or name == "__metadata__":
+            raise DataError(f"cannot encode the tensor at {name}: its path is taken; use other keys")
+        if tree.dtype not in _SHORT:
+            raise DataError(f"cannot encode a tensor of {tree.dtype} at {name}")
+        tensors[name] = tree
+        return {_MARK: name}
+    if hasattr(tree, "_asdict"):
+        tree = tree._asdict()
+    if isinstance(tree, dict):
+        for name in tree:
+            if not isinstance(name, str) or name == _MARK:
+                raise DataError(f"cannot encode the key {name!r} at {path or 'the root'}: keys are texts")
+        return {name: _split(value, f"{path}/{name}" if path else name, tensors) for name, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return [_split(value, f"{path}/{i}" if path else str(i), tensors) for i, value in enumerate(tree)]
+    if tree is None or isinstance(tree, (bool, int, float, str)):
+        return tree
+    raise DataError(f"cannot encode a {type(tree).__name__} at {path or 'the root'}: only tensors and plain values")
+
+
+def _join(tree: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(tree, dict):
+        if _MARK in tree:
+            return tensors[tree[_MARK]]
+        return {name: _join(value, tensors) for name, value in tree.items()}
+    if isinstance(tree, list):
+        return [_join(value, tensors) for value in tree]
+    return tree
+
+
+def _metadata(tree: Any) -> dict[str, str]:
+    return {"tree": json.dumps(tree, separators=(",", ":"), ensure_ascii=False)}
+
+
+def encode(tree: Any) -> bytes:
+    """A tree of dicts, lists, tensors, numbers, texts and None as bytes. Tuples come back as lists."""
+    tensors: dict[str, Tensor] = {}
+    plain = _split(tree, "", tensors)
+    # Views of one storage, which safetensors refuses, are stored as tensors of their own.
+    blobs = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
+    return write_tensors(blobs, _metadata(plain))
+
+
+def decode(data: bytes) -> Any:
+    """The tree that `encode` was given. Tensors own fresh, aligned memory."""
+    try:
+        length = int.from_bytes(data[:8], "little")
+        if len(data) < 8 or length > len(data) - 8:
+            raise ValueError("truncated")
+        plain = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["tree"])
+        tensors = {name: tensor.clone() for name, tensor in read_tensors(data).items()}
+        return _join(plain, tensors)
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DataError(f"not a valid message: {error}") from None
+
+
+def size(tree: Any) -> int:
+    """The length of `encode(tree)`, without encoding it."""
+    tensors: dict[str, Tensor] = {}
+    plain = _split(tree, "", tensors)
+    header: dict[str, Any] = {"__metadata__": _metadata(plain)}
+    at = 0
+    for name, tensor in sorted(tensors.items(), key=lambda item: (_ORDER[item[1].dtype], item[0])):
+        end = at + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _SHORT[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
+        at = end
+    length = len(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode())
+    return 8 + -(-length // 8) * 8 + at

@@ -1,0 +1,80 @@
+"""The driver: steps an algorithm's coroutine with `send()` and hands its asks to whatever runtime answers them.
+
+`drive` is a generator over asks without any I/O: a simulation loops over it, an asyncio runtime awaits between its
+steps, and the algorithm cannot tell them apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Generator
+from typing import Any, TypeVar
+
+from hansa.core.errors import AlgorithmError
+from hansa.core.federation import Ask
+
+T = TypeVar("T")
+
+
+def drive(coroutine: Coroutine[Any, Any, T], name: str) -> Generator[Ask, Any, T]:
+    """Yield the coroutine's asks, send it the answers, return its result.
+
+    An exception thrown in at an ask is raised inside the coroutine. If it is one that must not be caught (a
+    BaseException: the round was aborted or cancelled) and the coroutine goes on regardless, that is an AlgorithmError.
+    """
+    try:
+        ask = coroutine.send(None)
+        while True:
+            if not isinstance(ask, Ask):
+                raise _foreign(name, _describe(ask))
+            try:
+                answer = yield ask
+            except BaseException as stop:
+                ask = _throw(coroutine, stop, name)
+            else:
+                ask = coroutine.send(answer)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    except RuntimeError as error:
+        if str(error) != "no running event loop":
+            raise
+        raise _foreign(name, "an asyncio primitive, which needs an event loop") from error
+    finally:
+        _close(coroutine)
+
+
+def _foreign(name: str, what: str) -> AlgorithmError:
+    return AlgorithmError(
+        f"{name} awaited something other than the federation ({what}); a round may only await reduce, gather, submit, "
+        "next and exchange"
+    )
+
+
+def _throw(coroutine: Coroutine[Any, Any, Any], stop: BaseException, name: str) -> Ask:
+    """Raise `stop` inside the coroutine; only an ordinary error may be handled there."""
+    try:
+        ask: Ask = coroutine.throw(stop)
+    except StopIteration:
+        if isinstance(stop, Exception):
+            raise
+    else:
+        if isinstance(stop, Exception):
+            return ask
+    raise AlgorithmError(
+        f"{name} swallowed the end of its round ({stop!r}); catch Exception, or raise it again"
+    ) from stop
+
+
+def _close(coroutine: Coroutine[Any, Any, Any]) -> None:
+    try:
+        coroutine.close()
+    except RuntimeError:  # it ignored GeneratorExit: nothing more can be done, and the first error is already raised
+        return
+
+
+def _describe(value: object) -> str:
+    return (
+        "a bare yield, as asyncio.sleep(0) makes"
+        if value is None
+        else f"a {type(value).__module__}.{type(value).__name__}"
+    )

@@ -1,0 +1,225 @@
+"""The federation, as an algorithm sees it: verbs that ask parties for things. A runtime answers them.
+
+`reduce` needs only the weighted sum of the replies, so it can be streamed, masked or encrypted; `gather` sees each
+reply; `submit` and `next` are the asynchronous pair; `exchange` lets neighbours talk without the aggregator. Every
+verb yields an `Ask` to the driver and resumes with the answer: there is no event loop in here and none is needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hansa.core import codec, rng
+from hansa.core.errors import AlgorithmError
+from hansa.core.op import Op, Payload, Reply
+from hansa.core.registry import to_config
+
+Verb = Literal["reduce", "gather", "submit", "next", "exchange"]
+VERBS: tuple[Verb, ...] = ("reduce", "gather", "submit", "next", "exchange")
+
+
+@dataclass(frozen=True, eq=False)
+class Ask:
+    """One question to some parties, identified by (round, phase, index) and, for each party, by the party."""
+
+    verb: Verb
+    round: int
+    phase: str
+    index: int
+    op: Op | None = None
+    payload: Payload = field(default_factory=dict)
+    parties: tuple[int, ...] = ()
+    each: Mapping[int, Payload] = field(default_factory=dict)
+    uniform: bool = False
+    mixing: Tensor | None = None
+
+    def __await__(self) -> Generator[Ask, Any, Any]:
+        answer = yield self
+        return answer
+
+    @property
+    def in_round(self) -> bool:
+        """Whether the ask belongs to a round's work, which has a quorum and takes time, or to its evaluation."""
+        return self.phase.startswith(("round", "select"))
+
+    def payload_of(self, party: int) -> Payload:
+        """What one party is sent: the shared payload and its own part."""
+        own = self.each.get(party)
+        return {**self.payload, **own} if own else self.payload
+
+    def message(self, party: int) -> dict[str, Any]:
+        """The ask as the wire carries it to one party."""
+        return {"op": op_config(self.op), "payload": self.payload_of(party), "round": self.round}
+
+    def digest(self) -> str:
+        """A hash of everything that was asked; a replay must ask the same."""
+        op = op_config(self.op) if self.op is not None else None
+        body = {
+            "verb": self.verb, "round": self.round, "phase": self.phase, "index": self.index, "op": op,
+            "parties": list(self.parties), "payload": self.payload, "uniform": self.uniform, "mixing": self.mixing,
+            "each": {str(party): payload for party, payload in sorted(self.each.items())},
+        }  # fmt: skip
+        return hashlib.sha256(codec.encode(body)).hexdigest()
+
+
+def op_config(op: Op | None) -> dict[str, Any]:
+    """An op by kind, name and fields."""
+    if op is None:
+        raise AlgorithmError("this ask has no op")
+    return {"kind": op.kind, **to_config(op)}
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """The weighted sum of the replies, and nothing about any single one."""
+
+    sums: dict[str, Tensor]
+    weight: int
+    count: int
+    maxima: dict[str, Tensor] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def mean(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        """The weighted mean: the sum divided once by the whole weight."""
+        value = self.sums[name].to(torch.float64) / self.weight
+        return value if dtype is None else value.to(dtype)
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The replies one by one, in the order of the parties' ids."""
+
+    parties: tuple[int, ...]
+    replies: tuple[Reply, ...]
+
+    def rows(self, name: str) -> Tensor:
+        """One tensor of all replies, stacked to [replies, ...]."""
+        return torch.stack([reply.tensors[name] for reply in self.replies])
+
+    @property
+    def weights(self) -> Tensor:
+        return torch.tensor([reply.weight for reply in self.replies], dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """An ask under way: it outlives the round it was submitted in."""
+
+    id: int
+    party: int
+    round: int
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A ticket that came back; `reply` is None where the party was lost or its reply was rejected."""
+
+    ticket: Ticket
+    reply: Reply | None
+
+
+class SumProtocol(Protocol):
+    """Takes over `reduce`: it may run any exchange it likes, as long as it returns the sum the ask is for."""
+
+    async def reduce(self, fed: Federation, ask: Ask) -> Reduced: ...
+
+
+class Federation:
+    """One round's view of the parties. Payloads hold named tensors and plain values."""
+
+    def __init__(self, parties: range, round: int, seed: int, cohort_size: int, verbs: Iterable[str] = VERBS,
+                 protocol: SumProtocol | None = None, phase: str = "round",
+                 busy: frozenset[int] = frozenset()) -> None:  # fmt: skip
+        self.parties = parties
+        self.round = round
+        self.cohort_size = cohort_size
+        self.cohort: Sequence[int] = self.parties
+        self._busy = set(busy)
+        self._seed = seed
+        self._phase = phase
+        self._verbs = frozenset(verbs)
+        self._protocol = protocol
+        self._index = 0
+
+    def rng(self, purpose: str) -> np.random.Generator:
+        """A random stream for this round, named by its purpose."""
+        return rng.generator(self._seed, purpose, self.round)
+
+    @property
+    def busy(self) -> frozenset[int]:
+        """Parties with a ticket under way."""
+        return frozenset(self._busy)
+
+    def _ask(self, verb: Verb, **given: Any) -> Ask:
+        if verb not in self._verbs:
+            declared = ", ".join(sorted(self._verbs)) or "none"
+            raise AlgorithmError(f"the algorithm used the verb {verb!r}, but declares only: {declared}")
+        ask = Ask(verb=verb, round=self.round, phase=self._phase, index=self._index, **given)
+        self._index += 1
+        return ask
+
+    def _some(self, parties: Iterable[int] | None) -> tuple[int, ...]:
+        chosen = tuple(sorted(self.cohort if parties is None else parties))
+        unknown = [party for party in chosen if party not in self.parties]
+        if unknown or len(set(chosen)) != len(chosen):
+            raise AlgorithmError(f"asked parties {unknown or chosen}: they must be distinct and known")
+        return chosen
+
+    async def reduce(self, op: Op, payload: Payload | None = None, *, parties: Iterable[int] | None = None,
+                     each: Mapping[int, Payload] | None = None, uniform: bool = False) -> Reduced:  # fmt: skip
+        """The sum of weight times reply over the parties, by default the cohort; `uniform` weighs all as one."""
+        ask = self._ask("reduce", op=op, payload=payload or {}, parties=self._some(parties), each=each or {},
+                        uniform=uniform)  # fmt: skip
+        if self._protocol is not None:
+            return await self._protocol.reduce(self._open(), ask)
+        answer: Reduced = await ask
+        return answer
+
+    async def gather(self, op: Op, payload: Payload | None = None, *, parties: Iterable[int] | None = None,
+                     each: Mapping[int, Payload] | None = None) -> Gathered:  # fmt: skip
+        """Each party's reply, in the order of their ids."""
+        answer: Gathered = await self._ask("gather", op=op, payload=payload or {}, parties=self._some(parties),
+                                           each=each or {})  # fmt: skip
+        return answer
+
+    async def submit(self, op: Op, payload: Payload, party: int) -> Ticket:
+        """Ask one idle party without waiting for it."""
+        if party in self._busy:
+            raise AlgorithmError(f"party {party} already has a ticket under way")
+        ticket: Ticket = await self._ask("submit", op=op, payload=payload, parties=self._some([party]))
+        self._busy.add(party)
+        return ticket
+
+    async def next(self) -> Arrival:
+        """The next ticket to come back, whichever round it was submitted in."""
+        if not self._busy:
+            raise AlgorithmError("next() was awaited with no ticket under way")
+        arrival: Arrival = await self._ask("next")
+        self._busy.discard(arrival.ticket.party)
+        return arrival
+
+    async def exchange(self, op: Op, payload: Payload | None = None, *, mixing: Tensor) -> None:
+        """Each party sends its reply to its neighbours: party i receives party j's with weight mixing[i, j].
+
+        A party that is missing keeps its state, and its weight at each neighbour goes to that neighbour itself: the
+        mixing stays symmetric and doubly stochastic.
+        """
+        k = len(self.parties)
+        if tuple(mixing.shape) != (k, k):
+            raise AlgorithmError(f"the mixing matrix is {tuple(mixing.shape)}, expected {(k, k)}")
+        await self._ask("exchange", op=op, payload=payload or {}, parties=tuple(self.parties), mixing=mixing)
+
+    def _open(self) -> Federation:
+        """This round's federation for a protocol that has taken over a verb: all verbs, sharing the count of asks."""
+        inner = Federation.__new__(Federation)
+        inner.__dict__ = {**self.__dict__, "_verbs": frozenset(VERBS), "_protocol": None}
+        inner._phase = f"{self._phase}.{self._index - 1}"
+        inner._index = 0
+        return inner

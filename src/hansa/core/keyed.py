@@ -1,0 +1,137 @@
+"""Random layers that draw from a key: dropout and its kin give the same mask alone, in a stack and at a deployed party.
+
+PyTorch's random functions advance a global generator, so what they draw depends on everything drawn before. Inside
+`KeyedRandomness` the calls a model makes are answered from the step's key instead, one sub-key a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from hansa.core import rng
+from hansa.core.errors import ConfigError
+
+_REFUSED: frozenset[Any] = frozenset(
+    [torch.multinomial, torch.normal, torch.randint, torch.randint_like, torch.randperm, torch.poisson,
+     torch.rrelu, F.alpha_dropout, F.feature_alpha_dropout, F.rrelu, F.gumbel_softmax, F.fractional_max_pool2d,
+     F.fractional_max_pool3d, Tensor.normal_, Tensor.uniform_, Tensor.bernoulli_, Tensor.exponential_,
+     Tensor.random_, Tensor.cauchy_, Tensor.log_normal_, Tensor.geometric_, Tensor.multinomial]
+)  # fmt: skip
+_RECURRENT: frozenset[Any] = frozenset([torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu])
+
+
+class KeyedRandomness(TorchFunctionMode):
+    """While active, random functions called by a model draw from `key`; `used` says whether any was called."""
+
+    def __init__(self, key: Tensor) -> None:
+        super().__init__()
+        self.key = key
+        self.calls = 0
+
+    @property
+    def used(self) -> bool:
+        return self.calls > 0
+
+    def _next(self) -> Tensor:
+        self.calls += 1
+        return rng.fold(self.key, self.calls)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kw = dict(kwargs or {})
+        answer = _ANSWERS.get(func)
+        if answer is not None:
+            return answer(self, *args, **kw)
+        if func in _REFUSED:
+            name = getattr(func, "__name__", str(func))
+            raise ConfigError(
+                f"the model calls {name} while it trains, which draws from PyTorch's global generator and cannot be "
+                "replayed; use dropout, torch.bernoulli, torch.rand(_like) or torch.randn(_like)"
+            )
+        if func in _RECURRENT and _recurrent_dropout(args):
+            raise ConfigError(
+                "the model uses dropout inside a recurrent layer, which draws from PyTorch's global generator and "
+                "cannot be replayed; put nn.Dropout between single-layer recurrent modules instead"
+            )
+        return func(*args, **kw)
+
+    def dropout(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        return self._drop(x, p, training, x.shape)
+
+    def channel_dropout(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        return self._drop(x, p, training, (*x.shape[:2], *([1] * (x.dim() - 2))))
+
+    def _drop(self, x: Tensor, p: float, training: bool, shape: Sequence[int]) -> Tensor:
+        if not training or p == 0.0:
+            return x
+        if p == 1.0:
+            return x * 0.0
+        keep = rng.uniform(self._next(), shape) >= p
+        return x * keep.to(x.dtype) / (1.0 - p)
+
+    def bernoulli(self, x: Tensor, p: float | None = None) -> Tensor:
+        return (rng.uniform(self._next(), x.shape) < (x if p is None else p)).to(x.dtype)
+
+    def rand_like(self, x: Tensor, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+        return rng.uniform(self._next(), x.shape).to(dtype or x.dtype)
+
+    def randn_like(self, x: Tensor, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+        return rng.normal(self._next(), x.shape).to(dtype or x.dtype)
+
+    def rand(self, *size: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+        return rng.uniform(self._next(), _size(size)).to(dtype or torch.get_default_dtype())
+
+    def randn(self, *size: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+        return rng.normal(self._next(), _size(size)).to(dtype or torch.get_default_dtype())
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+                  is_causal: bool = False, **kw: Any) -> Tensor:  # fmt: skip
+        """Scaled dot-product attention; written out where it drops, because the fused one draws its own mask."""
+        if dropout_p == 0.0:
+            return F.scaled_dot_product_attention(q, k, v, attn_mask, 0.0, is_causal, **kw)
+        if kw.get("enable_gqa"):
+            raise ConfigError("attention with dropout and grouped queries cannot be replayed; set its dropout to 0")
+        scale = kw.get("scale") or q.shape[-1] ** -0.5
+        score = q @ k.transpose(-2, -1) * scale
+        if is_causal:
+            causal = torch.ones(score.shape[-2:], dtype=torch.bool, device=q.device).tril()
+            score = score.masked_fill(~causal, float("-inf"))
+        elif attn_mask is not None:
+            score = score.masked_fill(~attn_mask, float("-inf")) if attn_mask.dtype == torch.bool else score + attn_mask
+        weights = torch.softmax(score, dim=-1)
+        return self._drop(weights, dropout_p, True, weights.shape) @ v
+
+
+def _size(size: Sequence[Any]) -> Sequence[int]:
+    return size[0] if len(size) == 1 and isinstance(size[0], (tuple, list, torch.Size)) else size
+
+
+def _recurrent_dropout(args: Sequence[Any]) -> bool:
+    """Whether a recurrent kernel was called with dropout in training: (..., dropout, train, bidirectional, ...)."""
+    for at, value in enumerate(args):
+        if isinstance(value, float) and at + 1 < len(args):
+            return value > 0.0 and bool(args[at + 1])
+    return False
+
+
+_ANSWERS: dict[Any, Callable[..., Any]] = {
+    F.dropout: KeyedRandomness.dropout,
+    torch.dropout: KeyedRandomness.dropout,
+    F.dropout1d: KeyedRandomness.channel_dropout,
+    F.dropout2d: KeyedRandomness.channel_dropout,
+    F.dropout3d: KeyedRandomness.channel_dropout,
+    torch.bernoulli: KeyedRandomness.bernoulli,
+    Tensor.bernoulli: KeyedRandomness.bernoulli,
+    torch.rand_like: KeyedRandomness.rand_like,
+    torch.randn_like: KeyedRandomness.randn_like,
+    torch.rand: KeyedRandomness.rand,
+    torch.randn: KeyedRandomness.randn,
+    F.scaled_dot_product_attention: KeyedRandomness.attention,
+}

@@ -1,0 +1,107 @@
+"""Losses that give one value a sample, so that padding can be masked, and the metrics that go with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hansa.core.errors import ConfigError, nearest
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def _by_sample(values: Tensor) -> Tensor:
+    """One value a sample: the mean over whatever dimensions a sample has."""
+    return values if values.dim() == 1 else values.flatten(1).mean(1)
+
+
+def _aligned(output: Tensor, target: Tensor) -> Tensor:
+    """The output without a trailing dimension of one that the target lacks (never broadcast)."""
+    if output.dim() == target.dim() + 1 and output.shape[-1] == 1:
+        output = output.squeeze(-1)
+    if output.shape != target.shape:
+        raise ConfigError(f"the model's output {tuple(output.shape)} does not fit the target {tuple(target.shape)}")
+    return output
+
+
+def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """Cross-entropy of logits [n, classes] or [n, ..., classes] with integer targets [n] or [n, ...]."""
+    values = F.cross_entropy(output.flatten(0, -2), target.flatten(), reduction="none")
+    return _by_sample(values.view(target.shape))
+
+
+def bce(output: Tensor, target: Tensor) -> Tensor:
+    """Binary cross-entropy of a logit."""
+    return _by_sample(F.binary_cross_entropy_with_logits(_aligned(output, target), target, reduction="none"))
+
+
+def mse(output: Tensor, target: Tensor) -> Tensor:
+    """Squared error."""
+    return _by_sample((_aligned(output, target) - target) ** 2)
+
+
+def mae(output: Tensor, target: Tensor) -> Tensor:
+    """Absolute error."""
+    return _by_sample((_aligned(output, target) - target).abs())
+
+
+LOSSES: dict[str, Loss] = {"cross_entropy": cross_entropy, "bce": bce, "mse": mse, "mae": mae}
+
+
+def named_loss(loss: str | Loss) -> Loss:
+    """The loss with that name, or the function itself, held to one value a sample."""
+    if isinstance(loss, str):
+        if loss not in LOSSES:
+            raise ConfigError(f"unknown loss {loss!r}{nearest(loss, LOSSES)}")
+        return LOSSES[loss]
+
+    def checked(output: Tensor, target: Tensor) -> Tensor:
+        values = loss(output, target)
+        if values.dim() == 0 or values.shape[0] != target.shape[0]:
+            raise ConfigError(
+                f"the loss function gave {tuple(values.shape)} for {target.shape[0]} samples; it must give one value "
+                'a sample (reduction="none")'
+            )
+        return _by_sample(values)
+
+    return checked
+
+
+def auc(score: Tensor, positive: Tensor) -> float | None:
+    """Area under the ROC curve by ranks, ties counted half; None where one of the two classes is absent."""
+    ups = int(positive.sum())
+    downs = positive.numel() - ups
+    if ups == 0 or downs == 0:
+        return None
+    _, index, count = torch.unique(score, return_inverse=True, return_counts=True)
+    last = count.cumsum(0).to(torch.float64)
+    ranks = (last - (count - 1) / 2)[index]
+    return float((ranks[positive.bool()].sum() - ups * (ups + 1) / 2) / (ups * downs))
+
+
+def metrics(loss: str | Loss, output: Tensor, target: Tensor) -> dict[str, float]:
+    """What a task is measured by: accuracy (and AUC for two classes), or regression errors, always the mean loss."""
+    values = named_loss(loss)(output, target)
+    out = {"loss": float(values.to(torch.float64).mean())}
+    whole = not target.is_floating_point()
+    if loss == "bce":
+        score = _aligned(output, target)
+        out["accuracy"] = float(((score > 0) == (target > 0.5)).double().mean())
+        area = auc(score.flatten(), (target > 0.5).flatten())
+        out |= {} if area is None else {"auc": area}
+    elif loss == "cross_entropy" or (whole and output.dim() == target.dim() + 1 and output.shape[-1] > 1):
+        out["accuracy"] = float((output.argmax(-1) == target).double().mean())
+        if output.shape[-1] == 2 and target.dim() == 1:
+            area = auc(output[:, 1] - output[:, 0], target)
+            out |= {} if area is None else {"auc": area}
+    elif not whole and loss in ("mse", "mae"):
+        residual = (_aligned(output, target) - target).to(torch.float64)
+        spread = float(((target - target.mean()).to(torch.float64) ** 2).mean())
+        out["rmse"] = float((residual**2).mean() ** 0.5)
+        out["mae"] = float(residual.abs().mean())
+        if spread > 0:
+            out["r2"] = 1.0 - float((residual**2).mean()) / spread
+    return out

@@ -1,0 +1,105 @@
+"""The model and the loss as pure functions of the parameter vector: the part of a task that every party has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from hansa.core import rng
+from hansa.core.errors import ConfigError
+from hansa.core.keyed import KeyedRandomness
+from hansa.core.losses import Loss, metrics, named_loss
+from hansa.core.params import Params, ParamSpec
+
+EVALUATION_BATCH = 1024
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """PyTorch's global generator set from a key inside, and left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(rng.key(seed, "init") & 0x7FFFFFFFFFFFFFFF)
+        yield
+
+
+def make_module(model: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """The module that a factory makes, its initial values drawn from the seed."""
+    if isinstance(model, nn.Module) or not callable(model):
+        raise ConfigError(f"model: expected a function that returns a torch.nn.Module, got a {type(model).__name__}")
+    with seeded(seed):
+        try:
+            module = model()
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise ConfigError(f"model: the function that makes it failed: {error}") from error
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"model: the function must return a torch.nn.Module, it gave a {type(module).__name__}")
+    return module
+
+
+class Objective:
+    """What is minimised: model, loss and metrics, with no data.
+
+    `model` may be None for methods that bring their own model (naive Bayes, trees).
+    """
+
+    def __init__(self, model: Callable[[], nn.Module] | None, loss: str | Loss, seed: int,
+                 device: str = "cpu") -> None:  # fmt: skip
+        self.loss = loss
+        self.device = torch.device(device)
+        self._loss = named_loss(loss)
+        self._random: bool | None = None
+        self.module: nn.Module | None = None
+        self.spec = ParamSpec((), (), ())
+        self.initial = Params.none()
+        if model is not None:
+            module = make_module(model, seed)
+            self.module = module.to(self.device)
+            self.spec = ParamSpec.of(module)
+            if self.spec.dim == 0:
+                raise ConfigError("model: it has no trainable parameter")
+            self.initial = Params(*(v.to(self.device) for v in self.spec.flatten(module)))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.spec.dtype
+
+    def network(self) -> nn.Module:
+        """The module, or the reason why there is none."""
+        if self.module is None:
+            raise ConfigError("the task has no model; give Task(model=...) for a method that trains one")
+        return self.module
+
+    def losses(self, w: Tensor, buffers: tuple[Tensor, Tensor], x: Tensor, y: Tensor,
+               key: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # fmt: skip
+        """Loss of each sample in training mode, and the buffers after the pass. Pure: it changes no argument."""
+        module = self.network().train()
+        tensors = self.spec.named(Params(w, *buffers))
+        for entry in (*self.spec.stats, *self.spec.counts):  # a layer writes into these; stacked, it needs them dense
+            tensors[entry.name] = tensors[entry.name].clone()
+        if self._random is False:
+            output = functional_call(module, tensors, (x,))
+        else:
+            with KeyedRandomness(key) as randomness:
+                output = functional_call(module, tensors, (x,))
+            self._random = randomness.used
+        buffers = (
+            self.spec.joined(self.spec.stats, tensors, buffers[0]),
+            self.spec.joined(self.spec.counts, tensors, buffers[1]),
+        )
+        return self._loss(output, y), buffers
+
+    @torch.no_grad()
+    def outputs(self, params: Params, x: Tensor) -> Tensor:
+        """The model's outputs in evaluation mode."""
+        module = self.network().eval()
+        tensors = self.spec.named(params)
+        parts = [functional_call(module, tensors, (piece,)) for piece in torch.split(x, EVALUATION_BATCH)]
+        return torch.cat(parts)
+
+    def metrics(self, output: Tensor, y: Tensor) -> dict[str, float]:
+        """The task's metrics of outputs against targets."""
+        return metrics(self.loss, output, y)

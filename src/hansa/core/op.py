@@ -1,0 +1,142 @@
+"""Ops: what a party can be asked to do. The wire carries their names and fields, never code.
+
+An op runs at a party, with the party's data and memory and a payload from the aggregator, and gives a reply. It never
+sees the server, the algorithm or another party.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from hansa.core.errors import PartyError
+from hansa.core.objective import Objective
+from hansa.core.registry import Part
+
+Payload = Mapping[str, Any]  # named tensors and plain values, possibly nested
+Memory = dict[str, Tensor]  # what a party remembers between rounds; it never leaves the party
+Shape = tuple[tuple[int, ...], torch.dtype]
+
+
+@dataclass
+class Reply:
+    """A party's answer.
+
+    `tensors` are what a weighted sum is taken of, with `weight`; `maxima` are combined by maximum (counters of a
+    model); `metrics` are numbers averaged with the same weight.
+    """
+
+    tensors: dict[str, Tensor]
+    weight: int = 1
+    maxima: dict[str, Tensor] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def tree(self) -> dict[str, Any]:
+        """The reply as the wire carries it; metrics as tensors, so that its length does not depend on their digits."""
+        numbers = {name: torch.tensor(value, dtype=torch.float64) for name, value in self.metrics.items()}
+        weight = torch.tensor(self.weight, dtype=torch.int64)
+        return {"tensors": self.tensors, "weight": weight, "maxima": self.maxima, "metrics": numbers}
+
+    @classmethod
+    def of_tree(cls, tree: Mapping[str, Any]) -> Reply:
+        metrics = {name: float(value) for name, value in tree["metrics"].items()}
+        return cls(dict(tree["tensors"]), int(tree["weight"]), dict(tree["maxima"]), metrics)
+
+
+@dataclass
+class Party:
+    """What an op sees of the place where it runs: its data, its objective, its random streams."""
+
+    id: int
+    objective: Objective
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor] | None
+    seed: int
+    round: int = 0
+
+    @property
+    def n(self) -> int:
+        return len(self.train[0])
+
+    def samples(self) -> tuple[Tensor, Tensor]:
+        """The training samples; a party without any declines."""
+        if self.n == 0:
+            raise PartyError("it has no samples")
+        return self.train
+
+
+class Op(Part):
+    """Base of ops. Subclasses are frozen dataclasses; their fields travel with the ask."""
+
+    kind: ClassVar[str] = "op"
+
+    def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        """Answer the ask. Returns the reply and the memory to keep if the reply is fused."""
+        raise TypeError(f"the op {self.name!r} does not run at a party")
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        """Names, shapes and types of the reply's tensors; a reply that differs is rejected."""
+        raise TypeError(f"the op {self.name!r} does not say what its replies look like")
+
+
+class Wrapper(Op):
+    """An op around another: it may change what the inner one is given and what it answers.
+
+    The inner op can still be trained in a batch with other parties: an engine calls `before`, runs the inner op its
+    own way, then calls `after`.
+    """
+
+    inner: Op
+
+    def before(self, party: Party, payload: Payload, memory: Memory) -> Payload:
+        """The payload for the inner op."""
+        return payload
+
+    def after(self, party: Party, payload: Payload, reply: Reply, memory: Memory) -> tuple[Reply, Memory]:
+        """The reply and the memory, given those of the inner op."""
+        return reply, memory
+
+    def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        inner = self.before(party, payload, memory)
+        reply, memory = self.inner.run(party, inner, memory)
+        return self.after(party, payload, reply, memory)
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        return self.inner.expects(payload)
+
+
+class PeerOp(Wrapper):
+    """An op whose reply goes to the party's neighbours instead of the aggregator (the verb `exchange`)."""
+
+    def receive(self, party: Party, payload: Payload, inbox: list[tuple[float, dict[str, Tensor]]],
+                memory: Memory) -> Memory:  # fmt: skip
+        """Take in the neighbours' messages, each with its mixing weight; own message included."""
+        raise TypeError(f"the op {self.name!r} receives nothing")
+
+
+class DataOp(Op):
+    """An op that changes how a party sees its own data (imputation, scaling); only a receipt leaves the party."""
+
+    def transform(self, x: Tensor, payload: Payload) -> Tensor:
+        """The transformed samples; row by row, so that it can be applied to any subset."""
+        raise TypeError(f"the op {self.name!r} transforms nothing")
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        return {}
+
+
+def perform(op: Op, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory] | str:
+    """Run an op at a party: its reply and staged memory, or why the party declines."""
+    try:
+        return op.run(party, payload, memory)
+    except PartyError as reason:
+        return str(reason)
+
+
+def like(tensor: Tensor) -> Shape:
+    """The shape and type of a tensor, for `Op.expects`."""
+    return tuple(tensor.shape), tensor.dtype

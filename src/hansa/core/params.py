@@ -1,0 +1,125 @@
+"""A model's parameters as a flat vector, and back, without copying.
+
+Trainable parameters form one vector `w`: norms, distances, fusions and optimisers act on it. What a model carries
+beside them is kept apart, because it must not enter a norm or an optimiser's moments: floating-point buffers
+(`stats`: BatchNorm's running mean, frozen parameters) are averaged, whole-number buffers (`counts`) take the
+maximum.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hansa.core.errors import ConfigError
+
+
+class Params(NamedTuple):
+    """A model: its trainable vector, its floating-point buffers, its whole-number buffers."""
+
+    w: Tensor
+    stats: Tensor
+    counts: Tensor
+
+    @classmethod
+    def none(cls) -> Params:
+        """No model: for methods whose state is not a parameter vector."""
+        return cls(torch.zeros(0), torch.zeros(0), torch.zeros(0, dtype=torch.int64))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One named tensor of a model."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class ParamSpec:
+    """Names, shapes and order of a model's tensors in each of the three vectors."""
+
+    weights: tuple[Entry, ...]
+    stats: tuple[Entry, ...]
+    counts: tuple[Entry, ...]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> ParamSpec:
+        """The layout of a module. Parameters shared under two names count once; unsaved buffers stay at home."""
+        weights, stats, counts = [], [], []
+        for name, tensor in _named_tensors(module):
+            if tensor.is_sparse or tensor.is_complex():
+                raise ConfigError(f"model: {name} is sparse or complex; use dense real tensors")
+            entry = Entry(name, tuple(tensor.shape), tensor.dtype)
+            if not tensor.is_floating_point():
+                counts.append(entry)
+            elif isinstance(tensor, nn.Parameter) and tensor.requires_grad:
+                weights.append(entry)
+            else:
+                stats.append(entry)
+        dtypes = {e.dtype for e in weights}
+        if len(dtypes) > 1:
+            raise ConfigError(f"model: trainable parameters have several types ({dtypes}); give them one")
+        return cls(tuple(weights), tuple(stats), tuple(counts))
+
+    @property
+    def dim(self) -> int:
+        """The length of the trainable vector."""
+        return sum(e.numel for e in self.weights)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.weights[0].dtype if self.weights else torch.get_default_dtype()
+
+    def flatten(self, module: nn.Module) -> Params:
+        """A copy of a module's tensors as vectors."""
+        named = {name: tensor.detach() for name, tensor in _named_tensors(module)}
+        stats_dtype = torch.float64 if any(e.dtype == torch.float64 for e in self.stats) else self.dtype
+        return Params(
+            _cat([named[e.name] for e in self.weights], self.dtype),
+            _cat([named[e.name] for e in self.stats], stats_dtype),
+            _cat([named[e.name] for e in self.counts], torch.int64),
+        )
+
+    def named(self, params: Params) -> dict[str, Tensor]:
+        """The named tensors: views of the vectors (a copy only where a buffer has a type of its own)."""
+        out: dict[str, Tensor] = {}
+        for entries, vector in ((self.weights, params.w), (self.stats, params.stats), (self.counts, params.counts)):
+            if entries:
+                pieces = torch.split(vector, [e.numel for e in entries])
+                out.update({e.name: p.view(e.shape).to(e.dtype) for e, p in zip(entries, pieces, strict=True)})
+        return out
+
+    @staticmethod
+    def joined(entries: tuple[Entry, ...], named: dict[str, Tensor], like: Tensor) -> Tensor:
+        """The vector of some named tensors, in the type of the vector `like`."""
+        return _cat([named[e.name] for e in entries], like.dtype) if entries else like
+
+    def load(self, module: nn.Module, params: Params) -> nn.Module:
+        """Write the vectors into a module and return it."""
+        values = self.named(params)
+        with torch.no_grad():
+            for name, tensor in _named_tensors(module):
+                tensor.copy_(values[name])
+        return module
+
+
+def _named_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    saved = set(module.state_dict(keep_vars=True))
+    named: list[tuple[str, Tensor]] = list(module.named_parameters())
+    return named + [(name, buffer) for name, buffer in module.named_buffers() if name in saved]
+
+
+def _cat(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
+    if not tensors:
+        return torch.zeros(0, dtype=dtype)
+    return torch.cat([t.reshape(-1).to(dtype) for t in tensors])

@@ -1,0 +1,86 @@
+"""Named, counter-based randomness: every draw is a function of a key, never of how often a generator was used.
+
+A key names a stream: (seed, purpose, round, party, step). Two streams with different names are independent, so
+selecting parties never disturbs training, and what a party draws depends neither on the parties trained beside it nor
+on how a batch was padded.
+
+`generator` serves index shuffles and selection (numpy's Philox). `uniform` and `normal` are pure torch functions of an
+integer key; they work under `torch.func.vmap` and give element (i, j, ...) the same value whatever the extent of the
+tensor is. The mixing function is the finaliser of SplitMix64 (Steele, Lea and Flood 2014).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MULTIPLY_1 = 0xBF58476D1CE4E5B9
+_MULTIPLY_2 = 0x94D049BB133111EB
+# Odd multipliers, one a dimension: an element's counter depends on its coordinates and not on the tensor's extent.
+_AXES = (0xD1342543DE82EF95, 0xAF251AF3B0F025B5, 0xC6BC279692B5C323, 0x9FB21C651E98DF25, 0xB492B66FBE98F273,
+         0xE7037ED1A0B428DB)  # fmt: skip
+
+
+def key(*parts: int | str) -> int:
+    """A signed 64-bit key for a named stream."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def generator(*parts: int | str) -> np.random.Generator:
+    """A numpy generator for a named stream."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=16).digest()
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _shift(z: Tensor, bits: int) -> Tensor:
+    """Logical right shift of an int64 tensor."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(z: Tensor) -> Tensor:
+    z = (z ^ _shift(z, 30)) * _signed(_MULTIPLY_1)
+    z = (z ^ _shift(z, 27)) * _signed(_MULTIPLY_2)
+    return z ^ _shift(z, 31)
+
+
+def fold(k: Tensor, index: int) -> Tensor:
+    """A new key from a key and an index."""
+    return _mix(k + _signed(((index + 1) * _GOLDEN) % (1 << 64)))
+
+
+def step_keys(k: int, steps: int) -> Tensor:
+    """The keys of steps 0, 1, ... of one stream, as an int64 tensor."""
+    index = torch.arange(1, steps + 1, dtype=torch.int64)
+    return _mix(index * _signed(_GOLDEN) + k)
+
+
+def _bits(k: Tensor, shape: Sequence[int]) -> Tensor:
+    if len(shape) > len(_AXES):
+        raise ValueError(f"keyed randomness supports up to {len(_AXES)} dimensions, got {len(shape)}")
+    counter = k
+    for axis, extent in enumerate(shape):
+        index = torch.arange(extent, dtype=torch.int64, device=k.device) * _signed(_AXES[axis])
+        counter = counter + index.view([extent if a == axis else 1 for a in range(len(shape))])
+    return _mix(_mix(counter))
+
+
+def uniform(k: Tensor, shape: Sequence[int]) -> Tensor:
+    """Uniform float64 numbers in [0, 1) drawn from the key."""
+    return _shift(_bits(k, shape), 11).to(torch.float64) * 2.0**-53
+
+
+def normal(k: Tensor, shape: Sequence[int]) -> Tensor:
+    """Standard normal float64 numbers drawn from the key (Box and Muller 1958)."""
+    radius = torch.sqrt(-2.0 * torch.log1p(-uniform(fold(k, 0), shape)))
+    return radius * torch.cos(2.0 * math.pi * uniform(fold(k, 1), shape))

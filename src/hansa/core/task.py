@@ -1,0 +1,152 @@
+"""A task: what to learn (model, loss) and who holds what (parties, tests)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hansa.core.errors import DataError
+from hansa.core.losses import Loss
+from hansa.core.objective import Objective
+from hansa.core.registry import Part
+
+Pair = tuple[Any, Any]
+
+
+@dataclass
+class Task:
+    """What the parties learn together.
+
+    `model` is any function that returns a `torch.nn.Module` (None for methods that bring their own). `loss` is a
+    name or a function of (output, target) that gives one value a sample. `parties` is a list of (x, y), arrays or
+    tensors of unequal sizes, or one (x, y, offsets) for very many of them: party k holds rows offsets[k] to
+    offsets[k + 1]. `test` is the central test set, `party_tests` the parties' own, in the same two forms as
+    `parties`. `prepare` is a preparation of the features (imputation, scaling) that the parties learn together
+    before the first round.
+    """
+
+    model: Callable[[], nn.Module] | None
+    loss: str | Loss
+    parties: Sequence[Pair] | tuple[Any, Any, Any]
+    test: Pair | None = None
+    party_tests: Sequence[Pair] | tuple[Any, Any, Any] | None = None
+    names: Sequence[str] | None = None
+    classes: int | None = None
+    prepare: Part | None = None
+
+    def holdings(self, objective: Objective) -> Holdings:
+        """The data as tensors that fit the objective."""
+        return Holdings(self, objective)
+
+
+class Shards:
+    """Samples of many parties in one tensor, with the row at which each party starts."""
+
+    def __init__(self, data: Sequence[Pair] | tuple[Any, Any, Any], objective: Objective, what: str) -> None:
+        if isinstance(data, tuple) and len(data) == 3:
+            x, y = _tensor(data[0], f"{what} x"), _tensor(data[1], f"{what} y")
+            offsets = np.asarray(data[2], dtype=np.int64)
+            if offsets.ndim != 1 or len(offsets) < 2 or offsets[0] != 0 or (np.diff(offsets) < 0).any():
+                raise DataError(f"{what}: offsets must rise from 0, one more than there are parties")
+            if offsets[-1] != len(x):
+                raise DataError(f"{what}: the last offset is {offsets[-1]}, but there are {len(x)} samples")
+            _paired(x, y, what)
+        else:
+            if not isinstance(data, Sequence) or len(data) == 0:
+                raise DataError(f"{what}: give a list of (x, y), one a party, or one (x, y, offsets)")
+            xs, ys = [], []
+            for k, pair in enumerate(data):
+                if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                    raise DataError(f"{what}[{k}]: expected a pair (x, y)")
+                xs.append(_tensor(pair[0], f"{what}[{k}] x"))
+                ys.append(_tensor(pair[1], f"{what}[{k}] y"))
+                _paired(xs[-1], ys[-1], f"{what}[{k}]")
+            x, y = _join(xs, f"{what} x"), _join(ys, f"{what} y")
+            offsets = np.concatenate([[0], np.cumsum([len(v) for v in xs])]).astype(np.int64)
+        self.x, self.y = _fit(x, y, objective, what)
+        self.offsets = offsets
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def size(self, party: int) -> int:
+        return int(self.offsets[party + 1] - self.offsets[party])
+
+    def of(self, party: int) -> tuple[Tensor, Tensor]:
+        rows = slice(int(self.offsets[party]), int(self.offsets[party + 1]))
+        return self.x[rows], self.y[rows]
+
+
+class Holdings:
+    """All data of a task: what each party trains on, its own test samples, the central test set."""
+
+    def __init__(self, task: Task, objective: Objective) -> None:
+        self.train = Shards(task.parties, objective, "parties")
+        self.tests = Shards(task.party_tests, objective, "party_tests") if task.party_tests is not None else None
+        if self.tests is not None and len(self.tests) != len(self.train):
+            raise DataError(f"party_tests: {len(self.tests)} test sets for {len(self.train)} parties")
+        self.test: tuple[Tensor, Tensor] | None = None
+        if task.test is not None:
+            if not isinstance(task.test, (tuple, list)) or len(task.test) != 2:
+                raise DataError("test: expected a pair (x, y)")
+            x, y = _tensor(task.test[0], "test x"), _tensor(task.test[1], "test y")
+            _paired(x, y, "test")
+            self.test = _fit(x, y, objective, "test")
+            if self.test[0].shape[1:] != self.train.x.shape[1:]:
+                raise DataError(f"test: samples are {tuple(x.shape[1:])}, the parties' {tuple(self.train.x.shape[1:])}")
+        self.names = list(task.names) if task.names is not None else [str(k) for k in range(len(self.train))]
+        if len(self.names) != len(self.train):
+            raise DataError(f"names: {len(self.names)} names for {len(self.train)} parties")
+        y = self.train.y
+        whole = not y.is_floating_point() and y.numel() > 0
+        self.classes = task.classes if task.classes is not None else (int(y.max()) + 1 if whole else None)
+        if whole and (int(y.min()) < 0 or (self.classes is not None and int(y.max()) >= self.classes)):
+            raise DataError(f"targets must lie in 0..{(self.classes or 1) - 1}, got {int(y.min())}..{int(y.max())}")
+
+    def __len__(self) -> int:
+        return len(self.train)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one sample."""
+        return tuple(self.train.x.shape[1:])
+
+
+def _tensor(values: Any, what: str) -> Tensor:
+    if isinstance(values, Tensor):
+        return values.detach()
+    try:
+        return torch.from_numpy(np.ascontiguousarray(values))
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{what}: not an array of numbers ({error})") from None
+
+
+def _paired(x: Tensor, y: Tensor, what: str) -> None:
+    if x.dim() == 0 or y.dim() == 0 or len(x) != len(y):
+        raise DataError(f"{what}: x has shape {tuple(x.shape)} and y {tuple(y.shape)}; both need one row a sample")
+
+
+def _join(tensors: list[Tensor], what: str) -> Tensor:
+    rows = [t for t in tensors if len(t)] or tensors[:1]
+    shapes = {tuple(t.shape[1:]) for t in rows}
+    if len(shapes) > 1:
+        raise DataError(f"{what}: parties disagree on the shape of a sample: {sorted(shapes)}")
+    return torch.cat(rows)
+
+
+def _fit(x: Tensor, y: Tensor, objective: Objective, what: str) -> tuple[Tensor, Tensor]:
+    """Features in the model's type, targets in the loss's; all on the objective's device."""
+    if x.is_floating_point() and objective.module is not None:
+        x = x.to(objective.dtype)
+    if objective.loss == "cross_entropy":
+        if y.is_floating_point() and not torch.equal(y, y.round()):
+            raise DataError(f"{what}: cross_entropy needs whole class numbers as targets")
+        y = y.to(torch.int64)
+    elif isinstance(objective.loss, str) or y.is_floating_point():
+        y = y.to(objective.dtype)
+    return x.to(objective.device), y.to(objective.device)

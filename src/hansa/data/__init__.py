@@ -1,0 +1,43 @@
+"""Data sets, the ways to divide them among parties, and a party's own files."""
+
+from hansa.data.adult import ADULT_FEATURES, Adult
+from hansa.data.cifar import Cifar10
+from hansa.data.dataset import Data, Dataset
+from hansa.data.heart import HEART_FEATURES, Heart
+from hansa.data.idx import FashionMnist, Mnist
+from hansa.data.label_skew import Dirichlet, Shards
+from hansa.data.partition import Iid, Natural, Noise, Partition, Quantity
+from hansa.data.party_files import load_party_file
+from hansa.data.picture import draw, table
+from hansa.data.prepare import Preparation, Standardise
+from hansa.data.scikit import BreastCancer, Digits
+from hansa.data.shakespeare import Shakespeare
+from hansa.data.synthetic import Synthetic
+
+__all__ = [
+    "ADULT_FEATURES",
+    "HEART_FEATURES",
+    "Adult",
+    "BreastCancer",
+    "Cifar10",
+    "Data",
+    "Dataset",
+    "Digits",
+    "Dirichlet",
+    "FashionMnist",
+    "Heart",
+    "Iid",
+    "Mnist",
+    "Natural",
+    "Noise",
+    "Partition",
+    "Preparation",
+    "Quantity",
+    "Shakespeare",
+    "Shards",
+    "Standardise",
+    "Synthetic",
+    "draw",
+    "load_party_file",
+    "table",
+]

@@ -1,0 +1,96 @@
+"""Partitions in which parties differ in the labels they hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hansa.core.errors import ConfigError, DataError
+from hansa.core.registry import register
+from hansa.data.dataset import Data
+from hansa.data.partition import Partition, check_dirichlet, check_parties, check_rows, cut, draw_until, generator
+
+
+@register("dirichlet")
+@dataclass(frozen=True)
+class Dirichlet(Partition):
+    """Skew of labels: each class is shared out among the parties by a draw from a Dirichlet distribution.
+
+    The form of Yurochkin et al. 2019 and Li et al. 2022 (NIID-Bench): for each class, shares ~ Dir(alpha) over the
+    parties, and a party that already holds its even share of all rows gets no more. Hsu, Qi and Brown 2019
+    (arXiv:1909.06335) draw a class mixture for each party instead and keep all sizes equal; here sizes vary. A small
+    alpha gives each party few classes, a large one approaches IID. Splits are drawn again until each party has
+    `min_size` rows; if that does not happen within 100 draws, the largest parties give rows to those that lack them.
+    Only min_size = 0 allows empty parties.
+    """
+
+    parties: int = 10
+    alpha: float = 0.5
+    min_size: int = 1
+
+    def __post_init__(self) -> None:
+        check_parties(self.parties)
+        check_dirichlet(self.alpha, self.min_size)
+
+    def split(self, data: Data, seed: int) -> list[np.ndarray]:
+        y = labels(data, self.name)
+        check_rows(len(y), self.parties, self.min_size)
+        rng = generator(seed)
+        by_class = [np.flatnonzero(y == label) for label in np.unique(y)]
+
+        def draw() -> list[np.ndarray]:
+            sizes = np.zeros(self.parties, dtype=np.int64)
+            pieces: list[list[np.ndarray]] = []
+            for rows in by_class:
+                shares = rng.dirichlet(np.full(self.parties, self.alpha))
+                wanting = sizes < len(y) / self.parties
+                shares = shares * wanting
+                shares = shares / shares.sum() if shares.sum() > 0 else wanting / wanting.sum()
+                pieces.append(cut(rng.permutation(rows), shares))
+                sizes += [len(piece) for piece in pieces[-1]]
+            return [rng.permutation(np.concatenate(mine)) for mine in zip(*pieces, strict=True)]
+
+        return draw_until(draw, self.min_size)
+
+
+@register("shards")
+@dataclass(frozen=True)
+class Shards(Partition):
+    """Skew of labels: sort the rows by label, cut them into shards, give each party a few shards at random.
+
+    McMahan et al. 2017: MNIST, 100 parties, 2 of 200 shards of 300 rows each, so that most parties see two digits.
+    """
+
+    parties: int = 100
+    per_party: int = 2
+
+    def __post_init__(self) -> None:
+        check_parties(self.parties)
+        if self.per_party < 1:
+            raise ConfigError(f"per_party is {self.per_party}; a party gets at least 1 shard")
+
+    def split(self, data: Data, seed: int) -> list[np.ndarray]:
+        y = labels(data, self.name)
+        check_rows(len(y), self.parties, self.per_party)
+        rng = generator(seed)
+        shuffled = rng.permutation(len(y))
+        order = shuffled[np.argsort(y[shuffled], kind="stable")]
+        shards = np.array_split(order, self.parties * self.per_party)
+        dealt = rng.permutation(len(shards)).reshape(self.parties, self.per_party)
+        return [np.sort(np.concatenate([shards[i] for i in mine])) for mine in dealt]
+
+
+def labels(data: Data, partition: str) -> np.ndarray:
+    """One class label a row; DataError where the data set has none."""
+    if data.classes is None:
+        raise DataError(
+            f"the partition {partition!r} divides rows by their class label and this data set has numbers as targets "
+            "(regression); choose 'iid', 'quantity', 'noise' or 'natural'"
+        )
+    if data.y.ndim != 1:
+        raise DataError(
+            f"the partition {partition!r} divides rows by their class label and the samples of this data set have one "
+            "target a position (sequences); choose 'iid', 'quantity' or 'natural'"
+        )
+    return data.y.numpy()

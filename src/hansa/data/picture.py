@@ -1,0 +1,122 @@
+"""What each party holds, as a table and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from hansa.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FEW_CLASSES = 20  # up to here a class has a colour of its own
+FEW_PARTIES = 120  # up to here a gap is drawn between parties
+
+
+def table(parts: Sequence[np.ndarray], y: Tensor | np.ndarray, classes: int | None) -> list[list[int]]:
+    """How many targets of each class a party holds: one row a party; for regression the number of rows alone."""
+    if classes is None:
+        return [[len(rows)] for rows in parts]
+    targets = np.asarray(y)
+    return [np.bincount(targets[rows].ravel(), minlength=classes).tolist() for rows in parts]
+
+
+def draw(
+    parts: Sequence[np.ndarray],
+    y: Tensor | np.ndarray,
+    classes: int | None,
+    path: str | Path,
+    names: Sequence[str] | None = None,
+) -> None:
+    """Write a picture of the partition to `path`; the ending (.png, .svg, .pdf) says the format.
+
+    Above, how many samples a party has; below, how they are shared among the classes (not for regression). A panel of
+    its own for the shares keeps small parties legible beside large ones.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    width = float(np.clip(3 + 0.3 * len(parts), 7, 13))
+    figure = Figure(figsize=(width, 3 if classes is None else 6), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1 if classes is None else 2, 1, sharex=True, squeeze=False, gridspec_kw=_heights(classes))
+    _sizes(panels[0, 0], np.array([len(rows) for rows in parts]))
+    if classes is not None:
+        counts = np.array(table(parts, y, classes)).reshape(len(parts), classes)
+        shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
+        (_bars if classes <= FEW_CLASSES else _heat)(figure, panels[1, 0], shares)
+    _label_parties(panels[-1, 0], len(parts), names)
+    try:
+        figure.savefig(path, dpi=150)
+    except ValueError:
+        raise ConfigError(f"{path}: a picture ends in .png, .svg or .pdf") from None
+
+
+def _heights(classes: int | None) -> dict[str, Sequence[float]]:
+    return {} if classes is None else {"height_ratios": (1, 1.6)}
+
+
+def _steps(axes: Axes, base: np.ndarray, top: np.ndarray, **style: Any) -> None:
+    """One layer of bars, drawn as one outline: a thousand parties cost no more than ten."""
+    axes.stairs(top, np.arange(len(top) + 1) - 0.5, baseline=base, fill=True, lw=0, **style)
+
+
+def _gaps(axes: Axes, parties: int, height: float) -> None:
+    axes.set(xlim=(-0.5, parties - 0.5), ylim=(0, height))
+    axes.spines[["top", "right"]].set_visible(False)
+    if parties <= FEW_PARTIES:
+        axes.vlines(np.arange(parties + 1) - 0.5, 0, height, color="white", lw=60 / (parties + 20))
+
+
+def _sizes(axes: Axes, sizes: np.ndarray) -> None:
+    _steps(axes, np.zeros(len(sizes)), sizes, color="0.45")
+    _gaps(axes, len(sizes), max(1.0, float(sizes.max())) * 1.05)
+    axes.set_ylabel("samples")
+    axes.set_title(
+        f"{len(sizes):,} parties, {sizes.sum():,} samples: {sizes.min():,} to {sizes.max():,} a party, "
+        f"median {np.median(sizes):,.0f}",
+        loc="left",
+        fontsize="medium",
+    )
+
+
+def _bars(figure: Figure, axes: Axes, shares: np.ndarray) -> None:
+    from matplotlib import colormaps
+
+    palette = colormaps["tab10" if shares.shape[1] <= 10 else "tab20"]
+    base = np.zeros(len(shares))
+    for label, column in enumerate(shares.T):
+        _steps(axes, base, base + column, color=palette(label), label=str(label))
+        base = base + column
+    _gaps(axes, len(shares), 1.0)
+    axes.set_ylabel("share of each class")
+    handles, labels = axes.get_legend_handles_labels()  # reversed: in the order in which they are stacked
+    figure.legend(handles[::-1], labels[::-1], title="class", loc="outside right lower", frameon=False)
+
+
+def _heat(figure: Figure, axes: Axes, shares: np.ndarray) -> None:
+    from matplotlib.colors import PowerNorm
+
+    norm = PowerNorm(0.5, vmin=0, vmax=max(float(shares.max()), 1e-9))  # rare classes stay visible
+    image = axes.imshow(shares.T, aspect="auto", interpolation="nearest", cmap="viridis", origin="lower", norm=norm)
+    axes.set_ylabel("class")
+    figure.colorbar(image, ax=axes, label="share of each class")
+
+
+def _label_parties(axes: Axes, count: int, names: Sequence[str] | None) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_xlabel("party")
+    if names is not None and count <= 40:
+        turned = sum(len(name) for name in names) > 80
+        axes.set_xticks(range(count), names, rotation=90 if turned else 0, fontsize="small")
+    elif count <= 30:
+        axes.set_xticks(range(count))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))

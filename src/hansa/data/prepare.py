@@ -1,0 +1,68 @@
+"""Preparation of features, learned over the federation: nobody's data are pooled, parties send sums."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from hansa.core.federation import Federation
+from hansa.core.op import DataOp, Memory, Op, Party, Payload, Reply, Shape
+from hansa.core.registry import Part, register
+
+
+class Preparation(Part):
+    """Base of preparations: what is learned with `reduce` becomes an op that each party applies to its own data."""
+
+    kind: ClassVar[str] = "prepare"
+
+    async def learn(self, fed: Federation, shape: tuple[int, ...]) -> tuple[DataOp, dict[str, Any]]:
+        """The op that prepares samples of a shape, and its payload."""
+        raise TypeError(f"the preparation {self.name!r} learns nothing")
+
+
+@register("column-moments")
+@dataclass(frozen=True)
+class ColumnMoments(Op):
+    """For each feature: how many samples know it, and the sum and sum of squares of its distance from a point."""
+
+    def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        apart = party.samples()[0].double() - payload["centre"].to(party.objective.device)
+        known = ~torch.isnan(apart)
+        apart = torch.where(known, apart, 0.0)
+        return Reply({"count": known.sum(0), "sum": apart.sum(0), "square": (apart**2).sum(0)}), memory
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        shape = tuple(payload["centre"].shape)
+        return {"count": (shape, torch.int64), "sum": (shape, torch.float64), "square": (shape, torch.float64)}
+
+
+@register("apply-standardise")
+@dataclass(frozen=True)
+class ApplyStandardise(DataOp):
+    """See each feature as its distance from the mean in standard deviations; a missing value is the mean."""
+
+    def transform(self, x: Tensor, payload: Payload) -> Tensor:
+        scaled = (x.double() - payload["mean"].to(x.device)) / payload["std"].to(x.device)
+        return torch.nan_to_num(scaled, nan=0.0).to(x.dtype)
+
+
+@register("standardise")
+@dataclass(frozen=True)
+class Standardise(Preparation):
+    """Mean imputation and scaling to unit variance, from two exchanges of sums.
+
+    The second exchange takes squares about the mean just learned, so that nothing cancels. A feature that nobody knows,
+    or that never varies, becomes 0.
+    """
+
+    async def learn(self, fed: Federation, shape: tuple[int, ...]) -> tuple[DataOp, dict[str, Any]]:
+        zero = torch.zeros(shape, dtype=torch.float64)
+        first = await fed.reduce(ColumnMoments(), {"centre": zero})
+        count = first.sums["count"].double().clamp(min=1)
+        mean = first.sums["sum"] / count
+        second = await fed.reduce(ColumnMoments(), {"centre": mean.cpu()})
+        std = (second.sums["square"] / count).sqrt()
+        return ApplyStandardise(), {"mean": mean.cpu(), "std": torch.where(std > 0, std, 1.0).cpu()}

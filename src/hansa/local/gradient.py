@@ -1,0 +1,33 @@
+"""The gradient on all local data and no step: the L of FedSGD (McMahan et al. 2017, section 2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from hansa.core.op import Memory
+from hansa.core.registry import register
+from hansa.local.solver import Carry, Context, LocalSolver
+
+
+@register("gradient")
+@dataclass(frozen=True)
+class Gradient(LocalSolver):
+    """One gradient over all local samples, at the global model. McMahan et al. 2017.
+
+    The reply is the negative gradient, so that it points downhill as every update does.
+    """
+
+    sampler: ClassVar[Literal["shuffle", "full"]] = "full"
+
+    def step(self, ctx: Context, w: Tensor, direction: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+        return w, {"gradient": direction}
+
+    def start(self, ctx: Context, w: Tensor, payload: object, memory: Memory) -> tuple[Tensor, Carry]:
+        return w, {"gradient": w * 0.0}
+
+    def finish(self, ctx: Context, start: Tensor, w: Tensor, carry: Carry,
+               memory: Memory) -> tuple[dict[str, Tensor], Memory]:  # fmt: skip
+        return {"w": -carry["gradient"]}, memory

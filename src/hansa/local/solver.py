@@ -1,0 +1,201 @@
+"""Local solvers: what a party does with the model, written for one party as pure functions over the parameter vector.
+
+A solver never loops over batches, moves data or knows how many parties train beside it; an engine does that, one party
+at a time or many at once (`torch.func.vmap`). `LocalSolver.run` is the reference: the very function that a deployed
+party runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hansa.core import rng
+from hansa.core.errors import ConfigError
+from hansa.core.objective import Objective
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, like
+from hansa.core.params import Params, ParamSpec
+
+Carry = dict[str, Tensor]  # what a solver keeps between the steps of one round
+
+
+class Batch(NamedTuple):
+    """Samples with a mask of those that count; None where all do."""
+
+    x: Tensor
+    y: Tensor
+    mask: Tensor | None
+
+
+@dataclass
+class Context:
+    """What a solver may see of the party it trains for.
+
+    `n` is the number of samples and `steps` the number of steps that will really be taken (tensors when parties are
+    stacked; a solver must not branch on them). `load` gives all of the party's samples.
+    """
+
+    objective: Objective
+    n: Any
+    steps: Any
+    round: int
+    load: Callable[[], Batch]
+    buffers: tuple[Tensor, Tensor]
+    stacked: bool = False
+    seen: Tensor | None = None  # the loss at the last gradient
+
+    @property
+    def spec(self) -> ParamSpec:
+        return self.objective.spec
+
+    @property
+    def data(self) -> Batch:
+        """All of the party's samples."""
+        return self.load()
+
+    def losses(self, w: Tensor, batch: Batch, key: Tensor) -> Tensor:
+        """The loss of each sample of a batch."""
+        return self.objective.losses(w, self.buffers, batch.x, batch.y, key)[0]
+
+    def gradient(self, w: Tensor, batch: Batch, key: Tensor, update_buffers: bool = True) -> Tensor:
+        """The gradient of the mean loss on a batch. The model's buffers move on unless told not to."""
+
+        def mean_loss(at: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            losses, buffers = self.objective.losses(at, self.buffers, batch.x, batch.y, key)
+            return masked_mean(losses, batch.mask), buffers
+
+        if self.stacked:
+            gradient, (loss, buffers) = torch.func.grad_and_value(mean_loss, has_aux=True)(w)
+        else:
+            at = w.detach().requires_grad_()
+            loss, buffers = mean_loss(at)
+            (gradient,) = torch.autograd.grad(loss, at)
+            loss, buffers = loss.detach(), (buffers[0].detach(), buffers[1])
+        if update_buffers:
+            self.buffers, self.seen = buffers, loss
+        result: Tensor = gradient
+        return result
+
+    def full_gradient(self, w: Tensor, key: Tensor) -> Tensor:
+        """The gradient of the mean loss on all of the party's samples."""
+        return self.gradient(w, self.data, key, update_buffers=False)
+
+    def full_loss(self, w: Tensor, key: Tensor) -> Tensor:
+        """The mean loss on all of the party's samples."""
+        return masked_mean(self.losses(w, self.data, key), self.data.mask)
+
+
+def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean over the samples that count."""
+    return values.mean() if mask is None else (values * mask).sum() / mask.sum()
+
+
+class LocalSolver(Op):
+    """Base of local solvers. Subclasses are frozen dataclasses and override what differs from plain descent."""
+
+    kind: ClassVar[str] = "local"
+    sampler: ClassVar[Literal["shuffle", "full"]] = "shuffle"
+    sends: ClassVar[tuple[str, ...]] = ("w",)  # the vectors, as long as the model, that a reply carries
+
+    def rate(self, round: int) -> float:
+        """The learning rate in a round."""
+        raise TypeError(f"the local solver {self.name!r} has no learning rate")
+
+    def remember(self, spec: ParamSpec) -> Memory:
+        """What a party remembers before its first round."""
+        return {}
+
+    def start(self, ctx: Context, w: Tensor, payload: Payload, memory: Memory) -> tuple[Tensor, Carry]:
+        """The point to start from and the first carry."""
+        return w, {}
+
+    def direction(self, ctx: Context, w: Tensor, batch: Batch, carry: Carry, key: Tensor) -> Tensor:
+        """The direction to descend along; by default the gradient of the batch's mean loss."""
+        return ctx.gradient(w, batch, key)
+
+    def step(self, ctx: Context, w: Tensor, direction: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+        """One step."""
+        return w - self.rate(ctx.round) * direction, carry
+
+    def finish(self, ctx: Context, start: Tensor, w: Tensor, carry: Carry,
+               memory: Memory) -> tuple[dict[str, Tensor], Memory]:  # fmt: skip
+        """What to send, by default the update w - start, and what to remember."""
+        return {"w": w - start}, memory
+
+    def batches(self, n: int, seed: int, round: int, party: int) -> list[np.ndarray[Any, Any]]:
+        """The samples of each step: shuffled epochs, the last batch of an epoch possibly short."""
+        if self.sampler == "full":
+            return [np.arange(n)]
+        epochs, steps, size, drop_last = plan(self)
+        size = n if size is None else min(size, n)
+        out: list[np.ndarray[Any, Any]] = []
+        epoch = 0
+        while (epoch < epochs) if steps is None else (len(out) < steps):
+            order = rng.generator(seed, "shuffle", round, party, epoch).permutation(n) if size < n else np.arange(n)
+            pieces = [order[at : at + size] for at in range(0, n, size)]
+            if drop_last and len(pieces) > 1 and len(pieces[-1]) < size:
+                pieces.pop()
+            out.extend(pieces)
+            epoch += 1
+        return out if steps is None else out[:steps]
+
+    def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        x, y = party.samples()
+        objective = party.objective
+        model = Params(*(payload["model"][name].to(objective.device) for name in Params._fields))
+        batches = self.batches(party.n, party.seed, party.round, party.id)
+        whole = Batch(x, y, None)
+        ctx = Context(objective, party.n, len(batches), party.round, lambda: whole, (model.stats, model.counts))
+        keys = rng.step_keys(rng.key(party.seed, "step", party.round, party.id), len(batches)).to(objective.device)
+        before = {name: memory.get(name, value) for name, value in self.remember(objective.spec).items()}
+        extra = {name: value for name, value in payload.items() if name != "model"}
+        start, carry = self.start(ctx, model.w, extra, before)
+        w, seen = start, torch.zeros((), dtype=torch.float64)
+        for rows, key in zip(batches, keys, strict=True):
+            index = torch.from_numpy(rows).to(objective.device)
+            batch = whole if len(rows) == party.n else Batch(x[index], y[index], None)
+            direction = self.direction(ctx, w, batch, carry, key)
+            w, carry = self.step(ctx, w, direction, carry)
+            seen = seen + (ctx.seen.to(torch.float64).cpu() if ctx.seen is not None else 0.0)
+        tensors, after = self.finish(ctx, start, w, carry, before)
+        return local_reply(objective, tensors, ctx.buffers, party.n, float(seen) / len(batches)), {**memory, **after}
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        model = payload["model"]
+        shapes = {name: like(model["w"]) for name in self.sends}
+        return shapes | ({"stats": like(model["stats"])} if model["stats"].numel() else {})
+
+
+def plan(solver: LocalSolver) -> tuple[int, int | None, int | None, bool]:
+    """A solver's epochs, steps, batch size and whether short batches are dropped."""
+    given = vars(solver)
+    return given.get("epochs", 1), given.get("steps"), given.get("batch"), given.get("drop_last", False)
+
+
+def local_reply(objective: Objective, tensors: dict[str, Tensor], buffers: tuple[Tensor, Tensor], n: int,
+                loss: float) -> Reply:  # fmt: skip
+    """A reply with the model's buffers beside what the solver sends."""
+    stats, counts = buffers
+    if objective.spec.stats:
+        tensors = {**tensors, "stats": stats}
+    maxima = {"counts": counts} if objective.spec.counts else {}
+    return Reply(tensors, weight=n, maxima=maxima, metrics={"train_loss": loss})
+
+
+def check_local(lr: float, epochs: int, steps: int | None, batch: int | None, decay: float) -> None:
+    """The checks that all solvers with these fields share."""
+    if not lr > 0:
+        raise ConfigError(f"lr must be positive, got {lr}")
+    if epochs < 1:
+        raise ConfigError(f"epochs must be at least 1, got {epochs}")
+    if steps is not None and steps < 1:
+        raise ConfigError(f"steps must be at least 1, got {steps}")
+    if batch is not None and batch < 1:
+        raise ConfigError(f"batch must be at least 1, or left out for the whole local set, got {batch}")
+    if not 0 < decay <= 1:
+        raise ConfigError(f"decay must lie in (0, 1], got {decay}")

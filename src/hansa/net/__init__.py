@@ -1,0 +1,1 @@
+"""Parties outside the aggregator's process."""

@@ -1,0 +1,270 @@
+"""Experiments as files: the TOML tables [task], [partition], [algorithm] and [run], checked before anything runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import sys
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from hansa.core import rng
+from hansa.core.algorithm import Algorithm
+from hansa.core.errors import ConfigError, DataError, nearest
+from hansa.core.registry import Part, fill, from_config, nest, registered, to_config
+from hansa.core.task import Task
+from hansa.data.dataset import Data
+from hansa.data.partition import Iid, Natural, Partition
+from hansa.data.party_files import load_party_file
+from hansa.data.prepare import Preparation
+from hansa.run.settings import Run
+
+TABLES = ("task", "partition", "algorithm", "run")
+
+
+@dataclass(frozen=True)
+class TaskTable:
+    """The [task] table. `dataset` and `model` name a registered part or `"my_module:function"`; `parties` lists a file
+    a party (CSV, NPZ) instead of a data set. `party_test` holds that share of each party's samples out as its own test.
+    """
+
+    dataset: str | dict | None = None  # type: ignore[type-arg]
+    model: str | dict | None = None  # type: ignore[type-arg]
+    loss: str | None = None
+    prepare: Preparation | None = None
+    parties: tuple[str, ...] = ()
+    test: str | None = None
+    target: str | None = None
+    party_test: float = 0.0
+    data_dir: str | None = None
+    dtype: Literal["float32", "float64"] = "float32"
+
+    def __post_init__(self) -> None:
+        if (self.dataset is None) == (not self.parties):
+            raise ConfigError("give either dataset, or parties as a list of CSV or NPZ files")
+        if not 0.0 <= self.party_test < 1.0:
+            raise ConfigError(f"party_test is a share in 0..1, got {self.party_test}")
+        if self.dataset is not None and (self.test is not None or self.target is not None):
+            raise ConfigError("test and target go with parties as files; a data set brings its own")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What an experiment file says, read and checked. `tree` is the plain data, to record and to send."""
+
+    task: TaskTable
+    partition: Partition | None
+    algorithm: Algorithm
+    run: Run
+    tree: dict[str, Any]
+    folder: str
+
+    def build_task(self) -> Task:
+        """Load the data, divide it among the parties, make the model."""
+        return make_task(self)
+
+    def settings(self) -> dict[str, Any]:
+        return {f.name: getattr(self.run, f.name) for f in dataclasses.fields(self.run)}
+
+
+def read(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
+    """Read an experiment file; `overrides` are dotted names, as in `--set`."""
+    path = Path(path)
+    try:
+        tree = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"there is no file {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    return parse(merge(tree, nest(overrides or {})), folder=str(path.parent))
+
+
+def parse(tree: Mapping[str, Any], folder: str = ".") -> Experiment:
+    """Check an experiment given as plain data."""
+    for name, table in tree.items():
+        if name not in TABLES:
+            raise ConfigError(f"unknown table [{name}]{nearest(name, TABLES)}")
+        if not isinstance(table, (Mapping, str)):
+            raise ConfigError(f"[{name}] must be a table, got {table!r}")
+    if "task" not in tree:
+        raise ConfigError("the experiment has no [task] table; it names the data set and the model")
+    task: TaskTable = fill(TaskTable, _table(tree, "task"), where="task")
+    partition = from_config("partition", tree["partition"], where="partition") if "partition" in tree else None
+    algorithm = from_config("algorithm", tree.get("algorithm", "fedavg"), where="algorithm")
+    run: Run = fill(Run, _table(tree, "run"), where="run")
+    for kind, value in (("dataset", task.dataset), ("model", task.model)):
+        if value is not None and not is_function(value):
+            from_config(kind, value, where=f"task.{kind}")
+    if algorithm.trains and task.model is None:
+        raise ConfigError(f"{algorithm.name} trains a model: set task.model, one of {', '.join(registered('model'))}")
+    if task.parties and partition is not None:
+        raise ConfigError("[partition] divides a data set; with a file a party there is nothing to divide")
+    return Experiment(task, partition, algorithm, run, dict(tree), folder)
+
+
+def _table(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    table = tree.get(name, {})
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"[{name}] must be a table, got {table!r}")
+    return table
+
+
+def merge(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree with changes laid over it; a new name for a part drops the old part's fields."""
+    out = dict(tree)
+    for name, change in changes.items():
+        old = out.get(name)
+        if isinstance(change, Mapping):
+            old = {"name": old} if isinstance(old, str) else old
+            renamed = isinstance(old, Mapping) and "name" in change and old.get("name") != change["name"]
+            out[name] = merge(old if isinstance(old, Mapping) and not renamed else {}, change)
+        elif isinstance(change, str) and isinstance(old, Mapping) and "name" in old:
+            out[name] = old if old["name"] == change else {"name": change}
+        else:
+            out[name] = change
+    return out
+
+
+def parse_set(items: list[str]) -> dict[str, Any]:
+    """`NAME=VALUE` pairs of `--set`; values are TOML, plain words pass as texts."""
+    out: dict[str, Any] = {}
+    for item in items:
+        name, equals, text = item.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"--set takes NAME=VALUE, as in --set algorithm.local.lr=0.05; got {item!r}")
+        try:
+            out[name.strip()] = tomllib.loads(f"v = {text}")["v"]
+        except tomllib.TOMLDecodeError:
+            out[name.strip()] = text
+    return out
+
+
+def is_function(value: Any) -> bool:
+    return isinstance(value, str) and ":" in value
+
+
+def load_function(reference: str, where: str, folder: str) -> Callable[[], Any]:
+    """The function that `"my_module:function"` names; modules are found beside the experiment file as well."""
+    module_name, _, name = reference.partition(":")
+    for place in (os.getcwd(), folder):
+        if place not in sys.path:
+            sys.path.insert(0, place)
+    try:
+        function = getattr(importlib.import_module(module_name), name)
+    except ImportError as error:
+        raise ConfigError(f"{where}: cannot import {module_name!r}: {error}") from None
+    except AttributeError:
+        raise ConfigError(f"{where}: the module {module_name!r} has no function {name!r}") from None
+    if not callable(function):
+        raise ConfigError(f"{where}: {reference!r} is not a function")
+    return function  # type: ignore[no-any-return]
+
+
+def make_task(experiment: Experiment) -> Task:
+    """The task that an experiment describes."""
+    table, folder, seed = experiment.task, experiment.folder, experiment.run.seed
+    if table.parties:
+        pairs = [load_party_file(Path(folder) / name, table.target) for name in table.parties]
+        test = load_party_file(Path(folder) / table.test, table.target) if table.test is not None else None
+        names: list[str] | None = [Path(name).name.split(".")[0] for name in table.parties]
+        whole = not pairs[0][1].is_floating_point() and table.loss not in ("mse", "mae", "bce")
+        classes = max(int(y.max()) for _, y in pairs if len(y)) + 1 if whole else None
+        loss = table.loss or ("cross_entropy" if whole else "mse")
+    else:
+        data = load_data(experiment)
+        pairs, names = divide(data, experiment)
+        test, classes, loss = data.test, data.classes, table.loss or data.loss
+    party_tests = None
+    if table.party_test > 0:
+        pairs, party_tests = hold_out(pairs, table.party_test, seed)
+    sample = next((tuple(x.shape[1:]) for x, _ in pairs if len(x)), ())
+    outputs = 1 if loss in ("bce", "mse", "mae") else (classes or 1)
+    model = make_model(table, folder, sample, outputs)
+    return Task(model, loss, pairs, test, party_tests, names, classes, table.prepare)
+
+
+def load_data(experiment: Experiment) -> Data:
+    """The data set that the experiment names."""
+    table = experiment.task
+    if is_function(table.dataset):
+        data = load_function(str(table.dataset), "task.dataset", experiment.folder)()
+        if not isinstance(data, Data):
+            raise ConfigError(
+                f"task.dataset: {table.dataset!r} must return a hansa.data.Data, got {type(data).__name__}"
+            )
+        return data
+    loaded: Data = from_config("dataset", table.dataset, where="task.dataset").load(table.data_dir)
+    return loaded
+
+
+def divide(data: Data, experiment: Experiment) -> tuple[list[tuple[Any, Any]], list[str] | None]:
+    """Each party's samples, by the partition, or as the data set is divided by nature."""
+    partition = experiment.partition or (Natural() if data.parties is not None else Iid())
+    seed = experiment.run.seed
+    rows = partition.split(data, seed)
+    pairs = [(partition.features(data.x[r], k, seed), data.y[r]) for k, r in enumerate(rows)]
+    natural = isinstance(partition, Natural) and data.party_names is not None
+    return pairs, list(data.party_names or ()) if natural else None
+
+
+def hold_out(
+    pairs: list[tuple[Any, Any]], share: float, seed: int
+) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+    """Each party's samples in two: to train on, and its own test."""
+    train: list[tuple[Any, Any]] = []
+    test: list[tuple[Any, Any]] = []
+    for k, (x, y) in enumerate(pairs):
+        order = rng.generator(seed, "holdout", k).permutation(len(x))
+        cut = round(share * len(x))
+        for rows, out in ((np.sort(order[cut:]), train), (np.sort(order[:cut]), test)):
+            index = torch.from_numpy(rows)
+            out.append((x[index], y[index]))
+    return train, test
+
+
+def make_model(table: TaskTable, folder: str, shape: tuple[int, ...], outputs: int) -> Callable[[], nn.Module] | None:
+    """The model's factory; inputs and outputs that the user left out are taken from the data."""
+    if table.model is None:
+        return None
+    if is_function(table.model):
+        factory = load_function(str(table.model), "task.model", folder)
+    else:
+        given = {"name": table.model} if isinstance(table.model, str) else dict(table.model)  # type: ignore[arg-type]
+        part: Part = from_config("model", {"inputs": list(shape), "outputs": outputs, **given}, where="task.model")
+        factory = part  # type: ignore[assignment]
+    if table.dtype == "float64":
+        return lambda: factory().double()
+    return factory
+
+
+def describe(experiment: Experiment) -> dict[str, Any]:
+    """The experiment as plain data with every default filled in."""
+    run = {**experiment.settings(), "select": to_config(experiment.run.select)}
+    task = {f.name: getattr(experiment.task, f.name) for f in dataclasses.fields(experiment.task)}
+    task["prepare"] = to_config(experiment.task.prepare) if experiment.task.prepare is not None else None
+    partition = to_config(experiment.partition) if experiment.partition is not None else None
+    return {"task": task, "partition": partition, "algorithm": to_config(experiment.algorithm), "run": run}
+
+
+__all__ = [
+    "DataError",
+    "Experiment",
+    "TaskTable",
+    "describe",
+    "divide",
+    "load_data",
+    "make_task",
+    "parse",
+    "parse_set",
+    "read",
+]

@@ -1,0 +1,279 @@
+"""The rounds of a run, as a generator of requests that any runtime can answer."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Coroutine, Generator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from hansa.core.algorithm import Algorithm, Problem, State
+from hansa.core.driver import drive
+from hansa.core.errors import ConfigError, DataError, RoundAborted
+from hansa.core.federation import VERBS, Federation, Gathered, SumProtocol
+from hansa.core.objective import Objective
+from hansa.core.op import DataOp
+from hansa.core.predictor import Evaluate, evaluate
+from hansa.core.replies import Record
+from hansa.core.runtime import Abort, Commit, Open, Request
+from hansa.core.task import Holdings, Task
+from hansa.data.prepare import Preparation
+from hansa.run.settings import HIGHER_IS_BETTER, Run
+from hansa.run.store import Store
+
+Steps = Generator[Request, Any, Any]
+
+
+class Snapshots(Protocol):
+    """A runtime whose parties can be saved and brought back."""
+
+    def snapshot(self) -> dict[str, Any]: ...
+    def restore(self, tree: dict[str, Any]) -> None: ...
+
+
+@dataclass
+class Progress:
+    """Where a run stands; all of it is in the checkpoint."""
+
+    round: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    seconds: float = 0.0
+    best: float | None = None
+    stale: int = 0
+    stopped: str | None = None
+
+
+@dataclass
+class Training:
+    """One run: rounds until a stopping rule holds, evaluation between them, checkpoints at their ends."""
+
+    algorithm: Algorithm
+    task: Task
+    run: Run
+    objective: Objective
+    holdings: Holdings
+    store: Store | None = None
+    runtime: Snapshots | None = None  # where checkpoints are wanted
+    protocol: SumProtocol | None = None
+    on_round: Callable[[dict[str, Any]], None] | None = None
+    clock: Callable[[], float] | None = None  # simulated seconds
+    history: list[dict[str, Any]] = field(default_factory=list)
+    progress: Progress = field(default_factory=Progress)
+
+    def __post_init__(self) -> None:
+        holdings = self.holdings
+        self.problem = Problem(self.objective.spec, self.objective.initial, len(holdings), holdings.shape,
+                               holdings.classes, self.run.size(len(holdings)))  # fmt: skip
+        if self.algorithm.trains:
+            self.objective.network()
+        self.algorithm.check(self.problem)
+        self.state = self.algorithm.init(self.problem)
+        self.published = self.state
+        self.test = holdings.test
+        self.preparation: tuple[DataOp, dict[str, Any]] | None = None
+
+    def steps(self) -> Generator[Request, Any, State]:
+        """The whole run. Returns the published state."""
+        if self.task.prepare is not None:
+            yield from self._prepare()
+        self._restore()
+        started, saved = time.monotonic() - self.progress.seconds, time.monotonic()
+        while self.progress.stopped is None:
+            line = yield from self._round()
+            progress = self.progress
+            evaluated = progress.round % self.run.eval_every == 0 or progress.round >= self.run.rounds
+            if evaluated or self.algorithm.finished(self.state):
+                line |= yield from self._evaluate()
+                self._compare(line)
+            progress.seconds = time.monotonic() - started
+            line["seconds"] = round(progress.seconds, 6)
+            progress.stopped = self._stop(line)
+            self.history.append(line)
+            if self.store is not None:
+                self.store.append(line)
+                if progress.stopped or time.monotonic() - saved >= self.run.checkpoint_seconds:
+                    self._checkpoint()
+                    saved = time.monotonic()
+            if self.on_round is not None:
+                self.on_round(line)
+        yield from self._publish()
+        return self.published
+
+    def _federation(self, phase: str, verbs: Any, busy: frozenset[int] = frozenset()) -> Federation:
+        parties = range(len(self.holdings))
+        return Federation(parties, self.progress.round, self.run.seed, self.problem.cohort_size, verbs,
+                          self.protocol, phase, busy)  # fmt: skip
+
+    def _apart(self, phase: str, make: Callable[[Federation], Coroutine[Any, Any, Any]]) -> Steps:
+        """An exchange outside the rounds (preparation, evaluation): nothing is staged by it."""
+        record = Record()
+        yield Open(self.progress.round, record)
+        fed = self._federation(phase, VERBS)
+        try:
+            result = yield from drive(make(fed), phase)
+        finally:
+            self.last_record = record
+        yield Abort(self.progress.round)
+        return result
+
+    def _prepare(self) -> Steps:
+        preparation = self.task.prepare
+        if not isinstance(preparation, Preparation):
+            raise ConfigError(f"task.prepare: expected a preparation such as Standardise(), got {preparation!r}")
+
+        async def learn(fed: Federation) -> Any:
+            op, payload = await preparation.learn(fed, self.holdings.shape)
+            await fed.gather(op, payload)
+            return op, payload
+
+        try:
+            op, payload = yield from self._apart("prepare", learn)
+        except RoundAborted as reason:
+            raise ConfigError(f"the preparation {preparation.name!r} could not be learned: {reason}") from None
+        self.preparation = (op, payload)
+        if self.test is not None:
+            self.test = (op.transform(self.test[0], payload), self.test[1])
+        self.progress.bytes_up += self.last_record.bytes_up
+        self.progress.bytes_down += self.last_record.bytes_down
+
+    def _round(self) -> Generator[Request, Any, dict[str, Any]]:
+        record = Record()
+        now = self.progress.round
+        busy = yield Open(now, record)
+        fed = self._federation("round", self.algorithm.verbs, busy)
+        chooser = self._federation("select", VERBS, busy)
+        state = State(self.state.params, now, self.state.slots)
+
+        async def work() -> State:
+            if self.algorithm.participation == "cohort":
+                fed.cohort = await self.run.select.select(chooser, state)
+            return await self.algorithm.round(fed, state)
+
+        empty = None
+        try:
+            self.state = yield from drive(work(), self.algorithm.name)
+        except RoundAborted as reason:
+            empty = str(reason)
+            yield Abort(now)
+        else:
+            yield Commit(now)
+        self.progress.round += 1
+        self.progress.bytes_up += record.bytes_up
+        self.progress.bytes_down += record.bytes_down
+        line: dict[str, Any] = {
+            "round": self.progress.round, "asked": record.asked, "replies": record.accepted,
+            "bytes_up": record.bytes_up, "bytes_down": record.bytes_down,
+        }  # fmt: skip
+        if self.clock is not None:
+            line["simulated_seconds"] = self.clock()
+        if empty is not None:
+            line["empty"] = empty
+        for name, who in (("missing", record.missing), ("rejected", record.rejected)):
+            if who:
+                line[name] = {self.holdings.names[party]: reason for party, reason in who.items()}
+        return line | record.metrics
+
+    def _publish(self) -> Steps:
+        """The state to evaluate and save; if nobody answers, the last one stays."""
+        try:
+            self.published = yield from self._apart("publish", lambda fed: self.algorithm.publish(fed, self.state))
+        except RoundAborted:
+            yield Abort(self.progress.round)
+
+    def _evaluate(self) -> Generator[Request, Any, dict[str, Any]]:
+        yield from self._publish()
+        name, payload = self.algorithm.predictor(self.published)
+        found: dict[str, Any] = {}
+        if self.run.eval_parties and self.holdings.tests is not None:
+            found |= yield from self._evaluate_parties(name, payload)
+        if self.test is not None:
+            try:
+                found |= evaluate(name, self.objective, payload, *self.test)
+            except (RuntimeError, ValueError, IndexError) as error:
+                raise DataError(f"the model cannot be evaluated on the test set: {error}") from error
+        return found
+
+    def _evaluate_parties(self, name: str, payload: dict[str, Any]) -> Generator[Request, Any, dict[str, Any]]:
+        """Each party's metrics on its own test samples: mean, worst tenth, variance, and the mean over samples."""
+
+        async def ask(fed: Federation) -> Gathered:
+            return await fed.gather(Evaluate(name), payload, parties=fed.parties)
+
+        try:
+            answers: Gathered = yield from self._apart("evaluate", ask)
+        except RoundAborted:
+            yield Abort(self.progress.round)
+            return {}
+        out: dict[str, Any] = {}
+        by_party = {self.holdings.names[p]: r.metrics for p, r in zip(answers.parties, answers.replies, strict=True)}
+        for metric in sorted({m for metrics in by_party.values() for m in metrics}):
+            pairs = [(r.metrics[metric], r.weight) for r in answers.replies if metric in r.metrics]
+            values = sorted((v for v, _ in pairs), reverse=metric not in HIGHER_IS_BETTER)
+            mean = sum(values) / len(values)
+            tenth = values[: math.ceil(len(values) / 10)]
+            out[f"party_{metric}_mean"] = mean
+            out[f"party_{metric}_worst_tenth"] = sum(tenth) / len(tenth)
+            out[f"party_{metric}_variance"] = sum((v - mean) ** 2 for v in values) / len(values)
+            out[metric] = sum(v * n for v, n in pairs) / sum(n for _, n in pairs)
+        if len(by_party) <= 100:
+            out["parties"] = by_party
+        return out
+
+    @property
+    def metric(self) -> str:
+        """The metric that stopping rules look at."""
+        if self.run.metric is not None:
+            return self.run.metric
+        classifies = self.holdings.classes is not None or self.objective.loss == "bce"
+        return "accuracy" if classifies else "loss"
+
+    def _better(self, value: float, than: float) -> bool:
+        return value > than if self.metric in HIGHER_IS_BETTER else value < than
+
+    def _compare(self, line: dict[str, Any]) -> None:
+        if self.metric not in line:
+            if self.run.target is not None or self.run.patience is not None or self.run.metric is not None:
+                measured = [k for k, v in line.items() if isinstance(v, float)]
+                raise ConfigError(
+                    f"the run stops on {self.metric!r}, which is not measured here; give the task a test set, or "
+                    f"choose one of: {', '.join(measured)}"
+                )
+            return
+        value = line[self.metric]
+        if self.progress.best is None or self._better(value, self.progress.best):
+            self.progress.best, self.progress.stale = value, 0
+        else:
+            self.progress.stale += 1
+
+    def _stop(self, line: dict[str, Any]) -> str | None:
+        run, progress = self.run, self.progress
+        value = line.get(self.metric)
+        if run.target is not None and value is not None and (value == run.target or self._better(value, run.target)):
+            return f"{self.metric} reached {run.target}"
+        if run.patience is not None and progress.stale >= run.patience:
+            return f"{self.metric} did not improve in {run.patience} evaluations"
+        if run.byte_budget is not None and progress.bytes_up + progress.bytes_down >= run.byte_budget:
+            return f"the byte budget of {run.byte_budget} is spent"
+        if run.time_budget is not None and progress.seconds >= run.time_budget:
+            return f"the time budget of {run.time_budget} s is spent"
+        if self.algorithm.finished(self.state):
+            return "the algorithm has finished"
+        return "all rounds done" if progress.round >= run.rounds else None
+
+    def _checkpoint(self) -> None:
+        if self.store is not None and self.runtime is not None:
+            tree = {"state": self.state.tree(), "progress": vars(self.progress), "runtime": self.runtime.snapshot()}
+            self.store.checkpoint(tree)
+
+    def _restore(self) -> None:
+        tree = self.store.restore() if self.store is not None else None
+        if tree is not None and self.runtime is not None and self.store is not None:
+            state = State.of_tree(tree["state"])
+            device = self.objective.device
+            params = type(state.params)(*(v.to(device) for v in state.params))
+            self.state = State(params, state.round, state.slots)
+            self.progress = Progress(**tree["progress"])
+            self.runtime.restore(tree["runtime"])
+            self.history = self.store.history()

@@ -1,0 +1,28 @@
+"""A party as a process of its own: `python -m hansa.run.party`, driven by `hansa.net.processes`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hansa.core.objective import Objective
+from hansa.core.op import Party
+from hansa.net.agent import Agent, serve
+from hansa.run.config import parse
+
+
+def load(message: dict[str, Any]) -> Party:
+    """The party that an experiment's message names, with its own share of the data and nothing else."""
+    experiment = parse(message["experiment"], message["folder"])
+    task = experiment.build_task()
+    objective = Objective(task.model, task.loss, experiment.run.seed)
+    holdings, id = task.holdings(objective), int(message["party"])
+    x, y = holdings.train.of(id)
+    test = None
+    if holdings.tests is not None:
+        test_x, test_y = holdings.tests.of(id)
+        test = (test_x.clone(), test_y.clone())
+    return Party(id, objective, (x.clone(), y.clone()), test, experiment.run.seed)
+
+
+if __name__ == "__main__":
+    serve(Agent(load))

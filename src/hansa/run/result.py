@@ -1,0 +1,93 @@
+"""What a run gives back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hansa.core.algorithm import State
+from hansa.core.errors import ConfigError
+from hansa.core.federation import op_config
+from hansa.core.registry import build
+from hansa.run.loop import Training
+from hansa.run.store import METRICS, Store, write_atomic
+
+
+@dataclass
+class Result:
+    """A finished run: `params` by name, `history` with an entry a round, `model()` the trained module."""
+
+    training: Training
+    state: State
+    experiment: dict[str, Any]
+    run_dir: Path | None
+
+    @property
+    def params(self) -> dict[str, Tensor]:
+        """The trained model's tensors by name; none for methods that train no torch module."""
+        if not self.training.algorithm.trains:
+            return {}
+        return {name: t.clone() for name, t in self.training.objective.spec.named(self.state.params).items()}
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        return self.training.history
+
+    @property
+    def memories(self) -> dict[int, dict[str, Tensor]]:
+        """What the simulated parties remember (in deployment it never leaves them)."""
+        return getattr(self.training.runtime, "memories", {})
+
+    def model(self) -> nn.Module:
+        """The trained module, in evaluation mode."""
+        objective = self.training.objective
+        if self.training.task.model is None or not self.training.algorithm.trains:
+            raise ConfigError(f"{self.training.algorithm.name} trains no torch module; use result.predict(x)")
+        return objective.spec.load(self.training.task.model(), self.state.params).eval()
+
+    def predict(self, x: Any) -> Tensor:
+        """Outputs (class scores, or values) for samples; they are prepared (imputed, scaled) as in training."""
+        name, payload = self.training.algorithm.predictor(self.state)
+        objective = self.training.objective
+        samples = torch.as_tensor(x, device=objective.device)
+        if samples.is_floating_point() and objective.module is not None:
+            samples = samples.to(objective.dtype)
+        if self.training.preparation is not None:
+            op, learned = self.training.preparation
+            samples = op.transform(samples, learned)
+        outputs: Tensor = build("predictor", name).outputs(objective, payload, samples)
+        return outputs
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The run in one line: rounds, metrics of the last evaluation, bytes, seconds."""
+        progress = self.training.progress
+        last: dict[str, Any] = next((line for line in reversed(self.history) if "loss" in line), {})
+        numbers = {k: v for k, v in last.items() if isinstance(v, float) and k not in ("seconds", "simulated_seconds")}
+        return {
+            **numbers, "rounds": progress.round, "accuracy": last.get("accuracy"), "loss": last.get("loss"),
+            "bytes_up": progress.bytes_up, "bytes_down": progress.bytes_down, "seconds": round(progress.seconds, 3),
+            "run_dir": None if self.run_dir is None else str(self.run_dir), "stopped": progress.stopped,
+        }  # fmt: skip
+
+    def saved_model(self) -> dict[str, Any]:
+        """The predictor's name and payload (parameters by name where it is the task's model), and the preparation."""
+        name, payload = self.training.algorithm.predictor(self.state)
+        model: dict[str, Any] = {"params": self.params} if name == "network" else {"payload": payload}
+        if self.training.preparation is not None:
+            op, learned = self.training.preparation
+            model["preparation"] = {"op": op_config(op), "payload": learned}
+        return {"predictor": name, **model}
+
+    def save(self, path: str | Path) -> Path:
+        """Write the model, the metrics and the summary to a folder that `hansa show` can read."""
+        store = Store(path)
+        store.create(self.experiment)
+        write_atomic(store.path / METRICS, b"".join(json.dumps(line).encode() + b"\n" for line in self.history))
+        store.finish(self.saved_model(), {**self.summary, "run_dir": str(store.path)})
+        return store.path

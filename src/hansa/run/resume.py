@@ -1,0 +1,51 @@
+"""Run an experiment file, and go on with one that was stopped."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from hansa.core.errors import ConfigError
+from hansa.run.config import Experiment, parse
+from hansa.run.result import Result
+from hansa.run.simulate import Watch, simulate
+from hansa.run.store import SUMMARY, Store
+
+
+def new_folder(name: str, under: str = "runs") -> Path:
+    """A folder for a new run, named by the experiment and the time."""
+    stamp = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    path, again = Path(under) / stamp, 1
+    while path.exists():
+        again += 1
+        path = Path(under) / f"{stamp}-{again}"
+    return path
+
+
+def execute(experiment: Experiment, run_dir: Path, on_round: Watch | None = None) -> Result:
+    """Simulate an experiment, with metrics and checkpoints in `run_dir`."""
+    record = {"tree": experiment.tree, "folder": str(Path(experiment.folder).resolve())}
+    return simulate(experiment.algorithm, experiment.build_task(), run_dir=run_dir, on_round=on_round,
+                    experiment=record, **experiment.settings())  # fmt: skip
+
+
+def stored_experiment(run_dir: str | Path) -> Experiment:
+    """The experiment that a run's folder records."""
+    record: dict[str, Any] | None = Store(run_dir).experiment()["experiment"]
+    if record is None:
+        raise ConfigError(
+            f"{run_dir} was made from Python, so its task is not recorded; call hansa.simulate(..., run_dir=..., "
+            "resume=True) with the same task"
+        )
+    return parse(record["tree"], record["folder"])
+
+
+def resume(run_dir: str | Path, force: bool = False, on_round: Watch | None = None) -> Result:
+    """Go on with a run from its last checkpoint. Under the same plan the final model has the same bits."""
+    experiment = stored_experiment(run_dir)
+    if (Path(run_dir) / SUMMARY).exists():
+        raise ConfigError(f"{run_dir} has finished; `hansa show {run_dir}` prints it")
+    record = {"tree": experiment.tree, "folder": experiment.folder}
+    return simulate(experiment.algorithm, experiment.build_task(), run_dir=run_dir, resume=True, force=force,
+                    on_round=on_round, experiment=record, **experiment.settings())  # fmt: skip

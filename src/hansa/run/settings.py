@@ -1,0 +1,70 @@
+"""The settings of a run: what belongs neither to the task nor to the algorithm."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from hansa.core.errors import ConfigError
+from hansa.core.replies import Rules
+from hansa.select import Selector, Uniform
+
+HIGHER_IS_BETTER = {"accuracy", "auc", "r2"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """The [run] table of an experiment, and the keywords of `hansa.simulate`.
+
+    `cohort` is the fraction of parties a round selects, max(floor(C * K), 1); `cohort_size` a count instead.
+    `quorum` is a fraction of those asked or a count. A run stops after `rounds`, when `metric` reaches `target`,
+    when it has not improved in `patience` evaluations, or when bytes or seconds are spent.
+    """
+
+    rounds: int = 10
+    cohort: float = 1.0
+    cohort_size: int | None = None
+    seed: int = 0
+    select: Selector = Uniform()
+    engine: Literal["auto", "reference", "vmap"] = "auto"
+    device: str = "cpu"
+    eval_every: int = 1
+    eval_parties: bool = True
+    target: float | None = None
+    metric: str | None = None
+    patience: int | None = None
+    byte_budget: int | None = None
+    time_budget: float | None = None
+    quorum: int | float = 1
+    max_norm: float | None = None
+    max_weight: int | None = None
+    latency: Literal["constant", "exponential", "lognormal"] = "constant"
+    latency_mean: float = 1.0
+    checkpoint_seconds: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "eval_every"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0.0 <= self.cohort <= 1.0:
+            raise ConfigError(f"cohort is a fraction of the parties in 0..1, got {self.cohort}; cohort_size is a count")
+        for name in ("cohort_size", "patience", "byte_budget", "time_budget", "max_norm", "max_weight", "latency_mean"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name} must be positive, got {value}")
+        if not 0 <= self.checkpoint_seconds <= 10:
+            raise ConfigError(f"checkpoint_seconds must lie in 0..10, got {self.checkpoint_seconds}")
+        if self.rules().quorum != self.quorum:
+            raise ConfigError(f"quorum: {self.quorum} is neither a count nor a fraction")
+
+    def size(self, parties: int) -> int:
+        """How many parties a round selects: max(floor(C * K), 1), or the count."""
+        if self.cohort_size is not None:
+            if self.cohort_size > parties:
+                raise ConfigError(f"cohort_size is {self.cohort_size}, but there are {parties} parties")
+            return self.cohort_size
+        return max(math.floor(self.cohort * parties + 1e-9), 1)
+
+    def rules(self) -> Rules:
+        return Rules(self.quorum, self.max_norm, self.max_weight)

@@ -1,0 +1,114 @@
+"""Simulate a federation in one process."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import hansa
+from hansa.core.algorithm import Algorithm
+from hansa.core.errors import ConfigError, DataError
+from hansa.core.federation import SumProtocol
+from hansa.core.objective import Objective
+from hansa.core.registry import fill, to_config
+from hansa.core.runtime import complete
+from hansa.core.task import Task
+from hansa.run.loop import Training
+from hansa.run.result import Result
+from hansa.run.settings import Run
+from hansa.run.store import Store
+from hansa.sim.clock import VirtualClock
+from hansa.sim.engine import ReferenceEngine
+from hansa.sim.runtime import Simulation, deterministic, pick_engine
+
+Watch = Callable[[dict[str, Any]], None]
+
+
+def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = None, resume: bool = False,
+             force: bool = False, on_round: Watch | None = None, protocol: SumProtocol | None = None,
+             absent: Callable[[int, int], bool] | None = None, experiment: dict[str, Any] | None = None,
+             **settings: Any) -> Result:  # fmt: skip
+    """Run an algorithm on a task, all parties in this process.
+
+    `settings` are the fields of `hansa.run.Run` (rounds, cohort, seed, engine, device, ...). With `run_dir` the run
+    writes metrics and checkpoints there, and `resume=True` goes on from the last one: under the same plan (torch
+    version, engine, threads, ...) to the same bits, under another only with `force=True`. `on_round` is called with
+    each round's metrics. `absent(party, round)` takes parties away; `protocol` takes over `reduce`.
+    """
+    if not isinstance(algorithm, Algorithm):
+        raise ConfigError(
+            f'expected an algorithm such as hansa.FedAvg() or build("algorithm", "fedavg"), got {algorithm!r}'
+        )
+    run: Run = fill(Run, settings, where="run")
+    _check_device(run.device)
+    with deterministic(run.device):
+        objective = Objective(task.model, task.loss, run.seed, run.device)
+        holdings = task.holdings(objective)
+        if task.prepare is None and holdings.train.x.is_floating_point() and bool(holdings.train.x.isnan().any()):
+            raise DataError("the parties' features have missing values (NaN); give the task prepare=Standardise()")
+        engine = pick_engine(run.engine, objective, holdings, run.seed)
+        clock = VirtualClock(run.seed, run.latency, run.latency_mean)
+        runtime = Simulation(engine, run.rules(), clock, absent)
+        store = Store(run_dir) if run_dir is not None else None
+        record = _record(algorithm, run, engine, experiment)
+        training = Training(algorithm, task, run, objective, holdings, store, runtime, protocol, on_round,
+                            lambda: clock.now)  # fmt: skip
+        if store is not None:
+            if resume:
+                _same_plan(store.experiment()["plan"], record["plan"], force)
+            else:
+                store.create(record)
+        try:
+            state = complete(training.steps(), runtime.answer)
+        finally:
+            if store is not None:
+                store.close()
+    result = Result(training, state, record, store.path if store is not None else None)
+    if store is not None:
+        store.finish(result.saved_model(), result.summary)
+    return result
+
+
+def plan(engine: ReferenceEngine, device: str) -> dict[str, Any]:
+    """What the bits of a run depend on, recorded with it."""
+    return {
+        "torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability(), "device": device, "workers": 1,
+        **engine.plan(),
+    }  # fmt: skip
+
+
+def _record(algorithm: Algorithm, run: Run, engine: ReferenceEngine, experiment: Any) -> dict[str, Any]:
+    settings = {f.name: getattr(run, f.name) for f in dataclasses.fields(run)}
+    settings["select"] = to_config(run.select)
+    return {
+        "hansa": hansa.__version__, "algorithm": to_config(algorithm), "run": settings,
+        "plan": plan(engine, run.device), "experiment": experiment,
+    }  # fmt: skip
+
+
+def _same_plan(before: dict[str, Any], now: dict[str, Any], force: bool) -> None:
+    changed = [
+        f"{k} was {before.get(k)!r} and is {now.get(k)!r}"
+        for k in sorted({*before, *now})
+        if before.get(k) != now.get(k)
+    ]
+    if changed and not force:
+        raise ConfigError(
+            f"this run was begun under another plan ({'; '.join(changed)}), so its numbers could not be replayed; "
+            "use --force (force=True) to go on all the same"
+        )
+
+
+def _check_device(device: str) -> None:
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        raise ConfigError(f"run.device: unknown device {device!r}; use 'cpu', 'cuda' or 'cuda:N'") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("run.device: 'cuda' was asked for, but this machine has no usable GPU")
+    if kind not in ("cpu", "cuda"):
+        raise ConfigError(f"run.device: {device!r} is not supported; use 'cpu' or 'cuda'")

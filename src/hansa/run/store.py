@@ -1,0 +1,112 @@
+"""A run's folder: metrics as JSON lines, checkpoints by atomic rename, the final model.
+
+A checkpoint remembers how long the metrics were, so that a run that was killed goes on from where both agree.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from hansa.core import codec
+from hansa.core.errors import ConfigError, DataError
+
+METRICS, CHECKPOINT, MODEL = "metrics.jsonl", "checkpoint.safetensors", "model.safetensors"
+EXPERIMENT, SUMMARY = "experiment.json", "summary.json"
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a file so that a crash leaves the old one or the new one, never a part."""
+    part = path.with_name(path.name + ".part")
+    with open(part, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_atomic(path, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"{path.parent} is not a run: it has no {path.name}") from None
+    except ValueError as error:
+        raise DataError(f"{path} is not valid JSON: {error}") from None
+
+
+class Store:
+    """The folder of one run."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._metrics: Any = None
+
+    def create(self, experiment: dict[str, Any]) -> None:
+        """Begin a new run here; a folder that holds one already is refused."""
+        if (self.path / EXPERIMENT).exists():
+            raise ConfigError(f"{self.path} already holds a run; choose another folder, or `hansa resume {self.path}`")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot make the folder {self.path}: {error.strerror}") from None
+        write_json(self.path / EXPERIMENT, experiment)
+
+    def experiment(self) -> dict[str, Any]:
+        value: dict[str, Any] = read_json(self.path / EXPERIMENT)
+        return value
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Add a round to the metrics."""
+        if self._metrics is None:
+            self._metrics = open(self.path / METRICS, "ab")  # noqa: SIM115 (kept open for the whole run)
+        self._metrics.write(json.dumps(line).encode() + b"\n")
+        self._metrics.flush()
+
+    def checkpoint(self, tree: dict[str, Any]) -> None:
+        """Save the run's state together with the length of its metrics."""
+        if self._metrics is not None:
+            os.fsync(self._metrics.fileno())
+        path = self.path / METRICS
+        length = path.stat().st_size if path.exists() else 0
+        write_atomic(self.path / CHECKPOINT, codec.encode({**tree, "metrics_length": length}))
+
+    def restore(self) -> dict[str, Any] | None:
+        """The last checkpoint, the metrics cut back to it; None (and no metrics) where there is none yet."""
+        metrics = self.path / METRICS
+        path = self.path / CHECKPOINT
+        tree: dict[str, Any] | None = codec.decode(path.read_bytes()) if path.exists() else None
+        if metrics.exists():
+            length = int(tree["metrics_length"]) if tree is not None else 0
+            if metrics.stat().st_size < length:
+                raise DataError(f"{metrics} is shorter than when the checkpoint was made; it was changed by hand")
+            os.truncate(metrics, length)
+        return tree
+
+    def history(self) -> list[dict[str, Any]]:
+        """The metrics, one entry a round; a line cut short by a crash is left out."""
+        path = self.path / METRICS
+        if not path.exists():
+            return []
+        lines = path.read_bytes().split(b"\n")
+        return [json.loads(line) for line in lines[:-1]]
+
+    def close(self) -> None:
+        if self._metrics is not None:
+            self._metrics.close()
+            self._metrics = None
+
+    def finish(self, model: dict[str, Any], summary: dict[str, Any]) -> None:
+        """Write the final model and the summary."""
+        write_atomic(self.path / MODEL, codec.encode(model))
+        write_json(self.path / SUMMARY, summary)

@@ -1,0 +1,51 @@
+"""Server optimisers: how the global model takes an update."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from hansa.core.algorithm import State
+from hansa.core.errors import ConfigError
+from hansa.core.registry import Part, register
+from hansa.fusion.update import Update
+
+
+class ServerOptimizer(Part):
+    """Base of server optimisers: `move` gives the change of the model; buffers come from the update as they are."""
+
+    kind: ClassVar[str] = "server"
+
+    def move(self, state: State, delta: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The change of the trainable vector, and the optimiser's slots."""
+        raise TypeError(f"the server optimiser {self.name!r} moves nothing")
+
+    def step(self, state: State, update: Update) -> State:
+        """The state after taking an update."""
+        change, slots = self.move(state, update.w)
+        params = state.params._replace(w=state.params.w + change)
+        if update.stats is not None:
+            params = params._replace(stats=update.stats)
+        if update.counts is not None:
+            params = params._replace(counts=update.counts)
+        return state.replace(params, **slots)
+
+
+@register("descent")
+@dataclass(frozen=True)
+class Descent(ServerOptimizer):
+    """w <- w + lr * decay^round * update; FedAvg is lr = 1. McMahan et al. 2017, Reddi et al. 2021."""
+
+    lr: float = 1.0
+    decay: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0:
+            raise ConfigError(f"lr must be positive, got {self.lr}")
+        if not 0 < self.decay <= 1:
+            raise ConfigError(f"decay must lie in (0, 1], got {self.decay}")
+
+    def move(self, state: State, delta: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.lr * self.decay**state.round * delta, {}

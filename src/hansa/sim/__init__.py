@@ -1,0 +1,1 @@
+"""The simulation: engines, virtual clock, runtime."""

@@ -1,0 +1,78 @@
+"""Engines: how a simulation has parties do their work. The reference goes one by one, as a deployed party does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hansa.core.errors import PartyError
+from hansa.core.objective import Objective
+from hansa.core.op import Memory, Op, Party, Payload, Reply, perform
+from hansa.core.task import Holdings
+
+Outcome = tuple[Reply, Memory] | str
+
+
+@dataclass
+class Job:
+    """One party's share of an ask."""
+
+    party: int
+    payload: Payload
+    memory: Memory
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One torch thread inside, as at a deployed party."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class ReferenceEngine:
+    """One party after another, on one thread, through the very function that a deployed party runs."""
+
+    name = "reference"
+
+    def __init__(self, objective: Objective, holdings: Holdings, seed: int) -> None:
+        self.objective, self.holdings, self.seed = objective, holdings, seed
+
+    def plan(self) -> dict[str, Any]:
+        """What the bits of a run depend on."""
+        return {"engine": self.name, "threads": 1}
+
+    def party(self, id: int, round: int) -> Party:
+        tests = self.holdings.tests
+        test = None if tests is None else tests.of(id)
+        return Party(id, self.objective, self.holdings.train.of(id), test, self.seed, round)
+
+    def run(self, op: Op, jobs: list[Job], round: int) -> Iterator[tuple[int, Outcome]]:
+        """Each party's outcome, in the order of the jobs."""
+        with one_thread():
+            for job in jobs:
+                yield job.party, self.one(op, job, round)
+
+    def one(self, op: Op, job: Job, round: int) -> Outcome:
+        try:
+            return perform(op, self.party(job.party, round), job.payload, job.memory)
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise PartyError(f"party {job.party} failed at {op.name!r} in round {round}: {_first(error)}") from error
+
+
+def _first(error: BaseException) -> str:
+    """The first line of an error, with a way out where the cause is known."""
+    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if "more than 1 value per channel" in text:
+        return (
+            "a batch of one sample cannot train BatchNorm; choose a batch size that leaves no party a single sample, "
+            "or set local.drop_last"
+        )
+    return text

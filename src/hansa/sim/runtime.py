@@ -1,0 +1,230 @@
+"""The simulation runtime: answers an algorithm's asks in one process, without an event loop, deterministically."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from hansa.core import codec
+from hansa.core.errors import AlgorithmError, ConfigError, RoundAborted, nearest
+from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket, op_config
+from hansa.core.objective import Objective
+from hansa.core.op import DataOp, Memory, Op, PeerOp, Reply
+from hansa.core.registry import from_config
+from hansa.core.replies import Record, Rules, arrive, combine, inboxes
+from hansa.core.runtime import Abort, Commit, Open, Request
+from hansa.core.task import Holdings
+from hansa.sim.clock import VirtualClock
+from hansa.sim.engine import Job, Outcome, ReferenceEngine
+from hansa.sim.stacked import StackedEngine
+
+# On a CPU, larger models and fewer parties train faster one party at a time.
+STACKED_DIM, STACKED_PARTIES = 20_000, 8
+ENGINES = ("auto", "reference", "vmap")
+
+
+def pick_engine(name: str, objective: Objective, holdings: Holdings, seed: int) -> ReferenceEngine:
+    """The engine by name. `auto` stacks parties unless the model is one that a CPU runs faster party by party."""
+    if name not in ENGINES:
+        raise ConfigError(f"unknown engine {name!r}{nearest(name, ENGINES)}")
+    slow = (nn.RNNBase, nn.modules.conv._ConvNd)
+    few = len(holdings) < STACKED_PARTIES or objective.spec.dim > STACKED_DIM
+    alone = objective.module is None or (
+        objective.device.type == "cpu" and (few or any(isinstance(m, slow) for m in objective.module.modules()))
+    )
+    if name == "reference" or (name == "auto" and alone):
+        return ReferenceEngine(objective, holdings, seed)
+    return StackedEngine(objective, holdings, seed)
+
+
+@dataclass
+class Flight:
+    """A ticket under way in simulated time."""
+
+    ticket: Ticket
+    op: Op
+    payload: Any
+    arrives: float
+
+
+class Simulation:
+    """All parties in one process. `absent(party, round)` takes parties away from a round's work."""
+
+    def __init__(self, engine: ReferenceEngine, rules: Rules, clock: VirtualClock,
+                 absent: Callable[[int, int], bool] | None = None) -> None:  # fmt: skip
+        self.engine, self.rules, self.clock, self.absent = engine, rules, clock, absent
+        self.memories: dict[int, Memory] = {}
+        self.flights: dict[int, Flight] = {}
+        self._staged: dict[int, Memory] = {}
+        self._record = Record()
+        self._tickets = 0
+        self._lost = 0
+
+    def answer(self, request: Request) -> Any:
+        """Answer an ask, or open, commit or abort a round."""
+        if isinstance(request, Open):
+            self._record, self._staged, self._lost = request.record, {}, 0
+            return frozenset(flight.ticket.party for flight in self.flights.values())
+        if isinstance(request, Commit):
+            self.memories.update(self._staged)
+            self._staged = {}
+            return None
+        if isinstance(request, Abort):
+            self._staged = {}
+            return None
+        if request.verb == "submit":
+            return self._submit(request)
+        if request.verb == "next":
+            return self._next()
+        if isinstance(request.op, DataOp):
+            return self._prepare(request)
+        if request.verb == "exchange":
+            return self._exchange(request)
+        answer, memories = self._collect(request)
+        self._staged.update(memories)
+        self.clock.pass_ask(request)
+        return answer
+
+    def _collect(self, ask: Ask) -> tuple[Reduced | Gathered, dict[int, Memory]]:
+        """The combined answer to an ask, and what those whose replies were accepted would remember."""
+        self._count_down(ask)
+        memories: dict[int, Memory] = {}
+
+        def outcomes() -> Iterator[tuple[int, Reply | str]]:
+            for party, outcome in self._run(ask):
+                if isinstance(outcome, str):
+                    yield party, outcome
+                else:
+                    if outcome[1]:
+                        memories[party] = outcome[1]
+                    yield party, outcome[0]
+
+        answer = combine(ask, outcomes(), self.rules, self._record)
+        return answer, {party: kept for party, kept in memories.items() if party in self._record.fused}
+
+    def memory(self, party: int) -> Memory:
+        """A party's memory, with what it staged this round."""
+        return self._staged.get(party, self.memories.get(party, {}))
+
+    def _run(self, ask: Ask) -> Iterator[tuple[int, Outcome]]:
+        """Each party's outcome, in the order of ids; those absent say so."""
+        assert ask.op is not None
+        away = self.absent if ask.in_round else None
+        here = [p for p in ask.parties if away is None or not away(p, ask.round)]
+        done = self.engine.run(ask.op, [Job(p, ask.payload_of(p), self.memory(p)) for p in here], ask.round)
+        present = set(here)
+        for party in ask.parties:
+            if party in present:
+                yield next(done)
+            else:
+                yield party, "it did not answer"
+
+    def _count_down(self, ask: Ask) -> None:
+        if ask.each:
+            self._record.bytes_down += sum(codec.size(ask.message(p)) for p in ask.parties)
+        elif ask.parties:
+            self._record.bytes_down += codec.size(ask.message(ask.parties[0])) * len(ask.parties)
+
+    def _prepare(self, ask: Ask) -> Any:
+        """Every party looks at its data through the op from now on."""
+        assert isinstance(ask.op, DataOp)
+        holdings = self.engine.holdings
+        self._count_down(ask)
+        shards = [holdings.train] + ([holdings.tests] if holdings.tests is not None else [])
+        for shard in shards:
+            shard.x = ask.op.transform(shard.x, ask.payload)
+        return combine(ask, ((p, Reply({})) for p in ask.parties), self.rules, self._record)
+
+    def _exchange(self, ask: Ask) -> None:
+        assert isinstance(ask.op, PeerOp)
+        op = ask.op
+        gathered, staged = self._collect(ask)
+        assert isinstance(gathered, Gathered)
+        messages = dict(zip(gathered.parties, gathered.replies, strict=True))
+        for party, inbox in inboxes(ask, messages).items():
+            size = codec.size(messages[party].tensors)
+            self._record.bytes_down += size * (len(inbox) - 1)
+            here = self.engine.party(party, ask.round)
+            self._staged[party] = op.receive(here, ask.payload, inbox, staged.get(party, self.memory(party)))
+        self.clock.pass_ask(ask)
+
+    def _submit(self, ask: Ask) -> Ticket:
+        (party,) = ask.parties
+        assert ask.op is not None
+        ticket = Ticket(self._tickets, party, ask.round)
+        self._tickets += 1
+        self._count_down(ask)
+        arrives = self.clock.now + self.clock.duration("ticket", ticket.id)
+        self.flights[ticket.id] = Flight(ticket, ask.op, ask.payload, arrives)
+        return ticket
+
+    def _next(self) -> Arrival:
+        if not self.flights:
+            raise AlgorithmError("next() was awaited with no ticket under way")
+        if self._lost > max(100, 10 * len(self.engine.holdings)):
+            raise RoundAborted(f"{self._lost} tickets in a row were lost")
+        flight = min(self.flights.values(), key=lambda f: (f.arrives, f.ticket.id))
+        del self.flights[flight.ticket.id]
+        self.clock.now = max(self.clock.now, flight.arrives)
+        party, round = flight.ticket.party, flight.ticket.round
+        outcome: Outcome = "it did not answer"
+        if self.absent is None or not self.absent(party, round):
+            jobs = [Job(party, flight.payload, self.memory(party))]
+            _, outcome = next(iter(self.engine.run(flight.op, jobs, round)))
+        reply = outcome if isinstance(outcome, str) else outcome[0]
+        arrival = arrive(flight.ticket, flight.op, flight.payload, reply, self.rules, self._record)
+        if arrival.reply is None:
+            self._lost += 1
+            return arrival
+        self._lost = 0
+        if not isinstance(outcome, str) and outcome[1]:
+            self._staged[party] = outcome[1]
+        return arrival
+
+    def snapshot(self) -> dict[str, Any]:
+        """All that the parties remember and all that is under way, for a checkpoint at a round's end."""
+        payloads: dict[int, int] = {}
+        stored: list[Any] = []
+        flights = []
+        for flight in self.flights.values():
+            if id(flight.payload) not in payloads:  # parties of one round were sent one model: keep it once
+                payloads[id(flight.payload)] = len(stored)
+                stored.append(flight.payload)
+            ticket = flight.ticket
+            flights.append({
+                "id": ticket.id, "party": ticket.party, "round": ticket.round, "arrives": flight.arrives,
+                "op": op_config(flight.op), "payload": payloads[id(flight.payload)],
+            })  # fmt: skip
+        memories = {str(party): memory for party, memory in sorted(self.memories.items())}
+        return {"memories": memories, "flights": flights, "payloads": stored, "tickets": self._tickets,
+                "now": self.clock.now}  # fmt: skip
+
+    def restore(self, tree: dict[str, Any]) -> None:
+        """Go on from a snapshot."""
+        device = self.engine.objective.device
+        self.memories = {int(p): {n: t.to(device) for n, t in m.items()} for p, m in tree["memories"].items()}
+        self._tickets = tree["tickets"]
+        self.clock.now = tree["now"]
+        self.flights = {}
+        for kept in tree["flights"]:
+            config = dict(kept["op"])
+            op = from_config(config.pop("kind"), config, where="checkpoint")
+            ticket = Ticket(kept["id"], kept["party"], kept["round"])
+            self.flights[ticket.id] = Flight(ticket, op, tree["payloads"][kept["payload"]], kept["arrives"])
+
+
+@contextmanager
+def deterministic(device: str) -> Iterator[None]:
+    """Deterministic kernels on the CPU inside; two threads otherwise give another sum each time."""
+    before, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    if device == "cpu":
+        torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warn)

@@ -1,0 +1,239 @@
+"""The conformance suite that every registered algorithm must pass.
+
+    from hansa.testing import check_algorithm
+    check_algorithm(MyAlgorithm())
+
+It runs the algorithm on a small embedded task and checks what every algorithm promises: the engines agree, separate
+processes that have neither the server object nor the algorithm's state give the reference's bits, a second run and
+a resumed one give the same bits, a missing party gives a defined result or a named error, what travels survives the
+codec, and the state round-trips.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import tempfile
+import threading
+from collections.abc import Coroutine, Generator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hansa.core import codec
+from hansa.core.algorithm import Algorithm, State
+from hansa.core.errors import HansaError
+from hansa.core.federation import Ask, op_config
+from hansa.core.journal import Journal
+from hansa.core.objective import Objective
+from hansa.core.registry import from_config, to_config
+from hansa.core.runtime import Request, complete_async
+from hansa.net.processes import ProcessRuntime
+from hansa.run.config import Experiment, parse
+from hansa.run.loop import Training
+from hansa.run.result import Result
+from hansa.run.simulate import simulate
+from hansa.sim.clock import VirtualClock
+from hansa.sim.runtime import deterministic
+
+PARTIES = 4
+TREE: dict[str, Any] = {
+    "task": {"dataset": "breast-cancer", "model": "logistic", "prepare": "standardise", "party_test": 0.2,
+             "dtype": "float64"},
+    "partition": {"name": "quantity", "parties": PARTIES, "alpha": 1.0, "min_size": 20},
+    "run": {"rounds": 3, "latency": "exponential", "seed": 3},
+}  # fmt: skip
+PARTY_COMMAND = [sys.executable, "-m", "hansa.run.party"]
+
+
+def experiment_for(algorithm: Algorithm, **run: Any) -> Experiment:
+    """The suite's task under an algorithm."""
+    return parse({**TREE, "algorithm": to_config(algorithm), "run": {**TREE["run"], **run}})
+
+
+def _simulate(experiment: Experiment, **more: Any) -> Result:
+    return simulate(experiment.algorithm, experiment.build_task(), **{**experiment.settings(), **more})
+
+
+def leaves(tree: Any) -> list[Tensor]:
+    """All tensors of a tree, in order."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    values = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (list, tuple)) else []
+    return [leaf for value in values for leaf in leaves(value)]
+
+
+def same_bits(a: Any, b: Any) -> bool:
+    """Whether two trees are equal to the last bit."""
+    return codec.encode(a) == codec.encode(b)
+
+
+def _close(a: Any, b: Any, tolerance: float) -> bool:
+    pairs = list(zip(leaves(a), leaves(b), strict=True))
+    return all(x.shape == y.shape and torch.allclose(x.double(), y.double(), rtol=0, atol=tolerance) for x, y in pairs)
+
+
+def published(result: Result) -> dict[str, Any]:
+    return result.state.tree()
+
+
+class PartyPool:
+    """Party processes that stay for several checks, on an event loop of their own."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.runtime = ProcessRuntime(PARTIES, PARTY_COMMAND)
+        self.call(self.runtime.__aenter__())
+
+    def call(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine on the pool's loop and wait for it."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def close(self) -> None:
+        self.call(self.runtime.__aexit__())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def check_algorithm(algorithm: Algorithm, pool: PartyPool | None = None) -> None:
+    """Raise AssertionError with the promise that is broken. `pool` reuses party processes that already run."""
+    reference = check_engines(algorithm)
+    check_replay(algorithm, reference)
+    check_missing_party(algorithm)
+    check_codec(algorithm)
+    check_processes(algorithm, reference, pool)
+
+
+def check_engines(algorithm: Algorithm) -> Result:
+    """The stacked engine agrees with the reference to 1e-9 in float64; metrics and bytes too."""
+    experiment = experiment_for(algorithm)
+    reference = _simulate(experiment, engine="reference")
+    stacked = _simulate(experiment, engine="vmap")
+    name = algorithm.name
+    assert _close(published(reference), published(stacked), 1e-9), f"{name}: the engines disagree by more than 1e-9"
+    for a, b in zip(reference.history, stacked.history, strict=True):
+        assert (a["bytes_up"], a["bytes_down"]) == (b["bytes_up"], b["bytes_down"]), (
+            f"{name}: engines count other bytes"
+        )
+        assert "empty" not in a, f"{name}: round {a['round']} was empty: {a['empty']}"
+    assert all(bool(torch.isfinite(t).all()) for t in leaves(published(reference)) if t.is_floating_point()), (
+        f"{name}: the final state is not finite"
+    )
+    return reference
+
+
+def check_replay(algorithm: Algorithm, reference: Result) -> None:
+    """The same plan gives the same bits twice, and after a stop at any round's end."""
+    experiment = experiment_for(algorithm)
+    again = _simulate(experiment, engine="reference")
+    assert same_bits(published(reference), published(again)), f"{algorithm.name}: two runs of one plan differ"
+
+    class Stop(BaseException):
+        pass
+
+    rounds = len(reference.history)
+    for stop_after in range(1, rounds):
+        with tempfile.TemporaryDirectory() as folder:
+
+            def stop(line: dict[str, Any], at: int = stop_after) -> None:
+                if line["round"] == at:
+                    raise Stop
+
+            task = experiment.build_task()
+            settings = {**experiment.settings(), "engine": "reference", "checkpoint_seconds": 0.0}
+            path = f"{folder}/run"
+            with contextlib.suppress(Stop):
+                simulate(algorithm, task, run_dir=path, on_round=stop, **settings)
+            resumed = simulate(algorithm, experiment.build_task(), run_dir=path, resume=True, **settings)
+        name = algorithm.name
+        assert same_bits(published(reference), published(resumed)), f"{name}: resumed after {stop_after}, bits differ"
+        kept = [{str(p): m for p, m in sorted(r.memories.items())} for r in (reference, resumed)]
+        assert same_bits(*kept), f"{name}: party memories differ after a resume"
+
+
+def check_missing_party(algorithm: Algorithm) -> None:
+    """One party that never answers: a result, or a named error."""
+    try:
+        result = _simulate(experiment_for(algorithm), absent=lambda party, round: party == 1, engine="reference")
+    except HansaError:
+        return
+    names = [set(line.get("missing", {})) for line in result.history]
+    assert any(names), f"{algorithm.name}: a missing party was not reported"
+    assert all(bool(torch.isfinite(t).all()) for t in leaves(published(result)) if t.is_floating_point())
+
+
+def check_codec(algorithm: Algorithm) -> None:
+    """Configuration, state, asks and payloads survive encoding."""
+    name = algorithm.name
+    assert from_config("algorithm", to_config(algorithm), "check") == algorithm, f"{name}: configuration changes"
+    experiment = experiment_for(algorithm)
+    task = experiment.build_task()
+    objective = Objective(task.model, task.loss, experiment.run.seed)
+    training = Training(algorithm, task, experiment.run, objective, task.holdings(objective))
+    state = training.state.tree()
+    assert same_bits(State.of_tree(codec.decode(codec.encode(state))).tree(), state), (
+        f"{name}: state does not round-trip"
+    )
+
+    def watch(run: Generator[Request, Any, Any]) -> Generator[Request, Any, Any]:
+        answer: Any = None
+        try:
+            request = next(run)
+            while True:
+                if isinstance(request, Ask) and request.op is not None:
+                    party = request.parties[0]
+                    message = request.message(party)
+                    back = codec.decode(codec.encode(message))
+                    assert same_bits(message, back), f"{name}: the payload of {request.verb} changes on the wire"
+                    assert codec.size(message) == len(codec.encode(message)), f"{name}: bytes are miscounted"
+                    config = dict(back["op"])
+                    op = from_config(config.pop("kind"), config, "check")
+                    assert op_config(op) == op_config(request.op), (
+                        f"{name}: the op {request.op.name} changes on the wire"
+                    )
+                answer = yield request
+                request = run.send(answer)
+        except StopIteration as done:
+            return done.value
+
+    original = Training.steps
+    try:
+        Training.steps = lambda self: watch(original(self))  # type: ignore[method-assign]
+        _simulate(experiment, engine="reference")
+    finally:
+        Training.steps = original  # type: ignore[method-assign]
+
+
+def check_processes(algorithm: Algorithm, reference: Result, pool: PartyPool | None = None) -> None:
+    """Parties in processes of their own, which have no server object, give the reference's bits; so does a replay."""
+    own = pool or PartyPool()
+    try:
+        own.call(_check_processes(algorithm, reference, own.runtime))
+    finally:
+        if pool is None:
+            own.close()
+
+
+async def _check_processes(algorithm: Algorithm, reference: Result, runtime: ProcessRuntime) -> None:
+    experiment, journal, name = experiment_for(algorithm), Journal(), algorithm.name
+    first = await run_on(experiment, runtime, journal)
+    assert same_bits(published(reference), first.tree()), f"{name}: separate processes and the reference differ"
+    again = await run_on(experiment, runtime, journal)
+    assert same_bits(published(reference), again.tree()), f"{name}: a replay from the journal differs"
+
+
+async def run_on(experiment: Experiment, runtime: ProcessRuntime, journal: Journal | None = None) -> State:
+    """Run an experiment's algorithm over parties in other processes, tickets arriving in simulated time."""
+    run = experiment.run
+    clock = VirtualClock(run.seed, run.latency, run.latency_mean)
+    await runtime.begin(experiment.tree, experiment.folder, journal, clock)
+    with deterministic("cpu"):
+        task = experiment.build_task()
+        objective = Objective(task.model, task.loss, experiment.run.seed)
+        training = Training(experiment.algorithm, task, experiment.run, objective, task.holdings(objective))
+        return await complete_async(training.steps(), runtime.answer)

@@ -1,0 +1,78 @@
+"""The party's side of ID3: samples as codes, their way down the tree, and counts at its open nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
+from hansa.core.registry import register
+
+
+def codes(x: Tensor, domain: list[dict[str, Any]]) -> Tensor:
+    """Each feature's value as a branch number: index of the value, or of the interval (lower, upper]; -1 if unknown."""
+    flat = x.flatten(1).double()
+    out = torch.full(flat.shape, -1, dtype=torch.int64, device=x.device)
+    for f, described in enumerate(domain):
+        column = flat[:, f].contiguous()
+        edges = torch.tensor(described.get("values", described.get("cuts")), dtype=torch.float64, device=x.device)
+        at = torch.bucketize(column, edges)
+        if "values" in described:
+            at = torch.where(edges[at.clamp(max=len(edges) - 1)] == column, at, -1) if len(edges) else at * 0 - 1
+        out[:, f] = torch.where(torch.isnan(column), -1, at)
+    return out
+
+
+def route(coded: Tensor, feature: Tensor, child: Tensor, stop_short: bool = True) -> Tensor:
+    """The node each sample reaches; where its branch is missing, the node above, or -1 if `stop_short` is off."""
+    feature, child = feature.to(coded.device), child.to(coded.device)
+    node = torch.zeros(len(coded), dtype=torch.int64, device=coded.device)
+    moving = torch.ones_like(node, dtype=torch.bool)
+    while True:
+        split = feature[node.clamp(min=0)]
+        moving = moving & (split >= 0) & (node >= 0)
+        if not bool(moving.any()):
+            return node
+        value = coded.gather(1, split.clamp(min=0)[:, None]).squeeze(1)
+        below = torch.where(value >= 0, child[node.clamp(min=0), value.clamp(min=0)], -1)
+        lost = moving & (below < 0)
+        node = torch.where(moving & ~lost, below, node)
+        if not stop_short:
+            node = torch.where(lost, -1, node)
+        moving = moving & ~lost
+
+
+@register("split-counts")
+@dataclass(frozen=True)
+class SplitCounts(Op):
+    """Counts of labels at some nodes, in all and for each value of each feature."""
+
+    nodes: tuple[int, ...] = ()
+    features: int = 0
+    width: int = 0
+    classes: int = 0
+
+    def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        x, y = party.samples()
+        coded = codes(x, payload["domain"])
+        node = route(coded, payload["feature"], payload["child"], stop_short=False)
+        splits = torch.zeros(len(self.nodes), self.features, self.width, self.classes, dtype=torch.int64)
+        totals = torch.zeros(len(self.nodes), self.classes, dtype=torch.int64)
+        for i, wanted in enumerate(self.nodes):
+            here = node == wanted
+            labels = y[here].cpu()
+            totals[i] = torch.bincount(labels, minlength=self.classes)
+            inside = coded[here].cpu()
+            known = inside >= 0
+            at = (torch.arange(self.features) * self.width + inside) * self.classes + labels[:, None]
+            size = self.features * self.width * self.classes
+            splits[i] = torch.bincount(at[known], minlength=size).view(self.features, self.width, self.classes)
+        return Reply({"splits": splits, "totals": totals}), memory
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        rows = len(self.nodes)
+        full = (rows, self.features, self.width, self.classes)
+        return {"splits": (full, torch.int64), "totals": ((rows, self.classes), torch.int64)}

@@ -1,0 +1,101 @@
+"""What values features take, learned from sums of counts: the same for any partition of the same samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hansa.core.federation import Federation
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
+from hansa.core.registry import register
+
+GRID = 64  # whole numbers from -GRID to GRID are counted one by one
+MAX_VALUES = 16  # a feature with at most so many whole values splits by value, others by interval
+REFINEMENTS, PIECES = 6, 32  # each exchange narrows the interval that holds a quantile by so many pieces
+
+
+@register("value-profile")
+@dataclass(frozen=True)
+class ValueProfile(Op):
+    """For each feature: how many values are known, how many are off the grid of small whole numbers, counts on it."""
+
+    features: int = 0
+
+    def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        flat = party.samples()[0].flatten(1).double().cpu()
+        known = ~torch.isnan(flat)
+        on_grid = known & (flat == flat.round()) & (flat.abs() <= GRID)
+        at = torch.arange(self.features) * (2 * GRID + 1) + torch.where(on_grid, flat, 0.0).long() + GRID
+        grid = torch.bincount(at[on_grid], minlength=self.features * (2 * GRID + 1))
+        counts = {"known": known.sum(0), "off": (known & ~on_grid).sum(0), "grid": grid.view(self.features, -1)}
+        return Reply(counts), memory
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        row: Shape = ((self.features,), torch.int64)
+        return {"known": row, "off": row, "grid": ((self.features, 2 * GRID + 1), torch.int64)}
+
+
+@register("rank-counts")
+@dataclass(frozen=True)
+class RankCounts(Op):
+    """How many of a party's samples lie at or below each edge, for some features."""
+
+    features: tuple[int, ...] = ()
+
+    def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        flat = party.samples()[0].flatten(1).double().cpu()
+        columns = flat[:, list(self.features)].T.contiguous()
+        ordered = torch.where(torch.isnan(columns), torch.inf, columns).sort(1).values
+        return Reply({"below": torch.searchsorted(ordered, payload["edges"].cpu().contiguous(), right=True)}), memory
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        return {"below": (tuple(payload["edges"].shape), torch.int64)}
+
+
+async def learn_domain(fed: Federation, features: int, bins: int) -> list[dict[str, Any]]:
+    """For each feature its values (few whole numbers) or its cuts (quantiles)."""
+    profile = await fed.reduce(ValueProfile(features))
+    off, grid = profile.sums["off"].cpu(), profile.sums["grid"].cpu()
+    domain: list[dict[str, Any]] = [{} for _ in range(features)]
+    numeric = []
+    for f in range(features):
+        values = (torch.nonzero(grid[f]).flatten() - GRID).tolist()
+        if int(off[f]) == 0 and len(values) <= MAX_VALUES:
+            domain[f] = {"values": [float(v) for v in values]}
+        else:
+            numeric.append(f)
+    if numeric:
+        cuts = await quantiles(fed, numeric, profile.sums["known"].cpu()[numeric], bins)
+        for f, row in zip(numeric, cuts, strict=True):
+            domain[f] = {"cuts": row}
+    return domain
+
+
+async def quantiles(fed: Federation, features: list[int], known: Tensor, bins: int) -> list[list[float]]:
+    """Cuts that leave about as many samples in each of `bins` intervals, found by counting at ever finer edges."""
+    op = RankCounts(tuple(features))
+    wanted = torch.ceil(
+        known.double()[:, None] * torch.arange(1, bins) / bins
+    ).long()  # rank of each cut, [F, bins - 1]
+    powers = 2.0 ** torch.arange(-40, 64, dtype=torch.float64)
+    edges = torch.cat([-powers.flip(0), torch.zeros(1, dtype=torch.float64), powers]).repeat(len(features), 1)
+    below = (await fed.reduce(op, {"edges": edges})).sums["below"].cpu()
+    shape = (len(features), bins - 1, -1)
+    low, high, reached = _bracket(edges[:, None].expand(shape), below[:, None].expand(shape), wanted)
+    for _ in range(REFINEMENTS):
+        part = torch.arange(PIECES + 1, dtype=torch.float64) / PIECES
+        edges = low[..., None] + (high - low)[..., None] * part
+        edges[..., -1] = high
+        below = (await fed.reduce(op, {"edges": edges.flatten(1)})).sums["below"].cpu()
+        low, high, reached = _bracket(edges, below.view(edges.shape), wanted)
+    useful = reached < known[:, None]  # a cut with everything below it separates nothing
+    return [sorted(set(h[u].tolist())) for h, u in zip(high, useful, strict=True)]
+
+
+def _bracket(edges: Tensor, below: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The pair of neighbouring edges between which the wanted rank is reached, and the count at the upper one."""
+    at = (below < wanted[..., None]).sum(-1).clamp(1, edges.shape[-1] - 1)[..., None]
+    return edges.gather(-1, at - 1).squeeze(-1), edges.gather(-1, at).squeeze(-1), below.gather(-1, at).squeeze(-1)

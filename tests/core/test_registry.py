@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+import hansa
+from hansa.core.errors import ConfigError
+from hansa.core.registry import KINDS, Part, build, from_config, nest, register, registered, summary, to_config
+from hansa.fusion import WeightedMean
+from hansa.local import SGD, SVRG, Gradient
+
+PARTS = [(kind, name) for kind in KINDS for name in registered(kind)]
+
+
+def needs_fields(cls: type[Part]) -> bool:
+    missing = dataclasses.MISSING
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    return any(f.default is missing and f.default_factory is missing for f in fields)
+
+
+@pytest.mark.parametrize(("kind", "name"), PARTS)
+def test_every_part_survives_its_configuration_as_json(kind: str, name: str) -> None:
+    cls = registered(kind)[name]
+    if needs_fields(cls):
+        with pytest.raises(ConfigError, match="is required"):
+            build(kind, name)
+        return
+    part = build(kind, name)
+    assert (part.kind, part.name) == (kind, name)
+    assert from_config(kind, json.loads(json.dumps(to_config(part))), where=kind) == part
+
+
+@pytest.mark.parametrize(("kind", "name"), PARTS)
+def test_every_part_says_what_it_is_and_cannot_be_changed(kind: str, name: str) -> None:
+    cls = registered(kind)[name]
+    assert summary(cls)[0].endswith((".", ":", ")")) or len(summary(cls)[0]) > 10
+    assert cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
+
+
+def test_values_that_differ_from_the_defaults_survive_too() -> None:
+    part = hansa.FedAvg(local=SGD(lr=0.5, steps=3, batch=None, drop_last=True), fusion=WeightedMean(uniform=True))
+    assert from_config("algorithm", json.loads(json.dumps(to_config(part))), where="algorithm") == part
+    tree = hansa.ID3(max_depth=7)
+    assert from_config("algorithm", to_config(tree), where="algorithm") == tree
+
+
+def test_an_unknown_name_suggests_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"unknown algorithm 'fedavgg'; did you mean 'fedavg'\?"):
+        build("algorithm", "fedavgg")
+    with pytest.raises(ConfigError, match=r"unknown kind of part 'algoritm'; did you mean 'algorithm'\?"):
+        registered("algoritm")
+
+
+def test_an_unknown_field_suggests_the_nearest_and_says_where() -> None:
+    with pytest.raises(
+        ConfigError, match=r"algorithm \(fedavg\)\.local \(sgd\): unknown field 'epoch'; did you mean 'epochs'"
+    ):
+        build("algorithm", "fedavg", **{"local.epoch": 3})
+    with pytest.raises(ConfigError, match="unknown field 'zzz'; known: fusion, local, server"):
+        build("algorithm", "fedavg", zzz=1)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("local.lr", "fast", "expected a number, got 'fast'"),
+        ("local.lr", True, "expected a number, got True"),
+        ("local.epochs", 1.5, "expected a whole number, got 1.5"),
+        ("local.epochs", True, "expected a whole number, got True"),
+        ("local.drop_last", 1, "expected true or false, got 1"),
+        ("local.batch", "all", "expected a whole number or nothing, got 'all'"),
+        ("local", 3, "expected a local by name or as a table, got 3"),
+        ("local", WeightedMean(), "expected a local, got the fusion 'mean'"),
+        ("local.epochs", 0, "epochs must be at least 1, got 0"),
+        ("local.lr", -1.0, "lr must be positive, got -1.0"),
+        ("local.lr", float("nan"), "lr must be positive, got nan"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_would_be_right(field: str, value: Any, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build("algorithm", "fedavg", **{field: value})
+    assert expected in str(caught.value)
+    assert str(caught.value).startswith("algorithm (fedavg).local")
+
+
+def test_a_choice_that_does_not_exist_suggests_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"'rings' is not one of .*; did you mean 'ring'\?"):
+        build("algorithm", "dpsgd", topology="rings")
+
+
+def test_dotted_names_reach_nested_fields() -> None:
+    made = build("algorithm", "fedavg", **{"local.lr": 0.5, "local.epochs": 2, "server.lr": 2})
+    assert made == hansa.FedAvg(local=SGD(lr=0.5, epochs=2), server=hansa.Descent(lr=2.0))
+    assert isinstance(made.server.lr, float)
+
+
+def test_a_field_set_by_a_dotted_name_leaves_the_others_at_the_owners_default() -> None:
+    assert build("algorithm", "dpsgd", **{"local.lr": 0.5}).local == SGD(lr=0.5, steps=1)  # SGD's own is steps=None
+    assert build("algorithm", "fedsgd", **{"server.decay": 0.9}).server == hansa.Descent(lr=0.1, decay=0.9)
+
+
+def test_another_part_starts_from_its_own_defaults() -> None:
+    assert build("algorithm", "dpsgd", **{"local": "gradient"}).local == Gradient()
+    assert build("algorithm", "fedavg", **{"local": "svrg", "local.h": 2}).local == SVRG(h=2.0)
+    assert build("algorithm", "fedavg", **{"local.h": 2, "local": "svrg"}).local == SVRG(h=2.0)  # in any order
+    assert build("algorithm", "fedavg", local={"name": "svrg", "h": 2}).local == SVRG(h=2.0)
+    assert build("algorithm", "fedavg", **{"local": SGD(lr=3.0), "local.epochs": 2}).local == SGD(lr=3.0, epochs=2)
+
+
+def test_a_name_that_reaches_into_a_number_is_refused() -> None:
+    with pytest.raises(ConfigError, match="reaches into 'lr', which is already set to 1"):
+        nest({"lr": 1, "lr.x": 2})
+
+
+def test_two_parts_of_one_name_are_refused() -> None:
+    with pytest.raises(ConfigError, match="two fusions are called 'mean'"):
+
+        @register("mean")
+        @dataclass(frozen=True)
+        class Other(WeightedMean):
+            pass
+
+    assert registered("fusion")["mean"] is WeightedMean
+
+
+def test_what_the_package_exports_can_be_had() -> None:
+    for name in hansa.__all__:
+        assert getattr(hansa, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'FedAvgg'"):
+        hansa.FedAvgg  # noqa: B018

@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hansa
+from hansa.core import replies
+from hansa.core.errors import ConfigError, RoundAborted
+from hansa.core.federation import Ask, Gathered, Reduced
+from hansa.core.op import Reply
+from hansa.core.replies import BLOCK, BlockSum, Record, Rules, combine, fault, inboxes, mixed
+from hansa.local import SGD
+from hansa.run import Run
+
+MODEL = {"w": torch.zeros(3), "stats": torch.zeros(0), "counts": torch.zeros(0, dtype=torch.int64)}
+EXPECTED = {"w": ((3,), torch.float32)}
+
+
+def reply(*values: float, weight: Any = 1, dtype: torch.dtype = torch.float32, **metrics: float) -> Reply:
+    return Reply({"w": torch.tensor(values, dtype=dtype)}, weight, metrics=metrics)
+
+
+def ask(parties: int, verb: Any = "reduce", uniform: bool = False) -> Ask:
+    return Ask(verb, 0, "round", 0, SGD(), {"model": MODEL}, tuple(range(parties)), uniform=uniform)
+
+
+def reduced(outcomes: list[tuple[int, Reply | str]], uniform: bool = False, rules: Rules | None = None) -> Reduced:
+    answer = combine(ask(len(outcomes), uniform=uniform), outcomes, rules or Rules(), Record())
+    assert isinstance(answer, Reduced)
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (reply(1, math.nan, 1), "not finite"),
+        (reply(1, math.inf, 1), "not finite"),
+        (reply(1, -math.inf, 1), "not finite"),
+        (reply(1, 1), r"shape \(2,\), expected \(3,\)"),
+        (Reply({"w": torch.zeros(1, 3)}), r"shape \(1, 3\), expected \(3,\)"),
+        (Reply({"w": torch.zeros(())}), r"shape \(\), expected \(3,\)"),
+        (reply(1, 1, 1, dtype=torch.float64), "is torch.float64, expected torch.float32"),
+        (reply(1, 1, 1, dtype=torch.int64), "is torch.int64, expected torch.float32"),
+        (Reply({"v": torch.zeros(3)}), r"has the tensors \['v'\], expected \['w'\]"),
+        (Reply({}), r"has the tensors \[\], expected \['w'\]"),
+        (Reply({"w": torch.zeros(3), "v": torch.zeros(3)}), r"has the tensors \['v', 'w'\]"),
+        (reply(1, 1, 1, weight=0), "weight is 0, expected a positive whole number"),
+        (reply(1, 1, 1, weight=-3), "weight is -3"),
+        (reply(1, 1, 1, weight=True), "weight is True"),
+        (reply(1, 1, 1, weight=2.0), "weight is 2.0"),
+        (reply(1, 1, 1, weight=11), "weight 11 is over the limit of 10"),
+        (reply(3, 4, 0.1), "norm of its update, 5.001, is over the limit of 5"),
+        (reply(1, 1, 1, train_loss=math.nan), "metrics are not finite"),
+    ],
+)
+def test_a_reply_that_may_not_be_fused_is_rejected_with_the_reason(bad: Reply, reason: str) -> None:
+    import re
+
+    rules = Rules(max_norm=5.0, max_weight=10)
+    assert re.search(reason, fault(bad, EXPECTED, rules) or "")
+    record = Record()
+    answer = combine(ask(3), [(0, reply(1, 2, 3)), (1, bad), (2, reply(3, 2, 1))], rules, record)
+    assert isinstance(answer, Reduced)
+    assert answer.mean("w").tolist() == [2, 2, 2]  # as if the bad one had not come
+    assert (record.asked, record.accepted, answer.count, answer.weight) == (3, 2, 2, 2)
+    assert list(record.rejected) == [1]
+    assert re.search(reason, record.rejected[1])
+
+
+def test_a_reply_at_the_limits_is_fused() -> None:
+    assert fault(reply(3, 4, 0, weight=10), EXPECTED, Rules(max_norm=5.0, max_weight=10)) is None
+
+
+def test_weights_are_those_of_the_parties_that_replied() -> None:
+    one, other = reply(1, 0, 0, weight=1), reply(0, 0, 4, weight=3)
+    outcomes: list[tuple[int, Reply | str]] = [(0, one), (1, "gone"), (2, other)]
+    assert reduced(outcomes).mean("w").tolist() == [0.25, 0, 3]
+    assert reduced(outcomes, uniform=True).mean("w").tolist() == [0.5, 0, 2]
+
+
+def test_metrics_are_averaged_with_the_same_weights_and_counters_take_the_maximum() -> None:
+    one = Reply({"w": torch.ones(3)}, 1, {"counts": torch.tensor([5, 1])}, {"train_loss": 1.0})
+    two = Reply({"w": torch.ones(3)}, 3, {"counts": torch.tensor([2, 9])}, {"train_loss": 3.0})
+    answer = reduced([(0, one), (1, two)])
+    assert answer.metrics == {"train_loss": 2.5}
+    assert answer.maxima["counts"].tolist() == [5, 9]
+
+
+def test_an_answer_needs_its_quorum_and_never_fewer_than_one() -> None:
+    good: list[tuple[int, Reply | str]] = [(0, reply(1, 1, 1)), (1, "gone"), (2, "gone"), (3, "gone")]
+    for quorum, enough in [(0, True), (1, True), (2, False), (0.25, True), (0.26, False), (1.0, False)]:
+        record = Record()
+        if enough:
+            combine(ask(4), good, Rules(quorum), record)
+        else:
+            with pytest.raises(RoundAborted, match="1 usable replies of 4 parties asked, quorum"):
+                combine(ask(4), good, Rules(quorum), record)
+        assert (record.asked, record.accepted, list(record.missing)) == (4, 1, [1, 2, 3])
+    with pytest.raises(RoundAborted):
+        combine(ask(1), [(0, "gone")], Rules(0), Record())
+
+
+@pytest.mark.parametrize("quorum", [-1, 1.5, -0.1])
+def test_an_impossible_quorum_is_refused(quorum: float) -> None:
+    with pytest.raises(ConfigError, match="quorum"):
+        Rules(quorum)
+
+
+def test_gathered_replies_are_in_the_order_of_the_parties() -> None:
+    outcomes: list[tuple[int, Reply | str]] = [(0, reply(1, 0, 0)), (1, "gone"), (2, reply(0, 1, 0, weight=4))]
+    answer = combine(ask(3, "gather"), outcomes, Rules(), Record())
+    assert isinstance(answer, Gathered)
+    assert answer.parties == (0, 2)
+    assert answer.rows("w").tolist() == [[1, 0, 0], [0, 1, 0]]
+    assert answer.weights.tolist() == [1, 4]
+
+
+def test_bytes_are_those_of_the_encoded_replies() -> None:
+    from hansa.core import codec
+
+    record = Record()
+    sent = [reply(1, 2, 3, weight=5), reply(1, 2, math.nan, weight=50_000), reply(1e30, 2, 3, weight=2**40)]
+    combine(ask(3), list(enumerate(sent)), Rules(), record)
+    assert record.bytes_up == sum(len(codec.encode(r.tree())) for r in sent)
+
+
+# --- sums ---
+
+
+def plain_blocks(rows: list[torch.Tensor], weights: list[int]) -> torch.Tensor:
+    """The sum as DESIGN section 1 has it, written out: in order, in blocks of fixed size, block sums in order."""
+    total = torch.zeros_like(rows[0], dtype=torch.float64)
+    for at in range(0, len(rows), BLOCK):
+        block = torch.zeros_like(total)
+        for row, weight in list(zip(rows, weights, strict=True))[at : at + BLOCK]:
+            block = block + row.double() * weight
+        total = total + block
+    return total
+
+
+@given(st.integers(1, 3 * BLOCK + 1), st.integers(0, 10**6))
+def test_a_sum_is_taken_in_float64_in_blocks_in_order(count: int, seed: int) -> None:
+    make = torch.Generator().manual_seed(seed)
+    rows = list(torch.randn(count, 5, generator=make) * 10.0 ** torch.randint(-6, 7, (count, 1), generator=make))
+    weights = torch.randint(1, 1000, (count,), generator=make).tolist()
+    total = BlockSum()
+    for row, weight in zip(rows, weights, strict=True):
+        total.add({"w": row}, weight)
+    out = total.result()["w"]
+    assert out.dtype == torch.float64
+    assert torch.equal(out, plain_blocks(rows, weights))
+
+
+def test_whole_numbers_are_summed_exactly() -> None:
+    total = BlockSum()
+    for _ in range(3):
+        total.add({"c": torch.tensor([2**53 + 1])}, 1)
+    assert total.result()["c"].tolist() == [3 * (2**53 + 1)]
+
+
+# --- cohorts ---
+
+
+@pytest.mark.parametrize(
+    ("share", "parties", "size"),
+    [
+        (0.29, 100, 29),
+        (0.0, 100, 1),
+        (0.1, 100, 10),
+        (1.0, 7, 7),
+        (0.5, 3, 1),
+        (0.001, 50, 1),
+        (0.57, 100, 57),
+        (0.7, 10, 7),
+    ],
+)
+def test_a_cohort_has_floor_of_c_times_k_parties_and_at_least_one(share: float, parties: int, size: int) -> None:
+    assert Run(cohort=share).size(parties) == size
+
+
+def test_a_cohort_may_be_a_count_that_the_parties_allow() -> None:
+    assert Run(cohort_size=3).size(10) == 3
+    with pytest.raises(ConfigError, match="cohort_size is 11, but there are 10 parties"):
+        Run(cohort_size=11).size(10)
+
+
+def test_every_party_is_as_likely_as_another_and_none_is_taken_twice() -> None:
+    x, y = torch.zeros(1, 1), torch.zeros(1, 1)
+    task = hansa.Task(lambda: torch.nn.Linear(1, 1), "mse", [(x, y)] * 10)
+    seen: list[int] = []
+    for seed in range(100):
+        asked: list[int] = []
+
+        def watch(party: int, round: int, asked: list[int] = asked) -> bool:
+            asked.append(party)
+            return False
+
+        hansa.simulate(hansa.FedSGD(), task, rounds=1, cohort=0.3, seed=seed, absent=watch, engine="reference")
+        assert len(set(asked)) == len(asked) == 3
+        assert asked == sorted(asked)
+        seen += asked
+    counts = torch.bincount(torch.tensor(seen), minlength=10)
+    # 300 draws of 10 parties: 30 each, variance 100 * 0.3 * 0.7 = 21; five standard deviations.
+    assert float((counts - 30).abs().max()) < 5 * math.sqrt(21)
+
+
+# --- exchange ---
+
+
+def test_the_weight_of_a_missing_neighbour_stays_with_the_receiver() -> None:
+    mixing = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5]])
+    asked = Ask("exchange", 0, "round", 0, SGD(), {}, (0, 1, 2), mixing=mixing)
+    messages = {0: reply(1, 0, 0), 2: reply(0, 0, 1)}
+    found = inboxes(asked, messages)
+    assert {party: [share for share, _ in box] for party, box in found.items()} == {0: [0.75, 0.25], 2: [0.25, 0.75]}
+    assert mixed(found[0], "w").tolist() == [0.75, 0, 0.25]
+
+
+def test_a_party_hears_only_its_neighbours() -> None:
+    mixing = torch.tensor([[0.5, 0.5, 0.0], [0.5, 0.0, 0.5], [0.0, 0.5, 0.5]])
+    asked = Ask("exchange", 0, "round", 0, SGD(), {}, (0, 1, 2), mixing=mixing)
+    found = inboxes(asked, {k: reply(k, k, k) for k in range(3)})
+    assert [tensors["w"][0].item() for _, tensors in found[0]] == [0, 1]
+    assert [share for share, _ in found[1]] == [0.5, 0.0, 0.5]  # its own message is there, with weight 0
+
+
+def test_blocks_have_a_size_that_windows_of_the_stacked_engine_keep() -> None:
+    from hansa.sim.stacked import WINDOW
+
+    assert WINDOW % replies.BLOCK == 0

@@ -1,0 +1,125 @@
+"""Parties in processes of their own: the contract that a network runtime fills."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import hansa
+from hansa.core.driver import drive
+from hansa.core.errors import AlgorithmError, ReplayError
+from hansa.core.federation import Federation
+from hansa.core.journal import Journal
+from hansa.core.objective import Objective
+from hansa.core.replies import Record
+from hansa.core.runtime import Commit, Open, complete_async
+from hansa.run.config import Experiment, parse
+from hansa.run.loop import Training
+from hansa.testing import PARTIES, TREE, PartyPool, experiment_for, run_on, same_bits
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[PartyPool]:
+    pool = PartyPool()
+    yield pool
+    pool.close()
+
+
+def cnn_tree(model: Any) -> dict[str, Any]:
+    return {
+        "task": {"dataset": "digits", "model": model},
+        "partition": {"name": "dirichlet", "parties": PARTIES, "alpha": 0.5, "min_size": 10},
+        "algorithm": {"name": "fedavg", "local": {"name": "sgd", "batch": 16}},
+        "run": {"rounds": 2, "seed": 5, "engine": "reference", "cohort": 0.5},
+    }
+
+
+@pytest.mark.parametrize("model", ["2nn", "cnn", "resnet-gn"])
+def test_processes_and_the_reference_engine_give_the_same_float32_bits(pool: PartyPool, model: str) -> None:
+    experiment = parse(cnn_tree(model))
+    reference = hansa.simulate(experiment.algorithm, experiment.build_task(), **experiment.settings())
+    state = pool.call(run_on(experiment, pool.runtime))
+    assert same_bits(reference.state.tree(), state.tree())
+
+
+def test_a_killed_party_is_missing_and_the_others_go_on() -> None:
+    own = PartyPool()
+    try:
+        experiment = experiment_for(hansa.FedAvg())
+        own.call(own.runtime.begin(experiment.tree))
+        own.runtime.parties[2].kill()
+        record = Record()
+
+        async def round() -> Any:
+            await own.runtime.answer(Open(0, record))
+            fed = Federation(range(PARTIES), 0, 0, PARTIES)
+            payload = {"centre": torch.zeros(30, dtype=torch.float64)}
+            op = hansa.build("op", "column-moments")
+            answer = await complete_async(drive(fed.reduce(op, payload), "test"), own.runtime.answer)
+            await own.runtime.answer(Commit(0))
+            return answer
+
+        answer = own.call(round())
+        assert answer.count == PARTIES - 1
+        assert record.missing == {2: "its process has ended"}
+    finally:
+        own.close()
+
+
+def test_a_replay_under_another_configuration_fails_loudly(pool: PartyPool) -> None:
+    journal = Journal()
+    pool.call(run_on(experiment_for(hansa.FedAvg()), pool.runtime, journal))
+    with pytest.raises(ReplayError):
+        pool.call(run_on(experiment_for(hansa.FedAvg(local=hansa.SGD(lr=0.2))), pool.runtime, journal))
+
+
+async def trained(experiment: Experiment, pool: PartyPool) -> Training:
+    """A whole run over the pool's processes; tickets come back as they are done."""
+    await pool.runtime.begin(experiment.tree)
+    task = experiment.build_task()
+    objective = Objective(task.model, task.loss, experiment.run.seed)
+    training = Training(experiment.algorithm, task, experiment.run, objective, task.holdings(objective))
+    await complete_async(training.steps(), pool.runtime.answer)
+    return training
+
+
+def test_bytes_are_counted_as_in_simulation(pool: PartyPool) -> None:
+    experiment = experiment_for(hansa.DPSGD())
+    simulated = hansa.simulate(experiment.algorithm, experiment.build_task(), **experiment.settings())
+    progress = pool.call(trained(experiment, pool)).progress
+    assert (progress.bytes_up, progress.bytes_down) == (simulated.summary["bytes_up"], simulated.summary["bytes_down"])
+
+
+def test_asynchronous_tickets_arrive_without_a_simulated_clock(pool: PartyPool) -> None:
+    experiment = experiment_for(hansa.FedBuff(buffer=3), cohort=0.5)
+
+    training = pool.call(trained(experiment, pool))
+    assert [line["replies"] for line in training.history] == [3, 3, 3]
+    assert training.history[-1]["loss"] < 0.69
+
+
+def test_a_cancellation_that_the_algorithm_swallows_is_noticed() -> None:
+    async def stubborn(fed: Federation) -> None:
+        with contextlib.suppress(BaseException):
+            await fed.gather(hansa.build("op", "evaluate"))
+        await fed.gather(hansa.build("op", "evaluate"))
+
+    async def never(_: Any) -> Any:
+        await asyncio.sleep(60)
+
+    async def main() -> None:
+        fed = Federation(range(2), 0, 0, 2)
+        task = asyncio.create_task(complete_async(drive(stubborn(fed), "stubborn"), never))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(AlgorithmError, match="stubborn swallowed the end of its round"):
+            await task
+
+    asyncio.run(main())
+
+
+def test_the_task_tree_of_the_suite_is_a_valid_experiment() -> None:
+    assert parse({**TREE, "algorithm": "fedavg"}).run.rounds == 3

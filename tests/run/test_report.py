@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import base64
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from hansa import FedAvg, Task, build, simulate
+from hansa.core.errors import ConfigError
+from hansa.run import plots
+from hansa.run.demo import hospitals
+from hansa.run.report import Detail, Picture, Sheet, run_report, write_report
+from hansa.run.store import SUMMARY
+
+NASTY = "<script>alert('x')</script> & \"Söhne\""
+
+
+def stands_alone(page: str) -> None:
+    """Nothing in the page, or in the pictures embedded in it, is to be fetched from elsewhere."""
+    assert "http://" not in page and "https://" not in page
+    assert "<script" not in page and "<link" not in page and "@import" not in page
+    sources = re.findall(r'src="([^"]*)"', page)
+    assert all(source.startswith("data:image/svg+xml;base64,") for source in sources)
+    for source in sources:
+        drawn = base64.b64decode(source.partition(",")[2]).decode()
+        assert "<svg" in drawn and not re.search(r'href="(?!#)|url\((?!#)', drawn)
+
+
+def small_run(folder: Path, names: list[str], rounds: int = 6, **more: object) -> None:
+    torch.manual_seed(0)
+    parties = [(torch.randn(30, 3), torch.randint(0, 2, (30,))) for _ in names]
+    task = Task(build("model", "logistic", inputs=(3,), outputs=2), "cross_entropy", parties, party_tests=parties,
+                names=names)  # fmt: skip
+    simulate(FedAvg(), task, rounds=rounds, eval_every=2, run_dir=folder, **more)  # type: ignore[arg-type]
+
+
+def test_a_report_is_one_file_that_refers_to_nothing_outside(tmp_path: Path) -> None:
+    figure = plots.traffic([10.0, 20.0], [5.0, 5.0])
+    path = write_report(tmp_path / "r.html", "A run", ["First.", "Second."], [Sheet("T", ("a", "b"), [("1", "2")])],
+                        [Picture("P", "what to see", figure)], [Detail("D", "x = 1\ny = 2", code=True)])  # fmt: skip
+    assert list(tmp_path.iterdir()) == [path]
+    page = path.read_text()
+    stands_alone(page)
+    assert page.count("<img") == 1 and "<pre>x = 1\ny = 2</pre>" in page and "<p>Second.</p>" in page
+
+
+def test_all_text_in_a_report_is_escaped(tmp_path: Path) -> None:
+    figure = plots.traffic([1.0], [1.0])
+    tables = [Sheet(NASTY, (NASTY,), [(NASTY,)], note=NASTY)]
+    details = [Detail(NASTY, NASTY), Detail(NASTY, NASTY, code=True)]
+    path = write_report(tmp_path / "r.html", NASTY, [NASTY], tables, [Picture(NASTY, NASTY, figure)], details)
+    page = path.read_text()
+    stands_alone(page)
+    assert page.count("&lt;script&gt;alert(&#x27;x&#x27;)&lt;/script&gt; &amp; &quot;Söhne&quot;") == 14
+
+
+def test_the_demonstrations_report_stands_alone_and_names_its_source(tmp_path: Path) -> None:
+    page = hospitals(tmp_path, seeds=1).report.read_text()
+    stands_alone(page)
+    for word in ("Switzerland", "local-only", "UCI Machine Learning Repository", "CC BY 4.0", "hansa demo --seeds 1"):
+        assert word in page
+    assert page.count("<img") == 3
+
+
+def test_a_runs_report_shows_curves_bytes_and_configuration(tmp_path: Path) -> None:
+    small_run(tmp_path / "first", ["north", NASTY])
+    path = run_report(tmp_path / "first")
+    page = path.read_text()
+    stands_alone(page)
+    assert path == tmp_path / "first" / "report.html"
+    for word in ("fedavg: first", "Learning curves", "Bytes exchanged", "Exact configuration", "&quot;rounds&quot;: 6"):
+        assert word in page
+    assert "north" in page and "&lt;script&gt;" in page
+    assert "Missing and rejected" not in page
+    assert str(tmp_path) not in page
+
+
+def test_a_runs_report_says_who_was_missing(tmp_path: Path) -> None:
+    small_run(tmp_path / "run", ["a", "b", NASTY], absent=lambda party, round: party == 2 and round % 2 == 0)
+    page = run_report(tmp_path / "run").read_text()
+    stands_alone(page)
+    assert "Missing and rejected" in page and "it did not answer" in page and "Replies" in page
+
+
+def test_a_run_that_is_not_finished_is_reported_so_far(tmp_path: Path) -> None:
+    small_run(tmp_path / "run", ["a", "b"])
+    (tmp_path / "run" / SUMMARY).unlink()
+    assert "the run is not finished" in run_report(tmp_path / "run").read_text()
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a run"):
+        run_report(tmp_path)
+
+
+def test_a_method_without_curves_still_has_a_report(tmp_path: Path) -> None:
+    parties = [(torch.randn(20, 3), torch.randint(0, 2, (20,))) for _ in range(2)]
+    simulate(build("algorithm", "naive-bayes"), Task(None, "cross_entropy", parties), run_dir=tmp_path / "nb")
+    page = run_report(tmp_path / "nb").read_text()
+    stands_alone(page)
+    assert "Learning curves" not in page and "Bytes exchanged" in page
+
+
+@pytest.mark.parametrize(("most", "name"), [(0, "bytes"), (999, "bytes"), (1000, "kB"), (5e6, "MB"), (2e9, "GB")])
+def test_bytes_are_shown_in_a_unit_that_reads_well(most: float, name: str) -> None:
+    assert plots.unit(most)[1] == name

@@ -1,0 +1,23 @@
+"""Every registered algorithm passes the suite that all algorithms must pass."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from hansa.core.algorithm import Algorithm
+from hansa.core.registry import registered
+from hansa.testing import PartyPool, check_algorithm
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[PartyPool]:
+    pool = PartyPool()
+    yield pool
+    pool.close()
+
+
+@pytest.mark.parametrize("name", list(registered("algorithm")))
+def test_every_registered_algorithm_keeps_the_promises(name: str, pool: PartyPool) -> None:
+    algorithm = registered("algorithm")[name]()
+    assert isinstance(algorithm, Algorithm)
+    check_algorithm(algorithm, pool)
