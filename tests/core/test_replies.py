@@ -18,7 +18,7 @@ from hansa.local import SGD
 from hansa.run import Run
 
 MODEL = {"w": torch.zeros(3), "stats": torch.zeros(0), "counts": torch.zeros(0, dtype=torch.int64)}
-EXPECTED = {"w": ((3,), torch.float32)}
+PAYLOAD = {"model": MODEL}
 
 
 def reply(*values: float, weight: Any = 1, dtype: torch.dtype = torch.float32, **metrics: float) -> Reply:
@@ -26,7 +26,7 @@ def reply(*values: float, weight: Any = 1, dtype: torch.dtype = torch.float32, *
 
 
 def ask(parties: int, verb: Any = "reduce", uniform: bool = False) -> Ask:
-    return Ask(verb, 0, "round", 0, SGD(), {"model": MODEL}, tuple(range(parties)), uniform=uniform)
+    return Ask(verb, 0, "round", 0, SGD(), PAYLOAD, tuple(range(parties)), uniform=uniform)
 
 
 def reduced(outcomes: list[tuple[int, Reply | str]], uniform: bool = False, rules: Rules | None = None) -> Reduced:
@@ -62,7 +62,7 @@ def test_a_reply_that_may_not_be_fused_is_rejected_with_the_reason(bad: Reply, r
     import re
 
     rules = Rules(max_norm=5.0, max_weight=10)
-    assert re.search(reason, fault(bad, EXPECTED, rules) or "")
+    assert re.search(reason, fault(bad, SGD(), PAYLOAD, rules) or "")
     record = Record()
     answer = combine(ask(3), [(0, reply(1, 2, 3)), (1, bad), (2, reply(3, 2, 1))], rules, record)
     assert isinstance(answer, Reduced)
@@ -73,7 +73,7 @@ def test_a_reply_that_may_not_be_fused_is_rejected_with_the_reason(bad: Reply, r
 
 
 def test_a_reply_at_the_limits_is_fused() -> None:
-    assert fault(reply(3, 4, 0, weight=10), EXPECTED, Rules(max_norm=5.0, max_weight=10)) is None
+    assert fault(reply(3, 4, 0, weight=10), SGD(), PAYLOAD, Rules(max_norm=5.0, max_weight=10)) is None
 
 
 def test_weights_are_those_of_the_parties_that_replied() -> None:
@@ -86,7 +86,9 @@ def test_weights_are_those_of_the_parties_that_replied() -> None:
 def test_metrics_are_averaged_with_the_same_weights_and_counters_take_the_maximum() -> None:
     one = Reply({"w": torch.ones(3)}, 1, {"counts": torch.tensor([5, 1])}, {"train_loss": 1.0})
     two = Reply({"w": torch.ones(3)}, 3, {"counts": torch.tensor([2, 9])}, {"train_loss": 3.0})
-    answer = reduced([(0, one), (1, two)])
+    counting = {"model": {**MODEL, "counts": torch.zeros(2, dtype=torch.int64)}}
+    answer = combine(Ask("reduce", 0, "round", 0, SGD(), counting, (0, 1)), [(0, one), (1, two)], Rules(), Record())
+    assert isinstance(answer, Reduced)
     assert answer.metrics == {"train_loss": 2.5}
     assert answer.maxima["counts"].tolist() == [5, 9]
 

@@ -126,7 +126,6 @@ def test_a_party_without_samples_declines() -> None:
         assert done.history[0]["replies"] == 3
 
 
-@pytest.mark.xfail(reason="maxima are not checked: a bad one ends the run instead of being rejected")
 @pytest.mark.parametrize("counts", [torch.tensor([1, 2, 3]), torch.tensor([1.5])])
 def test_a_bad_counter_is_rejected_like_any_other_tensor(counts: Tensor) -> None:
     @dataclass(frozen=True)

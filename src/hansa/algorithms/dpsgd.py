@@ -56,6 +56,9 @@ class Gossip(PeerOp):
     def expects(self, payload: Payload) -> dict[str, Shape]:
         return shapes(payload, "x")
 
+    def expects_maxima(self, payload: Payload) -> dict[str, Shape]:
+        return {}
+
     def receive(self, party: Party, payload: Payload, inbox: list[tuple[float, dict[str, Tensor]]],
                 memory: Memory) -> Memory:  # fmt: skip
         kept = {name: value for name, value in memory.items() if name != "gossip/delta"}
@@ -78,6 +81,9 @@ class OwnModel(Op):
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         return shapes(payload, "w")
+
+    def expects_maxima(self, payload: Payload) -> dict[str, Shape]:
+        return {"counts": ((payload["counts"],), torch.int64)} if payload["counts"] else {}
 
 
 @register("dpsgd")
@@ -142,6 +148,7 @@ def layout(params: Params) -> dict[str, int | str]:
     return {
         "dim": params.w.numel(), "dtype": str(params.w.dtype).removeprefix("torch."),
         "stats": params.stats.numel(), "stats_dtype": str(params.stats.dtype).removeprefix("torch."),
+        "counts": params.counts.numel(),
     }  # fmt: skip
 
 

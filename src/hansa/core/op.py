@@ -82,6 +82,10 @@ class Op(Part):
         """Names, shapes and types of the reply's tensors; a reply that differs is rejected."""
         raise TypeError(f"the op {self.name!r} does not say what its replies look like")
 
+    def expects_maxima(self, payload: Payload) -> dict[str, Shape]:
+        """The same for what is combined by maximum; most ops send none."""
+        return {}
+
 
 class Wrapper(Op):
     """An op around another: it may change what the inner one is given and what it answers.
@@ -107,6 +111,9 @@ class Wrapper(Op):
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         return self.inner.expects(payload)
+
+    def expects_maxima(self, payload: Payload) -> dict[str, Shape]:
+        return self.inner.expects_maxima(payload)
 
 
 class PeerOp(Wrapper):

@@ -55,28 +55,37 @@ class Record:
     fused: set[int] = field(default_factory=set)  # whose replies the last answer holds
 
 
-def fault(reply: Reply, expected: dict[str, Shape], rules: Rules) -> str | None:
+def fault(reply: Reply, op: Op, payload: Payload, rules: Rules) -> str | None:
     """Why a reply may not be fused, or None."""
-    if set(reply.tensors) != set(expected):
-        return f"it has the tensors {sorted(reply.tensors)}, expected {sorted(expected)}"
+    for given, expected in ((reply.tensors, op.expects(payload)), (reply.maxima, op.expects_maxima(payload))):
+        reason = _unlike(given, expected)
+        if reason is not None:
+            return reason
     if isinstance(reply.weight, bool) or not isinstance(reply.weight, int) or reply.weight <= 0:
         return f"its weight is {reply.weight!r}, expected a positive whole number"
     if rules.max_weight is not None and reply.weight > rules.max_weight:
         return f"its weight {reply.weight} is over the limit of {rules.max_weight}"
-    for name, (shape, dtype) in expected.items():
-        tensor = reply.tensors[name]
-        if tuple(tensor.shape) != shape:
-            return f"{name} has the shape {tuple(tensor.shape)}, expected {shape}"
-        if tensor.dtype != dtype:
-            return f"{name} is {tensor.dtype}, expected {dtype}"
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            return f"{name} has values that are not finite"
     if any(not math.isfinite(value) for value in reply.metrics.values()):
         return f"its metrics are not finite: {reply.metrics}"
     if rules.max_norm is not None and "w" in reply.tensors:
         norm = float(torch.linalg.vector_norm(reply.tensors["w"].to(torch.float64)))
         if norm > rules.max_norm:
             return f"the norm of its update, {norm:.4g}, is over the limit of {rules.max_norm:.4g}"
+    return None
+
+
+def _unlike(given: dict[str, Tensor], expected: dict[str, Shape]) -> str | None:
+    """How tensors differ from what was expected of them, or None."""
+    if set(given) != set(expected):
+        return f"it has the tensors {sorted(given)}, expected {sorted(expected)}"
+    for name, (shape, dtype) in expected.items():
+        tensor = given[name]
+        if tuple(tensor.shape) != shape:
+            return f"{name} has the shape {tuple(tensor.shape)}, expected {shape}"
+        if tensor.dtype != dtype:
+            return f"{name} is {tensor.dtype}, expected {dtype}"
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            return f"{name} has values that are not finite"
     return None
 
 
@@ -113,7 +122,6 @@ def combine(ask: Ask, outcomes: Iterable[tuple[int, Reply | str]], rules: Rules,
     `outcomes` come in the order of the parties' ids. Fewer good replies than the quorum abort the round.
     """
     assert ask.op is not None
-    expected = ask.op.expects(ask.payload)
     total, numbers, maxima = BlockSum(), BlockSum(), dict[str, Tensor]()
     kept: list[tuple[int, Reply]] = []
     weight = count = size = 0
@@ -125,7 +133,7 @@ def combine(ask: Ask, outcomes: Iterable[tuple[int, Reply | str]], rules: Rules,
             continue
         size = size or codec.size(outcome.tree())  # replies of one ask have one length
         record.bytes_up += size
-        reason = fault(outcome, expected, rules)
+        reason = fault(outcome, ask.op, ask.payload, rules)
         if reason is not None:
             record.rejected[party] = reason
             size = 0
@@ -159,7 +167,7 @@ def arrive(ticket: Ticket, op: Op, payload: Payload, outcome: Reply | str, rules
         record.missing[ticket.party] = outcome
         return Arrival(ticket, None)
     record.bytes_up += codec.size(outcome.tree())
-    reason = fault(outcome, op.expects(payload), rules)
+    reason = fault(outcome, op, payload, rules)
     if reason is not None:
         record.rejected[ticket.party] = reason
         return Arrival(ticket, None)

@@ -170,6 +170,10 @@ class LocalSolver(Op):
         shapes = {name: like(model["w"]) for name in self.sends}
         return shapes | ({"stats": like(model["stats"])} if model["stats"].numel() else {})
 
+    def expects_maxima(self, payload: Payload) -> dict[str, Shape]:
+        counts = payload["model"]["counts"]
+        return {"counts": like(counts)} if counts.numel() else {}
+
 
 def plan(solver: LocalSolver) -> tuple[int, int | None, int | None, bool]:
     """A solver's epochs, steps, batch size and whether short batches are dropped."""
