@@ -24,7 +24,7 @@ from torch import Tensor
 
 from hansa.core import codec
 from hansa.core.algorithm import Algorithm, State
-from hansa.core.errors import HansaError
+from hansa.core.errors import ConfigError, PartyError
 from hansa.core.federation import Ask, op_config
 from hansa.core.journal import Journal
 from hansa.core.objective import Objective
@@ -160,7 +160,7 @@ def check_missing_party(algorithm: Algorithm) -> None:
     """One party that never answers: a result, or a named error."""
     try:
         result = _simulate(experiment_for(algorithm), absent=lambda party, round: party == 1, engine="reference")
-    except HansaError:
+    except (ConfigError, PartyError):
         return
     names = [set(line.get("missing", {})) for line in result.history]
     assert any(names), f"{algorithm.name}: a missing party was not reported"
@@ -223,8 +223,10 @@ async def _check_processes(algorithm: Algorithm, reference: Result, runtime: Pro
     experiment, journal, name = experiment_for(algorithm), Journal(), algorithm.name
     first = await run_on(experiment, runtime, journal)
     assert same_bits(published(reference), first.tree()), f"{name}: separate processes and the reference differ"
-    again = await run_on(experiment, runtime, journal)
-    assert same_bits(published(reference), again.tree()), f"{name}: a replay from the journal differs"
+    whole = len(journal)
+    for kept in (whole, whole // 2):
+        again = await run_on(experiment, runtime, journal.head(kept))
+        assert same_bits(published(reference), again.tree()), f"{name}: a replay of {kept} of {whole} answers differs"
 
 
 async def run_on(experiment: Experiment, runtime: ProcessRuntime, journal: Journal | None = None) -> State:

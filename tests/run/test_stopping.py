@@ -121,7 +121,7 @@ def test_evaluating_changes_nothing() -> None:
 
 def test_stopping_on_something_that_is_not_measured_is_refused() -> None:
     x, y = torch.zeros(2, 1, dtype=torch.float64), torch.ones(2, 1, dtype=torch.float64)
-    with pytest.raises(hansa.ConfigError, match="the run stops on 'loss', which is not measured here"):
+    with pytest.raises(hansa.ConfigError, match="target and patience need a test set"):
         hansa.simulate(hansa.FedAvg(), hansa.Task(Scalar, "mse", [(x, y)]), target=0.1)
     with pytest.raises(hansa.ConfigError, match="the run stops on 'accuracy'"):
         descent(metric="accuracy")
@@ -296,3 +296,20 @@ def test_a_run_leaves_torchs_settings_and_generator_as_they_were() -> None:
     after = torch.get_rng_state(), torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     assert torch.equal(before[0], after[0])
     assert before[1:] == after[1:]
+
+
+def test_a_party_metric_is_raised_or_lowered_as_its_name_says() -> None:
+    from hansa.run.settings import higher_is_better
+
+    assert higher_is_better("party_accuracy_mean") and higher_is_better("party_auc_worst_tenth")
+    assert not higher_is_better("party_accuracy_variance") and not higher_is_better("party_loss_mean")
+
+
+def test_a_quorum_that_can_never_be_met_is_refused() -> None:
+    with pytest.raises(hansa.ConfigError, match="quorum of 9 can never be met: a round asks 2 parties"):
+        descent(quorum=9)
+
+
+def test_a_run_stopped_by_its_budget_is_evaluated_at_its_end() -> None:
+    result = descent(eval_every=50, byte_budget=1, rounds=100)
+    assert result.summary["rounds"] == 1 and result.summary["loss"] is not None

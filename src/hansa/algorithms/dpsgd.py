@@ -40,6 +40,7 @@ class Gossip(PeerOp):
     """Train from the party's own model, send that model to the neighbours, mix theirs in, then apply the training."""
 
     inner: LocalSolver = SGD()
+    update: ClassVar[str | None] = None  # what travels is a model
 
     def before(self, party: Party, payload: Payload, memory: Memory) -> Payload:
         return {**payload, "model": own_model(party, memory)._asdict()}
@@ -74,6 +75,7 @@ class OwnModel(Op):
     """Read a party's own model, for the average that is evaluated and saved."""
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        party.samples()  # one without any never trains, and has no model to average
         own = own_model(party, memory)
         stats = {"stats": own.stats} if own.stats.numel() else {}
         counts = {"counts": own.counts} if own.counts.numel() else {}

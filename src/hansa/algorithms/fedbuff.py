@@ -16,6 +16,8 @@ from hansa.fusion import Update
 from hansa.local import SGD, LocalSolver
 from hansa.server import Descent, ServerOptimizer
 
+REMEMBERED = 1000  # steps of the server that staleness is counted over
+
 
 @register("fedbuff")
 @dataclass(frozen=True)
@@ -55,11 +57,12 @@ class FedBuff(Algorithm):
 
     async def round(self, fed: Federation, state: State) -> State:
         stream = fed.rng("fedbuff")
+        steps: list[int] = list(state.slots.get("steps", []))  # the rounds that moved the model
         model = {"model": state.params._asdict()}
 
         async def refill() -> None:
-            while len(fed.busy) < fed.cohort_size:
-                idle = [party for party in fed.parties if party not in fed.busy]
+            while len(busy := fed.busy) < fed.cohort_size:
+                idle = [party for party in fed.parties if party not in busy]
                 await fed.submit(self.local, model, idle[int(stream.integers(len(idle)))])
 
         total = torch.zeros_like(state.params.w, dtype=torch.float64)
@@ -69,7 +72,7 @@ class FedBuff(Algorithm):
         await refill()
         while applied < self.buffer:
             arrival = await fed.next()
-            staleness = fed.round - arrival.ticket.round
+            staleness = sum(step >= arrival.ticket.round for step in steps)
             reply = arrival.reply
             if reply is not None and (self.max_staleness is None or staleness <= self.max_staleness):
                 total = total + reply.tensors["w"].double() / math.sqrt(1 + staleness)
@@ -82,4 +85,5 @@ class FedBuff(Algorithm):
                 await refill()
         delta = (total / applied).to(state.params.w.dtype)
         mean_stats = (stats / applied).to(state.params.stats.dtype) if stats.numel() else None
+        state = state.replace(steps=[*steps[-REMEMBERED:], fed.round])
         return self.server.step(state, Update(delta, mean_stats, counts))

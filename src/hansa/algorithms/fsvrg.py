@@ -63,15 +63,16 @@ class FSVRG(Algorithm):
 
     async def round(self, fed: Federation, state: State) -> State:
         slots = state.slots
-        if self.form == "full" and "frequency" not in slots:
+        model = {"model": state.params._asdict()}
+        gradient = await fed.reduce(Gradient(), model)
+        if self.form == "full" and slots.get("n") != gradient.weight:  # first, and when others take part than before
             counts = await fed.reduce(FeatureCounts(slots["features"]))
             have = counts.sums["parties"].double()
             state = state.replace(
                 frequency=counts.sums["samples"].double() / int(counts.sums["n"]),
                 boost=torch.where(have > 0, counts.count / have, 1.0),
+                n=int(counts.sums["n"]),
             )
-        model = {"model": state.params._asdict()}
-        gradient = await fed.reduce(Gradient(), model)
         extra = {"gradient": -gradient.mean("w", state.params.w.dtype)}
         if self.form == "full":
             extra["frequency"] = state.slots["frequency"]

@@ -19,6 +19,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+REPORTED = ("rounds", "accuracy", "loss", "bytes_up", "bytes_down", "seconds", "run_dir", "stopped", "empty_rounds")
+
 Set = Annotated[list[str] | None, typer.Option("--set", help="Change a field: --set algorithm.local.lr=0.05")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on the last line.")]
 DataDir = Annotated[str | None, typer.Option("--data-dir", help="Where data files lie (or HANSA_DATA).")]
@@ -43,7 +45,17 @@ def _print_result(result: Any, as_json: bool) -> None:
 
     summary = result.summary
     if as_json:
-        names = ("rounds", "accuracy", "loss", "bytes_up", "bytes_down", "seconds", "run_dir", "stopped")
+        names = (
+            "rounds",
+            "accuracy",
+            "loss",
+            "bytes_up",
+            "bytes_down",
+            "seconds",
+            "run_dir",
+            "stopped",
+            "empty_rounds",
+        )
         typer.echo(json.dumps({name: summary[name] for name in names}))
     else:
         print_summary(summary)

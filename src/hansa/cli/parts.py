@@ -12,6 +12,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from hansa.core.errors import ConfigError
 from hansa.core.registry import Part, field_default, field_types, lookup, registered, summary, to_config, type_name
 from hansa.data import draw
 from hansa.data import table as count_table
@@ -78,7 +79,10 @@ def show_partition(experiment: Experiment, out: Path, as_json: bool) -> None:
     if joined.ndim > 1:  # sequences: count by the first target
         joined = joined[:, 0]
     counts = count_table(rows, joined, task.classes)
-    draw(rows, joined, task.classes, out, names if task.names is not None else None)
+    try:
+        draw(rows, joined, task.classes, out, names if task.names is not None else None)
+    except OSError as error:
+        raise ConfigError(f"cannot draw to {out}: {error.strerror}") from None
     if as_json:
         print(json.dumps({"parties": names, "counts": counts, "picture": str(out)}))
         return

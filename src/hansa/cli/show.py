@@ -57,8 +57,9 @@ def human_bytes(count: float) -> str:
 def print_summary(summary: dict[str, Any]) -> None:
     """A finished run, as a table."""
     table = Table(show_header=False, box=None)
-    skip = {"bytes_up", "bytes_down", "seconds", "run_dir", "stopped", "rounds"}
-    table.add_row("rounds", f"{summary['rounds']} ({summary['stopped']})")
+    skip = {"bytes_up", "bytes_down", "seconds", "run_dir", "stopped", "rounds", "empty_rounds"}
+    empty = f", {summary['empty_rounds']} of them empty" if summary["empty_rounds"] else ""
+    table.add_row("rounds", f"{summary['rounds']} ({summary['stopped']}{empty})")
     for name, value in summary.items():
         if name not in skip and value is not None:
             table.add_row(name, f"{value:.4f}" if isinstance(value, float) else str(value))

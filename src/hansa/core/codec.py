@@ -69,7 +69,10 @@ def encode(tree: Any) -> bytes:
     plain = _split(tree, "", tensors)
     # Views of one storage, which safetensors refuses, are stored as tensors of their own.
     blobs = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
-    return write_tensors(blobs, _metadata(plain))
+    try:
+        return write_tensors(blobs, _metadata(plain))
+    except UnicodeEncodeError as error:
+        raise DataError(f"cannot encode a text that is not valid Unicode: {error}") from None
 
 
 def decode(data: bytes) -> Any:
@@ -83,6 +86,21 @@ def decode(data: bytes) -> Any:
         return _join(plain, tensors)
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"not a valid message: {error}") from None
+
+
+def devices(tree: Any) -> list[str]:
+    """The kind of device of each tensor of a tree, in order."""
+    tensors: dict[str, Tensor] = {}
+    _split(tree, "", tensors)
+    return [tensor.device.type for tensor in tensors.values()]
+
+
+def place(tree: Any, kinds: list[str], device: torch.device) -> Any:
+    """The tree with the tensors that were on another device than the CPU moved to `device`."""
+    tensors: dict[str, Tensor] = {}
+    plain = _split(tree, "", tensors)
+    moved = {n: t if kind == "cpu" else t.to(device) for (n, t), kind in zip(tensors.items(), kinds, strict=True)}
+    return _join(plain, moved)
 
 
 def size(tree: Any) -> int:

@@ -54,6 +54,15 @@ class Journal:
             self._file.flush()
             os.fsync(self._file.fileno())
 
+    def head(self, count: int) -> Journal:
+        """The first entries, as a crash would leave them."""
+        cut = Journal()
+        cut._entries = dict(list(self._entries.items())[:count])
+        return cut
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
     def close(self) -> None:
         if self._file is not None:
             self._file.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +22,10 @@ _REFUSED: frozenset[Any] = frozenset(
     [torch.multinomial, torch.normal, torch.randint, torch.randint_like, torch.randperm, torch.poisson,
      torch.rrelu, F.alpha_dropout, F.feature_alpha_dropout, F.rrelu, F.gumbel_softmax, F.fractional_max_pool2d,
      F.fractional_max_pool3d, Tensor.normal_, Tensor.uniform_, Tensor.bernoulli_, Tensor.exponential_,
-     Tensor.random_, Tensor.cauchy_, Tensor.log_normal_, Tensor.geometric_, Tensor.multinomial]
+     Tensor.random_, Tensor.cauchy_, Tensor.log_normal_, Tensor.geometric_, Tensor.multinomial,
+     torch.alpha_dropout, torch.feature_dropout, torch.feature_alpha_dropout, torch.native_dropout]
 )  # fmt: skip
+_fused_attention = F.scaled_dot_product_attention
 _RECURRENT: frozenset[Any] = frozenset([torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu])
 
 
@@ -49,6 +52,8 @@ class KeyedRandomness(TorchFunctionMode):
         answer = _ANSWERS.get(func)
         if answer is not None:
             return answer(self, *args, **kw)
+        if func is F.multi_head_attention_forward:
+            return self.multi_head(*args, **kw)
         if func in _REFUSED:
             name = getattr(func, "__name__", str(func))
             raise ConfigError(
@@ -85,17 +90,22 @@ class KeyedRandomness(TorchFunctionMode):
     def randn_like(self, x: Tensor, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
         return rng.normal(self._next(), x.shape).to(dtype or x.dtype)
 
-    def rand(self, *size: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-        return rng.uniform(self._next(), _size(size)).to(dtype or torch.get_default_dtype())
+    def rand(self, *given: Any, size: Any = None, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+        return rng.uniform(self._next(), _size(given or (size,))).to(dtype or torch.get_default_dtype())
 
-    def randn(self, *size: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-        return rng.normal(self._next(), _size(size)).to(dtype or torch.get_default_dtype())
+    def randn(self, *given: Any, size: Any = None, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+        return rng.normal(self._next(), _size(given or (size,))).to(dtype or torch.get_default_dtype())
+
+    def multi_head(self, *args: Any, **kw: Any) -> Any:
+        """Multi-head attention: a Python function that calls dropout by its module's names, outside this mode."""
+        with patch.dict(vars(F), dropout=self.dropout, scaled_dot_product_attention=self.attention):
+            return F.multi_head_attention_forward(*args, **kw)
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
                   is_causal: bool = False, **kw: Any) -> Tensor:  # fmt: skip
         """Scaled dot-product attention; written out where it drops, because the fused one draws its own mask."""
         if dropout_p == 0.0:
-            return F.scaled_dot_product_attention(q, k, v, attn_mask, 0.0, is_causal, **kw)
+            return _fused_attention(q, k, v, attn_mask, 0.0, is_causal, **kw)
         if kw.get("enable_gqa"):
             raise ConfigError("attention with dropout and grouped queries cannot be replayed; set its dropout to 0")
         scale = kw.get("scale") or q.shape[-1] ** -0.5

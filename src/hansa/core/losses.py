@@ -97,7 +97,7 @@ def metrics(loss: str | Loss, output: Tensor, target: Tensor) -> dict[str, float
         if output.shape[-1] == 2 and target.dim() == 1:
             area = auc(output[:, 1] - output[:, 0], target)
             out |= {} if area is None else {"auc": area}
-    elif not whole and loss in ("mse", "mae"):
+    elif not whole and output.numel() == target.numel():
         residual = (_aligned(output, target) - target).to(torch.float64)
         spread = float(((target - target.mean()).to(torch.float64) ** 2).mean())
         out["rmse"] = float((residual**2).mean() ** 0.5)

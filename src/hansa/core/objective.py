@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from hansa.core import rng
-from hansa.core.errors import ConfigError
+from hansa.core.errors import ConfigError, HansaError
 from hansa.core.keyed import KeyedRandomness
 from hansa.core.losses import Loss, metrics, named_loss
 from hansa.core.params import Params, ParamSpec
@@ -33,8 +33,10 @@ def make_module(model: Callable[[], nn.Module], seed: int) -> nn.Module:
     with seeded(seed):
         try:
             module = model()
-        except (RuntimeError, ValueError, TypeError) as error:
-            raise ConfigError(f"model: the function that makes it failed: {error}") from error
+        except HansaError:
+            raise
+        except Exception as error:  # the user's own code: say what it said
+            raise ConfigError(f"model: the function that makes it failed: {type(error).__name__}: {error}") from error
     if not isinstance(module, nn.Module):
         raise ConfigError(f"model: the function must return a torch.nn.Module, it gave a {type(module).__name__}")
     return module

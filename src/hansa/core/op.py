@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from hansa.core.errors import PartyError
+from hansa.core.errors import DataError, PartyError
 from hansa.core.objective import Objective
 from hansa.core.registry import Part
 
@@ -43,8 +43,20 @@ class Reply:
 
     @classmethod
     def of_tree(cls, tree: Mapping[str, Any]) -> Reply:
-        metrics = {name: float(value) for name, value in tree["metrics"].items()}
-        return cls(dict(tree["tensors"]), int(tree["weight"]), dict(tree["maxima"]), metrics)
+        """A reply from the wire; what has another shape than `tree` gives is a DataError."""
+        if not isinstance(tree, Mapping):
+            raise DataError("it is not a table")
+        groups: list[Any] = [tree.get(name) for name in ("tensors", "maxima", "metrics")]
+        weight = tree.get("weight")
+        if not isinstance(weight, Tensor) or weight.dtype != torch.int64 or weight.dim() != 0:
+            raise DataError("its weight is not one whole number")
+        for group in groups:
+            if not isinstance(group, dict) or not all(isinstance(value, Tensor) for value in group.values()):
+                raise DataError("it is not made of named tensors")
+        if any(value.dtype != torch.float64 or value.dim() != 0 for value in groups[2].values()):
+            raise DataError("its metrics are not single numbers")
+        metrics = {name: float(value) for name, value in groups[2].items()}
+        return cls(dict(groups[0]), int(weight), dict(groups[1]), metrics)
 
 
 @dataclass
@@ -73,6 +85,8 @@ class Op(Part):
     """Base of ops. Subclasses are frozen dataclasses; their fields travel with the ask."""
 
     kind: ClassVar[str] = "op"
+    measures: ClassVar[frozenset[str] | None] = frozenset()  # the metrics a reply may carry; None for any
+    update: ClassVar[str | None] = None  # the tensor that is an update of the model, whose norm a run may limit
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         """Answer the ask. Returns the reply and the memory to keep if the reply is fused."""
@@ -95,6 +109,14 @@ class Wrapper(Op):
     """
 
     inner: Op
+
+    @property
+    def measures(self) -> frozenset[str] | None:  # type: ignore[override]
+        return self.inner.measures
+
+    @property
+    def update(self) -> str | None:  # type: ignore[override]
+        return self.inner.update
 
     def before(self, party: Party, payload: Payload, memory: Memory) -> Payload:
         """The payload for the inner op."""

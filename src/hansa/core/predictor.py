@@ -44,6 +44,7 @@ class Evaluate(Op):
     """Measure a model on the party's own test samples."""
 
     predictor: str = "network"
+    measures: ClassVar[frozenset[str] | None] = None
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         if party.test is None or len(party.test[0]) == 0:

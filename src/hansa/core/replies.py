@@ -19,6 +19,7 @@ from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket
 from hansa.core.op import Op, Payload, Reply, Shape
 
 BLOCK = 32
+LARGEST = 2**53  # whole numbers from here on are not exact in float64
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,25 @@ class Rules:
         return max(1, least)
 
 
+class Malformed(str):
+    """Why something that a party sent is no reply at all."""
+
+
+class Means:
+    """Weighted means of named numbers; one that a party leaves out does not count for it."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, tuple[float, int]] = {}
+
+    def add(self, numbers: dict[str, float], weight: int) -> None:
+        for name, value in numbers.items():
+            total, heard = self._sums.get(name, (0.0, 0))
+            self._sums[name] = (total + value * weight, heard + weight)
+
+    def result(self) -> dict[str, float]:
+        return {name: total / heard for name, (total, heard) in self._sums.items()}
+
+
 @dataclass
 class Record:
     """What happened in a round: who was asked, who was missing or rejected and why, bytes as the wire carries them."""
@@ -53,28 +73,35 @@ class Record:
     bytes_up: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     fused: set[int] = field(default_factory=set)  # whose replies the last answer holds
+    arrived: Means = field(default_factory=Means)  # over the tickets that came back
 
 
-def fault(reply: Reply, op: Op, payload: Payload, rules: Rules) -> str | None:
-    """Why a reply may not be fused, or None."""
+def fault(reply: Reply, op: Op, payload: Payload, rules: Rules, summed: bool = True) -> str | None:
+    """Why a reply may not be fused, or None. Whole numbers that are summed must stay exact."""
     for given, expected in ((reply.tensors, op.expects(payload)), (reply.maxima, op.expects_maxima(payload))):
-        reason = _unlike(given, expected)
+        reason = _unlike(given, expected, summed)
         if reason is not None:
             return reason
     if isinstance(reply.weight, bool) or not isinstance(reply.weight, int) or reply.weight <= 0:
         return f"its weight is {reply.weight!r}, expected a positive whole number"
+    if reply.weight >= LARGEST:
+        return f"its weight {reply.weight} is over 2^53"
     if rules.max_weight is not None and reply.weight > rules.max_weight:
         return f"its weight {reply.weight} is over the limit of {rules.max_weight}"
-    if any(not math.isfinite(value) for value in reply.metrics.values()):
-        return f"its metrics are not finite: {reply.metrics}"
-    if rules.max_norm is not None and "w" in reply.tensors:
-        norm = float(torch.linalg.vector_norm(reply.tensors["w"].to(torch.float64)))
+    unknown = set(reply.metrics) - op.measures if op.measures is not None else set()
+    if unknown:
+        return f"it has the metrics {sorted(unknown)}, which were not asked for"
+    for name, number in reply.metrics.items():
+        if not isinstance(number, (int, float)) or not math.isfinite(number):
+            return f"its metrics are not finite: {name} is {number!r}"
+    if rules.max_norm is not None and op.update is not None and op.update in reply.tensors:
+        norm = float(torch.linalg.vector_norm(reply.tensors[op.update].to(torch.float64)))
         if norm > rules.max_norm:
             return f"the norm of its update, {norm:.4g}, is over the limit of {rules.max_norm:.4g}"
     return None
 
 
-def _unlike(given: dict[str, Tensor], expected: dict[str, Shape]) -> str | None:
+def _unlike(given: dict[str, Tensor], expected: dict[str, Shape], summed: bool) -> str | None:
     """How tensors differ from what was expected of them, or None."""
     if set(given) != set(expected):
         return f"it has the tensors {sorted(given)}, expected {sorted(expected)}"
@@ -86,7 +113,16 @@ def _unlike(given: dict[str, Tensor], expected: dict[str, Shape]) -> str | None:
             return f"{name} is {tensor.dtype}, expected {dtype}"
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             return f"{name} has values that are not finite"
+        if summed and not tensor.is_floating_point() and tensor.numel():
+            low, high = int(tensor.min()), int(tensor.max())
+            if max(-low, high) >= LARGEST:
+                return f"{name} has values over 2^53"
     return None
+
+
+def reply_size(reply: Reply) -> int:
+    """The bytes of a reply on the wire; they do not depend on the digits of its numbers."""
+    return codec.size(Reply(reply.tensors, 1, reply.maxima, dict.fromkeys(reply.metrics, 0.0)).tree())
 
 
 class BlockSum:
@@ -122,56 +158,59 @@ def combine(ask: Ask, outcomes: Iterable[tuple[int, Reply | str]], rules: Rules,
     `outcomes` come in the order of the parties' ids. Fewer good replies than the quorum abort the round.
     """
     assert ask.op is not None
-    total, numbers, maxima = BlockSum(), BlockSum(), dict[str, Tensor]()
+    total, means, maxima = BlockSum(), Means(), dict[str, Tensor]()
     kept: list[tuple[int, Reply]] = []
-    weight = count = size = 0
+    weight = count = 0
     record.fused = set()
+    limits = rules if ask.in_round else Rules()  # publishing and evaluation have neither quorum nor limits
+    last = -1
     for party, outcome in outcomes:
+        assert party > last, "outcomes must come in the order of the parties' ids"
+        last = party
         record.asked += 1
         if isinstance(outcome, str):
-            record.missing[party] = outcome
+            (record.rejected if isinstance(outcome, Malformed) else record.missing)[party] = outcome
             continue
-        size = size or codec.size(outcome.tree())  # replies of one ask have one length
-        record.bytes_up += size
-        reason = fault(outcome, ask.op, ask.payload, rules)
+        record.bytes_up += reply_size(outcome)
+        reason = fault(outcome, ask.op, ask.payload, limits, ask.verb == "reduce")
         if reason is not None:
             record.rejected[party] = reason
-            size = 0
             continue
         record.accepted += 1
         record.fused.add(party)
         count += 1
         share = 1 if ask.uniform else outcome.weight
         weight += share
-        numbers.add({n: torch.tensor(v, dtype=torch.float64) for n, v in outcome.metrics.items()}, share)
+        means.add(outcome.metrics, share)
         if ask.verb != "reduce":
             kept.append((party, outcome))
             continue
         total.add(outcome.tensors, share)
         for name, value in outcome.maxima.items():
             maxima[name] = torch.maximum(maxima[name], value) if name in maxima else value
-    needed = rules.needed(len(ask.parties)) if ask.in_round else 1
+    needed = limits.needed(len(ask.parties))
     if count < needed:
         raise RoundAborted(f"{count} usable replies of {len(ask.parties)} parties asked, quorum {needed}")
-    metrics = {name: float(value) / weight for name, value in numbers.result().items()}
-    record.metrics.update(metrics)
+    record.metrics.update(means.result())
     if ask.verb != "reduce":
         return Gathered(tuple(p for p, _ in kept), tuple(r for _, r in kept))
-    return Reduced(total.result(), weight, count, maxima, metrics)
+    return Reduced(total.result(), weight, count, maxima, means.result())
 
 
 def arrive(ticket: Ticket, op: Op, payload: Payload, outcome: Reply | str, rules: Rules, record: Record) -> Arrival:
     """Check what came back for a ticket; a lost or rejected reply arrives as None."""
     record.asked += 1
     if isinstance(outcome, str):
-        record.missing[ticket.party] = outcome
+        (record.rejected if isinstance(outcome, Malformed) else record.missing)[ticket.party] = outcome
         return Arrival(ticket, None)
-    record.bytes_up += codec.size(outcome.tree())
+    record.bytes_up += reply_size(outcome)
     reason = fault(outcome, op, payload, rules)
     if reason is not None:
         record.rejected[ticket.party] = reason
         return Arrival(ticket, None)
     record.accepted += 1
+    record.arrived.add(outcome.metrics, outcome.weight)
+    record.metrics.update(record.arrived.result())
     return Arrival(ticket, outcome)
 
 

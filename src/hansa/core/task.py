@@ -102,6 +102,9 @@ class Holdings:
         self.names = list(task.names) if task.names is not None else [str(k) for k in range(len(self.train))]
         if len(self.names) != len(self.train):
             raise DataError(f"names: {len(self.names)} names for {len(self.train)} parties")
+        if len(set(self.names)) != len(self.names):
+            twice = next(name for name in self.names if self.names.count(name) > 1)
+            raise DataError(f"names: two parties are called {twice!r}")
         y = self.train.y
         whole = not y.is_floating_point() and y.numel() > 0
         self.classes = task.classes if task.classes is not None else (int(y.max()) + 1 if whole else None)
@@ -149,4 +152,6 @@ def _fit(x: Tensor, y: Tensor, objective: Objective, what: str) -> tuple[Tensor,
         y = y.to(torch.int64)
     elif isinstance(objective.loss, str) or y.is_floating_point():
         y = y.to(objective.dtype)
+        if objective.loss == "bce" and y.numel() and not bool(((y >= 0) & (y <= 1)).all()):
+            raise DataError(f"{what}: bce needs targets from 0 to 1; for more classes use cross_entropy")
     return x.to(objective.device), y.to(objective.device)

@@ -46,7 +46,7 @@ class ApplyStandardise(DataOp):
 
     def transform(self, x: Tensor, payload: Payload) -> Tensor:
         scaled = (x.double() - payload["mean"].to(x.device)) / payload["std"].to(x.device)
-        return torch.nan_to_num(scaled, nan=0.0).to(x.dtype)
+        return torch.nan_to_num(scaled, nan=0.0).to(x.dtype if x.is_floating_point() else torch.get_default_dtype())
 
 
 @register("standardise")

@@ -100,6 +100,8 @@ class LocalSolver(Op):
 
     kind: ClassVar[str] = "local"
     sampler: ClassVar[Literal["shuffle", "full"]] = "shuffle"
+    measures: ClassVar[frozenset[str] | None] = frozenset({"train_loss"})
+    update: ClassVar[str | None] = "w"
     sends: ClassVar[tuple[str, ...]] = ("w",)  # the vectors, as long as the model, that a reply carries
 
     def rate(self, round: int) -> float:

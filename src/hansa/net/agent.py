@@ -17,8 +17,7 @@ from hansa.core import codec
 from hansa.core.errors import HansaError
 from hansa.core.op import DataOp, Memory, Op, Party, PeerOp, Reply, perform
 from hansa.core.registry import from_config
-
-LIMIT = 1 << 32  # no message is longer
+from hansa.net.processes import LIMIT
 
 
 def read_message(stream: BinaryIO) -> Any | None:
@@ -61,6 +60,8 @@ class Agent:
         if self.party is None:
             return {"failed": "it has no task yet"}
         if kind == "ask":
+            for name in message["drop"]:
+                self.staged.pop(name, None)
             return self._ask(self.party, message)
         if kind == "deliver":
             return self._deliver(self.party, message)

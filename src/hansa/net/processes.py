@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from hansa.core import codec
-from hansa.core.errors import AlgorithmError, RoundAborted, RuntimeFailure
+from hansa.core.errors import AlgorithmError, DataError, ReplayError, RoundAborted, RuntimeFailure
 from hansa.core.federation import Arrival, Ask, Gathered, Ticket
 from hansa.core.journal import Journal
 from hansa.core.op import Reply
-from hansa.core.replies import Record, Rules, arrive, combine, inboxes
+from hansa.core.replies import Malformed, Record, Rules, arrive, combine, inboxes
 from hansa.core.runtime import Abort, Clock, Commit, Open, Request
+
+LIMIT = 1 << 32  # no message is longer
 
 
 class PartyProcess:
@@ -45,10 +47,15 @@ class PartyProcess:
                 process.stdin.write(len(data).to_bytes(8, "little") + data)
                 await process.stdin.drain()
                 length = int.from_bytes(await process.stdout.readexactly(8), "little")
-                answer: dict[str, Any] = codec.decode(await process.stdout.readexactly(length))
-                return answer
+                if length > LIMIT:
+                    self.kill()  # nothing that follows could be understood
+                    return {"malformed": f"its answer is {length} bytes long, over the limit of {LIMIT}"}
+                answer = codec.decode(await process.stdout.readexactly(length))
             except (asyncio.IncompleteReadError, ConnectionError):
                 return {"failed": "its process has ended"}
+            except DataError as error:
+                return {"malformed": str(error)}
+        return answer if isinstance(answer, dict) else {"malformed": "its answer is not a table"}
 
     async def stop(self) -> None:
         if self._process is not None and self._process.returncode is None:
@@ -135,18 +142,29 @@ class ProcessRuntime:
     async def _outcomes(self, ask: Ask) -> dict[int, dict[str, Any]]:
         """Each party's raw answer: from the journal if this ask was answered before, else from the parties."""
         stored = self.journal.recall(ask) if self.journal is not None else None
-        if stored is not None:
-            return {int(party): answer for party, answer in stored.items()}
         answers = await asyncio.gather(*(self._call(ask, party) for party in ask.parties))
         outcomes = dict(zip(ask.parties, answers, strict=True))
+        if stored is not None:
+            return {party: self._replayed(ask, party, stored[str(party)], outcomes[party]) for party in ask.parties}
         if self.journal is not None:
             self.journal.record(ask, {str(party): answer for party, answer in outcomes.items()})
         return outcomes
 
+    def _replayed(self, ask: Ask, party: int, before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+        """The recorded answer. The party did the work again, which rebuilt its memory; it must agree."""
+        if "reply" in before and "reply" in now and codec.encode(before) != codec.encode(now):
+            raise ReplayError(f"party {party} answers {_name(ask)} otherwise than it did before")
+        if "reply" in before and "reply" not in now:
+            raise ReplayError(f"party {party} answered {_name(ask)} before, and now: {_outcome(now)}")
+        if "reply" in now and "reply" not in before:  # it was missing then
+            self._dropped.setdefault(party, []).append(_name(ask))
+        return before
+
     async def _call(self, ask: Ask, party: int) -> dict[str, Any]:
         message = ask.message(party)
         self._record.bytes_down += codec.size(message)
-        return await self.parties[party].call({"type": "ask", "id": _name(ask), **message})
+        dropped = self._dropped.pop(party, [])  # so that the party does not build on what was rejected
+        return await self.parties[party].call({"type": "ask", "id": _name(ask), "drop": dropped, **message})
 
     async def _relay(self, ask: Ask, messages: dict[int, Reply]) -> None:
         """Carry the neighbours' messages of an exchange to each party."""
@@ -173,6 +191,8 @@ class ProcessRuntime:
         (party,) = ask.parties
         ticket = Ticket(self._tickets, party, ask.round)
         self._tickets += 1
+        if self.journal is not None and self.journal.recall(ask) is None:
+            self.journal.record(ask, {"ticket": ticket.id})
         arrives = self.clock.now + self.clock.duration("ticket", ticket.id) if self.clock is not None else 0.0
         task = asyncio.ensure_future(self._call(ask, party))
         self._flights[ticket.id] = (ticket, ask, task, arrives)
@@ -186,8 +206,7 @@ class ProcessRuntime:
         stored = self.journal.recall(request) if self.journal is not None else None
         if stored is not None:
             ticket, ask, task, arrives = self._flights.pop(int(stored["ticket"]))
-            task.cancel()
-            answer = stored["answer"]
+            answer = self._replayed(ask, ticket.party, stored["answer"], await task)
         else:
             if self.clock is not None:
                 chosen = min(self._flights.values(), key=lambda f: (f[3], f[0].id))
@@ -219,6 +238,12 @@ def _name(ask: Ask) -> str:
 
 
 def _outcome(answer: dict[str, Any]) -> Reply | str:
+    """A reply, or why there is none."""
     if "reply" in answer:
-        return Reply.of_tree(answer["reply"])
+        try:
+            return Reply.of_tree(answer["reply"])
+        except DataError as error:
+            return Malformed(error)
+    if "malformed" in answer:
+        return Malformed(answer["malformed"])
     return str(answer.get("declined") or answer.get("failed"))

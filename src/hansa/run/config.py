@@ -18,8 +18,8 @@ from torch import nn
 
 from hansa.core import rng
 from hansa.core.algorithm import Algorithm
-from hansa.core.errors import ConfigError, DataError, nearest
-from hansa.core.registry import Part, fill, from_config, nest, registered, to_config
+from hansa.core.errors import ConfigError, HansaError, nearest
+from hansa.core.registry import Part, fill, from_config, nest, registered
 from hansa.core.task import Task
 from hansa.data.dataset import Data
 from hansa.data.partition import Iid, Natural, Partition
@@ -161,10 +161,10 @@ def load_function(reference: str, where: str, folder: str) -> Callable[[], Any]:
             sys.path.insert(0, place)
     try:
         function = getattr(importlib.import_module(module_name), name)
-    except ImportError as error:
-        raise ConfigError(f"{where}: cannot import {module_name!r}: {error}") from None
     except AttributeError:
         raise ConfigError(f"{where}: the module {module_name!r} has no function {name!r}") from None
+    except Exception as error:  # the user's own module: say what it said
+        raise ConfigError(f"{where}: cannot import {module_name!r}: {type(error).__name__}: {error}") from error
     if not callable(function):
         raise ConfigError(f"{where}: {reference!r} is not a function")
     return function  # type: ignore[no-any-return]
@@ -177,6 +177,8 @@ def make_task(experiment: Experiment) -> Task:
         pairs = [load_party_file(Path(folder) / name, table.target) for name in table.parties]
         test = load_party_file(Path(folder) / table.test, table.target) if table.test is not None else None
         names: list[str] | None = [Path(name).name.split(".")[0] for name in table.parties]
+        if len(set(names or ())) < len(table.parties):  # a/data.csv and b/data.csv
+            names = list(table.parties)
         whole = not pairs[0][1].is_floating_point() and table.loss not in ("mse", "mae", "bce")
         classes = max(int(y.max()) for _, y in pairs if len(y)) + 1 if whole else None
         loss = table.loss or ("cross_entropy" if whole else "mse")
@@ -197,7 +199,12 @@ def load_data(experiment: Experiment) -> Data:
     """The data set that the experiment names."""
     table = experiment.task
     if is_function(table.dataset):
-        data = load_function(str(table.dataset), "task.dataset", experiment.folder)()
+        try:
+            data = load_function(str(table.dataset), "task.dataset", experiment.folder)()
+        except HansaError:
+            raise
+        except Exception as error:  # the user's own function: say what it said
+            raise ConfigError(f"task.dataset: {table.dataset!r} failed: {type(error).__name__}: {error}") from error
         if not isinstance(data, Data):
             raise ConfigError(
                 f"task.dataset: {table.dataset!r} must return a hansa.data.Data, got {type(data).__name__}"
@@ -245,26 +252,3 @@ def make_model(table: TaskTable, folder: str, shape: tuple[int, ...], outputs: i
     if table.dtype == "float64":
         return lambda: factory().double()
     return factory
-
-
-def describe(experiment: Experiment) -> dict[str, Any]:
-    """The experiment as plain data with every default filled in."""
-    run = {**experiment.settings(), "select": to_config(experiment.run.select)}
-    task = {f.name: getattr(experiment.task, f.name) for f in dataclasses.fields(experiment.task)}
-    task["prepare"] = to_config(experiment.task.prepare) if experiment.task.prepare is not None else None
-    partition = to_config(experiment.partition) if experiment.partition is not None else None
-    return {"task": task, "partition": partition, "algorithm": to_config(experiment.algorithm), "run": run}
-
-
-__all__ = [
-    "DataError",
-    "Experiment",
-    "TaskTable",
-    "describe",
-    "divide",
-    "load_data",
-    "make_task",
-    "parse",
-    "parse_set",
-    "read",
-]

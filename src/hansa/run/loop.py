@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from hansa.core import codec
 from hansa.core.algorithm import Algorithm, Problem, State
 from hansa.core.driver import drive
 from hansa.core.errors import ConfigError, DataError, RoundAborted
@@ -19,9 +21,10 @@ from hansa.core.replies import Record
 from hansa.core.runtime import Abort, Commit, Open, Request
 from hansa.core.task import Holdings, Task
 from hansa.data.prepare import Preparation
-from hansa.run.settings import HIGHER_IS_BETTER, Run
+from hansa.run.settings import Run, higher_is_better
 from hansa.run.store import Store
 
+log = logging.getLogger("hansa")
 Steps = Generator[Request, Any, Any]
 
 
@@ -69,6 +72,12 @@ class Training:
         if self.algorithm.trains:
             self.objective.network()
         self.algorithm.check(self.problem)
+        needed, cohort = self.run.rules().needed(self.problem.cohort_size), self.problem.cohort_size
+        if needed > cohort:
+            raise ConfigError(f"the quorum of {needed} can never be met: a round asks {cohort} parties")
+        stops = self.run.target is not None or self.run.patience is not None
+        if stops and holdings.test is None and (holdings.tests is None or not self.run.eval_parties):
+            raise ConfigError("target and patience need a test set: give the task one, or each party its own")
         self.state = self.algorithm.init(self.problem)
         self.published = self.state
         self.test = holdings.test
@@ -83,11 +92,11 @@ class Training:
         while self.progress.stopped is None:
             line = yield from self._round()
             progress = self.progress
-            evaluated = progress.round % self.run.eval_every == 0 or progress.round >= self.run.rounds
-            if evaluated or self.algorithm.finished(self.state):
+            progress.seconds = time.monotonic() - started
+            if progress.round % self.run.eval_every == 0 or self._stop(line) is not None:
                 line |= yield from self._evaluate()
                 self._compare(line)
-            progress.seconds = time.monotonic() - started
+                progress.seconds = time.monotonic() - started
             line["seconds"] = round(progress.seconds, 6)
             progress.stopped = self._stop(line)
             self.history.append(line)
@@ -173,13 +182,14 @@ class Training:
         for name, who in (("missing", record.missing), ("rejected", record.rejected)):
             if who:
                 line[name] = {self.holdings.names[party]: reason for party, reason in who.items()}
-        return line | record.metrics
+        return record.metrics | line
 
     def _publish(self) -> Steps:
         """The state to evaluate and save; if nobody answers, the last one stays."""
         try:
             self.published = yield from self._apart("publish", lambda fed: self.algorithm.publish(fed, self.state))
-        except RoundAborted:
+        except RoundAborted as reason:
+            log.warning("the model could not be published, the last one stays: %s", reason)
             yield Abort(self.progress.round)
 
     def _evaluate(self) -> Generator[Request, Any, dict[str, Any]]:
@@ -193,7 +203,7 @@ class Training:
                 found |= evaluate(name, self.objective, payload, *self.test)
             except (RuntimeError, ValueError, IndexError) as error:
                 raise DataError(f"the model cannot be evaluated on the test set: {error}") from error
-        return found
+        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in found.items()}
 
     def _evaluate_parties(self, name: str, payload: dict[str, Any]) -> Generator[Request, Any, dict[str, Any]]:
         """Each party's metrics on its own test samples: mean, worst tenth, variance, and the mean over samples."""
@@ -203,14 +213,15 @@ class Training:
 
         try:
             answers: Gathered = yield from self._apart("evaluate", ask)
-        except RoundAborted:
+        except RoundAborted as reason:
+            log.warning("the parties could not evaluate the model: %s", reason)
             yield Abort(self.progress.round)
             return {}
         out: dict[str, Any] = {}
         by_party = {self.holdings.names[p]: r.metrics for p, r in zip(answers.parties, answers.replies, strict=True)}
         for metric in sorted({m for metrics in by_party.values() for m in metrics}):
             pairs = [(r.metrics[metric], r.weight) for r in answers.replies if metric in r.metrics]
-            values = sorted((v for v, _ in pairs), reverse=metric not in HIGHER_IS_BETTER)
+            values = sorted((v for v, _ in pairs), reverse=not higher_is_better(metric))
             mean = sum(values) / len(values)
             tenth = values[: math.ceil(len(values) / 10)]
             out[f"party_{metric}_mean"] = mean
@@ -230,7 +241,7 @@ class Training:
         return "accuracy" if classifies else "loss"
 
     def _better(self, value: float, than: float) -> bool:
-        return value > than if self.metric in HIGHER_IS_BETTER else value < than
+        return value > than if higher_is_better(self.metric) else value < than
 
     def _compare(self, line: dict[str, Any]) -> None:
         if self.metric not in line:
@@ -242,7 +253,7 @@ class Training:
                 )
             return
         value = line[self.metric]
-        if self.progress.best is None or self._better(value, self.progress.best):
+        if value is not None and (self.progress.best is None or self._better(value, self.progress.best)):
             self.progress.best, self.progress.stale = value, 0
         else:
             self.progress.stale += 1
@@ -265,15 +276,16 @@ class Training:
     def _checkpoint(self) -> None:
         if self.store is not None and self.runtime is not None:
             tree = {"state": self.state.tree(), "progress": vars(self.progress), "runtime": self.runtime.snapshot()}
-            self.store.checkpoint(tree)
+            self.store.checkpoint({**tree, "devices": codec.devices(tree)})
 
     def _restore(self) -> None:
         tree = self.store.restore() if self.store is not None else None
         if tree is not None and self.runtime is not None and self.store is not None:
-            state = State.of_tree(tree["state"])
-            device = self.objective.device
-            params = type(state.params)(*(v.to(device) for v in state.params))
-            self.state = State(params, state.round, state.slots)
-            self.progress = Progress(**tree["progress"])
-            self.runtime.restore(tree["runtime"])
+            placed = {name: tree[name] for name in ("state", "progress", "runtime")}
+            if self.objective.device.type != "cpu":
+                placed = codec.place(placed, tree["devices"], self.objective.device)
+            self.state = State.of_tree(placed["state"])
+            self.progress = Progress(**placed["progress"])
+            self.runtime.restore(placed["runtime"])
             self.history = self.store.history()
+            self.progress.stopped = self._stop(self.history[-1])  # a run may be given more rounds than it had

@@ -73,6 +73,7 @@ class Result:
             **numbers, "rounds": progress.round, "accuracy": last.get("accuracy"), "loss": last.get("loss"),
             "bytes_up": progress.bytes_up, "bytes_down": progress.bytes_down, "seconds": round(progress.seconds, 3),
             "run_dir": None if self.run_dir is None else str(self.run_dir), "stopped": progress.stopped,
+            "empty_rounds": sum("empty" in line for line in self.history),
         }  # fmt: skip
 
     def saved_model(self) -> dict[str, Any]:

@@ -6,11 +6,24 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from hansa.core.errors import ConfigError
+from hansa.core.errors import ConfigError, nearest
 from hansa.core.replies import Rules
 from hansa.select import Selector, Uniform
 
-HIGHER_IS_BETTER = {"accuracy", "auc", "r2"}
+HIGHER_IS_BETTER = ("accuracy", "auc", "r2")
+METRICS = ("loss", "train_loss", "rmse", "mae", *HIGHER_IS_BETTER)
+
+
+def higher_is_better(metric: str) -> bool:
+    """Whether a metric, or its mean or worst tenth over the parties, is to be raised; all others are to be lowered."""
+    plain = metric.removeprefix("party_").removesuffix("_mean").removesuffix("_worst_tenth")
+    return plain in HIGHER_IS_BETTER
+
+
+def known_metrics() -> list[str]:
+    """The names a run may stop on."""
+    over = [f"party_{m}_{how}" for m in METRICS if m != "train_loss" for how in ("mean", "worst_tenth", "variance")]
+    return [*METRICS, *over]
 
 
 @dataclass(frozen=True)
@@ -55,8 +68,9 @@ class Run:
                 raise ConfigError(f"{name} must be positive, got {value}")
         if not 0 <= self.checkpoint_seconds <= 10:
             raise ConfigError(f"checkpoint_seconds must lie in 0..10, got {self.checkpoint_seconds}")
-        if self.rules().quorum != self.quorum:
-            raise ConfigError(f"quorum: {self.quorum} is neither a count nor a fraction")
+        self.rules()
+        if self.metric is not None and self.metric not in known_metrics():
+            raise ConfigError(f"unknown metric {self.metric!r}{nearest(self.metric, known_metrics())}")
 
     def size(self, parties: int) -> int:
         """How many parties a round selects: max(floor(C * K), 1), or the count."""

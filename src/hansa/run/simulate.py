@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from hansa.core.federation import SumProtocol
 from hansa.core.objective import Objective
 from hansa.core.registry import fill, to_config
 from hansa.core.runtime import complete
-from hansa.core.task import Task
+from hansa.core.task import Holdings, Task
 from hansa.run.loop import Training
 from hansa.run.result import Result
 from hansa.run.settings import Run
@@ -43,6 +45,8 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
         raise ConfigError(
             f'expected an algorithm such as hansa.FedAvg() or build("algorithm", "fedavg"), got {algorithm!r}'
         )
+    if not isinstance(task, Task):
+        raise ConfigError(f"expected a hansa.Task, got {task!r}")
     run: Run = fill(Run, settings, where="run")
     _check_device(run.device)
     with deterministic(run.device):
@@ -58,10 +62,12 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
         training = Training(algorithm, task, run, objective, holdings, store, runtime, protocol, on_round,
                             lambda: clock.now)  # fmt: skip
         if store is not None:
+            record["data"] = fingerprint(holdings)
             if resume:
-                _same_plan(store.experiment()["plan"], record["plan"], force)
+                _same_run(store.experiment(), record, force)
             else:
                 store.create(record)
+            store.lock()
         try:
             state = complete(training.steps(), runtime.answer)
         finally:
@@ -81,6 +87,15 @@ def plan(engine: ReferenceEngine, device: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def fingerprint(holdings: Holdings) -> str:
+    """A checksum of the parties' training samples."""
+    check = zlib.crc32(holdings.train.offsets.tobytes())
+    for tensor in (holdings.train.x, holdings.train.y):
+        flat = tensor.detach().cpu().contiguous().view(-1)
+        check = zlib.crc32(flat.view(torch.uint8).numpy().data if flat.numel() else b"", check)
+    return f"{check:08x}"
+
+
 def _record(algorithm: Algorithm, run: Run, engine: ReferenceEngine, experiment: Any) -> dict[str, Any]:
     settings = {f.name: getattr(run, f.name) for f in dataclasses.fields(run)}
     settings["select"] = to_config(run.select)
@@ -90,17 +105,25 @@ def _record(algorithm: Algorithm, run: Run, engine: ReferenceEngine, experiment:
     }  # fmt: skip
 
 
-def _same_plan(before: dict[str, Any], now: dict[str, Any], force: bool) -> None:
-    changed = [
-        f"{k} was {before.get(k)!r} and is {now.get(k)!r}"
-        for k in sorted({*before, *now})
-        if before.get(k) != now.get(k)
-    ]
-    if changed and not force:
+# What may change when a run goes on: when it stops, and how often it saves.
+_FREE = ("rounds", "target", "metric", "patience", "byte_budget", "time_budget", "checkpoint_seconds")
+
+
+def _same_run(before: dict[str, Any], now: dict[str, Any], force: bool) -> None:
+    """Refuse to go on under another plan, algorithm or settings, unless forced."""
+    if before.get("data") != now["data"] and not force:
         raise ConfigError(
-            f"this run was begun under another plan ({'; '.join(changed)}), so its numbers could not be replayed; "
-            "use --force (force=True) to go on all the same"
+            "the data are not those this run was begun with; use --force (force=True) to go on all the same"
         )
+    for part, free in (("plan", ()), ("algorithm", ()), ("run", _FREE)):
+        old, new = json.loads(json.dumps(before[part])), json.loads(json.dumps(now[part]))
+        changed = [f"{k} was {old.get(k)!r} and is {new.get(k)!r}" for k in sorted({*old, *new})
+                   if old.get(k) != new.get(k) and k not in free]  # fmt: skip
+        if changed and not force:
+            raise ConfigError(
+                f"this run was begun with another {part} ({'; '.join(changed)}), so its numbers could not be "
+                "replayed; use --force (force=True) to go on all the same"
+            )
 
 
 def _check_device(device: str) -> None:

@@ -5,6 +5,7 @@ A checkpoint remembers how long the metrics were, so that a run that was killed 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -14,7 +15,7 @@ from hansa.core import codec
 from hansa.core.errors import ConfigError, DataError
 
 METRICS, CHECKPOINT, MODEL = "metrics.jsonl", "checkpoint.safetensors", "model.safetensors"
-EXPERIMENT, SUMMARY = "experiment.json", "summary.json"
+EXPERIMENT, SUMMARY, LOCK = "experiment.json", "summary.json", ".lock"
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -51,6 +52,16 @@ class Store:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._metrics: Any = None
+        self._lock: Any = None
+
+    def lock(self) -> None:
+        """Keep other processes from running this run; the lock goes when this one ends, however it ends."""
+        self._lock = open(self.path / LOCK, "ab")  # noqa: SIM115 (held for the whole run)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise ConfigError(f"another process is at work on the run {self.path}; wait for it, or stop it") from None
 
     def create(self, experiment: dict[str, Any]) -> None:
         """Begin a new run here; a folder that holds one already is refused."""
@@ -64,6 +75,8 @@ class Store:
 
     def experiment(self) -> dict[str, Any]:
         value: dict[str, Any] = read_json(self.path / EXPERIMENT)
+        if not isinstance(value, dict) or not {"algorithm", "run", "plan", "experiment", "hansa"} <= set(value):
+            raise DataError(f"{self.path / EXPERIMENT} is damaged: it does not describe a run")
         return value
 
     def append(self, line: dict[str, Any]) -> None:
@@ -99,12 +112,16 @@ class Store:
         if not path.exists():
             return []
         lines = path.read_bytes().split(b"\n")
-        return [json.loads(line) for line in lines[:-1]]
+        try:
+            return [json.loads(line) for line in lines[:-1]]
+        except ValueError as error:
+            raise DataError(f"{path} is damaged: {error}") from None
 
     def close(self) -> None:
-        if self._metrics is not None:
-            self._metrics.close()
-            self._metrics = None
+        for file in (self._metrics, self._lock):
+            if file is not None:
+                file.close()
+        self._metrics = self._lock = None
 
     def finish(self, model: dict[str, Any], summary: dict[str, Any]) -> None:
         """Write the final model and the summary."""

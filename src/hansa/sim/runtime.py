@@ -206,8 +206,7 @@ class Simulation:
 
     def restore(self, tree: dict[str, Any]) -> None:
         """Go on from a snapshot."""
-        device = self.engine.objective.device
-        self.memories = {int(p): {n: t.to(device) for n, t in m.items()} for p, m in tree["memories"].items()}
+        self.memories = {int(party): memory for party, memory in tree["memories"].items()}
         self._tickets = tree["tickets"]
         self.clock.now = tree["now"]
         self.flights = {}

@@ -1,8 +1,8 @@
 """The stacked engine: a chunk of parties trains at once, parameters stacked to [parties, ...], by `torch.func.vmap`.
 
-Parties of unequal size are padded and masked; a party that has finished keeps its parameters while others go on. Models
-with BatchNorm get no padding rows: only parties of equal size are stacked. What cannot be stacked falls back to one
-party at a time.
+Parties of unequal size are padded and masked; a party that has finished keeps its parameters while others go on.
+Models that mix the rows of a batch (BatchNorm) get no padding rows: only parties of equal size are stacked. What cannot
+be stacked falls back to one party at a time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from hansa.sim.engine import Job, Outcome, ReferenceEngine
 
 log = logging.getLogger("hansa")
 WINDOW = 256  # parties sorted by size together; a multiple of the block of replies.BlockSum
-_BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
 
 
 class StackedEngine(ReferenceEngine):
@@ -41,7 +40,7 @@ class StackedEngine(ReferenceEngine):
         super().__init__(objective, holdings, seed)
         room = 2**30 // max(1, 8 * objective.spec.dim * objective.dtype.itemsize)
         self.chunk = chunk or max(1, min(32, room))
-        self._pads = not _has(objective.module, _BATCH_NORMS)
+        self._pads = True
         self._refused: str | None = None
         self._probed = False
 
@@ -115,6 +114,7 @@ class StackedEngine(ReferenceEngine):
     def _stackable(self) -> bool:
         if not self._probed:
             self._probed = True
+            self._pads = not mixes_rows(self.objective, self.holdings)
             self._refused = obstacle(self.objective, self.holdings)
             if self._refused:
                 log.warning("parties train one at a time: %s", self._refused)
@@ -242,8 +242,25 @@ def stack_payloads(payloads: list[Any], dtype: torch.dtype) -> tuple[Any, Any]:
     return pytree.tree_unflatten(leaves, spec), pytree.tree_unflatten(dims, spec)
 
 
-def _has(module: nn.Module | None, kinds: tuple[type, ...]) -> bool:
-    return module is not None and any(isinstance(m, kinds) for m in module.modules())
+def mixes_rows(objective: Objective, holdings: Holdings) -> bool:
+    """Whether a sample's loss or a buffer depends on other rows of the batch, as under BatchNorm. Found by trying."""
+    x, y = holdings.train.x[:3], holdings.train.y[:3]
+    if objective.module is None or len(x) < 3:
+        return True
+    buffers = (objective.initial.stats, objective.initial.counts)
+    key = torch.zeros((), dtype=torch.int64, device=objective.device)
+    try:
+        with torch.no_grad():
+            two, (stats_two, _) = objective.losses(objective.initial.w, buffers, x[:2], y[:2], key)
+            three, (stats_three, _) = objective.losses(objective.initial.w, buffers, x, y, key)
+    except HansaError:
+        raise
+    except Exception:  # training itself will say what is wrong
+        return True
+    tight = objective.dtype == torch.float64
+    rtol, atol = (1e-9, 1e-12) if tight else (1e-3, 1e-5)
+    pairs = ((two, three[:2]), (stats_two, stats_three))
+    return not all(torch.allclose(a, b, rtol, atol, equal_nan=True) for a, b in pairs)
 
 
 def obstacle(objective: Objective, holdings: Holdings) -> str | None:

@@ -1,0 +1,80 @@
+"""What a party keeps, and what the aggregator makes of answers that are no replies."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import hansa
+from hansa.core.op import Reply
+from hansa.core.replies import Malformed
+from hansa.net.agent import Agent
+from hansa.net.processes import _outcome
+from hansa.run.party import load
+from hansa.testing import experiment_for
+
+
+def agent() -> Agent:
+    agent = Agent(load)
+    tree = experiment_for(hansa.DPSGD()).tree
+    assert agent.handle({"type": "task", "experiment": tree, "folder": ".", "party": 0}) == {"ready": True}
+    return agent
+
+
+def gossip(agent: Agent, name: str, drop: list[str]) -> torch.Tensor:
+    """One exchange in which only the own message arrives; returns the model that the party sent."""
+    op = {"kind": "op", "name": "gossip", "inner": {"name": "sgd", "steps": 1, "batch": None}}
+    payload = {"dim": 62, "stats": 0, "counts": 0, "dtype": "float64", "stats_dtype": "float64"}
+    ask = {"type": "ask", "id": name, "op": op, "payload": payload, "round": 0, "drop": drop}
+    reply = agent.handle(ask)["reply"]
+    agent.handle({"type": "deliver", "id": name, "inbox": [[1.0, reply["tensors"]]]})
+    sent: torch.Tensor = reply["tensors"]["x"]
+    return sent
+
+
+def test_a_party_keeps_what_it_staged_only_when_told_to() -> None:
+    party = agent()
+    start = gossip(party, "0/round/0", [])
+    party.handle({"type": "settle", "keep": [], "drop": ["0/round/0"]})
+    assert party.memory == {}
+    assert torch.equal(gossip(party, "1/round/0", []), start)
+    party.handle({"type": "settle", "keep": ["1/round/0"], "drop": []})
+    assert not torch.equal(gossip(party, "2/round/0", []), start)
+
+
+def test_a_party_does_not_build_on_a_reply_that_was_rejected() -> None:
+    party = agent()
+    start = gossip(party, "0/round/0", [])
+    assert torch.equal(gossip(party, "0/round/1", ["0/round/0"]), start)
+
+
+def test_an_op_that_is_not_registered_is_refused() -> None:
+    party = agent()
+    message = {
+        "type": "ask",
+        "id": "0",
+        "op": {"kind": "op", "name": "os.system"},
+        "payload": {},
+        "round": 0,
+        "drop": [],
+    }
+    with pytest.raises(hansa.ConfigError, match=r"unknown op 'os\.system'"):
+        party.handle(message)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"reply": []},
+        {"reply": {"tensors": {}}},
+        {"reply": {**Reply({}).tree(), "weight": torch.tensor(float("nan"))}},
+        {"reply": {**Reply({}).tree(), "weight": torch.tensor(2.9)}},
+        {"reply": {**Reply({}).tree(), "weight": 3}},
+        {"reply": {**Reply({}).tree(), "tensors": [1, 2]}},
+        {"reply": {**Reply({}).tree(), "tensors": {"w": "text"}}},
+        {"reply": {**Reply({}).tree(), "metrics": {"loss": torch.zeros(2)}}},
+        {"malformed": "not a message"},
+    ],
+)
+def test_an_answer_that_is_no_reply_is_a_rejection_and_not_a_crash(answer: Any) -> None:
+    assert isinstance(_outcome(answer), Malformed)
