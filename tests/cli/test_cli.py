@@ -62,7 +62,7 @@ def test_run_prints_one_json_object_last_and_fills_the_run_folder(experiment: Pa
         (["algorithm.local.lr=fast"], "algorithm (fedavg).local (sgd).lr: expected a number, got 'fast'"),
         (["algorithm.local.lr=-1"], "lr must be positive, got -1.0"),
         (["algorithm=fedavgg"], "unknown algorithm 'fedavgg'; did you mean 'fedavg'?"),
-        (["task.dataset=digit"], "unknown dataset 'digit'; did you mean 'digits'?"),
+        (["task.dataset=digit"], "unknown data set 'digit'; did you mean 'digits'?"),
         (["task.model=cnnn"], "unknown model 'cnnn'; did you mean 'cnn'?"),
         (["run.round=3"], "run: unknown field 'round'; did you mean 'rounds'?"),
         (["run.cohort=3.0"], "cohort is a fraction of the parties in 0..1"),

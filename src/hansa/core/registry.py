@@ -21,6 +21,15 @@ KINDS = ("algorithm", "local", "server", "fusion", "select", "transform", "adver
          "prepare", "predictor", "op")  # fmt: skip
 
 
+_NOUNS = {"local": "local solver", "server": "server optimiser", "select": "selector", "dataset": "data set",
+          "prepare": "preparation"}  # fmt: skip
+
+
+def noun(kind: str) -> str:
+    """A kind of part as a user would say it."""
+    return _NOUNS.get(kind, kind)
+
+
 class Part:
     """Base of everything that is registered; subclasses are frozen dataclasses.
 
@@ -98,7 +107,7 @@ def lookup(kind: str, name: str, where: str = "") -> type[Part]:
     known = _parts.get(kind, {}).get(name) or registered(kind).get(name)
     if known is None:
         at = f"{where}: " if where and where != kind else ""
-        raise ConfigError(f"{at}unknown {kind} {name!r}{nearest(name, registered(kind))}")
+        raise ConfigError(f"{at}unknown {noun(kind)} {name!r}{nearest(name, registered(kind))}")
     return known
 
 
@@ -138,16 +147,16 @@ def from_config(kind: str, value: Any, where: str, default: Part | None = None) 
     """
     if isinstance(value, Part):
         if value.kind != kind:
-            raise ConfigError(f"{where}: expected a {kind}, got the {value.kind} {value.name!r}")
+            raise ConfigError(f"{where}: expected a {noun(kind)}, got the {noun(value.kind)} {value.name!r}")
         return value
     if isinstance(value, str):
         value = {"name": value}
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{where}: expected a {kind} by name or as a table, got {value!r}")
+        raise ConfigError(f"{where}: expected a {noun(kind)} by name or as a table, got {value!r}")
     given = dict(value)
     name = given.pop("name", default.name if default is not None else None)
     if not isinstance(name, str):
-        raise ConfigError(f"{where}: the {kind} needs a name, one of {', '.join(registered(kind))}")
+        raise ConfigError(f"{where}: the {noun(kind)} needs a name, one of {', '.join(registered(kind))}")
     cls = lookup(kind, name, where)
     base = default if isinstance(default, cls) and default.name == name else None
     return fill(cls, given, where=f"{where} ({name})", base=base)
@@ -202,7 +211,7 @@ def type_name(hint: Any) -> str:
     if origin is tuple:
         return f"a list of {type_name(get_args(hint)[0])}"
     if isinstance(hint, type) and issubclass(hint, Part):
-        return f"the {hint.kind} {hint.name!r}" if "name" in vars(hint) else f"a {hint.kind}"
+        return f"the {noun(hint.kind)} {hint.name!r}" if "name" in vars(hint) else f"a {noun(hint.kind)}"
     return {float: "a number", int: "a whole number", str: "a text", bool: "true or false", dict: "a table"}.get(
         hint, str(hint)
     )
@@ -261,7 +270,7 @@ def _nested(value: Any, hint: type[Part], where: str, default: Any) -> Any:
     while not isinstance(inside, hint):  # a wrapper around a part may stand where the part may
         inside = getattr(inside, "inner", None)
         if inside is None:
-            raise ConfigError(f"{where}: expected {type_name(hint)}, got the {part.kind} {part.name!r}")
+            raise ConfigError(f"{where}: expected {type_name(hint)}, got the {noun(part.kind)} {part.name!r}")
     return part
 
 

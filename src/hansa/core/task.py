@@ -30,9 +30,9 @@ class Task:
     before the first round.
     """
 
-    model: Callable[[], nn.Module] | None
-    loss: str | Loss
-    parties: Sequence[Pair] | tuple[Any, Any, Any]
+    model: Callable[[], nn.Module] | None = None
+    loss: str | Loss = "cross_entropy"
+    parties: Sequence[Pair] | tuple[Any, Any, Any] = ()
     test: Pair | None = None
     party_tests: Sequence[Pair] | tuple[Any, Any, Any] | None = None
     names: Sequence[str] | None = None
