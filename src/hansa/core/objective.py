@@ -54,12 +54,15 @@ class Objective:
         self.device = torch.device(device)
         self._loss = named_loss(loss)
         self._random: bool | None = None
+        self._tied = False  # looking for shared parameters at every step would cost more than a small layer
         self.module: nn.Module | None = None
         self.spec = ParamSpec((), (), ())
         self.initial = Params.none()
         if model is not None:
             module = make_module(model, seed)
             self.module = module.to(self.device)
+            tensors = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+            self._tied = len(tensors) > len({id(tensor) for _, tensor in tensors})
             self.spec = ParamSpec.of(module)
             if self.spec.dim == 0:
                 raise ConfigError("model: it has no trainable parameter")
@@ -75,18 +78,25 @@ class Objective:
             raise ConfigError("the task has no model; give Task(model=...) for a method that trains one")
         return self.module
 
-    def losses(self, w: Tensor, buffers: tuple[Tensor, Tensor], x: Tensor, y: Tensor,
+    def losses(self, weights: dict[str, Tensor], buffers: tuple[Tensor, Tensor], x: Tensor, y: Tensor,
                key: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # fmt: skip
-        """Loss of each sample in training mode, and the buffers after the pass. Pure: it changes no argument."""
-        module = self.network().train()
-        tensors = self.spec.named(Params(w, *buffers))
-        for entry in (*self.spec.stats, *self.spec.counts):  # a layer writes into these; stacked, it needs them dense
-            tensors[entry.name] = tensors[entry.name].clone()
+        """Loss of each sample in training mode, and the buffers after the pass. Pure: it changes no argument.
+
+        `weights` are the trainable tensors by name, as `spec.split` gives them.
+        """
+        module = self.network()
+        if not module.training:  # walking a module's tree at every step costs more than a small layer
+            module.train()
+        tensors = dict(weights)
+        for name, buffer in self.spec.buffers(
+            *buffers
+        ).items():  # a layer writes into these; stacked, it needs them dense
+            tensors[name] = buffer.clone()
         if self._random is False:
-            output = functional_call(module, tensors, (x,))
+            output = functional_call(module, tensors, (x,), tie_weights=self._tied)
         else:
             with KeyedRandomness(key) as randomness:
-                output = functional_call(module, tensors, (x,))
+                output = functional_call(module, tensors, (x,), tie_weights=self._tied)
             self._random = randomness.used
         buffers = (
             self.spec.joined(self.spec.stats, tensors, buffers[0]),
@@ -99,7 +109,10 @@ class Objective:
         """The model's outputs in evaluation mode."""
         module = self.network().eval()
         tensors = self.spec.named(params)
-        parts = [functional_call(module, tensors, (piece,)) for piece in torch.split(x, EVALUATION_BATCH)]
+        parts = [
+            functional_call(module, tensors, (piece,), tie_weights=self._tied)
+            for piece in torch.split(x, EVALUATION_BATCH)
+        ]
         return torch.cat(parts)
 
     def metrics(self, output: Tensor, y: Tensor) -> dict[str, float]:

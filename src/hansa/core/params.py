@@ -8,6 +8,7 @@ maximum.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -92,12 +93,25 @@ class ParamSpec:
 
     def named(self, params: Params) -> dict[str, Tensor]:
         """The named tensors: views of the vectors (a copy only where a buffer has a type of its own)."""
+        return self.split(params.w) | self.buffers(params.stats, params.counts)
+
+    def split(self, w: Tensor) -> dict[str, Tensor]:
+        """The named trainable tensors, as views of the vector."""
+        pieces = torch.split(w, self._sizes)
+        return {e.name: p.view(e.shape) for e, p in zip(self.weights, pieces, strict=True)}
+
+    def buffers(self, stats: Tensor, counts: Tensor) -> dict[str, Tensor]:
+        """The named buffers."""
         out: dict[str, Tensor] = {}
-        for entries, vector in ((self.weights, params.w), (self.stats, params.stats), (self.counts, params.counts)):
+        for entries, vector in ((self.stats, stats), (self.counts, counts)):
             if entries:
                 pieces = torch.split(vector, [e.numel for e in entries])
                 out.update({e.name: p.view(e.shape).to(e.dtype) for e, p in zip(entries, pieces, strict=True)})
         return out
+
+    @functools.cached_property
+    def _sizes(self) -> list[int]:
+        return [e.numel for e in self.weights]
 
     @staticmethod
     def joined(entries: tuple[Entry, ...], named: dict[str, Tensor], like: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ class Dataset(Part):
 
     def load(self, data_dir: str | None = None) -> Data:
         """Read the data set; its files lie in its own folder of `data_dir`, by default $HANSA_DATA."""
-        raise NotImplementedError
+        raise TypeError(f"the {self.kind} {self.name!r} does not say how")
 
 
 def data_folder(data_dir: str | None, dataset: str, source: str) -> Path:

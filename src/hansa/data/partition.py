@@ -29,7 +29,7 @@ class Partition(Part):
 
     def split(self, data: Data, seed: int) -> list[np.ndarray]:
         """Row indices into the training samples, ascending, one array a party."""
-        raise NotImplementedError
+        raise TypeError(f"the {self.kind} {self.name!r} does not say how")
 
     def features(self, x: Tensor, party: int, seed: int) -> Tensor:
         """The features as this party sees them; unchanged unless the partition skews features."""

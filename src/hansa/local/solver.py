@@ -60,26 +60,27 @@ class Context:
 
     def losses(self, w: Tensor, batch: Batch, key: Tensor) -> Tensor:
         """The loss of each sample of a batch."""
-        return self.objective.losses(w, self.buffers, batch.x, batch.y, key)[0]
+        return self.objective.losses(self.spec.split(w), self.buffers, batch.x, batch.y, key)[0]
 
     def gradient(self, w: Tensor, batch: Batch, key: Tensor, update_buffers: bool = True) -> Tensor:
         """The gradient of the mean loss on a batch. The model's buffers move on unless told not to."""
 
-        def mean_loss(at: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            losses, buffers = self.objective.losses(at, self.buffers, batch.x, batch.y, key)
+        def mean_loss(weights: dict[str, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            losses, buffers = self.objective.losses(weights, self.buffers, batch.x, batch.y, key)
             return masked_mean(losses, batch.mask), buffers
 
+        weights = self.spec.split(w.detach())
         if self.stacked:
-            gradient, (loss, buffers) = torch.func.grad_and_value(mean_loss, has_aux=True)(w)
+            named, (loss, buffers) = torch.func.grad_and_value(mean_loss, has_aux=True)(weights)
+            gradients = list(named.values())
         else:
-            at = w.detach().requires_grad_()
-            loss, buffers = mean_loss(at)
-            (gradient,) = torch.autograd.grad(loss, at)
+            leaves = [weight.requires_grad_() for weight in weights.values()]
+            loss, buffers = mean_loss(weights)
+            gradients = list(torch.autograd.grad(loss, leaves, materialize_grads=True))
             loss, buffers = loss.detach(), (buffers[0].detach(), buffers[1])
         if update_buffers:
             self.buffers, self.seen = buffers, loss
-        result: Tensor = gradient
-        return result
+        return torch.cat([gradient.reshape(-1) for gradient in gradients])
 
     def full_gradient(self, w: Tensor, key: Tensor) -> Tensor:
         """The gradient of the mean loss on all of the party's samples."""
@@ -122,7 +123,7 @@ class LocalSolver(Op):
 
     def step(self, ctx: Context, w: Tensor, direction: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
         """One step."""
-        return w - self.rate(ctx.round) * direction, carry
+        return torch.sub(w, direction, alpha=self.rate(ctx.round)), carry
 
     def finish(self, ctx: Context, start: Tensor, w: Tensor, carry: Carry,
                memory: Memory) -> tuple[dict[str, Tensor], Memory]:  # fmt: skip

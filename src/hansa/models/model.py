@@ -29,7 +29,7 @@ class Model(Part):
             raise ConfigError(f"outputs is {self.outputs}; it is the number of classes, or 1 for regression")
 
     def __call__(self) -> nn.Module:
-        raise NotImplementedError
+        raise TypeError(f"the {self.kind} {self.name!r} does not say how")
 
     @property
     def width_in(self) -> int:

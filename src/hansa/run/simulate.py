@@ -71,6 +71,7 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
         try:
             state = complete(training.steps(), runtime.answer)
         finally:
+            engine.close()
             if store is not None:
                 store.close()
     result = Result(training, state, record, store.path if store is not None else None)

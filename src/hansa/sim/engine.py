@@ -60,6 +60,9 @@ class ReferenceEngine:
             for job in jobs:
                 yield job.party, self.one(op, job, round)
 
+    def close(self) -> None:
+        """Give back what the engine holds (processes, shared memory)."""
+
     def one(self, op: Op, job: Job, round: int) -> Outcome:
         try:
             return perform(op, self.party(job.party, round), job.payload, job.memory)

@@ -22,24 +22,37 @@ from hansa.core.task import Holdings
 from hansa.sim.clock import VirtualClock
 from hansa.sim.engine import Job, Outcome, ReferenceEngine
 from hansa.sim.stacked import StackedEngine
+from hansa.sim.workers import WorkersEngine, usable
 
 # On a CPU, larger models and fewer parties train faster one party at a time.
 STACKED_DIM, STACKED_PARTIES = 20_000, 8
-ENGINES = ("auto", "reference", "vmap")
+FORK_DIM = 200_000  # smaller dense models gain less from a second process than it costs
+ENGINES = ("auto", "reference", "workers", "vmap")
 
 
 def pick_engine(name: str, objective: Objective, holdings: Holdings, seed: int) -> ReferenceEngine:
-    """The engine by name. `auto` stacks parties unless the model is one that a CPU runs faster party by party."""
+    """The engine by name; `auto` takes what is fastest for the model and the device."""
     if name not in ENGINES:
         raise ConfigError(f"unknown engine {name!r}{nearest(name, ENGINES)}")
-    slow = (nn.RNNBase, nn.modules.conv._ConvNd)
-    few = len(holdings) < STACKED_PARTIES or objective.spec.dim > STACKED_DIM
-    alone = objective.module is None or (
-        objective.device.type == "cpu" and (few or any(isinstance(m, slow) for m in objective.module.modules()))
-    )
-    if name == "reference" or (name == "auto" and alone):
-        return ReferenceEngine(objective, holdings, seed)
-    return StackedEngine(objective, holdings, seed)
+    if name == "workers" and not (objective.module is not None and usable(objective.device)):
+        raise ConfigError("engine='workers' needs a model on the CPU, a system that forks and more than one core")
+    kind = automatic(objective, holdings) if name == "auto" else name
+    engines = {"reference": ReferenceEngine, "workers": WorkersEngine, "vmap": StackedEngine}
+    return engines[kind](objective, holdings, seed)
+
+
+def automatic(objective: Objective, holdings: Holdings) -> str:
+    """The engine that suits: on a CPU, many parties with small dense models are stacked, large or convolving models go
+    to worker processes, and what remains trains one party at a time."""
+    if objective.module is None:
+        return "reference"
+    if objective.device.type != "cpu":
+        return "vmap"
+    dim = objective.spec.dim
+    heavy = any(isinstance(m, (nn.RNNBase, nn.modules.conv._ConvNd)) for m in objective.module.modules())
+    if len(holdings) >= STACKED_PARTIES and dim <= STACKED_DIM and not heavy:
+        return "vmap"
+    return "workers" if dim > (STACKED_DIM if heavy else FORK_DIM) and usable(objective.device) else "reference"
 
 
 @dataclass

@@ -251,8 +251,9 @@ def mixes_rows(objective: Objective, holdings: Holdings) -> bool:
     key = torch.zeros((), dtype=torch.int64, device=objective.device)
     try:
         with torch.no_grad():
-            two, (stats_two, _) = objective.losses(objective.initial.w, buffers, x[:2], y[:2], key)
-            three, (stats_three, _) = objective.losses(objective.initial.w, buffers, x, y, key)
+            weights = objective.spec.split(objective.initial.w)
+            two, (stats_two, _) = objective.losses(weights, buffers, x[:2], y[:2], key)
+            three, (stats_three, _) = objective.losses(weights, buffers, x, y, key)
     except HansaError:
         raise
     except Exception:  # training itself will say what is wrong

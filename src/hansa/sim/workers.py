@@ -1,0 +1,212 @@
+"""The workers engine: parties trained one at a time, as the reference does, by one process a core.
+
+Each worker runs the reference's function on one thread, so the bits are the reference's, however many workers there
+are. They are forked once, when the first cohort trains, and see the data as it is then. The global model and the
+updates travel through shared memory, the rest of a message through a pipe; a worker has its next party before it has
+finished one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import warnings
+from collections import deque
+from collections.abc import Iterator
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+
+from hansa.core import codec
+from hansa.core.errors import HansaError, PartyError, RuntimeFailure
+from hansa.core.federation import op_config
+from hansa.core.objective import Objective
+from hansa.core.op import Op, Reply, Wrapper
+from hansa.core.registry import from_config
+from hansa.core.task import Holdings
+from hansa.local.solver import LocalSolver
+from hansa.sim.engine import Job, Outcome, ReferenceEngine
+
+ROOM = 2**28  # bytes of shared memory for updates
+ROWS = 64  # updates under way at a time, at most
+AHEAD = 2  # parties that a worker has been given: the one it trains and the next
+
+
+class WorkersEngine(ReferenceEngine):
+    """The reference's bits from several processes. Close it when done."""
+
+    name = "workers"
+
+    def __init__(self, objective: Objective, holdings: Holdings, seed: int, workers: int | None = None) -> None:
+        super().__init__(objective, holdings, seed)
+        self.workers = workers or len(os.sched_getaffinity(0))
+        self._rows = max(2 * self.workers, min(ROWS, ROOM // (objective.spec.dim * objective.dtype.itemsize)))
+        self._processes: list[Any] = []
+        self._pipes: list[Connection] = []
+        self._model = self._updates = torch.zeros(0)
+
+    def plan(self) -> dict[str, Any]:
+        return {"engine": self.name, "threads": 1}  # the number of workers changes no bit
+
+    def run(self, op: Op, jobs: list[Job], round: int) -> Iterator[tuple[int, Outcome]]:
+        inner = op
+        while isinstance(inner, Wrapper):
+            inner = inner.inner
+        if not isinstance(inner, LocalSolver) or len(jobs) < 2:
+            yield from super().run(op, jobs, round)
+            return
+        if not self._processes:
+            self._start()
+        for at in range(0, len(jobs), self._rows):
+            window = jobs[at : at + self._rows]
+            done = self._train(op, window, round)
+            for job in window:
+                yield job.party, done[job.party]
+
+    def _start(self) -> None:
+        """Fork the workers; what they share with this process is made before."""
+        dim, dtype = self.objective.spec.dim, self.objective.dtype
+        self._model = torch.zeros(dim, dtype=dtype).share_memory_()
+        self._updates = torch.zeros(self._rows, dim, dtype=dtype).share_memory_()
+        context = multiprocessing.get_context("fork")
+        for _ in range(self.workers):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=self._serve, args=(theirs, os.getpid()), daemon=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # a worker uses one thread, and no other's lock
+                process.start()
+            theirs.close()
+            self._processes.append(process)
+            self._pipes.append(ours)
+
+    def _train(self, op: Op, jobs: list[Job], round: int) -> dict[int, Outcome]:
+        """Have the workers train a window of parties, the largest first, to whoever is free."""
+        first = jobs[0].payload
+        shared = all(job.payload is first for job in jobs) and "model" in first
+        payload: Any = first
+        if shared:
+            self._model.copy_(first["model"]["w"])
+            payload = {**first, "model": {**first["model"], "w": None}}
+        common = codec.encode({"op": op_config(op), "round": round, "payload": payload if shared else None})
+        size = self.holdings.train.size
+        waiting = sorted(range(len(jobs)), key=lambda slot: (size(jobs[slot].party), -slot))
+        told: set[int] = set()
+        busy: dict[int, deque[int]] = {worker: deque() for worker in range(self.workers)}
+        done: dict[int, Outcome] = {}
+        errors: dict[int, str] = {}
+
+        def give(worker: int) -> None:
+            slot = waiting.pop()
+            job = jobs[slot]
+            own = {"party": job.party, "slot": slot, "memory": job.memory, "payload": None if shared else job.payload}
+            if worker not in told:
+                told.add(worker)
+                self._send(worker, common)
+            self._send(worker, codec.encode(own))
+            busy[worker].append(slot)
+
+        for worker in [*range(self.workers)] * AHEAD:
+            if waiting:
+                give(worker)
+        while len(done) < len(jobs):
+            for pipe in wait([self._pipes[worker] for worker, slots in busy.items() if slots]):
+                worker = self._pipes.index(pipe)  # type: ignore[arg-type]
+                slot = busy[worker].popleft()
+                answer = self._receive(worker, jobs[slot].party)
+                if waiting:
+                    give(worker)
+                if "error" in answer:
+                    errors[slot] = answer["error"]
+                done[jobs[slot].party] = self._outcome(answer, slot)
+        if errors:  # all answers are in, so the one to name does not depend on who was first
+            raise PartyError(errors[min(errors)])
+        return done
+
+    def _outcome(self, answer: dict[str, Any], slot: int) -> Outcome:
+        if "reply" not in answer:
+            return str(answer.get("declined", "it failed"))
+        reply = Reply.of_tree(answer["reply"])
+        if answer["in_slot"]:
+            reply.tensors = {answer["in_slot"]: self._updates[slot].clone(), **reply.tensors}
+        return reply, answer["memory"]
+
+    def _send(self, worker: int, data: bytes) -> None:
+        try:
+            self._pipes[worker].send_bytes(data)
+        except OSError:
+            self._lost(worker, "was given work")
+
+    def _receive(self, worker: int, party: int) -> dict[str, Any]:
+        try:
+            answer: dict[str, Any] = codec.decode(self._pipes[worker].recv_bytes())
+        except (EOFError, OSError):
+            self._lost(worker, f"trained party {party}")
+        return answer
+
+    def _lost(self, worker: int, doing: str) -> None:
+        self._processes[worker].join(timeout=1)
+        code = self._processes[worker].exitcode
+        self.close()
+        raise RuntimeFailure(f"worker {worker} ended (exit code {code}) while it {doing}; was there enough memory?")
+
+    def _serve(self, pipe: Connection, parent: int) -> None:
+        """A worker's life: learn what the cohort is asked, train one party after another, end with the parent."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        torch.set_num_threads(1)
+        op: Any = None
+        common: Any = {}
+        while True:
+            while not pipe.poll(1.0):  # wakes at once when there is work; now and then looks whether it is an orphan
+                if os.getppid() != parent:
+                    os._exit(0)
+            try:
+                data = pipe.recv_bytes()
+            except (EOFError, OSError):
+                data = b""
+            if not data:
+                os._exit(0)
+            message = codec.decode(data)
+            if "op" in message:
+                config = dict(message["op"])
+                op, common = from_config(config.pop("kind"), config, where="worker"), message
+                if common["payload"] is not None:
+                    common["payload"]["model"]["w"] = self._model
+                continue
+            pipe.send_bytes(codec.encode(self._work(op, common, message)))
+
+    def _work(self, op: Op, common: dict[str, Any], message: dict[str, Any]) -> dict[str, Any]:
+        payload = common["payload"] if message["payload"] is None else message["payload"]
+        try:
+            outcome = self.one(op, Job(message["party"], payload, message["memory"]), common["round"])
+        except HansaError as error:
+            return {"error": str(error)}
+        if isinstance(outcome, str):
+            return {"declined": outcome}
+        reply, memory = outcome
+        name, vector = next(iter(reply.tensors.items()), ("", torch.zeros(0)))
+        fits = vector.shape == self._updates.shape[1:] and vector.dtype == self._updates.dtype
+        if fits:
+            self._updates[message["slot"]].copy_(vector)
+            reply.tensors = {key: value for key, value in reply.tensors.items() if key != name}
+        return {"reply": reply.tree(), "memory": memory, "in_slot": name if fits else ""}
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            with contextlib.suppress(OSError):
+                pipe.send_bytes(b"")  # nothing more to do
+            pipe.close()
+        for process in self._processes:
+            process.join(timeout=2)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._processes, self._pipes = [], []
+        self._model = self._updates = torch.zeros(0)
+
+
+def usable(device: torch.device) -> bool:
+    """Whether workers can be forked here: on a system that forks, for a model on the CPU, with more than one core."""
+    return device.type == "cpu" and hasattr(os, "fork") and len(os.sched_getaffinity(0)) > 1
