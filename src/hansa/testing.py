@@ -24,6 +24,7 @@ from torch import Tensor
 
 from hansa.core import codec
 from hansa.core.algorithm import Algorithm, State
+from hansa.core.determinism import deterministic
 from hansa.core.errors import ConfigError, PartyError
 from hansa.core.federation import Ask, op_config
 from hansa.core.journal import Journal
@@ -36,7 +37,7 @@ from hansa.run.loop import Training
 from hansa.run.result import Result
 from hansa.run.simulate import simulate
 from hansa.sim.clock import VirtualClock
-from hansa.sim.runtime import deterministic
+from hansa.sim.workers import usable
 
 PARTIES = 4
 TREE: dict[str, Any] = {
@@ -110,12 +111,15 @@ def check_algorithm(algorithm: Algorithm, pool: PartyPool | None = None) -> None
 
 
 def check_engines(algorithm: Algorithm) -> Result:
-    """The stacked engine agrees with the reference to 1e-9 in float64; metrics and bytes too."""
+    """The stacked engine agrees with the reference to 1e-9 in float64, metrics and bytes too; workers bit for bit."""
     experiment = experiment_for(algorithm)
     reference = _simulate(experiment, engine="reference")
     stacked = _simulate(experiment, engine="vmap")
     name = algorithm.name
     assert _close(published(reference), published(stacked), 1e-9), f"{name}: the engines disagree by more than 1e-9"
+    if usable(torch.device("cpu")):
+        workers = _simulate(experiment, engine="workers")
+        assert same_bits(published(reference), published(workers)), f"{name}: worker processes and the reference differ"
     for a, b in zip(reference.history, stacked.history, strict=True):
         assert (a["bytes_up"], a["bytes_down"]) == (b["bytes_up"], b["bytes_down"]), (
             f"{name}: engines count other bytes"

@@ -87,7 +87,6 @@ def test_feature_frequencies_are_learned_again_when_others_take_part() -> None:
         return hansa.simulate(hansa.FSVRG(form="full"), task(), rounds=2, absent=absent)
 
     with_all, later = run(False).state.slots, run(True).state.slots
-    assert later["n"] == with_all["n"] == 24
     assert torch.equal(later["frequency"], with_all["frequency"])
 
 

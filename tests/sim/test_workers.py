@@ -55,6 +55,57 @@ def test_workers_give_the_reference_bits(algorithm: hansa.Algorithm) -> None:
     assert [line.get("missing") for line in reference.history] == [line.get("missing") for line in workers.history]
 
 
+def wide() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 20_000), nn.ReLU(), nn.Linear(20_000, 3))
+
+
+def test_memories_larger_than_a_pipe_do_not_block() -> None:
+    algorithm = hansa.DPSGD(local=hansa.SGD(steps=1, batch=None))
+    given = task()
+    given.model = wide
+    runs = [hansa.simulate(algorithm, given, rounds=2, engine=engine) for engine in ("reference", "workers")]
+    assert same_bits(runs[0].state.tree(), runs[1].state.tree())
+
+
+def test_data_that_were_prepared_reach_the_workers() -> None:
+    given = task()
+    given.prepare = hansa.Standardise()
+    local = hansa.SGD(batch=4, drop_last=True)
+    runs = [hansa.simulate(hansa.FedAvg(local=local), given, rounds=2, engine=e) for e in ("reference", "workers")]
+    assert same_bits(runs[0].state.tree(), runs[1].state.tree())
+
+
+def test_a_run_whose_parent_was_killed_at_work_can_be_resumed_at_once(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import os, signal, sys, threading, time\nsys.path.insert(0, sys.argv[1])\n"
+        "from test_workers import hansa, task, wide\n"
+        "given = task()\ngiven.model = wide\n"
+        "def die(line):\n"
+        "    if line['round'] == 2:\n"
+        "        threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()\n"
+        "hansa.simulate(hansa.DPSGD(local=hansa.SGD(steps=9, batch=None)), given, rounds=60, engine='workers',\n"
+        "               run_dir=sys.argv[2], checkpoint_seconds=0.0, on_round=die)\n"
+    )
+    folder = tmp_path / "run"
+    killed = subprocess.run([sys.executable, str(script), str(Path(__file__).parent), str(folder)], timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+    given = task()
+    given.model = wide
+    algorithm = hansa.DPSGD(local=hansa.SGD(steps=9, batch=None))
+    resumed = hansa.simulate(
+        algorithm,
+        given,
+        rounds=60,
+        engine="workers",
+        run_dir=folder,
+        checkpoint_seconds=0.0,
+        resume=True,
+        time_budget=1,
+    )
+    assert resumed.summary["rounds"] >= 2
+
+
 def make(workers: int = 2) -> WorkersEngine:
     given = task()
     objective = Objective(given.model, given.loss, 0)
@@ -134,4 +185,4 @@ def test_auto_gives_convolutions_to_workers_and_small_ones_to_the_reference() ->
         return pick_engine("auto", objective, given.holdings(objective), 0).name
 
     assert engine("cnn", (1, 28, 28)) == "workers"
-    assert engine("2nn", (1, 28, 28)) == "reference"
+    assert engine("2nn", (1, 28, 28)) == "reference"  # one party

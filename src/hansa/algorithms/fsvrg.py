@@ -65,13 +65,12 @@ class FSVRG(Algorithm):
         slots = state.slots
         model = {"model": state.params._asdict()}
         gradient = await fed.reduce(Gradient(), model)
-        if self.form == "full" and slots.get("n") != gradient.weight:  # first, and when others take part than before
+        if self.form == "full":  # asked every round: who takes part may have changed
             counts = await fed.reduce(FeatureCounts(slots["features"]))
             have = counts.sums["parties"].double()
             state = state.replace(
                 frequency=counts.sums["samples"].double() / int(counts.sums["n"]),
                 boost=torch.where(have > 0, counts.count / have, 1.0),
-                n=int(counts.sums["n"]),
             )
         extra = {"gradient": -gradient.mean("w", state.params.w.dtype)}
         if self.form == "full":

@@ -16,6 +16,9 @@ def main() -> None:
     except HansaError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(2)
+    except OSError as error:  # a full disk, a folder that cannot be written
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         sys.exit(130)

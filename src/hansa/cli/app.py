@@ -45,18 +45,7 @@ def _print_result(result: Any, as_json: bool) -> None:
 
     summary = result.summary
     if as_json:
-        names = (
-            "rounds",
-            "accuracy",
-            "loss",
-            "bytes_up",
-            "bytes_down",
-            "seconds",
-            "run_dir",
-            "stopped",
-            "empty_rounds",
-        )
-        typer.echo(json.dumps({name: summary[name] for name in names}))
+        typer.echo(json.dumps({name: summary[name] for name in REPORTED}))
     else:
         print_summary(summary)
 

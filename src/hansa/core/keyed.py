@@ -23,7 +23,8 @@ _REFUSED: frozenset[Any] = frozenset(
      torch.rrelu, F.alpha_dropout, F.feature_alpha_dropout, F.rrelu, F.gumbel_softmax, F.fractional_max_pool2d,
      F.fractional_max_pool3d, Tensor.normal_, Tensor.uniform_, Tensor.bernoulli_, Tensor.exponential_,
      Tensor.random_, Tensor.cauchy_, Tensor.log_normal_, Tensor.geometric_, Tensor.multinomial,
-     torch.alpha_dropout, torch.feature_dropout, torch.feature_alpha_dropout, torch.native_dropout]
+     torch.binomial, torch._standard_gamma, torch._sample_dirichlet, torch.alpha_dropout, torch.feature_dropout,
+     torch.feature_alpha_dropout, torch.native_dropout]
 )  # fmt: skip
 _fused_attention = F.scaled_dot_product_attention
 _RECURRENT: frozenset[Any] = frozenset([torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu])

@@ -57,6 +57,8 @@ def named_loss(loss: str | Loss) -> Loss:
         if loss not in LOSSES:
             raise ConfigError(f"unknown loss {loss!r}{nearest(loss, LOSSES)}")
         return LOSSES[loss]
+    if not callable(loss):
+        raise ConfigError(f"loss: expected a name or a function of (output, target), got {loss!r}")
 
     def checked(output: Tensor, target: Tensor) -> Tensor:
         values = loss(output, target)

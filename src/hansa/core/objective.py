@@ -72,6 +72,15 @@ class Objective:
     def dtype(self) -> torch.dtype:
         return self.spec.dtype
 
+    @property
+    def draws(self) -> bool:
+        """Whether the model draws random numbers while it trains, as far as has been seen."""
+        return self._random is not False
+
+    def loss_of(self, output: Tensor, y: Tensor) -> Tensor:
+        """The loss of each sample."""
+        return self._loss(output, y)
+
     def network(self) -> nn.Module:
         """The module, or the reason why there is none."""
         if self.module is None:

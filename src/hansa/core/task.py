@@ -100,6 +100,8 @@ class Holdings:
             if self.test[0].shape[1:] != self.train.x.shape[1:]:
                 raise DataError(f"test: samples are {tuple(x.shape[1:])}, the parties' {tuple(self.train.x.shape[1:])}")
         self.names = list(task.names) if task.names is not None else [str(k) for k in range(len(self.train))]
+        if self.train.offsets[-1] == 0:
+            raise DataError("parties: none of them has a sample")
         if len(self.names) != len(self.train):
             raise DataError(f"names: {len(self.names)} names for {len(self.train)} parties")
         if len(set(self.names)) != len(self.names):
@@ -144,7 +146,7 @@ def _join(tensors: list[Tensor], what: str) -> Tensor:
 
 def _fit(x: Tensor, y: Tensor, objective: Objective, what: str) -> tuple[Tensor, Tensor]:
     """Features in the model's type, targets in the loss's; all on the objective's device."""
-    if x.is_floating_point() and objective.module is not None:
+    if (x.is_floating_point() or x.dtype == torch.uint8) and objective.module is not None:
         x = x.to(objective.dtype)
     if objective.loss == "cross_entropy":
         if y.is_floating_point() and not torch.equal(y, y.round()):

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 import torch
 
 from hansa.core import codec
+from hansa.core.determinism import set_deterministic
 from hansa.core.errors import HansaError
 from hansa.core.op import DataOp, Memory, Op, Party, PeerOp, Reply, perform
 from hansa.core.registry import from_config
@@ -108,7 +109,7 @@ class Agent:
 def serve(agent: Agent) -> None:
     """Answer messages on standard input until it ends, on one thread."""
     torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
+    set_deterministic(True)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a model prints must not end up among the answers
     while (message := read_message(sys.stdin.buffer)) is not None:

@@ -55,6 +55,9 @@ class PartyProcess:
                 return {"failed": "its process has ended"}
             except DataError as error:
                 return {"malformed": str(error)}
+            except asyncio.CancelledError:
+                self.kill()  # an answer left unread would be taken for the next one
+                raise
         return answer if isinstance(answer, dict) else {"malformed": "its answer is not a table"}
 
     async def stop(self) -> None:

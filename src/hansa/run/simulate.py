@@ -13,6 +13,7 @@ import torch
 
 import hansa
 from hansa.core.algorithm import Algorithm
+from hansa.core.determinism import deterministic
 from hansa.core.errors import ConfigError, DataError
 from hansa.core.federation import SumProtocol
 from hansa.core.objective import Objective
@@ -25,7 +26,7 @@ from hansa.run.settings import Run
 from hansa.run.store import Store
 from hansa.sim.clock import VirtualClock
 from hansa.sim.engine import ReferenceEngine
-from hansa.sim.runtime import Simulation, deterministic, pick_engine
+from hansa.sim.runtime import Simulation, pick_engine
 
 Watch = Callable[[dict[str, Any]], None]
 
@@ -47,6 +48,8 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
         )
     if not isinstance(task, Task):
         raise ConfigError(f"expected a hansa.Task, got {task!r}")
+    if resume and run_dir is None:
+        raise ConfigError("resume=True needs run_dir, the folder of the run to go on with")
     run: Run = fill(Run, settings, where="run")
     _check_device(run.device)
     with deterministic(run.device):
@@ -83,7 +86,7 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
 def plan(engine: ReferenceEngine, device: str) -> dict[str, Any]:
     """What the bits of a run depend on, recorded with it."""
     return {
-        "torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability(), "device": device, "workers": 1,
+        "torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability(), "device": device,
         **engine.plan(),
     }  # fmt: skip
 

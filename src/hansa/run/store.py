@@ -59,7 +59,7 @@ class Store:
         self._lock = open(self.path / LOCK, "ab")  # noqa: SIM115 (held for the whole run)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             self._lock.close()
             raise ConfigError(f"another process is at work on the run {self.path}; wait for it, or stop it") from None
 
@@ -98,7 +98,10 @@ class Store:
         """The last checkpoint, the metrics cut back to it; None (and no metrics) where there is none yet."""
         metrics = self.path / METRICS
         path = self.path / CHECKPOINT
-        tree: dict[str, Any] | None = codec.decode(path.read_bytes()) if path.exists() else None
+        try:
+            tree: dict[str, Any] | None = codec.decode(path.read_bytes()) if path.exists() else None
+        except DataError as error:
+            raise DataError(f"{path} is damaged: {error}") from None
         if metrics.exists():
             length = int(tree["metrics_length"]) if tree is not None else 0
             if metrics.stat().st_size < length:

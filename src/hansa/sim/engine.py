@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hansa.core.errors import PartyError
+from hansa.core.errors import HansaError, PartyError
 from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Reply, perform
 from hansa.core.task import Holdings
@@ -66,13 +66,19 @@ class ReferenceEngine:
     def one(self, op: Op, job: Job, round: int) -> Outcome:
         try:
             return perform(op, self.party(job.party, round), job.payload, job.memory)
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            raise PartyError(f"party {job.party} failed at {op.name!r} in round {round}: {_first(error)}") from error
+        except HansaError:
+            raise
+        except Exception as error:  # the user's model or loss: say what it said, and where
+            raise PartyError(
+                f"party {job.party} failed at {op.name!r} in round {round}: {first_line(error)}"
+            ) from error
 
 
-def _first(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of an error, with a way out where the cause is known."""
-    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    text = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    if not isinstance(error, RuntimeError):
+        text = f"{type(error).__name__}: {text}".removesuffix(": ")
     if "more than 1 value per channel" in text:
         return (
             "a batch of one sample cannot train BatchNorm; choose a batch size that leaves no party a single sample, "

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from hansa.core import codec
@@ -24,7 +22,7 @@ from hansa.sim.engine import Job, Outcome, ReferenceEngine
 from hansa.sim.stacked import StackedEngine
 from hansa.sim.workers import WorkersEngine, usable
 
-# On a CPU, larger models and fewer parties train faster one party at a time.
+# On a CPU, larger models (unless they are dense) and fewer parties train faster one party at a time.
 STACKED_DIM, STACKED_PARTIES = 20_000, 8
 FORK_DIM = 200_000  # smaller dense models gain less from a second process than it costs
 ENGINES = ("auto", "reference", "workers", "vmap")
@@ -42,15 +40,16 @@ def pick_engine(name: str, objective: Objective, holdings: Holdings, seed: int) 
 
 
 def automatic(objective: Objective, holdings: Holdings) -> str:
-    """The engine that suits: on a CPU, many parties with small dense models are stacked, large or convolving models go
-    to worker processes, and what remains trains one party at a time."""
+    """The engine that suits: on a CPU, many parties with dense or small models are stacked, large or convolving models
+    go to worker processes, and what remains trains one party at a time."""
     if objective.module is None:
         return "reference"
     if objective.device.type != "cpu":
         return "vmap"
-    dim = objective.spec.dim
-    heavy = any(isinstance(m, (nn.RNNBase, nn.modules.conv._ConvNd)) for m in objective.module.modules())
-    if len(holdings) >= STACKED_PARTIES and dim <= STACKED_DIM and not heavy:
+    dim, layers = objective.spec.dim, list(objective.module.modules())
+    heavy = any(isinstance(layer, (nn.RNNBase, nn.modules.conv._ConvNd)) for layer in layers)
+    dense = sum(p.numel() for m in layers if isinstance(m, nn.Linear) for p in m.parameters(recurse=False)) == dim
+    if len(holdings) >= STACKED_PARTIES and (dense or dim <= STACKED_DIM) and not heavy:
         return "vmap"
     return "workers" if dim > (STACKED_DIM if heavy else FORK_DIM) and usable(objective.device) else "reference"
 
@@ -228,15 +227,3 @@ class Simulation:
             op = from_config(config.pop("kind"), config, where="checkpoint")
             ticket = Ticket(kept["id"], kept["party"], kept["round"])
             self.flights[ticket.id] = Flight(ticket, op, tree["payloads"][kept["payload"]], kept["arrives"])
-
-
-@contextmanager
-def deterministic(device: str) -> Iterator[None]:
-    """Deterministic kernels on the CPU inside; two threads otherwise give another sum each time."""
-    before, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    if device == "cpu":
-        torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before, warn_only=warn)

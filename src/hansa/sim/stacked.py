@@ -25,7 +25,8 @@ from hansa.core.op import Op, Wrapper
 from hansa.core.params import Params
 from hansa.core.task import Holdings
 from hansa.local.solver import Batch, Context, LocalSolver, local_reply
-from hansa.sim.engine import Job, Outcome, ReferenceEngine
+from hansa.sim import fused
+from hansa.sim.engine import Job, Outcome, ReferenceEngine, first_line, one_thread
 
 log = logging.getLogger("hansa")
 WINDOW = 256  # parties sorted by size together; a multiple of the block of replies.BlockSum
@@ -41,11 +42,12 @@ class StackedEngine(ReferenceEngine):
         room = 2**30 // max(1, 8 * objective.spec.dim * objective.dtype.itemsize)
         self.chunk = chunk or max(1, min(32, room))
         self._pads = True
+        self._fused: dict[LocalSolver, bool] = {}
         self._refused: str | None = None
         self._probed = False
 
     def plan(self) -> dict[str, Any]:
-        return {"engine": self.name, "threads": torch.get_num_threads(), "chunk": self.chunk}
+        return {"engine": self.name, "threads": 1, "chunk": self.chunk}
 
     def run(self, op: Op, jobs: list[Job], round: int) -> Iterator[tuple[int, Outcome]]:
         layers: list[Wrapper] = []
@@ -53,7 +55,7 @@ class StackedEngine(ReferenceEngine):
         while isinstance(inner, Wrapper):
             layers.append(inner)
             inner = inner.inner
-        if not isinstance(inner, LocalSolver) or not self._stackable():
+        if not isinstance(inner, LocalSolver) or not (self._fuses(inner) or self._stackable()):
             yield from super().run(op, jobs, round)
             return
         for at in range(0, len(jobs), WINDOW):
@@ -73,7 +75,8 @@ class StackedEngine(ReferenceEngine):
                     ready.append(Job(job.party, payload, job.memory))
                 except PartyError as reason:
                     outcomes[job.party] = str(reason)
-            outcomes |= self._train(inner, ready, round)
+            with one_thread():  # two threads collapse as soon as another process wants a core
+                outcomes |= self._train(inner, ready, round)
             for job in window:
                 outcome = outcomes.pop(job.party)
                 try:
@@ -98,15 +101,23 @@ class StackedEngine(ReferenceEngine):
                 end += 1
             stack = Stack(self, solver, planned[at:end], round)
             try:
-                out |= stack.train()
+                out |= fused.train(stack) if self._fuses(solver) else stack.train()
             except HansaError:
                 raise
-            except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            except Exception as error:
                 # A failure has one author: train the chunk's parties alone, which names the party or succeeds.
                 log.warning("a chunk could not be trained at once (%s); its parties train one at a time", error)
                 out |= {job.party: self.one(solver, job, round) for job, _ in planned[at:end]}
             at = end
         return out
+
+    def _fuses(self, solver: LocalSolver) -> bool:
+        """Whether the steps can be fused into the backward pass; found out once for each solver."""
+        if not self._fused:
+            self._pads = not mixes_rows(self.objective, self.holdings)
+        if solver not in self._fused:
+            self._fused[solver] = self._pads and fused.fusable(self.objective, self.holdings, solver)
+        return self._fused[solver]
 
     def _fits(self, first: tuple[Job, Any], other: tuple[Job, Any]) -> bool:
         return self._pads or self.holdings.train.size(first[0].party) == self.holdings.train.size(other[0].party)
@@ -114,7 +125,6 @@ class StackedEngine(ReferenceEngine):
     def _stackable(self) -> bool:
         if not self._probed:
             self._probed = True
-            self._pads = not mixes_rows(self.objective, self.holdings)
             self._refused = obstacle(self.objective, self.holdings)
             if self._refused:
                 log.warning("parties train one at a time: %s", self._refused)
@@ -135,7 +145,7 @@ class Stack:
         shards, device, dtype = engine.holdings.train, objective.device, objective.dtype
         jobs = [job for job, _ in self.planned]
         sizes = [shards.size(job.party) for job in jobs]
-        rows, masks, active = self._index(device)
+        rows, masks, active = self.index(device)
         n = torch.tensor(sizes, dtype=dtype, device=device)
         steps = torch.tensor([len(batches) for _, batches in self.planned], dtype=dtype, device=device)
         keys = torch.stack([
@@ -199,7 +209,7 @@ class Stack:
             out[job.party] = reply, {**job.memory, **kept}
         return out
 
-    def _index(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    def index(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         """Row of each sample of each step [parties, steps, batch], which of them count, and who still trains."""
         batches = [b for _, b in self.planned]
         shape = (len(batches), max(map(len, batches)), max(len(rows) for b in batches for rows in b))
@@ -245,13 +255,18 @@ def stack_payloads(payloads: list[Any], dtype: torch.dtype) -> tuple[Any, Any]:
 def mixes_rows(objective: Objective, holdings: Holdings) -> bool:
     """Whether a sample's loss or a buffer depends on other rows of the batch, as under BatchNorm. Found by trying."""
     x, y = holdings.train.x[:3], holdings.train.y[:3]
-    if objective.module is None or len(x) < 3:
+    norms = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+    if objective.module is None or len(x) < 3 or any(isinstance(m, norms) for m in objective.module.modules()):
         return True
+    if x.is_floating_point():  # rows that differ, whatever the data
+        x = rng.normal(torch.ones((), dtype=torch.int64, device=x.device), x.shape).to(x.dtype)
+    draw = rng.normal(torch.zeros((), dtype=torch.int64, device=x.device), objective.initial.w.shape)
+    w = objective.initial.w + 0.1 * draw.to(objective.dtype)  # a layer that starts at zero would hide the others
     buffers = (objective.initial.stats, objective.initial.counts)
     key = torch.zeros((), dtype=torch.int64, device=objective.device)
     try:
         with torch.no_grad():
-            weights = objective.spec.split(objective.initial.w)
+            weights = objective.spec.split(w)
             two, (stats_two, _) = objective.losses(weights, buffers, x[:2], y[:2], key)
             three, (stats_three, _) = objective.losses(weights, buffers, x, y, key)
     except HansaError:
@@ -291,7 +306,7 @@ def obstacle(objective: Objective, holdings: Holdings) -> str | None:
         raise
     except Exception as error:
         where = inside[-1] if inside else "the loss"
-        return f"{where} cannot be batched over parties ({str(error).strip().splitlines()[0][:160]})"
+        return f"{where} cannot be batched over parties ({first_line(error)[:160]})"
     finally:
         for hook in hooks:
             hook.remove()

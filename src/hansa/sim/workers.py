@@ -1,19 +1,18 @@
 """The workers engine: parties trained one at a time, as the reference does, by one process a core.
 
 Each worker runs the reference's function on one thread, so the bits are the reference's, however many workers there
-are. They are forked once, when the first cohort trains, and see the data as it is then. The global model and the
-updates travel through shared memory, the rest of a message through a pipe; a worker has its next party before it has
-finished one.
+are. They are forked once, when the first cohort trains, and again if the data were prepared since. The global model
+and the updates travel through shared memory, the rest of a message through a pipe. A worker is written to only while it
+reads, so neither side can block the other; it holds no file but its pipe, so it ends when the parent does, however that
+ends.
 """
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import signal
 import warnings
-from collections import deque
 from collections.abc import Iterator
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -21,7 +20,7 @@ from typing import Any
 import torch
 
 from hansa.core import codec
-from hansa.core.errors import HansaError, PartyError, RuntimeFailure
+from hansa.core.errors import ConfigError, DataError, HansaError, PartyError, RuntimeFailure
 from hansa.core.federation import op_config
 from hansa.core.objective import Objective
 from hansa.core.op import Op, Reply, Wrapper
@@ -30,9 +29,9 @@ from hansa.core.task import Holdings
 from hansa.local.solver import LocalSolver
 from hansa.sim.engine import Job, Outcome, ReferenceEngine
 
+ERRORS: dict[str, type[HansaError]] = {kind.__name__: kind for kind in (ConfigError, DataError, PartyError)}
 ROOM = 2**28  # bytes of shared memory for updates
 ROWS = 64  # updates under way at a time, at most
-AHEAD = 2  # parties that a worker has been given: the one it trains and the next
 
 
 class WorkersEngine(ReferenceEngine):
@@ -47,9 +46,10 @@ class WorkersEngine(ReferenceEngine):
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
         self._model = self._updates = torch.zeros(0)
+        self._seen: torch.Tensor | None = None
 
     def plan(self) -> dict[str, Any]:
-        return {"engine": self.name, "threads": 1}  # the number of workers changes no bit
+        return super().plan() | {"engine": ReferenceEngine.name}  # the same bits, so the same plan
 
     def run(self, op: Op, jobs: list[Job], round: int) -> Iterator[tuple[int, Outcome]]:
         inner = op
@@ -58,7 +58,8 @@ class WorkersEngine(ReferenceEngine):
         if not isinstance(inner, LocalSolver) or len(jobs) < 2:
             yield from super().run(op, jobs, round)
             return
-        if not self._processes:
+        if self._seen is not self.holdings.train.x:  # not forked yet, or the data were prepared since
+            self.close()
             self._start()
         for at in range(0, len(jobs), self._rows):
             window = jobs[at : at + self._rows]
@@ -68,13 +69,14 @@ class WorkersEngine(ReferenceEngine):
 
     def _start(self) -> None:
         """Fork the workers; what they share with this process is made before."""
+        self._seen = self.holdings.train.x
         dim, dtype = self.objective.spec.dim, self.objective.dtype
         self._model = torch.zeros(dim, dtype=dtype).share_memory_()
         self._updates = torch.zeros(self._rows, dim, dtype=dtype).share_memory_()
         context = multiprocessing.get_context("fork")
         for _ in range(self.workers):
             ours, theirs = context.Pipe()
-            process = context.Process(target=self._serve, args=(theirs, os.getpid()), daemon=True)
+            process = context.Process(target=self._serve, args=(theirs,), daemon=True)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # a worker uses one thread, and no other's lock
                 process.start()
@@ -94,9 +96,9 @@ class WorkersEngine(ReferenceEngine):
         size = self.holdings.train.size
         waiting = sorted(range(len(jobs)), key=lambda slot: (size(jobs[slot].party), -slot))
         told: set[int] = set()
-        busy: dict[int, deque[int]] = {worker: deque() for worker in range(self.workers)}
+        busy: dict[int, int] = {}
         done: dict[int, Outcome] = {}
-        errors: dict[int, str] = {}
+        errors: dict[int, HansaError] = {}
 
         def give(worker: int) -> None:
             slot = waiting.pop()
@@ -106,23 +108,22 @@ class WorkersEngine(ReferenceEngine):
                 told.add(worker)
                 self._send(worker, common)
             self._send(worker, codec.encode(own))
-            busy[worker].append(slot)
+            busy[worker] = slot
 
-        for worker in [*range(self.workers)] * AHEAD:
-            if waiting:
-                give(worker)
-        while len(done) < len(jobs):
-            for pipe in wait([self._pipes[worker] for worker, slots in busy.items() if slots]):
+        for worker in range(min(self.workers, len(jobs))):
+            give(worker)
+        while busy:
+            for pipe in wait([self._pipes[worker] for worker in busy]):
                 worker = self._pipes.index(pipe)  # type: ignore[arg-type]
-                slot = busy[worker].popleft()
+                slot = busy.pop(worker)
                 answer = self._receive(worker, jobs[slot].party)
+                if "error" in answer:
+                    errors[slot] = ERRORS.get(answer["kind"], PartyError)(answer["error"])
+                done[jobs[slot].party] = self._outcome(answer, slot)
                 if waiting:
                     give(worker)
-                if "error" in answer:
-                    errors[slot] = answer["error"]
-                done[jobs[slot].party] = self._outcome(answer, slot)
         if errors:  # all answers are in, so the one to name does not depend on who was first
-            raise PartyError(errors[min(errors)])
+            raise errors[min(errors)]
         return done
 
     def _outcome(self, answer: dict[str, Any], slot: int) -> Outcome:
@@ -152,21 +153,19 @@ class WorkersEngine(ReferenceEngine):
         self.close()
         raise RuntimeFailure(f"worker {worker} ended (exit code {code}) while it {doing}; was there enough memory?")
 
-    def _serve(self, pipe: Connection, parent: int) -> None:
+    def _serve(self, pipe: Connection) -> None:
         """A worker's life: learn what the cohort is asked, train one party after another, end with the parent."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        own = pipe.fileno()  # every other file is the parent's: its lock, its metrics, its ends of the pipes
+        os.closerange(3, own)
+        os.closerange(own + 1, max(os.sysconf("SC_OPEN_MAX"), 1 << 16))
         torch.set_num_threads(1)
         op: Any = None
         common: Any = {}
         while True:
-            while not pipe.poll(1.0):  # wakes at once when there is work; now and then looks whether it is an orphan
-                if os.getppid() != parent:
-                    os._exit(0)
             try:
                 data = pipe.recv_bytes()
             except (EOFError, OSError):
-                data = b""
-            if not data:
                 os._exit(0)
             message = codec.decode(data)
             if "op" in message:
@@ -175,14 +174,18 @@ class WorkersEngine(ReferenceEngine):
                 if common["payload"] is not None:
                     common["payload"]["model"]["w"] = self._model
                 continue
-            pipe.send_bytes(codec.encode(self._work(op, common, message)))
+            answer = codec.encode(self._work(op, common, message))
+            try:
+                pipe.send_bytes(answer)
+            except OSError:
+                os._exit(0)
 
     def _work(self, op: Op, common: dict[str, Any], message: dict[str, Any]) -> dict[str, Any]:
         payload = common["payload"] if message["payload"] is None else message["payload"]
         try:
             outcome = self.one(op, Job(message["party"], payload, message["memory"]), common["round"])
         except HansaError as error:
-            return {"error": str(error)}
+            return {"error": str(error), "kind": type(error).__name__}
         if isinstance(outcome, str):
             return {"declined": outcome}
         reply, memory = outcome
@@ -195,18 +198,17 @@ class WorkersEngine(ReferenceEngine):
 
     def close(self) -> None:
         for pipe in self._pipes:
-            with contextlib.suppress(OSError):
-                pipe.send_bytes(b"")  # nothing more to do
-            pipe.close()
+            pipe.close()  # a worker that waits for work reads the end and goes
         for process in self._processes:
             process.join(timeout=2)
             if process.is_alive():
                 process.kill()
                 process.join()
-        self._processes, self._pipes = [], []
+        self._processes, self._pipes, self._seen = [], [], None
         self._model = self._updates = torch.zeros(0)
 
 
 def usable(device: torch.device) -> bool:
-    """Whether workers can be forked here: on a system that forks, for a model on the CPU, with more than one core."""
-    return device.type == "cpu" and hasattr(os, "fork") and len(os.sched_getaffinity(0)) > 1
+    """Whether workers can be forked here: more than one core, and no GPU, whose threads do not survive a fork."""
+    forks = hasattr(os, "fork") and hasattr(os, "sched_getaffinity") and not torch.cuda.is_available()
+    return device.type == "cpu" and forks and len(os.sched_getaffinity(0)) > 1
