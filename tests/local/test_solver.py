@@ -137,3 +137,24 @@ def test_a_party_without_samples_declines() -> None:
 def test_impossible_hyper_parameters_are_refused(make: Any, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         make()
+
+
+def test_a_solver_sees_loss_and_gradient_on_all_of_its_partys_data() -> None:
+    from hansa.core.objective import Objective
+    from hansa.local import Batch, Context
+
+    objective = Objective(lambda: torch.nn.Linear(3, 2).double(), "cross_entropy", 0)
+    draws = torch.Generator().manual_seed(0)
+    x, y = torch.randn(7, 3, generator=draws, dtype=torch.float64), torch.randint(0, 2, (7,), generator=draws)
+    key = torch.zeros((), dtype=torch.int64)
+    w = objective.initial.w
+    ctx = Context(objective, 7, 1, 0, lambda: Batch(x, y, None), (objective.initial.stats, objective.initial.counts))
+    at = w.clone().requires_grad_()
+    loss = torch.nn.functional.cross_entropy(x @ at[:6].view(2, 3).T + at[6:], y)
+    loss.backward()
+    assert at.grad is not None
+    torch.testing.assert_close(ctx.full_gradient(w, key), at.grad, rtol=0, atol=1e-14)
+    torch.testing.assert_close(ctx.full_loss(w, key), loss.detach(), rtol=0, atol=1e-14)
+    padded = Batch(torch.cat([x, x[:2]]), torch.cat([y, y[:2]]), torch.tensor([1.0] * 7 + [0.0] * 2).double())
+    masked = Context(objective, 7, 1, 0, lambda: padded, ctx.buffers)
+    torch.testing.assert_close(masked.full_gradient(w, key), at.grad, rtol=0, atol=1e-14)

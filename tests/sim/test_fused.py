@@ -6,9 +6,8 @@ from torch import Tensor, nn
 
 import hansa
 from hansa.core.objective import Objective
-from hansa.local import SGD, Gradient
-from hansa.sim.fused import fusable
-from hansa.sim.stacked import StackedEngine, mixes_rows
+from hansa.local import SGD, Gradient, LocalSolver
+from hansa.sim.stacked import StackedEngine
 
 SIZES = (3, 11, 0, 7, 16, 5)
 
@@ -93,12 +92,10 @@ def task(model: object) -> hansa.Task:
     return hansa.Task(model, "cross_entropy", pairs)  # type: ignore[arg-type]
 
 
-def fuses(model: object, solver: hansa.Algorithm | object) -> bool:
+def fuses(model: object, solver: LocalSolver) -> bool:
     given = task(model)
     objective = Objective(given.model, given.loss, 0)
-    holdings = given.holdings(objective)
-    mixes_rows(objective, holdings)  # tells whether the model draws
-    return fusable(objective, holdings, solver)  # type: ignore[arg-type]
+    return StackedEngine(objective, given.holdings(objective), 0)._fuses(solver)
 
 
 @pytest.mark.parametrize("model", [dense, plain])

@@ -17,9 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from hansa.core.objective import Objective
-from hansa.core.op import Op
 from hansa.core.task import Holdings
-from hansa.local import SGD
 from hansa.local.solver import local_reply
 from hansa.sim.engine import Outcome
 
@@ -92,10 +90,10 @@ class RowWise(TorchFunctionMode):
         return func(*args, **given)
 
 
-def fusable(objective: Objective, holdings: Holdings, op: Op) -> bool:
-    """Whether an op is plain SGD on a model of linear layers, each used once, and functions of single elements."""
+def fusable(objective: Objective, holdings: Holdings) -> bool:
+    """Whether a model is made of linear layers, each used once, and functions of single elements."""
     module, spec = objective.module, objective.spec
-    if type(op) is not SGD or module is None or spec.stats or spec.counts or objective.draws:
+    if module is None or spec.stats or spec.counts or objective.draws:
         return False
     trained = {f"{name}.{kind}" if name else kind for name, layer in module.named_modules()
                if isinstance(layer, nn.Linear) for kind in ("weight", "bias")}  # fmt: skip

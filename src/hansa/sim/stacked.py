@@ -24,6 +24,7 @@ from hansa.core.objective import Objective
 from hansa.core.op import Op, Wrapper
 from hansa.core.params import Params
 from hansa.core.task import Holdings
+from hansa.local import SGD
 from hansa.local.solver import Batch, Context, LocalSolver, local_reply
 from hansa.sim import fused
 from hansa.sim.engine import Job, Outcome, ReferenceEngine, first_line, one_thread
@@ -42,7 +43,7 @@ class StackedEngine(ReferenceEngine):
         room = 2**30 // max(1, 8 * objective.spec.dim * objective.dtype.itemsize)
         self.chunk = chunk or max(1, min(32, room))
         self._pads = True
-        self._fused: dict[LocalSolver, bool] = {}
+        self._dense: bool | None = None
         self._refused: str | None = None
         self._probed = False
 
@@ -112,12 +113,11 @@ class StackedEngine(ReferenceEngine):
         return out
 
     def _fuses(self, solver: LocalSolver) -> bool:
-        """Whether the steps can be fused into the backward pass; found out once for each solver."""
-        if not self._fused:
+        """Whether the solver is plain SGD and the model one whose steps can be fused into the backward pass."""
+        if self._dense is None:
             self._pads = not mixes_rows(self.objective, self.holdings)
-        if solver not in self._fused:
-            self._fused[solver] = self._pads and fused.fusable(self.objective, self.holdings, solver)
-        return self._fused[solver]
+            self._dense = self._pads and fused.fusable(self.objective, self.holdings)
+        return self._dense and type(solver) is SGD
 
     def _fits(self, first: tuple[Job, Any], other: tuple[Job, Any]) -> bool:
         return self._pads or self.holdings.train.size(first[0].party) == self.holdings.train.size(other[0].party)
