@@ -26,7 +26,7 @@ from hansa.core import codec
 from hansa.core.algorithm import Algorithm, State
 from hansa.core.determinism import deterministic
 from hansa.core.errors import ConfigError, PartyError
-from hansa.core.federation import Ask, op_config
+from hansa.core.federation import Ask, op_config, op_of
 from hansa.core.journal import Journal
 from hansa.core.objective import Objective
 from hansa.core.registry import from_config, to_config
@@ -195,8 +195,7 @@ def check_codec(algorithm: Algorithm) -> None:
                     back = codec.decode(codec.encode(message))
                     assert same_bits(message, back), f"{name}: the payload of {request.verb} changes on the wire"
                     assert codec.size(message) == len(codec.encode(message)), f"{name}: bytes are miscounted"
-                    config = dict(back["op"])
-                    op = from_config(config.pop("kind"), config, "check")
+                    op = op_of(back["op"], "check")
                     assert op_config(op) == op_config(request.op), (
                         f"{name}: the op {request.op.name} changes on the wire"
                     )

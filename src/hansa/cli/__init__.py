@@ -13,10 +13,7 @@ def main() -> None:
 
     try:
         app()
-    except HansaError as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(2)
-    except OSError as error:  # a full disk, a folder that cannot be written
+    except (HansaError, OSError) as error:  # OSError: a full disk, a folder that cannot be written
         sys.stderr.write(f"error: {error}\n")
         sys.exit(2)
     except KeyboardInterrupt:

@@ -19,7 +19,7 @@ from torch import Tensor
 from hansa.core import codec, rng
 from hansa.core.errors import AlgorithmError
 from hansa.core.op import Op, Payload, Reply
-from hansa.core.registry import to_config
+from hansa.core.registry import from_config, to_config
 
 Verb = Literal["reduce", "gather", "submit", "next", "exchange"]
 VERBS: tuple[Verb, ...] = ("reduce", "gather", "submit", "next", "exchange")
@@ -74,6 +74,13 @@ def op_config(op: Op | None) -> dict[str, Any]:
     if op is None:
         raise AlgorithmError("this ask has no op")
     return {"kind": op.kind, **to_config(op)}
+
+
+def op_of(config: Mapping[str, Any], where: str) -> Op:
+    """The op that `op_config` described; a name that is not registered here is a ConfigError."""
+    fields = dict(config)
+    op: Op = from_config(fields.pop("kind"), fields, where=where)
+    return op
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ class Objective:
                  device: str = "cpu") -> None:  # fmt: skip
         self.loss = loss
         self.device = torch.device(device)
-        self._loss = named_loss(loss)
+        self.loss_of = named_loss(loss)  # of each sample, from outputs and targets
         self._random: bool | None = None
         self._tied = False  # looking for shared parameters at every step would cost more than a small layer
         self.module: nn.Module | None = None
@@ -77,15 +77,16 @@ class Objective:
         """Whether the model draws random numbers while it trains, as far as has been seen."""
         return self._random is not False
 
-    def loss_of(self, output: Tensor, y: Tensor) -> Tensor:
-        """The loss of each sample."""
-        return self._loss(output, y)
-
     def network(self) -> nn.Module:
         """The module, or the reason why there is none."""
         if self.module is None:
             raise ConfigError("the task has no model; give Task(model=...) for a method that trains one")
         return self.module
+
+    def learner(self) -> nn.Module:
+        """The module in training mode; walking its tree at every step would cost more than a small layer."""
+        module = self.network()
+        return module if module.training else module.train()
 
     def losses(self, weights: dict[str, Tensor], buffers: tuple[Tensor, Tensor], x: Tensor, y: Tensor,
                key: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # fmt: skip
@@ -93,9 +94,7 @@ class Objective:
 
         `weights` are the trainable tensors by name, as `spec.split` gives them.
         """
-        module = self.network()
-        if not module.training:  # walking a module's tree at every step costs more than a small layer
-            module.train()
+        module = self.learner()
         tensors = dict(weights)
         for name, buffer in self.spec.buffers(
             *buffers
@@ -111,7 +110,7 @@ class Objective:
             self.spec.joined(self.spec.stats, tensors, buffers[0]),
             self.spec.joined(self.spec.counts, tensors, buffers[1]),
         )
-        return self._loss(output, y), buffers
+        return self.loss_of(output, y), buffers
 
     @torch.no_grad()
     def outputs(self, params: Params, x: Tensor) -> Tensor:

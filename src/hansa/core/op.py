@@ -138,6 +138,15 @@ class Wrapper(Op):
         return self.inner.expects_maxima(payload)
 
 
+def unwrap(op: Op) -> tuple[list[Wrapper], Op]:
+    """The wrappers around an op, the outermost first, and the op inside."""
+    layers: list[Wrapper] = []
+    while isinstance(op, Wrapper):
+        layers.append(op)
+        op = op.inner
+    return layers, op
+
+
 class PeerOp(Wrapper):
     """An op whose reply goes to the party's neighbours instead of the aggregator (the verb `exchange`)."""
 

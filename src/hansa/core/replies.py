@@ -75,6 +75,10 @@ class Record:
     fused: set[int] = field(default_factory=set)  # whose replies the last answer holds
     arrived: Means = field(default_factory=Means)  # over the tickets that came back
 
+    def without(self, party: int, reason: str) -> None:
+        """Note why there is no reply: the party is missing, or what it sent was none."""
+        (self.rejected if isinstance(reason, Malformed) else self.missing)[party] = reason
+
 
 def fault(reply: Reply, op: Op, payload: Payload, rules: Rules, summed: bool = True) -> str | None:
     """Why a reply may not be fused, or None. Whole numbers that are summed must stay exact."""
@@ -169,7 +173,7 @@ def combine(ask: Ask, outcomes: Iterable[tuple[int, Reply | str]], rules: Rules,
         last = party
         record.asked += 1
         if isinstance(outcome, str):
-            (record.rejected if isinstance(outcome, Malformed) else record.missing)[party] = outcome
+            record.without(party, outcome)
             continue
         record.bytes_up += reply_size(outcome)
         reason = fault(outcome, ask.op, ask.payload, limits, ask.verb == "reduce")
@@ -201,7 +205,7 @@ def arrive(ticket: Ticket, op: Op, payload: Payload, outcome: Reply | str, rules
     """Check what came back for a ticket; a lost or rejected reply arrives as None."""
     record.asked += 1
     if isinstance(outcome, str):
-        (record.rejected if isinstance(outcome, Malformed) else record.missing)[ticket.party] = outcome
+        record.without(ticket.party, outcome)
         return Arrival(ticket, None)
     record.bytes_up += reply_size(outcome)
     reason = fault(outcome, op, payload, rules)

@@ -16,8 +16,8 @@ import torch
 from hansa.core import codec
 from hansa.core.determinism import set_deterministic
 from hansa.core.errors import HansaError
-from hansa.core.op import DataOp, Memory, Op, Party, PeerOp, Reply, perform
-from hansa.core.registry import from_config
+from hansa.core.federation import op_of
+from hansa.core.op import DataOp, Memory, Party, PeerOp, Reply, perform
 from hansa.net.processes import LIMIT
 
 
@@ -79,8 +79,7 @@ class Agent:
         return list(self.staged.values())[-1] if self.staged else self.memory
 
     def _ask(self, party: Party, message: dict[str, Any]) -> dict[str, Any]:
-        config = dict(message["op"])
-        op: Op = from_config(config.pop("kind"), config, where="ask")
+        op = op_of(message["op"], where="ask")
         payload = message["payload"]
         party.round = message["round"]
         if isinstance(op, DataOp):

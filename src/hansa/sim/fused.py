@@ -130,9 +130,7 @@ def train(stack: Stack) -> dict[int, Outcome]:
     flat = start.clone()
     layers = stacked_layers(objective, flat)
     lr = solver.rate(stack.round)
-    module = objective.network()
-    if not module.training:
-        module.train()
+    module = objective.learner()
     counts = masks.sum(2)
     share = (masks & active[:, :, None]).to(dtype) / counts[:, :, None].to(dtype)  # of each sample in the mean loss
     seen = torch.zeros(len(jobs), dtype=torch.float64, device=objective.device)

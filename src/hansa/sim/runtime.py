@@ -10,10 +10,9 @@ from torch import nn
 
 from hansa.core import codec
 from hansa.core.errors import AlgorithmError, ConfigError, RoundAborted, nearest
-from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket, op_config
+from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket, op_config, op_of
 from hansa.core.objective import Objective
 from hansa.core.op import DataOp, Memory, Op, PeerOp, Reply
-from hansa.core.registry import from_config
 from hansa.core.replies import Record, Rules, arrive, combine, inboxes
 from hansa.core.runtime import Abort, Commit, Open, Request
 from hansa.core.task import Holdings
@@ -223,7 +222,6 @@ class Simulation:
         self.clock.now = tree["now"]
         self.flights = {}
         for kept in tree["flights"]:
-            config = dict(kept["op"])
-            op = from_config(config.pop("kind"), config, where="checkpoint")
+            op = op_of(kept["op"], where="checkpoint")
             ticket = Ticket(kept["id"], kept["party"], kept["round"])
             self.flights[ticket.id] = Flight(ticket, op, tree["payloads"][kept["payload"]], kept["arrives"])

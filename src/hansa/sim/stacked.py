@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from hansa.core import rng
 from hansa.core.errors import ConfigError, HansaError, PartyError
 from hansa.core.objective import Objective
-from hansa.core.op import Op, Wrapper
+from hansa.core.op import Op, unwrap
 from hansa.core.params import Params
 from hansa.core.task import Holdings
 from hansa.local import SGD
@@ -51,11 +51,7 @@ class StackedEngine(ReferenceEngine):
         return {"engine": self.name, "threads": 1, "chunk": self.chunk}
 
     def run(self, op: Op, jobs: list[Job], round: int) -> Iterator[tuple[int, Outcome]]:
-        layers: list[Wrapper] = []
-        inner = op
-        while isinstance(inner, Wrapper):
-            layers.append(inner)
-            inner = inner.inner
+        layers, inner = unwrap(op)
         if not isinstance(inner, LocalSolver) or not (self._fuses(inner) or self._stackable()):
             yield from super().run(op, jobs, round)
             return

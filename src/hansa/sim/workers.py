@@ -21,10 +21,9 @@ import torch
 
 from hansa.core import codec
 from hansa.core.errors import ConfigError, DataError, HansaError, PartyError, RuntimeFailure
-from hansa.core.federation import op_config
+from hansa.core.federation import op_config, op_of
 from hansa.core.objective import Objective
-from hansa.core.op import Op, Reply, Wrapper
-from hansa.core.registry import from_config
+from hansa.core.op import Op, Reply, unwrap
 from hansa.core.task import Holdings
 from hansa.local.solver import LocalSolver
 from hansa.sim.engine import Job, Outcome, ReferenceEngine
@@ -52,10 +51,7 @@ class WorkersEngine(ReferenceEngine):
         return super().plan() | {"engine": ReferenceEngine.name}  # the same bits, so the same plan
 
     def run(self, op: Op, jobs: list[Job], round: int) -> Iterator[tuple[int, Outcome]]:
-        inner = op
-        while isinstance(inner, Wrapper):
-            inner = inner.inner
-        if not isinstance(inner, LocalSolver) or len(jobs) < 2:
+        if not isinstance(unwrap(op)[1], LocalSolver) or len(jobs) < 2:
             yield from super().run(op, jobs, round)
             return
         if self._seen is not self.holdings.train.x:  # not forked yet, or the data were prepared since
@@ -169,8 +165,7 @@ class WorkersEngine(ReferenceEngine):
                 os._exit(0)
             message = codec.decode(data)
             if "op" in message:
-                config = dict(message["op"])
-                op, common = from_config(config.pop("kind"), config, where="worker"), message
+                op, common = op_of(message["op"], where="worker"), message
                 if common["payload"] is not None:
                     common["payload"]["model"]["w"] = self._model
                 continue
