@@ -114,7 +114,7 @@ def check_engines(algorithm: Algorithm) -> Result:
     """The stacked engine agrees with the reference to 1e-9 in float64, metrics and bytes too; workers bit for bit."""
     experiment = experiment_for(algorithm)
     reference = _simulate(experiment, engine="reference")
-    stacked = _simulate(experiment, engine="vmap")
+    stacked = _simulate(experiment, engine="stacked")
     name = algorithm.name
     assert _close(published(reference), published(stacked), 1e-9), f"{name}: the engines disagree by more than 1e-9"
     if usable(torch.device("cpu")):

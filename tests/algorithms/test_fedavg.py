@@ -18,7 +18,7 @@ from hansa.fusion import WeightedMean
 from hansa.local import SGD
 from hansa.sim.engine import Job, ReferenceEngine
 
-ENGINES = ["reference", "vmap"]
+ENGINES = ["reference", "stacked"]
 
 
 def net() -> nn.Module:

@@ -11,7 +11,7 @@ import hansa
 from hansa.core.objective import Objective
 from hansa.local import SVRG
 
-ENGINES = ["reference", "vmap"]
+ENGINES = ["reference", "stacked"]
 FORMS = ["naive", "full"]
 FEATURES = 6
 

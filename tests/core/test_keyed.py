@@ -123,7 +123,7 @@ class Recurrent(nn.Module):
         return y
 
 
-@pytest.mark.parametrize("engine", ["reference", "vmap"])
+@pytest.mark.parametrize("engine", ["reference", "stacked"])
 def test_a_model_that_draws_from_the_global_generator_is_refused(engine: str) -> None:
     task = hansa.Task(Shuffled, "cross_entropy", [(torch.randn(4, 3), torch.tensor([0, 1, 0, 1]))])
     with pytest.raises(ConfigError, match=r"calls randperm while it trains.*cannot be replayed"):

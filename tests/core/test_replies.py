@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hansa
-from hansa.core import replies
 from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Ask, Gathered, Reduced
-from hansa.core.op import Reply
+from hansa.core.op import Replies, Reply
 from hansa.core.replies import BLOCK, BlockSum, Record, Rules, combine, fault, inboxes, mixed
 from hansa.local import SGD
 from hansa.run import Run
@@ -231,7 +230,87 @@ def test_a_party_hears_only_its_neighbours() -> None:
     assert [share for share, _ in found[1]] == [0.5, 0.0, 0.5]  # its own message is there, with weight 0
 
 
-def test_blocks_have_a_size_that_windows_of_the_stacked_engine_keep() -> None:
-    from hansa.sim.stacked import WINDOW
+# --- stacks ---
 
-    assert WINDOW % replies.BLOCK == 0
+
+def stack(count: int, weights: list[int] | None = None, seed: int = 0) -> tuple[Replies, list[tuple[int, Reply]]]:
+    """Replies of parties 0, 2, 4, ... as a stack, and the same one by one."""
+    draws = torch.Generator().manual_seed(seed)
+    rows = torch.randn(count, 3, generator=draws) * 10.0 ** torch.randint(-6, 6, (count, 1), generator=draws)
+    weights = weights or [1 + 7 * k for k in range(count)]
+    losses = [0.5 + k for k in range(count)]
+    parties = [2 * k for k in range(count)]
+    one_by_one = [
+        (p, Reply({"w": rows[k].clone()}, weights[k], metrics={"train_loss": losses[k]})) for k, p in enumerate(parties)
+    ]
+    return Replies(parties, {"w": rows}, weights, metrics={"train_loss": losses}), one_by_one
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+@pytest.mark.parametrize("count", [1, 31, 32, 33, 100])
+def test_a_stack_of_replies_gives_the_bits_of_the_same_replies_one_by_one(count: int, uniform: bool) -> None:
+    stacked, alone = stack(count)
+    parts = [
+        Replies(stacked.parties[a:b], {"w": stacked.tensors["w"][a:b]}, stacked.weights[a:b],
+                metrics={"train_loss": stacked.metrics["train_loss"][a:b]})
+        for a, b in ((0, count // 3), (count // 3, count)) if b > a
+    ]  # fmt: skip
+    records = [Record(), Record()]
+    answers = [
+        combine(ask(2 * count, uniform=uniform), outcomes, Rules(), record)
+        for outcomes, record in ((alone, records[0]), (parts, records[1]))
+    ]
+    one, other = answers
+    assert isinstance(one, Reduced) and isinstance(other, Reduced)
+    assert torch.equal(one.sums["w"], other.sums["w"])
+    assert (one.weight, one.count, one.metrics) == (other.weight, other.count, other.metrics)
+    assert records[0].fused == records[1].fused
+    assert (records[0].asked, records[0].bytes_up) == (records[1].asked, records[1].bytes_up)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "rules"),
+    [
+        (lambda s: s.tensors["w"][3].fill_(float("nan")), Rules()),
+        (lambda s: s.tensors["w"][3].fill_(float("-inf")), Rules()),
+        (lambda s: s.weights.__setitem__(3, 0), Rules()),
+        (lambda s: s.weights.__setitem__(3, 2**53), Rules()),
+        (lambda s: s.weights.__setitem__(3, 1000), Rules(max_weight=500)),
+        (lambda s: s.metrics["train_loss"].__setitem__(3, float("inf")), Rules()),
+        (lambda s: s.tensors["w"][3].fill_(1e20), Rules(max_norm=1e15)),
+    ],
+)
+def test_one_bad_reply_of_a_stack_is_rejected_and_the_others_are_fused(spoil: Any, rules: Rules) -> None:
+    stacked, _ = stack(6)
+    spoil(stacked)
+    record = Record()
+    answer = combine(ask(12), [stacked], rules, record)
+    assert isinstance(answer, Reduced)
+    assert set(record.rejected) == {6}
+    assert answer.count == 5
+    assert record.fused == {0, 2, 4, 8, 10}
+
+
+def test_numbers_whose_sum_overflows_are_finite_all_the_same() -> None:
+    stacked, _ = stack(3)
+    stacked.tensors["w"].fill_(3e38)
+    record = Record()
+    combine(ask(6), [stacked], Rules(), record)
+    assert record.accepted == 3
+
+
+def test_gathered_replies_outlive_the_stack_they_came_in() -> None:
+    stacked, alone = stack(4)
+    answer = combine(ask(8, "gather"), [stacked], Rules(), Record())
+    assert isinstance(answer, Gathered)
+    stacked.tensors["w"].zero_()
+    assert all(torch.equal(a.tensors["w"], b.tensors["w"]) for a, (_, b) in zip(answer.replies, alone, strict=True))
+
+
+def test_a_large_weight_does_not_change_how_a_sum_is_rounded() -> None:
+    x = torch.tensor([1 / 3, 1e-8, 7.7], dtype=torch.float32)
+    for weight in (2**29 - 1, 2**29 + 1, 2**40 + 1):
+        total = BlockSum()
+        total.add({"w": x}, 3)
+        total.add({"w": x}, weight)
+        assert torch.equal(total.result()["w"], x.double() * 3 + x.double() * weight)

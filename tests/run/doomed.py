@@ -41,7 +41,7 @@ def task(**more: Any) -> hansa.Task:
 EXPERIMENTS: dict[str, Any] = {
     # What parties remember between rounds has to survive.
     "dpsgd": lambda **run: hansa.simulate(
-        hansa.DPSGD(local=SGD(lr=0.3, batch=2)), task(), rounds=5, seed=3, engine="vmap", **run
+        hansa.DPSGD(local=SGD(lr=0.3, batch=2)), task(), rounds=5, seed=3, engine="stacked", **run
     ),
     # Tickets under way, and the old models that they still need, have to survive.
     "fedbuff": lambda **run: hansa.simulate(

@@ -111,9 +111,9 @@ def run(folder: Path | None, engine: str = "reference", **settings: Any) -> hans
 
 def test_resuming_under_another_engine_is_refused_unless_forced(tmp_path: Path) -> None:
     stopped(tmp_path / "run")
-    with pytest.raises(hansa.ConfigError, match=r"another plan .*engine was 'reference' and is 'vmap'.*force=True"):
-        run(tmp_path / "run", "vmap", resume=True)
-    forced = run(tmp_path / "run", "vmap", resume=True, force=True)
+    with pytest.raises(hansa.ConfigError, match=r"another plan .*engine was 'reference' and is 'stacked'.*force=True"):
+        run(tmp_path / "run", "stacked", resume=True)
+    forced = run(tmp_path / "run", "stacked", resume=True, force=True)
     assert [line["round"] for line in forced.history] == [1, 2, 3, 4]
     assert torch.allclose(forced.state.params.w, run(None).state.params.w, atol=1e-4)
 

@@ -13,11 +13,13 @@ from torch import Tensor, nn
 
 import hansa
 from hansa.core.objective import Objective
+from hansa.core.op import Replies, Reply
 from hansa.local import SGD, SVRG, Gradient, LocalSolver
 from hansa.sim import runtime
 from hansa.sim.engine import Job, ReferenceEngine
-from hansa.sim.runtime import pick_engine
+from hansa.sim.runtime import Work, pick_engine
 from hansa.sim.stacked import StackedEngine
+from hansa.sim.workers import WorkersEngine
 
 Model = Callable[[], nn.Module]
 
@@ -94,7 +96,7 @@ def payload(engine: ReferenceEngine, solver: LocalSolver) -> dict[str, Any]:
     return out
 
 
-def compare(given: hansa.Task, solver: LocalSolver, chunk: int | None = None, round: int = 1) -> None:
+def compare(given: hansa.Task, solver: LocalSolver, chunk: int = 4, round: int = 1) -> None:
     """Both engines' replies agree, tensor by tensor, and the stacked one did stack."""
     alone, together = pair(given, chunk=chunk)
     together.one = None  # type: ignore[assignment,method-assign]  # training a party alone would agree for the wrong reason
@@ -130,7 +132,7 @@ def test_stacked_parties_train_as_they_do_alone(model: Model, solver: LocalSolve
     compare(task(model, EVEN if model is batch_norm else UNEQUAL), solver)
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 32])
+@pytest.mark.parametrize("chunk", [2, 3, 32])
 @pytest.mark.parametrize("model", [dropout, batch_norm], ids=lambda m: m.__name__)
 def test_the_size_of_a_chunk_changes_nothing(model: Model, chunk: int) -> None:
     compare(task(model, EVEN if model is batch_norm else UNEQUAL), SGD(lr=0.3, batch=2, epochs=2), chunk)
@@ -162,7 +164,7 @@ def test_the_full_form_of_svrg_is_the_same_in_a_stack() -> None:
         x[np.random.default_rng(len(x)).random(x.shape) < 0.6] = 0.0
     results = [
         hansa.simulate(hansa.FSVRG(local=SVRG(h=1.0), form="full"), given, rounds=2, engine=engine).state.params.w
-        for engine in ("reference", "vmap")
+        for engine in ("reference", "stacked")
     ]
     assert torch.allclose(*results, rtol=0, atol=1e-9)
 
@@ -184,19 +186,19 @@ def test_whole_runs_agree_and_repeat_bit_for_bit(algorithm: hansa.Algorithm, mod
     given = task(model, EVEN)
     runs = {
         engine: [hansa.simulate(algorithm, given, rounds=2, seed=5, engine=engine) for _ in range(2)]
-        for engine in ("reference", "vmap")
+        for engine in ("reference", "stacked")
     }
     for first, second in runs.values():
         for name, value in first.params.items():
             assert torch.equal(value, second.params[name]), name
-    one, other = runs["reference"][0], runs["vmap"][0]
+    one, other = runs["reference"][0], runs["stacked"][0]
     for name, value in one.params.items():
         assert value.dtype == other.params[name].dtype == (torch.int64 if "num_batches" in name else torch.float64)
         assert torch.allclose(value.double(), other.params[name].double(), rtol=0, atol=1e-9), name
     if model is batch_norm:
         assert not torch.equal(one.params["1.running_mean"], torch.zeros(8, dtype=torch.float64))
         assert one.params["1.num_batches_tracked"] > 0
-    seeded = hansa.simulate(algorithm, given, rounds=2, seed=6, engine="vmap")
+    seeded = hansa.simulate(algorithm, given, rounds=2, seed=6, engine="stacked")
     assert not torch.equal(seeded.state.params.w, other.state.params.w)
 
 
@@ -230,7 +232,7 @@ class Counters(nn.Module):
         return y
 
 
-@pytest.mark.parametrize("engine", ["reference", "vmap"])
+@pytest.mark.parametrize("engine", ["reference", "stacked"])
 @pytest.mark.parametrize("algorithm", [hansa.FedAvg(local=SGD(batch=2)), hansa.DPSGD()], ids=lambda a: a.name)
 def test_buffers_of_every_type_move_on_whether_written_or_replaced(algorithm: hansa.Algorithm, engine: str) -> None:
     given = task(Counters, [4, 4, 4])
@@ -244,7 +246,7 @@ def test_buffers_of_every_type_move_on_whether_written_or_replaced(algorithm: ha
 
 def test_a_wrapped_solver_is_stacked_and_the_wrapper_sees_each_party() -> None:
     given = task(mlp, [5, 9, 4])
-    runs = [hansa.simulate(hansa.DPSGD(), given, rounds=4, engine=engine) for engine in ("reference", "vmap")]
+    runs = [hansa.simulate(hansa.DPSGD(), given, rounds=4, engine=engine) for engine in ("reference", "stacked")]
     for party, memory in runs[0].memories.items():
         for name, value in memory.items():
             assert torch.allclose(value, runs[1].memories[party][name], rtol=0, atol=1e-9)
@@ -256,23 +258,31 @@ def test_the_stacked_engine_answers_in_the_order_of_ids_whatever_order_it_trains
     orders: list[list[int]] = []
 
     def watched(ask: Any, outcomes: Any, rules: Any, record: Any) -> Any:
-        seen = list(outcomes)
-        orders.append([party for party, _ in seen])
-        return real(ask, iter(seen), rules, record)
+        seen: list[int] = []
+
+        def passed() -> Any:
+            for item in outcomes:
+                replied = item.parties if isinstance(item, Replies) else [item[0]] if isinstance(item[1], Reply) else []
+                seen.extend(replied)
+                yield item
+
+        answer = real(ask, passed(), rules, record)
+        orders.append(seen)
+        return answer
 
     real = runtime.combine
     monkeypatch.setattr(runtime, "combine", watched)
     sizes = [1 + (300 - k) % 7 for k in range(300)]  # it trains the small ones first, and more than one window
     sizes[5] = 0
     given = task(mlp, sizes)
-    for engine in ("reference", "vmap"):
+    for engine in ("reference", "stacked"):
         hansa.simulate(hansa.FedSGD(), given, rounds=1, engine=engine, absent=lambda party, round: party in (0, 17))
-    assert orders == [list(range(300))] * 2
+    assert orders == [[party for party in range(300) if party not in (0, 5, 17)]] * 2
 
 
 def test_a_float32_model_stays_float32() -> None:
     given = hansa.Task(lambda: nn.Linear(2, 1), "mse", [(np.ones((3, 2)), np.ones((3, 1)))] * 2)
-    for engine in ("reference", "vmap"):
+    for engine in ("reference", "stacked"):
         done = hansa.simulate(hansa.FedAvg(), given, rounds=2, engine=engine)
         assert {v.dtype for v in done.params.values()} == {torch.float32}
 
@@ -306,35 +316,60 @@ def reader() -> nn.Module:
     return Reader().double()
 
 
-@pytest.mark.parametrize(("model", "layer"), [(reader, "LSTM at 'lstm'"), (branching, "Branching at '1'")])
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (reader, "engine stacked: one party at a time, which convolutions and recurrent nets prefer on a CPU"),
+        (branching, "parties train one at a time: Branching at '1' cannot be batched over parties"),
+    ],
+)
 def test_what_cannot_be_stacked_trains_one_at_a_time_and_is_named_once(
-    model: Model, layer: str, caplog: pytest.LogCaptureFixture
+    model: Model, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     given = task(model, [4, 6, 3])
-    with caplog.at_level(logging.WARNING, logger="hansa"):
-        stacked = hansa.simulate(hansa.FedAvg(), given, rounds=3, engine="vmap")
+    with caplog.at_level(logging.INFO, logger="hansa"):
+        stacked = hansa.simulate(hansa.FedAvg(), given, rounds=3, engine="stacked")
     told = [record.getMessage() for record in caplog.records if record.name == "hansa"]
-    assert len(told) == 1
-    assert told[0].startswith(f"parties train one at a time: {layer} cannot be batched over parties")
+    assert [line.startswith(said) for line in told].count(True) == 1
     alone = hansa.simulate(hansa.FedAvg(), given, rounds=3, engine="reference")
     assert torch.equal(stacked.state.params.w, alone.state.params.w)
 
 
-def test_auto_stacks_many_parties_with_dense_models_and_leaves_the_others_alone() -> None:
-    cases = [(mlp, 8, "vmap"), (mlp, 7, "reference"), (conv, 8, "reference"), (reader, 8, "reference")]
-    for model, parties, name in cases:
+def test_auto_stacks_chains_and_small_models_in_long_runs_and_leaves_the_others_alone() -> None:
+    short, long = Work(1, 4, SGD(batch=2)), Work(100_000, 4, SGD(batch=2))
+    cases = [
+        (mlp, 8, short, "stacked"),  # a chain of linear layers
+        (dropout, 8, short, "reference"),
+        (dropout, 8, long, "stacked"),
+        (dropout, 7, long, "workers"),  # too few parties to stack by vmap
+        (reader, 8, short, "reference"),
+        (reader, 8, long, "workers"),
+    ]
+    for model, parties, work, name in cases:
         given = task(model, [4] * parties)
         objective = Objective(given.model, given.loss, 0)
-        assert pick_engine("auto", objective, given.holdings(objective), 0).name == name
+        engine = pick_engine("auto", objective, given.holdings(objective), 0, work)
+        assert engine.name == name, (model, parties, work)
+        assert isinstance(engine, WorkersEngine) == (work is long)
+        assert engine.why()
+
+
+def test_a_resumed_run_keeps_the_bits_it_began_with() -> None:
+    given = task(dropout, [4] * 8)
+    objective = Objective(given.model, given.loss, 0)
+    long = Work(100_000, 4, SGD(batch=2))
+    engine = pick_engine("auto", objective, given.holdings(objective), 0, long, before="reference")
+    assert engine.name == "workers"
+    assert engine.plan() == ReferenceEngine(objective, given.holdings(objective), 0).plan()
 
 
 def test_an_unknown_engine_suggests_the_nearest() -> None:
-    with pytest.raises(hansa.ConfigError, match="did you mean 'vmap'"):
-        hansa.simulate(hansa.FedAvg(), task(mlp, [3]), engine="vmaps")
+    with pytest.raises(hansa.ConfigError, match="did you mean 'stacked'"):
+        hansa.simulate(hansa.FedAvg(), task(mlp, [3]), engine="staked")
 
 
 def test_a_party_of_one_sample_cannot_train_batch_norm_and_is_named() -> None:
-    for engine in ("reference", "vmap"):
+    for engine in ("reference", "stacked"):
         with pytest.raises(
             hansa.HansaError, match=r"party 1 failed at 'sgd' in round 0: a batch of one sample cannot train BatchNorm"
         ):

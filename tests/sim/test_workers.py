@@ -15,9 +15,7 @@ from torch import nn
 import hansa
 from hansa.core.errors import PartyError, RuntimeFailure
 from hansa.core.objective import Objective
-from hansa.core.registry import build
-from hansa.sim.engine import Job
-from hansa.sim.runtime import pick_engine
+from hansa.sim.engine import Job, ReferenceEngine
 from hansa.sim.workers import WorkersEngine
 from hansa.testing import same_bits
 
@@ -109,7 +107,7 @@ def test_a_run_whose_parent_was_killed_at_work_can_be_resumed_at_once(tmp_path: 
 def make(workers: int = 2) -> WorkersEngine:
     given = task()
     objective = Objective(given.model, given.loss, 0)
-    return WorkersEngine(objective, given.holdings(objective), 0, workers)
+    return WorkersEngine(ReferenceEngine(objective, given.holdings(objective), 0), workers)
 
 
 def jobs(engine: WorkersEngine, parties: tuple[int, ...] = (0, 1, 3, 4)) -> list[Job]:
@@ -118,9 +116,9 @@ def jobs(engine: WorkersEngine, parties: tuple[int, ...] = (0, 1, 3, 4)) -> list
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_more_parties_than_rows_of_shared_memory_go_in_windows(workers: int) -> None:
+def test_more_parties_than_slots_of_shared_memory_go_in_windows(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hansa.sim.workers.SLOTS", 2)
     engine = make(workers)
-    engine._rows = 2
     solver = hansa.SGD(batch=4, drop_last=True)
     try:
         got = dict(engine.run(solver, jobs(engine, (0, 1, 3, 4, 5, 6)), 0))
@@ -174,15 +172,3 @@ def _alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
-
-
-def test_auto_gives_convolutions_to_workers_and_small_ones_to_the_reference() -> None:
-    def engine(name: str, shape: tuple[int, ...]) -> str:
-        given = hansa.Task(
-            build("model", name, inputs=list(shape)), "cross_entropy", [(torch.zeros(3, *shape), [0, 1, 2])]
-        )
-        objective = Objective(given.model, given.loss, 0)
-        return pick_engine("auto", objective, given.holdings(objective), 0).name
-
-    assert engine("cnn", (1, 28, 28)) == "workers"
-    assert engine("2nn", (1, 28, 28)) == "reference"  # one party

@@ -60,6 +60,26 @@ class Reply:
 
 
 @dataclass
+class Replies:
+    """Replies of several parties in the order of their ids, stacked: row k of every tensor is that of `parties[k]`."""
+
+    parties: list[int]
+    tensors: dict[str, Tensor]
+    weights: list[int]
+    maxima: dict[str, Tensor] = field(default_factory=dict)
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+
+    def row(self, k: int) -> Reply:
+        """One party's reply, as views of the stack."""
+        return Reply(
+            {name: value[k] for name, value in self.tensors.items()},
+            self.weights[k],
+            {name: value[k] for name, value in self.maxima.items()},
+            {name: values[k] for name, values in self.metrics.items()},
+        )
+
+
+@dataclass
 class Party:
     """What an op sees of the place where it runs: its data, its objective, its random streams."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -16,10 +16,11 @@ from torch import Tensor
 from hansa.core import codec
 from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket
-from hansa.core.op import Op, Payload, Reply, Shape
+from hansa.core.op import Op, Payload, Replies, Reply, Shape
 
 BLOCK = 32
 LARGEST = 2**53  # whole numbers from here on are not exact in float64
+EXACT = 2**29  # float32 numbers times smaller whole numbers are exact in float64
 
 
 @dataclass(frozen=True)
@@ -115,13 +116,39 @@ def _unlike(given: dict[str, Tensor], expected: dict[str, Shape], summed: bool) 
             return f"{name} has the shape {tuple(tensor.shape)}, expected {shape}"
         if tensor.dtype != dtype:
             return f"{name} is {tensor.dtype}, expected {dtype}"
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        if tensor.is_floating_point() and not all_finite(tensor):
             return f"{name} has values that are not finite"
         if summed and not tensor.is_floating_point() and tensor.numel():
             low, high = int(tensor.min()), int(tensor.max())
             if max(-low, high) >= LARGEST:
                 return f"{name} has values over 2^53"
     return None
+
+
+def all_finite(tensor: Tensor) -> bool:
+    """Whether no value is infinite or not a number. A sum is finite only if all its terms are; where a sum overflows,
+    they are looked at one by one."""
+    return math.isfinite(float(tensor.sum())) or bool(torch.isfinite(tensor).all())
+
+
+def clean(replies: Replies, op: Op, payload: Payload, rules: Rules, summed: bool) -> bool:
+    """Whether all of a stack's replies may be fused; where not, `fault` says for each why."""
+    first = replies.row(0)
+    plain = Reply(first.tensors, max(replies.weights), first.maxima, first.metrics)
+    if rules.max_norm is not None and op.update is not None and op.update in replies.tensors:
+        rows = replies.tensors[op.update].flatten(1).to(torch.float64)
+        if not bool((torch.linalg.vector_norm(rows, dim=1) <= rules.max_norm).all()):
+            return False
+    floating = [t for t in (*replies.tensors.values(), *replies.maxima.values()) if t.is_floating_point()]
+    whole = [t for t in (*replies.tensors.values(), *replies.maxima.values()) if not t.is_floating_point()]
+    return (
+        fault(plain, op, payload, replace(rules, max_norm=None), summed) is None
+        and min(replies.weights) > 0
+        and all(isinstance(weight, int) for weight in replies.weights)
+        and all(math.isfinite(sum(values)) for values in replies.metrics.values())
+        and all(all_finite(t) for t in floating)
+        and (not summed or all(int(t.abs().max()) < LARGEST for t in whole if t.numel()))
+    )
 
 
 def reply_size(reply: Reply) -> int:
@@ -139,10 +166,33 @@ class BlockSum:
 
     def add(self, tensors: dict[str, Tensor], weight: int) -> None:
         for name, tensor in tensors.items():
-            wide = torch.float64 if tensor.is_floating_point() else torch.int64
-            term = tensor.to(wide) * weight  # product and sum apart: a fused one would round by position
-            self._block[name] = self._block[name] + term if name in self._block else term
-        self._rows += 1
+            if name not in self._block:
+                self._block[name] = _wide(tensor) * weight
+            elif tensor.dtype == torch.float32 and weight < EXACT:
+                self._block[name].add_(tensor.to(torch.float64), alpha=weight)  # the product is exact
+            else:  # product and sum apart: a fused one would round by position
+                self._block[name].add_(_wide(tensor) * weight)
+        self._count(1)
+
+    def add_rows(self, tensors: dict[str, Tensor], weights: list[int]) -> None:
+        """Add a stack's rows, one after another; on a GPU, a block at a time."""
+        if not any(tensor.is_cuda for tensor in tensors.values()):
+            for k, weight in enumerate(weights):
+                self.add({name: tensor[k] for name, tensor in tensors.items()}, weight)
+            return
+        at = 0
+        while at < len(weights):
+            end = min(len(weights), at + BLOCK - self._rows)
+            for name, tensor in tensors.items():
+                wide = _wide(tensor[at:end])
+                shares = torch.tensor(weights[at:end], dtype=wide.dtype, device=wide.device)
+                term = (wide * shares.view(-1, *[1] * (wide.dim() - 1))).sum(0)
+                self._block[name] = self._block[name] + term if name in self._block else term
+            self._count(end - at)
+            at = end
+
+    def _count(self, rows: int) -> None:
+        self._rows += rows
         if self._rows == BLOCK:
             self._close()
 
@@ -156,49 +206,107 @@ class BlockSum:
         return self._total
 
 
-def combine(ask: Ask, outcomes: Iterable[tuple[int, Reply | str]], rules: Rules, record: Record) -> Reduced | Gathered:
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.float64 if tensor.is_floating_point() else torch.int64)
+
+
+Outcomes = Iterable[tuple[int, Reply | str] | Replies]
+
+
+def combine(ask: Ask, outcomes: Outcomes, rules: Rules, record: Record) -> Reduced | Gathered:
     """Check each party's outcome (a reply, or why there is none) and make the ask's answer.
 
-    `outcomes` come in the order of the parties' ids. Fewer good replies than the quorum abort the round.
+    `outcomes` come one by one or in stacks, replies in the order of the parties' ids. Stacked tensors are read before
+    the next outcome is asked for, and not after. Fewer good replies than the quorum abort the round.
     """
-    assert ask.op is not None
-    total, means, maxima = BlockSum(), Means(), dict[str, Tensor]()
-    kept: list[tuple[int, Reply]] = []
-    weight = count = 0
-    record.fused = set()
-    limits = rules if ask.in_round else Rules()  # publishing and evaluation have neither quorum nor limits
-    last = -1
-    for party, outcome in outcomes:
-        assert party > last, "outcomes must come in the order of the parties' ids"
-        last = party
-        record.asked += 1
+    answer = Answer(ask, rules if ask.in_round else Rules(), record)  # evaluation has neither quorum nor limits
+    for outcome in outcomes:
+        if isinstance(outcome, Replies):
+            answer.add_stack(outcome)
+        else:
+            answer.add(*outcome)
+    return answer.result()
+
+
+class Answer:
+    """The answer to an ask, as it grows."""
+
+    def __init__(self, ask: Ask, rules: Rules, record: Record) -> None:
+        assert ask.op is not None
+        self.ask, self.op, self.rules, self.record = ask, ask.op, rules, record
+        self._total, self._means, self._maxima = BlockSum(), Means(), dict[str, Tensor]()
+        self._kept: list[tuple[int, Reply]] = []
+        self._weight = self._count = 0
+        self._last = -1
+        record.fused = set()
+
+    @property
+    def _summed(self) -> bool:
+        return self.ask.verb == "reduce"
+
+    def add(self, party: int, outcome: Reply | str) -> None:
+        """One party's reply, or why there is none."""
+        self.record.asked += 1
         if isinstance(outcome, str):
-            record.without(party, outcome)
-            continue
-        record.bytes_up += reply_size(outcome)
-        reason = fault(outcome, ask.op, ask.payload, limits, ask.verb == "reduce")
+            self.record.without(party, outcome)
+            return
+        self.record.bytes_up += reply_size(outcome)
+        reason = fault(outcome, self.op, self.ask.payload, self.rules, self._summed)
         if reason is not None:
-            record.rejected[party] = reason
-            continue
-        record.accepted += 1
-        record.fused.add(party)
-        count += 1
-        share = 1 if ask.uniform else outcome.weight
-        weight += share
-        means.add(outcome.metrics, share)
-        if ask.verb != "reduce":
-            kept.append((party, outcome))
-            continue
-        total.add(outcome.tensors, share)
+            self.record.rejected[party] = reason
+            return
+        share = self._accept(party, outcome.weight)
+        self._means.add(outcome.metrics, share)
+        if not self._summed:
+            self._kept.append((party, outcome))
+            return
+        self._total.add(outcome.tensors, share)
         for name, value in outcome.maxima.items():
-            maxima[name] = torch.maximum(maxima[name], value) if name in maxima else value
-    needed = limits.needed(len(ask.parties))
-    if count < needed:
-        raise RoundAborted(f"{count} usable replies of {len(ask.parties)} parties asked, quorum {needed}")
-    record.metrics.update(means.result())
-    if ask.verb != "reduce":
-        return Gathered(tuple(p for p, _ in kept), tuple(r for _, r in kept))
-    return Reduced(total.result(), weight, count, maxima, means.result())
+            self._maxima[name] = torch.maximum(self._maxima[name], value) if name in self._maxima else value.clone()
+
+    def add_stack(self, replies: Replies) -> None:
+        """A stack of replies: checked at once, and one by one only where one of them is bad, or wanted for itself."""
+        whole = self._summed and clean(replies, self.op, self.ask.payload, self.rules, summed=True)
+        if not whole:
+            for k, party in enumerate(replies.parties):
+                reply = replies.row(k)
+                if not self._summed:  # it is kept beyond the stack's life
+                    reply.tensors = {name: value.clone() for name, value in reply.tensors.items()}
+                    reply.maxima = {name: value.clone() for name, value in reply.maxima.items()}
+                self.add(party, reply)
+            return
+        self.record.asked += len(replies.parties)
+        self.record.bytes_up += reply_size(replies.row(0)) * len(replies.parties)
+        shares = [self._accept(*of) for of in zip(replies.parties, replies.weights, strict=True)]
+        for k, share in enumerate(shares):
+            self._means.add({name: values[k] for name, values in replies.metrics.items()}, share)
+        self._total.add_rows(replies.tensors, shares)
+        for name, rows in replies.maxima.items():
+            value = rows.amax(0)
+            self._maxima[name] = torch.maximum(self._maxima[name], value) if name in self._maxima else value
+
+    def _accept(self, party: int, weight: int) -> int:
+        """Note that a reply is fused; its share in the sum."""
+        assert party > self._last, "replies must come in the order of the parties' ids"
+        self._last = party
+        self.record.accepted += 1
+        self.record.fused.add(party)
+        self._count += 1
+        share = 1 if self.ask.uniform else weight
+        self._weight += share
+        return share
+
+    def result(self) -> Reduced | Gathered:
+        needed = self.rules.needed(len(self.ask.parties))
+        if self._count < needed:
+            raise RoundAborted(
+                f"{self._count} usable replies of {len(self.ask.parties)} parties asked, quorum {needed}"
+            )
+        metrics = self._means.result()
+        self.record.metrics.update(metrics)
+        if not self._summed:
+            return Gathered(tuple(p for p, _ in self._kept), tuple(r for _, r in self._kept))
+        return Reduced(self._total.result(), self._weight, self._count, self._maxima, metrics)
 
 
 def arrive(ticket: Ticket, op: Op, payload: Payload, outcome: Reply | str, rules: Rules, record: Record) -> Arrival:

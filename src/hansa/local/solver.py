@@ -32,6 +32,9 @@ class Batch(NamedTuple):
     mask: Tensor | None
 
 
+Rule = Callable[[Tensor, Batch], tuple[Tensor, Tensor]]  # an engine's own way to the gradient and the mean loss
+
+
 @dataclass
 class Context:
     """What a solver may see of the party it trains for.
@@ -47,6 +50,7 @@ class Context:
     load: Callable[[], Batch]
     buffers: tuple[Tensor, Tensor]
     stacked: bool = False
+    rule: Rule | None = None
     seen: Tensor | None = None  # the loss at the last gradient
 
     @property
@@ -60,13 +64,20 @@ class Context:
 
     def losses(self, w: Tensor, batch: Batch, key: Tensor) -> Tensor:
         """The loss of each sample of a batch."""
-        return self.objective.losses(self.spec.split(w), self.buffers, batch.x, batch.y, key)[0]
+        return self.objective.losses(self.spec.split(w), self.buffers, self._inputs(batch), batch.y, key)[0]
+
+    def _inputs(self, batch: Batch) -> Tensor:
+        return batch.x if self.stacked else self.objective.laid_out(batch.x)
 
     def gradient(self, w: Tensor, batch: Batch, key: Tensor, update_buffers: bool = True) -> Tensor:
         """The gradient of the mean loss on a batch. The model's buffers move on unless told not to."""
+        if self.rule is not None:
+            gradient, loss = self.rule(w, batch)
+            self.seen = loss if update_buffers else self.seen
+            return gradient
 
         def mean_loss(weights: dict[str, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            losses, buffers = self.objective.losses(weights, self.buffers, batch.x, batch.y, key)
+            losses, buffers = self.objective.losses(weights, self.buffers, self._inputs(batch), batch.y, key)
             return masked_mean(losses, batch.mask), buffers
 
         weights = self.spec.split(w.detach())
@@ -147,13 +158,28 @@ class LocalSolver(Op):
             epoch += 1
         return out if steps is None else out[:steps]
 
+    def count(self, n: int) -> int:
+        """How many steps a party with n samples takes: the length of `batches`."""
+        if self.sampler == "full":
+            return 1
+        epochs, steps, size, drop_last = plan(self)
+        if steps is not None:
+            return steps
+        size = n if size is None else min(size, n)
+        return epochs * max(1, n // size if drop_last else -(-n // size))
+
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        return self.train(party, payload, memory)
+
+    def train(self, party: Party, payload: Payload, memory: Memory, rule: Rule | None = None) -> tuple[Reply, Memory]:
+        """All of a party's steps, one after another; an engine may bring its own way to a gradient."""
         x, y = party.samples()
         objective = party.objective
         model = Params(*(payload["model"][name].to(objective.device) for name in Params._fields))
         batches = self.batches(party.n, party.seed, party.round, party.id)
         whole = Batch(x, y, None)
-        ctx = Context(objective, party.n, len(batches), party.round, lambda: whole, (model.stats, model.counts))
+        ctx = Context(objective, party.n, len(batches), party.round, lambda: whole, (model.stats, model.counts),
+                      rule=rule)  # fmt: skip
         keys = rng.step_keys(rng.key(party.seed, "step", party.round, party.id), len(batches)).to(objective.device)
         before = {name: memory.get(name, value) for name, value in self.remember(objective.spec).items()}
         extra = {name: value for name, value in payload.items() if name != "model"}

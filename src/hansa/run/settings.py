@@ -40,7 +40,7 @@ class Run:
     cohort_size: int | None = None
     seed: int = 0
     select: Selector = Uniform()
-    engine: Literal["auto", "reference", "workers", "vmap"] = "auto"
+    engine: Literal["auto", "reference", "workers", "stacked"] = "auto"
     device: str = "cpu"
     eval_every: int = 1
     eval_parties: bool = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -20,14 +21,16 @@ from hansa.core.objective import Objective
 from hansa.core.registry import fill, to_config
 from hansa.core.runtime import complete
 from hansa.core.task import Holdings, Task
+from hansa.local.solver import LocalSolver
 from hansa.run.loop import Training
 from hansa.run.result import Result
 from hansa.run.settings import Run
 from hansa.run.store import Store
 from hansa.sim.clock import VirtualClock
 from hansa.sim.engine import ReferenceEngine
-from hansa.sim.runtime import Simulation, pick_engine
+from hansa.sim.runtime import Simulation, Work, pick_engine
 
+log = logging.getLogger("hansa")
 Watch = Callable[[dict[str, Any]], None]
 
 
@@ -57,10 +60,14 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
         holdings = task.holdings(objective)
         if task.prepare is None and holdings.train.x.is_floating_point() and bool(holdings.train.x.isnan().any()):
             raise DataError("the parties' features have missing values (NaN); give the task prepare=Standardise()")
-        engine = pick_engine(run.engine, objective, holdings, run.seed)
+        store = Store(run_dir) if run_dir is not None else None
+        solver = getattr(algorithm, "local", None)
+        work = Work(run.rounds, run.size(len(holdings)), solver) if isinstance(solver, LocalSolver) else None
+        before = store.experiment()["plan"].get("engine") if store is not None and resume else None
+        engine = pick_engine(run.engine, objective, holdings, run.seed, work, before)
+        log.info("engine %s: %s", engine.name, engine.why())
         clock = VirtualClock(run.seed, run.latency, run.latency_mean)
         runtime = Simulation(engine, run.rules(), clock, absent)
-        store = Store(run_dir) if run_dir is not None else None
         record = _record(algorithm, run, engine, experiment)
         training = Training(algorithm, task, run, objective, holdings, store, runtime, protocol, on_round,
                             lambda: clock.now)  # fmt: skip

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hansa.core.errors import HansaError, PartyError
 from hansa.core.objective import Objective
-from hansa.core.op import Memory, Op, Party, Payload, Reply, perform
+from hansa.core.op import Memory, Op, Party, Payload, Replies, Reply, perform
 from hansa.core.task import Holdings
 
 Outcome = tuple[Reply, Memory] | str
@@ -24,6 +25,29 @@ class Job:
     party: int
     payload: Payload
     memory: Memory
+
+
+@dataclass
+class Block:
+    """Replies of several parties, stacked, and what each of them would remember beside what it does already.
+
+    The tensors may be reused by the engine as soon as it is asked for what comes next.
+    """
+
+    replies: Replies
+    memory: dict[str, Tensor]
+
+    def rows(self, jobs: dict[int, Job]) -> Iterator[tuple[int, Outcome]]:
+        """The same one by one, in tensors of their own."""
+        for k, party in enumerate(self.replies.parties):
+            reply = self.replies.row(k)
+            reply.tensors = {name: value.clone() for name, value in reply.tensors.items()}
+            reply.maxima = {name: value.clone() for name, value in reply.maxima.items()}
+            yield party, (reply, {**jobs[party].memory, **self.remembered(k)})
+
+    def remembered(self, k: int) -> Memory:
+        """What one party would remember."""
+        return {name: value[k].clone() for name, value in self.memory.items()}
 
 
 @contextmanager
@@ -54,11 +78,25 @@ class ReferenceEngine:
         test = None if tests is None else tests.of(id)
         return Party(id, self.objective, self.holdings.train.of(id), test, self.seed, round)
 
-    def run(self, op: Op, jobs: list[Job], round: int) -> Iterator[tuple[int, Outcome]]:
-        """Each party's outcome, in the order of the jobs."""
+    def why(self) -> str:
+        """How parties train, in a few words."""
+        return "one party at a time, as a deployed party trains"
+
+    def blocks(self, op: Op, jobs: list[Job], round: int) -> Iterator[Block | tuple[int, Outcome]]:
+        """The parties' outcomes, one by one or in stacks, replies in the order of the jobs."""
         with one_thread():
             for job in jobs:
                 yield job.party, self.one(op, job, round)
+
+    def run(self, op: Op, jobs: list[Job], round: int) -> Iterator[tuple[int, Outcome]]:
+        """Each party's outcome, in the order of the jobs."""
+        given = {job.party: job for job in jobs}
+        done: dict[int, Outcome] = {}
+        waiting = iter(given)
+        for item in self.blocks(op, jobs, round):
+            done.update(item.rows(given) if isinstance(item, Block) else [item])
+        for party in waiting:
+            yield party, done[party]
 
     def close(self) -> None:
         """Give back what the engine holds (processes, shared memory)."""

@@ -6,51 +6,78 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
-
 from hansa.core import codec
 from hansa.core.errors import AlgorithmError, ConfigError, RoundAborted, nearest
 from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket, op_config, op_of
 from hansa.core.objective import Objective
-from hansa.core.op import DataOp, Memory, Op, PeerOp, Reply
+from hansa.core.op import DataOp, Memory, Op, PeerOp, Replies, Reply
 from hansa.core.replies import Record, Rules, arrive, combine, inboxes
 from hansa.core.runtime import Abort, Commit, Open, Request
 from hansa.core.task import Holdings
+from hansa.local.solver import LocalSolver
 from hansa.sim.clock import VirtualClock
-from hansa.sim.engine import Job, Outcome, ReferenceEngine
-from hansa.sim.stacked import StackedEngine
+from hansa.sim.engine import Block, Job, Outcome, ReferenceEngine
+from hansa.sim.stacked import StackedEngine, heavy
 from hansa.sim.workers import WorkersEngine, usable
 
-# On a CPU, larger models (unless they are dense) and fewer parties train faster one party at a time.
-STACKED_DIM, STACKED_PARTIES = 20_000, 8
-FORK_DIM = 200_000  # smaller dense models gain less from a second process than it costs
-ENGINES = ("auto", "reference", "workers", "vmap")
+ENGINES = ("auto", "reference", "workers", "stacked")
+FORK_SECONDS = 1.0  # of training by one process, from which on worker processes earn back their start
+MAP_SECONDS = 5.0  # from which on vmap earns back its import
+MAP_DIM, MAP_PARTIES = 20_000, 8  # on a CPU, larger models and fewer parties train faster one party at a time
+STEP_SECONDS, FLOPS = 3e-4, 5e10  # a step's fixed cost and a core's speed, roughly
 
 
-def pick_engine(name: str, objective: Objective, holdings: Holdings, seed: int) -> ReferenceEngine:
-    """The engine by name; `auto` takes what is fastest for the model and the device."""
+def pick_engine(name: str, objective: Objective, holdings: Holdings, seed: int, work: Work | None = None,
+                before: str | None = None) -> ReferenceEngine:  # fmt: skip
+    """The engine by name; `auto` takes what is fastest for the model, the device and the length of the run.
+
+    `before` is the engine whose bits a resumed run began with: `auto` stays with it.
+    """
     if name not in ENGINES:
         raise ConfigError(f"unknown engine {name!r}{nearest(name, ENGINES)}")
-    if name == "workers" and not (objective.module is not None and usable(objective.device)):
+    forks = objective.module is not None and usable(objective.device)
+    if name == "workers" and not forks:
         raise ConfigError("engine='workers' needs a model on the CPU, a system that forks and more than one core")
-    kind = automatic(objective, holdings) if name == "auto" else name
-    engines = {"reference": ReferenceEngine, "workers": WorkersEngine, "vmap": StackedEngine}
-    return engines[kind](objective, holdings, seed)
+    seconds = work.seconds(objective, holdings) if work is not None else 0.0
+    alone, stacked = ReferenceEngine(objective, holdings, seed), StackedEngine(objective, holdings, seed)
+    if name == "auto":
+        stacks = before == stacked.name if before is not None else suits(stacked, seconds)
+        engine = stacked if stacks else alone
+        return WorkersEngine(engine) if forks and work is not None and seconds >= FORK_SECONDS else engine
+    if name == "stacked":
+        return WorkersEngine(stacked) if forks and seconds >= FORK_SECONDS else stacked
+    return WorkersEngine(alone) if name == "workers" else alone
 
 
-def automatic(objective: Objective, holdings: Holdings) -> str:
-    """The engine that suits: on a CPU, many parties with dense or small models are stacked, large or convolving models
-    go to worker processes, and what remains trains one party at a time."""
+def suits(engine: StackedEngine, seconds: float) -> bool:
+    """Whether the stacked engine is the faster one: on a GPU, for chains of layers, and for small models in long runs
+    over many parties."""
+    objective, holdings = engine.objective, engine.holdings
     if objective.module is None:
-        return "reference"
-    if objective.device.type != "cpu":
-        return "vmap"
-    dim, layers = objective.spec.dim, list(objective.module.modules())
-    heavy = any(isinstance(layer, (nn.RNNBase, nn.modules.conv._ConvNd)) for layer in layers)
-    dense = sum(p.numel() for m in layers if isinstance(m, nn.Linear) for p in m.parameters(recurse=False)) == dim
-    if len(holdings) >= STACKED_PARTIES and (dense or dim <= STACKED_DIM) and not heavy:
-        return "vmap"
-    return "workers" if dim > (STACKED_DIM if heavy else FORK_DIM) and usable(objective.device) else "reference"
+        return False
+    if objective.device.type != "cpu" or engine.chain is not None:
+        return True
+    small = objective.spec.dim <= MAP_DIM and not heavy(objective)
+    return small and len(holdings) >= MAP_PARTIES and seconds >= MAP_SECONDS
+
+
+@dataclass(frozen=True)
+class Work:
+    """How much a run has to do: rounds, parties a round, and how each of them trains."""
+
+    rounds: int
+    cohort: int
+    solver: LocalSolver
+
+    def seconds(self, objective: Objective, holdings: Holdings) -> float:
+        """A rough estimate of the run's training time on one core, from the size of the model and of the data."""
+        if objective.module is None:
+            return 0.0
+        mean = max(1, len(holdings.train.x) // len(holdings))
+        batch = vars(self.solver).get("batch") or mean
+        steps = self.solver.count(mean)
+        step = STEP_SECONDS + 6.0 * min(batch, mean) * objective.spec.dim / FLOPS
+        return self.rounds * self.cohort * steps * step
 
 
 @dataclass
@@ -106,8 +133,15 @@ class Simulation:
         self._count_down(ask)
         memories: dict[int, Memory] = {}
 
-        def outcomes() -> Iterator[tuple[int, Reply | str]]:
-            for party, outcome in self._run(ask):
+        def outcomes() -> Iterator[Replies | tuple[int, Reply | str]]:
+            for item in self._run(ask):
+                if isinstance(item, Block):
+                    if item.memory:
+                        for k, party in enumerate(item.replies.parties):
+                            memories[party] = {**self.memory(party), **item.remembered(k)}
+                    yield item.replies
+                    continue
+                party, outcome = item
                 if isinstance(outcome, str):
                     yield party, outcome
                 else:
@@ -122,18 +156,15 @@ class Simulation:
         """A party's memory, with what it staged this round."""
         return self._staged.get(party, self.memories.get(party, {}))
 
-    def _run(self, ask: Ask) -> Iterator[tuple[int, Outcome]]:
-        """Each party's outcome, in the order of ids; those absent say so."""
+    def _run(self, ask: Ask) -> Iterator[Block | tuple[int, Outcome]]:
+        """The parties' outcomes, replies in the order of ids; those absent say so first."""
         assert ask.op is not None
         away = self.absent if ask.in_round else None
         here = [p for p in ask.parties if away is None or not away(p, ask.round)]
-        done = self.engine.run(ask.op, [Job(p, ask.payload_of(p), self.memory(p)) for p in here], ask.round)
-        present = set(here)
-        for party in ask.parties:
-            if party in present:
-                yield next(done)
-            else:
-                yield party, "it did not answer"
+        for party in sorted(set(ask.parties) - set(here)):
+            yield party, "it did not answer"
+        jobs = [Job(p, ask.payload_of(p), self.memory(p)) for p in here]
+        yield from self.engine.blocks(ask.op, jobs, ask.round)
 
     def _count_down(self, ask: Ask) -> None:
         if ask.each:

@@ -1,13 +1,15 @@
-"""The stacked engine: a chunk of parties trains at once, parameters stacked to [parties, ...], by `torch.func.vmap`.
+"""The stacked engine: a chunk of parties trains at once, their parameter vectors stacked to [parties, d].
 
-Parties of unequal size are padded and masked; a party that has finished keeps its parameters while others go on.
-Models that mix the rows of a batch (BatchNorm) get no padding rows: only parties of equal size are stacked. What cannot
-be stacked falls back to one party at a time.
+Models that are chains of linear layers run as batched matrix products (`sim.chain`), others by `torch.func.vmap`. A
+chunk's parties are sorted by their number of steps: those that have finished leave the stack, so unequal parties cost
+no idle steps; samples are padded and masked only within a step. Models that mix the rows of a batch (BatchNorm) get no
+padding rows: only parties of equal size are stacked. What cannot be stacked falls back to one party at a time.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,110 +17,186 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from hansa.core import rng
 from hansa.core.errors import ConfigError, HansaError, PartyError
 from hansa.core.objective import Objective
-from hansa.core.op import Op, unwrap
+from hansa.core.op import Op, Replies, unwrap
 from hansa.core.params import Params
+from hansa.core.replies import BLOCK
 from hansa.core.task import Holdings
 from hansa.local import SGD
-from hansa.local.solver import Batch, Context, LocalSolver, local_reply
-from hansa.sim import fused
-from hansa.sim.engine import Job, Outcome, ReferenceEngine, first_line, one_thread
+from hansa.local.solver import Batch, Context, LocalSolver
+from hansa.sim.chain import Chain, chain_of
+from hansa.sim.engine import Block, Job, Outcome, ReferenceEngine, first_line, one_thread
 
 log = logging.getLogger("hansa")
-WINDOW = 256  # parties sorted by size together; a multiple of the block of replies.BlockSum
+ROOM = 2**28  # bytes of updates held at a time
+CACHE = 4 * 2**20  # bytes of a chunk's parameters on a CPU: they are read and written at every step
+WIDEST = 64  # parties in a chunk, at most
 
 
 class StackedEngine(ReferenceEngine):
     """Many parties at once where the model allows it, one at a time where it does not."""
 
-    name = "vmap"
+    name = "stacked"
 
     def __init__(self, objective: Objective, holdings: Holdings, seed: int, chunk: int | None = None) -> None:
         super().__init__(objective, holdings, seed)
-        room = 2**30 // max(1, 8 * objective.spec.dim * objective.dtype.itemsize)
-        self.chunk = chunk or max(1, min(32, room))
+        size = max(1, objective.spec.dim * objective.dtype.itemsize)
+        room = CACHE if objective.device.type == "cpu" else 2**30 // 8
+        self.chunk = chunk or max(1, min(WIDEST, room // size))
+        self.lanes = cores() if objective.device.type == "cpu" else 1  # chunks alike, so that processes can share them
+        self.window = max(BLOCK, min(32 * BLOCK, ROOM // size // BLOCK * BLOCK))  # parties arranged together
+        if chunk is None and objective.device.type == "cpu" and objective.module is not None and heavy(objective):
+            self.chunk = 1  # a CPU does not stack convolutions well
+        self._given = chunk
         self._pads = True
-        self._dense: bool | None = None
+        self._chain: Chain | None = None
+        self._looked = self._probed = False
         self._refused: str | None = None
-        self._probed = False
 
     def plan(self) -> dict[str, Any]:
-        return {"engine": self.name, "threads": 1, "chunk": self.chunk}
+        return {"engine": self.name, "threads": 1, "chunk": self.chunk, "lanes": self.lanes}
 
-    def run(self, op: Op, jobs: list[Job], round: int) -> Iterator[tuple[int, Outcome]]:
-        layers, inner = unwrap(op)
-        if not isinstance(inner, LocalSolver) or not (self._fuses(inner) or self._stackable()):
-            yield from super().run(op, jobs, round)
+    def why(self) -> str:
+        chain = self.chain
+        if chain is not None and chain.stacks and self.chunk > 1:
+            return f"up to {self.chunk} parties at once as batched matrix products, which the cache holds"
+        if chain is not None and self.chunk == 1:
+            return "one party at a time, dense layers stepping inside the backward pass"
+        if self.chunk == 1:
+            return "one party at a time, which convolutions and recurrent nets prefer on a CPU"
+        return f"up to {self.chunk} parties at once by vmap"
+
+    def look(self) -> None:
+        """Find out, once, whether the model mixes rows and whether it is a chain of calls."""
+        if not self._looked:
+            self._looked = True
+            train = self.holdings.train
+            self._pads = not mixes_rows(self.objective, self.holdings)
+            if self.objective.device.type == "cpu":
+                self._chain = chain_of(self.objective, train.x[:3], train.y[:3])
+
+    @property
+    def chain(self) -> Chain | None:
+        """The model as a chain of calls, if it is one."""
+        self.look()
+        return self._chain
+
+    def blocks(self, op: Op, jobs: list[Job], round: int) -> Iterator[Block | tuple[int, Outcome]]:
+        if not isinstance(unwrap(op)[1], LocalSolver):
+            yield from super().blocks(op, jobs, round)
             return
-        for at in range(0, len(jobs), WINDOW):
-            window = jobs[at : at + WINDOW]
-            outcomes: dict[int, Outcome] = {}
-            ready: list[Job] = []
-            given: dict[int, list[Any]] = {}  # the payload that each layer was given
-            for job in window:
-                payload = job.payload
-                try:
-                    party = self.party(job.party, round)
-                    party.samples()
-                    given[job.party] = []
-                    for layer in layers:
-                        given[job.party].append(payload)
-                        payload = layer.before(party, payload, job.memory)
-                    ready.append(Job(job.party, payload, job.memory))
-                except PartyError as reason:
-                    outcomes[job.party] = str(reason)
-            with one_thread():  # two threads collapse as soon as another process wants a core
-                outcomes |= self._train(inner, ready, round)
-            for job in window:
-                outcome = outcomes.pop(job.party)
+        for at in range(0, len(jobs), self.window):
+            window = jobs[at : at + self.window]
+            stacks: list[Block] = []
+            alone: dict[int, Outcome] = {}
+            for chunk in self.arrange(op, window):
+                for done in self.work(op, chunk, round):
+                    if isinstance(done, Block):
+                        stacks.append(done)
+                    else:
+                        alone[done[0]] = done[1]
+            if len(alone) < len(window) and all(isinstance(outcome, str) for outcome in alone.values()):
+                yield from alone.items()
+                yield merge(stacks)
+            else:
+                given = {job.party: job for job in window}
+                for stack in stacks:
+                    alone.update(stack.rows(given))
+                for job in window:
+                    yield job.party, alone[job.party]
+
+    def arrange(self, op: Op, jobs: list[Job]) -> list[list[Job]]:
+        """Chunks of parties, each sorted by the number of steps, the longest first.
+
+        Parties of about the same length go together, as many chunks of them as there are cores, so that worker
+        processes finish together.
+        """
+        solver = unwrap(op)[1]
+        assert isinstance(solver, LocalSolver)
+        size = self.holdings.train.size
+        sizes = {job.party: size(job.party) for job in jobs}
+        steps = {party: solver.count(n) if n else 0 for party, n in sizes.items()}
+        order = sorted(jobs, key=lambda job: (-steps[job.party], -sizes[job.party], job.party))
+        groups = [order]
+        if self.chain is None and not self._pads:
+            by_size: dict[int, list[Job]] = {}
+            for job in order:
+                by_size.setdefault(sizes[job.party], []).append(job)
+            groups = list(by_size.values())
+        chunks: list[list[Job]] = []
+        for group in groups:
+            waves = -(-len(group) // (self.lanes * self.width(solver)))
+            wide = -(-len(group) // waves)
+            for at in range(0, len(group), wide):
+                wave = group[at : at + wide]
+                chunks += [wave[lane :: self.lanes] for lane in range(min(self.lanes, len(wave)))]
+        return chunks
+
+    def work(self, op: Op, jobs: list[Job], round: int) -> Iterator[Block | tuple[int, Outcome]]:
+        """Train a chunk of parties, each with the wrappers around the solver."""
+        layers, solver = unwrap(op)
+        assert isinstance(solver, LocalSolver)
+        ready: list[Job] = []
+        given: dict[int, list[Any]] = {}  # the payload that each layer was given
+        for job in jobs:
+            payload = job.payload
+            try:
+                if self.holdings.train.size(job.party) == 0:
+                    raise PartyError("it has no samples")
+                given[job.party] = []
+                for layer in layers:
+                    given[job.party].append(payload)
+                    payload = layer.before(self.party(job.party, round), payload, job.memory)
+                ready.append(Job(job.party, payload, job.memory))
+            except PartyError as reason:
+                yield job.party, str(reason)
+        if not ready:
+            return
+        with one_thread():  # two threads collapse as soon as another process wants a core
+            done = self._train(solver, ready, round)
+            if isinstance(done, Block) and not layers:
+                yield done
+                return
+            outcomes = done.rows({job.party: job for job in ready}) if isinstance(done, Block) else done
+            for party, outcome in outcomes:
                 try:
                     if not isinstance(outcome, str):
-                        for layer, payload in zip(reversed(layers), reversed(given[job.party]), strict=True):
-                            outcome = layer.after(self.party(job.party, round), payload, *outcome)
+                        for layer, payload in zip(reversed(layers), reversed(given[party]), strict=True):
+                            outcome = layer.after(self.party(party, round), payload, *outcome)
                 except PartyError as reason:
                     outcome = str(reason)
-                yield job.party, outcome
+                yield party, outcome
 
-    def _train(self, solver: LocalSolver, jobs: list[Job], round: int) -> dict[int, Outcome]:
-        """Chunks of parties that take about as many steps, so that little is padded."""
-        planned = [
-            (job, solver.batches(self.holdings.train.size(job.party), self.seed, round, job.party)) for job in jobs
-        ]
-        planned.sort(key=lambda item: (len(item[1]), self.holdings.train.size(item[0].party), item[0].party))
-        out: dict[int, Outcome] = {}
-        at = 0
-        while at < len(planned):
-            end = at + 1
-            while end < len(planned) and end - at < self.chunk and self._fits(planned[at], planned[end]):
-                end += 1
-            stack = Stack(self, solver, planned[at:end], round)
-            try:
-                out |= fused.train(stack) if self._fuses(solver) else stack.train()
-            except HansaError:
-                raise
-            except Exception as error:
-                # A failure has one author: train the chunk's parties alone, which names the party or succeeds.
-                log.warning("a chunk could not be trained at once (%s); its parties train one at a time", error)
-                out |= {job.party: self.one(solver, job, round) for job, _ in planned[at:end]}
-            at = end
-        return out
+    def _train(self, solver: LocalSolver, jobs: list[Job], round: int) -> Block | list[tuple[int, Outcome]]:
+        """Train a chunk in the fastest way that suits the model and the solver."""
+        chain = self.chain
+        try:
+            if chain is not None and type(solver) is SGD and (chain.stacks or len(jobs) == 1):
+                return Stack(self, solver, jobs, round).descend(chain)
+            if chain is not None and self.width(solver) == 1:
+                given = [(job.party, self.party(job.party, round), job) for job in jobs]
+                return [(id, solver.train(party, job.payload, job.memory, chain.alone)) for id, party, job in given]
+            if self.width(solver) > 1 and self._stackable():
+                return Stack(self, solver, jobs, round).train()
+        except HansaError:
+            raise
+        except Exception as error:
+            # A failure has one author: train the chunk's parties alone, which names the party or succeeds.
+            log.warning("a chunk could not be trained at once (%s); its parties train one at a time", error)
+        return [(job.party, self.one(solver, job, round)) for job in jobs]
 
-    def _fuses(self, solver: LocalSolver) -> bool:
-        """Whether the solver is plain SGD and the model one whose steps can be fused into the backward pass."""
-        if self._dense is None:
-            self._pads = not mixes_rows(self.objective, self.holdings)
-            self._dense = self._pads and fused.fusable(self.objective, self.holdings)
-        return self._dense and type(solver) is SGD
-
-    def _fits(self, first: tuple[Job, Any], other: tuple[Job, Any]) -> bool:
-        return self._pads or self.holdings.train.size(first[0].party) == self.holdings.train.size(other[0].party)
+    def width(self, solver: LocalSolver) -> int:
+        """How many parties a chunk holds: fewer where a solver passes over the parameters several times a step."""
+        chained = self._given is None and self.chain is not None and type(solver) is not SGD
+        return max(1, self.chunk // 4) if chained else self.chunk
 
     def _stackable(self) -> bool:
+        if self.chain is not None and self.chain.stacks:
+            return True
         if not self._probed:
             self._probed = True
             self._refused = obstacle(self.objective, self.holdings)
@@ -127,29 +205,158 @@ class StackedEngine(ReferenceEngine):
         return self._refused is None
 
 
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+
+
+def heavy(objective: Objective) -> bool:
+    """Whether a model has layers that a CPU does not stack well: convolutions, recurrent nets."""
+    kinds = (nn.RNNBase, nn.modules.conv._ConvNd)
+    return any(isinstance(layer, kinds) for layer in objective.network().modules())
+
+
+def merge(blocks: list[Block]) -> Block:
+    """Blocks as one, in the order of the parties' ids."""
+    parties = [party for block in blocks for party in block.replies.parties]
+    order = sorted(range(len(parties)), key=parties.__getitem__)
+    if len(blocks) == 1 and order == list(range(len(parties))):
+        return blocks[0]
+    index = torch.tensor(order)
+
+    def rows(trees: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        return {name: torch.cat([t[name] for t in trees]).index_select(0, index.to(trees[0][name].device))
+                for name in trees[0]}  # fmt: skip
+
+    def items(lists: list[list[Any]]) -> list[Any]:
+        flat = [value for part in lists for value in part]
+        return [flat[k] for k in order]
+
+    replies = [block.replies for block in blocks]
+    return Block(
+        Replies(
+            [parties[k] for k in order],
+            rows([r.tensors for r in replies]),
+            items([r.weights for r in replies]),
+            rows([r.maxima for r in replies]),
+            {name: items([r.metrics[name] for r in replies]) for name in replies[0].metrics},
+        ),
+        rows([block.memory for block in blocks]),
+    )
+
+
+class ChainGradient(torch.autograd.Function):
+    """Gradient and loss of one party by a chain; under vmap, of the whole stack by batched products."""
+
+    @staticmethod
+    def forward(w: Tensor, x: Tensor, y: Tensor, share: Tensor, chain: Chain) -> tuple[Tensor, Tensor]:
+        gradient, losses = chain.gradient(w.unsqueeze(0), x, y, share.unsqueeze(0))
+        return gradient[0], losses.sum()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept: there is no second derivative."""
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[int | None, ...], w: Tensor, x: Tensor, y: Tensor, share: Tensor,
+             chain: Chain) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:  # fmt: skip
+        """The stack's gradients."""
+        k = info.batch_size
+        w, x, y, share = (v.movedim(d, 0) if d is not None else v.expand(k, *v.shape)
+                          for v, d in zip((w, x, y, share), dims[:4], strict=True))  # fmt: skip
+        gradient, losses = chain.gradient(w, x.flatten(0, 1), y.flatten(0, 1), share)
+        return (gradient, losses.sum(1)), (0, 0)
+
+
 @dataclass
 class Stack:
-    """One chunk of parties under training."""
+    """One chunk of parties under training, the longest first."""
 
     engine: StackedEngine
     solver: LocalSolver
-    planned: list[tuple[Job, list[np.ndarray[Any, Any]]]]
+    jobs: list[Job]
     round: int
 
-    def train(self) -> dict[int, Outcome]:
+    def __post_init__(self) -> None:
+        shards, solver = self.engine.holdings.train, self.solver
+        self.device = self.engine.objective.device
+        self.dtype = self.engine.objective.dtype
+        self.sizes = [shards.size(job.party) for job in self.jobs]
+        batches = [solver.batches(n, self.engine.seed, self.round, job.party)
+                   for job, n in zip(self.jobs, self.sizes, strict=True)]  # fmt: skip
+        self.steps = [len(b) for b in batches]
+        lengths = np.zeros((len(self.jobs), self.steps[0]), dtype=np.int64)  # of each batch; 0 once finished
+        for k, b in enumerate(batches):
+            lengths[k, : len(b)] = [len(rows) for rows in b]
+        self.widths = lengths.max(0).tolist()
+        self.active = (lengths > 0).sum(0).tolist()
+        index = np.empty((*lengths.shape, max(self.widths)), dtype=np.int64)
+        for k, (job, b) in enumerate(zip(self.jobs, batches, strict=True)):
+            first = int(shards.offsets[job.party])
+            index[k] = first  # padding repeats a row of the party's own
+            for s, rows in enumerate(b):
+                index[k, s, : len(rows)] = first + rows
+        mask = np.arange(index.shape[2]) < lengths[:, :, None]
+        self.full = [bool(mask[: self.active[s], s, :width].all()) for s, width in enumerate(self.widths)]
+        self.rows, self.mask = torch.from_numpy(index).to(self.device), torch.from_numpy(mask).to(self.device)
+        counts = torch.from_numpy(lengths).clamp(min=1).to(self.device, self.dtype)
+        self.share = self.mask.to(self.dtype) / counts[:, :, None]  # of each sample in its party's mean loss
+
+    def block(self, tensors: dict[str, Tensor], buffers: tuple[Tensor, Tensor], seen: Tensor,
+              memory: dict[str, Tensor]) -> Block:  # fmt: skip
+        """The replies: what the solver sends, the model's buffers, and the mean loss over the steps."""
+        spec = self.engine.objective.spec
+        if spec.stats:
+            tensors = {**tensors, "stats": buffers[0]}
+        maxima = {"counts": buffers[1]} if spec.counts else {}
+        loss = [total / steps for total, steps in zip(seen.tolist(), self.steps, strict=True)]
+        parties = [job.party for job in self.jobs]
+        return Block(Replies(parties, tensors, self.sizes, maxima, {"train_loss": loss}), memory)
+
+    def descend(self, chain: Chain) -> Block:
+        """Plain SGD, each layer's step taken inside the backward pass."""
+        shards, k = self.engine.holdings.train, len(self.jobs)
+        start = torch.stack([job.payload["model"]["w"] for job in self.jobs]) if self._own() else (
+            self.jobs[0].payload["model"]["w"].expand(k, -1)
+        )  # fmt: skip
+        flat = start.clone()
+        views = chain.views(flat)
+        lr = self.solver.rate(self.round)
+        seen = torch.zeros(k, dtype=torch.float64)
+        for s, (width, k) in enumerate(zip(self.widths, self.active, strict=True)):
+            if k < len(views[next(iter(views))]):
+                views = {name: view[:k] for name, view in views.items()}
+            index = self.rows[:k, s, :width].reshape(-1)
+            x = self.engine.objective.laid_out(shards.x[index])
+            losses = chain.descend(views, x, shards.y[index], self.share[:k, s, :width], lr)
+            seen[:k] += losses.sum(1)
+        initial = self.engine.objective.initial
+        return self.block({"w": flat.sub_(start)}, (initial.stats, initial.counts), seen, {})
+
+    def _own(self) -> bool:
+        first = self.jobs[0].payload["model"]
+        return any(job.payload["model"] is not first for job in self.jobs)
+
+    def train(self) -> Block:
+        """Any solver, its pure functions mapped over the parties."""
+        from torch.func import vmap  # loads PyTorch's compiler the first time: a second that not every run needs
+
         engine, solver, objective = self.engine, self.solver, self.engine.objective
-        shards, device, dtype = engine.holdings.train, objective.device, objective.dtype
-        jobs = [job for job, _ in self.planned]
-        sizes = [shards.size(job.party) for job in jobs]
-        rows, masks, active = self.index(device)
-        n = torch.tensor(sizes, dtype=dtype, device=device)
-        steps = torch.tensor([len(batches) for _, batches in self.planned], dtype=dtype, device=device)
+        shards, device, dtype, jobs = engine.holdings.train, self.device, self.dtype, self.jobs
+        chain = engine.chain if engine.chain is not None and engine.chain.stacks else None
+        n = torch.tensor(self.sizes, dtype=dtype, device=device)
+        steps = torch.tensor(self.steps, dtype=dtype, device=device)
         keys = torch.stack([
-            rng.step_keys(rng.key(engine.seed, "step", self.round, job.party), rows.shape[1]) for job in jobs
+            rng.step_keys(rng.key(engine.seed, "step", self.round, job.party), self.steps[0]) for job in jobs
         ]).to(device)  # fmt: skip
         first = torch.tensor([int(shards.offsets[job.party]) for job in jobs], device=device)
-        widest = max(sizes)
-        equal = min(sizes) == widest
+        widest = max(self.sizes)
+        equal = min(self.sizes) == widest
+
+        def gradient(w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+            mask = torch.ones(len(batch.x), dtype=dtype, device=device) if batch.mask is None else batch.mask
+            found: tuple[Tensor, Tensor] = ChainGradient.apply(w, batch.x, batch.y, mask / mask.sum(), chain)
+            return found
 
         def context(buffers: tuple[Tensor, Tensor], n: Tensor, steps: Tensor, first: Tensor) -> Context:
             def load() -> Batch:
@@ -158,7 +365,8 @@ class Stack:
                 index = first + (at if equal else torch.minimum(at, n.long() - 1))
                 return Batch(shards.x[index], shards.y[index], mask)
 
-            return Context(objective, n, steps, self.round, load, buffers, stacked=True)
+            return Context(objective, n, steps, self.round, load, buffers, stacked=True,
+                           rule=gradient if chain is not None else None)  # fmt: skip
 
         def start(payload: Any, memory: Any, *of_party: Any) -> Any:
             model = Params(*(payload["model"][name] for name in Params._fields))
@@ -168,15 +376,12 @@ class Stack:
             return w, carry, (model.stats, model.counts), w.new_zeros((), dtype=torch.float64)
 
         def step(w: Tensor, carry: Any, buffers: Any, seen: Tensor, x: Tensor, y: Tensor, mask: Tensor | None,
-                 alive: Tensor | None, key: Tensor, *of_party: Any) -> Any:  # fmt: skip
+                 key: Tensor, *of_party: Any) -> Any:  # fmt: skip
             ctx = context(buffers, *of_party)
             direction = solver.direction(ctx, w, Batch(x, y, mask), carry, key)
             new_w, new_carry = solver.step(ctx, w, direction, carry)
             loss = ctx.seen if ctx.seen is not None else w.new_zeros(())
-            new = (new_w, new_carry, ctx.buffers, seen + loss.to(torch.float64))
-            if alive is None:
-                return new
-            return pytree.tree_map(lambda a, b: torch.where(alive, a, b), new, (w, carry, buffers, seen))
+            return new_w, new_carry, ctx.buffers, seen + loss.to(torch.float64)
 
         def finish(start: Tensor, w: Tensor, carry: Any, buffers: Any, memory: Any, *of_party: Any) -> Any:
             return solver.finish(context(buffers, *of_party), start, w, carry, memory)
@@ -185,46 +390,20 @@ class Stack:
         zero = solver.remember(objective.spec)
         memory = {name: torch.stack([job.memory.get(name, value) for job in jobs]) for name, value in zero.items()}
         payload, dims = stack_payloads([job.payload for job in jobs], dtype)
-        begun = vmap(start, in_dims=(dims, 0, 0, 0, 0))(payload, memory, *of_party)
-        w0, carry, buffers, seen = begun
-        w = w0
-        for s, width in enumerate(masks.sum(2).max(0).values.tolist()):  # the widest batch of each step
-            index = rows[:, s, :width]
-            mask = None if bool(masks[:, s, :width].all()) else masks[:, s, :width].to(dtype)
-            alive = None if bool(active[:, s].all()) else active[:, s]
-            given = (shards.x[index], shards.y[index], mask, alive, keys[:, s], *of_party)
-            in_dims = (0, 0, 0, 0, 0, 0, None if mask is None else 0, None if alive is None else 0, 0, 0, 0, 0)
-            w, carry, buffers, seen = vmap(step, in_dims=in_dims)(w, carry, buffers, seen, *given)
+        state = vmap(start, in_dims=(dims, 0, 0, 0, 0))(payload, memory, *of_party)
+        w0, finished = state[0], []
+        for s, (width, k) in enumerate(zip(self.widths, self.active, strict=True)):
+            if k < len(state[0]):
+                finished.append(pytree.tree_map(lambda v, k=k: v[k:], state))
+                state = pytree.tree_map(lambda v, k=k: v[:k], state)
+            index = self.rows[:k, s, :width]
+            mask = None if self.full[s] else self.mask[:k, s, :width].to(dtype)
+            given = (shards.x[index], shards.y[index], mask, keys[:k, s], *(v[:k] for v in of_party))
+            in_dims = (0, 0, 0, 0, 0, 0, None if mask is None else 0, 0, 0, 0, 0)
+            state = vmap(step, in_dims=in_dims)(*state, *given)
+        w, carry, buffers, seen = pytree.tree_map(lambda *v: torch.cat(v), state, *reversed(finished))
         tensors, after = vmap(finish)(w0, w, carry, buffers, memory, *of_party)
-        loss = (seen / steps.to(torch.float64)).tolist()
-        out: dict[int, Outcome] = {}
-        for k, job in enumerate(jobs):
-            own = {name: value[k] for name, value in tensors.items()}
-            kept = {name: value[k].clone() for name, value in after.items()}
-            reply = local_reply(objective, own, (buffers[0][k], buffers[1][k]), sizes[k], loss[k])
-            out[job.party] = reply, {**job.memory, **kept}
-        return out
-
-    def index(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """Row of each sample of each step [parties, steps, batch], which of them count, and who still trains."""
-        batches = [b for _, b in self.planned]
-        shape = (len(batches), max(map(len, batches)), max(len(rows) for b in batches for rows in b))
-        index = np.empty(shape, dtype=np.int64)
-        mask = np.zeros(shape, dtype=bool)
-        active = np.zeros(shape[:2], dtype=bool)
-        for k, (job, steps) in enumerate(self.planned):
-            first = int(self.engine.holdings.train.offsets[job.party])
-            index[k] = first  # padding repeats a row of the party's own
-            for s, rows in enumerate(steps):
-                index[k, s, : len(rows)] = first + rows
-                mask[k, s, : len(rows)] = True
-            active[k, : len(steps)] = True
-        mask[~active, 0] = True  # a step that will be discarded still needs a sample to divide by
-        return (
-            torch.from_numpy(index).to(device),
-            torch.from_numpy(mask).to(device),
-            torch.from_numpy(active).to(device),
-        )
+        return self.block(tensors, buffers, seen, after)
 
 
 def stack_payloads(payloads: list[Any], dtype: torch.dtype) -> tuple[Any, Any]:
@@ -277,6 +456,8 @@ def mixes_rows(objective: Objective, holdings: Holdings) -> bool:
 
 def obstacle(objective: Objective, holdings: Holdings) -> str | None:
     """Why the model cannot be stacked, naming the layer, or None. Found by trying two copies on two samples."""
+    from torch.func import vmap
+
     module = objective.network()
     for name, layer in module.named_modules():
         if isinstance(layer, nn.RNNBase):

@@ -1,14 +1,17 @@
-"""The workers engine: parties trained one at a time, as the reference does, by one process a core.
+"""Worker processes: another engine's work, spread over one process a core.
 
-Each worker runs the reference's function on one thread, so the bits are the reference's, however many workers there
-are. They are forked once, when the first cohort trains, and again if the data were prepared since. The global model
-and the updates travel through shared memory, the rest of a message through a pipe. A worker is written to only while it
-reads, so neither side can block the other; it holds no file but its pipe, so it ends when the parent does, however that
-ends.
+The parties of a cohort go to the workers in the chunks that the inner engine arranges: one party each for the reference
+(whose bits they give, however many workers there are), a stack of parties for the stacked engine. Workers are forked
+once, when the first cohort trains, and again if the data were prepared since. Tensors travel through one piece of
+shared memory, with a slot for each party, the rest of a message through a pipe. A worker is written to only while it
+reads, so neither side can block the other; it holds no file but its pipe, so it ends when the parent does, however
+that ends.
 """
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import multiprocessing
 import os
 import signal
@@ -18,57 +21,119 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hansa.core import codec
 from hansa.core.errors import ConfigError, DataError, HansaError, PartyError, RuntimeFailure
 from hansa.core.federation import op_config, op_of
-from hansa.core.objective import Objective
-from hansa.core.op import Op, Reply, unwrap
-from hansa.core.task import Holdings
+from hansa.core.op import Memory, Op, Replies, Reply, unwrap
 from hansa.local.solver import LocalSolver
-from hansa.sim.engine import Job, Outcome, ReferenceEngine
+from hansa.sim.engine import Block, Job, Outcome, ReferenceEngine
+from hansa.sim.stacked import ROOM, StackedEngine, cores
 
 ERRORS: dict[str, type[HansaError]] = {kind.__name__: kind for kind in (ConfigError, DataError, PartyError)}
-ROOM = 2**28  # bytes of shared memory for updates
-ROWS = 64  # updates under way at a time, at most
+SLOTS = 64  # parties under way at a time where each trains alone, at most
+_ALIGN = 64
+_HERE = "$at"  # in a message: a tensor that lies in shared memory
+
+
+class Room:
+    """A piece of shared memory that tensors are laid into and looked at, without copies through a pipe."""
+
+    def __init__(self, size: int) -> None:
+        self.bytes = torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)  # pages are taken when first written
+
+    def lay(self, tree: Any, at: int, end: int) -> tuple[Any, int]:
+        """A tree with its tensors laid into the room from `at` on, and where the free part begins. A tensor that does
+        not fit stays in the tree."""
+        if isinstance(tree, Tensor):
+            size = tree.numel() * tree.element_size()
+            if at + size > end or tree.device.type != "cpu":
+                return tree, at
+            if size:
+                self.look(at, tree.shape, tree.dtype).copy_(tree)
+            place = {_HERE: at, "shape": list(tree.shape), "dtype": str(tree.dtype).removeprefix("torch.")}
+            return place, -(-(at + size) // _ALIGN) * _ALIGN
+        if isinstance(tree, dict):
+            out = {}
+            for name, value in tree.items():
+                out[name], at = self.lay(value, at, end)
+            return out, at
+        return tree, at
+
+    def look(self, at: int, shape: Any, dtype: torch.dtype) -> Tensor:
+        """A tensor in the room, as a view."""
+        size = torch.Size(shape).numel() * dtype.itemsize
+        return self.bytes[at : at + size].view(dtype).view(torch.Size(shape))
+
+    def read(self, tree: Any) -> Any:
+        """A tree with its tensors as views of the room."""
+        if isinstance(tree, dict):
+            if _HERE in tree:
+                return self.look(tree[_HERE], tree["shape"], getattr(torch, tree["dtype"]))
+            return {name: self.read(value) for name, value in tree.items()}
+        return tree
+
+    def rows(self, place: dict[str, Any], count: int, apart: int) -> Tensor:
+        """The same tensor of consecutive slots, as one view [count, ...]."""
+        dtype, shape = getattr(torch, place["dtype"]), torch.Size(place["shape"])
+        first = self.look(place[_HERE], shape, dtype)
+        return first.as_strided((count, *shape), (apart // dtype.itemsize, *first.stride()))
 
 
 class WorkersEngine(ReferenceEngine):
-    """The reference's bits from several processes. Close it when done."""
+    """An engine's work by several processes. Close it when done."""
 
-    name = "workers"
-
-    def __init__(self, objective: Objective, holdings: Holdings, seed: int, workers: int | None = None) -> None:
-        super().__init__(objective, holdings, seed)
-        self.workers = workers or len(os.sched_getaffinity(0))
-        self._rows = max(2 * self.workers, min(ROWS, ROOM // (objective.spec.dim * objective.dtype.itemsize)))
+    def __init__(self, inner: ReferenceEngine, workers: int | None = None) -> None:
+        super().__init__(inner.objective, inner.holdings, inner.seed)
+        self.inner = inner
+        self.workers = workers or cores()
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
-        self._model = self._updates = torch.zeros(0)
-        self._seen: torch.Tensor | None = None
+        self._room: Room | None = None
+        self._head = self._apart = self._slots = 0
+        self._seen: Tensor | None = None
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return "workers" if type(self.inner) is ReferenceEngine else self.inner.name
 
     def plan(self) -> dict[str, Any]:
-        return super().plan() | {"engine": ReferenceEngine.name}  # the same bits, so the same plan
+        return self.inner.plan()  # the same bits, so the same plan
 
-    def run(self, op: Op, jobs: list[Job], round: int) -> Iterator[tuple[int, Outcome]]:
+    def why(self) -> str:
+        return f"{self.workers} worker processes, {self.inner.why()}"
+
+    def blocks(self, op: Op, jobs: list[Job], round: int) -> Iterator[Block | tuple[int, Outcome]]:
         if not isinstance(unwrap(op)[1], LocalSolver) or len(jobs) < 2:
-            yield from super().run(op, jobs, round)
+            yield from self.inner.blocks(op, jobs, round)
             return
-        if self._seen is not self.holdings.train.x:  # not forked yet, or the data were prepared since
-            self.close()
-            self._start()
-        for at in range(0, len(jobs), self._rows):
-            window = jobs[at : at + self._rows]
-            done = self._train(op, window, round)
-            for job in window:
-                yield job.party, done[job.party]
+        self._prepare(op, jobs)
+        for at in range(0, len(jobs), self._slots):
+            yield from self._train(op, jobs[at : at + self._slots], round)
 
-    def _start(self) -> None:
-        """Fork the workers; what they share with this process is made before."""
+    def _prepare(self, op: Op, jobs: list[Job]) -> None:
+        """Have workers that see the data as they are now, and room for what these jobs move."""
+        layers, solver = unwrap(op)
+        assert isinstance(solver, LocalSolver)
+        payload = jobs[0].payload
+        sent = [*op.expects(payload).values(), *op.expects_maxima(payload).values()]
+        answer = sum(torch.Size(shape).numel() * dtype.itemsize + _ALIGN for shape, dtype in sent)
+        fresh = _size(solver.remember(self.objective.spec)) + len(layers) * _size(self.objective.initial._asdict())
+        kept = max(fresh, *(_size(job.memory) for job in jobs))
+        apart = max(answer + kept, _size(payload) + kept if self._own(jobs) else kept) + 16 * _ALIGN
+        apart = -(-apart // _ALIGN) * _ALIGN
+        head = _size(payload) + 16 * _ALIGN
+        if self._seen is self.holdings.train.x and apart <= self._apart and head <= self._head:
+            return
+        self.close()
         self._seen = self.holdings.train.x
-        dim, dtype = self.objective.spec.dim, self.objective.dtype
-        self._model = torch.zeros(dim, dtype=dtype).share_memory_()
-        self._updates = torch.zeros(self._rows, dim, dtype=dtype).share_memory_()
+        self._head, self._apart = -(-head // _ALIGN) * _ALIGN, apart
+        self._slots = max(2 * self.workers, min(SLOTS, ROOM // apart))
+        self._room = Room(self._head + self._slots * self._apart)
+        if isinstance(self.inner, StackedEngine):
+            self._slots = self.inner.window
+            self.inner.look()  # once, before the processes part
         context = multiprocessing.get_context("fork")
         for _ in range(self.workers):
             ours, theirs = context.Pipe()
@@ -80,55 +145,93 @@ class WorkersEngine(ReferenceEngine):
             self._processes.append(process)
             self._pipes.append(ours)
 
-    def _train(self, op: Op, jobs: list[Job], round: int) -> dict[int, Outcome]:
-        """Have the workers train a window of parties, the largest first, to whoever is free."""
-        first = jobs[0].payload
-        shared = all(job.payload is first for job in jobs) and "model" in first
-        payload: Any = first
-        if shared:
-            self._model.copy_(first["model"]["w"])
-            payload = {**first, "model": {**first["model"], "w": None}}
-        common = codec.encode({"op": op_config(op), "round": round, "payload": payload if shared else None})
-        size = self.holdings.train.size
-        waiting = sorted(range(len(jobs)), key=lambda slot: (size(jobs[slot].party), -slot))
-        told: set[int] = set()
-        busy: dict[int, int] = {}
-        done: dict[int, Outcome] = {}
-        errors: dict[int, HansaError] = {}
+    def _own(self, jobs: list[Job]) -> bool:
+        return any(job.payload is not jobs[0].payload for job in jobs)
 
-        def give(worker: int) -> None:
-            slot = waiting.pop()
-            job = jobs[slot]
-            own = {"party": job.party, "slot": slot, "memory": job.memory, "payload": None if shared else job.payload}
-            if worker not in told:
-                told.add(worker)
-                self._send(worker, common)
-            self._send(worker, codec.encode(own))
-            busy[worker] = slot
+    def _train(self, op: Op, jobs: list[Job], round: int) -> Iterator[Block | tuple[int, Outcome]]:
+        """Have the workers train a window of parties, chunk by chunk, the longest first, to whoever is free."""
+        assert self._room is not None
+        shared = None if self._own(jobs) else self._room.lay(jobs[0].payload, 0, self._head)[0]
+        common = {"op": op_config(op), "round": round, "payload": shared}
+        slot_of = {job.party: slot for slot, job in enumerate(jobs)}
+        waiting = self._arrange(op, jobs)[::-1]
+        busy: dict[int, list[Job]] = {}
+        answers: dict[int, dict[str, Any]] = {}
 
-        for worker in range(min(self.workers, len(jobs))):
-            give(worker)
+        def message(chunk: list[Job]) -> bytes:
+            given = [self._job(job, slot_of[job.party], shared is None) for job in chunk]
+            return codec.encode({"jobs": given, **common})
+
+        for worker in range(min(self.workers, len(waiting))):
+            busy[worker] = waiting.pop()
+        for worker, data in [(worker, message(chunk)) for worker, chunk in busy.items()]:
+            self._send(worker, data)
         while busy:
+            ahead = message(waiting[-1]) if waiting else b""  # made while the workers work
             for pipe in wait([self._pipes[worker] for worker in busy]):
                 worker = self._pipes.index(pipe)  # type: ignore[arg-type]
-                slot = busy.pop(worker)
-                answer = self._receive(worker, jobs[slot].party)
-                if "error" in answer:
-                    errors[slot] = ERRORS.get(answer["kind"], PartyError)(answer["error"])
-                done[jobs[slot].party] = self._outcome(answer, slot)
+                chunk = busy.pop(worker)
+                answered = self._receive(worker, chunk)
                 if waiting:
-                    give(worker)
-        if errors:  # all answers are in, so the one to name does not depend on who was first
-            raise errors[min(errors)]
-        return done
+                    busy[worker] = waiting.pop()
+                    self._send(worker, ahead)
+                    ahead = message(waiting[-1]) if waiting else b""
+                answers.update({int(party): answer for party, answer in answered.items()})
+        failed = [party for party in answers if "error" in answers[party]]
+        if failed:  # all answers are in, so the one to name does not depend on who was first
+            first = answers[min(failed)]
+            raise ERRORS.get(first["kind"], PartyError)(first["error"])
+        yield from self._collect(jobs, answers)
 
-    def _outcome(self, answer: dict[str, Any], slot: int) -> Outcome:
-        if "reply" not in answer:
-            return str(answer.get("declined", "it failed"))
-        reply = Reply.of_tree(answer["reply"])
-        if answer["in_slot"]:
-            reply.tensors = {answer["in_slot"]: self._updates[slot].clone(), **reply.tensors}
-        return reply, answer["memory"]
+    def _arrange(self, op: Op, jobs: list[Job]) -> list[list[Job]]:
+        if isinstance(self.inner, StackedEngine):
+            return self.inner.arrange(op, jobs)
+        size = self.holdings.train.size
+        return [[job] for job in sorted(jobs, key=lambda job: (-size(job.party), job.party))]
+
+    def _job(self, job: Job, slot: int, own: bool) -> dict[str, Any]:
+        """A job as a worker is told it; its tensors lie in its slot, where its answer will be laid."""
+        assert self._room is not None
+        at = self._head + slot * self._apart
+        tree, _ = self._room.lay({"memory": job.memory, "payload": job.payload if own else None}, at, at + self._apart)
+        return {"party": job.party, "slot": slot, **tree}
+
+    def _collect(self, jobs: list[Job], answers: dict[int, dict[str, Any]]) -> Iterator[Block | tuple[int, Outcome]]:
+        """The answers in the order of the jobs: as one stack, where all that replied have the same layout."""
+        assert self._room is not None
+        good = [job for job in jobs if "declined" not in answers[job.party]]
+        for job in jobs:
+            if "declined" in answers[job.party]:
+                yield job.party, answers[job.party]["declined"]
+        runs: list[list[Job]] = []
+        for job in good:
+            before = runs[-1][-1] if runs else None
+            follows = before is not None and _same_layout(answers[before.party], answers[job.party], self._apart)
+            if follows:
+                runs[-1].append(job)
+            else:
+                runs.append([job])
+        for run in runs:
+            first, count = answers[run[0].party], len(run)
+            if not _laid(first):
+                for job in run:
+                    yield job.party, self._alone(job, answers[job.party])
+                continue
+            stack = {
+                part: {name: self._room.rows(place, count, self._apart) for name, place in first[part].items()}
+                for part in ("tensors", "maxima", "memory")
+            }
+            weights = [answers[job.party]["weight"] for job in run]
+            metrics = {name: [answers[job.party]["metrics"][name] for job in run] for name in first["metrics"]}
+            parties = [job.party for job in run]
+            yield Block(Replies(parties, stack["tensors"], weights, stack["maxima"], metrics), stack["memory"])
+
+    def _alone(self, job: Job, answer: dict[str, Any]) -> tuple[Reply, Memory]:
+        assert self._room is not None
+        read = {part: {name: value.clone() for name, value in self._room.read(answer[part]).items()}
+                for part in ("tensors", "maxima", "memory")}  # fmt: skip
+        reply = Reply(read["tensors"], answer["weight"], read["maxima"], answer["metrics"])
+        return reply, {**job.memory, **read["memory"]}
 
     def _send(self, worker: int, data: bytes) -> None:
         try:
@@ -136,12 +239,13 @@ class WorkersEngine(ReferenceEngine):
         except OSError:
             self._lost(worker, "was given work")
 
-    def _receive(self, worker: int, party: int) -> dict[str, Any]:
+    def _receive(self, worker: int, chunk: list[Job]) -> dict[str, Any]:
         try:
-            answer: dict[str, Any] = codec.decode(self._pipes[worker].recv_bytes())
+            answers: dict[str, Any] = codec.decode(self._pipes[worker].recv_bytes())
         except (EOFError, OSError):
-            self._lost(worker, f"trained party {party}")
-        return answer
+            who = ", ".join(str(job.party) for job in chunk[:5])
+            self._lost(worker, f"trained {'party' if len(chunk) == 1 else 'parties'} {who}")
+        return answers
 
     def _lost(self, worker: int, doing: str) -> None:
         self._processes[worker].join(timeout=1)
@@ -150,46 +254,62 @@ class WorkersEngine(ReferenceEngine):
         raise RuntimeFailure(f"worker {worker} ended (exit code {code}) while it {doing}; was there enough memory?")
 
     def _serve(self, pipe: Connection) -> None:
-        """A worker's life: learn what the cohort is asked, train one party after another, end with the parent."""
+        """A worker's life: learn what the cohort is asked, train one chunk after another, end with the parent."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         own = pipe.fileno()  # every other file is the parent's: its lock, its metrics, its ends of the pipes
         os.closerange(3, own)
         os.closerange(own + 1, max(os.sysconf("SC_OPEN_MAX"), 1 << 16))
         torch.set_num_threads(1)
-        op: Any = None
-        common: Any = {}
+        keep_memory()
         while True:
             try:
                 data = pipe.recv_bytes()
             except (EOFError, OSError):
                 os._exit(0)
             message = codec.decode(data)
-            if "op" in message:
-                op, common = op_of(message["op"], where="worker"), message
-                if common["payload"] is not None:
-                    common["payload"]["model"]["w"] = self._model
-                continue
-            answer = codec.encode(self._work(op, common, message))
+            answer = codec.encode(self._work(op_of(message["op"], where="worker"), message))
             try:
                 pipe.send_bytes(answer)
             except OSError:
                 os._exit(0)
 
-    def _work(self, op: Op, common: dict[str, Any], message: dict[str, Any]) -> dict[str, Any]:
-        payload = common["payload"] if message["payload"] is None else message["payload"]
+    def _work(self, op: Op, message: dict[str, Any]) -> dict[str, Any]:
+        assert self._room is not None
+        given, round = message["jobs"], message["round"]
+        shared = None if message["payload"] is None else self._room.read(message["payload"])
+        slots = {one["party"]: one["slot"] for one in given}
+        jobs = []
+        for one in given:
+            # Its slot will be written to, so what the job needs beyond the answer is taken out of it first.
+            memory = {name: value.clone() for name, value in self._room.read(one["memory"]).items()}
+            payload = shared if shared is not None else _copy(self._room.read(one["payload"]))
+            jobs.append(Job(one["party"], payload, memory))
+        answers: dict[str, Any] = {}
         try:
-            outcome = self.one(op, Job(message["party"], payload, message["memory"]), common["round"])
+            if isinstance(self.inner, StackedEngine):
+                done = self.inner.work(op, jobs, round)
+            else:
+                done = iter([(job.party, self.inner.one(op, job, round)) for job in jobs])
+            for item in done:
+                if isinstance(item, Block):
+                    for k, party in enumerate(item.replies.parties):
+                        kept = {name: value[k] for name, value in item.memory.items()}
+                        answers[str(party)] = self._answer(item.replies.row(k), kept, slots[party])
+                elif isinstance(item[1], str):
+                    answers[str(item[0])] = {"declined": item[1]}
+                else:
+                    answers[str(item[0])] = self._answer(*item[1], slots[item[0]])
         except HansaError as error:
-            return {"error": str(error), "kind": type(error).__name__}
-        if isinstance(outcome, str):
-            return {"declined": outcome}
-        reply, memory = outcome
-        name, vector = next(iter(reply.tensors.items()), ("", torch.zeros(0)))
-        fits = vector.shape == self._updates.shape[1:] and vector.dtype == self._updates.dtype
-        if fits:
-            self._updates[message["slot"]].copy_(vector)
-            reply.tensors = {key: value for key, value in reply.tensors.items() if key != name}
-        return {"reply": reply.tree(), "memory": memory, "in_slot": name if fits else ""}
+            return {str(job.party): {"error": str(error), "kind": type(error).__name__} for job in jobs}
+        return answers
+
+    def _answer(self, reply: Reply, memory: Memory, slot: int) -> dict[str, Any]:
+        assert self._room is not None
+        at = self._head + slot * self._apart
+        tree, _ = self._room.lay(
+            {"tensors": reply.tensors, "maxima": reply.maxima, "memory": memory}, at, at + self._apart
+        )
+        return {"weight": reply.weight, "metrics": reply.metrics, **tree}
 
     def close(self) -> None:
         for pipe in self._pipes:
@@ -199,11 +319,57 @@ class WorkersEngine(ReferenceEngine):
             if process.is_alive():
                 process.kill()
                 process.join()
-        self._processes, self._pipes, self._seen = [], [], None
-        self._model = self._updates = torch.zeros(0)
+        self._processes, self._pipes, self._seen, self._room = [], [], None, None
+        self._head = self._apart = self._slots = 0
+
+
+def _size(tree: Any) -> int:
+    """The bytes of a tree's tensors, each rounded up."""
+    if isinstance(tree, Tensor):
+        return -(-tree.numel() * tree.element_size() // _ALIGN) * _ALIGN
+    values = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (tuple, list)) else ()
+    return sum(_size(value) for value in values)
+
+
+def _copy(tree: Any) -> Any:
+    if isinstance(tree, Tensor):
+        return tree.clone()
+    return {name: _copy(value) for name, value in tree.items()} if isinstance(tree, dict) else tree
+
+
+def _laid(answer: dict[str, Any]) -> bool:
+    """Whether all tensors of an answer lie in shared memory."""
+    return all(not isinstance(v, Tensor) for part in ("tensors", "maxima", "memory") for v in answer[part].values())
+
+
+def _same_layout(one: dict[str, Any], next: dict[str, Any], apart: int) -> bool:
+    """Whether an answer lies in shared memory as the one before it does, a slot further on."""
+    for part in ("tensors", "maxima", "memory"):
+        a, b = one[part], next[part]
+        if a.keys() != b.keys():
+            return False
+        for name, place in a.items():
+            other = b[name]
+            if (
+                isinstance(place, Tensor)
+                or isinstance(other, Tensor)
+                or other != {**place, _HERE: place[_HERE] + apart}
+            ):
+                return False
+    return bool(one["metrics"].keys() == next["metrics"].keys())
+
+
+def keep_memory() -> None:
+    """Have the C library keep freed memory instead of giving it back: a step frees and takes the same megabytes again,
+    and each page taken anew costs a fault."""
+    try:
+        library = ctypes.CDLL(None)
+        library.mallopt(-3, 2**30)  # M_MMAP_THRESHOLD
+        library.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
+    except (OSError, AttributeError):  # not the GNU library: nothing to tell
+        return
 
 
 def usable(device: torch.device) -> bool:
     """Whether workers can be forked here: more than one core, and no GPU, whose threads do not survive a fork."""
-    forks = hasattr(os, "fork") and hasattr(os, "sched_getaffinity") and not torch.cuda.is_available()
-    return device.type == "cpu" and forks and len(os.sched_getaffinity(0)) > 1
+    return device.type == "cpu" and hasattr(os, "fork") and not torch.cuda.is_available() and cores() > 1

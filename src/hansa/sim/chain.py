@@ -1,0 +1,290 @@
+"""Models that are a chain of layers, trained without automatic differentiation where that is faster.
+
+A model's forward pass is watched once. If each call takes the result of the one before and no other, it can be replayed
+from the flat parameter vectors of a whole stack of parties [K, d]: linear layers become batched matrix products,
+functions of single elements run on all rows at once. The backward pass writes a layer's gradient where it belongs by
+the very product that makes it: into a gradient or, for plain SGD, straight into the weights, so that none is stored.
+
+With one party, the calls between linear layers may be anything (convolutions, pooling, norms): they are differentiated
+by PyTorch, and only linear layers take their step inside the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from hansa.core.errors import HansaError
+from hansa.core.objective import Objective
+from hansa.local.solver import Batch
+
+_RELU: frozenset[Any] = frozenset([torch.relu, F.relu, Tensor.relu, torch.relu_, Tensor.relu_])
+# Functions of single elements. Anything else might look across rows, and so across parties.
+_ELEMENTWISE: frozenset[Any] = _RELU | frozenset(
+    [torch.tanh, Tensor.tanh, F.tanh, torch.sigmoid, Tensor.sigmoid, F.sigmoid, F.gelu, F.silu, F.elu, F.leaky_relu,
+     F.softplus, F.hardtanh, F.relu6]
+)  # fmt: skip
+_FLATTEN: frozenset[Any] = frozenset([Tensor.flatten, torch.flatten])
+_PREVIOUS, _ROWS = object(), object()  # in a call's arguments: the last result, the number of rows
+
+
+@dataclass(frozen=True)
+class Name:
+    """In a call's arguments: one of the model's parameters."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a model's forward pass."""
+
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def __call__(self, previous: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        def fill(value: Any) -> Any:
+            if value is _PREVIOUS:
+                return previous
+            if value is _ROWS:
+                return len(previous)
+            if isinstance(value, Name):
+                return weights[value.name]
+            return type(value)(map(fill, value)) if isinstance(value, (tuple, list)) else value
+
+        out: Tensor = self.func(*map(fill, self.args), **{name: fill(value) for name, value in self.kwargs.items()})
+        return out
+
+    @property
+    def names(self) -> list[str]:
+        """The parameters that it uses."""
+        return [value.name for value in (*self.args, *self.kwargs.values()) if isinstance(value, Name)]
+
+    @property
+    def by_row(self) -> bool:
+        """Whether each row of its result depends on the same row of what it is given, and on no parameter."""
+        if self.func in _FLATTEN:
+            start = self.args[1] if len(self.args) > 1 else self.kwargs.get("start_dim", 0)
+            return isinstance(start, int) and start >= 1
+        return self.func in _ELEMENTWISE and not self.names
+
+
+class _Watch(TorchFunctionMode):
+    """Notes the calls that a module makes; `kept` while each takes the result of the one before."""
+
+    def __init__(self, names: Mapping[int, str], x: Tensor) -> None:
+        super().__init__()
+        self.names, self.last, self.kept = names, x, True
+        self.calls: list[Call] = []
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (),
+                           kwargs: Mapping[str, Any] | None = None) -> Any:  # fmt: skip
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor):
+            call = Call(func, tuple(map(self._mark, args)), {k: self._mark(v) for k, v in (kwargs or {}).items()})
+            self.kept &= [*call.args, *call.kwargs.values()].count(_PREVIOUS) == 1
+            self.calls.append(call)
+            self.last = out
+        else:  # a shape is a number; a value of the data would be a branch
+            self.kept &= getattr(func, "__name__", "") in ("size", "dim", "__get__", "__len__")
+        return out
+
+    def _mark(self, value: Any) -> Any:
+        if value is self.last:
+            return _PREVIOUS
+        if isinstance(value, Tensor):
+            self.kept &= id(value) in self.names
+            return Name(self.names.get(id(value), ""))
+        if isinstance(value, (tuple, list)):
+            return type(value)(map(self._mark, value))
+        return value
+
+
+def _merged(a: Any, b: Any) -> Any:
+    """Two recordings of an argument, with two rows and with three, as one: a number that follows them becomes them."""
+    if isinstance(a, (tuple, list)) and type(a) is type(b) and len(a) == len(b):
+        return type(a)(_merged(p, q) for p, q in zip(a, b, strict=True))
+    if a is b or a == b:
+        return a
+    if (a, b) == (2, 3):
+        return _ROWS
+    raise ValueError("the calls depend on the batch")
+
+
+class Chain:
+    """A model as its calls: linear layers, and what stands between them."""
+
+    def __init__(self, objective: Objective, calls: list[Call]) -> None:
+        self.objective = objective
+        self.links: list[Call | list[Call]] = []  # a linear layer, or the calls between two
+        for call in calls:
+            if call.func is F.linear and len(call.names) >= 1:
+                self.links.append(call)
+            elif self.links and isinstance(self.links[-1], list):
+                self.links[-1].append(call)
+            else:
+                self.links.append([call])
+        self.layers = [link for link in self.links if isinstance(link, Call)]
+        between = [call for link in self.links if isinstance(link, list) for call in link]
+        self.others = [name for call in between for name in call.names]  # parameters outside linear layers
+        self.stacks = all(call.by_row for call in between)
+        used = [name for layer in self.layers for name in layer.names] + self.others
+        self.whole = bool(self.layers) and sorted(used) == sorted(entry.name for entry in objective.spec.weights)
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """Each parameter of the parties' vectors [K, d] as a view [K, ...]."""
+        pieces = torch.split(flat, [entry.numel for entry in self.objective.spec.weights], dim=1)
+        return {e.name: p.view(len(flat), *e.shape) for e, p in zip(self.objective.spec.weights, pieces, strict=True)}
+
+    @torch.no_grad()
+    def descend(self, weights: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor, lr: float) -> Tensor:
+        """One step of plain SGD in place. `share` [K, B] is each sample's part in its party's mean loss; the result is
+        each sample's loss times its share."""
+        return self._sweep(weights, weights, x, y, share, 1.0, -lr)
+
+    @torch.no_grad()
+    def gradient(self, flat: Tensor, x: Tensor, y: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradients [K, d] of the parties' mean losses, and each sample's loss times its share."""
+        out = torch.empty_like(flat)
+        losses = self._sweep(self.views(flat), self.views(out), x, y, share, 0.0, 1.0)
+        return out, losses
+
+    def alone(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The gradient and the mean loss of one party: a rule for `Context`."""
+        x, n = self.objective.laid_out(batch.x), len(batch.x)
+        gradient, losses = self.gradient(w.unsqueeze(0), x, batch.y, torch.full((1, n), 1.0 / n, dtype=w.dtype))
+        return gradient[0], losses.sum()
+
+    def _sweep(self, weights: dict[str, Tensor], into: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor,
+               beta: float, alpha: float) -> Tensor:  # fmt: skip
+        """Forward and back: `into` becomes beta * into + alpha * gradient, layer by layer from the last."""
+        k = len(share)
+        held: list[Any] = []
+        alone = {name: weights[name][0].data.requires_grad_() for name in self.others}
+        h = x
+        for place, link in enumerate(self.links):
+            if isinstance(link, Call):
+                weight, bias = self._layer(link, weights)
+                rows = h.reshape(k, -1, h.shape[-1])
+                held.append((rows, h.shape))
+                across = weight.transpose(1, 2)
+                out = torch.bmm(rows, across) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, across)
+                h = out.view(*h.shape[:-1], -1)
+            elif len(link) == 1 and link[0].func in _RELU:
+                h = h.relu_() if place else h.relu()
+                held.append(h)
+            elif place or alone:
+                leaf = h.requires_grad_() if place else h
+                with torch.enable_grad():
+                    for call in link:
+                        h = call(h, alone)
+                held.append((leaf, h))
+                h = h.detach()
+            else:  # nothing before it needs a gradient
+                for call in link:
+                    h = call(h, alone)
+                held.append(None)
+        back, losses = self._loss(h, y, share)
+        for place in reversed(range(len(self.links))):
+            link = self.links[place]
+            if isinstance(link, Call):
+                weight, bias = self._layer(link, weights)
+                rows, shape = held[place]
+                above = back.reshape(k, -1, back.shape[-1])
+                if place and not (place == 1 and held[0] is None):
+                    back = torch.bmm(above, weight).view(shape)
+                to_weight, to_bias = self._layer(link, into)
+                to_weight.baddbmm_(above.transpose(1, 2), rows, beta=beta, alpha=alpha)
+                if to_bias is not None:
+                    _put(to_bias, above.sum(1), beta, alpha)
+            elif len(link) == 1 and link[0].func in _RELU:
+                back = torch.ops.aten.threshold_backward(back, held[place], 0)
+            elif held[place] is not None:
+                leaf, out = held[place]
+                names = [name for call in link for name in call.names]
+                leaves = [alone[name] for name in names] + ([leaf] if place else [])
+                found = torch.autograd.grad(out, leaves, back)
+                for name, gradient in zip(names, found, strict=False):
+                    _put(into[name][0], gradient, beta, alpha)
+                back = found[-1]
+        return losses
+
+    def _layer(self, call: Call, weights: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+        names = call.names
+        return weights[names[0]], weights[names[1]] if len(names) > 1 else None
+
+    def _loss(self, output: Tensor, y: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradient of the summed losses times shares to the output, and those losses."""
+        if self.objective.loss == "cross_entropy" and output.dim() == 2 and y.dim() == 1:
+            back = torch.log_softmax(output, 1)
+            index = y.unsqueeze(1)
+            part = share.reshape(-1, 1)
+            losses = back.gather(1, index).neg_().mul_(part)
+            back = back.exp_().mul_(part).scatter_add_(1, index, -part)
+            return back, losses.view(share.shape)
+        leaf = output.requires_grad_()
+        with torch.enable_grad():
+            losses = self.objective.loss_of(leaf, y)
+        (back,) = torch.autograd.grad(losses, leaf, share.reshape(-1))
+        return back, losses.detach().view(share.shape) * share
+
+
+def _put(into: Tensor, value: Tensor, beta: float, alpha: float) -> None:
+    """into = beta * into + alpha * value."""
+    into.mul_(beta).add_(value, alpha=alpha) if beta else torch.mul(value, alpha, out=into)
+
+
+def chain_of(objective: Objective, x: Tensor, y: Tensor) -> Chain | None:
+    """The model as a chain of calls, if it is one and replaying it gives the model's own gradient on these samples."""
+    module, spec = objective.module, objective.spec
+    if module is None or spec.stats or spec.counts or len(x) < 3 or any(m.training for m in _random(module)):
+        return None
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    recordings = []
+    try:
+        for rows in (2, 3):
+            sample = x[:rows].clone()
+            with torch.no_grad(), _Watch(names, sample) as watch:
+                output = objective.learner()(sample)
+            if not watch.kept or output is not watch.last:
+                return None
+            recordings.append(watch.calls)
+        one, other = recordings
+        if len(one) != len(other):
+            return None
+        calls = [
+            Call(a.func, _merged(a.args, b.args), {k: _merged(v, b.kwargs[k]) for k, v in a.kwargs.items()})
+            for a, b in zip(one, other, strict=True)
+        ]
+        chain = Chain(objective, calls)
+        return chain if chain.whole and _agrees(chain, x[:3], y[:3]) else None
+    except HansaError:
+        raise
+    except Exception:  # not a chain after all; whatever is wrong with the model, training it will say
+        return None
+
+
+def _random(module: nn.Module) -> list[nn.Module]:
+    return [m for m in module.modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
+
+
+def _agrees(chain: Chain, x: Tensor, y: Tensor) -> bool:
+    """Whether the chain's gradient is the model's."""
+    objective = chain.objective
+    w = objective.initial.w
+    key = torch.zeros((), dtype=torch.int64)
+    weights = {name: value.requires_grad_() for name, value in objective.spec.split(w.detach().clone()).items()}
+    losses, _ = objective.losses(weights, (objective.initial.stats, objective.initial.counts), x, y, key)
+    if objective.draws:
+        return False
+    wanted = torch.autograd.grad(losses.mean(), list(weights.values()))
+    share = torch.full((1, len(x)), 1.0 / len(x), dtype=w.dtype)
+    got, _ = chain.gradient(w.clone().unsqueeze(0), x.clone(), y, share)
+    return torch.allclose(torch.cat([g.reshape(-1) for g in wanted]), got[0], rtol=1e-4, atol=1e-6)
