@@ -177,7 +177,7 @@ def check_codec(algorithm: Algorithm) -> None:
     assert from_config("algorithm", to_config(algorithm), "check") == algorithm, f"{name}: configuration changes"
     experiment = experiment_for(algorithm)
     task = experiment.build_task()
-    objective = Objective(task.model, task.loss, experiment.run.seed)
+    objective = Objective(task.model, task.loss, experiment.run.seed, bf16=experiment.run.precision == "bf16")
     training = Training(algorithm, task, experiment.run, objective, task.holdings(objective))
     state = training.state.tree()
     assert same_bits(State.of_tree(codec.decode(codec.encode(state))).tree(), state), (
@@ -239,6 +239,6 @@ async def run_on(experiment: Experiment, runtime: ProcessRuntime, journal: Journ
     await runtime.begin(experiment.tree, experiment.folder, journal, clock)
     with deterministic("cpu"):
         task = experiment.build_task()
-        objective = Objective(task.model, task.loss, experiment.run.seed)
+        objective = Objective(task.model, task.loss, experiment.run.seed, bf16=experiment.run.precision == "bf16")
         training = Training(experiment.algorithm, task, experiment.run, objective, task.holdings(objective))
         return await complete_async(training.steps(), runtime.answer)

@@ -13,7 +13,7 @@ from hansa.core.objective import Objective
 from hansa.core.op import Memory, Payload
 from hansa.core.registry import register
 from hansa.local import SGD, Batch, Carry, Context, Gradient, LocalSolver
-from hansa.sim.engine import Job, Outcome, ReferenceEngine
+from hansa.sim.engine import Block, Job, Outcome, ReferenceEngine
 from hansa.sim.stacked import Stack, StackedEngine
 from hansa.sim.workers import WorkersEngine
 from hansa.testing import same_bits
@@ -236,6 +236,25 @@ def test_worker_processes_give_the_bits_of_the_stacked_engine_alone() -> None:
             assert outcome == other
         else:
             assert same_bits(outcome[0].tree(), other[0].tree())
+
+
+def test_worker_processes_hold_as_many_parties_as_a_window() -> None:
+    x = torch.linspace(-1, 1, 300 * 2 * 8, dtype=torch.float64).view(-1, 8)
+    given = hansa.Task(dense, "cross_entropy", (x, torch.arange(len(x)) % 3, np.arange(0, 601, 2)))
+    objective = Objective(given.model, given.loss, 0)
+    holdings = given.holdings(objective)
+    payload = {"model": objective.initial._asdict()}
+    jobs = [Job(party, payload, {}) for party in range(300)]
+    engine = WorkersEngine(StackedEngine(objective, holdings, 0))
+    try:
+        (block,) = engine.blocks(SGD(batch=1), jobs, 0)
+        assert isinstance(block, Block)
+        spread = block.replies.tensors["w"].clone()
+    finally:
+        engine.close()
+    (alone,) = StackedEngine(objective, holdings, 0).blocks(SGD(batch=1), jobs, 0)
+    assert isinstance(alone, Block)
+    assert torch.equal(alone.replies.tensors["w"], spread)
 
 
 def test_parties_of_very_different_sizes_cost_no_idle_steps() -> None:

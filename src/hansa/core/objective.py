@@ -48,10 +48,11 @@ class Objective:
     `model` may be None for methods that bring their own model (naive Bayes, trees).
     """
 
-    def __init__(self, model: Callable[[], nn.Module] | None, loss: str | Loss, seed: int,
-                 device: str = "cpu") -> None:  # fmt: skip
+    def __init__(self, model: Callable[[], nn.Module] | None, loss: str | Loss, seed: int, device: str = "cpu",
+                 bf16: bool = False) -> None:  # fmt: skip
         self.loss = loss
         self.device = torch.device(device)
+        self.bf16 = bf16  # matrix products and convolutions in bfloat16; parameters and losses as they are
         self.loss_of = named_loss(loss)  # of each sample, from outputs and targets
         self._random: bool | None = None
         self._tied = False  # looking for shared parameters at every step would cost more than a small layer
@@ -91,6 +92,14 @@ class Objective:
             return x
         return torch.empty_like(x, memory_format=torch.channels_last).copy_(x)
 
+    def _forward(self, module: nn.Module, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+        if not self.bf16:
+            output: Tensor = functional_call(module, tensors, (x,), tie_weights=self._tied)
+            return output
+        with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
+            output = functional_call(module, tensors, (x,), tie_weights=self._tied)
+        return output.to(self.dtype) if output.is_floating_point() else output
+
     def learner(self) -> nn.Module:
         """The module in training mode; walking its tree at every step would cost more than a small layer."""
         module = self.network()
@@ -109,10 +118,10 @@ class Objective:
         ).items():  # a layer writes into these; stacked, it needs them dense
             tensors[name] = buffer.clone()
         if self._random is False:
-            output = functional_call(module, tensors, (x,), tie_weights=self._tied)
+            output = self._forward(module, tensors, x)
         else:
             with KeyedRandomness(key) as randomness:
-                output = functional_call(module, tensors, (x,), tie_weights=self._tied)
+                output = self._forward(module, tensors, x)
             self._random = randomness.used
         buffers = (
             self.spec.joined(self.spec.stats, tensors, buffers[0]),
@@ -125,10 +134,8 @@ class Objective:
         """The model's outputs in evaluation mode."""
         module = self.network().eval()
         tensors = self.spec.named(params)
-        parts = [
-            functional_call(module, tensors, (self.laid_out(piece),), tie_weights=self._tied)
-            for piece in torch.split(x, EVALUATION_BATCH)
-        ]
+        pieces = torch.split(x, EVALUATION_BATCH)
+        parts = [self._forward(module, tensors, self.laid_out(piece)) for piece in pieces]
         return torch.cat(parts)
 
     def metrics(self, output: Tensor, y: Tensor) -> dict[str, float]:

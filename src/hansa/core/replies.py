@@ -6,9 +6,11 @@ size, and block sums are added in order, so the result depends neither on the nu
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +22,7 @@ from hansa.core.op import Op, Payload, Replies, Reply, Shape
 
 BLOCK = 32
 LARGEST = 2**53  # whole numbers from here on are not exact in float64
+SMALL = 2**20  # numbers that fit a cache
 EXACT = 2**29  # float32 numbers times smaller whole numbers are exact in float64
 
 
@@ -84,7 +87,7 @@ class Record:
 def fault(reply: Reply, op: Op, payload: Payload, rules: Rules, summed: bool = True) -> str | None:
     """Why a reply may not be fused, or None. Whole numbers that are summed must stay exact."""
     for given, expected in ((reply.tensors, op.expects(payload)), (reply.maxima, op.expects_maxima(payload))):
-        reason = _unlike(given, expected, summed)
+        reason = _unlike(given, expected) or _unusable(given, summed)
         if reason is not None:
             return reason
     if isinstance(reply.weight, bool) or not isinstance(reply.weight, int) or reply.weight <= 0:
@@ -106,8 +109,8 @@ def fault(reply: Reply, op: Op, payload: Payload, rules: Rules, summed: bool = T
     return None
 
 
-def _unlike(given: dict[str, Tensor], expected: dict[str, Shape], summed: bool) -> str | None:
-    """How tensors differ from what was expected of them, or None."""
+def _unlike(given: dict[str, Tensor], expected: dict[str, Shape]) -> str | None:
+    """How tensors differ in name, shape or type from what was expected of them, or None."""
     if set(given) != set(expected):
         return f"it has the tensors {sorted(given)}, expected {sorted(expected)}"
     for name, (shape, dtype) in expected.items():
@@ -116,6 +119,12 @@ def _unlike(given: dict[str, Tensor], expected: dict[str, Shape], summed: bool) 
             return f"{name} has the shape {tuple(tensor.shape)}, expected {shape}"
         if tensor.dtype != dtype:
             return f"{name} is {tensor.dtype}, expected {dtype}"
+    return None
+
+
+def _unusable(given: dict[str, Tensor], summed: bool) -> str | None:
+    """Why tensors' values may not be fused, or None."""
+    for name, tensor in given.items():
         if tensor.is_floating_point() and not all_finite(tensor):
             return f"{name} has values that are not finite"
         if summed and not tensor.is_floating_point() and tensor.numel():
@@ -134,26 +143,37 @@ def all_finite(tensor: Tensor) -> bool:
 def clean(replies: Replies, op: Op, payload: Payload, rules: Rules, summed: bool) -> bool:
     """Whether all of a stack's replies may be fused; where not, `fault` says for each why."""
     first = replies.row(0)
-    plain = Reply(first.tensors, max(replies.weights), first.maxima, first.metrics)
+    groups = ((first.tensors, op.expects(payload)), (first.maxima, op.expects_maxima(payload)))
+    weights, metrics = replies.weights, replies.metrics
+    if any(_unlike(given, expected) is not None for given, expected in groups):
+        return False
+    if not all(type(weight) is int for weight in weights) or min(weights) <= 0 or max(weights) >= LARGEST:
+        return False
+    if rules.max_weight is not None and max(weights) > rules.max_weight:
+        return False
+    if op.measures is not None and not set(metrics) <= op.measures:
+        return False
+    if not all(math.isfinite(sum(values)) for values in metrics.values()):
+        return False
     if rules.max_norm is not None and op.update is not None and op.update in replies.tensors:
         rows = replies.tensors[op.update].flatten(1).to(torch.float64)
         if not bool((torch.linalg.vector_norm(rows, dim=1) <= rules.max_norm).all()):
             return False
-    floating = [t for t in (*replies.tensors.values(), *replies.maxima.values()) if t.is_floating_point()]
-    whole = [t for t in (*replies.tensors.values(), *replies.maxima.values()) if not t.is_floating_point()]
-    return (
-        fault(plain, op, payload, replace(rules, max_norm=None), summed) is None
-        and min(replies.weights) > 0
-        and all(isinstance(weight, int) for weight in replies.weights)
-        and all(math.isfinite(sum(values)) for values in replies.metrics.values())
-        and all(all_finite(t) for t in floating)
-        and (not summed or all(int(t.abs().max()) < LARGEST for t in whole if t.numel()))
-    )
+    return _unusable({**replies.tensors, **replies.maxima}, summed) is None
 
 
 def reply_size(reply: Reply) -> int:
     """The bytes of a reply on the wire; they do not depend on the digits of its numbers."""
-    return codec.size(Reply(reply.tensors, 1, reply.maxima, dict.fromkeys(reply.metrics, 0.0)).tree())
+    groups = (reply.tensors, reply.maxima)
+    layout = tuple(tuple((name, value.shape, value.dtype) for name, value in group.items()) for group in groups)
+    return _size(*layout, tuple(reply.metrics))
+
+
+@functools.lru_cache(maxsize=64)
+def _size(tensors: tuple[Any, ...], maxima: tuple[Any, ...], metrics: tuple[str, ...]) -> int:
+    empty = [{name: torch.empty(shape, dtype=dtype, device="meta") for name, shape, dtype in group}
+             for group in (tensors, maxima)]  # fmt: skip
+    return codec.size(Reply(empty[0], 1, empty[1], dict.fromkeys(metrics, 0.0)).tree())
 
 
 class BlockSum:
@@ -168,6 +188,8 @@ class BlockSum:
         for name, tensor in tensors.items():
             if name not in self._block:
                 self._block[name] = _wide(tensor) * weight
+            elif weight == 1:
+                self._block[name].add_(tensor)
             elif tensor.dtype == torch.float32 and weight < EXACT:
                 self._block[name].add_(tensor.to(torch.float64), alpha=weight)  # the product is exact
             else:  # product and sum apart: a fused one would round by position
@@ -177,8 +199,14 @@ class BlockSum:
     def add_rows(self, tensors: dict[str, Tensor], weights: list[int]) -> None:
         """Add a stack's rows, one after another; on a GPU, a block at a time."""
         if not any(tensor.is_cuda for tensor in tensors.values()):
-            for k, weight in enumerate(weights):
-                self.add({name: tensor[k] for name, tensor in tensors.items()}, weight)
+            numbers = sum(tensor.numel() for tensor in tensors.values())
+            if numbers <= SMALL:  # multiply all rows at once; the products are the same
+                shares = torch.tensor(weights)
+                tensors = {n: _wide(t) * shares.view(-1, *[1] * (t.dim() - 1)) for n, t in tensors.items()}
+                weights = [1] * len(weights)
+            rows = zip(*(tensor.unbind(0) for tensor in tensors.values()), strict=True)
+            for row, weight in zip(rows, weights, strict=True):
+                self.add(dict(zip(tensors, row, strict=True)), weight)
             return
         at = 0
         while at < len(weights):

@@ -4,9 +4,10 @@ A key names a stream: (seed, purpose, round, party, step). Two streams with diff
 selecting parties never disturbs training, and what a party draws depends neither on the parties trained beside it nor
 on how a batch was padded.
 
-`generator` serves index shuffles and selection (numpy's Philox). `uniform` and `normal` are pure torch functions of an
-integer key; they work under `torch.func.vmap` and give element (i, j, ...) the same value whatever the extent of the
-tensor is. The mixing function is the finaliser of SplitMix64 (Steele, Lea and Flood 2014).
+`generator` serves selection and partitions (numpy's Philox), `shuffled` the order of samples. `uniform` and `normal`
+are pure torch functions of an integer key; they work under `torch.func.vmap` and give element (i, j, ...) the same
+value whatever the extent of the tensor is. The mixing function is the finaliser of SplitMix64 (Steele, Lea and Flood
+2014).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,15 +56,50 @@ def _mix(z: Tensor) -> Tensor:
     return z ^ _shift(z, 31)
 
 
-def fold(k: Tensor, index: int) -> Tensor:
+def fold(k: Tensor, index: int | Tensor) -> Tensor:
     """A new key from a key and an index."""
+    if isinstance(index, Tensor):
+        return _mix(k + (index + 1) * _signed(_GOLDEN))
     return _mix(k + _signed(((index + 1) * _GOLDEN) % (1 << 64)))
+
+
+def folded(k: int, *indices: int) -> int:
+    """As `fold`, with one index after another, for a single key."""
+    whole = (1 << 64) - 1
+    for index in indices:
+        z = (k + (index + 1) * _GOLDEN) & whole
+        z = ((z ^ (z >> 30)) * _MULTIPLY_1) & whole
+        z = ((z ^ (z >> 27)) * _MULTIPLY_2) & whole
+        k = z ^ (z >> 31)
+    return _signed(k & whole)
 
 
 def step_keys(k: int, steps: int) -> Tensor:
     """The keys of steps 0, 1, ... of one stream, as an int64 tensor."""
     index = torch.arange(1, steps + 1, dtype=torch.int64)
     return _mix(index * _signed(_GOLDEN) + k)
+
+
+def keys_of_steps(k: Tensor, steps: int) -> Tensor:
+    """As `step_keys`, for many streams at once: [streams, steps]."""
+    index = torch.arange(1, steps + 1, dtype=torch.int64, device=k.device)
+    return _mix(index * _signed(_GOLDEN) + k.unsqueeze(-1))
+
+
+def shuffled(k: int, n: int) -> np.ndarray[Any, Any]:
+    """0, 1, ..., n - 1 in an order drawn from a key: sorted by what each number hashes to.
+
+    `shuffles` gives the same orders for many keys at once, on any device.
+    """
+    return np.argsort(step_keys(k, n).numpy(), kind="stable")
+
+
+def shuffles(k: Tensor, sizes: Tensor, widest: int) -> Tensor:
+    """The orders [keys, widest] of 0, 1, ..., sizes[i] - 1; what lies beyond a size is not part of its order."""
+    index = torch.arange(1, widest + 1, dtype=torch.int64, device=k.device)
+    hashes = keys_of_steps(k, widest)
+    beyond = index > sizes.unsqueeze(-1)
+    return torch.argsort(hashes.masked_fill(beyond, torch.iinfo(torch.int64).max), dim=-1, stable=True)
 
 
 def _bits(k: Tensor, shape: Sequence[int]) -> Tensor:

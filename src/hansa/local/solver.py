@@ -134,7 +134,8 @@ class LocalSolver(Op):
 
     def step(self, ctx: Context, w: Tensor, direction: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
         """One step."""
-        return torch.sub(w, direction, alpha=self.rate(ctx.round)), carry
+        rate = self.rate(ctx.round)  # a tensor where the engine has recorded the step
+        return w - direction * rate if isinstance(rate, Tensor) else torch.sub(w, direction, alpha=rate), carry
 
     def finish(self, ctx: Context, start: Tensor, w: Tensor, carry: Carry,
                memory: Memory) -> tuple[dict[str, Tensor], Memory]:  # fmt: skip
@@ -148,9 +149,9 @@ class LocalSolver(Op):
         epochs, steps, size, drop_last = plan(self)
         size = n if size is None else min(size, n)
         out: list[np.ndarray[Any, Any]] = []
-        epoch = 0
+        base, epoch = rng.key(seed, "shuffle", round), 0
         while (epoch < epochs) if steps is None else (len(out) < steps):
-            order = rng.generator(seed, "shuffle", round, party, epoch).permutation(n) if size < n else np.arange(n)
+            order = rng.shuffled(rng.folded(base, party, epoch), n) if size < n else np.arange(n)
             pieces = [order[at : at + size] for at in range(0, n, size)]
             if drop_last and len(pieces) > 1 and len(pieces[-1]) < size:
                 pieces.pop()
@@ -180,7 +181,9 @@ class LocalSolver(Op):
         whole = Batch(x, y, None)
         ctx = Context(objective, party.n, len(batches), party.round, lambda: whole, (model.stats, model.counts),
                       rule=rule)  # fmt: skip
-        keys = rng.step_keys(rng.key(party.seed, "step", party.round, party.id), len(batches)).to(objective.device)
+        keys = rng.step_keys(rng.folded(rng.key(party.seed, "step", party.round), party.id), len(batches)).to(
+            objective.device
+        )
         before = {name: memory.get(name, value) for name, value in self.remember(objective.spec).items()}
         extra = {name: value for name, value in payload.items() if name != "model"}
         start, carry = self.start(ctx, model.w, extra, before)

@@ -14,7 +14,7 @@ def load(message: dict[str, Any]) -> Party:
     """The party that an experiment's message names, with its own share of the data and nothing else."""
     experiment = parse(message["experiment"], message["folder"])
     task = experiment.build_task()
-    objective = Objective(task.model, task.loss, experiment.run.seed)
+    objective = Objective(task.model, task.loss, experiment.run.seed, bf16=experiment.run.precision == "bf16")
     holdings, id = task.holdings(objective), int(message["party"])
     x, y = holdings.train.of(id)
     test = None

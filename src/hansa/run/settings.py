@@ -32,7 +32,9 @@ class Run:
 
     `cohort` is the fraction of parties a round selects, max(floor(C * K), 1); `cohort_size` a count instead.
     `quorum` is a fraction of those asked or a count. A run stops after `rounds`, when `metric` reaches `target`,
-    when it has not improved in `patience` evaluations, or when bytes or seconds are spent.
+    when it has not improved in `patience` evaluations, or when bytes or seconds are spent. `precision` says how matrix
+    products are computed (parameters stay in the model's own type); `compile` whether the steps of stacked parties on a
+    GPU are compiled, which takes seconds and is earned back in long runs.
     """
 
     rounds: int = 10
@@ -42,6 +44,8 @@ class Run:
     select: Selector = Uniform()
     engine: Literal["auto", "reference", "workers", "stacked"] = "auto"
     device: str = "cpu"
+    precision: Literal["float32", "tf32", "bf16"] = "float32"
+    compile: Literal["auto", "on", "off"] = "auto"
     eval_every: int = 1
     eval_parties: bool = True
     target: float | None = None

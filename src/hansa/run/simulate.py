@@ -6,7 +6,8 @@ import dataclasses
 import json
 import logging
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,10 @@ from hansa.run.store import Store
 from hansa.sim.clock import VirtualClock
 from hansa.sim.engine import ReferenceEngine
 from hansa.sim.runtime import Simulation, Work, pick_engine
+from hansa.sim.stacked import StackedEngine
 
 log = logging.getLogger("hansa")
+COMPILED_ROUNDS = 500  # from which on compiling a step (about 10 s) is earned back
 Watch = Callable[[dict[str, Any]], None]
 
 
@@ -54,17 +57,20 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
     if resume and run_dir is None:
         raise ConfigError("resume=True needs run_dir, the folder of the run to go on with")
     run: Run = fill(Run, settings, where="run")
-    _check_device(run.device)
-    with deterministic(run.device):
-        objective = Objective(task.model, task.loss, run.seed, run.device)
+    _check_device(run.device, run.precision)
+    with deterministic(run.device), products(run.precision):
+        objective = Objective(task.model, task.loss, run.seed, run.device, run.precision == "bf16")
         holdings = task.holdings(objective)
         if task.prepare is None and holdings.train.x.is_floating_point() and bool(holdings.train.x.isnan().any()):
             raise DataError("the parties' features have missing values (NaN); give the task prepare=Standardise()")
         store = Store(run_dir) if run_dir is not None else None
         solver = getattr(algorithm, "local", None)
         work = Work(run.rounds, run.size(len(holdings)), solver) if isinstance(solver, LocalSolver) else None
-        before = store.experiment()["plan"].get("engine") if store is not None and resume else None
-        engine = pick_engine(run.engine, objective, holdings, run.seed, work, before)
+        before = store.experiment()["plan"] if store is not None and resume else {}
+        engine = pick_engine(run.engine, objective, holdings, run.seed, work, before.get("engine"))
+        if isinstance(engine, StackedEngine):
+            long = before.get("compiled", run.rounds >= COMPILED_ROUNDS)
+            engine.compiles = engine.records and (run.compile == "on" or (run.compile == "auto" and long))
         log.info("engine %s: %s", engine.name, engine.why())
         clock = VirtualClock(run.seed, run.latency, run.latency_mean)
         runtime = Simulation(engine, run.rules(), clock, absent)
@@ -137,12 +143,25 @@ def _same_run(before: dict[str, Any], now: dict[str, Any], force: bool) -> None:
             )
 
 
-def _check_device(device: str) -> None:
+@contextmanager
+def products(precision: str) -> Iterator[None]:
+    """How a GPU multiplies float32 matrices inside: in full, or with tensor cores that keep 10 bits of each factor."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _check_device(device: str, precision: str) -> None:
     try:
         kind = torch.device(device).type
     except RuntimeError:
         raise ConfigError(f"run.device: unknown device {device!r}; use 'cpu', 'cuda' or 'cuda:N'") from None
     if kind == "cuda" and not torch.cuda.is_available():
         raise ConfigError("run.device: 'cuda' was asked for, but this machine has no usable GPU")
+    if precision == "tf32" and kind != "cuda":
+        raise ConfigError("run.precision: 'tf32' is a GPU's; on a CPU use 'float32' or 'bf16'")
     if kind not in ("cpu", "cuda"):
         raise ConfigError(f"run.device: {device!r} is not supported; use 'cpu' or 'cuda'")

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from hansa.core.errors import HansaError
@@ -244,7 +244,7 @@ def _put(into: Tensor, value: Tensor, beta: float, alpha: float) -> None:
 def chain_of(objective: Objective, x: Tensor, y: Tensor) -> Chain | None:
     """The model as a chain of calls, if it is one and replaying it gives the model's own gradient on these samples."""
     module, spec = objective.module, objective.spec
-    if module is None or spec.stats or spec.counts or len(x) < 3 or any(m.training for m in _random(module)):
+    if module is None or spec.stats or spec.counts or len(x) < 3 or objective.bf16:
         return None
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     recordings = []
@@ -269,10 +269,6 @@ def chain_of(objective: Objective, x: Tensor, y: Tensor) -> Chain | None:
         raise
     except Exception:  # not a chain after all; whatever is wrong with the model, training it will say
         return None
-
-
-def _random(module: nn.Module) -> list[nn.Module]:
-    return [m for m in module.modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
 
 
 def _agrees(chain: Chain, x: Tensor, y: Tensor) -> bool:

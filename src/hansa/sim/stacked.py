@@ -8,6 +8,7 @@ padding rows: only parties of equal size are stacked. What cannot be stacked fal
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Iterator
@@ -28,13 +29,15 @@ from hansa.core.replies import BLOCK
 from hansa.core.task import Holdings
 from hansa.local import SGD
 from hansa.local.solver import Batch, Context, LocalSolver
+from hansa.sim import gpu
 from hansa.sim.chain import Chain, chain_of
 from hansa.sim.engine import Block, Job, Outcome, ReferenceEngine, first_line, one_thread
+from hansa.sim.schedule import schedule
 
 log = logging.getLogger("hansa")
 ROOM = 2**28  # bytes of updates held at a time
 CACHE = 4 * 2**20  # bytes of a chunk's parameters on a CPU: they are read and written at every step
-WIDEST = 64  # parties in a chunk, at most
+WIDEST = 256  # parties in a chunk, at most
 
 
 class StackedEngine(ReferenceEngine):
@@ -45,23 +48,30 @@ class StackedEngine(ReferenceEngine):
     def __init__(self, objective: Objective, holdings: Holdings, seed: int, chunk: int | None = None) -> None:
         super().__init__(objective, holdings, seed)
         size = max(1, objective.spec.dim * objective.dtype.itemsize)
-        room = CACHE if objective.device.type == "cpu" else 2**30 // 8
-        self.chunk = chunk or max(1, min(WIDEST, room // size))
+        on_cpu = objective.device.type == "cpu"
+        self.chunk = chunk or max(1, min(WIDEST, CACHE // size) if on_cpu else min(256, 2**32 // (8 * size)))
         self.lanes = cores() if objective.device.type == "cpu" else 1  # chunks alike, so that processes can share them
         self.window = max(BLOCK, min(32 * BLOCK, ROOM // size // BLOCK * BLOCK))  # parties arranged together
         if chunk is None and objective.device.type == "cpu" and objective.module is not None and heavy(objective):
             self.chunk = 1  # a CPU does not stack convolutions well
         self._given = chunk
-        self._pads = True
+        self.records = objective.device.type == "cuda"
+        self.compiles = False
+        self.programs: dict[Any, Any] = {}  # what was recorded for a GPU
+        self.pads = True
         self._chain: Chain | None = None
         self._looked = self._probed = False
         self._refused: str | None = None
 
     def plan(self) -> dict[str, Any]:
-        return {"engine": self.name, "threads": 1, "chunk": self.chunk, "lanes": self.lanes}
+        plan = {"engine": self.name, "threads": 1, "chunk": self.chunk, "lanes": self.lanes}
+        return plan | ({"compiled": self.compiles} if self.records else {})
 
     def why(self) -> str:
         chain = self.chain
+        if self.records:
+            how = "compiled and recorded" if self.compiles else "recorded"
+            return f"up to {self.chunk} parties at once, each step {how} as a CUDA graph"
         if chain is not None and chain.stacks and self.chunk > 1:
             return f"up to {self.chunk} parties at once as batched matrix products, which the cache holds"
         if chain is not None and self.chunk == 1:
@@ -75,7 +85,7 @@ class StackedEngine(ReferenceEngine):
         if not self._looked:
             self._looked = True
             train = self.holdings.train
-            self._pads = not mixes_rows(self.objective, self.holdings)
+            self.pads = not mixes_rows(self.objective, self.holdings)
             if self.objective.device.type == "cpu":
                 self._chain = chain_of(self.objective, train.x[:3], train.y[:3])
 
@@ -117,15 +127,19 @@ class StackedEngine(ReferenceEngine):
         """
         solver = unwrap(op)[1]
         assert isinstance(solver, LocalSolver)
-        size = self.holdings.train.size
-        sizes = {job.party: size(job.party) for job in jobs}
-        steps = {party: solver.count(n) if n else 0 for party, n in sizes.items()}
-        order = sorted(jobs, key=lambda job: (-steps[job.party], -sizes[job.party], job.party))
+        offsets = self.holdings.train.offsets
+        ids = np.array([job.party for job in jobs])
+        sizes = offsets[ids + 1] - offsets[ids]
+        order = jobs
+        if len(jobs) > 1 and (sizes != sizes[0]).any():
+            steps = {n: solver.count(n) if n else 0 for n in set(sizes.tolist())}
+            counts = np.array([steps[n] for n in sizes.tolist()])
+            order = [jobs[k] for k in np.lexsort((ids, -sizes, -counts))]
         groups = [order]
-        if self.chain is None and not self._pads:
+        if self.chain is None and not self.pads:
             by_size: dict[int, list[Job]] = {}
             for job in order:
-                by_size.setdefault(sizes[job.party], []).append(job)
+                by_size.setdefault(self.holdings.train.size(job.party), []).append(job)
             groups = list(by_size.values())
         chunks: list[list[Job]] = []
         for group in groups:
@@ -180,8 +194,11 @@ class StackedEngine(ReferenceEngine):
             if chain is not None and self.width(solver) == 1:
                 given = [(job.party, self.party(job.party, round), job) for job in jobs]
                 return [(id, solver.train(party, job.payload, job.memory, chain.alone)) for id, party, job in given]
-            if self.width(solver) > 1 and self._stackable():
-                return Stack(self, solver, jobs, round).train()
+            if (self.records or self.width(solver) > 1) and self._stackable():
+                if self.records and gpu.repeats(self, solver, jobs):
+                    return gpu.train_alike(self, solver, jobs, round)
+                stack = Stack(self, solver, jobs, round)
+                return gpu.train(stack) if self.records and stack.recordable else stack.train()
         except HansaError:
             raise
         except Exception as error:
@@ -199,7 +216,7 @@ class StackedEngine(ReferenceEngine):
             return True
         if not self._probed:
             self._probed = True
-            self._refused = obstacle(self.objective, self.holdings)
+            self._refused = obstacle(self.objective, self.holdings, unrolls=self.records)
             if self._refused:
                 log.warning("parties train one at a time: %s", self._refused)
         return self._refused is None
@@ -245,6 +262,13 @@ def merge(blocks: list[Block]) -> Block:
     )
 
 
+def chain_gradient(chain: Chain, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The rule of a chain for a solver's gradients, inside vmap."""
+    mask = torch.ones(len(batch.x), dtype=w.dtype) if batch.mask is None else batch.mask
+    found: tuple[Tensor, Tensor] = ChainGradient.apply(w, batch.x, batch.y, mask / mask.sum(), chain)
+    return found
+
+
 class ChainGradient(torch.autograd.Function):
     """Gradient and loss of one party by a chain; under vmap, of the whole stack by batched products."""
 
@@ -278,29 +302,21 @@ class Stack:
     round: int
 
     def __post_init__(self) -> None:
-        shards, solver = self.engine.holdings.train, self.solver
-        self.device = self.engine.objective.device
-        self.dtype = self.engine.objective.dtype
-        self.sizes = [shards.size(job.party) for job in self.jobs]
-        batches = [solver.batches(n, self.engine.seed, self.round, job.party)
-                   for job, n in zip(self.jobs, self.sizes, strict=True)]  # fmt: skip
-        self.steps = [len(b) for b in batches]
-        lengths = np.zeros((len(self.jobs), self.steps[0]), dtype=np.int64)  # of each batch; 0 once finished
-        for k, b in enumerate(batches):
-            lengths[k, : len(b)] = [len(rows) for rows in b]
-        self.widths = lengths.max(0).tolist()
-        self.active = (lengths > 0).sum(0).tolist()
-        index = np.empty((*lengths.shape, max(self.widths)), dtype=np.int64)
-        for k, (job, b) in enumerate(zip(self.jobs, batches, strict=True)):
-            first = int(shards.offsets[job.party])
-            index[k] = first  # padding repeats a row of the party's own
-            for s, rows in enumerate(b):
-                index[k, s, : len(rows)] = first + rows
-        mask = np.arange(index.shape[2]) < lengths[:, :, None]
-        self.full = [bool(mask[: self.active[s], s, :width].all()) for s, width in enumerate(self.widths)]
-        self.rows, self.mask = torch.from_numpy(index).to(self.device), torch.from_numpy(mask).to(self.device)
-        counts = torch.from_numpy(lengths).clamp(min=1).to(self.device, self.dtype)
-        self.share = self.mask.to(self.dtype) / counts[:, :, None]  # of each sample in its party's mean loss
+        engine = self.engine
+        shards, self.device, self.dtype = engine.holdings.train, engine.objective.device, engine.objective.dtype
+        parties = [job.party for job in self.jobs]
+        self.sizes = [shards.size(party) for party in parties]
+        plan = schedule(self.solver, shards, parties, engine.seed, self.round, self.device)
+        self.rows, self.steps, self.widths, self.active = plan.rows, plan.steps, plan.widths, plan.active
+        self.mask = plan.mask
+        self.full = plan.full
+        counts = plan.lengths.clamp(min=1).to(self.dtype)
+        self.share = self.mask.to(self.dtype) / counts.unsqueeze(-1)  # of each sample in its party's mean loss
+
+    @property
+    def recordable(self) -> bool:
+        """Whether every step has the same shape, or may be padded to it."""
+        return self.engine.pads or all(width == self.widths[0] for width in self.widths)
 
     def block(self, tensors: dict[str, Tensor], buffers: tuple[Tensor, Tensor], seen: Tensor,
               memory: dict[str, Tensor]) -> Block:  # fmt: skip
@@ -316,9 +332,7 @@ class Stack:
     def descend(self, chain: Chain) -> Block:
         """Plain SGD, each layer's step taken inside the backward pass."""
         shards, k = self.engine.holdings.train, len(self.jobs)
-        start = torch.stack([job.payload["model"]["w"] for job in self.jobs]) if self._own() else (
-            self.jobs[0].payload["model"]["w"].expand(k, -1)
-        )  # fmt: skip
+        start = self.models()
         flat = start.clone()
         views = chain.views(flat)
         lr = self.solver.rate(self.round)
@@ -337,73 +351,100 @@ class Stack:
         first = self.jobs[0].payload["model"]
         return any(job.payload["model"] is not first for job in self.jobs)
 
-    def train(self) -> Block:
-        """Any solver, its pure functions mapped over the parties."""
-        from torch.func import vmap  # loads PyTorch's compiler the first time: a second that not every run needs
+    def models(self) -> Tensor:
+        """The models that the parties start from [K, d]."""
+        if self._own():
+            return torch.stack([job.payload["model"]["w"] for job in self.jobs])
+        w: Tensor = self.jobs[0].payload["model"]["w"]
+        return w.expand(len(self.jobs), -1)
 
-        engine, solver, objective = self.engine, self.solver, self.engine.objective
-        shards, device, dtype, jobs = engine.holdings.train, self.device, self.dtype, self.jobs
-        chain = engine.chain if engine.chain is not None and engine.chain.stacks else None
-        n = torch.tensor(self.sizes, dtype=dtype, device=device)
-        steps = torch.tensor(self.steps, dtype=dtype, device=device)
-        keys = torch.stack([
-            rng.step_keys(rng.key(engine.seed, "step", self.round, job.party), self.steps[0]) for job in jobs
-        ]).to(device)  # fmt: skip
-        first = torch.tensor([int(shards.offsets[job.party]) for job in jobs], device=device)
-        widest = max(self.sizes)
+    @functools.cached_property
+    def of_party(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Each party's number of samples, number of steps and first row."""
+        offsets = self.engine.holdings.train.offsets
+        first = [int(offsets[job.party]) for job in self.jobs]
+        return (
+            torch.tensor(self.sizes, dtype=self.dtype, device=self.device),
+            torch.tensor(self.steps, dtype=self.dtype, device=self.device),
+            torch.tensor(first, device=self.device),
+        )
+
+    @functools.cached_property
+    def keys(self) -> Tensor:
+        """Each party's key at each step."""
+        base = torch.tensor(rng.key(self.engine.seed, "step", self.round))
+        keys = rng.fold(base, torch.tensor([job.party for job in self.jobs]))
+        return rng.keys_of_steps(keys, self.rows.shape[1]).to(self.device)
+
+    def context(self, buffers: tuple[Tensor, Tensor], n: Tensor, steps: Tensor, first: Tensor) -> Context:
+        """What a solver sees of one party, inside vmap."""
+        shards, widest = self.engine.holdings.train, max(self.sizes)
         equal = min(self.sizes) == widest
 
-        def gradient(w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-            mask = torch.ones(len(batch.x), dtype=dtype, device=device) if batch.mask is None else batch.mask
-            found: tuple[Tensor, Tensor] = ChainGradient.apply(w, batch.x, batch.y, mask / mask.sum(), chain)
-            return found
+        def load() -> Batch:
+            at = torch.arange(widest, device=self.device)
+            mask = None if equal else (at < n).to(self.dtype)
+            index = first + (at if equal else torch.minimum(at, n.long() - 1))
+            return Batch(shards.x[index], shards.y[index], mask)
 
-        def context(buffers: tuple[Tensor, Tensor], n: Tensor, steps: Tensor, first: Tensor) -> Context:
-            def load() -> Batch:
-                at = torch.arange(widest, device=device)
-                mask = None if equal else (at < n).to(dtype)
-                index = first + (at if equal else torch.minimum(at, n.long() - 1))
-                return Batch(shards.x[index], shards.y[index], mask)
+        chain = self.engine.chain if self.engine.chain is not None and self.engine.chain.stacks else None
+        rule = None if chain is None else functools.partial(chain_gradient, chain)
+        return Context(self.engine.objective, n, steps, self.round, load, buffers, stacked=True, rule=rule)
 
-            return Context(objective, n, steps, self.round, load, buffers, stacked=True,
-                           rule=gradient if chain is not None else None)  # fmt: skip
+    @functools.cached_property
+    def memory(self) -> dict[str, Tensor]:
+        """What the parties remember of the solver, stacked."""
+        zero = self.solver.remember(self.engine.objective.spec)
+        return {name: torch.stack([job.memory.get(name, value).to(self.device) for job in self.jobs])
+                for name, value in zero.items()}  # fmt: skip
 
-        def start(payload: Any, memory: Any, *of_party: Any) -> Any:
+    def start(self) -> Any:
+        """The first state: parameters, carry, buffers, summed loss."""
+
+        def one(payload: Any, memory: Any, *of_party: Any) -> Any:
             model = Params(*(payload["model"][name] for name in Params._fields))
             extra = {name: value for name, value in payload.items() if name != "model"}
-            ctx = context((model.stats, model.counts), *of_party)
-            w, carry = solver.start(ctx, model.w, extra, memory)
+            ctx = self.context((model.stats, model.counts), *of_party)
+            w, carry = self.solver.start(ctx, model.w, extra, memory)
             return w, carry, (model.stats, model.counts), w.new_zeros((), dtype=torch.float64)
+
+        payload, dims = stack_payloads([job.payload for job in self.jobs], self.dtype)
+        return torch.func.vmap(one, in_dims=(dims, 0, 0, 0, 0))(payload, self.memory, *self.of_party)
+
+    def finish(self, start: Tensor, state: Any) -> Block:
+        """The replies, from the first parameters and the last state."""
+
+        def one(start: Tensor, w: Tensor, carry: Any, buffers: Any, memory: Any, *of_party: Any) -> Any:
+            return self.solver.finish(self.context(buffers, *of_party), start, w, carry, memory)
+
+        w, carry, buffers, seen = state
+        tensors, after = torch.func.vmap(one)(start, w, carry, buffers, self.memory, *self.of_party)
+        return self.block(tensors, buffers, seen, after)
+
+    def train(self) -> Block:
+        """Any solver, its pure functions mapped over the parties."""
+        solver, shards = self.solver, self.engine.holdings.train
 
         def step(w: Tensor, carry: Any, buffers: Any, seen: Tensor, x: Tensor, y: Tensor, mask: Tensor | None,
                  key: Tensor, *of_party: Any) -> Any:  # fmt: skip
-            ctx = context(buffers, *of_party)
+            ctx = self.context(buffers, *of_party)
             direction = solver.direction(ctx, w, Batch(x, y, mask), carry, key)
             new_w, new_carry = solver.step(ctx, w, direction, carry)
             loss = ctx.seen if ctx.seen is not None else w.new_zeros(())
             return new_w, new_carry, ctx.buffers, seen + loss.to(torch.float64)
 
-        def finish(start: Tensor, w: Tensor, carry: Any, buffers: Any, memory: Any, *of_party: Any) -> Any:
-            return solver.finish(context(buffers, *of_party), start, w, carry, memory)
-
-        of_party = (n, steps, first)
-        zero = solver.remember(objective.spec)
-        memory = {name: torch.stack([job.memory.get(name, value) for job in jobs]) for name, value in zero.items()}
-        payload, dims = stack_payloads([job.payload for job in jobs], dtype)
-        state = vmap(start, in_dims=(dims, 0, 0, 0, 0))(payload, memory, *of_party)
+        state = self.start()
         w0, finished = state[0], []
         for s, (width, k) in enumerate(zip(self.widths, self.active, strict=True)):
             if k < len(state[0]):
                 finished.append(pytree.tree_map(lambda v, k=k: v[k:], state))
                 state = pytree.tree_map(lambda v, k=k: v[:k], state)
             index = self.rows[:k, s, :width]
-            mask = None if self.full[s] else self.mask[:k, s, :width].to(dtype)
-            given = (shards.x[index], shards.y[index], mask, keys[:k, s], *(v[:k] for v in of_party))
+            mask = None if self.full[s] else self.mask[:k, s, :width].to(self.dtype)
+            given = (shards.x[index], shards.y[index], mask, self.keys[:k, s], *(v[:k] for v in self.of_party))
             in_dims = (0, 0, 0, 0, 0, 0, None if mask is None else 0, 0, 0, 0, 0)
-            state = vmap(step, in_dims=in_dims)(*state, *given)
-        w, carry, buffers, seen = pytree.tree_map(lambda *v: torch.cat(v), state, *reversed(finished))
-        tensors, after = vmap(finish)(w0, w, carry, buffers, memory, *of_party)
-        return self.block(tensors, buffers, seen, after)
+            state = torch.func.vmap(step, in_dims=in_dims)(*state, *given)
+        return self.finish(w0, pytree.tree_map(lambda *v: torch.cat(v), state, *reversed(finished)))
 
 
 def stack_payloads(payloads: list[Any], dtype: torch.dtype) -> tuple[Any, Any]:
@@ -454,13 +495,12 @@ def mixes_rows(objective: Objective, holdings: Holdings) -> bool:
     return not all(torch.allclose(a, b, rtol, atol, equal_nan=True) for a, b in pairs)
 
 
-def obstacle(objective: Objective, holdings: Holdings) -> str | None:
-    """Why the model cannot be stacked, naming the layer, or None. Found by trying two copies on two samples."""
-    from torch.func import vmap
-
+def obstacle(objective: Objective, holdings: Holdings, unrolls: bool = False) -> str | None:
+    """Why the model cannot be stacked, naming the layer, or None. Found by trying two copies on two samples. Recurrent
+    layers can only be stacked where they are unrolled."""
     module = objective.network()
     for name, layer in module.named_modules():
-        if isinstance(layer, nn.RNNBase):
+        if isinstance(layer, nn.RNNBase) and not unrolls:
             return f"{type(layer).__name__} at {name!r} cannot be batched over parties"
     rows = torch.arange(min(2, len(holdings.train.x)), device=objective.device).repeat(2, 1)
     inside: list[str] = []
@@ -474,11 +514,12 @@ def obstacle(objective: Objective, holdings: Holdings) -> str | None:
 
     def one(w: Tensor, stats: Tensor, counts: Tensor, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
         ctx = Context(objective, 2, 1, 0, lambda: Batch(x, y, None), (stats, counts), stacked=True)
-        return ctx.gradient(w, Batch(x, y, None), key)
+        with gpu.Rewritten(2):
+            return ctx.gradient(w, Batch(x, y, None), key)
 
     try:
         stacked = [v.expand(2, *v.shape) for v in initial]
-        vmap(one)(stacked[0], stacked[1], stacked[2], holdings.train.x[rows], holdings.train.y[rows], keys)
+        torch.func.vmap(one)(stacked[0], stacked[1], stacked[2], holdings.train.x[rows], holdings.train.y[rows], keys)
     except HansaError:
         raise
     except Exception as error:

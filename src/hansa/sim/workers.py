@@ -74,11 +74,10 @@ class Room:
             return {name: self.read(value) for name, value in tree.items()}
         return tree
 
-    def rows(self, place: dict[str, Any], count: int, apart: int) -> Tensor:
-        """The same tensor of consecutive slots, as one view [count, ...]."""
-        dtype, shape = getattr(torch, place["dtype"]), torch.Size(place["shape"])
-        first = self.look(place[_HERE], shape, dtype)
-        return first.as_strided((count, *shape), (apart // dtype.itemsize, *first.stride()))
+    def rows(self, at: int, shape: Any, dtype: torch.dtype, count: int, apart: int) -> Tensor:
+        """The tensors that lie at the same place of consecutive slots, as one view [count, ...]."""
+        first = self.look(at, shape, dtype)
+        return first.as_strided((count, *first.shape), (apart // dtype.itemsize, *first.stride()))
 
 
 class WorkersEngine(ReferenceEngine):
@@ -130,10 +129,10 @@ class WorkersEngine(ReferenceEngine):
         self._seen = self.holdings.train.x
         self._head, self._apart = -(-head // _ALIGN) * _ALIGN, apart
         self._slots = max(2 * self.workers, min(SLOTS, ROOM // apart))
-        self._room = Room(self._head + self._slots * self._apart)
         if isinstance(self.inner, StackedEngine):
             self._slots = self.inner.window
             self.inner.look()  # once, before the processes part
+        self._room = Room(self._head + self._slots * self._apart)
         context = multiprocessing.get_context("fork")
         for _ in range(self.workers):
             ours, theirs = context.Pipe()
@@ -156,11 +155,16 @@ class WorkersEngine(ReferenceEngine):
         slot_of = {job.party: slot for slot, job in enumerate(jobs)}
         waiting = self._arrange(op, jobs)[::-1]
         busy: dict[int, list[Job]] = {}
-        answers: dict[int, dict[str, Any]] = {}
+        stacks: list[dict[str, Any]] = []
+        alone: dict[int, dict[str, Any]] = {}
 
         def message(chunk: list[Job]) -> bytes:
-            given = [self._job(job, slot_of[job.party], shared is None) for job in chunk]
-            return codec.encode({"jobs": given, **common})
+            parties = [job.party for job in chunk]
+            slots = [slot_of[party] for party in parties]
+            told = {"parties": torch.tensor(parties), "slots": torch.tensor(slots), **common}
+            if shared is None or any(job.memory for job in chunk):
+                told["own"] = [self._own_part(job, slot_of[job.party], shared is None) for job in chunk]
+            return codec.encode(told)
 
         for worker in range(min(self.workers, len(waiting))):
             busy[worker] = waiting.pop()
@@ -176,12 +180,13 @@ class WorkersEngine(ReferenceEngine):
                     busy[worker] = waiting.pop()
                     self._send(worker, ahead)
                     ahead = message(waiting[-1]) if waiting else b""
-                answers.update({int(party): answer for party, answer in answered.items()})
-        failed = [party for party in answers if "error" in answers[party]]
+                stacks += [_listed(stack) for stack in answered["stacks"]]
+                alone.update({int(party): answer for party, answer in answered["alone"].items()})
+        failed = [party for party in alone if "error" in alone[party]]
         if failed:  # all answers are in, so the one to name does not depend on who was first
-            first = answers[min(failed)]
+            first = alone[min(failed)]
             raise ERRORS.get(first["kind"], PartyError)(first["error"])
-        yield from self._collect(jobs, answers)
+        yield from self._collect(jobs, stacks, alone)
 
     def _arrange(self, op: Op, jobs: list[Job]) -> list[list[Job]]:
         if isinstance(self.inner, StackedEngine):
@@ -189,42 +194,60 @@ class WorkersEngine(ReferenceEngine):
         size = self.holdings.train.size
         return [[job] for job in sorted(jobs, key=lambda job: (-size(job.party), job.party))]
 
-    def _job(self, job: Job, slot: int, own: bool) -> dict[str, Any]:
-        """A job as a worker is told it; its tensors lie in its slot, where its answer will be laid."""
+    def _own_part(self, job: Job, slot: int, own: bool) -> dict[str, Any]:
+        """What only one party is told; its tensors lie in its slot, where its answer will be laid."""
         assert self._room is not None
         at = self._head + slot * self._apart
         tree, _ = self._room.lay({"memory": job.memory, "payload": job.payload if own else None}, at, at + self._apart)
-        return {"party": job.party, "slot": slot, **tree}
+        return dict(tree)
 
-    def _collect(self, jobs: list[Job], answers: dict[int, dict[str, Any]]) -> Iterator[Block | tuple[int, Outcome]]:
-        """The answers in the order of the jobs: as one stack, where all that replied have the same layout."""
+    def _collect(self, jobs: list[Job], stacks: list[dict[str, Any]],
+                 alone: dict[int, dict[str, Any]]) -> Iterator[Block | tuple[int, Outcome]]:  # fmt: skip
+        """The answers in the order of the jobs: those that were stacked as one stack, where no other has replied."""
         assert self._room is not None
-        good = [job for job in jobs if "declined" not in answers[job.party]]
-        for job in jobs:
-            if "declined" in answers[job.party]:
-                yield job.party, answers[job.party]["declined"]
-        runs: list[list[Job]] = []
-        for job in good:
-            before = runs[-1][-1] if runs else None
-            follows = before is not None and _same_layout(answers[before.party], answers[job.party], self._apart)
-            if follows:
-                runs[-1].append(job)
-            else:
-                runs.append([job])
-        for run in runs:
-            first, count = answers[run[0].party], len(run)
-            if not _laid(first):
-                for job in run:
-                    yield job.party, self._alone(job, answers[job.party])
-                continue
-            stack = {
-                part: {name: self._room.rows(place, count, self._apart) for name, place in first[part].items()}
+        declined = {party: answer["declined"] for party, answer in alone.items() if "declined" in answer}
+        layouts = [(stack["tensors"], stack["maxima"], stack["memory"]) for stack in stacks]
+        if len(declined) < len(alone) or any(layout != layouts[0] for layout in layouts):
+            for stack in stacks:
+                alone.update(self._apart_from(stack))
+            for job in jobs:
+                answer = alone[job.party]
+                yield job.party, answer["declined"] if "declined" in answer else self._alone(job, answer)
+            return
+        yield from declined.items()
+        if not stacks:
+            return
+        row = {party: (stack, k) for stack in stacks for k, party in enumerate(stack["parties"])}
+        slots = torch.tensor([slot for slot, job in enumerate(jobs) if job.party in row])
+        names, room = list(stacks[0]["metrics"]), self._room
+
+        def view(places: dict[str, Any]) -> dict[str, Tensor]:
+            out = {}
+            for name, (at, shape, dtype) in places.items():
+                rows = room.rows(self._head + at, shape, getattr(torch, dtype), len(jobs), self._apart)
+                out[name] = rows if len(slots) == len(jobs) else rows.index_select(0, slots)
+            return out
+
+        parties = [job.party for job in jobs if job.party in row]
+        places = [row[party] for party in parties]
+        weights = [stack["weights"][k] for stack, k in places]
+        metrics = {name: [stack["metrics"][name][k] for stack, k in places] for name in names}
+        tensors, maxima, memory = (view(part) for part in layouts[0])
+        yield Block(Replies(parties, tensors, weights, maxima, metrics), memory)
+
+    def _apart_from(self, stack: dict[str, Any]) -> dict[int, dict[str, Any]]:
+        """A stack's answers one by one."""
+        out = {}
+        for k, (party, slot) in enumerate(zip(stack["parties"], stack["slots"], strict=True)):
+            base = self._head + slot * self._apart
+            laid = {
+                part: {name: {_HERE: base + at, "shape": shape, "dtype": kind}
+                       for name, (at, shape, kind) in stack[part].items()}
                 for part in ("tensors", "maxima", "memory")
-            }
-            weights = [answers[job.party]["weight"] for job in run]
-            metrics = {name: [answers[job.party]["metrics"][name] for job in run] for name in first["metrics"]}
-            parties = [job.party for job in run]
-            yield Block(Replies(parties, stack["tensors"], weights, stack["maxima"], metrics), stack["memory"])
+            }  # fmt: skip
+            numbers = {name: values[k] for name, values in stack["metrics"].items()}
+            out[party] = {"weight": stack["weights"][k], "metrics": numbers, **laid}
+        return out
 
     def _alone(self, job: Job, answer: dict[str, Any]) -> tuple[Reply, Memory]:
         assert self._room is not None
@@ -275,16 +298,16 @@ class WorkersEngine(ReferenceEngine):
 
     def _work(self, op: Op, message: dict[str, Any]) -> dict[str, Any]:
         assert self._room is not None
-        given, round = message["jobs"], message["round"]
+        round = message["round"]
         shared = None if message["payload"] is None else self._room.read(message["payload"])
-        slots = {one["party"]: one["slot"] for one in given}
-        jobs = []
-        for one in given:
-            # Its slot will be written to, so what the job needs beyond the answer is taken out of it first.
-            memory = {name: value.clone() for name, value in self._room.read(one["memory"]).items()}
-            payload = shared if shared is not None else _copy(self._room.read(one["payload"]))
-            jobs.append(Job(one["party"], payload, memory))
-        answers: dict[str, Any] = {}
+        slots = dict(zip(message["parties"].tolist(), message["slots"].tolist(), strict=True))
+        jobs = [Job(party, shared or {}, {}) for party in slots]
+        for job, own in zip(jobs, message.get("own", []), strict=False):
+            # Its slot will be written to, so what the job needs is taken out of it first.
+            job.memory = _copy(self._room.read(own["memory"]))
+            job.payload = shared if shared is not None else _copy(self._room.read(own["payload"]))
+        stacks: list[dict[str, Any]] = []
+        alone: dict[str, Any] = {}
         try:
             if isinstance(self.inner, StackedEngine):
                 done = self.inner.work(op, jobs, round)
@@ -292,16 +315,33 @@ class WorkersEngine(ReferenceEngine):
                 done = iter([(job.party, self.inner.one(op, job, round)) for job in jobs])
             for item in done:
                 if isinstance(item, Block):
-                    for k, party in enumerate(item.replies.parties):
-                        kept = {name: value[k] for name, value in item.memory.items()}
-                        answers[str(party)] = self._answer(item.replies.row(k), kept, slots[party])
+                    stacks.append(self._stack(item, [slots[party] for party in item.replies.parties]))
                 elif isinstance(item[1], str):
-                    answers[str(item[0])] = {"declined": item[1]}
+                    alone[str(item[0])] = {"declined": item[1]}
                 else:
-                    answers[str(item[0])] = self._answer(*item[1], slots[item[0]])
+                    alone[str(item[0])] = self._answer(*item[1], slots[item[0]])
         except HansaError as error:
-            return {str(job.party): {"error": str(error), "kind": type(error).__name__} for job in jobs}
-        return answers
+            alone = {str(job.party): {"error": str(error), "kind": type(error).__name__} for job in jobs}
+            stacks = []
+        return {"stacks": stacks, "alone": alone}
+
+    def _stack(self, block: Block, slots: list[int]) -> dict[str, Any]:
+        """A stack's answer, its tensors laid into the parties' slots at once."""
+        assert self._room is not None
+        replies, at = block.replies, 0
+        index, most = torch.tensor(slots), max(slots) + 1
+        numbers = {name: torch.tensor(values, dtype=torch.float64) for name, values in replies.metrics.items()}
+        out: dict[str, Any] = {"parties": torch.tensor(replies.parties), "slots": index, "metrics": numbers,
+                               "weights": torch.tensor(replies.weights)}  # fmt: skip
+        for part, tensors in (("tensors", replies.tensors), ("maxima", replies.maxima), ("memory", block.memory)):
+            out[part] = {}
+            for name, value in tensors.items():
+                shape, dtype = list(value.shape[1:]), value.dtype
+                self._room.rows(self._head + at, shape, dtype, most, self._apart).index_copy_(0, index, value)
+                out[part][name] = [at, shape, str(dtype).removeprefix("torch.")]
+                at += -(-torch.Size(shape).numel() * dtype.itemsize // _ALIGN) * _ALIGN
+        assert at <= self._apart, "a slot is too small for an answer"
+        return out
 
     def _answer(self, reply: Reply, memory: Memory, slot: int) -> dict[str, Any]:
         assert self._room is not None
@@ -331,32 +371,16 @@ def _size(tree: Any) -> int:
     return sum(_size(value) for value in values)
 
 
+def _listed(stack: dict[str, Any]) -> dict[str, Any]:
+    """A stack's answer with its numbers as lists."""
+    lists = {name: stack[name].tolist() for name in ("parties", "slots", "weights")}
+    return {**stack, **lists, "metrics": {name: values.tolist() for name, values in stack["metrics"].items()}}
+
+
 def _copy(tree: Any) -> Any:
     if isinstance(tree, Tensor):
         return tree.clone()
     return {name: _copy(value) for name, value in tree.items()} if isinstance(tree, dict) else tree
-
-
-def _laid(answer: dict[str, Any]) -> bool:
-    """Whether all tensors of an answer lie in shared memory."""
-    return all(not isinstance(v, Tensor) for part in ("tensors", "maxima", "memory") for v in answer[part].values())
-
-
-def _same_layout(one: dict[str, Any], next: dict[str, Any], apart: int) -> bool:
-    """Whether an answer lies in shared memory as the one before it does, a slot further on."""
-    for part in ("tensors", "maxima", "memory"):
-        a, b = one[part], next[part]
-        if a.keys() != b.keys():
-            return False
-        for name, place in a.items():
-            other = b[name]
-            if (
-                isinstance(place, Tensor)
-                or isinstance(other, Tensor)
-                or other != {**place, _HERE: place[_HERE] + apart}
-            ):
-                return False
-    return bool(one["metrics"].keys() == next["metrics"].keys())
 
 
 def keep_memory() -> None:

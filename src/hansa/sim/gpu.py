@@ -1,0 +1,468 @@
+"""Stacks of parties on a GPU: one step traced, compiled and recorded once, then replayed for every step and round.
+
+The step of all parties is traced to a flat list of tensor operations (`make_fx` over `vmap` over `grad`), compiled by
+PyTorch's compiler and recorded as a CUDA graph over fixed buffers: parameters, the step's samples, a counter that the
+graph itself moves on. A round then fills the buffers and replays the graph; the host has nothing to do in between.
+
+Two rewrites make it fast. Convolutions become patches times matrices: per-party filters are grouped convolutions
+otherwise, the slow way. And for plain SGD each parameter keeps a tensor of its own, large dense layers taking their
+step inside the matrix product that makes their gradient, so that no gradient is stored.
+
+Recurrent layers, whose fused kernels know no `vmap`, are unrolled to a loop over cells; they are recorded without being
+compiled, which would take minutes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from hansa.core import rng
+from hansa.core.op import Replies
+from hansa.local import SGD
+from hansa.local.solver import Batch, Context, LocalSolver
+from hansa.sim.engine import Block, Job
+from hansa.sim.schedule import Shape, epoch_keys, regular
+
+if TYPE_CHECKING:
+    from hansa.sim.stacked import Stack, StackedEngine
+
+SHRINK = 1.2  # by what factor a stack shrinks when its parties finish; what lies between is idle
+LARGE = 2**14  # weights a party, from which on a dense layer's step is worth a product of its own
+BUSY = 96  # products at a time that keep a GPU busy
+
+
+class Rewritten(TorchFunctionMode):
+    """While active, convolutions and recurrent layers are computed in ways that stack well."""
+
+    def __init__(self, parties: int) -> None:
+        super().__init__()
+        self.parties = parties
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (),
+                           kwargs: Mapping[str, Any] | None = None) -> Any:  # fmt: skip
+        given = dict(kwargs or {})
+        if func is F.conv2d and not given and len(args) == 7 and args[6] == 1 and not isinstance(args[4], str):
+            return convolve(self.parties, *args[:6])
+        if func in _CELLS and len(args) == 9:
+            return unroll(_CELLS[func], *args)
+        return func(*args, **given)
+
+
+def convolve(parties: int, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any,
+             dilation: Any) -> Tensor:  # fmt: skip
+    """A convolution as patches times a matrix.
+
+    Patches are gathered by shifted slices, whose derivative is a sum without collisions, so the bits repeat. They are
+    padded to a multiple of four numbers, which tensor cores ask for, and few parties are split by samples: the product
+    that makes the weights' gradient would otherwise keep few of the GPU's processors busy.
+    """
+    (up, left), (down, across), (apart, aside) = padding, stride, dilation
+    count, channels = x.shape[0], x.shape[1]
+    out, _, high, wide = weight.shape
+    x = F.pad(x, (left, left, up, up)).permute(0, 2, 3, 1)
+    rows = (x.shape[1] - apart * (high - 1) - 1) // down + 1
+    columns = (x.shape[2] - aside * (wide - 1) - 1) // across + 1
+    pieces = [
+        x[:, i : i + down * (rows - 1) + 1 : down, j : j + across * (columns - 1) + 1 : across]
+        for i in range(0, apart * high, apart)
+        for j in range(0, aside * wide, aside)
+    ]
+    size = channels * high * wide
+    spare = -size % 4
+    if spare:
+        pieces.append(x.new_zeros(1, 1, 1, spare).expand(count, rows, columns, spare))
+    split = max(s for s in range(1, count + 1) if count % s == 0 and (s == 1 or s * parties <= BUSY))
+    patches = torch.cat(pieces, -1).reshape(split, count * rows * columns // split, size + spare)
+    matrix = F.pad(weight.permute(2, 3, 1, 0).reshape(size, out), (0, 0, 0, spare))
+    done = torch.bmm(patches, matrix.expand(split, -1, -1))
+    if bias is not None:
+        done = done + bias
+    return done.view(count, rows, columns, out).permute(0, 3, 1, 2)
+
+
+def _lstm(gates: Tensor, state: tuple[Tensor, ...], recurrent: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...]:
+    h, c = state
+    i, f, g, o = (gates + recurrent(h)).chunk(4, -1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(c), c
+
+
+def _gru(gates: Tensor, state: tuple[Tensor, ...], recurrent: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...]:
+    (h,) = state
+    (a, b, c), (p, q, r) = gates.chunk(3, -1), recurrent(h).chunk(3, -1)
+    reset, keep = torch.sigmoid(a + p), torch.sigmoid(b + q)
+    return ((1 - keep) * torch.tanh(c + reset * r) + keep * h,)
+
+
+def _plain(name: str) -> Callable[..., tuple[Tensor, ...]]:
+    def cell(gates: Tensor, state: tuple[Tensor, ...], recurrent: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...]:
+        return (getattr(torch, name)(gates + recurrent(state[0])),)
+
+    return cell
+
+
+_CELLS: dict[Any, Any] = {
+    torch.lstm: _lstm, torch.gru: _gru, torch.rnn_tanh: _plain("tanh"), torch.rnn_relu: _plain("relu"),
+}  # fmt: skip
+
+
+def unroll(cell: Callable[..., tuple[Tensor, ...]], x: Tensor, start: Any, weights: Sequence[Tensor], biased: bool,
+           layers: int, dropout: float, training: bool, both: bool, batch_first: bool) -> Any:  # fmt: skip
+    """A recurrent layer as a loop over its cells. Returns the outputs and the last states, as the fused layer does."""
+    start = tuple(start) if isinstance(start, (tuple, list)) else (start,)
+    x = x.transpose(0, 1) if batch_first else x  # [time, batch, features]
+    directions, each = (2 if both else 1), (4 if biased else 2)
+    last: list[tuple[Tensor, ...]] = []
+    for layer in range(layers):
+        outs = []
+        for way in range(directions):
+            at = layer * directions + way
+            own = weights[at * each : (at + 1) * each]
+            enter = F.linear(x, own[0], own[2] if biased else None)
+
+            def recurrent(h: Tensor, own: Sequence[Tensor] = own) -> Tensor:
+                return F.linear(h, own[1], own[3] if biased else None)
+
+            state = tuple(part[at] for part in start)
+            seen = []
+            for t in reversed(range(len(x))) if way else range(len(x)):
+                state = cell(enter[t], state, recurrent)
+                seen.append(state[0])
+            outs.append(torch.stack(seen[::-1] if way else seen))
+            last.append(state)
+        x = torch.cat(outs, -1) if both else outs[0]
+        if dropout and training and layer < layers - 1:
+            x = F.dropout(x, dropout)
+    ends = tuple(torch.stack(part) for part in zip(*last, strict=True))
+    return x.transpose(0, 1) if batch_first else x, *ends
+
+
+class Program:
+    """A step of K parties over fixed buffers, recorded for K and for the smaller stacks left as parties finish."""
+
+    def __init__(self, engine: StackedEngine, solver: LocalSolver, parties: int, width: int, padded: bool,
+                 state: Any) -> None:  # fmt: skip
+        self.engine, self.solver, self.parties, self.padded = engine, solver, parties, padded
+        device, dtype = engine.objective.device, engine.objective.dtype
+        self.state = pytree.tree_map(lambda v: v.new_zeros(parties, *v.shape[1:]), state)
+        self.fused = isinstance(self.state[0], dict)
+        self.rows = torch.zeros(0, parties, width, dtype=torch.int64, device=device)
+        self.share = torch.zeros(0, parties, width, dtype=dtype, device=device)
+        self.keys = torch.zeros(0, parties, dtype=torch.int64, device=device)
+        self.of_party = tuple(torch.ones(parties, dtype=t, device=device) for t in (dtype, dtype, torch.int64))
+        self.round = torch.zeros((), dtype=torch.float64, device=device)
+        self.at = torch.zeros(1, dtype=torch.int64, device=device)
+        self._steps: dict[int, Callable[[], None]] = {}
+        self._recorded: dict[int, Callable[[], None]] = {}
+        recurrent = any(isinstance(layer, nn.RNNBase) for layer in engine.objective.network().modules())
+        self._compiles = engine.compiles and not recurrent
+
+    def make_room(self, steps: int) -> None:
+        """Have buffers for so many steps; longer ones lie elsewhere, so what was recorded is of no use."""
+        if steps > len(self.rows):
+            self.rows, self.share, self.keys = (v.new_zeros(steps, *v.shape[1:])
+                                                for v in (self.rows, self.share, self.keys))  # fmt: skip
+            self._recorded, self._steps = {}, {}
+
+    def fill(self, stack: Stack, state: Any) -> None:
+        """Put a stack's samples and its first state into the buffers."""
+        count, steps = len(stack.jobs), stack.rows.shape[1]
+        self.make_room(steps)
+        self.share[:steps, count:].zero_()
+        self.rows[:steps, :count] = stack.rows.transpose(0, 1)
+        self.share[:steps, :count] = stack.share.transpose(0, 1)
+        if self.engine.objective.draws:
+            self.keys[:steps, :count] = stack.keys.transpose(0, 1)
+        if not self.fused:
+            for to, value in zip(self.of_party, stack.of_party, strict=True):
+                to[:count] = value
+        self.round.fill_(stack.round)
+        pytree.tree_map(lambda to, value: to[:count].copy_(value), self.state, state)
+
+    def replay(self, active: list[int]) -> None:
+        """Take the steps: each with the smallest recorded stack that holds the parties still training."""
+        self.at.zero_()
+        for count in active:
+            size = level(count, self.parties)
+            if size not in self._recorded:
+                kept = pytree.tree_map(torch.clone, (self.state, self.at))
+                self._recorded[size] = recorded(self.step(size))
+                pytree.tree_map(lambda to, value: to.copy_(value), (self.state, self.at), kept)
+            self._recorded[size]()
+
+    def step(self, count: int) -> Callable[[], None]:
+        """One step of the first `count` parties, traced once."""
+        if count not in self._steps:
+            self._steps[count] = self._step(count)
+        return self._steps[count]
+
+    def _step(self, count: int) -> Callable[[], None]:
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        samples = self.engine.holdings.train
+        state = pytree.tree_map(lambda v: v[:count], self.state)
+        weights = pytree.tree_leaves(state)
+        of_party = tuple(v[:count] for v in self.of_party)
+
+        def inputs() -> tuple[Any, ...]:
+            now = (v.index_select(0, self.at)[0, :count] for v in (self.rows, self.share, self.keys))
+            return (state, *now, of_party, self.round, samples.x, samples.y)
+
+        flat, spec = pytree.tree_flatten(inputs())
+        body = self._descend if self.fused else self._general
+
+        def traced(*leaves: Tensor) -> list[Tensor]:
+            new: list[Tensor] = pytree.tree_leaves(body(count, *pytree.tree_unflatten(list(leaves), spec)))
+            return new
+
+        with torch.no_grad():
+            graph = make_fx(traced)(*flat)
+        lifted = lift_products(graph, len(self.state[0])) if self.fused else []
+        plain = [to for place, to in enumerate(weights) if place not in lifted]
+        run: Callable[..., Any] = torch.compile(graph, fullgraph=True, dynamic=False) if self._compiles else graph
+
+        @torch.no_grad()
+        def step() -> None:
+            found = list(run(*pytree.tree_leaves(inputs())))
+            torch._foreach_copy_(plain, found[: len(plain)])
+            for k, place in enumerate(lifted):  # a large layer takes its step inside the product
+                left, right = found[len(plain) + 2 * k : len(plain) + 2 * k + 2]
+                weights[place].baddbmm_(left, right, alpha=-1.0)
+            self.at.add_(1)
+
+        return step
+
+    def _descend(self, count: int, state: Any, rows: Tensor, share: Tensor, keys: Tensor, of_party: Any, round: Tensor,
+                 x: Tensor, y: Tensor) -> Any:  # fmt: skip
+        """Plain SGD on each parameter's own tensor. Parties that have finished have no share, and so no gradient."""
+        objective = self.engine.objective
+        buffers = (objective.initial.stats, objective.initial.counts)
+
+        def one(weights: dict[str, Tensor], rows: Tensor, share: Tensor, key: Tensor) -> Any:
+            def loss(weights: dict[str, Tensor]) -> Tensor:
+                with Rewritten(count):
+                    losses, _ = objective.losses(weights, buffers, x[rows], y[rows], key)
+                return (losses * share).sum()
+
+            return torch.func.grad_and_value(loss)(weights)
+
+        weights, seen = state
+        gradients, losses = torch.func.vmap(one)(weights, rows, share, keys)
+        rate = self.solver.rate(round)  # type: ignore[arg-type]
+        new = {name: weight - gradients[name] * rate for name, weight in weights.items()}
+        return new, seen + losses.to(torch.float64)
+
+    def _general(self, count: int, state: Any, rows: Tensor, share: Tensor, keys: Tensor, of_party: Any, round: Tensor,
+                 x: Tensor, y: Tensor) -> Any:  # fmt: skip
+        """Any solver's step on the parameter vectors. Parties that have finished keep what they have."""
+        objective, solver = self.engine.objective, self.solver
+
+        def one(state: Any, rows: Tensor, share: Tensor, key: Tensor, n: Tensor, steps: Tensor, first: Tensor) -> Any:
+            w, carry, buffers, seen = state
+
+            def load() -> Batch:
+                raise RuntimeError("a solver that looks at all samples at each step cannot be recorded")
+
+            ctx = Context(objective, n, steps, round, load, buffers, stacked=True)  # type: ignore[arg-type]
+            alive = share.sum() > 0
+            mask = torch.where(alive, (share > 0).to(share.dtype), 1.0) if self.padded else None
+            with Rewritten(count):
+                direction = solver.direction(ctx, w, Batch(x[rows], y[rows], mask), carry, key)
+            new_w, new_carry = solver.step(ctx, w, direction, carry)
+            loss = ctx.seen if ctx.seen is not None else w.new_zeros(())
+            new = (new_w, new_carry, ctx.buffers, seen + loss.to(torch.float64))
+            return pytree.tree_map(lambda a, b: torch.where(alive, a, b), new, state)
+
+        return torch.func.vmap(one)(state, rows, share, keys, *of_party)
+
+
+def level(count: int, parties: int) -> int:
+    """The size of the recorded stack for so many parties of a stack of `parties`: few sizes, close to the number."""
+    size = parties
+    while (smaller := min(size - 1, int(size / SHRINK))) >= count:
+        size = smaller
+    return size
+
+
+def lift_products(graph: torch.fx.GraphModule, weights: int) -> list[int]:
+    """Take the steps of large dense layers out of a traced step: instead of w - rate * (a @ b) it gives a and rate * b.
+
+    Returns the places of those weights among the outputs; the others come first, then a and b of each.
+    """
+    aten = torch.ops.aten
+    (out,) = [node for node in graph.graph.nodes if node.op == "output"]
+    results = list(out.args[0])
+    lifted: dict[int, tuple[Any, Any]] = {}
+    for place, node in enumerate(results[:weights]):
+        shape = node.meta["val"].shape
+        if len(shape) != 3 or shape[1] * shape[2] < LARGE or node.target is not aten.sub.Tensor:
+            continue
+        old, scaled = node.args[:2]
+        if old.op != "placeholder" or scaled.target is not aten.mul.Tensor:
+            continue
+        inner, rate = scaled.args
+        flipped = False
+        while inner.op == "call_function" and inner.target in (aten.transpose.int, aten._unsafe_view.default,
+                                                               aten.view.default):  # fmt: skip
+            if inner.target is aten.transpose.int:
+                if {d % 3 for d in inner.args[1:3]} != {1, 2}:
+                    break
+                flipped = not flipped
+            elif inner.meta["val"].shape != inner.args[0].meta["val"].shape:
+                break
+            inner = inner.args[0]
+        if inner.op != "call_function" or inner.target is not aten.bmm.default:
+            continue
+        with graph.graph.inserting_before(out):
+            left, right = inner.args
+            if flipped:
+                left, right = (graph.graph.call_function(aten.transpose.int, (v, 1, 2)) for v in (right, left))
+            lifted[place] = (left, graph.graph.call_function(aten.mul.Tensor, (right, rate)))
+    rest = [node for place, node in enumerate(results) if place not in lifted]
+    out.args = ([*rest, *(part for pair in lifted.values() for part in pair)],)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return list(lifted)
+
+
+def plain(engine: StackedEngine, solver: LocalSolver) -> bool:
+    """Whether a solver's steps can be taken on each parameter's own tensor: plain SGD, a model without buffers."""
+    return type(solver) is SGD and not engine.objective.spec.stats and not engine.objective.spec.counts
+
+
+def repeats(engine: StackedEngine, solver: LocalSolver, jobs: list[Job]) -> bool:
+    """Whether a stack can be trained by one recording of all of its steps: parties of one size, from one model."""
+    if not plain(engine, solver) or not regular(solver) or not engine.pads:
+        return False
+    offsets = engine.holdings.train.offsets
+    ids = np.array([job.party for job in jobs])
+    sizes = offsets[ids + 1] - offsets[ids]
+    return bool((sizes == sizes[0]).all()) and all(job.payload is jobs[0].payload for job in jobs)
+
+
+class Epochs:
+    """All steps of a stack of equal parties, with the choice of their samples and the making of their updates, as one
+    recording: a round writes who trains and from which model, and replays it."""
+
+    def __init__(self, engine: StackedEngine, solver: LocalSolver, count: int, size: int) -> None:
+        objective = engine.objective
+        device, dtype = objective.device, objective.dtype
+        self.engine, self.count, self.size = engine, count, size
+        self.shape = Shape(solver, np.full(count, size), device)
+        views = _views(objective.spec, objective.initial.w.expand(count, -1))
+        seen = torch.zeros(count, dtype=torch.float64, device=device)
+        width = max(self.shape.widths)
+        self.program = Program(engine, solver, count, width, not all(self.shape.full), (views, seen))
+        steps = self.shape.lengths.shape[1]
+        self.program.make_room(steps)
+        lengths = self.shape.lengths.clamp(min=1).unsqueeze(-1)
+        share = (torch.arange(width, device=device) < lengths).to(dtype) / lengths.to(dtype)
+        self.program.share.copy_(share.transpose(0, 1))
+        self.offsets = torch.from_numpy(engine.holdings.train.offsets).to(device)
+        self.w = torch.zeros_like(objective.initial.w)
+        self.told = torch.zeros(count + 3, dtype=torch.int64, device=device)  # parties, two keys, the round
+        self.update = self.loss = torch.zeros(0)
+        self._replay: Callable[[], None] | None = None
+
+    def run(self, parties: list[int], round: int, w: Tensor) -> tuple[Tensor, Tensor]:
+        """The updates [K, d] and the mean losses [K]; both are written over by the next run."""
+        seed = self.engine.seed
+        self.told.copy_(
+            torch.tensor([*parties, rng.key(seed, "shuffle", round), rng.key(seed, "step", round), round]),
+            non_blocking=True,
+        )
+        self.w.copy_(w)
+        if self._replay is None:
+            self._replay = recorded(self._all)
+        self._replay()
+        return self.update, self.loss
+
+    @torch.no_grad()
+    def _all(self) -> None:
+        program, parties = self.program, self.told[: self.count]
+        steps = len(program.rows)
+        keys = epoch_keys(self.told[self.count], parties, self.shape.epochs)
+        program.rows.copy_(self.shape.rows(self.offsets[parties], keys).transpose(0, 1))
+        if self.engine.objective.draws:
+            of_parties = rng.fold(self.told[self.count + 1], parties)
+            program.keys.copy_(rng.keys_of_steps(of_parties, steps).transpose(0, 1))
+        program.round.copy_(self.told[self.count + 2])
+        weights, seen = program.state
+        for name, view in _views(self.engine.objective.spec, self.w.expand(self.count, -1)).items():
+            weights[name].copy_(view)
+        seen.zero_()
+        program.at.zero_()
+        step = program.step(self.count)
+        for _ in range(steps):
+            step()
+        spec = self.engine.objective.spec
+        flat = torch.cat([weights[entry.name].reshape(self.count, -1) for entry in spec.weights], 1)
+        self.update, self.loss = flat.sub_(self.w), seen / steps
+
+
+def train_alike(engine: StackedEngine, solver: LocalSolver, jobs: list[Job], round: int) -> Block:
+    """Train a chunk of parties of one size by one recording."""
+    model = jobs[0].payload["model"]
+    size = engine.holdings.train.size(jobs[0].party)
+    key = (solver, len(jobs), size, engine.holdings.train.x.data_ptr())
+    if key not in engine.programs:
+        engine.programs[key] = Epochs(engine, solver, len(jobs), size)
+    parties = [job.party for job in jobs]
+    update, loss = engine.programs[key].run(parties, round, model["w"])
+    return Block(Replies(parties, {"w": update}, [size] * len(jobs), {}, {"train_loss": loss.tolist()}), {})
+
+
+def recorded(work: Callable[[], None]) -> Callable[[], None]:
+    """Work over fixed buffers as a CUDA graph. It is done once or twice on the way."""
+    if not torch.cuda.is_available():
+        return work
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        work()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
+
+
+def train(stack: Stack) -> Block:
+    """Train a chunk of parties as `Stack.train` does, by a recorded program."""
+    engine, solver, objective = stack.engine, stack.solver, stack.engine.objective
+    count = len(stack.jobs)
+    fused = plain(engine, solver)
+    model = stack.jobs[0].payload["model"]
+    if fused:
+        start = stack.models()
+        zero = torch.zeros(count, dtype=torch.float64, device=stack.device)
+        state: Any = (_views(objective.spec, start), zero)
+    else:
+        state = stack.start()
+        start = state[0]
+    layout = tuple((v.shape[1:], v.dtype) for v in pytree.tree_leaves(state))
+    padded = not all(stack.full)
+    key = (solver, stack.rows.shape[2], padded, fused, layout)
+    program = engine.programs.get(key)
+    if program is None or not count <= program.parties <= 2 * count:
+        program = engine.programs[key] = Program(engine, solver, count, stack.rows.shape[2], padded, state)
+    program.fill(stack, state)
+    program.replay(stack.active)
+    state = pytree.tree_map(lambda v: v[:count], program.state)
+    if not fused:
+        return stack.finish(start, pytree.tree_map(torch.clone, state))
+    update = torch.cat([state[0][e.name].reshape(count, -1) for e in objective.spec.weights], 1).sub_(start)
+    return stack.block({"w": update}, (model["stats"], model["counts"]), state[1], {})
+
+
+def _views(spec: Any, flat: Tensor) -> dict[str, Tensor]:
+    pieces = torch.split(flat, [entry.numel for entry in spec.weights], dim=1)
+    return {e.name: p.reshape(len(flat), *e.shape) for e, p in zip(spec.weights, pieces, strict=True)}

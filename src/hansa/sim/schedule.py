@@ -1,0 +1,124 @@
+"""Which samples each party of a stack trains on at each step, worked out for all of them at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hansa.core import rng
+from hansa.core.task import Shards
+from hansa.local.solver import LocalSolver, plan
+
+
+class Shape:
+    """What a stack's batches look like, given the parties' sizes: all but which samples they hold."""
+
+    def __init__(self, solver: LocalSolver, sizes: np.ndarray[Any, Any], device: torch.device) -> None:
+        epochs, given, size, drop_last = plan(solver) if solver.sampler == "shuffle" else (1, None, None, False)
+        batch = sizes if size is None else np.minimum(sizes, size)
+        each = np.maximum(sizes // batch, 1) if drop_last else -(-sizes // batch)  # steps of an epoch
+        counts = epochs * each if given is None else np.full_like(each, given)
+        at = np.arange(counts.max())
+        place = (at % each[:, None]) * batch[:, None]  # where in its epoch a batch begins [K, S]
+        lengths = np.where(at < counts[:, None], np.minimum(batch[:, None], sizes[:, None] - place), 0)
+        self.steps: list[int] = counts.tolist()
+        self.widths, self.active, self.full = _look(lengths)
+        self.widest = int(sizes.max())
+        self.epochs = int((-(-counts // each)).max())
+        self.shuffles = size is not None and self.widest > size  # else each step takes all samples, in order
+        epoch = np.minimum(at // each[:, None], self.epochs - 1)
+        self.sizes, self.batch, self.epoch, self.place, self.lengths = _send(
+            device, sizes, batch, epoch, place, lengths
+        )
+
+    def rows(self, first: Tensor, keys: Tensor) -> Tensor:
+        """The rows [K, S, B] of each step's samples, given each party's first row and its keys [K, epochs]."""
+        across = torch.arange(max(self.widths), device=first.device)
+        inside = across < self.lengths.unsqueeze(-1)
+        position = torch.where(inside, self.place.unsqueeze(-1) + across, 0)
+        if self.shuffles:
+            orders = rng.shuffles(keys, self.sizes.unsqueeze(1).expand(-1, self.epochs), self.widest)  # [K, E, n]
+            straight = torch.arange(self.widest, device=first.device)
+            orders = torch.where((self.batch < self.sizes).view(-1, 1, 1), orders, straight)
+            flat = (self.epoch.unsqueeze(-1) * self.widest + position).flatten(1)
+            position = torch.where(inside, orders.flatten(1).gather(1, flat).view(position.shape), 0)
+        return first.view(-1, 1, 1) + position
+
+
+@dataclass
+class Schedule:
+    """The batches of a stack of parties, sorted so that those with the most steps come first.
+
+    `rows` [K, S, B] are rows of the data; beyond a batch's length they repeat a row of the party's own. `lengths`
+    [K, S] are the batches' lengths, 0 once a party has finished.
+    """
+
+    rows: Tensor
+    lengths: Tensor
+    steps: list[int]
+    widths: list[int]  # of the widest batch of each step
+    active: list[int]  # how many parties take each step: they are the first so many
+    full: list[bool]  # whether the batches of all of those are as wide as the widest
+
+    @property
+    def mask(self) -> Tensor:
+        """Which rows count."""
+        return torch.arange(self.rows.shape[2], device=self.rows.device) < self.lengths.unsqueeze(-1)
+
+
+def regular(solver: LocalSolver) -> bool:
+    """Whether a solver's batches are those of every solver, and not its own."""
+    return type(solver).batches is LocalSolver.batches and type(solver).count is LocalSolver.count
+
+
+def schedule(solver: LocalSolver, shards: Shards, parties: list[int], seed: int, round: int,
+             device: torch.device) -> Schedule:  # fmt: skip
+    """The batches that `solver.batches` gives each of these parties, which all have samples."""
+    if not regular(solver):
+        return _listed(solver, shards, parties, seed, round, device)
+    ids = np.asarray(parties)
+    shape = Shape(solver, shards.offsets[ids + 1] - shards.offsets[ids], device)
+    first, members = _send(device, shards.offsets[ids], ids)
+    keys = epoch_keys(rng.key(seed, "shuffle", round), members, shape.epochs)
+    return Schedule(shape.rows(first, keys), shape.lengths, shape.steps, shape.widths, shape.active, shape.full)
+
+
+def epoch_keys(base: int | Tensor, parties: Tensor, epochs: int) -> Tensor:
+    """Each party's key for each of its epochs [K, E]."""
+    start = base if isinstance(base, Tensor) else torch.tensor(base, device=parties.device)
+    return rng.fold(rng.fold(start, parties).unsqueeze(1), torch.arange(epochs, device=parties.device))
+
+
+def _look(lengths: np.ndarray[Any, Any]) -> tuple[list[int], list[int], list[bool]]:
+    widths, training = lengths.max(0), lengths > 0
+    full = ((lengths == widths) | ~training).all(0)
+    return widths.tolist(), training.sum(0).tolist(), full.tolist()
+
+
+def _send(device: torch.device, *arrays: np.ndarray[Any, Any]) -> list[Tensor]:
+    """Arrays of whole numbers as tensors on a device, in one copy."""
+    flat = torch.from_numpy(np.concatenate([array.reshape(-1) for array in arrays]).astype(np.int64)).to(device)
+    pieces = flat.split([array.size for array in arrays])
+    return [piece.view(array.shape) for piece, array in zip(pieces, arrays, strict=True)]
+
+
+def _listed(solver: LocalSolver, shards: Shards, parties: list[int], seed: int, round: int,
+            device: torch.device) -> Schedule:  # fmt: skip
+    """The same from a solver's own lists."""
+    batches = [solver.batches(shards.size(party), seed, round, party) for party in parties]
+    steps = [len(b) for b in batches]
+    lengths = np.zeros((len(parties), max(steps)), dtype=np.int64)
+    for k, b in enumerate(batches):
+        lengths[k, : len(b)] = [len(rows) for rows in b]
+    rows = np.zeros((*lengths.shape, lengths.max()), dtype=np.int64)
+    for k, (party, b) in enumerate(zip(parties, batches, strict=True)):
+        for s, chosen in enumerate(b):
+            rows[k, s, : len(chosen)] = chosen
+        rows[k] += int(shards.offsets[party])
+    widths, active, full = _look(lengths)
+    on_device = [torch.from_numpy(values).to(device) for values in (rows, lengths)]
+    return Schedule(on_device[0], on_device[1], steps, widths, active, full)

@@ -1,0 +1,208 @@
+"""What is recorded for a GPU gives the numbers of one party at a time: traced and run here; on a GPU, if there is one,
+recorded and compiled."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import hansa
+from hansa.core.objective import Objective
+from hansa.core.op import Memory, Payload
+from hansa.core.params import ParamSpec
+from hansa.local import SGD, SVRG, Batch, Carry, Context, Gradient, LocalSolver
+from hansa.sim import gpu
+from hansa.sim.engine import Job, Outcome, ReferenceEngine
+from hansa.sim.stacked import StackedEngine
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+SIZES = (5, 1, 9, 3, 16, 9, 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Corrected(SGD):
+    """Descent corrected by what the party remembers, which moves with every round."""
+
+    name = "corrected"  # type: ignore[misc]
+
+    def remember(self, spec: ParamSpec) -> Memory:
+        return {"control": torch.full((spec.dim,), 0.1, dtype=spec.dtype)}
+
+    def start(self, ctx: Context, w: Tensor, payload: Payload, memory: Memory) -> tuple[Tensor, Carry]:
+        return w, {"control": memory["control"], "speed": w * 0.0}
+
+    def direction(self, ctx: Context, w: Tensor, batch: Batch, carry: Carry, key: Tensor) -> Tensor:
+        return ctx.gradient(w, batch, key) - carry["control"]
+
+    def step(self, ctx: Context, w: Tensor, direction: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+        speed = 0.5 * carry["speed"] + direction
+        return super().step(ctx, w, speed, carry)[0], {**carry, "speed": speed}
+
+    def finish(self, ctx: Context, start: Tensor, w: Tensor, carry: Carry,
+               memory: Memory) -> tuple[dict[str, Tensor], Memory]:  # fmt: skip
+        return {"w": w - start}, {"control": (start - w) / ctx.steps}
+
+
+def dense() -> nn.Module:
+    return nn.Sequential(nn.Linear(24, 6), nn.ReLU(), nn.Linear(6, 3)).double()
+
+
+def wide() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(24, 900), nn.Tanh(), nn.Linear(900, 20, bias=False), nn.ReLU(), nn.Linear(20, 3)
+    ).double()
+
+
+def convolving() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 4, 6)), nn.Conv2d(1, 3, 3, padding=1, bias=False), nn.ReLU(), nn.Dropout(0.3),
+        nn.Conv2d(3, 4, (2, 3), stride=(1, 2), padding=(0, 1), dilation=(2, 1)), nn.ReLU(), nn.MaxPool2d((2, 1)),
+        nn.Flatten(), nn.Linear(12, 3),
+    ).double()  # fmt: skip
+
+
+def grouped() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (2, 3, 4)), nn.Conv2d(2, 4, 3, padding="same", groups=2), nn.GroupNorm(2, 4), nn.Flatten(),
+        nn.Linear(48, 3),
+    ).double()  # fmt: skip
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(24, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).double()
+
+
+class Reader(nn.Module):
+    def __init__(self, kind: Callable[..., nn.Module], **given: Any) -> None:
+        super().__init__()
+        self.body = kind(4, 5, batch_first=True, **given)
+        self.head = nn.Linear(10 if given.get("bidirectional") else 5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.head(self.body(x.view(-1, 6, 4))[0][:, -1])
+        return y
+
+
+READERS = [
+    lambda: Reader(nn.LSTM, num_layers=2).double(),
+    lambda: Reader(nn.GRU, bidirectional=True).double(),
+    lambda: Reader(nn.RNN, nonlinearity="relu", bias=False).double(),
+    lambda: Reader(nn.RNN, num_layers=2, bidirectional=True).double(),
+]
+SOLVERS = [SGD(lr=0.3, batch=4, epochs=2, decay=0.5), Corrected(lr=0.1, batch=4), Gradient(), SVRG(h=1.0, batch=3)]
+
+
+def task(model: Any, sizes: tuple[int, ...] = SIZES) -> hansa.Task:
+    make = np.random.default_rng(0)
+    pairs = [(make.normal(size=(n, 24)), make.integers(0, 3, n)) for n in sizes]
+    return hansa.Task(model, "cross_entropy", pairs, classes=3)
+
+
+def outcomes(engine: ReferenceEngine, solver: LocalSolver, round: int) -> dict[int, Outcome]:
+    device = engine.objective.device
+    payload: dict[str, Any] = {"model": engine.objective.initial._asdict()}
+    if isinstance(solver, SVRG):
+        payload["gradient"] = torch.linspace(-1, 1, engine.objective.spec.dim, dtype=torch.float64, device=device)
+    return dict(engine.run(solver, [Job(party, payload, {}) for party in range(len(engine.holdings))], round))
+
+
+def agree(given: hansa.Task, solver: LocalSolver, device: str, chunk: int | None = None) -> StackedEngine:
+    """A recorded stack, replayed over several rounds, agrees with the reference on the CPU."""
+    alone, there = Objective(given.model, given.loss, 0), Objective(given.model, given.loss, 0, device)
+    engine = StackedEngine(there, given.holdings(there), 0, chunk)
+    engine.records, engine.compiles, engine.lanes = True, device == "cuda", 1
+    engine.one = None  # type: ignore[assignment,method-assign]  # alone would agree for the wrong reason
+    engine.look()
+    engine._chain = None
+    reference = ReferenceEngine(alone, given.holdings(alone), 0)
+    for round in range(3):
+        wanted, got = outcomes(reference, solver, round), outcomes(engine, solver, round)
+        assert list(wanted) == list(got)
+        for party, outcome in wanted.items():
+            other = got[party]
+            assert not isinstance(outcome, str) and not isinstance(other, str)
+            for name, value in outcome[0].tensors.items():
+                torch.testing.assert_close(other[0].tensors[name].cpu(), value, rtol=0, atol=1e-9)
+            for name, value in outcome[1].items():
+                torch.testing.assert_close(other[1][name].cpu(), value, rtol=0, atol=1e-9)
+            assert other[0].metrics == pytest.approx(outcome[0].metrics, abs=1e-9)
+            assert other[0].weight == outcome[0].weight
+    return engine
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("solver", SOLVERS, ids=lambda s: s.name)
+@pytest.mark.parametrize("model", [dense, wide, convolving, grouped], ids=lambda m: m.__name__)
+def test_a_recorded_stack_trains_as_each_party_does_alone(model: Any, solver: LocalSolver, device: str) -> None:
+    engine = agree(task(model), solver, device, chunk=8)
+    assert len(engine.programs) == 1  # replayed, not recorded anew
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("solver", [SOLVERS[0], SGD(lr=0.3, batch=None), SGD(lr=0.3, batch=4, steps=7)], ids=repr)
+@pytest.mark.parametrize("model", [wide, convolving], ids=lambda m: m.__name__)
+def test_equal_parties_are_trained_by_one_recording(model: Any, solver: LocalSolver, device: str) -> None:
+    engine = agree(task(model, (10,) * 5), solver, device, chunk=8)
+    assert [type(program) for program in engine.programs.values()] == [gpu.Epochs]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("reader", READERS)
+def test_recurrent_layers_are_unrolled(reader: Any, device: str) -> None:
+    agree(task(reader, (4, 7, 5)), SGD(lr=0.3, batch=3), device, chunk=3)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_batch_norm_is_recorded_where_all_batches_are_alike(device: str) -> None:
+    engine = agree(task(normed, (8, 4, 8, 4)), SGD(lr=0.3, batch=4), device, chunk=4)
+    assert engine.programs
+    engine = agree(task(normed, (6, 6, 6)), SGD(lr=0.3, batch=4), device, chunk=4)
+    assert not engine.programs  # the last batch is short, and may not be padded
+
+
+def test_large_dense_layers_take_their_step_inside_the_product() -> None:
+    given = task(wide)
+    objective = Objective(given.model, given.loss, 0)
+    engine = StackedEngine(objective, given.holdings(objective), 0, 8)
+    engine.records = True
+    engine.look()
+    engine._chain = None
+    places: list[list[int]] = []
+    lift = gpu.lift_products
+    gpu.lift_products = lambda *args: places.append(lift(*args)) or places[-1]  # type: ignore[func-returns-value]
+    try:
+        outcomes(engine, SGD(batch=4), 0)
+    finally:
+        gpu.lift_products = lift
+    assert places and all(found == [0, 2] for found in places)  # both large ones, not the small one, not the bias
+
+
+@pytest.mark.parametrize(("stride", "padding", "dilation"), [(1, 0, 1), (2, 1, 1), ((1, 2), (2, 0), (1, 2)), (3, 2, 2)])
+@pytest.mark.parametrize("parties", [1, 7, 500])
+def test_patches_times_a_matrix_are_a_convolution(stride: Any, padding: Any, dilation: Any, parties: int) -> None:
+    draws = torch.Generator().manual_seed(0)
+    x = torch.randn(6, 3, 9, 8, generator=draws, dtype=torch.float64)
+    weight = torch.randn(5, 3, 3, 2, generator=draws, dtype=torch.float64)
+    bias = torch.randn(5, generator=draws, dtype=torch.float64)
+    with gpu.Rewritten(parties):
+        got = nn.Conv2d(3, 5, (3, 2), stride, padding, dilation).double()._conv_forward(x, weight, bias)
+    torch.testing.assert_close(got, F.conv2d(x, weight, bias, stride, padding, dilation), rtol=0, atol=1e-12)
+
+
+def test_a_stack_shrinks_through_few_sizes_and_wastes_little() -> None:
+    for parties in (1, 3, 8, 10, 50, 100):
+        sizes = {gpu.level(count, parties) for count in range(1, parties + 1)}
+        assert len(sizes) <= 22
+        assert max(sizes) == parties
+        assert all(count <= gpu.level(count, parties) <= parties for count in range(1, parties + 1))
+    for seed in range(5):  # log-normal sizes, sigma 1, cohorts of 100
+        sizes = np.maximum(1, np.random.default_rng(seed).lognormal(4.0, 1.0, 100)).astype(int)
+        steps = -(-sizes // 10)
+        active = [(steps > s).sum() for s in range(steps.max())]
+        taken = sum(gpu.level(int(count), 100) for count in active)
+        assert taken < 1.1 * steps.sum()
