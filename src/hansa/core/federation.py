@@ -7,6 +7,7 @@ verb yields an `Ask` to the driver and resumes with the answer: there is no even
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -73,6 +74,14 @@ def op_config(op: Op | None) -> dict[str, Any]:
     """An op by kind, name and fields."""
     if op is None:
         raise AlgorithmError("this ask has no op")
+    try:
+        return {**_config(op)}
+    except TypeError:  # an op with a field that cannot be hashed
+        return {"kind": op.kind, **to_config(op)}
+
+
+@functools.lru_cache(maxsize=64)
+def _config(op: Op) -> dict[str, Any]:
     return {"kind": op.kind, **to_config(op)}
 
 

@@ -9,13 +9,15 @@ otherwise, the slow way. And for plain SGD each parameter keeps a tensor of its 
 step inside the matrix product that makes their gradient, so that no gradient is stored.
 
 Recurrent layers, whose fused kernels know no `vmap`, are unrolled to a loop over cells; they are recorded without being
-compiled, which would take minutes.
+compiled, which would take minutes. Random layers are not compiled either.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -45,6 +47,16 @@ class Rewritten(TorchFunctionMode):
     def __init__(self, parties: int) -> None:
         super().__init__()
         self.parties = parties
+        self._still = patch.object(nn.RNNBase, "flatten_parameters", lambda layer: None)  # it looks for real memory
+
+    def __enter__(self) -> Rewritten:
+        self._still.start()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._still.stop()
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (),
                            kwargs: Mapping[str, Any] | None = None) -> Any:  # fmt: skip
@@ -60,9 +72,9 @@ def convolve(parties: int, x: Tensor, weight: Tensor, bias: Tensor | None, strid
              dilation: Any) -> Tensor:  # fmt: skip
     """A convolution as patches times a matrix.
 
-    Patches are gathered by shifted slices, whose derivative is a sum without collisions, so the bits repeat. They are
-    padded to a multiple of four numbers, which tensor cores ask for, and few parties are split by samples: the product
-    that makes the weights' gradient would otherwise keep few of the GPU's processors busy.
+    Patches are gathered so that their derivative is a sum without collisions, and the bits repeat. They are padded to a
+    multiple of four numbers, which tensor cores ask for, and few parties are split by samples: the product that makes
+    the weights' gradient would otherwise keep few of the GPU's processors busy.
     """
     (up, left), (down, across), (apart, aside) = padding, stride, dilation
     count, channels = x.shape[0], x.shape[1]
@@ -70,22 +82,53 @@ def convolve(parties: int, x: Tensor, weight: Tensor, bias: Tensor | None, strid
     x = F.pad(x, (left, left, up, up)).permute(0, 2, 3, 1)
     rows = (x.shape[1] - apart * (high - 1) - 1) // down + 1
     columns = (x.shape[2] - aside * (wide - 1) - 1) // across + 1
-    pieces = [
-        x[:, i : i + down * (rows - 1) + 1 : down, j : j + across * (columns - 1) + 1 : across]
-        for i in range(0, apart * high, apart)
-        for j in range(0, aside * wide, aside)
-    ]
     size = channels * high * wide
+    if (down, across, apart, aside) == (1, 1, 1, 1):
+        gathered = Patches.apply(x, high, wide)
+    else:
+        pieces = [
+            x[:, i : i + down * (rows - 1) + 1 : down, j : j + across * (columns - 1) + 1 : across]
+            for i in range(0, apart * high, apart)
+            for j in range(0, aside * wide, aside)
+        ]
+        gathered = torch.cat(pieces, -1)
     spare = -size % 4
     if spare:
-        pieces.append(x.new_zeros(1, 1, 1, spare).expand(count, rows, columns, spare))
+        gathered = F.pad(gathered, (0, spare))
     split = max(s for s in range(1, count + 1) if count % s == 0 and (s == 1 or s * parties <= BUSY))
-    patches = torch.cat(pieces, -1).reshape(split, count * rows * columns // split, size + spare)
+    patches = gathered.reshape(split, count * rows * columns // split, size + spare)
     matrix = F.pad(weight.permute(2, 3, 1, 0).reshape(size, out), (0, 0, 0, spare))
     done = torch.bmm(patches, matrix.expand(split, -1, -1))
     if bias is not None:
         done = done + bias
     return done.view(count, rows, columns, out).permute(0, 3, 1, 2)
+
+
+class Patches(torch.autograd.Function):
+    """All patches [n, rows, columns, high * wide * channels] of images [n, height, width, channels], in one copy. Their
+    derivative is a sum of shifted images, without collisions."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, high: int, wide: int) -> Tensor:
+        return x.unfold(1, high, 1).unfold(2, wide, 1).permute(0, 1, 2, 4, 5, 3).flatten(3)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, ctx.high, ctx.wide = inputs
+        ctx.channels = x.shape[3]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        high, wide, channels = ctx.high, ctx.wide, ctx.channels
+        parts = gradient.unflatten(3, (high, wide, channels))
+        shifted = [
+            F.pad(parts[:, :, :, i, j], (0, 0, j, wide - 1 - j, i, high - 1 - i))
+            for i in range(high)
+            for j in range(wide)
+        ]
+        return functools.reduce(torch.add, shifted), None, None
 
 
 def _lstm(gates: Tensor, state: tuple[Tensor, ...], recurrent: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...]:
@@ -160,17 +203,18 @@ class Program:
         self.of_party = tuple(torch.ones(parties, dtype=t, device=device) for t in (dtype, dtype, torch.int64))
         self.round = torch.zeros((), dtype=torch.float64, device=device)
         self.at = torch.zeros(1, dtype=torch.int64, device=device)
-        self._steps: dict[int, Callable[[], None]] = {}
+        self._traced: dict[int, Callable[[list[Tensor], list[Tensor]], list[Tensor]]] = {}
         self._recorded: dict[int, Callable[[], None]] = {}
         recurrent = any(isinstance(layer, nn.RNNBase) for layer in engine.objective.network().modules())
-        self._compiles = engine.compiles and not recurrent
+        # Random layers hash with 64-bit numbers that the compiler takes for 32-bit ones: they are only recorded.
+        self._compiles = engine.compiles and not recurrent and not engine.objective.draws
 
     def make_room(self, steps: int) -> None:
         """Have buffers for so many steps; longer ones lie elsewhere, so what was recorded is of no use."""
         if steps > len(self.rows):
             self.rows, self.share, self.keys = (v.new_zeros(steps, *v.shape[1:])
                                                 for v in (self.rows, self.share, self.keys))  # fmt: skip
-            self._recorded, self._steps = {}, {}
+            self._recorded, self._traced = {}, {}
 
     def fill(self, stack: Stack, state: Any) -> None:
         """Put a stack's samples and its first state into the buffers."""
@@ -199,46 +243,66 @@ class Program:
             self._recorded[size]()
 
     def step(self, count: int) -> Callable[[], None]:
-        """One step of the first `count` parties, traced once."""
-        if count not in self._steps:
-            self._steps[count] = self._step(count)
-        return self._steps[count]
-
-    def _step(self, count: int) -> Callable[[], None]:
-        from torch.fx.experimental.proxy_tensor import make_fx
-
-        samples = self.engine.holdings.train
-        state = pytree.tree_map(lambda v: v[:count], self.state)
-        weights = pytree.tree_leaves(state)
-        of_party = tuple(v[:count] for v in self.of_party)
-
-        def inputs() -> tuple[Any, ...]:
-            now = (v.index_select(0, self.at)[0, :count] for v in (self.rows, self.share, self.keys))
-            return (state, *now, of_party, self.round, samples.x, samples.y)
-
-        flat, spec = pytree.tree_flatten(inputs())
-        body = self._descend if self.fused else self._general
-
-        def traced(*leaves: Tensor) -> list[Tensor]:
-            new: list[Tensor] = pytree.tree_leaves(body(count, *pytree.tree_unflatten(list(leaves), spec)))
-            return new
-
-        with torch.no_grad():
-            graph = make_fx(traced)(*flat)
-        lifted = lift_products(graph, len(self.state[0])) if self.fused else []
-        plain = [to for place, to in enumerate(weights) if place not in lifted]
-        run: Callable[..., Any] = torch.compile(graph, fullgraph=True, dynamic=False) if self._compiles else graph
+        """One step of the first `count` parties, on the buffers, moving the counter on."""
+        advance = self.advance(count)
+        state = pytree.tree_leaves(pytree.tree_map(lambda v: v[:count], self.state))
 
         @torch.no_grad()
         def step() -> None:
-            found = list(run(*pytree.tree_leaves(inputs())))
-            torch._foreach_copy_(plain, found[: len(plain)])
-            for k, place in enumerate(lifted):  # a large layer takes its step inside the product
-                left, right = found[len(plain) + 2 * k : len(plain) + 2 * k + 2]
-                weights[place].baddbmm_(left, right, alpha=-1.0)
+            now = [v.index_select(0, self.at)[0] for v in (self.rows, self.share, self.keys)]
+            new = advance(state, now)
+            changed = [(to, value) for to, value in zip(state, new, strict=True) if to is not value]
+            torch._foreach_copy_([to for to, _ in changed], [value for _, value in changed])
             self.at.add_(1)
 
         return step
+
+    def advance(self, count: int) -> Callable[[list[Tensor], list[Tensor]], list[Tensor]]:
+        """A step of the first `count` parties: the next state, from the state (whose large layers it changes in place)
+        and the step's rows, shares and keys. Traced once."""
+        if count not in self._traced:
+            self._traced[count] = self._trace(count)
+        return self._traced[count]
+
+    def _trace(self, count: int) -> Callable[[list[Tensor], list[Tensor]], list[Tensor]]:
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        samples = self.engine.holdings.train
+        of_party = tuple(v[:count] for v in self.of_party)
+        state, spec = pytree.tree_flatten(pytree.tree_map(lambda v: v[:count], self.state))
+        fixed = (*of_party, self.round, samples.x, samples.y)
+        body = self._descend if self.fused else self._general
+
+        def traced(*leaves: Tensor) -> list[Tensor]:
+            given, rest = pytree.tree_unflatten(list(leaves[: len(state)]), spec), leaves[len(state) :]
+            rows, share, keys, n, steps, first, round, x, y = rest
+            new: list[Tensor] = pytree.tree_leaves(
+                body(count, given, rows, share, keys, (n, steps, first), round, x, y)
+            )
+            return new
+
+        def leaves(state: list[Tensor], now: list[Tensor]) -> list[Tensor]:
+            return [*state, *(v[:count] for v in now), *fixed]
+
+        with torch.no_grad():
+            graph = make_fx(traced)(*leaves(state, [v[0] for v in (self.rows, self.share, self.keys)]))
+        lifted = lift_products(graph, len(self.state[0])) if self.fused else []
+        plain = [place for place in range(len(state)) if place not in lifted]
+        run: Callable[..., Any] = graph
+        if self._compiles:
+            run = torch.compile(graph, fullgraph=True, dynamic=False)
+
+        def advance(state: list[Tensor], now: list[Tensor]) -> list[Tensor]:
+            found = list(run(*leaves(state, now)))
+            new = list(state)
+            for place, value in zip(plain, found, strict=False):
+                new[place] = value
+            for k, place in enumerate(lifted):  # a large layer takes its step inside the product
+                left, right = found[len(plain) + 2 * k : len(plain) + 2 * k + 2]
+                new[place].baddbmm_(left, right, alpha=-1.0)
+            return new
+
+        return advance
 
     def _descend(self, count: int, state: Any, rows: Tensor, share: Tensor, keys: Tensor, of_party: Any, round: Tensor,
                  x: Tensor, y: Tensor) -> Any:  # fmt: skip
@@ -399,12 +463,13 @@ class Epochs:
         for name, view in _views(self.engine.objective.spec, self.w.expand(self.count, -1)).items():
             weights[name].copy_(view)
         seen.zero_()
-        program.at.zero_()
-        step = program.step(self.count)
-        for _ in range(steps):
-            step()
-        spec = self.engine.objective.spec
-        flat = torch.cat([weights[entry.name].reshape(self.count, -1) for entry in spec.weights], 1)
+        state, spec = pytree.tree_flatten(program.state)
+        advance = program.advance(self.count)
+        for s in range(steps):
+            state = advance(state, [program.rows[s], program.share[s], program.keys[s]])
+        weights, seen = pytree.tree_unflatten(state, spec)
+        entries = self.engine.objective.spec.weights
+        flat = torch.cat([weights[entry.name].reshape(self.count, -1) for entry in entries], 1)
         self.update, self.loss = flat.sub_(self.w), seen / steps
 
 
@@ -454,6 +519,7 @@ def train(stack: Stack) -> Block:
     program = engine.programs.get(key)
     if program is None or not count <= program.parties <= 2 * count:
         program = engine.programs[key] = Program(engine, solver, count, stack.rows.shape[2], padded, state)
+        program.make_room(solver.count(int(np.diff(engine.holdings.train.offsets).max())))  # so that none is longer
     program.fill(stack, state)
     program.replay(stack.active)
     state = pytree.tree_map(lambda v: v[:count], program.state)

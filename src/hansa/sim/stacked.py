@@ -203,7 +203,7 @@ class StackedEngine(ReferenceEngine):
             raise
         except Exception as error:
             # A failure has one author: train the chunk's parties alone, which names the party or succeeds.
-            log.warning("a chunk could not be trained at once (%s); its parties train one at a time", error)
+            log.warning("a chunk could not be trained at once (%s); its parties train one at a time", first_line(error))
         return [(job.party, self.one(solver, job, round)) for job in jobs]
 
     def width(self, solver: LocalSolver) -> int:
