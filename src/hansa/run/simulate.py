@@ -55,12 +55,12 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
     with deterministic(run.device):
         objective = Objective(task.model, task.loss, run.seed, run.device)
         holdings = task.holdings(objective)
-        if task.prepare is None and holdings.train.x.is_floating_point() and bool(holdings.train.x.isnan().any()):
+        if task.prepare is None and _has_nan(holdings.train.x):
             raise DataError("the parties' features have missing values (NaN); give the task prepare=Standardise()")
         engine = pick_engine(run.engine, objective, holdings, run.seed)
         clock = VirtualClock(run.seed, run.latency, run.latency_mean)
-        runtime = Simulation(engine, run.rules(), clock, absent)
         store = Store(run_dir) if run_dir is not None else None
+        runtime = Simulation(engine, run.rules(), clock, absent, store.path if store is not None else None)
         record = _record(algorithm, run, engine, experiment)
         training = Training(algorithm, task, run, objective, holdings, store, runtime, protocol, on_round,
                             lambda: clock.now)  # fmt: skip
@@ -81,6 +81,11 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
     if store is not None:
         store.finish(result.saved_model(), result.summary)
     return result
+
+
+def _has_nan(x: torch.Tensor) -> bool:
+    """Whether a value is missing. The minimum of values with a NaN is NaN, and takes no memory to find."""
+    return x.is_floating_point() and x.numel() > 0 and bool(x.min().isnan())
 
 
 def plan(engine: ReferenceEngine, device: str) -> dict[str, Any]:

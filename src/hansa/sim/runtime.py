@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -18,6 +19,7 @@ from hansa.core.runtime import Abort, Commit, Open, Request
 from hansa.core.task import Holdings
 from hansa.sim.clock import VirtualClock
 from hansa.sim.engine import Job, Outcome, ReferenceEngine
+from hansa.sim.memories import Memories
 from hansa.sim.stacked import StackedEngine
 from hansa.sim.workers import WorkersEngine, usable
 
@@ -64,12 +66,15 @@ class Flight:
 
 
 class Simulation:
-    """All parties in one process. `absent(party, round)` takes parties away from a round's work."""
+    """All parties in one process. `absent(party, round)` takes parties away from a round's work.
+
+    What parties remember goes to `folder`, where a checkpoint can find it again; by default to a temporary file.
+    """
 
     def __init__(self, engine: ReferenceEngine, rules: Rules, clock: VirtualClock,
-                 absent: Callable[[int, int], bool] | None = None) -> None:  # fmt: skip
+                 absent: Callable[[int, int], bool] | None = None, folder: Path | None = None) -> None:  # fmt: skip
         self.engine, self.rules, self.clock, self.absent = engine, rules, clock, absent
-        self.memories: dict[int, Memory] = {}
+        self.memories = Memories(len(engine.holdings), engine.objective.device, folder)
         self.flights: dict[int, Flight] = {}
         self._staged: dict[int, Memory] = {}
         self._record = Record()
@@ -82,7 +87,7 @@ class Simulation:
             self._record, self._staged, self._lost = request.record, {}, 0
             return frozenset(flight.ticket.party for flight in self.flights.values())
         if isinstance(request, Commit):
-            self.memories.update(self._staged)
+            self.memories.keep(self._staged)
             self._staged = {}
             return None
         if isinstance(request, Abort):
@@ -120,14 +125,20 @@ class Simulation:
 
     def memory(self, party: int) -> Memory:
         """A party's memory, with what it staged this round."""
-        return self._staged.get(party, self.memories.get(party, {}))
+        return self._memories([party])[0]
+
+    def _memories(self, parties: Sequence[int]) -> list[Memory]:
+        """The same for each of many parties, read at once."""
+        kept = iter(self.memories.recall([p for p in parties if p not in self._staged]))
+        return [self._staged[p] if p in self._staged else next(kept) for p in parties]
 
     def _run(self, ask: Ask) -> Iterator[tuple[int, Outcome]]:
         """Each party's outcome, in the order of ids; those absent say so."""
         assert ask.op is not None
         away = self.absent if ask.in_round else None
         here = [p for p in ask.parties if away is None or not away(p, ask.round)]
-        done = self.engine.run(ask.op, [Job(p, ask.payload_of(p), self.memory(p)) for p in here], ask.round)
+        jobs = [Job(p, ask.payload_of(p), kept) for p, kept in zip(here, self._memories(here), strict=True)]
+        done = self.engine.run(ask.op, jobs, ask.round)
         present = set(here)
         for party in ask.parties:
             if party in present:
@@ -161,7 +172,8 @@ class Simulation:
             size = codec.size(messages[party].tensors)
             self._record.bytes_down += size * (len(inbox) - 1)
             here = self.engine.party(party, ask.round)
-            self._staged[party] = op.receive(here, ask.payload, inbox, staged.get(party, self.memory(party)))
+            memory = staged[party] if party in staged else self.memory(party)
+            self._staged[party] = op.receive(here, ask.payload, inbox, memory)
         self.clock.pass_ask(ask)
 
     def _submit(self, ask: Ask) -> Ticket:
@@ -198,7 +210,7 @@ class Simulation:
         return arrival
 
     def snapshot(self) -> dict[str, Any]:
-        """All that the parties remember and all that is under way, for a checkpoint at a round's end."""
+        """Where the parties' memories lie on disk, and all that is under way, for a checkpoint at a round's end."""
         payloads: dict[int, int] = {}
         stored: list[Any] = []
         flights = []
@@ -211,13 +223,16 @@ class Simulation:
                 "id": ticket.id, "party": ticket.party, "round": ticket.round, "arrives": flight.arrives,
                 "op": op_config(flight.op), "payload": payloads[id(flight.payload)],
             })  # fmt: skip
-        memories = {str(party): memory for party, memory in sorted(self.memories.items())}
-        return {"memories": memories, "flights": flights, "payloads": stored, "tickets": self._tickets,
+        return {"memories": self.memories.snapshot(), "flights": flights, "payloads": stored, "tickets": self._tickets,
                 "now": self.clock.now}  # fmt: skip
+
+    def saved(self) -> None:
+        """The checkpoint with the last snapshot is on disk."""
+        self.memories.saved()
 
     def restore(self, tree: dict[str, Any]) -> None:
         """Go on from a snapshot."""
-        self.memories = {int(party): memory for party, memory in tree["memories"].items()}
+        self.memories.restore(tree["memories"])
         self._tickets = tree["tickets"]
         self.clock.now = tree["now"]
         self.flights = {}
