@@ -8,9 +8,12 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import hansa
+from hansa.algorithms.fedbuff import nth_idle
 from hansa.core.op import Memory, Party, Payload, Reply
 from hansa.fusion import WeightedMean
 from hansa.local import SGD, LocalSolver
@@ -176,3 +179,10 @@ def test_a_buffer_that_can_never_fill_is_refused() -> None:
         hansa.simulate(hansa.FedBuff(buffer=6, refill="flush"), task())
     with pytest.raises(hansa.ConfigError, match="buffer must be at least 1"):
         hansa.FedBuff(buffer=0)
+
+
+@given(st.sets(st.integers(0, 19)), st.data())
+def test_the_nth_idle_party_is_that_of_a_list_without_the_busy(busy: set[int], data: st.DataObject) -> None:
+    idle = [party for party in range(30) if party not in busy]
+    n = data.draw(st.integers(0, len(idle) - 1))
+    assert nth_idle(n, busy) == idle[n]

@@ -12,6 +12,7 @@ import signal
 import stat
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,27 @@ import torch
 from torch import nn
 
 import hansa
+from hansa.core.op import Memory
+from hansa.core.params import ParamSpec
 from hansa.local import SGD
+from hansa.sim import memories
 
 torch.set_num_threads(1)
+
+
+@hansa.register("drifting")
+@dataclass(frozen=True)
+class Drifting(SGD):
+    """Each party remembers how far it went, and is drawn back by a tenth of that."""
+
+    def remember(self, spec: ParamSpec) -> Memory:
+        return {"drift": torch.zeros(spec.dim, dtype=spec.dtype)}
+
+    def start(self, ctx: Any, w: torch.Tensor, payload: Any, memory: Memory) -> Any:
+        return w - 0.1 * memory["drift"], {}
+
+    def finish(self, ctx: Any, start: torch.Tensor, w: torch.Tensor, carry: Any, memory: Memory) -> Any:
+        return {"w": w - start}, {"drift": memory["drift"] + (w - start)}
 
 
 def task(**more: Any) -> hansa.Task:
@@ -43,6 +62,10 @@ EXPERIMENTS: dict[str, Any] = {
     "dpsgd": lambda **run: hansa.simulate(
         hansa.DPSGD(local=SGD(lr=0.3, batch=2)), task(), rounds=5, seed=3, engine="stacked", **run
     ),
+    # So has what only some of them were asked to remember.
+    "drifting": lambda **run: hansa.simulate(
+        hansa.FedAvg(local=Drifting(lr=0.3, batch=2)), task(), rounds=5, seed=3, engine="stacked", cohort=0.6, **run
+    ),
     # Tickets under way, and the old models that they still need, have to survive.
     "fedbuff": lambda **run: hansa.simulate(
         hansa.FedBuff(local=SGD(lr=0.3, batch=2), buffer=2),
@@ -56,9 +79,11 @@ EXPERIMENTS: dict[str, Any] = {
 }  # fmt: skip
 
 # The writes to the disk (fsync), in order: 1 and 2 the new run's experiment.json and its folder; then in every round
-# the metrics, the checkpoint's .part and, after the rename, the folder; at the end the model and the summary, two each.
+# the memories' log and its folder (where parties remember something), the metrics, the checkpoint's .part and, after
+# the rename, the folder; at the end the model and the summary, two each.
 CASES: dict[str, list[list[int] | str]] = {
-    "dpsgd": [[2], [4], [5], [10], [18], [10, 5], "outside"],
+    "dpsgd": [[2], [3], [4], [6], [7], [8], [9], [11], [12], [28], [16, 5], "outside"],
+    "drifting": [[3], [13], [18], [21], [18, 9, 5], "outside"],
     "fedbuff": [[3], [8], [9], [13], [20], [7, 4, 6], "outside"],
     "fedavg": [[11], [12]],
 }
@@ -117,6 +142,7 @@ def case_folder(root: Path, name: str, case: Any) -> Path:
 
 
 def main(root: Path) -> None:
+    memories.SLACK = 0  # so that memories move to a new log at nearly every checkpoint
     out: dict[str, list[str]] = {}
     for run in EXPERIMENTS.values():  # imports and first calls are paid for once, here
         run()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,12 @@ def graveyard(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def moment(folder: Path) -> dict[str, Any]:
-    """What a killed run left: a checkpoint or none, how long its metrics are and how long the checkpoint knew."""
+    """What a killed run left: a checkpoint, how long its metrics are and how long it knew them, logs of memories."""
     checkpoint, metrics = folder / "checkpoint.safetensors", folder / "metrics.jsonl"
     known = int(codec.decode(checkpoint.read_bytes())["metrics_length"]) if checkpoint.exists() else 0
     length = metrics.stat().st_size if metrics.exists() else 0
-    return {"checkpoint": checkpoint.exists(), "metrics": length, "known": known}
+    logs = sorted(path.name for path in folder.glob("memories-*.log"))
+    return {"checkpoint": checkpoint.exists(), "metrics": length, "known": known, "logs": logs}
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +55,7 @@ def same(a: Any, b: Any) -> bool:
     """Equal to the bit, tensors included."""
     if isinstance(a, torch.Tensor):
         return torch.equal(a, b) and a.dtype == b.dtype
-    if isinstance(a, dict):
+    if isinstance(a, Mapping):
         return a.keys() == b.keys() and all(same(a[name], b[name]) for name in a)
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(map(same, a, b))
@@ -86,6 +88,7 @@ def test_the_kills_left_runs_at_different_moments(graveyard: Path) -> None:
     assert any(moment["checkpoint"] and moment["metrics"] > moment["known"] for moment in moments)
     assert any(moment["checkpoint"] and moment["metrics"] == moment["known"] for moment in moments)
     assert len({moment["known"] for moment in moments}) > 3
+    assert {len(moment["logs"]) for moment in moments} == {0, 1, 2}  # two while memories move to a new log
 
 
 def stopped(folder: Path, engine: str = "reference", rounds: int = 2) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -17,6 +18,13 @@ from hansa.local import SGD, LocalSolver
 from hansa.server import Descent, ServerOptimizer
 
 REMEMBERED = 1000  # steps of the server that staleness is counted over
+
+
+def nth_idle(n: int, busy: Iterable[int]) -> int:
+    """The n-th party, from 0, that is not busy; found without a list of all that are idle."""
+    for other in sorted(busy):
+        n += other <= n
+    return n
 
 
 @register("fedbuff")
@@ -62,8 +70,8 @@ class FedBuff(Algorithm):
 
         async def refill() -> None:
             while len(busy := fed.busy) < fed.cohort_size:
-                idle = [party for party in fed.parties if party not in busy]
-                await fed.submit(self.local, model, idle[int(stream.integers(len(idle)))])
+                draw = int(stream.integers(len(fed.parties) - len(busy)))
+                await fed.submit(self.local, model, nth_idle(draw, busy))
 
         total = torch.zeros_like(state.params.w, dtype=torch.float64)
         stats = torch.zeros_like(state.params.stats, dtype=torch.float64)

@@ -59,7 +59,7 @@ def run(
     data_dir: DataDir = None,
 ) -> None:
     """Simulate an experiment file."""
-    from hansa.cli.show import watching
+    from hansa.cli.progress import watching
     from hansa.run.config import read
     from hansa.run.report import run_report
     from hansa.run.resume import execute, new_folder
@@ -79,7 +79,7 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Go on with a run from its last checkpoint."""
-    from hansa.cli.show import watching
+    from hansa.cli.progress import watching
     from hansa.run.report import run_report
     from hansa.run.resume import resume as go_on
     from hansa.run.resume import stored_experiment

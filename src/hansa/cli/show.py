@@ -1,48 +1,17 @@
-"""Runs on the terminal: progress while they run, a summary when they are done."""
+"""Runs on the terminal: what a run's folder holds, and a summary when it is done."""
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from hansa.run.store import SUMMARY, Store, read_json
 
 console = Console()
-Watch = Callable[[dict[str, Any]], None]
-
-
-@contextmanager
-def watching(rounds: int, quiet: bool, hint: str) -> Iterator[Watch | None]:
-    """A progress bar fed with each round's metrics; an interrupted run says how to go on."""
-    try:
-        if quiet:
-            yield None
-            return
-        columns = (TextColumn("round"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"),
-                   TimeRemainingColumn())  # fmt: skip
-        with Progress(*columns, console=console) as bar:
-            at = bar.add_task("", total=rounds)
-
-            def watch(line: dict[str, Any]) -> None:
-                shown = [f"{k} {line[k]:.4f}" for k in ("accuracy", "loss", "train_loss") if line.get(k) is not None]
-                if "empty" in line:
-                    bar.console.print(f"round {line['round']} is empty: {line['empty']}", markup=False)
-                for name, reason in line.get("rejected", {}).items():
-                    bar.console.print(f"round {line['round']}: rejected {name}: {reason}", markup=False)
-                bar.update(at, completed=line["round"], description="  ".join(shown))
-
-            yield watch
-    except KeyboardInterrupt:
-        sys.stderr.write(f"interrupted; go on with: {hint}\n")
-        sys.exit(130)
 
 
 def human_bytes(count: float) -> str:

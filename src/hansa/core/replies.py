@@ -171,8 +171,7 @@ def reply_size(reply: Reply) -> int:
 
 @functools.lru_cache(maxsize=64)
 def _size(tensors: tuple[Any, ...], maxima: tuple[Any, ...], metrics: tuple[str, ...]) -> int:
-    empty = [{name: torch.empty(shape, dtype=dtype, device="meta") for name, shape, dtype in group}
-             for group in (tensors, maxima)]  # fmt: skip
+    empty = [{name: torch.empty(shape, dtype=dtype) for name, shape, dtype in group} for group in (tensors, maxima)]
     return codec.size(Reply(empty[0], 1, empty[1], dict.fromkeys(metrics, 0.0)).tree())
 
 

@@ -99,13 +99,13 @@ class Holdings:
             self.test = _fit(x, y, objective, "test")
             if self.test[0].shape[1:] != self.train.x.shape[1:]:
                 raise DataError(f"test: samples are {tuple(x.shape[1:])}, the parties' {tuple(self.train.x.shape[1:])}")
-        self.names = list(task.names) if task.names is not None else [str(k) for k in range(len(self.train))]
         if self.train.offsets[-1] == 0:
             raise DataError("parties: none of them has a sample")
-        if len(self.names) != len(self.train):
-            raise DataError(f"names: {len(self.names)} names for {len(self.train)} parties")
-        if len(set(self.names)) != len(self.names):
-            twice = next(name for name in self.names if self.names.count(name) > 1)
+        self._names = list(task.names) if task.names is not None else None  # a million numbers as texts take 60 MB
+        if self._names is not None and len(self._names) != len(self.train):
+            raise DataError(f"names: {len(self._names)} names for {len(self.train)} parties")
+        if self._names is not None and len(set(self._names)) != len(self._names):
+            twice = next(name for name in self._names if self._names.count(name) > 1)
             raise DataError(f"names: two parties are called {twice!r}")
         y = self.train.y
         whole = not y.is_floating_point() and y.numel() > 0
@@ -115,6 +115,10 @@ class Holdings:
 
     def __len__(self) -> int:
         return len(self.train)
+
+    def name(self, party: int) -> str:
+        """What a party is called: the name that the task gives it, or its number."""
+        return str(party) if self._names is None else self._names[party]
 
     @property
     def shape(self) -> tuple[int, ...]:

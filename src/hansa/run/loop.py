@@ -32,6 +32,7 @@ class Snapshots(Protocol):
     """A runtime whose parties can be saved and brought back."""
 
     def snapshot(self) -> dict[str, Any]: ...
+    def saved(self) -> None: ...
     def restore(self, tree: dict[str, Any]) -> None: ...
 
 
@@ -181,7 +182,7 @@ class Training:
             line["empty"] = empty
         for name, who in (("missing", record.missing), ("rejected", record.rejected)):
             if who:
-                line[name] = {self.holdings.names[party]: reason for party, reason in who.items()}
+                line[name] = {self.holdings.name(party): reason for party, reason in who.items()}
         return record.metrics | line
 
     def _publish(self) -> Steps:
@@ -218,8 +219,7 @@ class Training:
             yield Abort(self.progress.round)
             return {}
         out: dict[str, Any] = {}
-        by_party = {self.holdings.names[p]: r.metrics for p, r in zip(answers.parties, answers.replies, strict=True)}
-        for metric in sorted({m for metrics in by_party.values() for m in metrics}):
+        for metric in sorted({m for reply in answers.replies for m in reply.metrics}):
             pairs = [(r.metrics[metric], r.weight) for r in answers.replies if metric in r.metrics]
             values = sorted((v for v, _ in pairs), reverse=not higher_is_better(metric))
             mean = sum(values) / len(values)
@@ -228,8 +228,9 @@ class Training:
             out[f"party_{metric}_worst_tenth"] = sum(tenth) / len(tenth)
             out[f"party_{metric}_variance"] = sum((v - mean) ** 2 for v in values) / len(values)
             out[metric] = sum(v * n for v, n in pairs) / sum(n for _, n in pairs)
-        if len(by_party) <= 100:
-            out["parties"] = by_party
+        if len(answers.parties) <= 100:
+            who = map(self.holdings.name, answers.parties)
+            out["parties"] = {name: r.metrics for name, r in zip(who, answers.replies, strict=True)}
         return out
 
     @property
@@ -277,6 +278,7 @@ class Training:
         if self.store is not None and self.runtime is not None:
             tree = {"state": self.state.tree(), "progress": vars(self.progress), "runtime": self.runtime.snapshot()}
             self.store.checkpoint({**tree, "devices": codec.devices(tree)})
+            self.runtime.saved()
 
     def _restore(self) -> None:
         tree = self.store.restore() if self.store is not None else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,8 @@ class Result:
         return self.training.history
 
     @property
-    def memories(self) -> dict[int, dict[str, Tensor]]:
-        """What the simulated parties remember (in deployment it never leaves them)."""
+    def memories(self) -> Mapping[int, dict[str, Tensor]]:
+        """What the simulated parties remember, read when asked for (in deployment it never leaves them)."""
         return getattr(self.training.runtime, "memories", {})
 
     def model(self) -> nn.Module:

@@ -61,7 +61,7 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
     with deterministic(run.device), products(run.precision):
         objective = Objective(task.model, task.loss, run.seed, run.device, run.precision == "bf16")
         holdings = task.holdings(objective)
-        if task.prepare is None and holdings.train.x.is_floating_point() and bool(holdings.train.x.isnan().any()):
+        if task.prepare is None and _has_nan(holdings.train.x):
             raise DataError("the parties' features have missing values (NaN); give the task prepare=Standardise()")
         store = Store(run_dir) if run_dir is not None else None
         solver = getattr(algorithm, "local", None)
@@ -73,7 +73,7 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
             engine.compiles = engine.records and (run.compile == "on" or (run.compile == "auto" and long))
         log.info("engine %s: %s", engine.name, engine.why())
         clock = VirtualClock(run.seed, run.latency, run.latency_mean)
-        runtime = Simulation(engine, run.rules(), clock, absent)
+        runtime = Simulation(engine, run.rules(), clock, absent, store.path if store is not None else None)
         record = _record(algorithm, run, engine, experiment)
         training = Training(algorithm, task, run, objective, holdings, store, runtime, protocol, on_round,
                             lambda: clock.now)  # fmt: skip
@@ -94,6 +94,11 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
     if store is not None:
         store.finish(result.saved_model(), result.summary)
     return result
+
+
+def _has_nan(x: torch.Tensor) -> bool:
+    """Whether a value is missing. The minimum of values with a NaN is NaN, and takes no memory to find."""
+    return x.is_floating_point() and x.numel() > 0 and bool(x.min().isnan())
 
 
 def plan(engine: ReferenceEngine, device: str) -> dict[str, Any]:

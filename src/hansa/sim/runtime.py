@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hansa.core import codec
@@ -17,6 +18,7 @@ from hansa.core.task import Holdings
 from hansa.local.solver import LocalSolver
 from hansa.sim.clock import VirtualClock
 from hansa.sim.engine import Block, Job, Outcome, ReferenceEngine
+from hansa.sim.memories import Memories
 from hansa.sim.stacked import StackedEngine, heavy
 from hansa.sim.workers import WorkersEngine, usable
 
@@ -91,12 +93,15 @@ class Flight:
 
 
 class Simulation:
-    """All parties in one process. `absent(party, round)` takes parties away from a round's work."""
+    """All parties in one process. `absent(party, round)` takes parties away from a round's work.
+
+    What parties remember goes to `folder`, where a checkpoint can find it again; by default to a temporary file.
+    """
 
     def __init__(self, engine: ReferenceEngine, rules: Rules, clock: VirtualClock,
-                 absent: Callable[[int, int], bool] | None = None) -> None:  # fmt: skip
+                 absent: Callable[[int, int], bool] | None = None, folder: Path | None = None) -> None:  # fmt: skip
         self.engine, self.rules, self.clock, self.absent = engine, rules, clock, absent
-        self.memories: dict[int, Memory] = {}
+        self.memories = Memories(len(engine.holdings), engine.objective.device, folder)
         self.flights: dict[int, Flight] = {}
         self._staged: dict[int, Memory] = {}
         self._record = Record()
@@ -109,7 +114,7 @@ class Simulation:
             self._record, self._staged, self._lost = request.record, {}, 0
             return frozenset(flight.ticket.party for flight in self.flights.values())
         if isinstance(request, Commit):
-            self.memories.update(self._staged)
+            self.memories.keep(self._staged)
             self._staged = {}
             return None
         if isinstance(request, Abort):
@@ -137,8 +142,9 @@ class Simulation:
             for item in self._run(ask):
                 if isinstance(item, Block):
                     if item.memory:
-                        for k, party in enumerate(item.replies.parties):
-                            memories[party] = {**self.memory(party), **item.remembered(k)}
+                        parties = item.replies.parties
+                        for k, (party, kept) in enumerate(zip(parties, self._memories(parties), strict=True)):
+                            memories[party] = {**kept, **item.remembered(k)}
                     yield item.replies
                     continue
                 party, outcome = item
@@ -154,7 +160,12 @@ class Simulation:
 
     def memory(self, party: int) -> Memory:
         """A party's memory, with what it staged this round."""
-        return self._staged.get(party, self.memories.get(party, {}))
+        return self._memories([party])[0]
+
+    def _memories(self, parties: Sequence[int]) -> list[Memory]:
+        """The same for each of many parties, read at once."""
+        kept = iter(self.memories.recall([p for p in parties if p not in self._staged]))
+        return [self._staged[p] if p in self._staged else next(kept) for p in parties]
 
     def _run(self, ask: Ask) -> Iterator[Block | tuple[int, Outcome]]:
         """The parties' outcomes, replies in the order of ids; those absent say so first."""
@@ -163,7 +174,7 @@ class Simulation:
         here = [p for p in ask.parties if away is None or not away(p, ask.round)]
         for party in sorted(set(ask.parties) - set(here)):
             yield party, "it did not answer"
-        jobs = [Job(p, ask.payload_of(p), self.memory(p)) for p in here]
+        jobs = [Job(p, ask.payload_of(p), kept) for p, kept in zip(here, self._memories(here), strict=True)]
         yield from self.engine.blocks(ask.op, jobs, ask.round)
 
     def _count_down(self, ask: Ask) -> None:
@@ -192,7 +203,8 @@ class Simulation:
             size = codec.size(messages[party].tensors)
             self._record.bytes_down += size * (len(inbox) - 1)
             here = self.engine.party(party, ask.round)
-            self._staged[party] = op.receive(here, ask.payload, inbox, staged.get(party, self.memory(party)))
+            memory = staged[party] if party in staged else self.memory(party)
+            self._staged[party] = op.receive(here, ask.payload, inbox, memory)
         self.clock.pass_ask(ask)
 
     def _submit(self, ask: Ask) -> Ticket:
@@ -229,7 +241,7 @@ class Simulation:
         return arrival
 
     def snapshot(self) -> dict[str, Any]:
-        """All that the parties remember and all that is under way, for a checkpoint at a round's end."""
+        """Where the parties' memories lie on disk, and all that is under way, for a checkpoint at a round's end."""
         payloads: dict[int, int] = {}
         stored: list[Any] = []
         flights = []
@@ -242,13 +254,16 @@ class Simulation:
                 "id": ticket.id, "party": ticket.party, "round": ticket.round, "arrives": flight.arrives,
                 "op": op_config(flight.op), "payload": payloads[id(flight.payload)],
             })  # fmt: skip
-        memories = {str(party): memory for party, memory in sorted(self.memories.items())}
-        return {"memories": memories, "flights": flights, "payloads": stored, "tickets": self._tickets,
+        return {"memories": self.memories.snapshot(), "flights": flights, "payloads": stored, "tickets": self._tickets,
                 "now": self.clock.now}  # fmt: skip
+
+    def saved(self) -> None:
+        """The checkpoint with the last snapshot is on disk."""
+        self.memories.saved()
 
     def restore(self, tree: dict[str, Any]) -> None:
         """Go on from a snapshot."""
-        self.memories = {int(party): memory for party, memory in tree["memories"].items()}
+        self.memories.restore(tree["memories"])
         self._tickets = tree["tickets"]
         self.clock.now = tree["now"]
         self.flights = {}

@@ -1,0 +1,321 @@
+"""What simulated parties remember, on disk: a million memories need no RAM, and a crash leaves the checkpoint's.
+
+Memories live in a log, a file that only grows. A committed round appends the rows of the parties it touched, and RAM
+holds only where each party's last row lies (12 bytes a party). A checkpoint names the log and its length once all of
+it is on disk; going on from a checkpoint cuts the log back to that length and reads it again, so what came after the
+checkpoint never was. When more than half of a log is out of date, the rows that count move to a new one, and the old
+log goes as soon as a checkpoint names the new one. Without a run's folder the log is a nameless temporary file.
+
+A log is a sequence of blocks: a head (kind, number of a layout, count), then either a layout (names, types and shapes
+of a memory's tensors, as JSON) or the ids of some parties and a row for each. Everything begins at a multiple of 64
+bytes, as torch's own tensors do: how a matrix product rounds may depend on it. Rows are read, not mapped: mapped pages
+would count as the process's memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import tempfile
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hansa.core.errors import AlgorithmError, DataError
+from hansa.core.op import Memory
+
+ALIGN = 64
+CHUNK = 2**25  # bytes that are packed, or moved to a new log, at once
+SLACK = 2**26  # bytes out of date that are not worth a new log
+_HEAD = struct.Struct("<8sqq40x")
+_LAYOUT, _ROWS = b"layout", b"rows"
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def _padded(size: int) -> int:
+    return -(-size // ALIGN) * ALIGN
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names, types and shapes of the tensors in a memory, and which of them live on the run's device (not the CPU)."""
+
+    entries: tuple[tuple[str, torch.dtype, tuple[int, ...], bool], ...]
+
+    @classmethod
+    def of(cls, memory: Memory) -> Layout:
+        for name, value in memory.items():
+            if not isinstance(value, Tensor):
+                raise AlgorithmError(f"a memory holds named tensors, but {name!r} is a {type(value).__name__}")
+        return cls(tuple((n, t.dtype, tuple(t.shape), t.device.type != "cpu") for n, t in memory.items()))
+
+    @classmethod
+    def of_json(cls, text: bytes) -> Layout:
+        return cls(tuple((n, getattr(torch, d), tuple(shape), away) for n, d, shape, away in json.loads(text)))
+
+    def json(self) -> bytes:
+        return json.dumps([(n, str(d).removeprefix("torch."), s, away) for n, d, s, away in self.entries]).encode()
+
+    @cached_property
+    def spans(self) -> list[tuple[int, int]]:
+        """Where each tensor begins and ends in a row."""
+        out, at = [], 0
+        for _, dtype, shape, _ in self.entries:
+            size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+            out.append((at, at + size))
+            at += _padded(size)
+        return out
+
+    @cached_property
+    def stride(self) -> int:
+        """The bytes of a row."""
+        return _padded(self.spans[-1][1]) if self.spans else 0
+
+    @torch.no_grad()
+    def pack(self, memories: Sequence[Memory]) -> Tensor:
+        """Memories as rows of bytes."""
+        rows = torch.zeros(len(memories), self.stride, dtype=torch.uint8)
+        for (name, *_), (begin, end) in zip(self.entries, self.spans, strict=True):
+            values = torch.stack([memory[name] for memory in memories]).cpu()
+            rows[:, begin:end] = values.reshape(len(memories), -1).view(torch.uint8)
+        return rows
+
+    def unpack(self, rows: Tensor, device: torch.device) -> list[Memory]:
+        """The memories that were packed, each tensor on the device that it had."""
+        columns: list[Sequence[Tensor]] = []
+        for (_, dtype, shape, away), (begin, end) in zip(self.entries, self.spans, strict=True):
+            values = rows[:, begin:end].view(dtype).view(len(rows), *shape)
+            columns.append((values.to(device) if away else values).unbind())
+        names = [name for name, *_ in self.entries]
+        return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)] or [{} for _ in rows]
+
+
+class Log:
+    """A file that grows; a nameless temporary one where no path is given."""
+
+    def __init__(self, path: Path | None, keep: int = 0) -> None:
+        if path is None:
+            self._file, name = tempfile.mkstemp(prefix="hansa-memories-")
+            os.unlink(name)  # nothing to clean up, however the process ends
+        else:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        weakref.finalize(self, os.close, self._file)
+        self.path, self.end, self._named = path, keep, keep > 0
+        if os.fstat(self._file).st_size < keep:
+            raise DataError(f"{path} is shorter than when the checkpoint was made; it was changed by hand")
+        os.ftruncate(self._file, keep)
+
+    def append(self, *parts: Any) -> None:
+        """Write at the end, each part padded."""
+        for part in parts:
+            view, at = memoryview(part), self.end
+            view = view.cast("B") if view.nbytes else view[:0]
+            while view:
+                written = os.pwrite(self._file, view, at)
+                view, at = view[written:], at + written
+            self.end += _padded(memoryview(part).nbytes)
+
+    def rows(self, at: Array, size: int) -> Tensor:
+        """The rows of `size` bytes that begin at the given places; many side by side are read at once."""
+        rows = torch.empty(len(at), size, dtype=torch.uint8)
+        if not rows.numel():
+            return rows
+        first, span = int(at.min()), int(at.max() - at.min()) + size
+        if len(at) > 1 and span <= 4 * rows.numel():
+            whole = torch.from_numpy(self.read(first, span)).view(-1, ALIGN)
+            units = torch.from_numpy((at - first) // ALIGN)[:, None] + torch.arange(size // ALIGN)
+            return torch.index_select(whole, 0, units.view(-1), out=rows.view(-1, ALIGN)).view(len(at), size)
+        for row, place in zip(rows.numpy(), at.tolist(), strict=True):
+            self._read_into(row, place)
+        return rows
+
+    def read(self, at: int, size: int) -> Array:
+        into = np.empty(size, dtype=np.uint8)
+        self._read_into(into, at)
+        return into
+
+    def _read_into(self, into: Array, at: int) -> None:
+        view: Any = into  # mypy does not take an array for a buffer
+        done = os.preadv(self._file, (view,), at)
+        while done < into.nbytes:  # the system gives very long reads in parts
+            more = os.preadv(self._file, (view[done:],), at + done)
+            if more == 0:
+                raise DataError(f"{self.path} is damaged: it ends in the middle of a block")
+            done += more
+
+    def sync(self) -> None:
+        """On disk, with its name and its whole length, before this returns."""
+        os.ftruncate(self._file, self.end)
+        os.fsync(self._file)
+        if self.path is not None and not self._named:
+            folder = os.open(self.path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        self._named = True
+
+
+class Memories(Mapping[int, Memory]):
+    """The parties' memories by party. `device` is where tensors go back to that were not on the CPU."""
+
+    def __init__(self, parties: int, device: torch.device | None = None, folder: Path | None = None) -> None:
+        self._parties, self._folder, self._device = parties, folder, device or torch.device("cpu")
+        self._forget()
+
+    def _forget(self) -> None:
+        self._generation = -1
+        self._log: Log | None = None
+        self._layouts: list[Layout] = []  # numbers begin at 1
+        self._numbers: dict[Layout, int] = {}
+        self._layout = np.zeros(self._parties, dtype=np.int32)  # of each party's memory; 0 where it has none
+        self._at = np.zeros(self._parties, dtype=np.int64)  # where its row lies in the log
+        self._limit = SLACK  # the length from which a log is looked through for rows out of date
+
+    def __getitem__(self, party: int) -> Memory:
+        if party not in self:
+            raise KeyError(party)
+        return self.recall([party])[0]
+
+    def __contains__(self, party: object) -> bool:
+        return isinstance(party, int) and 0 <= party < self._parties and bool(self._layout[party])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(np.flatnonzero(self._layout).tolist())
+
+    def __len__(self) -> int:
+        return int(np.count_nonzero(self._layout))
+
+    def recall(self, parties: Sequence[int]) -> list[Memory]:
+        """The memory of each party; an empty one where it has none."""
+        out: list[Memory] = [{} for _ in parties]
+        if self._log is None or not out:
+            return out
+        ids = np.asarray(parties, dtype=np.int64)
+        numbers, at = self._layout[ids], self._at[ids]
+        for number in sorted(set(numbers.tolist()) - {0}):
+            layout, where = self._layouts[number - 1], np.flatnonzero(numbers == number)
+            found = layout.unpack(self._log.rows(at[where], layout.stride), self._device)
+            for place, memory in zip(where.tolist(), found, strict=True):
+                out[place] = memory
+        return out
+
+    def keep(self, memories: Mapping[int, Memory]) -> None:
+        """Parties remember this from now on."""
+        alike: dict[Layout, list[int]] = {}
+        for party in sorted(memories):
+            alike.setdefault(Layout.of(memories[party]), []).append(party)
+        if alike and self._log is None:
+            self._begin()
+        for layout, parties in alike.items():
+            if layout not in self._numbers:
+                self._number(layout)
+                self._declare(layout)
+            step = max(1, CHUNK // max(1, layout.stride))
+            for some in (parties[at : at + step] for at in range(0, len(parties), step)):
+                rows = layout.pack([memories[party] for party in some])
+                self._append(np.array(some, dtype=np.int64), self._numbers[layout], rows)
+        if self._folder is None:
+            self._tidy()
+
+    def snapshot(self) -> dict[str, int]:
+        """Where the memories lie, on disk before this returns; for a checkpoint. Empty while there are none."""
+        self._tidy()
+        if self._log is None:
+            return {}
+        self._log.sync()
+        return {"generation": self._generation, "length": self._log.end}
+
+    def saved(self) -> None:
+        """The checkpoint with the last snapshot is on disk: logs that it does not name can go."""
+        if self._folder is not None:
+            for path in self._folder.glob("memories-*.log"):
+                if self._log is None or path != self._log.path:
+                    path.unlink()
+
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """Remember what was remembered at the snapshot, and nothing since."""
+        self._forget()
+        if not snapshot:
+            return
+        if set(snapshot) != {"generation", "length"}:
+            raise DataError(
+                "the checkpoint holds the parties' memories itself, as an earlier version of hansa wrote it; begin the "
+                "run again, or go on with that version"
+            )
+        self._begin(snapshot["generation"], snapshot["length"])
+        log, at = self._log, 0
+        assert log is not None
+        try:
+            while at < log.end:
+                at = self._take_in(log, at)
+        except (ValueError, IndexError, AttributeError) as error:
+            raise DataError(f"{log.path} is damaged: {error}") from None
+
+    def _take_in(self, log: Log, at: int) -> int:
+        """Read the block that begins at a place; gives where the next one begins."""
+        kind, number, count = _HEAD.unpack(log.read(at, ALIGN).tobytes())
+        at += ALIGN
+        if kind.rstrip(b"\0") == _LAYOUT:
+            self._number(Layout.of_json(log.read(at, count).tobytes()))
+            return at + _padded(count)
+        if kind.rstrip(b"\0") != _ROWS:
+            raise ValueError("a block of an unknown kind")
+        ids = log.read(at, 8 * count).view(np.int64)
+        at += _padded(8 * count)
+        stride = self._layouts[number - 1].stride
+        self._place(ids, number, at, stride)
+        return at + count * stride
+
+    def _begin(self, generation: int = 0, keep: int = 0) -> None:
+        self._generation = generation
+        self._log = Log(None if self._folder is None else self._folder / f"memories-{generation}.log", keep)
+
+    def _number(self, layout: Layout) -> None:
+        self._layouts.append(layout)
+        self._numbers[layout] = len(self._layouts)
+
+    def _declare(self, layout: Layout) -> None:
+        assert self._log is not None
+        text = layout.json()
+        self._log.append(_HEAD.pack(_LAYOUT, self._numbers[layout], len(text)), text)
+
+    def _append(self, parties: Array, number: int, rows: Tensor) -> None:
+        assert self._log is not None
+        self._log.append(_HEAD.pack(_ROWS, number, len(parties)), parties)
+        at = self._log.end
+        self._log.append(rows.numpy())
+        self._place(parties, number, at, rows.shape[1])
+
+    def _place(self, parties: Array, number: int, at: int, stride: int) -> None:
+        self._layout[parties] = number
+        self._at[parties] = at + stride * np.arange(len(parties))
+
+    def _tidy(self) -> None:
+        """Move the rows that count to a new log if more than half of this one is out of date."""
+        if self._log is None or self._log.end < self._limit:
+            return
+        strides = np.array([0, *(layout.stride for layout in self._layouts)])
+        self._limit = 2 * int(strides[self._layout].sum()) + SLACK
+        if self._log.end < self._limit:
+            return
+        old, live = self._log, np.flatnonzero(self._layout)
+        self._begin(self._generation + 1)
+        for layout in self._layouts:
+            self._declare(layout)
+        live = live[np.lexsort((self._at[live], self._layout[live]))]  # by layout, then as they lie
+        for same in np.split(live, np.flatnonzero(np.diff(self._layout[live])) + 1):
+            number = int(self._layout[same[0]])
+            stride = self._layouts[number - 1].stride
+            step = max(1, CHUNK // max(1, stride))
+            for some in (same[at : at + step] for at in range(0, len(same), step)):
+                self._append(some, number, old.rows(self._at[some], stride))
