@@ -1,6 +1,6 @@
 """FedJAX: its own federated averaging, each client's step compiled by `jax.jit`.
 
-    .envs/fedjax/bin/python peers/fedjax/fedavg.py [--model 2nn|cnn] [--rounds 20]
+.envs/fedjax/bin/python peers/fedjax/fedavg.py [--model 2nn|cnn] [--rounds 20]
 """
 
 from __future__ import annotations

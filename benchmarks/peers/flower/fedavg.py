@@ -1,6 +1,6 @@
 """Flower: its own FedAvg over its simulation runtime, two Ray actors of one CPU, the lean trainer in its client.
 
-    .envs/flower/bin/python peers/flower/fedavg.py [--model 2nn|cnn] [--rounds 20]
+.envs/flower/bin/python peers/flower/fedavg.py [--model 2nn|cnn] [--rounds 20]
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import os
 
 os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
 
-import lean  # noqa: E402
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict  # noqa: E402
-from flwr.clientapp import ClientApp  # noqa: E402
-from flwr.serverapp import Grid, ServerApp  # noqa: E402
-from flwr.serverapp.strategy import FedAvg  # noqa: E402
-from flwr.simulation import run_simulation  # noqa: E402
-from workload import COHORT, PARTIES, SAMPLES, Laps, arguments, order  # noqa: E402
+import lean
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+from flwr.simulation import run_simulation
+from workload import COHORT, PARTIES, SAMPLES, Laps, arguments, order
 
 server, client = ServerApp(), ClientApp()
 laps = Laps()
