@@ -236,6 +236,7 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": next((line.partition(":")[2].strip() for line in about if line.startswith("model name")), "unknown"),
         "cores": len(os.sched_getaffinity(0)), "memory_gb": round(memory / 2**30), "system": platform.platform(),
+        "load_before": os.getloadavg()[0],
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
     }  # fmt: skip
 
@@ -274,13 +275,15 @@ def main() -> None:
     given = parser.parse_args()
     given.rounds = given.rounds or (20 if given.model == "2nn" else 5)
     ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: a contestant's orphans become ours to see and to end
+    about = machine()
+    if about["load_before"] > 0.5:
+        say(f"this machine is busy (load {about['load_before']:.1f}): the times will be those of a busy machine")
     contestants = chosen(given)
     results = {name: Found() for name in contestants}
     for turn in range(given.repeats + 1):
         for name, contestant in contestants.items():
             if results[name].failure is None:
                 take_part(name, contestant, results[name], given, watch=turn == 0)
-    about = machine()
     print(f"FedAvg, {given.model}, {about['cores']} cores of {about['cpu']}, {about['date'][:10]}; "
           f"{given.repeats} repeats of {given.rounds} rounds\n\n{table(results)}")  # fmt: skip
     given.out.mkdir(parents=True, exist_ok=True)

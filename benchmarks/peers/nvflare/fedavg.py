@@ -22,6 +22,7 @@ def main() -> None:
         ticks = Path(folder) / "ticks"
         job = FedJob(name="fedavg", min_clients=COHORT)
         job.to_server(TimedFedAvg(str(ticks), given.model, num_clients=COHORT, num_rounds=given.rounds + 1))
+        job.to_server({"server": {"task_request_interval": 0.05}})  # clients would ask every 2 s
         runner = ScriptRunner(
             script=str(Path(__file__).with_name("client.py")), script_args=given.model, framework=FrameworkType.NUMPY,
             server_expected_format=ExchangeFormat.NUMPY,
