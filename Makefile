@@ -4,6 +4,7 @@ PYTHON      ?= python3
 PYTEST_ARGS ?= -n 2 --dist loadfile
 DEMO_ARGS   ?=
 LOCK_ARGS   ?=
+BENCH_ARGS  ?=
 
 VENV := .venv
 BIN  := $(VENV)/bin
@@ -11,19 +12,24 @@ PIP  := $(BIN)/python -m pip --disable-pip-version-check -qq
 # The stamps are written last, so an interrupted install is started again from an empty environment.
 DEPS  := $(VENV)/.deps-installed
 READY := $(VENV)/.ready
+# Each peer of the benchmarks has an environment of its own, for their requirements exclude each other.
+PEERS := flower pfl fedjax $(if $(findstring --nvflare,$(BENCH_ARGS)),nvflare)
+ENVS  := benchmarks/.envs
 
 check-python = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
   { echo "Hansa needs Python 3.11 or newer, and '$(PYTHON)' is not: name one with 'make PYTHON=...'." >&2; exit 1; }
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint lock clean
+.PHONY: help setup demo test lint bench bench-peers lock clean
 
 help:
 	@echo "make demo    set up .venv and run the demonstration (DEMO_ARGS=... is passed on)"
 	@echo "make test    set up .venv and run every check: ruff, mypy, pytest (PYTEST_ARGS=... replaces '$(PYTEST_ARGS)')"
 	@echo "make lint    set up .venv and run ruff and mypy only"
 	@echo "make setup   set up .venv only"
+	@echo "make bench   time Hansa beside hand-written floors (BENCH_ARGS=... is passed on: --model cnn, --repeats 5)"
+	@echo "make bench-peers   the same beside Flower, pfl and FedJAX, installed apart (BENCH_ARGS=--nvflare: and NVFLARE)"
 	@echo "make lock    solve requirements/*.in again into requirements/lock.txt (LOCK_ARGS=--upgrade for newer versions)"
 	@echo "make clean   remove .venv, caches and build output"
 	@echo "PYTHON=...   the interpreter to build .venv with (3.11 or newer; now '$(PYTHON)')"
@@ -43,6 +49,21 @@ lint: $(READY)
 	@$(BIN)/ruff format --check
 	@echo "==> mypy"
 	@$(BIN)/mypy
+
+bench: $(READY)
+	@$(BIN)/python benchmarks/compare.py $(BENCH_ARGS)
+
+bench-peers: $(READY) $(PEERS:%=$(ENVS)/%/.ready)
+	@$(BIN)/python benchmarks/compare.py --peers $(BENCH_ARGS)
+
+# torch comes first and by its exact version, as above.
+$(ENVS)/%/.ready: benchmarks/peers/%/requirements.txt requirements/torch.txt
+	@$(check-python)
+	@echo "==> setting up $(@D)"
+	@$(PYTHON) -m venv --clear $(@D)
+	@! grep -q '^torch==' $< || $(@D)/bin/python -m pip --disable-pip-version-check -qq install -r requirements/torch.txt
+	@$(@D)/bin/python -m pip --disable-pip-version-check -qq install -r $<
+	@touch $@
 
 # The lock comes first, so that what torch shares with it is hash-checked; torch then only adds what its own build
 # asks for beyond that (nothing on a CPU build).
@@ -75,5 +96,5 @@ lock:
 	  -o requirements/lock.txt requirements/runtime.in requirements/dev.in
 
 clean:
-	@rm -rf $(VENV) .venv-lock build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) .venv-lock $(ENVS) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
