@@ -128,3 +128,16 @@ def test_a_party_can_train_without_loading_a_runtime() -> None:
 @pytest.mark.parametrize("folder", sorted({p.parent for p in FILES}), ids=lambda p: str(p.relative_to(ROOT)))
 def test_every_folder_is_a_package_that_gets_installed(folder: Path) -> None:
     assert (folder / "__init__.py").exists()
+
+
+def test_a_run_of_a_dense_model_loads_neither_the_compiler_nor_symbolic_algebra() -> None:
+    code = (
+        "import sys, torch, hansa\n"
+        "pairs = [(torch.ones(4, 2), torch.zeros(4, 1))] * 3\n"
+        "task = hansa.Task(lambda: torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.GELU(), torch.nn.Linear(3, 1)), "
+        "'mse', pairs)\n"
+        "hansa.simulate(hansa.FedAvg(), task, rounds=1, engine='stacked')\n"
+        "print([name for name in ('torch._dynamo', 'torch._inductor', 'sympy') if name in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT.parent)
+    assert out.stdout.strip() == "[]"

@@ -210,7 +210,9 @@ class Chain:
                 leaf, out = held[place]
                 names = [name for call in link for name in call.names]
                 leaves = [alone[name] for name in names] + ([leaf] if place else [])
-                found = torch.autograd.grad(out, leaves, back)
+                with torch.enable_grad():  # a scalar: for others autograd imports symbolic algebra
+                    total = (out * back).sum()
+                found = torch.autograd.grad(total, leaves)
                 for name, gradient in zip(names, found, strict=False):
                     _put(into[name][0], gradient, beta, alpha)
                 back = found[-1]
@@ -231,9 +233,10 @@ class Chain:
             return back, losses.view(share.shape)
         leaf = output.requires_grad_()
         with torch.enable_grad():
-            losses = self.objective.loss_of(leaf, y)
-        (back,) = torch.autograd.grad(losses, leaf, share.reshape(-1))
-        return back, losses.detach().view(share.shape) * share
+            losses = self.objective.loss_of(leaf, y).view(share.shape) * share
+            total = losses.sum()
+        (back,) = torch.autograd.grad(total, leaf)
+        return back, losses.detach()
 
 
 def _put(into: Tensor, value: Tensor, beta: float, alpha: float) -> None:
