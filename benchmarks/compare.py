@@ -50,6 +50,7 @@ class Contestant:
 
 CONTESTANTS = {
     OURS: Contestant("ours.py"),
+    "ours, another solver": Contestant("ours.py", ("--solver", "proximal")),
     "loop, 2 threads": Contestant("floors/loop.py"),
     "loop, 2 processes": Contestant("floors/processes.py"),
     "batched by hand": Contestant("floors/batched.py", models=("2nn",)),
