@@ -27,7 +27,7 @@ class Proximal(hansa.SGD):
         return w, {"start": w}
 
     def direction(self, ctx: Context, w: Tensor, batch: Batch, carry: Carry, key: Tensor) -> Tensor:
-        return ctx.gradient(w, batch, key) + 0.01 * (w - carry["start"])
+        return ctx.gradient(w, batch, key).add_(w - carry["start"], alpha=0.01)
 
 
 def main() -> None:

@@ -31,3 +31,14 @@ def deterministic(device: str) -> Iterator[None]:
         yield
     finally:
         set_deterministic(before, warn)
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """So many torch threads inside. Idle ones of a larger number spin for a while, which worker processes feel."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

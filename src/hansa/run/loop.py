@@ -9,8 +9,11 @@ from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
+
 from hansa.core import codec
 from hansa.core.algorithm import Algorithm, Problem, State
+from hansa.core.determinism import threads
 from hansa.core.driver import drive
 from hansa.core.errors import ConfigError, DataError, RoundAborted
 from hansa.core.federation import VERBS, Federation, Gathered, SumProtocol
@@ -63,6 +66,7 @@ class Training:
     protocol: SumProtocol | None = None
     on_round: Callable[[dict[str, Any]], None] | None = None
     clock: Callable[[], float] | None = None  # simulated seconds
+    threads: int = field(default_factory=torch.get_num_threads)  # for the central evaluation
     history: list[dict[str, Any]] = field(default_factory=list)
     progress: Progress = field(default_factory=Progress)
 
@@ -201,7 +205,8 @@ class Training:
             found |= yield from self._evaluate_parties(name, payload)
         if self.test is not None:
             try:
-                found |= evaluate(name, self.objective, payload, *self.test)
+                with threads(self.threads):
+                    found |= evaluate(name, self.objective, payload, *self.test)
             except (RuntimeError, ValueError, IndexError) as error:
                 raise DataError(f"the model cannot be evaluated on the test set: {error}") from error
         return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in found.items()}

@@ -15,7 +15,7 @@ import torch
 
 import hansa
 from hansa.core.algorithm import Algorithm
-from hansa.core.determinism import deterministic
+from hansa.core.determinism import deterministic, threads
 from hansa.core.errors import ConfigError, DataError
 from hansa.core.federation import SumProtocol
 from hansa.core.objective import Objective
@@ -85,7 +85,8 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
                 store.create(record)
             store.lock()
         try:
-            state = complete(training.steps(), runtime.answer)
+            with threads(1):
+                state = complete(training.steps(), runtime.answer)
         finally:
             engine.close()
             if store is not None:

@@ -11,6 +11,7 @@ by PyTorch, and only linear layers take their step inside the backward pass.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -118,29 +119,49 @@ def _merged(a: Any, b: Any) -> Any:
     raise ValueError("the calls depend on the batch")
 
 
+@dataclass(frozen=True)
+class Link:
+    """A linear layer (its weight and bias), or the calls between two of them."""
+
+    weight: str = ""
+    bias: str | None = None
+    calls: tuple[Call, ...] = ()
+
+    @functools.cached_property
+    def relu(self) -> bool:
+        """Whether it is one ReLU, whose derivative needs no help."""
+        return len(self.calls) == 1 and self.calls[0].func in _RELU
+
+    @functools.cached_property
+    def names(self) -> list[str]:
+        """The parameters that its calls use."""
+        return [name for call in self.calls for name in call.names]
+
+
 class Chain:
     """A model as its calls: linear layers, and what stands between them."""
 
     def __init__(self, objective: Objective, calls: list[Call]) -> None:
         self.objective = objective
-        self.links: list[Call | list[Call]] = []  # a linear layer, or the calls between two
+        self.links: list[Link] = []
         for call in calls:
-            if call.func is F.linear and len(call.names) >= 1:
-                self.links.append(call)
-            elif self.links and isinstance(self.links[-1], list):
-                self.links[-1].append(call)
+            if call.func is F.linear and call.names:
+                self.links.append(Link(call.names[0], call.names[1] if len(call.names) > 1 else None))
+            elif self.links and self.links[-1].calls:
+                self.links[-1] = Link(calls=(*self.links[-1].calls, call))
             else:
-                self.links.append([call])
-        self.layers = [link for link in self.links if isinstance(link, Call)]
-        between = [call for link in self.links if isinstance(link, list) for call in link]
-        self.others = [name for call in between for name in call.names]  # parameters outside linear layers
-        self.stacks = all(call.by_row for call in between)
-        used = [name for layer in self.layers for name in layer.names] + self.others
-        self.whole = bool(self.layers) and sorted(used) == sorted(entry.name for entry in objective.spec.weights)
+                self.links.append(Link(calls=(call,)))
+        self.others = [name for link in self.links for name in link.names]  # parameters outside linear layers
+        self.stacks = all(call.by_row for link in self.links for call in link.calls)
+        layers = [link for link in self.links if link.weight]
+        used = [name for link in layers for name in (link.weight, link.bias) if name is not None] + self.others
+        self.whole = bool(layers) and sorted(used) == sorted(entry.name for entry in objective.spec.weights)
+        self._sizes = [entry.numel for entry in objective.spec.weights]
+        self._shares: dict[int, Tensor] = {}
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Each parameter of the parties' vectors [K, d] as a view [K, ...]."""
-        pieces = torch.split(flat, [entry.numel for entry in self.objective.spec.weights], dim=1)
+        pieces = torch.split(flat, self._sizes, dim=1)
         return {e.name: p.view(len(flat), *e.shape) for e, p in zip(self.objective.spec.weights, pieces, strict=True)}
 
     @torch.no_grad()
@@ -158,8 +179,10 @@ class Chain:
 
     def alone(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """The gradient and the mean loss of one party: a rule for `Context`."""
-        x, n = self.objective.laid_out(batch.x), len(batch.x)
-        gradient, losses = self.gradient(w.unsqueeze(0), x, batch.y, torch.full((1, n), 1.0 / n, dtype=w.dtype))
+        n = len(batch.x)
+        if n not in self._shares:
+            self._shares[n] = torch.full((1, n), 1.0 / n, dtype=w.dtype)
+        gradient, losses = self.gradient(w.unsqueeze(0), self.objective.laid_out(batch.x), batch.y, self._shares[n])
         return gradient[0], losses.sum()
 
     def _sweep(self, weights: dict[str, Tensor], into: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor,
@@ -170,57 +193,52 @@ class Chain:
         alone = {name: weights[name][0].data.requires_grad_() for name in self.others}
         h = x
         for place, link in enumerate(self.links):
-            if isinstance(link, Call):
-                weight, bias = self._layer(link, weights)
+            if link.weight:
                 rows = h.reshape(k, -1, h.shape[-1])
                 held.append((rows, h.shape))
-                across = weight.transpose(1, 2)
-                out = torch.bmm(rows, across) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, across)
+                across = weights[link.weight].transpose(1, 2)
+                if link.bias is None:
+                    out = torch.bmm(rows, across)
+                else:
+                    out = torch.baddbmm(weights[link.bias].unsqueeze(1), rows, across)
                 h = out.view(*h.shape[:-1], -1)
-            elif len(link) == 1 and link[0].func in _RELU:
+            elif link.relu:
                 h = h.relu_() if place else h.relu()
                 held.append(h)
             elif place or alone:
                 leaf = h.requires_grad_() if place else h
                 with torch.enable_grad():
-                    for call in link:
+                    for call in link.calls:
                         h = call(h, alone)
                 held.append((leaf, h))
                 h = h.detach()
             else:  # nothing before it needs a gradient
-                for call in link:
+                for call in link.calls:
                     h = call(h, alone)
                 held.append(None)
         back, losses = self._loss(h, y, share)
-        for place in reversed(range(len(self.links))):
+        for place in range(len(self.links) - 1, -1, -1):
             link = self.links[place]
-            if isinstance(link, Call):
-                weight, bias = self._layer(link, weights)
+            if link.weight:
                 rows, shape = held[place]
                 above = back.reshape(k, -1, back.shape[-1])
                 if place and not (place == 1 and held[0] is None):
-                    back = torch.bmm(above, weight).view(shape)
-                to_weight, to_bias = self._layer(link, into)
-                to_weight.baddbmm_(above.transpose(1, 2), rows, beta=beta, alpha=alpha)
-                if to_bias is not None:
-                    _put(to_bias, above.sum(1), beta, alpha)
-            elif len(link) == 1 and link[0].func in _RELU:
+                    back = torch.bmm(above, weights[link.weight]).view(shape)
+                into[link.weight].baddbmm_(above.transpose(1, 2), rows, beta=beta, alpha=alpha)
+                if link.bias is not None:
+                    _put(into[link.bias], above.sum(1), beta, alpha)
+            elif link.relu:
                 back = torch.ops.aten.threshold_backward(back, held[place], 0)
             elif held[place] is not None:
                 leaf, out = held[place]
-                names = [name for call in link for name in call.names]
-                leaves = [alone[name] for name in names] + ([leaf] if place else [])
+                leaves = [alone[name] for name in link.names] + ([leaf] if place else [])
                 with torch.enable_grad():  # a scalar: for others autograd imports symbolic algebra
                     total = (out * back).sum()
                 found = torch.autograd.grad(total, leaves)
-                for name, gradient in zip(names, found, strict=False):
+                for name, gradient in zip(link.names, found, strict=False):
                     _put(into[name][0], gradient, beta, alpha)
                 back = found[-1]
         return losses
-
-    def _layer(self, call: Call, weights: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-        names = call.names
-        return weights[names[0]], weights[names[1]] if len(names) > 1 else None
 
     def _loss(self, output: Tensor, y: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
         """The gradient of the summed losses times shares to the output, and those losses."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from hansa.core.determinism import threads
 from hansa.core.errors import HansaError, PartyError
 from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Replies, Reply, perform
@@ -50,17 +49,6 @@ class Block:
         return {name: value[k].clone() for name, value in self.memory.items()}
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """One torch thread inside, as at a deployed party."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 class ReferenceEngine:
     """One party after another, on one thread, through the very function that a deployed party runs."""
 
@@ -84,7 +72,7 @@ class ReferenceEngine:
 
     def blocks(self, op: Op, jobs: list[Job], round: int) -> Iterator[Block | tuple[int, Outcome]]:
         """The parties' outcomes, one by one or in stacks, replies in the order of the jobs."""
-        with one_thread():
+        with threads(1):
             for job in jobs:
                 yield job.party, self.one(op, job, round)
 

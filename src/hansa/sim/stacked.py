@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hansa.core import rng
+from hansa.core.determinism import threads
 from hansa.core.errors import ConfigError, HansaError, PartyError
 from hansa.core.objective import Objective
 from hansa.core.op import Op, Replies, unwrap
@@ -31,7 +32,7 @@ from hansa.local import SGD
 from hansa.local.solver import Batch, Context, LocalSolver
 from hansa.sim import gpu
 from hansa.sim.chain import Chain, chain_of
-from hansa.sim.engine import Block, Job, Outcome, ReferenceEngine, first_line, one_thread
+from hansa.sim.engine import Block, Job, Outcome, ReferenceEngine, first_line
 from hansa.sim.schedule import schedule
 
 log = logging.getLogger("hansa")
@@ -170,7 +171,7 @@ class StackedEngine(ReferenceEngine):
                 yield job.party, str(reason)
         if not ready:
             return
-        with one_thread():  # two threads collapse as soon as another process wants a core
+        with threads(1):  # two threads collapse as soon as another process wants a core
             done = self._train(solver, ready, round)
             if isinstance(done, Block) and not layers:
                 yield done
@@ -333,8 +334,9 @@ class Stack:
         """Plain SGD, each layer's step taken inside the backward pass."""
         shards, k = self.engine.holdings.train, len(self.jobs)
         start = self.models()
-        flat = start.clone()
-        views = chain.views(flat)
+        # A tensor for each parameter: in one vector of all, matrices would lie where the machine reads them slowly.
+        weights = {name: view.clone(memory_format=torch.contiguous_format) for name, view in chain.views(start).items()}
+        views = weights
         lr = self.solver.rate(self.round)
         seen = torch.zeros(k, dtype=torch.float64)
         for s, (width, k) in enumerate(zip(self.widths, self.active, strict=True)):
@@ -345,6 +347,7 @@ class Stack:
             losses = chain.descend(views, x, shards.y[index], self.share[:k, s, :width], lr)
             seen[:k] += losses.sum(1)
         initial = self.engine.objective.initial
+        flat = torch.cat([weight.flatten(1) for weight in weights.values()], 1)
         return self.block({"w": flat.sub_(start)}, (initial.stats, initial.counts), seen, {})
 
     def _own(self) -> bool:
