@@ -42,6 +42,10 @@ def make_module(model: Callable[[], nn.Module], seed: int) -> nn.Module:
     return module
 
 
+def _channels_last(x: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.channels_last).copy_(x)
+
+
 class Objective:
     """What is minimised: model, loss and metrics, with no data.
 
@@ -57,6 +61,7 @@ class Objective:
         self._random: bool | None = None
         self._tied = False  # looking for shared parameters at every step would cost more than a small layer
         self._convolves = False
+        self._relays: bool | None = None  # whether images may be laid out anew, once it was tried
         self.module: nn.Module | None = None
         self.spec = ParamSpec((), (), ())
         self.initial = Params.none()
@@ -90,7 +95,22 @@ class Objective:
         """A batch of images in the order that a CPU convolves and pools fastest: channels last."""
         if not (self._convolves and x.dim() == 4 and x.dtype == torch.float32 and x.device.type == "cpu"):
             return x
-        return torch.empty_like(x, memory_format=torch.channels_last).copy_(x)
+        if self._relays is None:
+            self._relays = self._takes(_channels_last(x[:1]))
+        return _channels_last(x) if self._relays else x
+
+    def _takes(self, x: Tensor) -> bool:
+        """Whether the model can be applied to inputs that lie so; one that calls `view` on images cannot."""
+        module = self.network()
+        training = module.training
+        try:
+            with torch.no_grad():
+                module.eval()(x)
+        except RuntimeError:
+            return False
+        finally:
+            module.train(training)
+        return True
 
     def _forward(self, module: nn.Module, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
         if not self.bf16:

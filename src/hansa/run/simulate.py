@@ -33,6 +33,7 @@ from hansa.sim.runtime import Simulation, Work, pick_engine
 from hansa.sim.stacked import StackedEngine
 
 log = logging.getLogger("hansa")
+NUMERICS = 2  # how streams of random numbers and orders of samples are made; a change makes other bits
 COMPILED_ROUNDS = 500  # from which on compiling a step (about 10 s) is earned back
 Watch = Callable[[dict[str, Any]], None]
 
@@ -104,9 +105,10 @@ def _has_nan(x: torch.Tensor) -> bool:
 
 def plan(engine: ReferenceEngine, device: str) -> dict[str, Any]:
     """What the bits of a run depend on, recorded with it."""
+    card = {"gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda} if device.startswith("cuda") else {}
     return {
         "torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability(), "device": device,
-        **engine.plan(),
+        "numerics": NUMERICS, **card, **engine.plan(),
     }  # fmt: skip
 
 

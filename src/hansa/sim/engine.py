@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,24 +81,32 @@ class ReferenceEngine:
         """Each party's outcome, in the order of the jobs."""
         given = {job.party: job for job in jobs}
         done: dict[int, Outcome] = {}
-        waiting = iter(given)
         for item in self.blocks(op, jobs, round):
             done.update(item.rows(given) if isinstance(item, Block) else [item])
-        for party in waiting:
-            yield party, done[party]
+        for job in jobs:
+            yield job.party, done[job.party]
 
     def close(self) -> None:
         """Give back what the engine holds (processes, shared memory)."""
 
     def one(self, op: Op, job: Job, round: int) -> Outcome:
-        try:
+        with named(op, job.party, round):
             return perform(op, self.party(job.party, round), job.payload, job.memory)
-        except HansaError:
-            raise
-        except Exception as error:  # the user's model or loss: say what it said, and where
-            raise PartyError(
-                f"party {job.party} failed at {op.name!r} in round {round}: {first_line(error)}"
-            ) from error
+
+
+class Failure(PartyError):
+    """A party's work failed for a reason that is no decision of its own."""
+
+
+@contextmanager
+def named(op: Op, party: int, round: int) -> Iterator[None]:
+    """The user's own code inside: if it fails, say what it said, and where."""
+    try:
+        yield
+    except HansaError:
+        raise
+    except Exception as error:
+        raise Failure(f"party {party} failed at {op.name!r} in round {round}: {first_line(error)}") from error
 
 
 def first_line(error: BaseException) -> str:

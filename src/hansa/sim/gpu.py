@@ -235,7 +235,7 @@ class Program:
         """Take the steps: each with the smallest recorded stack that holds the parties still training."""
         self.at.zero_()
         for count in active:
-            size = level(count, self.parties)
+            size = min(level(count), self.parties)
             if size not in self._recorded:
                 kept = pytree.tree_map(torch.clone, (self.state, self.at))
                 self._recorded[size] = recorded(self.step(size))
@@ -348,11 +348,11 @@ class Program:
         return torch.func.vmap(one)(state, rows, share, keys, *of_party)
 
 
-def level(count: int, parties: int) -> int:
-    """The size of the recorded stack for so many parties of a stack of `parties`: few sizes, close to the number."""
-    size = parties
-    while (smaller := min(size - 1, int(size / SHRINK))) >= count:
-        size = smaller
+def level(count: int) -> int:
+    """The size of the recorded stack for so many parties: few sizes, close to the number, the same in every run."""
+    size = 1
+    while size < count:
+        size = max(size + 1, int(size * SHRINK))
     return size
 
 
@@ -482,7 +482,8 @@ def train_alike(engine: StackedEngine, solver: LocalSolver, jobs: list[Job], rou
         engine.programs[key] = Epochs(engine, solver, len(jobs), size)
     parties = [job.party for job in jobs]
     update, loss = engine.programs[key].run(parties, round, model["w"])
-    return Block(Replies(parties, {"w": update}, [size] * len(jobs), {}, {"train_loss": loss.tolist()}), {})
+    metrics = {"train_loss": loss.tolist()}
+    return Block(Replies(parties, {"w": update.clone()}, [size] * len(jobs), {}, metrics), {})  # for it is reused
 
 
 def recorded(work: Callable[[], None]) -> Callable[[], None]:
@@ -515,11 +516,14 @@ def train(stack: Stack) -> Block:
         start = state[0]
     layout = tuple((v.shape[1:], v.dtype) for v in pytree.tree_leaves(state))
     padded = not all(stack.full)
-    key = (solver, stack.rows.shape[2], padded, fused, layout)
+    longest = solver.count(int(np.diff(engine.holdings.train.offsets).max()))
+    # Which size is recorded depends on the stack alone: what trained before may not change the bits.
+    parties = count if len(set(stack.steps)) == 1 else level(count)
+    key = (solver, parties, stack.rows.shape[2], padded, fused, layout, engine.holdings.train.x.data_ptr())
     program = engine.programs.get(key)
-    if program is None or not count <= program.parties <= 2 * count:
-        program = engine.programs[key] = Program(engine, solver, count, stack.rows.shape[2], padded, state)
-        program.make_room(solver.count(int(np.diff(engine.holdings.train.offsets).max())))  # so that none is longer
+    if program is None:
+        program = engine.programs[key] = Program(engine, solver, parties, stack.rows.shape[2], padded, state)
+        program.make_room(longest)  # so that none is longer
     program.fill(stack, state)
     program.replay(stack.active)
     state = pytree.tree_map(lambda v: v[:count], program.state)

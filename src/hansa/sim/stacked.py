@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from hansa.core import rng
 from hansa.core.determinism import threads
-from hansa.core.errors import ConfigError, HansaError, PartyError
+from hansa.core.errors import HansaError, PartyError
 from hansa.core.objective import Objective
 from hansa.core.op import Op, Replies, unwrap
 from hansa.core.params import Params
@@ -32,12 +32,13 @@ from hansa.local import SGD
 from hansa.local.solver import Batch, Context, LocalSolver
 from hansa.sim import gpu
 from hansa.sim.chain import Chain, chain_of
-from hansa.sim.engine import Block, Job, Outcome, ReferenceEngine, first_line
-from hansa.sim.schedule import schedule
+from hansa.sim.engine import Block, Failure, Job, Outcome, ReferenceEngine, first_line, named
+from hansa.sim.schedule import regular, schedule
 
 log = logging.getLogger("hansa")
 ROOM = 2**28  # bytes of updates held at a time
 CACHE = 4 * 2**20  # bytes of a chunk's parameters on a CPU: they are read and written at every step
+SAMPLE = 40  # samples that a model's ways are tried on
 WIDEST = 256  # parties in a chunk, at most
 
 
@@ -58,6 +59,7 @@ class StackedEngine(ReferenceEngine):
         self._given = chunk
         self.records = objective.device.type == "cuda"
         self.compiles = False
+        self._unrecorded: set[type] = set()
         self.programs: dict[Any, Any] = {}  # what was recorded for a GPU
         self.pads = True
         self._chain: Chain | None = None
@@ -88,7 +90,9 @@ class StackedEngine(ReferenceEngine):
             train = self.holdings.train
             self.pads = not mixes_rows(self.objective, self.holdings)
             if self.objective.device.type == "cpu":
-                self._chain = chain_of(self.objective, train.x[:3], train.y[:3])
+                self._chain = chain_of(self.objective, train.x[:SAMPLE], train.y[:SAMPLE])
+            if self._chain is not None and not self.pads:
+                self._chain.stacks = False  # the loss, or a layer, looks across rows
 
     @property
     def chain(self) -> Chain | None:
@@ -137,7 +141,8 @@ class StackedEngine(ReferenceEngine):
             counts = np.array([steps[n] for n in sizes.tolist()])
             order = [jobs[k] for k in np.lexsort((ids, -sizes, -counts))]
         groups = [order]
-        if self.chain is None and not self.pads:
+        self.look()
+        if not self.pads:
             by_size: dict[int, list[Job]] = {}
             for job in order:
                 by_size.setdefault(self.holdings.train.size(job.party), []).append(job)
@@ -163,11 +168,14 @@ class StackedEngine(ReferenceEngine):
                 if self.holdings.train.size(job.party) == 0:
                     raise PartyError("it has no samples")
                 given[job.party] = []
-                for layer in layers:
-                    given[job.party].append(payload)
-                    payload = layer.before(self.party(job.party, round), payload, job.memory)
+                with named(op, job.party, round):
+                    for layer in layers:
+                        given[job.party].append(payload)
+                        payload = layer.before(self.party(job.party, round), payload, job.memory)
                 ready.append(Job(job.party, payload, job.memory))
             except PartyError as reason:
+                if isinstance(reason, Failure):
+                    raise
                 yield job.party, str(reason)
         if not ready:
             return
@@ -180,9 +188,12 @@ class StackedEngine(ReferenceEngine):
             for party, outcome in outcomes:
                 try:
                     if not isinstance(outcome, str):
-                        for layer, payload in zip(reversed(layers), reversed(given[party]), strict=True):
-                            outcome = layer.after(self.party(party, round), payload, *outcome)
+                        with named(op, party, round):
+                            for layer, payload in zip(reversed(layers), reversed(given[party]), strict=True):
+                                outcome = layer.after(self.party(party, round), payload, *outcome)
                 except PartyError as reason:
+                    if isinstance(reason, Failure):
+                        raise
                     outcome = str(reason)
                 yield party, outcome
 
@@ -196,16 +207,34 @@ class StackedEngine(ReferenceEngine):
                 given = [(job.party, self.party(job.party, round), job) for job in jobs]
                 return [(id, solver.train(party, job.payload, job.memory, chain.alone)) for id, party, job in given]
             if (self.records or self.width(solver) > 1) and self._stackable():
-                if self.records and gpu.repeats(self, solver, jobs):
+                records = self.records and type(solver) not in self._unrecorded
+                if records and gpu.repeats(self, solver, jobs):
                     return gpu.train_alike(self, solver, jobs, round)
                 stack = Stack(self, solver, jobs, round)
-                return gpu.train(stack) if self.records and stack.recordable else stack.train()
+                if records and stack.recordable:
+                    done = self._record(stack)
+                    if done is not None:
+                        return done
+                return stack.train()
+        except PartyError:
+            pass  # one of them declines: alone, it will say so again
         except HansaError:
             raise
         except Exception as error:
             # A failure has one author: train the chunk's parties alone, which names the party or succeeds.
             log.warning("a chunk could not be trained at once (%s); its parties train one at a time", first_line(error))
         return [(job.party, self.one(solver, job, round)) for job in jobs]
+
+    def _record(self, stack: Stack) -> Block | None:
+        """A stack trained by a recording; None, and never again for that solver, where its steps cannot be recorded."""
+        try:
+            return gpu.train(stack)
+        except HansaError:
+            raise
+        except Exception as error:
+            self._unrecorded.add(type(stack.solver))
+            log.warning("the steps of %r cannot be recorded: %s", stack.solver.name, first_line(error))
+            return None
 
     def width(self, solver: LocalSolver) -> int:
         """How many parties a chunk holds: fewer where a solver passes over the parameters several times a step."""
@@ -305,6 +334,10 @@ class Stack:
     def __post_init__(self) -> None:
         engine = self.engine
         shards, self.device, self.dtype = engine.holdings.train, engine.objective.device, engine.objective.dtype
+        if not regular(self.solver):  # its steps may depend on more than the size, by which the chunk was sorted
+            taken = [len(self.solver.batches(shards.size(job.party), engine.seed, self.round, job.party))
+                     for job in self.jobs]  # fmt: skip
+            self.jobs = [self.jobs[k] for k in sorted(range(len(taken)), key=lambda k: -taken[k])]
         parties = [job.party for job in self.jobs]
         self.sizes = [shards.size(party) for party in parties]
         plan = schedule(self.solver, shards, parties, engine.seed, self.round, self.device)
@@ -454,7 +487,7 @@ def stack_payloads(payloads: list[Any], dtype: torch.dtype) -> tuple[Any, Any]:
     """Payloads as one tree, shared leaves as they are and others stacked, with the vmap dimension of each leaf."""
     flat = [pytree.tree_flatten(p, is_leaf=lambda leaf: leaf is None) for p in payloads]
     if any(spec != flat[0][1] for _, spec in flat):
-        raise ConfigError("per-party payloads must have the same names for every party")
+        raise ValueError("the parties are not sent values of the same names")
     leaves: list[Any] = []
     dims: list[int | None] = []
     for values in zip(*(f[0] for f in flat), strict=True):

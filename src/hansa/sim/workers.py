@@ -28,10 +28,10 @@ from hansa.core.errors import ConfigError, DataError, HansaError, PartyError, Ru
 from hansa.core.federation import op_config, op_of
 from hansa.core.op import Memory, Op, Replies, Reply, unwrap
 from hansa.local.solver import LocalSolver
-from hansa.sim.engine import Block, Job, Outcome, ReferenceEngine
+from hansa.sim.engine import Block, Failure, Job, Outcome, ReferenceEngine, first_line
 from hansa.sim.stacked import ROOM, StackedEngine, cores
 
-ERRORS: dict[str, type[HansaError]] = {kind.__name__: kind for kind in (ConfigError, DataError, PartyError)}
+ERRORS: dict[str, type[HansaError]] = {kind.__name__: kind for kind in (ConfigError, DataError, PartyError, Failure)}
 SLOTS = 64  # parties under way at a time where each trains alone, at most
 _ALIGN = 64
 _HERE = "$at"  # in a message: a tensor that lies in shared memory
@@ -41,7 +41,11 @@ class Room:
     """A piece of shared memory that tensors are laid into and looked at, without copies through a pipe."""
 
     def __init__(self, size: int) -> None:
-        self.bytes = torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)  # pages are taken when first written
+        try:
+            memory = mmap.mmap(-1, size)  # pages are taken when first written
+        except OSError as error:
+            raise RuntimeFailure(f"no {size / 2**30:.1f} GiB of shared memory for workers: {error.strerror}") from None
+        self.bytes = torch.frombuffer(memory, dtype=torch.uint8)
 
     def lay(self, tree: Any, at: int, end: int) -> tuple[Any, int]:
         """A tree with its tensors laid into the room from `at` on, and where the free part begins. A tensor that does
@@ -104,12 +108,13 @@ class WorkersEngine(ReferenceEngine):
         return f"{self.workers} worker processes, {self.inner.why()}"
 
     def blocks(self, op: Op, jobs: list[Job], round: int) -> Iterator[Block | tuple[int, Outcome]]:
-        if not isinstance(unwrap(op)[1], LocalSolver) or len(jobs) < 2:
+        if not isinstance(unwrap(op)[1], LocalSolver) or len(jobs) < 2 or not _travels(op):
             yield from self.inner.blocks(op, jobs, round)
             return
         self._prepare(op, jobs)
-        for at in range(0, len(jobs), self._slots):
-            yield from self._train(op, jobs[at : at + self._slots], round)
+        window = self.inner.window if isinstance(self.inner, StackedEngine) else self._slots
+        for at in range(0, len(jobs), window):
+            yield from self._train(op, jobs[at : at + window], round)
 
     def _prepare(self, op: Op, jobs: list[Job]) -> None:
         """Have workers that see the data as they are now, and room for what these jobs move."""
@@ -123,14 +128,17 @@ class WorkersEngine(ReferenceEngine):
         apart = max(answer + kept, _size(payload) + kept if self._own(jobs) else kept) + 16 * _ALIGN
         apart = -(-apart // _ALIGN) * _ALIGN
         head = _size(payload) + 16 * _ALIGN
-        if self._seen is self.holdings.train.x and apart <= self._apart and head <= self._head:
+        slots = max(2 * self.workers, min(SLOTS, ROOM // apart))
+        if isinstance(self.inner, StackedEngine):
+            slots = min(self.inner.window, len(jobs))
+        fits = apart <= self._apart and head <= self._head and slots <= self._slots
+        if self._seen is self.holdings.train.x and fits:
             return
         self.close()
         self._seen = self.holdings.train.x
         self._head, self._apart = -(-head // _ALIGN) * _ALIGN, apart
-        self._slots = max(2 * self.workers, min(SLOTS, ROOM // apart))
+        self._slots = slots
         if isinstance(self.inner, StackedEngine):
-            self._slots = self.inner.window
             self.inner.look()  # once, before the processes part
         self._room = Room(self._head + self._slots * self._apart)
         context = multiprocessing.get_context("fork")
@@ -214,7 +222,7 @@ class WorkersEngine(ReferenceEngine):
                 answer = alone[job.party]
                 yield job.party, answer["declined"] if "declined" in answer else self._alone(job, answer)
             return
-        yield from declined.items()
+        yield from sorted(declined.items())
         if not stacks:
             return
         row = {party: (stack, k) for stack in stacks for k, party in enumerate(stack["parties"])}
@@ -314,14 +322,18 @@ class WorkersEngine(ReferenceEngine):
             else:
                 done = iter([(job.party, self.inner.one(op, job, round)) for job in jobs])
             for item in done:
-                if isinstance(item, Block):
+                if isinstance(item, Block) and self._fits(item):
                     stacks.append(self._stack(item, [slots[party] for party in item.replies.parties]))
+                elif isinstance(item, Block):
+                    for k, party in enumerate(item.replies.parties):
+                        alone[str(party)] = self._answer(item.replies.row(k), item.remembered(k), slots[party])
                 elif isinstance(item[1], str):
                     alone[str(item[0])] = {"declined": item[1]}
                 else:
                     alone[str(item[0])] = self._answer(*item[1], slots[item[0]])
-        except HansaError as error:
-            alone = {str(job.party): {"error": str(error), "kind": type(error).__name__} for job in jobs}
+        except Exception as error:
+            text = str(error) if isinstance(error, HansaError) else f"a worker failed: {first_line(error)}"
+            alone = {str(job.party): {"error": text, "kind": type(error).__name__} for job in jobs}
             stacks = []
         return {"stacks": stacks, "alone": alone}
 
@@ -340,8 +352,12 @@ class WorkersEngine(ReferenceEngine):
                 self._room.rows(self._head + at, shape, dtype, most, self._apart).index_copy_(0, index, value)
                 out[part][name] = [at, shape, str(dtype).removeprefix("torch.")]
                 at += -(-torch.Size(shape).numel() * dtype.itemsize // _ALIGN) * _ALIGN
-        assert at <= self._apart, "a slot is too small for an answer"
         return out
+
+    def _fits(self, block: Block) -> bool:
+        """Whether a party's part of a stack fits its slot."""
+        trees = (block.replies.tensors, block.replies.maxima, block.memory)
+        return sum(_size(value[0]) for tree in trees for value in tree.values()) <= self._apart
 
     def _answer(self, reply: Reply, memory: Memory, slot: int) -> dict[str, Any]:
         assert self._room is not None
@@ -361,6 +377,15 @@ class WorkersEngine(ReferenceEngine):
                 process.join()
         self._processes, self._pipes, self._seen, self._room = [], [], None, None
         self._head = self._apart = self._slots = 0
+
+
+def _travels(op: Op) -> bool:
+    """Whether an op can be told to another process: its name is registered."""
+    try:
+        op_of(op_config(op), where="worker")
+    except HansaError:
+        return False
+    return True
 
 
 def _size(tree: Any) -> int:
