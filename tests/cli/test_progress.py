@@ -149,3 +149,14 @@ def test_hansa_run_shows_none_in_a_pipe(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "rounds/s" not in done.stdout and "30/30" not in done.stdout and "\x1b" not in done.stdout
     assert "all rounds done" in done.stdout
+    assert done.stdout.splitlines()[0].startswith("engine stacked: up to ")
+
+
+def test_the_engine_can_be_chosen_and_a_wrong_one_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "it.toml").write_text(EXPERIMENT)
+    command = [sys.executable, "-m", "hansa.cli", "run", "it.toml", "--engine"]
+    done = subprocess.run([*command, "reference"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines()[0] == "engine reference: one party at a time, as a deployed party trains"
+    bad = subprocess.run([*command, "staked"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert bad.returncode == 2
+    assert bad.stderr.count("\n") == 1 and "stacked" in bad.stderr

@@ -57,6 +57,9 @@ def run(
     as_json: Json = False,
     out: Annotated[Path | None, typer.Option("--out", help="Folder of the run; by default runs/NAME-TIME.")] = None,
     data_dir: DataDir = None,
+    engine: Annotated[
+        str | None, typer.Option("--engine", help="How parties train: auto, reference, workers or stacked.")
+    ] = None,
 ) -> None:
     """Simulate an experiment file."""
     from hansa.cli.progress import watching
@@ -64,7 +67,8 @@ def run(
     from hansa.run.report import run_report
     from hansa.run.resume import execute, new_folder
 
-    read_in = read(experiment, _changes(sets, data_dir))
+    changes = _changes(sets, data_dir)
+    read_in = read(experiment, changes if engine is None else {**changes, "run.engine": engine})
     folder = out or new_folder(experiment.stem)
     with watching(read_in.run.rounds, quiet=as_json, hint=f"hansa resume {folder}") as watch:
         result = execute(read_in, folder, watch)
