@@ -149,7 +149,7 @@ def test_hansa_run_shows_none_in_a_pipe(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "rounds/s" not in done.stdout and "30/30" not in done.stdout and "\x1b" not in done.stdout
     assert "all rounds done" in done.stdout
-    assert done.stdout.splitlines()[0].startswith("engine stacked: up to ")
+    assert done.stdout.splitlines()[0].startswith("engine stacked: ")
 
 
 def test_the_engine_can_be_chosen_and_a_wrong_one_is_one_sentence(tmp_path: Path) -> None:

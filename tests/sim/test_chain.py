@@ -14,7 +14,8 @@ from hansa.core.op import Memory, Payload
 from hansa.core.registry import register
 from hansa.local import SGD, Batch, Carry, Context, Gradient, LocalSolver
 from hansa.sim.engine import Block, Job, Outcome, ReferenceEngine
-from hansa.sim.stacked import Stack, StackedEngine
+from hansa.sim.stack import Stack
+from hansa.sim.stacked import StackedEngine
 from hansa.sim.workers import WorkersEngine
 from hansa.testing import same_bits
 

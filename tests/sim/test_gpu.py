@@ -18,6 +18,7 @@ from hansa.core.params import ParamSpec
 from hansa.local import SGD, SVRG, Batch, Carry, Context, Gradient, LocalSolver
 from hansa.sim import gpu
 from hansa.sim.engine import Job, Outcome, ReferenceEngine
+from hansa.sim.rewrite import Rewritten
 from hansa.sim.stacked import StackedEngine
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -194,7 +195,7 @@ def test_patches_times_a_matrix_are_a_convolution(stride: Any, padding: Any, dil
     x = torch.randn(6, 3, 9, 8, generator=draws, dtype=torch.float64)
     weight = torch.randn(5, 3, 3, 2, generator=draws, dtype=torch.float64)
     bias = torch.randn(5, generator=draws, dtype=torch.float64)
-    with gpu.Rewritten(parties):
+    with Rewritten(parties):
         got = nn.Conv2d(3, 5, (3, 2), stride, padding, dilation).double()._conv_forward(x, weight, bias)
     torch.testing.assert_close(got, F.conv2d(x, weight, bias, stride, padding, dilation), rtol=0, atol=1e-12)
 

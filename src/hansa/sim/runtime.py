@@ -23,7 +23,7 @@ from hansa.sim.stacked import StackedEngine, heavy
 from hansa.sim.workers import WorkersEngine, usable
 
 ENGINES = ("auto", "reference", "workers", "stacked")
-FORK_SECONDS = 1.0  # of training by one process, from which on worker processes earn back their start
+FORK_SECONDS = 0.3  # of training by one process, from which on worker processes earn back their start
 MAP_SECONDS = 5.0  # from which on vmap earns back its import
 MAP_DIM, MAP_PARTIES = 20_000, 8  # on a CPU, larger models and fewer parties train faster one party at a time
 STEP_SECONDS, FLOPS = 3e-4, 5e10  # a step's fixed cost and a core's speed, roughly

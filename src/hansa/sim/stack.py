@@ -1,0 +1,234 @@
+"""One chunk of parties under training, their parameter vectors stacked to [parties, d]."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hansa.core import rng
+from hansa.core.op import Replies
+from hansa.core.params import Params
+from hansa.local.solver import Batch, Context, LocalSolver
+from hansa.sim.chain import Chain
+from hansa.sim.engine import Block, Job
+from hansa.sim.schedule import regular, schedule
+
+if TYPE_CHECKING:
+    from hansa.sim.stacked import StackedEngine
+
+
+def chain_gradient(chain: Chain, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The rule of a chain for a solver's gradients, inside vmap."""
+    mask = torch.ones(len(batch.x), dtype=w.dtype) if batch.mask is None else batch.mask
+    found: tuple[Tensor, Tensor] = ChainGradient.apply(w, batch.x, batch.y, mask / mask.sum(), chain)
+    return found
+
+
+class ChainGradient(torch.autograd.Function):
+    """Gradient and loss of one party by a chain; under vmap, of the whole stack by batched products."""
+
+    @staticmethod
+    def forward(w: Tensor, x: Tensor, y: Tensor, share: Tensor, chain: Chain) -> tuple[Tensor, Tensor]:
+        gradient, losses = chain.gradient(w.unsqueeze(0), x, y, share.unsqueeze(0))
+        return gradient[0], losses.sum()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept: there is no second derivative."""
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[int | None, ...], w: Tensor, x: Tensor, y: Tensor, share: Tensor,
+             chain: Chain) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:  # fmt: skip
+        """The stack's gradients."""
+        k = info.batch_size
+        w, x, y, share = (v.movedim(d, 0) if d is not None else v.expand(k, *v.shape)
+                          for v, d in zip((w, x, y, share), dims[:4], strict=True))  # fmt: skip
+        gradient, losses = chain.gradient(w, x.flatten(0, 1), y.flatten(0, 1), share)
+        return (gradient, losses.sum(1)), (0, 0)
+
+
+@dataclass
+class Stack:
+    """One chunk of parties under training, the longest first."""
+
+    engine: StackedEngine
+    solver: LocalSolver
+    jobs: list[Job]
+    round: int
+
+    def __post_init__(self) -> None:
+        engine = self.engine
+        shards, self.device, self.dtype = engine.holdings.train, engine.objective.device, engine.objective.dtype
+        if not regular(self.solver):  # its steps may depend on more than the size, by which the chunk was sorted
+            taken = [len(self.solver.batches(shards.size(job.party), engine.seed, self.round, job.party))
+                     for job in self.jobs]  # fmt: skip
+            self.jobs = [self.jobs[k] for k in sorted(range(len(taken)), key=lambda k: -taken[k])]
+        parties = [job.party for job in self.jobs]
+        self.sizes = [shards.size(party) for party in parties]
+        plan = schedule(self.solver, shards, parties, engine.seed, self.round, self.device)
+        self.rows, self.steps, self.widths, self.active = plan.rows, plan.steps, plan.widths, plan.active
+        self.mask = plan.mask
+        self.full = plan.full
+        counts = plan.lengths.clamp(min=1).to(self.dtype)
+        self.share = self.mask.to(self.dtype) / counts.unsqueeze(-1)  # of each sample in its party's mean loss
+
+    @property
+    def recordable(self) -> bool:
+        """Whether every step has the same shape, or may be padded to it."""
+        return self.engine.pads or all(width == self.widths[0] for width in self.widths)
+
+    def block(self, tensors: dict[str, Tensor], buffers: tuple[Tensor, Tensor], seen: Tensor,
+              memory: dict[str, Tensor]) -> Block:  # fmt: skip
+        """The replies: what the solver sends, the model's buffers, and the mean loss over the steps."""
+        spec = self.engine.objective.spec
+        if spec.stats:
+            tensors = {**tensors, "stats": buffers[0]}
+        maxima = {"counts": buffers[1]} if spec.counts else {}
+        loss = [total / steps for total, steps in zip(seen.tolist(), self.steps, strict=True)]
+        parties = [job.party for job in self.jobs]
+        return Block(Replies(parties, tensors, self.sizes, maxima, {"train_loss": loss}), memory)
+
+    def descend(self, chain: Chain) -> Block:
+        """Plain SGD, each layer's step taken inside the backward pass."""
+        shards, k = self.engine.holdings.train, len(self.jobs)
+        start = self.models()
+        # A tensor for each parameter: in one vector of all, matrices would lie where the machine reads them slowly.
+        weights = {name: view.clone(memory_format=torch.contiguous_format) for name, view in chain.views(start).items()}
+        views = weights
+        lr = self.solver.rate(self.round)
+        seen = torch.zeros(k, dtype=torch.float64)
+        for s, (width, k) in enumerate(zip(self.widths, self.active, strict=True)):
+            if k < len(views[next(iter(views))]):
+                views = {name: view[:k] for name, view in views.items()}
+            index = self.rows[:k, s, :width].reshape(-1)
+            x = self.engine.objective.laid_out(shards.x[index])
+            losses = chain.descend(views, x, shards.y[index], self.share[:k, s, :width], lr)
+            seen[:k] += losses.sum(1)
+        initial = self.engine.objective.initial
+        flat = torch.cat([weight.flatten(1) for weight in weights.values()], 1)
+        return self.block({"w": flat.sub_(start)}, (initial.stats, initial.counts), seen, {})
+
+    def _own(self) -> bool:
+        first = self.jobs[0].payload["model"]
+        return any(job.payload["model"] is not first for job in self.jobs)
+
+    def models(self) -> Tensor:
+        """The models that the parties start from [K, d]."""
+        if self._own():
+            return torch.stack([job.payload["model"]["w"] for job in self.jobs])
+        w: Tensor = self.jobs[0].payload["model"]["w"]
+        return w.expand(len(self.jobs), -1)
+
+    @functools.cached_property
+    def of_party(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Each party's number of samples, number of steps and first row."""
+        offsets = self.engine.holdings.train.offsets
+        first = [int(offsets[job.party]) for job in self.jobs]
+        return (
+            torch.tensor(self.sizes, dtype=self.dtype, device=self.device),
+            torch.tensor(self.steps, dtype=self.dtype, device=self.device),
+            torch.tensor(first, device=self.device),
+        )
+
+    @functools.cached_property
+    def keys(self) -> Tensor:
+        """Each party's key at each step."""
+        base = torch.tensor(rng.key(self.engine.seed, "step", self.round))
+        keys = rng.fold(base, torch.tensor([job.party for job in self.jobs]))
+        return rng.keys_of_steps(keys, self.rows.shape[1]).to(self.device)
+
+    def context(self, buffers: tuple[Tensor, Tensor], n: Tensor, steps: Tensor, first: Tensor) -> Context:
+        """What a solver sees of one party, inside vmap."""
+        shards, widest = self.engine.holdings.train, max(self.sizes)
+        equal = min(self.sizes) == widest
+
+        def load() -> Batch:
+            at = torch.arange(widest, device=self.device)
+            mask = None if equal else (at < n).to(self.dtype)
+            index = first + (at if equal else torch.minimum(at, n.long() - 1))
+            return Batch(shards.x[index], shards.y[index], mask)
+
+        chain = self.engine.chain if self.engine.chain is not None and self.engine.chain.stacks else None
+        rule = None if chain is None else functools.partial(chain_gradient, chain)
+        return Context(self.engine.objective, n, steps, self.round, load, buffers, stacked=True, rule=rule)
+
+    @functools.cached_property
+    def memory(self) -> dict[str, Tensor]:
+        """What the parties remember of the solver, stacked."""
+        zero = self.solver.remember(self.engine.objective.spec)
+        return {name: torch.stack([job.memory.get(name, value).to(self.device) for job in self.jobs])
+                for name, value in zero.items()}  # fmt: skip
+
+    def start(self) -> Any:
+        """The first state: parameters, carry, buffers, summed loss."""
+
+        def one(payload: Any, memory: Any, *of_party: Any) -> Any:
+            model = Params(*(payload["model"][name] for name in Params._fields))
+            extra = {name: value for name, value in payload.items() if name != "model"}
+            ctx = self.context((model.stats, model.counts), *of_party)
+            w, carry = self.solver.start(ctx, model.w, extra, memory)
+            return w, carry, (model.stats, model.counts), w.new_zeros((), dtype=torch.float64)
+
+        payload, dims = stack_payloads([job.payload for job in self.jobs], self.dtype)
+        return torch.func.vmap(one, in_dims=(dims, 0, 0, 0, 0))(payload, self.memory, *self.of_party)
+
+    def finish(self, start: Tensor, state: Any) -> Block:
+        """The replies, from the first parameters and the last state."""
+
+        def one(start: Tensor, w: Tensor, carry: Any, buffers: Any, memory: Any, *of_party: Any) -> Any:
+            return self.solver.finish(self.context(buffers, *of_party), start, w, carry, memory)
+
+        w, carry, buffers, seen = state
+        tensors, after = torch.func.vmap(one)(start, w, carry, buffers, self.memory, *self.of_party)
+        return self.block(tensors, buffers, seen, after)
+
+    def train(self) -> Block:
+        """Any solver, its pure functions mapped over the parties."""
+        solver, shards = self.solver, self.engine.holdings.train
+
+        def step(w: Tensor, carry: Any, buffers: Any, seen: Tensor, x: Tensor, y: Tensor, mask: Tensor | None,
+                 key: Tensor, *of_party: Any) -> Any:  # fmt: skip
+            ctx = self.context(buffers, *of_party)
+            direction = solver.direction(ctx, w, Batch(x, y, mask), carry, key)
+            new_w, new_carry = solver.step(ctx, w, direction, carry)
+            loss = ctx.seen if ctx.seen is not None else w.new_zeros(())
+            return new_w, new_carry, ctx.buffers, seen + loss.to(torch.float64)
+
+        state = self.start()
+        w0, finished = state[0], []
+        for s, (width, k) in enumerate(zip(self.widths, self.active, strict=True)):
+            if k < len(state[0]):
+                finished.append(pytree.tree_map(lambda v, k=k: v[k:], state))
+                state = pytree.tree_map(lambda v, k=k: v[:k], state)
+            index = self.rows[:k, s, :width]
+            mask = None if self.full[s] else self.mask[:k, s, :width].to(self.dtype)
+            given = (shards.x[index], shards.y[index], mask, self.keys[:k, s], *(v[:k] for v in self.of_party))
+            in_dims = (0, 0, 0, 0, 0, 0, None if mask is None else 0, 0, 0, 0, 0)
+            state = torch.func.vmap(step, in_dims=in_dims)(*state, *given)
+        return self.finish(w0, pytree.tree_map(lambda *v: torch.cat(v), state, *reversed(finished)))
+
+
+def stack_payloads(payloads: list[Any], dtype: torch.dtype) -> tuple[Any, Any]:
+    """Payloads as one tree, shared leaves as they are and others stacked, with the vmap dimension of each leaf."""
+    flat = [pytree.tree_flatten(p, is_leaf=lambda leaf: leaf is None) for p in payloads]
+    if any(spec != flat[0][1] for _, spec in flat):
+        raise ValueError("the parties are not sent values of the same names")
+    leaves: list[Any] = []
+    dims: list[int | None] = []
+    for values in zip(*(f[0] for f in flat), strict=True):
+        if all(v is values[0] for v in values) or (not isinstance(values[0], Tensor) and len(set(values)) == 1):
+            leaves.append(values[0])
+            dims.append(None)
+        elif isinstance(values[0], Tensor):
+            leaves.append(torch.stack(list(values)))
+            dims.append(0)
+        else:
+            leaves.append(torch.tensor(values, dtype=dtype))
+            dims.append(0)
+    spec = flat[0][1]
+    return pytree.tree_unflatten(leaves, spec), pytree.tree_unflatten(dims, spec)
