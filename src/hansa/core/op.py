@@ -78,6 +78,13 @@ class Replies:
             {name: values[k] for name, values in self.metrics.items()},
         )
 
+    def copy(self, k: int) -> Reply:
+        """One party's reply, in tensors of its own."""
+        reply = self.row(k)
+        reply.tensors = {name: value.clone() for name, value in reply.tensors.items()}
+        reply.maxima = {name: value.clone() for name, value in reply.maxima.items()}
+        return reply
+
 
 @dataclass
 class Party:

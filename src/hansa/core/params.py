@@ -96,9 +96,13 @@ class ParamSpec:
         return self.split(params.w) | self.buffers(params.stats, params.counts)
 
     def split(self, w: Tensor) -> dict[str, Tensor]:
-        """The named trainable tensors, as views of the vector."""
-        pieces = torch.split(w, self._sizes)
-        return {e.name: p.view(e.shape) for e, p in zip(self.weights, pieces, strict=True)}
+        """The named trainable tensors, as views of the vector [d]; of a stack of vectors [K, d], each [K, ...]."""
+        pieces = torch.split(w, self._sizes, dim=-1)
+        return {e.name: p.view(*w.shape[:-1], *e.shape) for e, p in zip(self.weights, pieces, strict=True)}
+
+    def stacked(self, named: dict[str, Tensor]) -> Tensor:
+        """The vectors [K, d] of a stack's named trainable tensors: what `split` took apart."""
+        return torch.cat([named[e.name].flatten(1) for e in self.weights], 1)
 
     def buffers(self, stats: Tensor, counts: Tensor) -> dict[str, Tensor]:
         """The named buffers."""

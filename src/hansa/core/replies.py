@@ -296,11 +296,7 @@ class Answer:
         whole = self._summed and clean(replies, self.op, self.ask.payload, self.rules, summed=True)
         if not whole:
             for k, party in enumerate(replies.parties):
-                reply = replies.row(k)
-                if not self._summed:  # it is kept beyond the stack's life
-                    reply.tensors = {name: value.clone() for name, value in reply.tensors.items()}
-                    reply.maxima = {name: value.clone() for name, value in reply.maxima.items()}
-                self.add(party, reply)
+                self.add(party, replies.row(k) if self._summed else replies.copy(k))  # kept beyond the stack's life
             return
         self.record.asked += len(replies.parties)
         self.record.bytes_up += reply_size(replies.row(0)) * len(replies.parties)

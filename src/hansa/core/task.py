@@ -77,6 +77,11 @@ class Shards:
     def size(self, party: int) -> int:
         return int(self.offsets[party + 1] - self.offsets[party])
 
+    def sizes(self, parties: Sequence[int] | np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """The same of many parties."""
+        ids = np.asarray(parties)
+        return np.asarray(self.offsets[ids + 1] - self.offsets[ids])
+
     def of(self, party: int) -> tuple[Tensor, Tensor]:
         rows = slice(int(self.offsets[party]), int(self.offsets[party + 1]))
         return self.x[rows], self.y[rows]

@@ -157,13 +157,7 @@ class Chain:
         layers = [link for link in self.links if link.weight]
         used = [name for link in layers for name in (link.weight, link.bias) if name is not None] + self.others
         self.whole = bool(layers) and sorted(used) == sorted(entry.name for entry in objective.spec.weights)
-        self._sizes = [entry.numel for entry in objective.spec.weights]
         self._shares: dict[int, Tensor] = {}
-
-    def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """Each parameter of the parties' vectors [K, d] as a view [K, ...]."""
-        pieces = torch.split(flat, self._sizes, dim=1)
-        return {e.name: p.view(len(flat), *e.shape) for e, p in zip(self.objective.spec.weights, pieces, strict=True)}
 
     @torch.no_grad()
     def descend(self, weights: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor, lr: float) -> Tensor:
@@ -174,8 +168,8 @@ class Chain:
     @torch.no_grad()
     def gradient(self, flat: Tensor, x: Tensor, y: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
         """The gradients [K, d] of the parties' mean losses, and each sample's loss times its share."""
-        out = torch.empty_like(flat)
-        losses = self._sweep(self.views(flat), self.views(out), x, y, share, 0.0, 1.0)
+        out, split = torch.empty_like(flat), self.objective.spec.split
+        losses = self._sweep(split(flat), split(out), x, y, share, 0.0, 1.0)
         return out, losses
 
     def alone(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -293,12 +287,18 @@ def chain_of(objective: Objective, x: Tensor, y: Tensor) -> Chain | None:
         return None
 
 
+def elsewhere(objective: Objective) -> Tensor:
+    """Weights near the initial ones of which none is zero: a layer that starts at zero would hide the others."""
+    initial = objective.initial.w
+    draw = rng.normal(torch.zeros((), dtype=torch.int64, device=initial.device), initial.shape)
+    return initial + 0.1 * draw.to(initial.dtype)
+
+
 def _agrees(chain: Chain, x: Tensor, y: Tensor) -> bool:
     """Whether the chain's gradient is the model's, at weights of which none is zero."""
     objective = chain.objective
     key = torch.zeros((), dtype=torch.int64)
-    draw = rng.normal(key, objective.initial.w.shape).to(objective.dtype)
-    w = objective.initial.w + 0.1 * draw
+    w = elsewhere(objective)
     weights = {name: value.requires_grad_() for name, value in objective.spec.split(w.clone()).items()}
     losses, _ = objective.losses(weights, (objective.initial.stats, objective.initial.counts), x, y, key)
     if objective.draws:

@@ -40,10 +40,7 @@ class Block:
     def rows(self, jobs: dict[int, Job]) -> Iterator[tuple[int, Outcome]]:
         """The same one by one, in tensors of their own."""
         for k, party in enumerate(self.replies.parties):
-            reply = self.replies.row(k)
-            reply.tensors = {name: value.clone() for name, value in reply.tensors.items()}
-            reply.maxima = {name: value.clone() for name, value in reply.maxima.items()}
-            yield party, (reply, {**jobs[party].memory, **self.remembered(k)})
+            yield party, (self.replies.copy(k), {**jobs[party].memory, **self.remembered(k)})
 
     def remembered(self, k: int) -> Memory:
         """What one party would remember."""

@@ -28,7 +28,7 @@ from hansa.local import SGD
 from hansa.local.solver import Batch, Context, LocalSolver
 from hansa.sim.engine import Block, Job
 from hansa.sim.rewrite import Rewritten
-from hansa.sim.schedule import Shape, epoch_keys, regular
+from hansa.sim.schedule import Shape, epoch_keys, regular, shares
 
 if TYPE_CHECKING:
     from hansa.sim.stack import Stack
@@ -256,9 +256,7 @@ def repeats(engine: StackedEngine, solver: LocalSolver, jobs: list[Job]) -> bool
     """Whether a stack can be trained by one recording of all of its steps: parties of one size, from one model."""
     if not plain(engine, solver) or not regular(solver) or not engine.pads:
         return False
-    offsets = engine.holdings.train.offsets
-    ids = np.array([job.party for job in jobs])
-    sizes = offsets[ids + 1] - offsets[ids]
+    sizes = engine.holdings.train.sizes([job.party for job in jobs])
     return bool((sizes == sizes[0]).all()) and all(job.payload is jobs[0].payload for job in jobs)
 
 
@@ -268,18 +266,16 @@ class Epochs:
 
     def __init__(self, engine: StackedEngine, solver: LocalSolver, count: int, size: int) -> None:
         objective = engine.objective
-        device, dtype = objective.device, objective.dtype
-        self.engine, self.count, self.size = engine, count, size
+        device = objective.device
+        self.engine, self.count = engine, count
         self.shape = Shape(solver, np.full(count, size), device)
-        views = _views(objective.spec, objective.initial.w.expand(count, -1))
+        views = objective.spec.split(objective.initial.w.expand(count, -1))
         seen = torch.zeros(count, dtype=torch.float64, device=device)
         width = max(self.shape.widths)
         self.program = Program(engine, solver, count, width, not all(self.shape.full), (views, seen))
         steps = self.shape.lengths.shape[1]
         self.program.make_room(steps)
-        lengths = self.shape.lengths.clamp(min=1).unsqueeze(-1)
-        share = (torch.arange(width, device=device) < lengths).to(dtype) / lengths.to(dtype)
-        self.program.share.copy_(share.transpose(0, 1))
+        self.program.share.copy_(shares(self.shape.lengths, width, objective.dtype).transpose(0, 1))
         self.offsets = torch.from_numpy(engine.holdings.train.offsets).to(device)
         self.w = torch.zeros_like(objective.initial.w)
         self.told = torch.zeros(count + 3, dtype=torch.int64, device=device)  # parties, two keys, the round
@@ -310,7 +306,8 @@ class Epochs:
             program.keys.copy_(rng.keys_of_steps(of_parties, steps).transpose(0, 1))
         program.round.copy_(self.told[self.count + 2])
         weights, seen = program.state
-        for name, view in _views(self.engine.objective.spec, self.w.expand(self.count, -1)).items():
+        layout = self.engine.objective.spec
+        for name, view in layout.split(self.w.expand(self.count, -1)).items():
             weights[name].copy_(view)
         seen.zero_()
         state, spec = pytree.tree_flatten(program.state)
@@ -318,9 +315,7 @@ class Epochs:
         for s in range(steps):
             state = advance(state, [program.rows[s], program.share[s], program.keys[s]])
         weights, seen = pytree.tree_unflatten(state, spec)
-        entries = self.engine.objective.spec.weights
-        flat = torch.cat([weights[entry.name].reshape(self.count, -1) for entry in entries], 1)
-        self.update, self.loss = flat.sub_(self.w), seen / steps
+        self.update, self.loss = layout.stacked(weights).sub_(self.w), seen / steps
 
 
 def train_alike(engine: StackedEngine, solver: LocalSolver, jobs: list[Job], round: int) -> Block:
@@ -360,7 +355,7 @@ def train(stack: Stack) -> Block:
     if fused:
         start = stack.models()
         zero = torch.zeros(count, dtype=torch.float64, device=stack.device)
-        state: Any = (_views(objective.spec, start), zero)
+        state: Any = (objective.spec.split(start), zero)
     else:
         state = stack.start()
         start = state[0]
@@ -379,10 +374,5 @@ def train(stack: Stack) -> Block:
     state = pytree.tree_map(lambda v: v[:count], program.state)
     if not fused:
         return stack.finish(start, pytree.tree_map(torch.clone, state))
-    update = torch.cat([state[0][e.name].reshape(count, -1) for e in objective.spec.weights], 1).sub_(start)
+    update = objective.spec.stacked(state[0]).sub_(start)
     return stack.block({"w": update}, (model["stats"], model["counts"]), state[1], {})
-
-
-def _views(spec: Any, flat: Tensor) -> dict[str, Tensor]:
-    pieces = torch.split(flat, [entry.numel for entry in spec.weights], dim=1)
-    return {e.name: p.reshape(len(flat), *e.shape) for e, p in zip(spec.weights, pieces, strict=True)}

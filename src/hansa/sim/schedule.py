@@ -38,7 +38,7 @@ class Shape:
     def rows(self, first: Tensor, keys: Tensor) -> Tensor:
         """The rows [K, S, B] of each step's samples, given each party's first row and its keys [K, epochs]."""
         across = torch.arange(max(self.widths), device=first.device)
-        inside = across < self.lengths.unsqueeze(-1)
+        inside = mask(self.lengths, len(across))
         position = torch.where(inside, self.place.unsqueeze(-1) + across, 0)
         if self.shuffles:
             orders = rng.shuffles(keys, self.sizes.unsqueeze(1).expand(-1, self.epochs), self.widest)  # [K, E, n]
@@ -67,7 +67,17 @@ class Schedule:
     @property
     def mask(self) -> Tensor:
         """Which rows count."""
-        return torch.arange(self.rows.shape[2], device=self.rows.device) < self.lengths.unsqueeze(-1)
+        return mask(self.lengths, self.rows.shape[2])
+
+
+def mask(lengths: Tensor, width: int) -> Tensor:
+    """Which samples of batches so wide count [K, S, B], by the batches' lengths [K, S]."""
+    return torch.arange(width, device=lengths.device) < lengths.unsqueeze(-1)
+
+
+def shares(lengths: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """The part of each sample in its party's mean loss."""
+    return mask(lengths, width).to(dtype) / lengths.clamp(min=1).to(dtype).unsqueeze(-1)
 
 
 def regular(solver: LocalSolver) -> bool:
@@ -81,7 +91,7 @@ def schedule(solver: LocalSolver, shards: Shards, parties: list[int], seed: int,
     if not regular(solver):
         return _listed(solver, shards, parties, seed, round, device)
     ids = np.asarray(parties)
-    shape = Shape(solver, shards.offsets[ids + 1] - shards.offsets[ids], device)
+    shape = Shape(solver, shards.sizes(ids), device)
     first, members = _send(device, shards.offsets[ids], ids)
     keys = epoch_keys(rng.key(seed, "shuffle", round), members, shape.epochs)
     return Schedule(shape.rows(first, keys), shape.lengths, shape.steps, shape.widths, shape.active, shape.full)

@@ -16,7 +16,7 @@ from hansa.core.params import Params
 from hansa.local.solver import Batch, Context, LocalSolver
 from hansa.sim.chain import Chain
 from hansa.sim.engine import Block, Job
-from hansa.sim.schedule import regular, schedule
+from hansa.sim.schedule import regular, schedule, shares
 
 if TYPE_CHECKING:
     from hansa.sim.stacked import StackedEngine
@@ -74,8 +74,7 @@ class Stack:
         self.rows, self.steps, self.widths, self.active = plan.rows, plan.steps, plan.widths, plan.active
         self.mask = plan.mask
         self.full = plan.full
-        counts = plan.lengths.clamp(min=1).to(self.dtype)
-        self.share = self.mask.to(self.dtype) / counts.unsqueeze(-1)  # of each sample in its party's mean loss
+        self.share = shares(plan.lengths, self.rows.shape[2], self.dtype)
 
     @property
     def recordable(self) -> bool:
@@ -98,7 +97,8 @@ class Stack:
         shards, k = self.engine.holdings.train, len(self.jobs)
         start = self.models()
         # A tensor for each parameter: in one vector of all, matrices would lie where the machine reads them slowly.
-        weights = {name: view.clone(memory_format=torch.contiguous_format) for name, view in chain.views(start).items()}
+        split = self.engine.objective.spec.split(start)
+        weights = {name: view.clone(memory_format=torch.contiguous_format) for name, view in split.items()}
         views = weights
         lr = self.solver.rate(self.round)
         seen = torch.zeros(k, dtype=torch.float64)
@@ -110,7 +110,7 @@ class Stack:
             losses = chain.descend(views, x, shards.y[index], self.share[:k, s, :width], lr)
             seen[:k] += losses.sum(1)
         initial = self.engine.objective.initial
-        flat = torch.cat([weight.flatten(1) for weight in weights.values()], 1)
+        flat = self.engine.objective.spec.stacked(weights)
         return self.block({"w": flat.sub_(start)}, (initial.stats, initial.counts), seen, {})
 
     def _own(self) -> bool:

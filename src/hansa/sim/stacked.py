@@ -27,7 +27,7 @@ from hansa.core.task import Holdings
 from hansa.local import SGD
 from hansa.local.solver import Batch, Context, LocalSolver
 from hansa.sim import gpu
-from hansa.sim.chain import Chain, chain_of
+from hansa.sim.chain import Chain, chain_of, elsewhere
 from hansa.sim.engine import Block, Failure, Job, Outcome, ReferenceEngine, first_line, named
 from hansa.sim.rewrite import Rewritten
 from hansa.sim.stack import Stack
@@ -48,10 +48,10 @@ class StackedEngine(ReferenceEngine):
         super().__init__(objective, holdings, seed)
         size = max(1, objective.spec.dim * objective.dtype.itemsize)
         on_cpu = objective.device.type == "cpu"
-        self.chunk = chunk or max(1, min(WIDEST, CACHE // size) if on_cpu else min(256, 2**32 // (8 * size)))
-        self.lanes = cores() if objective.device.type == "cpu" else 1  # chunks alike, so that processes can share them
+        self.chunk = chunk or max(1, min(WIDEST, CACHE // size) if on_cpu else min(WIDEST, 2**32 // (8 * size)))
+        self.lanes = cores() if on_cpu else 1  # chunks alike, so that processes can share them
         self.window = max(BLOCK, min(32 * BLOCK, ROOM // size // BLOCK * BLOCK))  # parties arranged together
-        if chunk is None and objective.device.type == "cpu" and objective.module is not None and heavy(objective):
+        if chunk is None and on_cpu and objective.module is not None and heavy(objective):
             self.chunk = 1  # a CPU does not stack convolutions well
         self._given = chunk
         self.records = objective.device.type == "cuda"
@@ -129,9 +129,8 @@ class StackedEngine(ReferenceEngine):
         """
         solver = unwrap(op)[1]
         assert isinstance(solver, LocalSolver)
-        offsets = self.holdings.train.offsets
         ids = np.array([job.party for job in jobs])
-        sizes = offsets[ids + 1] - offsets[ids]
+        sizes = self.holdings.train.sizes(ids)
         order = jobs
         if len(jobs) > 1 and (sizes != sizes[0]).any():
             steps = {n: solver.count(n) if n else 0 for n in set(sizes.tolist())}
@@ -297,13 +296,11 @@ def mixes_rows(objective: Objective, holdings: Holdings) -> bool:
         return True
     if x.is_floating_point():  # rows that differ, whatever the data
         x = rng.normal(torch.ones((), dtype=torch.int64, device=x.device), x.shape).to(x.dtype)
-    draw = rng.normal(torch.zeros((), dtype=torch.int64, device=x.device), objective.initial.w.shape)
-    w = objective.initial.w + 0.1 * draw.to(objective.dtype)  # a layer that starts at zero would hide the others
     buffers = (objective.initial.stats, objective.initial.counts)
     key = torch.zeros((), dtype=torch.int64, device=objective.device)
     try:
         with torch.no_grad():
-            weights = objective.spec.split(w)
+            weights = objective.spec.split(elsewhere(objective))
             two, (stats_two, _) = objective.losses(weights, buffers, x[:2], y[:2], key)
             three, (stats_three, _) = objective.losses(weights, buffers, x, y, key)
     except HansaError:
