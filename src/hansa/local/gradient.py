@@ -21,6 +21,7 @@ class Gradient(LocalSolver):
     """
 
     sampler: ClassVar[Literal["shuffle", "full"]] = "full"
+    paced: ClassVar[bool] = False
 
     def step(self, ctx: Context, w: Tensor, direction: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
         return w, {"gradient": direction}

@@ -7,9 +7,10 @@ party runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -115,6 +116,7 @@ class LocalSolver(Op):
     measures: ClassVar[frozenset[str] | None] = frozenset({"train_loss"})
     update: ClassVar[str | None] = "w"
     sends: ClassVar[tuple[str, ...]] = ("w",)  # the vectors, as long as the model, that a reply carries
+    paced: ClassVar[bool] = True
 
     def rate(self, round: int) -> float:
         """The learning rate in a round."""
@@ -169,11 +171,18 @@ class LocalSolver(Op):
         size = n if size is None else min(size, n)
         return epochs * max(1, n // size if drop_last else -(-n // size))
 
+    def at(self, work: Mapping[str, Any]) -> Self:
+        """The solver with the fields that one party is told to use (`lr`, `batch`, `epochs`, `steps`)."""
+        return dataclasses.replace(self, **work) if work else self  # type: ignore[type-var]
+
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         return self.train(party, payload, memory)
 
     def train(self, party: Party, payload: Payload, memory: Memory, rule: Rule | None = None) -> tuple[Reply, Memory]:
         """All of a party's steps, one after another; an engine may bring its own way to a gradient."""
+        if "work" in payload:
+            rest = {name: value for name, value in payload.items() if name != "work"}
+            return self.at(payload["work"]).train(party, rest, memory, rule)
         x, y = party.samples()
         objective = party.objective
         model = Params(*(payload["model"][name].to(objective.device) for name in Params._fields))

@@ -196,6 +196,8 @@ class StackedEngine(ReferenceEngine):
     def _train(self, solver: LocalSolver, jobs: list[Job], round: int) -> Block | list[tuple[int, Outcome]]:
         """Train a chunk in the fastest way that suits the model and the solver."""
         chain = self.chain
+        if any("work" in job.payload for job in jobs):
+            return [(job.party, self.one(solver, job, round)) for job in jobs]
         try:
             if chain is not None and type(solver) is SGD and (chain.stacks or len(jobs) == 1):
                 return Stack(self, solver, jobs, round).descend(chain)
