@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
+from hansa.core.errors import ConfigError
+from hansa.core.op import Memory, Payload
 from hansa.core.registry import register
-from hansa.local.solver import LocalSolver, check_local
+from hansa.local.solver import Carry, Context, LocalSolver, check_local, descend
 
 
 @register("sgd")
@@ -15,7 +20,8 @@ class SGD(LocalSolver):
 
     w <- w - lr * decay^round * gradient, over `epochs` shuffled passes, or `steps` batches if given.
     `batch` left out means the whole local set. A short last batch is kept unless `drop_last`; a party smaller than one
-    batch always keeps it.
+    batch always keeps it. `weight_decay` adds weight_decay * w to the gradient. With `momentum` the step goes along
+    v <- momentum * v + gradient, with `nesterov` along gradient + momentum * v; v is 0 at the start of each round.
     """
 
     lr: float = 0.1
@@ -24,9 +30,37 @@ class SGD(LocalSolver):
     batch: int | None = 32
     decay: float = 1.0
     drop_last: bool = False
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
         check_local(self.lr, self.epochs, self.steps, self.batch, self.decay)
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"momentum must lie in [0, 1), got {self.momentum}")
+        if self.nesterov and not self.momentum:
+            raise ConfigError("nesterov needs momentum; set it above 0, as in momentum = 0.9")
+        if not self.weight_decay >= 0:
+            raise ConfigError(f"weight_decay must not be negative, got {self.weight_decay}")
 
     def rate(self, round: int) -> float:
         return self.lr * self.decay**round
+
+    @property
+    def pull(self) -> float:
+        return self.weight_decay
+
+    @property
+    def direct(self) -> bool:
+        own = type(self).direction is LocalSolver.direction and type(self).step is SGD.step
+        return own and not self.momentum
+
+    def start(self, ctx: Context, w: Tensor, payload: Payload, memory: Memory) -> tuple[Tensor, Carry]:
+        return w, {"velocity": torch.zeros_like(w)} if self.momentum else {}
+
+    def step(self, ctx: Context, w: Tensor, direction: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+        if not self.momentum:
+            return descend(w, direction, ctx.rate), carry
+        velocity = torch.add(direction, carry["velocity"], alpha=self.momentum)
+        along = torch.add(direction, velocity, alpha=self.momentum) if self.nesterov else velocity
+        return descend(w, along, ctx.rate), {**carry, "velocity": velocity}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
@@ -40,19 +40,23 @@ Rule = Callable[[Tensor, Batch], tuple[Tensor, Tensor]]  # an engine's own way t
 class Context:
     """What a solver may see of the party it trains for.
 
-    `n` is the number of samples and `steps` the number of steps that will really be taken (tensors when parties are
-    stacked; a solver must not branch on them). `load` gives all of the party's samples.
+    `n` is the number of samples, `steps` the number of steps that will really be taken and `rate` the learning rate
+    (tensors when parties are stacked; a solver must not branch on them). `load` gives all of the party's samples,
+    `key` is for what is drawn outside the steps. Numbers put into `metrics` are reported with the reply.
     """
 
     objective: Objective
     n: Any
     steps: Any
     round: int
+    rate: Any
     load: Callable[[], Batch]
     buffers: tuple[Tensor, Tensor]
+    key: Tensor | None = None
     stacked: bool = False
     rule: Rule | None = None
     seen: Tensor | None = None  # the loss at the last gradient
+    metrics: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def spec(self) -> ParamSpec:
@@ -94,13 +98,15 @@ class Context:
             self.buffers, self.seen = buffers, loss
         return torch.cat([gradient.reshape(-1) for gradient in gradients])
 
-    def full_gradient(self, w: Tensor, key: Tensor) -> Tensor:
+    def full_gradient(self, w: Tensor) -> Tensor:
         """The gradient of the mean loss on all of the party's samples."""
-        return self.gradient(w, self.data, key, update_buffers=False)
+        assert self.key is not None
+        return self.gradient(w, self.data, self.key, update_buffers=False)
 
-    def full_loss(self, w: Tensor, key: Tensor) -> Tensor:
+    def full_loss(self, w: Tensor) -> Tensor:
         """The mean loss on all of the party's samples."""
-        return masked_mean(self.losses(w, self.data, key), self.data.mask)
+        assert self.key is not None
+        return masked_mean(self.losses(w, self.data, self.key), self.data.mask)
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
@@ -109,18 +115,35 @@ def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class LocalSolver(Op):
-    """Base of local solvers. Subclasses are frozen dataclasses and override what differs from plain descent."""
+    """Base of local solvers. Subclasses are frozen dataclasses and override what differs from plain descent.
+
+    A step is w <- w - rate * (gradient + pull * w - toward): `pull` is a number, `toward` an entry of the carry that
+    stays the same for the whole round. Weight decay, proximal terms and control variates are no more than that, and an
+    engine takes such steps inside the backward pass.
+    """
 
     kind: ClassVar[str] = "local"
     sampler: ClassVar[Literal["shuffle", "full"]] = "shuffle"
     measures: ClassVar[frozenset[str] | None] = frozenset({"train_loss"})
     update: ClassVar[str | None] = "w"
     sends: ClassVar[tuple[str, ...]] = ("w",)  # the vectors, as long as the model, that a reply carries
+    numbers: ClassVar[tuple[str, ...]] = ()  # the single numbers that it carries beside them
+    partner: ClassVar[tuple[str, str] | None] = None  # the one algorithm that it is a half of, and why
     paced: ClassVar[bool] = True
 
     def rate(self, round: int) -> float:
-        """The learning rate in a round."""
-        raise TypeError(f"the local solver {self.name!r} has no learning rate")
+        """The learning rate in a round; 0 for solvers that have none."""
+        return 0.0
+
+    @property
+    def pull(self) -> float:
+        """How strongly a step draws the parameters to zero."""
+        return 0.0
+
+    @property
+    def direct(self) -> bool:
+        """Whether every step is the one above and no other, so that an engine may take it its own way."""
+        return False
 
     def remember(self, spec: ParamSpec) -> Memory:
         """What a party remembers before its first round."""
@@ -131,24 +154,32 @@ class LocalSolver(Op):
         return w, {}
 
     def direction(self, ctx: Context, w: Tensor, batch: Batch, carry: Carry, key: Tensor) -> Tensor:
-        """The direction to descend along; by default the gradient of the batch's mean loss."""
-        return ctx.gradient(w, batch, key)
+        """The direction to descend along; by default gradient + pull * w - toward."""
+        direction = ctx.gradient(w, batch, key)
+        if self.pull:
+            direction.add_(w, alpha=self.pull)
+        return direction.sub_(carry["toward"]) if "toward" in carry else direction
 
     def step(self, ctx: Context, w: Tensor, direction: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
         """One step."""
-        rate = self.rate(ctx.round)  # a tensor where the engine has recorded the step
-        return w - direction * rate if isinstance(rate, Tensor) else torch.sub(w, direction, alpha=rate), carry
+        return descend(w, direction, ctx.rate), carry
 
     def finish(self, ctx: Context, start: Tensor, w: Tensor, carry: Carry,
                memory: Memory) -> tuple[dict[str, Tensor], Memory]:  # fmt: skip
         """What to send, by default the update w - start, and what to remember."""
         return {"w": w - start}, memory
 
+    @property
+    def plan(self) -> tuple[int, int | None, int | None, bool]:
+        """Epochs, steps, batch size and whether short batches are dropped."""
+        given = vars(self)
+        return given.get("epochs", 1), given.get("steps"), given.get("batch"), given.get("drop_last", False)
+
     def batches(self, n: int, seed: int, round: int, party: int) -> list[np.ndarray[Any, Any]]:
         """The samples of each step: shuffled epochs, the last batch of an epoch possibly short."""
         if self.sampler == "full":
             return [np.arange(n)]
-        epochs, steps, size, drop_last = plan(self)
+        epochs, steps, size, drop_last = self.plan
         size = n if size is None else min(size, n)
         out: list[np.ndarray[Any, Any]] = []
         base, epoch = rng.key(seed, "shuffle", round), 0
@@ -165,7 +196,7 @@ class LocalSolver(Op):
         """How many steps a party with n samples takes: the length of `batches`."""
         if self.sampler == "full":
             return 1
-        epochs, steps, size, drop_last = plan(self)
+        epochs, steps, size, drop_last = self.plan
         if steps is not None:
             return steps
         size = n if size is None else min(size, n)
@@ -174,6 +205,12 @@ class LocalSolver(Op):
     def at(self, work: Mapping[str, Any]) -> Self:
         """The solver with the fields that one party is told to use (`lr`, `batch`, `epochs`, `steps`)."""
         return dataclasses.replace(self, **work) if work else self  # type: ignore[type-var]
+
+    @property
+    def kernel(self) -> LocalSolver:
+        """The solver as far as a single step goes: whatever its learning rate and however many steps it takes."""
+        neutral = {"lr": 1.0, "epochs": 1, "steps": None}
+        return self.at({name: value for name, value in neutral.items() if name in vars(self)})
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         return self.train(party, payload, memory)
@@ -188,11 +225,10 @@ class LocalSolver(Op):
         model = Params(*(payload["model"][name].to(objective.device) for name in Params._fields))
         batches = self.batches(party.n, party.seed, party.round, party.id)
         whole = Batch(x, y, None)
-        ctx = Context(objective, party.n, len(batches), party.round, lambda: whole, (model.stats, model.counts),
-                      rule=rule)  # fmt: skip
-        keys = rng.step_keys(rng.folded(rng.key(party.seed, "step", party.round), party.id), len(batches)).to(
-            objective.device
-        )
+        base = rng.folded(rng.key(party.seed, "step", party.round), party.id)
+        keys = rng.step_keys(base, len(batches)).to(objective.device)
+        ctx = Context(objective, party.n, len(batches), party.round, self.rate(party.round), lambda: whole,
+                      (model.stats, model.counts), torch.tensor(base, device=objective.device), rule=rule)  # fmt: skip
         before = {name: memory.get(name, value) for name, value in self.remember(objective.spec).items()}
         extra = {name: value for name, value in payload.items() if name != "model"}
         start, carry = self.start(ctx, model.w, extra, before)
@@ -204,11 +240,13 @@ class LocalSolver(Op):
             w, carry = self.step(ctx, w, direction, carry)
             seen = seen + (ctx.seen.to(torch.float64).cpu() if ctx.seen is not None else 0.0)
         tensors, after = self.finish(ctx, start, w, carry, before)
-        return local_reply(objective, tensors, ctx.buffers, party.n, float(seen) / len(batches)), {**memory, **after}
+        metrics = {"train_loss": float(seen) / len(batches)} | {name: float(v) for name, v in ctx.metrics.items()}
+        return local_reply(objective, tensors, ctx.buffers, party.n, metrics), {**memory, **after}
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         model = payload["model"]
         shapes = {name: like(model["w"]) for name in self.sends}
+        shapes |= {name: ((), model["w"].dtype) for name in self.numbers}
         return shapes | ({"stats": like(model["stats"])} if model["stats"].numel() else {})
 
     def expects_maxima(self, payload: Payload) -> dict[str, Shape]:
@@ -216,20 +254,19 @@ class LocalSolver(Op):
         return {"counts": like(counts)} if counts.numel() else {}
 
 
-def plan(solver: LocalSolver) -> tuple[int, int | None, int | None, bool]:
-    """A solver's epochs, steps, batch size and whether short batches are dropped."""
-    given = vars(solver)
-    return given.get("epochs", 1), given.get("steps"), given.get("batch"), given.get("drop_last", False)
+def descend(w: Tensor, direction: Tensor, rate: float | Tensor) -> Tensor:
+    """One step along a direction; the rate is a tensor where parties of unequal rates are stacked, or on a GPU."""
+    return w - direction * rate if isinstance(rate, Tensor) else torch.sub(w, direction, alpha=rate)
 
 
 def local_reply(objective: Objective, tensors: dict[str, Tensor], buffers: tuple[Tensor, Tensor], n: int,
-                loss: float) -> Reply:  # fmt: skip
+                metrics: dict[str, float]) -> Reply:  # fmt: skip
     """A reply with the model's buffers beside what the solver sends."""
     stats, counts = buffers
     if objective.spec.stats:
         tensors = {**tensors, "stats": stats}
     maxima = {"counts": counts} if objective.spec.counts else {}
-    return Reply(tensors, weight=n, maxima=maxima, metrics={"train_loss": loss})
+    return Reply(tensors, weight=n, maxima=maxima, metrics=metrics)
 
 
 def check_local(lr: float, epochs: int, steps: int | None, batch: int | None, decay: float) -> None:

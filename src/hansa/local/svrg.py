@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,17 +23,21 @@ class SVRG(LocalSolver):
     w <- w - (h / n) * (S [gradient_i(w) - gradient_i(w_t)] + g), where g is the full gradient over all parties,
     sent with the model. S is the identity unless the payload carries `frequency`, the share of all samples that has
     each feature: then S = frequency / local frequency on the coordinates of that feature, and 1 where the party
-    never saw it.
+    never saw it. `steps` cuts the pass short.
     """
 
     h: float = 1.0
     batch: int | None = 1
+    steps: int | None = None
+    partner: ClassVar[tuple[str, str] | None] = ("fsvrg", "which sends the full gradient with the model")
 
     def __post_init__(self) -> None:
         if not self.h > 0:
             raise ConfigError(f"h must be positive, got {self.h}")
         if self.batch is not None and self.batch < 1:
             raise ConfigError(f"batch must be at least 1, got {self.batch}")
+        if self.steps is not None and self.steps < 1:
+            raise ConfigError(f"steps must be at least 1, got {self.steps}")
 
     def start(self, ctx: Context, w: Tensor, payload: Payload, memory: Memory) -> tuple[Tensor, Carry]:
         scale = torch.ones_like(w)

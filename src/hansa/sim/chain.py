@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -139,6 +139,48 @@ class Link:
         return [name for call in self.calls for name in call.names]
 
 
+@dataclass(frozen=True)
+class Step:
+    """What becomes of a parameter: keep * it + times * gradient, + rate * toward where a step is drawn somewhere.
+
+    With a rate for each party, `keep` may be one number each too, and the gradients come multiplied by the rates.
+    """
+
+    keep: float | Tensor
+    times: float
+    toward: Mapping[str, Tensor] = field(default_factory=dict)
+    rate: float | Tensor = 0.0
+
+    def multiply(self, into: dict[str, Tensor], name: str, left: Tensor, right: Tensor) -> None:
+        """A parameter's step, given its gradients as a product [K, a, b] x [K, b, c]."""
+        keep = self._kept(into[name])
+        self._draw(into[name].baddbmm_(left, right, beta=keep, alpha=self.times), name)
+
+    def add(self, into: dict[str, Tensor], name: str, gradient: Tensor) -> None:
+        """A parameter's step, given its gradients [K, ...]."""
+        keep, at = self._kept(into[name]), into[name]
+        at.mul_(keep).add_(gradient, alpha=self.times) if keep else torch.mul(gradient, self.times, out=at)
+        self._draw(at, name)
+
+    def _kept(self, at: Tensor) -> float:
+        if isinstance(self.keep, float):
+            return self.keep
+        at.mul_(_by_party(self.keep, at))
+        return 1.0
+
+    def _draw(self, at: Tensor, name: str) -> None:
+        if name in self.toward:
+            if isinstance(self.rate, float):
+                at.add_(self.toward[name], alpha=self.rate)
+            else:
+                at.addcmul_(self.toward[name], _by_party(self.rate, at))
+
+
+def _by_party(values: Tensor, like: Tensor) -> Tensor:
+    """A number for each party, so that it multiplies a tensor [K, ...]."""
+    return values.view(-1, *[1] * (like.dim() - 1))
+
+
 class Chain:
     """A model as its calls: linear layers, and what stands between them."""
 
@@ -160,16 +202,23 @@ class Chain:
         self._shares: dict[int, Tensor] = {}
 
     @torch.no_grad()
-    def descend(self, weights: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor, lr: float) -> Tensor:
-        """One step of plain SGD in place. `share` [K, B] is each sample's part in its party's mean loss; the result is
-        each sample's loss times its share."""
-        return self._sweep(weights, weights, x, y, share, 1.0, -lr)
+    def descend(self, weights: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor, rate: float | Tensor,
+                pull: float = 0.0, toward: dict[str, Tensor] | None = None) -> Tensor:  # fmt: skip
+        """One step w <- w - rate * (gradient + pull * w - toward) in place, the rate one for all parties or one each.
+
+        `share` [K, B] is each sample's part in its party's mean loss; the result is each sample's loss times its share.
+        """
+        if isinstance(rate, float):
+            step = Step(1.0 - rate * pull, -rate, toward or {}, rate)
+        else:
+            step = Step(1.0 - rate * pull if pull else 1.0, -1.0, toward or {}, rate)
+        return self._sweep(weights, weights, x, y, share, step)
 
     @torch.no_grad()
     def gradient(self, flat: Tensor, x: Tensor, y: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
         """The gradients [K, d] of the parties' mean losses, and each sample's loss times its share."""
         out, split = torch.empty_like(flat), self.objective.spec.split
-        losses = self._sweep(split(flat), split(out), x, y, share, 0.0, 1.0)
+        losses = self._sweep(split(flat), split(out), x, y, share, Step(0.0, 1.0))
         return out, losses
 
     def alone(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -181,8 +230,8 @@ class Chain:
         return gradient[0], losses.sum()
 
     def _sweep(self, weights: dict[str, Tensor], into: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor,
-               beta: float, alpha: float) -> Tensor:  # fmt: skip
-        """Forward and back: `into` becomes beta * into + alpha * gradient, layer by layer from the last."""
+               step: Step) -> Tensor:  # fmt: skip
+        """Forward and back: `into` takes its step, layer by layer from the last."""
         k = len(share)
         held: list[Any] = []
         alone = {name: weights[name][0].data.requires_grad_() for name in self.others}
@@ -212,6 +261,8 @@ class Chain:
                     h = call(h, alone)
                 held.append(None)
         back, losses = self._loss(h, y, share)
+        if isinstance(step.rate, Tensor):
+            back = (back.view(k, -1) * step.rate.view(-1, 1)).view(back.shape)
         for place in range(len(self.links) - 1, -1, -1):
             link = self.links[place]
             if link.weight:
@@ -219,9 +270,9 @@ class Chain:
                 above = back.reshape(k, -1, back.shape[-1])
                 if place and not (place == 1 and held[0] is None):
                     back = torch.bmm(above, weights[link.weight]).view(shape)
-                into[link.weight].baddbmm_(above.transpose(1, 2), rows, beta=beta, alpha=alpha)
+                step.multiply(into, link.weight, above.transpose(1, 2), rows)
                 if link.bias is not None:
-                    _put(into[link.bias], above.sum(1), beta, alpha)
+                    step.add(into, link.bias, above.sum(1))
             elif link.relu:
                 back = torch.ops.aten.threshold_backward(back, held[place], 0)
             elif held[place] is not None:
@@ -231,7 +282,7 @@ class Chain:
                     total = (out * back).sum()
                 found = torch.autograd.grad(total, leaves)
                 for name, gradient in zip(link.names, found, strict=False):
-                    _put(into[name][0], gradient, beta, alpha)
+                    step.add(into, name, gradient.unsqueeze(0))
                 back = found[-1]
         return losses
 
@@ -250,11 +301,6 @@ class Chain:
             total = losses.sum()
         (back,) = torch.autograd.grad(total, leaf)
         return back, losses.detach()
-
-
-def _put(into: Tensor, value: Tensor, beta: float, alpha: float) -> None:
-    """into = beta * into + alpha * value."""
-    into.mul_(beta).add_(value, alpha=alpha) if beta else torch.mul(value, alpha, out=into)
 
 
 def chain_of(objective: Objective, x: Tensor, y: Tensor) -> Chain | None:

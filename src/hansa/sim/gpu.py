@@ -24,7 +24,6 @@ from torch.utils import _pytree as pytree
 
 from hansa.core import rng
 from hansa.core.op import Replies
-from hansa.local import SGD
 from hansa.local.solver import Batch, Context, LocalSolver
 from hansa.sim.engine import Block, Job
 from hansa.sim.rewrite import Rewritten
@@ -50,7 +49,9 @@ class Program:
         self.rows = torch.zeros(0, parties, width, dtype=torch.int64, device=device)
         self.share = torch.zeros(0, parties, width, dtype=dtype, device=device)
         self.keys = torch.zeros(0, parties, dtype=torch.int64, device=device)
-        self.of_party = tuple(torch.ones(parties, dtype=t, device=device) for t in (dtype, dtype, torch.int64))
+        # samples, steps, first row, key, rate
+        kinds = (dtype, dtype, torch.int64, torch.int64, dtype)
+        self.of_party = tuple(torch.ones(parties, dtype=kind, device=device) for kind in kinds)
         self.round = torch.zeros((), dtype=torch.float64, device=device)
         self.at = torch.zeros(1, dtype=torch.int64, device=device)
         self._traced: dict[int, Callable[[list[Tensor], list[Tensor]], list[Tensor]]] = {}
@@ -76,8 +77,9 @@ class Program:
         if self.engine.objective.draws:
             self.keys[:steps, :count] = stack.keys.transpose(0, 1)
         if not self.fused:
-            for to, value in zip(self.of_party, stack.of_party, strict=True):
+            for to, value in zip(self.of_party, stack.of_party, strict=False):
                 to[:count] = value
+        self.of_party[-1][:count] = stack.rate
         self.round.fill_(stack.round)
         pytree.tree_map(lambda to, value: to[:count].copy_(value), self.state, state)
 
@@ -125,10 +127,8 @@ class Program:
 
         def traced(*leaves: Tensor) -> list[Tensor]:
             given, rest = pytree.tree_unflatten(list(leaves[: len(state)]), spec), leaves[len(state) :]
-            rows, share, keys, n, steps, first, round, x, y = rest
-            new: list[Tensor] = pytree.tree_leaves(
-                body(count, given, rows, share, keys, (n, steps, first), round, x, y)
-            )
+            rows, share, keys, *told, round, x, y = rest
+            new: list[Tensor] = pytree.tree_leaves(body(count, given, rows, share, keys, told, round, x, y))
             return new
 
         def leaves(state: list[Tensor], now: list[Tensor]) -> list[Tensor]:
@@ -170,8 +170,11 @@ class Program:
 
         weights, seen = state
         gradients, losses = torch.func.vmap(one)(weights, rows, share, keys)
-        rate = self.solver.rate(round)  # type: ignore[arg-type]
-        new = {name: weight - gradients[name] * rate for name, weight in weights.items()}
+        rate = of_party[-1]
+        new = {
+            name: weight - gradients[name] * rate.view(-1, *[1] * (weight.dim() - 1))
+            for name, weight in weights.items()
+        }
         return new, seen + losses.to(torch.float64)
 
     def _general(self, count: int, state: Any, rows: Tensor, share: Tensor, keys: Tensor, of_party: Any, round: Tensor,
@@ -179,13 +182,14 @@ class Program:
         """Any solver's step on the parameter vectors. Parties that have finished keep what they have."""
         objective, solver = self.engine.objective, self.solver
 
-        def one(state: Any, rows: Tensor, share: Tensor, key: Tensor, n: Tensor, steps: Tensor, first: Tensor) -> Any:
+        def one(state: Any, rows: Tensor, share: Tensor, key: Tensor, n: Tensor, steps: Tensor, first: Tensor,
+                base: Tensor, rate: Tensor) -> Any:  # fmt: skip
             w, carry, buffers, seen = state
 
             def load() -> Batch:
                 raise RuntimeError("a solver that looks at all samples at each step cannot be recorded")
 
-            ctx = Context(objective, n, steps, round, load, buffers, stacked=True)  # type: ignore[arg-type]
+            ctx = Context(objective, n, steps, round, rate, load, buffers, base, stacked=True)  # type: ignore[arg-type]
             alive = share.sum() > 0
             mask = torch.where(alive, (share > 0).to(share.dtype), 1.0) if self.padded else None
             with Rewritten(count):
@@ -247,14 +251,16 @@ def lift_products(graph: torch.fx.GraphModule, weights: int) -> list[int]:
     return list(lifted)
 
 
-def plain(engine: StackedEngine, solver: LocalSolver) -> bool:
+def fuses(engine: StackedEngine, solver: LocalSolver) -> bool:
     """Whether a solver's steps can be taken on each parameter's own tensor: plain SGD, a model without buffers."""
-    return type(solver) is SGD and not engine.objective.spec.stats and not engine.objective.spec.counts
+    from hansa.sim.stack import plain
+
+    return plain(solver) and not engine.objective.spec.stats and not engine.objective.spec.counts
 
 
 def repeats(engine: StackedEngine, solver: LocalSolver, jobs: list[Job]) -> bool:
     """Whether a stack can be trained by one recording of all of its steps: parties of one size, from one model."""
-    if not plain(engine, solver) or not regular(solver) or not engine.pads:
+    if not fuses(engine, solver) or not regular(solver) or not engine.pads:
         return False
     sizes = engine.holdings.train.sizes([job.party for job in jobs])
     return bool((sizes == sizes[0]).all()) and all(job.payload is jobs[0].payload for job in jobs)
@@ -268,7 +274,8 @@ class Epochs:
         objective = engine.objective
         device = objective.device
         self.engine, self.count = engine, count
-        self.shape = Shape(solver, np.full(count, size), device)
+        self.solver = solver
+        self.shape = Shape([solver], np.full(count, size), device)
         views = objective.spec.split(objective.initial.w.expand(count, -1))
         seen = torch.zeros(count, dtype=torch.float64, device=device)
         width = max(self.shape.widths)
@@ -290,6 +297,7 @@ class Epochs:
             non_blocking=True,
         )
         self.w.copy_(w)
+        self.program.of_party[-1].fill_(self.solver.rate(round))
         if self._replay is None:
             self._replay = recorded(self._all)
         self._replay()
@@ -350,7 +358,7 @@ def train(stack: Stack) -> Block:
     """Train a chunk of parties as `Stack.train` does, by a recorded program."""
     engine, solver, objective = stack.engine, stack.solver, stack.engine.objective
     count = len(stack.jobs)
-    fused = plain(engine, solver)
+    fused = fuses(engine, solver)
     model = stack.jobs[0].payload["model"]
     if fused:
         start = stack.models()
@@ -361,10 +369,10 @@ def train(stack: Stack) -> Block:
         start = state[0]
     layout = tuple((v.shape[1:], v.dtype) for v in pytree.tree_leaves(state))
     padded = not all(stack.full)
-    longest = solver.count(int(np.diff(engine.holdings.train.offsets).max()))
+    longest = max(*stack.steps, solver.count(int(np.diff(engine.holdings.train.offsets).max())))
     # Which size is recorded depends on the stack alone: what trained before may not change the bits.
     parties = count if len(set(stack.steps)) == 1 else level(count)
-    key = (solver, parties, stack.rows.shape[2], padded, fused, layout, engine.holdings.train.x.data_ptr())
+    key = (solver.kernel, parties, stack.rows.shape[2], padded, fused, layout, engine.holdings.train.x.data_ptr())
     program = engine.programs.get(key)
     if program is None:
         program = engine.programs[key] = Program(engine, solver, parties, stack.rows.shape[2], padded, state)

@@ -76,7 +76,7 @@ class Work:
         if objective.module is None:
             return 0.0
         mean = max(1, len(holdings.train.x) // len(holdings))
-        batch = vars(self.solver).get("batch") or mean
+        batch = self.solver.plan[2] or mean
         steps = self.solver.count(mean)
         step = STEP_SECONDS + 6.0 * min(batch, mean) * objective.spec.dim / FLOPS
         return self.rounds * self.cohort * steps * step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,17 +12,19 @@ from torch import Tensor
 
 from hansa.core import rng
 from hansa.core.task import Shards
-from hansa.local.solver import LocalSolver, plan
+from hansa.local.solver import LocalSolver
 
 
 class Shape:
     """What a stack's batches look like, given the parties' sizes: all but which samples they hold."""
 
-    def __init__(self, solver: LocalSolver, sizes: np.ndarray[Any, Any], device: torch.device) -> None:
-        epochs, given, size, drop_last = plan(solver) if solver.sampler == "shuffle" else (1, None, None, False)
-        batch = sizes if size is None else np.minimum(sizes, size)
+    def __init__(self, solvers: Sequence[LocalSolver], sizes: np.ndarray[Any, Any], device: torch.device) -> None:
+        plans = [_plan(solver) for solver in solvers]  # one for all, or one a party
+        epochs, steps, size = (np.array([plan[at] for plan in plans]) for at in range(3))
+        drop_last = plans[0][3]
+        batch = np.minimum(sizes, size)
         each = np.maximum(sizes // batch, 1) if drop_last else -(-sizes // batch)  # steps of an epoch
-        counts = epochs * each if given is None else np.full_like(each, given)
+        counts = np.where(steps > 0, steps, epochs * each)
         at = np.arange(counts.max())
         place = (at % each[:, None]) * batch[:, None]  # where in its epoch a batch begins [K, S]
         lengths = np.where(at < counts[:, None], np.minimum(batch[:, None], sizes[:, None] - place), 0)
@@ -29,7 +32,7 @@ class Shape:
         self.widths, self.active, self.full = _look(lengths)
         self.widest = int(sizes.max())
         self.epochs = int((-(-counts // each)).max())
-        self.shuffles = size is not None and self.widest > size  # else each step takes all samples, in order
+        self.shuffles = bool((batch < sizes).any())  # else each step takes all samples, in order
         epoch = np.minimum(at // each[:, None], self.epochs - 1)
         self.sizes, self.batch, self.epoch, self.place, self.lengths = _send(
             device, sizes, batch, epoch, place, lengths
@@ -47,6 +50,12 @@ class Shape:
             flat = (self.epoch.unsqueeze(-1) * self.widest + position).flatten(1)
             position = torch.where(inside, orders.flatten(1).gather(1, flat).view(position.shape), 0)
         return first.view(-1, 1, 1) + position
+
+
+def _plan(solver: LocalSolver) -> tuple[int, int, int, bool]:
+    """A solver's plan in numbers: 0 steps where epochs count, a batch larger than any for the whole set."""
+    epochs, steps, size, drop_last = solver.plan if solver.sampler == "shuffle" else (1, None, None, False)
+    return epochs, steps or 0, size or np.iinfo(np.int64).max, drop_last
 
 
 @dataclass
@@ -85,13 +94,14 @@ def regular(solver: LocalSolver) -> bool:
     return type(solver).batches is LocalSolver.batches and type(solver).count is LocalSolver.count
 
 
-def schedule(solver: LocalSolver, shards: Shards, parties: list[int], seed: int, round: int,
+def schedule(solvers: Sequence[LocalSolver], shards: Shards, parties: list[int], seed: int, round: int,
              device: torch.device) -> Schedule:  # fmt: skip
-    """The batches that `solver.batches` gives each of these parties, which all have samples."""
-    if not regular(solver):
-        return _listed(solver, shards, parties, seed, round, device)
+    """The batches that `solver.batches` gives each of these parties, which all have samples. `solvers` is one for all
+    of them, or one a party, alike but for how much they do."""
+    if not regular(solvers[0]):
+        return _listed(solvers, shards, parties, seed, round, device)
     ids = np.asarray(parties)
-    shape = Shape(solver, shards.sizes(ids), device)
+    shape = Shape(solvers, shards.sizes(ids), device)
     first, members = _send(device, shards.offsets[ids], ids)
     keys = epoch_keys(rng.key(seed, "shuffle", round), members, shape.epochs)
     return Schedule(shape.rows(first, keys), shape.lengths, shape.steps, shape.widths, shape.active, shape.full)
@@ -116,10 +126,12 @@ def _send(device: torch.device, *arrays: np.ndarray[Any, Any]) -> list[Tensor]:
     return [piece.view(array.shape) for piece, array in zip(pieces, arrays, strict=True)]
 
 
-def _listed(solver: LocalSolver, shards: Shards, parties: list[int], seed: int, round: int,
+def _listed(solvers: Sequence[LocalSolver], shards: Shards, parties: list[int], seed: int, round: int,
             device: torch.device) -> Schedule:  # fmt: skip
     """The same from a solver's own lists."""
-    batches = [solver.batches(shards.size(party), seed, round, party) for party in parties]
+    each = solvers if len(solvers) > 1 else [solvers[0]] * len(parties)
+    batches = [solver.batches(shards.size(party), seed, round, party)
+               for solver, party in zip(each, parties, strict=True)]  # fmt: skip
     steps = [len(b) for b in batches]
     lengths = np.zeros((len(parties), max(steps)), dtype=np.int64)
     for k, b in enumerate(batches):

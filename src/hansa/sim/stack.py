@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from hansa.core import rng
 from hansa.core.op import Replies
 from hansa.core.params import Params
+from hansa.local import SGD
 from hansa.local.solver import Batch, Context, LocalSolver
 from hansa.sim.chain import Chain
 from hansa.sim.engine import Block, Job
@@ -54,23 +55,33 @@ class ChainGradient(torch.autograd.Function):
 
 @dataclass
 class Stack:
-    """One chunk of parties under training, the longest first."""
+    """One chunk of parties under training, the longest first.
+
+    `solvers` is one for all of them, or one a party, alike but for the rate and how much they do.
+    """
 
     engine: StackedEngine
-    solver: LocalSolver
+    solvers: list[LocalSolver]
     jobs: list[Job]
     round: int
 
     def __post_init__(self) -> None:
         engine = self.engine
         shards, self.device, self.dtype = engine.holdings.train, engine.objective.device, engine.objective.dtype
+        self.solver = self.solvers[0]
         if not regular(self.solver):  # its steps may depend on more than the size, by which the chunk was sorted
-            taken = [len(self.solver.batches(shards.size(job.party), engine.seed, self.round, job.party))
-                     for job in self.jobs]  # fmt: skip
-            self.jobs = [self.jobs[k] for k in sorted(range(len(taken)), key=lambda k: -taken[k])]
+            each = self.solvers if len(self.solvers) > 1 else self.solvers * len(self.jobs)
+            taken = [len(solver.batches(shards.size(job.party), engine.seed, self.round, job.party))
+                     for solver, job in zip(each, self.jobs, strict=True)]  # fmt: skip
+            order = sorted(range(len(taken)), key=lambda k: -taken[k])
+            self.jobs, self.solvers = [self.jobs[k] for k in order], [each[k] for k in order]
         parties = [job.party for job in self.jobs]
         self.sizes = [shards.size(party) for party in parties]
-        plan = schedule(self.solver, shards, parties, engine.seed, self.round, self.device)
+        rates = [solver.rate(self.round) for solver in self.solvers]
+        self.rate: float | Tensor = rates[0]
+        if len(set(rates)) > 1:
+            self.rate = torch.tensor(rates, dtype=self.dtype, device=self.device)
+        plan = schedule(self.solvers, shards, parties, engine.seed, self.round, self.device)
         self.rows, self.steps, self.widths, self.active = plan.rows, plan.steps, plan.widths, plan.active
         self.mask = plan.mask
         self.full = plan.full
@@ -82,7 +93,7 @@ class Stack:
         return self.engine.pads or all(width == self.widths[0] for width in self.widths)
 
     def block(self, tensors: dict[str, Tensor], buffers: tuple[Tensor, Tensor], seen: Tensor,
-              memory: dict[str, Tensor]) -> Block:  # fmt: skip
+              memory: dict[str, Tensor], metrics: dict[str, Tensor] | None = None) -> Block:  # fmt: skip
         """The replies: what the solver sends, the model's buffers, and the mean loss over the steps."""
         spec = self.engine.objective.spec
         if spec.stats:
@@ -90,28 +101,36 @@ class Stack:
         maxima = {"counts": buffers[1]} if spec.counts else {}
         loss = [total / steps for total, steps in zip(seen.tolist(), self.steps, strict=True)]
         parties = [job.party for job in self.jobs]
-        return Block(Replies(parties, tensors, self.sizes, maxima, {"train_loss": loss}), memory)
+        numbers = {"train_loss": loss} | {name: values.tolist() for name, values in (metrics or {}).items()}
+        return Block(Replies(parties, tensors, self.sizes, maxima, numbers), memory)
 
     def descend(self, chain: Chain) -> Block:
-        """Plain SGD, each layer's step taken inside the backward pass."""
-        shards, k = self.engine.holdings.train, len(self.jobs)
-        start = self.models()
+        """Direct steps, each layer's taken inside the backward pass."""
+        solver, shards, k = self.solver, self.engine.holdings.train, len(self.jobs)
+        start, carry = self.models(), {}
+        if not plain(solver):
+            start, carry, _, _ = self.start()
+        toward = self.engine.objective.spec.split(carry["toward"]) if "toward" in carry else {}
         # A tensor for each parameter: in one vector of all, matrices would lie where the machine reads them slowly.
         split = self.engine.objective.spec.split(start)
         weights = {name: view.clone(memory_format=torch.contiguous_format) for name, view in split.items()}
         views = weights
-        lr = self.solver.rate(self.round)
+        rate, each = self.rate, self.rate
         seen = torch.zeros(k, dtype=torch.float64)
         for s, (width, k) in enumerate(zip(self.widths, self.active, strict=True)):
             if k < len(views[next(iter(views))]):
-                views = {name: view[:k] for name, view in views.items()}
+                views, toward = ({name: view[:k] for name, view in part.items()} for part in (views, toward))
+                each = rate if isinstance(rate, float) else rate[:k]
             index = self.rows[:k, s, :width].reshape(-1)
             x = self.engine.objective.laid_out(shards.x[index])
-            losses = chain.descend(views, x, shards.y[index], self.share[:k, s, :width], lr)
+            losses = chain.descend(views, x, shards.y[index], self.share[:k, s, :width], each, solver.pull, toward)
             seen[:k] += losses.sum(1)
         initial = self.engine.objective.initial
         flat = self.engine.objective.spec.stacked(weights)
-        return self.block({"w": flat.sub_(start)}, (initial.stats, initial.counts), seen, {})
+        if plain(solver):
+            return self.block({"w": flat.sub_(start)}, (initial.stats, initial.counts), seen, {})
+        buffers = tuple(v.expand(len(self.jobs), -1) for v in (initial.stats, initial.counts))
+        return self.finish(start, (flat, carry, buffers, seen))
 
     def _own(self) -> bool:
         first = self.jobs[0].payload["model"]
@@ -125,24 +144,31 @@ class Stack:
         return w.expand(len(self.jobs), -1)
 
     @functools.cached_property
-    def of_party(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Each party's number of samples, number of steps and first row."""
+    def of_party(self) -> tuple[Tensor, ...]:
+        """Each party's number of samples, number of steps, first row and key; its rate where they differ."""
         offsets = self.engine.holdings.train.offsets
         first = [int(offsets[job.party]) for job in self.jobs]
         return (
             torch.tensor(self.sizes, dtype=self.dtype, device=self.device),
             torch.tensor(self.steps, dtype=self.dtype, device=self.device),
             torch.tensor(first, device=self.device),
+            self.base_keys,
+            *([self.rate] if isinstance(self.rate, Tensor) else []),
         )
+
+    @functools.cached_property
+    def base_keys(self) -> Tensor:
+        """Each party's key of this round."""
+        base = torch.tensor(rng.key(self.engine.seed, "step", self.round))
+        return rng.fold(base, torch.tensor([job.party for job in self.jobs])).to(self.device)
 
     @functools.cached_property
     def keys(self) -> Tensor:
         """Each party's key at each step."""
-        base = torch.tensor(rng.key(self.engine.seed, "step", self.round))
-        keys = rng.fold(base, torch.tensor([job.party for job in self.jobs]))
-        return rng.keys_of_steps(keys, self.rows.shape[1]).to(self.device)
+        return rng.keys_of_steps(self.base_keys, self.rows.shape[1])
 
-    def context(self, buffers: tuple[Tensor, Tensor], n: Tensor, steps: Tensor, first: Tensor) -> Context:
+    def context(self, buffers: tuple[Tensor, Tensor], n: Tensor, steps: Tensor, first: Tensor, key: Tensor,
+                *rate: Tensor) -> Context:  # fmt: skip
         """What a solver sees of one party, inside vmap."""
         shards, widest = self.engine.holdings.train, max(self.sizes)
         equal = min(self.sizes) == widest
@@ -155,7 +181,8 @@ class Stack:
 
         chain = self.engine.chain if self.engine.chain is not None and self.engine.chain.stacks else None
         rule = None if chain is None else functools.partial(chain_gradient, chain)
-        return Context(self.engine.objective, n, steps, self.round, load, buffers, stacked=True, rule=rule)
+        return Context(self.engine.objective, n, steps, self.round, rate[0] if rate else self.rate, load, buffers, key,
+                       stacked=True, rule=rule)  # fmt: skip
 
     @functools.cached_property
     def memory(self) -> dict[str, Tensor]:
@@ -175,17 +202,20 @@ class Stack:
             return w, carry, (model.stats, model.counts), w.new_zeros((), dtype=torch.float64)
 
         payload, dims = stack_payloads([job.payload for job in self.jobs], self.dtype)
-        return torch.func.vmap(one, in_dims=(dims, 0, 0, 0, 0))(payload, self.memory, *self.of_party)
+        in_dims = (dims, 0, *[0] * len(self.of_party))
+        return torch.func.vmap(one, in_dims=in_dims)(payload, self.memory, *self.of_party)
 
     def finish(self, start: Tensor, state: Any) -> Block:
         """The replies, from the first parameters and the last state."""
 
         def one(start: Tensor, w: Tensor, carry: Any, buffers: Any, memory: Any, *of_party: Any) -> Any:
-            return self.solver.finish(self.context(buffers, *of_party), start, w, carry, memory)
+            ctx = self.context(buffers, *of_party)
+            tensors, after = self.solver.finish(ctx, start, w, carry, memory)
+            return tensors, after, ctx.metrics
 
         w, carry, buffers, seen = state
-        tensors, after = torch.func.vmap(one)(start, w, carry, buffers, self.memory, *self.of_party)
-        return self.block(tensors, buffers, seen, after)
+        tensors, after, metrics = torch.func.vmap(one)(start, w, carry, buffers, self.memory, *self.of_party)
+        return self.block(tensors, buffers, seen, after, metrics)
 
     def train(self) -> Block:
         """Any solver, its pure functions mapped over the parties."""
@@ -208,9 +238,15 @@ class Stack:
             index = self.rows[:k, s, :width]
             mask = None if self.full[s] else self.mask[:k, s, :width].to(self.dtype)
             given = (shards.x[index], shards.y[index], mask, self.keys[:k, s], *(v[:k] for v in self.of_party))
-            in_dims = (0, 0, 0, 0, 0, 0, None if mask is None else 0, 0, 0, 0, 0)
+            in_dims = (0, 0, 0, 0, 0, 0, None if mask is None else 0, 0, *[0] * len(self.of_party))
             state = torch.func.vmap(step, in_dims=in_dims)(*state, *given)
         return self.finish(w0, pytree.tree_map(lambda *v: torch.cat(v), state, *reversed(finished)))
+
+
+def plain(solver: LocalSolver) -> bool:
+    """Whether a solver is descent along the gradient and no more: it begins at the model and sends how far it came."""
+    ordinary = type(solver).start in (LocalSolver.start, SGD.start) and type(solver).finish is LocalSolver.finish
+    return solver.direct and not solver.pull and ordinary
 
 
 def stack_payloads(payloads: list[Any], dtype: torch.dtype) -> tuple[Any, Any]:

@@ -24,13 +24,12 @@ from hansa.core.objective import Objective
 from hansa.core.op import Op, Replies, unwrap
 from hansa.core.replies import BLOCK
 from hansa.core.task import Holdings
-from hansa.local import SGD
 from hansa.local.solver import Batch, Context, LocalSolver
 from hansa.sim import gpu
 from hansa.sim.chain import Chain, chain_of, elsewhere
 from hansa.sim.engine import Block, Failure, Job, Outcome, ReferenceEngine, first_line, named
 from hansa.sim.rewrite import Rewritten
-from hansa.sim.stack import Stack
+from hansa.sim.stack import Stack, plain
 
 log = logging.getLogger("hansa")
 ROOM = 2**28  # bytes of updates held at a time
@@ -132,9 +131,15 @@ class StackedEngine(ReferenceEngine):
         ids = np.array([job.party for job in jobs])
         sizes = self.holdings.train.sizes(ids)
         order = jobs
-        if len(jobs) > 1 and (sizes != sizes[0]).any():
-            steps = {n: solver.count(n) if n else 0 for n in set(sizes.tolist())}
-            counts = np.array([steps[n] for n in sizes.tolist()])
+        works = [job.payload.get("work") for job in jobs]
+        if len(jobs) > 1 and ((sizes != sizes[0]).any() or any(work != works[0] for work in works)):
+            steps: dict[Any, int] = {}
+            counts = np.zeros(len(jobs), dtype=np.int64)
+            for k, (n, work) in enumerate(zip(sizes.tolist(), works, strict=True)):
+                at = (n, *sorted(work.items())) if work else n
+                if at not in steps:
+                    steps[at] = solver.at(work or {}).count(n) if n else 0
+                counts[k] = steps[at]
             order = [jobs[k] for k in np.lexsort((ids, -sizes, -counts))]
         groups = [order]
         self.look()
@@ -195,20 +200,20 @@ class StackedEngine(ReferenceEngine):
 
     def _train(self, solver: LocalSolver, jobs: list[Job], round: int) -> Block | list[tuple[int, Outcome]]:
         """Train a chunk in the fastest way that suits the model and the solver."""
-        chain = self.chain
-        if any("work" in job.payload for job in jobs):
-            return [(job.party, self.one(solver, job, round)) for job in jobs]
+        chain, base, given = self.chain, solver, jobs
         try:
-            if chain is not None and type(solver) is SGD and (chain.stacks or len(jobs) == 1):
-                return Stack(self, solver, jobs, round).descend(chain)
+            solvers, jobs = resolved(solver, jobs)
+            solver = solvers[0]
+            if chain is not None and solver.direct and (chain.stacks or len(jobs) == 1):
+                return Stack(self, solvers, jobs, round).descend(chain)
             if chain is not None and self.width(solver) == 1:
-                given = [(job.party, self.party(job.party, round), job) for job in jobs]
-                return [(id, solver.train(party, job.payload, job.memory, chain.alone)) for id, party, job in given]
+                return [(job.party, base.train(self.party(job.party, round), job.payload, job.memory, chain.alone))
+                        for job in given]  # fmt: skip
             if (self.records or self.width(solver) > 1) and self._stackable():
                 records = self.records and type(solver) not in self._unrecorded
-                if records and gpu.repeats(self, solver, jobs):
+                if records and len(solvers) == 1 and gpu.repeats(self, solver, jobs):
                     return gpu.train_alike(self, solver, jobs, round)
-                stack = Stack(self, solver, jobs, round)
+                stack = Stack(self, solvers, jobs, round)
                 if records and stack.recordable:
                     done = self._record(stack)
                     if done is not None:
@@ -221,7 +226,7 @@ class StackedEngine(ReferenceEngine):
         except Exception as error:
             # A failure has one author: train the chunk's parties alone, which names the party or succeeds.
             log.warning("a chunk could not be trained at once (%s); its parties train one at a time", first_line(error))
-        return [(job.party, self.one(solver, job, round)) for job in jobs]
+        return [(job.party, self.one(base, job, round)) for job in given]
 
     def _record(self, stack: Stack) -> Block | None:
         """A stack trained by a recording; None, and never again for that solver, where its steps cannot be recorded."""
@@ -236,8 +241,9 @@ class StackedEngine(ReferenceEngine):
 
     def width(self, solver: LocalSolver) -> int:
         """How many parties a chunk holds: fewer where a solver passes over the parameters several times a step."""
-        chained = self._given is None and self.chain is not None and type(solver) is not SGD
-        return max(1, self.chunk // 4) if chained else self.chunk
+        if self._given is not None or self.chain is None or plain(solver):
+            return self.chunk
+        return max(1, self.chunk // (2 if solver.direct else 4))
 
     def _stackable(self) -> bool:
         if self.chain is not None and self.chain.stacks:
@@ -248,6 +254,23 @@ class StackedEngine(ReferenceEngine):
             if self._refused:
                 log.warning("parties train one at a time: %s", self._refused)
         return self._refused is None
+
+
+def resolved(solver: LocalSolver, jobs: list[Job]) -> tuple[list[LocalSolver], list[Job]]:
+    """The solver that each party is told to use, one for all where they are told the same, and jobs that say no more
+    about it. Payloads that then are the same become one."""
+    works = [job.payload.get("work") or {} for job in jobs]
+    if not any("work" in job.payload for job in jobs):
+        return [solver], jobs
+    first: Any = None
+    rest: list[Job] = []
+    for job in jobs:
+        payload = {name: value for name, value in job.payload.items() if name != "work"}
+        if first is None or payload.keys() != first.keys() or any(payload[k] is not first[k] for k in payload):
+            first = payload
+        rest.append(Job(job.party, first, job.memory))
+    same = all(work == works[0] for work in works)
+    return [solver.at(works[0])] if same else [solver.at(work) for work in works], rest
 
 
 def cores() -> int:
@@ -333,7 +356,7 @@ def obstacle(objective: Objective, holdings: Holdings, unrolls: bool = False) ->
     keys = torch.zeros(2, dtype=torch.int64, device=objective.device)
 
     def one(w: Tensor, stats: Tensor, counts: Tensor, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
-        ctx = Context(objective, 2, 1, 0, lambda: Batch(x, y, None), (stats, counts), stacked=True)
+        ctx = Context(objective, 2, 1, 0, 0.0, lambda: Batch(x, y, None), (stats, counts), stacked=True)
         with Rewritten(2):
             return ctx.gradient(w, Batch(x, y, None), key)
 
