@@ -52,6 +52,7 @@ class Context:
     buffers: tuple[Tensor, Tensor]
     stacked: bool = False
     rule: Rule | None = None
+    rate: Tensor | None = None  # the learning rate, where the engine has recorded the step
     seen: Tensor | None = None  # the loss at the last gradient
 
     @property
@@ -136,7 +137,7 @@ class LocalSolver(Op):
 
     def step(self, ctx: Context, w: Tensor, direction: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
         """One step."""
-        rate = self.rate(ctx.round)  # a tensor where the engine has recorded the step
+        rate = self.rate(ctx.round) if ctx.rate is None else ctx.rate
         return w - direction * rate if isinstance(rate, Tensor) else torch.sub(w, direction, alpha=rate), carry
 
     def finish(self, ctx: Context, start: Tensor, w: Tensor, carry: Carry,
@@ -232,7 +233,7 @@ def local_reply(objective: Objective, tensors: dict[str, Tensor], buffers: tuple
     return Reply(tensors, weight=n, maxima=maxima, metrics={"train_loss": loss})
 
 
-def check_local(lr: float, epochs: int, steps: int | None, batch: int | None, decay: float) -> None:
+def check_local(lr: float, epochs: int, steps: int | None, batch: int | None) -> None:
     """The checks that all solvers with these fields share."""
     if not lr > 0:
         raise ConfigError(f"lr must be positive, got {lr}")
@@ -242,5 +243,3 @@ def check_local(lr: float, epochs: int, steps: int | None, batch: int | None, de
         raise ConfigError(f"steps must be at least 1, got {steps}")
     if batch is not None and batch < 1:
         raise ConfigError(f"batch must be at least 1, or left out for the whole local set, got {batch}")
-    if not 0 < decay <= 1:
-        raise ConfigError(f"decay must lie in (0, 1], got {decay}")

@@ -47,11 +47,12 @@ class Program:
         device, dtype = engine.objective.device, engine.objective.dtype
         self.state = pytree.tree_map(lambda v: v.new_zeros(parties, *v.shape[1:]), state)
         self.fused = isinstance(self.state[0], dict)
+        self.rated = type(solver).rate is not LocalSolver.rate
         self.rows = torch.zeros(0, parties, width, dtype=torch.int64, device=device)
         self.share = torch.zeros(0, parties, width, dtype=dtype, device=device)
         self.keys = torch.zeros(0, parties, dtype=torch.int64, device=device)
         self.of_party = tuple(torch.ones(parties, dtype=t, device=device) for t in (dtype, dtype, torch.int64))
-        self.round = torch.zeros((), dtype=torch.float64, device=device)
+        self.round, self.rate = (torch.zeros((), dtype=torch.float64, device=device) for _ in range(2))
         self.at = torch.zeros(1, dtype=torch.int64, device=device)
         self._traced: dict[int, Callable[[list[Tensor], list[Tensor]], list[Tensor]]] = {}
         self._recorded: dict[int, Callable[[], None]] = {}
@@ -78,8 +79,14 @@ class Program:
         if not self.fused:
             for to, value in zip(self.of_party, stack.of_party, strict=True):
                 to[:count] = value
-        self.round.fill_(stack.round)
+        self.begin(stack.round)
         pytree.tree_map(lambda to, value: to[:count].copy_(value), self.state, state)
+
+    def begin(self, round: int) -> None:
+        """Say which round it is; its learning rate is reckoned here, on the host, where the solver has one."""
+        self.round.fill_(round)
+        if self.rated:
+            self.rate.fill_(self.solver.rate(round))
 
     def replay(self, active: list[int]) -> None:
         """Take the steps: each with the smallest recorded stack that holds the parties still training."""
@@ -120,14 +127,14 @@ class Program:
         samples = self.engine.holdings.train
         of_party = tuple(v[:count] for v in self.of_party)
         state, spec = pytree.tree_flatten(pytree.tree_map(lambda v: v[:count], self.state))
-        fixed = (*of_party, self.round, samples.x, samples.y)
+        fixed = (*of_party, self.round, self.rate, samples.x, samples.y)
         body = self._descend if self.fused else self._general
 
         def traced(*leaves: Tensor) -> list[Tensor]:
             given, rest = pytree.tree_unflatten(list(leaves[: len(state)]), spec), leaves[len(state) :]
-            rows, share, keys, n, steps, first, round, x, y = rest
+            rows, share, keys, n, steps, first, round, rate, x, y = rest
             new: list[Tensor] = pytree.tree_leaves(
-                body(count, given, rows, share, keys, (n, steps, first), round, x, y)
+                body(count, given, rows, share, keys, (n, steps, first), (round, rate), x, y)
             )
             return new
 
@@ -154,7 +161,7 @@ class Program:
 
         return advance
 
-    def _descend(self, count: int, state: Any, rows: Tensor, share: Tensor, keys: Tensor, of_party: Any, round: Tensor,
+    def _descend(self, count: int, state: Any, rows: Tensor, share: Tensor, keys: Tensor, of_party: Any, now: Any,
                  x: Tensor, y: Tensor) -> Any:  # fmt: skip
         """Plain SGD on each parameter's own tensor. Parties that have finished have no share, and so no gradient."""
         objective = self.engine.objective
@@ -170,14 +177,14 @@ class Program:
 
         weights, seen = state
         gradients, losses = torch.func.vmap(one)(weights, rows, share, keys)
-        rate = self.solver.rate(round)  # type: ignore[arg-type]
-        new = {name: weight - gradients[name] * rate for name, weight in weights.items()}
+        new = {name: weight - gradients[name] * now[1] for name, weight in weights.items()}
         return new, seen + losses.to(torch.float64)
 
-    def _general(self, count: int, state: Any, rows: Tensor, share: Tensor, keys: Tensor, of_party: Any, round: Tensor,
+    def _general(self, count: int, state: Any, rows: Tensor, share: Tensor, keys: Tensor, of_party: Any, now: Any,
                  x: Tensor, y: Tensor) -> Any:  # fmt: skip
         """Any solver's step on the parameter vectors. Parties that have finished keep what they have."""
         objective, solver = self.engine.objective, self.solver
+        round, rate = now[0], now[1] if self.rated else None
 
         def one(state: Any, rows: Tensor, share: Tensor, key: Tensor, n: Tensor, steps: Tensor, first: Tensor) -> Any:
             w, carry, buffers, seen = state
@@ -185,7 +192,7 @@ class Program:
             def load() -> Batch:
                 raise RuntimeError("a solver that looks at all samples at each step cannot be recorded")
 
-            ctx = Context(objective, n, steps, round, load, buffers, stacked=True)  # type: ignore[arg-type]
+            ctx = Context(objective, n, steps, round, load, buffers, stacked=True, rate=rate)
             alive = share.sum() > 0
             mask = torch.where(alive, (share > 0).to(share.dtype), 1.0) if self.padded else None
             with Rewritten(count):
@@ -278,17 +285,16 @@ class Epochs:
         self.program.share.copy_(shares(self.shape.lengths, width, objective.dtype).transpose(0, 1))
         self.offsets = torch.from_numpy(engine.holdings.train.offsets).to(device)
         self.w = torch.zeros_like(objective.initial.w)
-        self.told = torch.zeros(count + 3, dtype=torch.int64, device=device)  # parties, two keys, the round
+        self.told = torch.zeros(count + 2, dtype=torch.int64, device=device)  # parties and two keys
         self.update = self.loss = torch.zeros(0)
         self._replay: Callable[[], None] | None = None
 
     def run(self, parties: list[int], round: int, w: Tensor) -> tuple[Tensor, Tensor]:
         """The updates [K, d] and the mean losses [K]; both are written over by the next run."""
         seed = self.engine.seed
-        self.told.copy_(
-            torch.tensor([*parties, rng.key(seed, "shuffle", round), rng.key(seed, "step", round), round]),
-            non_blocking=True,
-        )
+        told = torch.tensor([*parties, rng.key(seed, "shuffle", round), rng.key(seed, "step", round)])
+        self.told.copy_(told, non_blocking=True)
+        self.program.begin(round)
         self.w.copy_(w)
         if self._replay is None:
             self._replay = recorded(self._all)
@@ -304,7 +310,6 @@ class Epochs:
         if self.engine.objective.draws:
             of_parties = rng.fold(self.told[self.count + 1], parties)
             program.keys.copy_(rng.keys_of_steps(of_parties, steps).transpose(0, 1))
-        program.round.copy_(self.told[self.count + 2])
         weights, seen = program.state
         layout = self.engine.objective.spec
         for name, view in layout.split(self.w.expand(self.count, -1)).items():
