@@ -18,10 +18,11 @@ FILES = sorted(ROOT.rglob("*.py"))
 # What each package may import of the others. `cli`, `run` and `testing` put the pieces together and may import all.
 MAY_IMPORT = {
     "core": {"core"},
-    "local": {"core", "local"},
+    "local": {"core", "schedule", "local"},
     "fusion": {"core", "fusion"},
-    "server": {"core", "fusion", "server"},
+    "server": {"core", "fusion", "schedule", "server"},
     "select": {"core", "select"},
+    "schedule": {"core", "schedule"},
     "transforms": {"core", "transforms"},
     "algorithms": {"core", "local", "fusion", "server", "select", "algorithms"},
     "bayes": {"core", "bayes"},
@@ -32,7 +33,7 @@ MAY_IMPORT = {
 }
 RUNTIMES = {"sim", "net"}
 PICK_A_RUNTIME = {"cli", "run", "testing.py", "testing"}
-LEAN = {"core", "local", "fusion", "server", "select", "transforms", "sim"}
+LEAN = {"core", "local", "fusion", "server", "select", "schedule", "transforms", "sim"}
 ALLOWED = {"torch", "numpy", "safetensors"} | set(sys.stdlib_module_names)
 
 

@@ -13,6 +13,7 @@ from hansa.core.objective import Objective
 from hansa.core.op import Memory, Payload
 from hansa.core.registry import register
 from hansa.local import SGD, Batch, Carry, Context, Gradient, LocalSolver
+from hansa.schedule import Exponential
 from hansa.sim.engine import Block, Job, Outcome, ReferenceEngine
 from hansa.sim.stack import Stack
 from hansa.sim.stacked import StackedEngine
@@ -115,7 +116,7 @@ def fuses(model: object, solver: LocalSolver) -> bool:
     [
         SGD(batch=4, epochs=2),
         SGD(batch=None, epochs=3),
-        SGD(batch=5, steps=7, decay=0.9),
+        SGD(batch=5, steps=7, schedule=Exponential(0.9)),
         SGD(batch=4, drop_last=True),
     ],
 )

@@ -15,6 +15,7 @@ import hansa
 from hansa.core.objective import Objective
 from hansa.core.op import Replies, Reply
 from hansa.local import SGD, SVRG, Gradient, LocalSolver
+from hansa.schedule import Exponential
 from hansa.sim import runtime
 from hansa.sim.engine import Job, ReferenceEngine
 from hansa.sim.runtime import Work, pick_engine
@@ -148,7 +149,7 @@ def test_the_size_of_a_chunk_changes_nothing(model: Model, chunk: int) -> None:
         SGD(lr=0.3, batch=2, steps=1),
         SGD(lr=0.3, batch=100),
         SGD(lr=0.3, batch=1),
-        SGD(lr=0.3, batch=2, decay=0.5),
+        SGD(lr=0.3, batch=2, schedule=Exponential(0.5)),
         SVRG(h=1.0, batch=5),
         SVRG(h=1.0, batch=None),
     ],

@@ -16,6 +16,7 @@ from hansa.core.objective import Objective
 from hansa.core.op import Memory, Payload
 from hansa.core.params import ParamSpec
 from hansa.local import SGD, SVRG, Batch, Carry, Context, Gradient, LocalSolver
+from hansa.schedule import Exponential
 from hansa.sim import gpu
 from hansa.sim.engine import Job, Outcome, ReferenceEngine
 from hansa.sim.rewrite import Rewritten
@@ -95,7 +96,12 @@ READERS = [
     lambda: Reader(nn.RNN, nonlinearity="relu", bias=False).double(),
     lambda: Reader(nn.RNN, num_layers=2, bidirectional=True).double(),
 ]
-SOLVERS = [SGD(lr=0.3, batch=4, epochs=2, decay=0.5), Corrected(lr=0.1, batch=4), Gradient(), SVRG(h=1.0, batch=3)]
+SOLVERS = [
+    SGD(lr=0.3, batch=4, epochs=2, schedule=Exponential(0.5)),
+    Corrected(lr=0.1, batch=4),
+    Gradient(),
+    SVRG(h=1.0, batch=3),
+]
 
 
 def task(model: Any, sizes: tuple[int, ...] = SIZES) -> hansa.Task:

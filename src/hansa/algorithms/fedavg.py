@@ -19,7 +19,7 @@ class FedAvg(Algorithm):
 
     Each party of the cohort starts from the global model, trains with `local` and sends its update w_k - w; `fusion`
     makes them one (by default the mean weighted by samples, over those that replied) and `server` takes it.
-    `local.decay` lowers the learning rate round by round.
+    `local.schedule` lowers the learning rate round by round.
     """
 
     local: LocalSolver = SGD()

@@ -11,6 +11,7 @@ from hansa.core.errors import ConfigError
 from hansa.core.op import Memory, Payload
 from hansa.core.registry import register
 from hansa.local.solver import Carry, Context, LocalSolver, check_local, descend
+from hansa.schedule import Constant, Schedule
 
 
 @register("sgd")
@@ -18,7 +19,7 @@ from hansa.local.solver import Carry, Context, LocalSolver, check_local, descend
 class SGD(LocalSolver):
     """Mini-batch SGD. McMahan et al. 2017.
 
-    w <- w - lr * decay^round * gradient, over `epochs` shuffled passes, or `steps` batches if given.
+    w <- w - lr * gradient, over `epochs` shuffled passes, or `steps` batches if given; `schedule` lowers lr by the round.
     `batch` left out means the whole local set. A short last batch is kept unless `drop_last`; a party smaller than one
     batch always keeps it. `weight_decay` adds weight_decay * w to the gradient. With `momentum` the step goes along
     v <- momentum * v + gradient, with `nesterov` along gradient + momentum * v; v is 0 at the start of each round.
@@ -28,14 +29,14 @@ class SGD(LocalSolver):
     epochs: int = 1
     steps: int | None = None
     batch: int | None = 32
-    decay: float = 1.0
+    schedule: Schedule = Constant()
     drop_last: bool = False
     momentum: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        check_local(self.lr, self.epochs, self.steps, self.batch, self.decay)
+        check_local(self.lr, self.epochs, self.steps, self.batch)
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum must lie in [0, 1), got {self.momentum}")
         if self.nesterov and not self.momentum:
@@ -44,7 +45,7 @@ class SGD(LocalSolver):
             raise ConfigError(f"weight_decay must not be negative, got {self.weight_decay}")
 
     def rate(self, round: int) -> float:
-        return self.lr * self.decay**round
+        return self.lr * self.schedule.factor(round)
 
     @property
     def pull(self) -> float:

@@ -269,7 +269,7 @@ def local_reply(objective: Objective, tensors: dict[str, Tensor], buffers: tuple
     return Reply(tensors, weight=n, maxima=maxima, metrics=metrics)
 
 
-def check_local(lr: float, epochs: int, steps: int | None, batch: int | None, decay: float) -> None:
+def check_local(lr: float, epochs: int, steps: int | None, batch: int | None) -> None:
     """The checks that all solvers with these fields share."""
     if not lr > 0:
         raise ConfigError(f"lr must be positive, got {lr}")
@@ -279,5 +279,3 @@ def check_local(lr: float, epochs: int, steps: int | None, batch: int | None, de
         raise ConfigError(f"steps must be at least 1, got {steps}")
     if batch is not None and batch < 1:
         raise ConfigError(f"batch must be at least 1, or left out for the whole local set, got {batch}")
-    if not 0 < decay <= 1:
-        raise ConfigError(f"decay must lie in (0, 1], got {decay}")

@@ -11,6 +11,7 @@ from hansa.core.algorithm import State
 from hansa.core.errors import ConfigError
 from hansa.core.registry import Part, register
 from hansa.fusion.update import Update
+from hansa.schedule import Constant, Schedule
 
 
 class ServerOptimizer(Part):
@@ -36,16 +37,14 @@ class ServerOptimizer(Part):
 @register("descent")
 @dataclass(frozen=True)
 class Descent(ServerOptimizer):
-    """w <- w + lr * decay^round * update; FedAvg is lr = 1. McMahan et al. 2017, Reddi et al. 2021."""
+    """w <- w + lr * update; FedAvg is lr = 1. McMahan et al. 2017, Reddi et al. 2021."""
 
     lr: float = 1.0
-    decay: float = 1.0
+    schedule: Schedule = Constant()
 
     def __post_init__(self) -> None:
         if not self.lr > 0:
             raise ConfigError(f"lr must be positive, got {self.lr}")
-        if not 0 < self.decay <= 1:
-            raise ConfigError(f"decay must lie in (0, 1], got {self.decay}")
 
     def move(self, state: State, delta: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        return self.lr * self.decay**state.round * delta, {}
+        return self.lr * self.schedule.factor(state.round) * delta, {}

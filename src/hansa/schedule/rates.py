@@ -1,0 +1,88 @@
+"""Learning-rate schedules: the factor on a learning rate in each round, at the parties and at the server.
+
+A rate is `lr * schedule.factor(round)`, with rounds counted from 0.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from hansa.core.errors import ConfigError
+from hansa.core.registry import Part, register
+
+
+class Schedule(Part):
+    """Base of schedules."""
+
+    kind: ClassVar[str] = "schedule"
+
+    def factor(self, round: int) -> float:
+        """The factor on the learning rate in a round; 1 leaves it as it is."""
+        raise TypeError(f"the schedule {self.name!r} says nothing")
+
+
+@register("constant")
+@dataclass(frozen=True)
+class Constant(Schedule):
+    """The same rate in every round."""
+
+    def factor(self, round: int) -> float:
+        return 1.0
+
+
+@register("exponential")
+@dataclass(frozen=True)
+class Exponential(Schedule):
+    """decay^round: every round the rate falls by one factor, as in McMahan et al. 2017, section 3 (CIFAR)."""
+
+    decay: float
+
+    def __post_init__(self) -> None:
+        _check_decay(self.decay)
+
+    def factor(self, round: int) -> float:
+        return self.decay**round
+
+
+@register("step")
+@dataclass(frozen=True)
+class Step(Schedule):
+    """The rate falls by the factor `decay` at each of the rounds `at`, which begins with the lower rate."""
+
+    at: tuple[int, ...]
+    decay: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not self.at or list(self.at) != sorted({*self.at}) or self.at[0] < 1:
+            raise ConfigError(f"at must list rounds from 1 on, each once and in rising order, got {list(self.at)}")
+        _check_decay(self.decay)
+
+    def factor(self, round: int) -> float:
+        return self.decay ** sum(round >= drop for drop in self.at)
+
+
+@register("cosine")
+@dataclass(frozen=True)
+class Cosine(Schedule):
+    """Half a cosine from 1 to `floor` over `rounds`, then `floor`. Loshchilov and Hutter 2017, without restarts."""
+
+    rounds: int
+    floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise ConfigError(f"rounds must be at least 1, got {self.rounds}")
+        if not 0 <= self.floor <= 1:
+            raise ConfigError(f"floor must lie in 0..1, got {self.floor}")
+
+    def factor(self, round: int) -> float:
+        if round >= self.rounds:
+            return self.floor
+        return self.floor + (1.0 - self.floor) * (1.0 + math.cos(math.pi * round / self.rounds)) / 2.0
+
+
+def _check_decay(decay: float) -> None:
+    if not 0 < decay <= 1:
+        raise ConfigError(f"decay must lie in (0, 1], got {decay}")
