@@ -25,9 +25,13 @@ provide("op", "hansa.core.predictor", "hansa.algorithms", "hansa.bayes", "hansa.
 _EXPORTS = {
     "DPSGD": "hansa.algorithms",
     "FSVRG": "hansa.algorithms",
+    "FedAdagrad": "hansa.algorithms",
+    "FedAdam": "hansa.algorithms",
     "FedAvg": "hansa.algorithms",
+    "FedAvgM": "hansa.algorithms",
     "FedBuff": "hansa.algorithms",
     "FedSGD": "hansa.algorithms",
+    "FedYogi": "hansa.algorithms",
     "GaussianNB": "hansa.bayes",
     "ID3": "hansa.trees",
     "Gradient": "hansa.local",

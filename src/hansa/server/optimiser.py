@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -19,8 +19,8 @@ class ServerOptimizer(Part):
 
     kind: ClassVar[str] = "server"
 
-    def move(self, state: State, delta: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The change of the trainable vector, and the optimiser's slots."""
+    def move(self, state: State, delta: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        """The change of the trainable vector, and the optimiser's slots, named `server/...`."""
         raise TypeError(f"the server optimiser {self.name!r} moves nothing")
 
     def step(self, state: State, update: Update) -> State:
@@ -34,6 +34,18 @@ class ServerOptimizer(Part):
         return state.replace(params, **slots)
 
 
+def check_positive(name: str, value: float) -> None:
+    """The check of a field that must be positive."""
+    if not value > 0:
+        raise ConfigError(f"{name} must be positive, got {value}")
+
+
+def check_share(name: str, value: float) -> None:
+    """The check of the share that a moving mean keeps."""
+    if not 0 <= value < 1:
+        raise ConfigError(f"{name} must lie in [0, 1), got {value}")
+
+
 @register("descent")
 @dataclass(frozen=True)
 class Descent(ServerOptimizer):
@@ -43,8 +55,7 @@ class Descent(ServerOptimizer):
     schedule: Schedule = Constant()
 
     def __post_init__(self) -> None:
-        if not self.lr > 0:
-            raise ConfigError(f"lr must be positive, got {self.lr}")
+        check_positive("lr", self.lr)
 
-    def move(self, state: State, delta: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def move(self, state: State, delta: Tensor) -> tuple[Tensor, dict[str, Any]]:
         return self.lr * self.schedule.factor(state.round) * delta, {}

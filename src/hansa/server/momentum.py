@@ -1,0 +1,38 @@
+"""Momentum at the server: FedAvgM (Hsu, Qi and Brown 2019)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hansa.core.algorithm import State
+from hansa.core.registry import register
+from hansa.schedule import Constant, Schedule
+from hansa.server.optimiser import ServerOptimizer, check_positive, check_share
+
+
+@register("momentum")
+@dataclass(frozen=True)
+class Momentum(ServerOptimizer):
+    """Heavy-ball momentum over the rounds. Hsu et al. 2019, Reddi et al. 2021.
+
+    v <- beta * v - update, w <- w - lr * v. With `nesterov` the step is against beta * v - update, with the new v.
+    Equal updates add up to 1 / (1 - beta) times one; lr = 1 is that of Hsu et al., who tune beta.
+    """
+
+    lr: float = 1.0
+    beta: float = 0.9
+    nesterov: bool = False
+    schedule: Schedule = Constant()
+
+    def __post_init__(self) -> None:
+        check_positive("lr", self.lr)
+        check_share("beta", self.beta)
+
+    def move(self, state: State, delta: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        v = self.beta * state.slots.get("server/v", torch.zeros_like(delta)) - delta
+        along = self.beta * v - delta if self.nesterov else v
+        return -self.lr * self.schedule.factor(state.round) * along, {"server/v": v}
