@@ -19,7 +19,7 @@ provide("model", "hansa.models")
 provide("dataset", "hansa.data")
 provide("partition", "hansa.data")
 provide("prepare", "hansa.data")
-provide("predictor", "hansa.core.predictor", "hansa.bayes", "hansa.trees")
+provide("predictor", "hansa.core.predictor", "hansa.algorithms", "hansa.bayes", "hansa.trees")
 provide("op", "hansa.core.predictor", "hansa.algorithms", "hansa.bayes", "hansa.trees", "hansa.data")
 
 _EXPORTS = {
@@ -32,11 +32,27 @@ _EXPORTS = {
     "FedBuff": "hansa.algorithms",
     "FedSGD": "hansa.algorithms",
     "FedYogi": "hansa.algorithms",
+    "Scaffold": "hansa.algorithms",
+    "QFedSGD": "hansa.algorithms",
+    "QFedAvg": "hansa.algorithms",
+    "FedProx": "hansa.algorithms",
+    "FedPer": "hansa.algorithms",
+    "FedNova": "hansa.algorithms",
+    "OverlapSGD": "hansa.algorithms",
+    "EASGD": "hansa.algorithms",
     "GaussianNB": "hansa.bayes",
     "ID3": "hansa.trees",
     "Gradient": "hansa.local",
     "SGD": "hansa.local",
     "SVRG": "hansa.local",
+    "Proximal": "hansa.local",
+    "Overlapped": "hansa.local",
+    "Normalised": "hansa.local",
+    "FairGradient": "hansa.local",
+    "Fair": "hansa.local",
+    "Elastic": "hansa.local",
+    "Controlled": "hansa.local",
+    "Adam": "hansa.local",
     "Descent": "hansa.server",
     "WeightedMean": "hansa.fusion",
     "Uniform": "hansa.select",

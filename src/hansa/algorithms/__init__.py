@@ -1,9 +1,18 @@
 """Published methods: recipes over the axes, or rounds of their own."""
 
 from hansa.algorithms.dpsgd import DPSGD
+from hansa.algorithms.easgd import EASGD, OverlapSGD
 from hansa.algorithms.fedavg import FedAvg, FedSGD
 from hansa.algorithms.fedbuff import FedBuff
+from hansa.algorithms.fednova import FedNova
 from hansa.algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from hansa.algorithms.fedper import FedPer
+from hansa.algorithms.fedprox import FedProx
 from hansa.algorithms.fsvrg import FSVRG
+from hansa.algorithms.qfedavg import QFedAvg, QFedSGD
+from hansa.algorithms.scaffold import Scaffold
 
-__all__ = ["DPSGD", "FSVRG", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedBuff", "FedSGD", "FedYogi"]
+__all__ = [
+    "DPSGD", "EASGD", "FSVRG", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedBuff", "FedNova", "FedPer", "FedProx",
+    "FedSGD", "FedYogi", "OverlapSGD", "QFedAvg", "QFedSGD", "Scaffold",
+]  # fmt: skip

@@ -46,6 +46,7 @@ class FSVRG(Algorithm):
     local: SVRG = SVRG()
     form: Literal["naive", "full"] = "naive"
     participation: ClassVar[Literal["cohort", "all", "own"]] = "all"
+    completes: ClassVar[str | None] = "fsvrg"
 
     @property
     def verbs(self) -> frozenset[str]:

@@ -54,6 +54,7 @@ class Algorithm(Part):
 
     kind: ClassVar[str] = "algorithm"
     participation: ClassVar[Literal["cohort", "all", "own"]] = "cohort"
+    completes: ClassVar[str | None] = None  # the name under which local solvers know their other half
     trains: ClassVar[bool] = True  # whether it trains the task's model; methods that bring their own say False
 
     @property
@@ -68,6 +69,15 @@ class Algorithm(Part):
                 f"{self.name} needs every party in every round; set the cohort to 1.0 "
                 f"(it selects {problem.cohort_size} of {problem.parties})"
             )
+        solver = getattr(self, "local", None)
+        partner = getattr(solver, "partner", None)
+        if partner is not None and partner[0] != self.completes:
+            raise ConfigError(
+                f"{self.name} cannot use the local solver {solver.name!r}, which is one half of {partner[0]}, "  # type: ignore[union-attr]
+                f"{partner[1]}; use the algorithm {partner[0]}, or another solver"
+            )
+        if self.completes is not None and partner is None and solver is not None:
+            raise ConfigError(f"{self.name} needs its own local solver, and cannot use {solver.name!r}")
 
     def init(self, problem: Problem) -> State:
         """The state before the first round."""

@@ -18,6 +18,11 @@ class Predictor(Part):
     """Turns a payload (a trained model) and samples into outputs: class scores, or values for regression."""
 
     kind: ClassVar[str] = "predictor"
+    personal: ClassVar[bool] = False  # whether each party predicts with a model of its own, and nobody else
+
+    def own(self, objective: Objective, payload: Payload, memory: Memory) -> Payload:
+        """The payload as one party uses it, given what it remembers."""
+        return payload
 
     def outputs(self, objective: Objective, payload: Payload, x: Tensor) -> Tensor:
         raise TypeError(f"the predictor {self.name!r} predicts nothing")
@@ -32,9 +37,11 @@ class Network(Predictor):
         return objective.outputs(Params(**payload["model"]), x)
 
 
-def evaluate(name: str, objective: Objective, payload: Payload, x: Tensor, y: Tensor) -> dict[str, float]:
-    """Metrics of a predictor's outputs on samples."""
+def evaluate(name: str, objective: Objective, payload: Payload, x: Tensor, y: Tensor,
+             memory: Memory | None = None) -> dict[str, float]:  # fmt: skip
+    """Metrics of a predictor's outputs on samples; at a party, with what it remembers."""
     predictor: Predictor = build("predictor", name)
+    payload = payload if memory is None else predictor.own(objective, payload, memory)
     return objective.metrics(predictor.outputs(objective, payload, x), y)
 
 
@@ -50,7 +57,7 @@ class Evaluate(Op):
         if party.test is None or len(party.test[0]) == 0:
             raise PartyError("it has no test samples")
         x, y = party.test
-        found = evaluate(self.predictor, party.objective, payload, x, y)
+        found = evaluate(self.predictor, party.objective, payload, x, y, memory)
         return Reply({}, weight=len(x), metrics=found), memory
 
     def expects(self, payload: Payload) -> dict[str, Shape]:

@@ -45,4 +45,5 @@ class WeightedMean(Fusion):
 def mean_update(reduced: Reduced, params: Params) -> Update:
     """The mean of a reduce as an update, in the types of the model."""
     stats = reduced.mean("stats", params.stats.dtype) if "stats" in reduced.sums else None
-    return Update(reduced.mean("w", params.w.dtype), stats, reduced.maxima.get("counts"))
+    others = {name: reduced.mean(name, params.w.dtype) for name in reduced.sums if name not in ("w", "stats")}
+    return Update(reduced.mean("w", params.w.dtype), stats, reduced.maxima.get("counts"), others, reduced.count)

@@ -1,8 +1,18 @@
 """Local solvers: what a party does with the model."""
 
+from hansa.local.adam import Adam
+from hansa.local.elastic import Elastic, Overlapped
+from hansa.local.fair import Fair, FairGradient
 from hansa.local.gradient import Gradient
+from hansa.local.nova import Normalised
+from hansa.local.personal import Personal
+from hansa.local.proximal import Proximal
+from hansa.local.scaffold import Controlled
 from hansa.local.sgd import SGD
 from hansa.local.solver import Batch, Carry, Context, LocalSolver
 from hansa.local.svrg import SVRG
 
-__all__ = ["SGD", "SVRG", "Batch", "Carry", "Context", "Gradient", "LocalSolver"]
+__all__ = [
+    "SGD", "SVRG", "Adam", "Batch", "Carry", "Context", "Controlled", "Elastic", "Fair", "FairGradient", "Gradient",
+    "LocalSolver", "Normalised", "Overlapped", "Personal", "Proximal",
+]  # fmt: skip

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from hansa.core.op import Memory
+from hansa.core.op import Memory, Payload
 from hansa.core.registry import register
 from hansa.local.solver import Carry, Context, LocalSolver
 
@@ -26,7 +26,7 @@ class Gradient(LocalSolver):
     def step(self, ctx: Context, w: Tensor, direction: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
         return w, {"gradient": direction}
 
-    def start(self, ctx: Context, w: Tensor, payload: object, memory: Memory) -> tuple[Tensor, Carry]:
+    def start(self, ctx: Context, w: Tensor, payload: Payload, memory: Memory) -> tuple[Tensor, Carry]:
         return w, {"gradient": w * 0.0}
 
     def finish(self, ctx: Context, start: Tensor, w: Tensor, carry: Carry,

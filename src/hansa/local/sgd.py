@@ -19,7 +19,7 @@ from hansa.schedule import Constant, Schedule
 class SGD(LocalSolver):
     """Mini-batch SGD. McMahan et al. 2017.
 
-    w <- w - lr * gradient, over `epochs` shuffled passes, or `steps` batches if given; `schedule` lowers lr by the round.
+    w <- w - lr * gradient, over `epochs` shuffled passes, or `steps` batches if given. `schedule` scales lr by round.
     `batch` left out means the whole local set. A short last batch is kept unless `drop_last`; a party smaller than one
     batch always keeps it. `weight_decay` adds weight_decay * w to the gradient. With `momentum` the step goes along
     v <- momentum * v + gradient, with `nesterov` along gradient + momentum * v; v is 0 at the start of each round.

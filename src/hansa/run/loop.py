@@ -20,6 +20,7 @@ from hansa.core.federation import VERBS, Federation, Gathered, SumProtocol
 from hansa.core.objective import Objective
 from hansa.core.op import DataOp
 from hansa.core.predictor import Evaluate, evaluate
+from hansa.core.registry import lookup
 from hansa.core.replies import Record
 from hansa.core.runtime import Abort, Commit, Open, Request
 from hansa.core.task import Holdings, Task
@@ -80,10 +81,13 @@ class Training:
         needed, cohort = self.run.rules().needed(self.problem.cohort_size), self.problem.cohort_size
         if needed > cohort:
             raise ConfigError(f"the quorum of {needed} can never be met: a round asks {cohort} parties")
-        stops = self.run.target is not None or self.run.patience is not None
-        if stops and holdings.test is None and (holdings.tests is None or not self.run.eval_parties):
-            raise ConfigError("target and patience need a test set: give the task one, or each party its own")
         self.state = self.algorithm.init(self.problem)
+        self._personal = lookup("predictor", self.algorithm.predictor(self.state)[0]).personal  # type: ignore[attr-defined]
+        stops = self.run.target is not None or self.run.patience is not None
+        central = holdings.test is not None and not self._personal
+        if stops and not central and (holdings.tests is None or not self.run.eval_parties):
+            only = f"; {self.algorithm.name} has no single model to test" if self._personal else ""
+            raise ConfigError(f"target and patience need a test set: give the task one, or each party its own{only}")
         self.published = self.state
         self.test = holdings.test
         self.preparation: tuple[DataOp, dict[str, Any]] | None = None
@@ -203,7 +207,7 @@ class Training:
         found: dict[str, Any] = {}
         if self.run.eval_parties and self.holdings.tests is not None:
             found |= yield from self._evaluate_parties(name, payload)
-        if self.test is not None:
+        if self.test is not None and not self._personal:
             try:
                 with threads(self.threads):
                     found |= evaluate(name, self.objective, payload, *self.test)

@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from hansa.core.algorithm import State
 from hansa.core.errors import ConfigError
 from hansa.core.federation import op_config
+from hansa.core.op import Payload
+from hansa.core.params import Params
+from hansa.core.predictor import Predictor
 from hansa.core.registry import build
 from hansa.run.loop import Training
 from hansa.run.store import METRICS, Store, write_atomic
@@ -44,16 +47,29 @@ class Result:
         """What the simulated parties remember, read when asked for (in deployment it never leaves them)."""
         return getattr(self.training.runtime, "memories", {})
 
-    def model(self) -> nn.Module:
-        """The trained module, in evaluation mode."""
+    def model(self, party: int | None = None) -> nn.Module:
+        """The trained module, in evaluation mode; a party's own where each has one."""
         objective = self.training.objective
         if self.training.task.model is None or not self.training.algorithm.trains:
             raise ConfigError(f"{self.training.algorithm.name} trains no torch module; use result.predict(x)")
-        return objective.spec.load(self.training.task.model(), self.state.params).eval()
+        _, payload = self._predictor(party)
+        return objective.spec.load(self.training.task.model(), Params(**payload["model"])).eval()
 
-    def predict(self, x: Any) -> Tensor:
-        """Outputs (class scores, or values) for samples; they are prepared (imputed, scaled) as in training."""
-        name, payload = self.training.algorithm.predictor(self.state)
+    def _predictor(self, party: int | None) -> tuple[Predictor, Payload]:
+        """The predictor, and the payload it needs to predict for everybody or for one party."""
+        algorithm = self.training.algorithm
+        name, payload = algorithm.predictor(self.state)
+        predictor: Predictor = build("predictor", name)
+        if not predictor.personal:
+            return predictor, payload
+        if party is None or party not in range(len(self.training.holdings)):
+            raise ConfigError(f"with {algorithm.name} each party has a model of its own: say whose, as in party=0")
+        return predictor, predictor.own(self.training.objective, payload, dict(self.memories.get(party, {})))
+
+    def predict(self, x: Any, party: int | None = None) -> Tensor:
+        """Outputs (class scores, or values) for samples; they are prepared (imputed, scaled) as in training. Where each
+        party has a model of its own, `party` says whose."""
+        predictor, payload = self._predictor(party)
         objective = self.training.objective
         samples = torch.as_tensor(x, device=objective.device)
         if samples.is_floating_point() and objective.module is not None:
@@ -61,8 +77,7 @@ class Result:
         if self.training.preparation is not None:
             op, learned = self.training.preparation
             samples = op.transform(samples, learned)
-        outputs: Tensor = build("predictor", name).outputs(objective, payload, samples)
-        return outputs
+        return predictor.outputs(objective, payload, samples)
 
     @property
     def summary(self) -> dict[str, Any]:

@@ -1,0 +1,64 @@
+"""Workers with models of their own: EASGD (Zhang, Choromanska and LeCun 2015), Overlap-Local-SGD (Wang et al. 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from hansa.algorithms.fedavg import FedAvg
+from hansa.core.algorithm import Algorithm, State
+from hansa.core.errors import ConfigError
+from hansa.core.federation import Federation
+from hansa.core.registry import register
+from hansa.fusion import Fusion, WeightedMean
+from hansa.local import Elastic, LocalSolver, Overlapped
+from hansa.server import Descent, Momentum, ServerOptimizer
+
+
+@register("easgd")
+@dataclass(frozen=True)
+class EASGD(Algorithm):
+    """Workers explore, tied elastically to a centre. Zhang, Choromanska and LeCun 2015 (synchronous, period tau).
+
+    x_i <- x_i - lr g_i - alpha (x_i - z) and z <- z + alpha sum_i (x_i - z), both from the old x_i and z; the pull
+    comes once in `local.steps` steps. alpha is beta / p for a cohort of p, or as given (lr * rho in the paper). Each
+    party remembers its x_i; the model that is evaluated is z.
+    """
+
+    local: LocalSolver = Elastic()
+    fusion: Fusion = WeightedMean(uniform=True)
+    beta: float = 0.9
+    alpha: float | None = None
+    completes: ClassVar[str | None] = "easgd"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.beta <= 1:
+            raise ConfigError(f"beta must lie in (0, 1], got {self.beta}")
+        if self.alpha is not None and not 0 < self.alpha < 1:
+            raise ConfigError(f"alpha must lie in (0, 1), got {self.alpha}")
+
+    @property
+    def verbs(self) -> frozenset[str]:
+        return self.fusion.verbs
+
+    async def round(self, fed: Federation, state: State) -> State:
+        alpha = self.beta / len(fed.cohort) if self.alpha is None else self.alpha
+        update = await self.fusion.collect(fed, self.local, state.params, alpha=alpha)
+        return Descent(lr=alpha * update.replies).step(state, update)
+
+
+@register("overlap-sgd")
+@dataclass(frozen=True)
+class OverlapSGD(FedAvg):
+    """Averaging hidden behind training: workers are pulled to an anchor one round old. Wang, Liang and Joshi 2020.
+
+    x_i <- (1 - alpha) x_i + alpha z, then `local.steps` of SGD while the mean of the x_i as they were before the pull
+    is on its way; the anchor takes it with momentum, v <- beta v + (mean x - z), z <- z + v. With alpha = 1 and
+    beta = 0 the workers restart from the mean of the round before. On the virtual clock a round lasts
+    as long as the longer of training and exchange.
+    """
+
+    local: LocalSolver = Overlapped()
+    fusion: Fusion = WeightedMean(uniform=True)
+    server: ServerOptimizer = Momentum(lr=1.0, beta=0.7)
+    completes: ClassVar[str | None] = "overlap-sgd"

@@ -1,0 +1,30 @@
+"""FedNova: normalised averaging (Wang, Liu, Liang, Joshi and Poor 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from hansa.algorithms.fedavg import FedAvg
+from hansa.core.algorithm import State
+from hansa.core.federation import Federation
+from hansa.core.registry import register
+from hansa.local import LocalSolver, Normalised
+
+
+@register("fednova")
+@dataclass(frozen=True)
+class FedNova(FedAvg):
+    """Parties that take more steps do not pull the model to their own optimum. Wang et al. 2020.
+
+    Each update is divided by the weight of its local gradients, ||a_i||_1; their mean is multiplied by the effective
+    number of steps: w <- w + (sum p_i tau_i) * sum p_i (w_i - w) / ||a_i||_1. The authors' slow momentum is
+    `server = "momentum"`.
+    """
+
+    local: LocalSolver = Normalised()
+    completes: ClassVar[str | None] = "fednova"
+
+    async def round(self, fed: Federation, state: State) -> State:
+        update = await self.fusion.collect(fed, self.local, state.params)
+        return self.server.step(state, update._replace(w=update.w * update.others["tau"]))

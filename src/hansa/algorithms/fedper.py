@@ -1,0 +1,71 @@
+"""FedPer: a shared base and a head of one's own (Arivazhagan, Aggarwal, Singh and Choudhary 2019)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from hansa.algorithms.fedavg import FedAvg
+from hansa.core.algorithm import Problem, State
+from hansa.core.errors import ConfigError
+from hansa.core.federation import Federation
+from hansa.core.objective import Objective
+from hansa.core.op import Memory, Payload
+from hansa.core.predictor import Network
+from hansa.core.registry import register
+from hansa.local.personal import Division, Personal, divide, own_model
+
+
+@register("fedper")
+@dataclass(frozen=True)
+class FedPer(FedAvg):
+    """Parties share the lower layers and keep the last ones to themselves. Arivazhagan et al. 2019.
+
+    The head is the last `layers` layers, or the parameters and layers that `head` names; it is trained together with
+    the base, remembered by the party and never sent, in either direction. There is no one model to evaluate: each
+    party is evaluated on its own test samples with its own head.
+    """
+
+    layers: int = 1
+    head: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.layers < 0:
+            raise ConfigError(f"layers must not be negative, got {self.layers}")
+
+    def check(self, problem: Problem) -> None:
+        super().check(problem)
+        divide(problem.spec, self.layers, self.head)
+
+    def init(self, problem: Problem) -> State:
+        base = divide(problem.spec, self.layers, self.head).base
+        return State(problem.initial, slots={"base": base})
+
+    async def round(self, fed: Federation, state: State) -> State:
+        base = state.slots["base"].to(state.params.w.device)
+        shared = state.params._replace(w=state.params.w.index_select(0, base))
+        update = await self.fusion.collect(fed, Personal(self.local, self.layers, self.head), shared)
+        whole = torch.zeros_like(state.params.w).index_copy(0, base, update.w)
+        return self.server.step(state, update._replace(w=whole))
+
+    def predictor(self, state: State) -> tuple[str, dict[str, Any]]:
+        base = state.slots["base"].to(state.params.w.device)
+        shared = state.params._replace(w=state.params.w.index_select(0, base))
+        return "personal", {"model": shared._asdict(), "base": base}
+
+
+@register("personal")
+@dataclass(frozen=True)
+class PersonalNetwork(Network):
+    """The shared base of the task's model with a party's own head."""
+
+    personal: ClassVar[bool] = True
+
+    def own(self, objective: Objective, payload: Payload, memory: Memory) -> Payload:
+        initial, base = objective.initial.w, payload["base"].to(objective.device)
+        head = torch.ones(len(initial), dtype=torch.bool, device=objective.device).index_fill(0, base, False)
+        division = Division(base, head.nonzero().flatten())
+        w = own_model(division, initial, payload["model"]["w"], memory)
+        return {"model": {**payload["model"], "w": w}}

@@ -1,0 +1,62 @@
+"""Adam at the party (Kingma and Ba 2015)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hansa.core.errors import ConfigError
+from hansa.core.op import Memory, Payload
+from hansa.core.registry import register
+from hansa.local.solver import Carry, Context, LocalSolver, check_local, descend
+from hansa.schedule import Constant, Schedule
+
+
+@register("adam")
+@dataclass(frozen=True)
+class Adam(LocalSolver):
+    """Adam with bias correction. Kingma and Ba 2015.
+
+    m <- beta1 m + (1 - beta1) g; v <- beta2 v + (1 - beta2) g^2; w <- w - lr m^ / (sqrt(v^) + eps), where m^ and v^ are
+    divided by 1 - beta^step. Moments start at 0 in each round. `weight_decay` adds weight_decay * w to the gradient.
+    """
+
+    lr: float = 0.001
+    epochs: int = 1
+    steps: int | None = None
+    batch: int | None = 32
+    schedule: Schedule = Constant()
+    drop_last: bool = False
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_local(self.lr, self.epochs, self.steps, self.batch)
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{name} must lie in [0, 1), got {getattr(self, name)}")
+        if not self.eps > 0:
+            raise ConfigError(f"eps must be positive, got {self.eps}")
+        if not self.weight_decay >= 0:
+            raise ConfigError(f"weight_decay must not be negative, got {self.weight_decay}")
+
+    def rate(self, round: int) -> float:
+        return self.lr * self.schedule.factor(round)
+
+    @property
+    def pull(self) -> float:
+        return self.weight_decay
+
+    def start(self, ctx: Context, w: Tensor, payload: Payload, memory: Memory) -> tuple[Tensor, Carry]:
+        return w, {"m": torch.zeros_like(w), "v": torch.zeros_like(w), "step": torch.zeros_like(w[0])}
+
+    def step(self, ctx: Context, w: Tensor, direction: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+        at = carry["step"] + 1
+        m = torch.lerp(carry["m"], direction, 1 - self.beta1)
+        v = self.beta2 * carry["v"] + (1 - self.beta2) * direction * direction
+        size = (v / (1 - self.beta2**at)).sqrt_().add_(self.eps)
+        return descend(w, m / (1 - self.beta1**at) / size, ctx.rate), {"m": m, "v": v, "step": at}

@@ -1,0 +1,83 @@
+"""Workers with models of their own, tied to a centre: the L of EASGD and of Overlap-Local-SGD.
+
+Zhang, Choromanska and LeCun 2015; Wang, Liang and Joshi 2020.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from hansa.core.errors import ConfigError
+from hansa.core.op import Memory, Payload
+from hansa.core.params import ParamSpec
+from hansa.core.registry import register
+from hansa.local.sgd import SGD
+from hansa.local.solver import Carry, Context
+
+OWN, BEGUN = "elastic/x", "elastic/begun"
+
+
+@dataclass(frozen=True)
+class Worker(SGD):
+    """A party that keeps its own model x_i, at first the centre z, and sends x_i - z as it was before this round."""
+
+    def remember(self, spec: ParamSpec) -> Memory:
+        return {OWN: torch.zeros(spec.dim, dtype=spec.dtype), BEGUN: torch.zeros((), dtype=spec.dtype)}
+
+    def own(self, z: Tensor, memory: Memory) -> Tensor:
+        """The party's model; the centre where it has none yet."""
+        return torch.where(memory[BEGUN] > 0, memory[OWN], z)
+
+    def finish(self, ctx: Context, start: Tensor, w: Tensor, carry: Carry,
+               memory: Memory) -> tuple[dict[str, Tensor], Memory]:  # fmt: skip
+        return {"w": carry["apart"]}, {OWN: w, BEGUN: torch.ones_like(memory[BEGUN])}
+
+
+@register("elastic")
+@dataclass(frozen=True)
+class Elastic(Worker):
+    """The first step is also pulled to the centre, x_i <- x_i - lr g(x_i) - alpha (x_i - z). Zhang et al. 2015.
+
+    The other steps of the round (the period tau is `steps`) are plain SGD. `alpha` comes with the model.
+    """
+
+    partner: ClassVar[tuple[str, str] | None] = (
+        "easgd",
+        "whose server keeps the centre and says how strong the pull is",
+    )
+
+    def start(self, ctx: Context, w: Tensor, payload: Payload, memory: Memory) -> tuple[Tensor, Carry]:
+        x, carry = super().start(ctx, self.own(w, memory), payload, memory)
+        return x, {**carry, "apart": x - w, "tie": payload["alpha"] * (x - w)}
+
+    def step(self, ctx: Context, w: Tensor, direction: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+        moved, carry = super().step(ctx, w, direction, carry)
+        return moved - carry["tie"], {**carry, "tie": torch.zeros_like(carry["tie"])}
+
+
+@register("overlap")
+@dataclass(frozen=True)
+class Overlapped(Worker):
+    """Begin at (1 - alpha) x_i + alpha z and train while the means travel. Wang et al. 2020.
+
+    What is sent is x_i as it was before this round, so sending does not wait for training: on the virtual clock a round
+    lasts as long as the longer of the two.
+    """
+
+    alpha: float = 0.6
+    overlaps: ClassVar[bool] = True
+    partner: ClassVar[tuple[str, str] | None] = ("overlap-sgd", "whose server keeps the anchor")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.alpha <= 1:
+            raise ConfigError(f"alpha must lie in (0, 1], got {self.alpha}")
+
+    def start(self, ctx: Context, w: Tensor, payload: Payload, memory: Memory) -> tuple[Tensor, Carry]:
+        x = self.own(w, memory)
+        pulled, carry = super().start(ctx, torch.lerp(x, w, self.alpha), payload, memory)
+        return pulled, {**carry, "apart": x - w}

@@ -1,0 +1,93 @@
+"""Updates that count more where the loss is high: the L of q-FedSGD and q-FedAvg (Li, Sanjabi, Beirami, Smith 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from hansa.core.errors import ConfigError
+from hansa.core.op import Memory, Payload
+from hansa.core.registry import register
+from hansa.local.gradient import Gradient
+from hansa.local.sgd import SGD
+from hansa.local.solver import Carry, Context
+
+FLOOR = 1e-10  # added to a loss before it is raised to a power
+WHY = "whose server divides by the sum of the parties' h"
+
+
+@register("fair")
+@dataclass(frozen=True)
+class Fair(SGD):
+    """Local SGD whose update is weighed by the party's loss F_k at the global model. Li et al. 2020.
+
+    With L = 1/lr and dw = L (w_t - w_k) the party sends -F^q dw and h = q F^(q-1) ||dw||^2 + L F^q. F is the mean loss
+    on all local samples before training; a negative one has no power, and its reply is rejected as not finite.
+    """
+
+    q: float = 1.0
+    numbers: ClassVar[tuple[str, ...]] = ("h",)
+    partner: ClassVar[tuple[str, str] | None] = ("qfedavg", WHY)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_q(self.q)
+
+    def start(self, ctx: Context, w: Tensor, payload: Payload, memory: Memory) -> tuple[Tensor, Carry]:
+        w, carry = super().start(ctx, w, payload, memory)
+        return w, {**carry, "loss": ctx.full_loss(w)}
+
+    def finish(self, ctx: Context, start: Tensor, w: Tensor, carry: Carry,
+               memory: Memory) -> tuple[dict[str, Tensor], Memory]:  # fmt: skip
+        lipschitz = 1.0 / ctx.rate
+        return weighed((start - w) * lipschitz, carry["loss"], self.q, lipschitz), memory
+
+
+@register("fair-gradient")
+@dataclass(frozen=True)
+class FairGradient(Gradient):
+    """The gradient over all local samples, weighed by the party's loss. Li et al. 2020 (q-FedSGD).
+
+    As `fair` with dw the gradient at the global model; `lr` is 1/L.
+    """
+
+    q: float = 1.0
+    lr: float = 0.1
+    numbers: ClassVar[tuple[str, ...]] = ("h",)
+    partner: ClassVar[tuple[str, str] | None] = ("qfedsgd", WHY)
+
+    def __post_init__(self) -> None:
+        check_q(self.q)
+        if not self.lr > 0:
+            raise ConfigError(f"lr must be positive, got {self.lr}")
+
+    def rate(self, round: int) -> float:
+        return self.lr
+
+    def finish(self, ctx: Context, start: Tensor, w: Tensor, carry: Carry,
+               memory: Memory) -> tuple[dict[str, Tensor], Memory]:  # fmt: skip
+        return weighed(carry["gradient"], carry["loss"], self.q, 1.0 / ctx.rate), memory
+
+    def start(self, ctx: Context, w: Tensor, payload: Payload, memory: Memory) -> tuple[Tensor, Carry]:
+        w, carry = super().start(ctx, w, payload, memory)
+        return w, {**carry, "loss": torch.zeros_like(w[0])}
+
+    def step(self, ctx: Context, w: Tensor, direction: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+        assert ctx.seen is not None  # the loss of the one batch, which holds all samples
+        return w, {"gradient": direction, "loss": ctx.seen.to(w.dtype)}
+
+
+def weighed(dw: Tensor, loss: Tensor, q: float, lipschitz: Any) -> dict[str, Tensor]:
+    """What the server needs of one party: its step times F^q, pointing downhill, and its part of the step's length."""
+    positive = torch.where(loss < 0, torch.nan, loss) + FLOOR
+    scale = positive**q
+    h = q * positive ** (q - 1) * (dw * dw).sum() + lipschitz * scale
+    return {"w": -scale * dw, "h": h}
+
+
+def check_q(q: float) -> None:
+    if not q >= 0:
+        raise ConfigError(f"q must not be negative, got {q}; 0 weighs all parties alike")

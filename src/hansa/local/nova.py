@@ -1,0 +1,51 @@
+"""Updates divided by how far a party went: the L of FedNova (Wang, Liu, Liang, Joshi and Poor 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from hansa.core.errors import ConfigError
+from hansa.core.op import Memory
+from hansa.core.registry import register
+from hansa.local.proximal import Proximal
+from hansa.local.solver import Carry, Context
+
+
+@register("nova")
+@dataclass(frozen=True)
+class Normalised(Proximal):
+    """Local SGD, with momentum or with a proximal term, whose update is divided by ||a||_1. Wang et al. 2020.
+
+    a_i is the weight that each local gradient has in the update: its sum is tau for SGD, (tau - rho (1 - rho^tau) /
+    (1 - rho)) / (1 - rho) with momentum rho, (1 - (1 - lr mu)^tau) / (lr mu) with a proximal term. The party sends the
+    divided update and `tau`, its part in the effective number of steps: ||a||_1 with momentum, tau otherwise.
+    """
+
+    mu: float = 0.0
+    numbers: ClassVar[tuple[str, ...]] = ("tau",)
+    partner: ClassVar[tuple[str, str] | None] = ("fednova", "whose server multiplies by the effective number of steps")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.momentum and self.mu:
+            raise ConfigError("FedNova is defined for momentum or for a proximal term; set momentum or mu to 0")
+        if self.nesterov or self.gamma is not None:
+            raise ConfigError("FedNova is not defined for Nesterov steps, nor for a stop by gamma; leave them out")
+
+    def reach(self, steps: Any, rate: Any) -> Any:
+        """||a||_1: the distance covered on a constant gradient of 1, over the rate."""
+        if self.momentum:
+            rho = self.momentum
+            return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
+        if self.mu:
+            return (1 - (1 - rate * self.mu) ** steps) / (rate * self.mu)
+        return steps
+
+    def finish(self, ctx: Context, start: Tensor, w: Tensor, carry: Carry,
+               memory: Memory) -> tuple[dict[str, Tensor], Memory]:  # fmt: skip
+        reach = self.reach(ctx.steps, ctx.rate)
+        part = reach if self.momentum else ctx.steps
+        return {"w": (w - start) / reach, "tau": w.new_zeros(()) + part}, memory

@@ -1,0 +1,130 @@
+"""Layers that stay at the party: the L of FedPer (Arivazhagan, Aggarwal, Singh and Choudhary 2019)."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from hansa.core.errors import ConfigError
+from hansa.core.op import Memory, Payload
+from hansa.core.params import ParamSpec
+from hansa.core.registry import register
+from hansa.local.sgd import SGD
+from hansa.local.solver import Batch, Carry, Context, LocalSolver
+
+HEAD, BEGUN = "personal/head", "personal/begun"
+
+
+class Division(NamedTuple):
+    """Which coordinates of the parameter vector all parties share, and which are each party's own."""
+
+    base: Tensor
+    head: Tensor
+
+    def joined(self, base: Tensor, head: Tensor) -> Tensor:
+        """The whole vector."""
+        whole = base.new_zeros(len(self.base) + len(self.head))
+        return whole.index_copy(0, self.base.to(base.device), base).index_copy(0, self.head.to(base.device), head)
+
+
+@functools.lru_cache(maxsize=8)
+def divide(spec: ParamSpec, layers: int, head: tuple[str, ...]) -> Division:
+    """A model's coordinates in two: the last `layers` layers, or the parameters named by `head`, and all others."""
+    order = list(dict.fromkeys(entry.name.rpartition(".")[0] for entry in spec.weights))
+    last = order[max(0, len(order) - layers) :] if layers else []
+    names = [entry.name for entry in spec.weights]
+    for given in head:
+        if not any(_inside(name, given) for name in names):
+            raise ConfigError(f"the model has no parameter or layer {given!r}; it has: {', '.join(names)}")
+    own = torch.cat([
+        torch.full((entry.numel,), any(_inside(entry.name, given) for given in head) if head
+                   else entry.name.rpartition(".")[0] in last)
+        for entry in spec.weights
+    ])  # fmt: skip
+    return Division((~own).nonzero().flatten(), own.nonzero().flatten())
+
+
+def _inside(name: str, layer: str) -> bool:
+    return name == layer or name.startswith(f"{layer}.")
+
+
+@register("personal")
+@dataclass(frozen=True)
+class Personal(LocalSolver):
+    """Any solver on the shared base and the party's own head together; only the base is sent. Arivazhagan et al. 2019.
+
+    The party remembers its head. One that takes part for the first time begins with the common initial head.
+    """
+
+    inner: LocalSolver = SGD()
+    layers: int = 1
+    head: tuple[str, ...] = ()
+    partner: ClassVar[tuple[str, str] | None] = ("fedper", "which sends the base of the model without its head")
+
+    @property
+    def sampler(self) -> Literal["shuffle", "full"]:  # type: ignore[override]
+        return self.inner.sampler
+
+    @property
+    def measures(self) -> frozenset[str] | None:  # type: ignore[override]
+        return self.inner.measures
+
+    @property
+    def plan(self) -> tuple[int, int | None, int | None, bool]:
+        return self.inner.plan
+
+    @property
+    def pull(self) -> float:
+        return self.inner.pull
+
+    @property
+    def direct(self) -> bool:
+        return self.inner.direct
+
+    @property
+    def kernel(self) -> LocalSolver:
+        return dataclasses.replace(self, inner=self.inner.kernel)
+
+    def rate(self, round: int) -> float:
+        return self.inner.rate(round)
+
+    def at(self, work: Mapping[str, Any]) -> Self:
+        return dataclasses.replace(self, inner=self.inner.at(work)) if work else self
+
+    def division(self, spec: ParamSpec) -> Division:
+        return divide(spec, self.layers, self.head)
+
+    def remember(self, spec: ParamSpec) -> Memory:
+        own = torch.zeros(len(self.division(spec).head), dtype=spec.dtype)
+        return {HEAD: own, BEGUN: torch.zeros((), dtype=spec.dtype), **self.inner.remember(spec)}
+
+    def start(self, ctx: Context, w: Tensor, payload: Payload, memory: Memory) -> tuple[Tensor, Carry]:
+        whole = own_model(self.division(ctx.spec), ctx.objective.initial.w, w, memory)
+        return self.inner.start(ctx, whole, payload, memory)
+
+    def direction(self, ctx: Context, w: Tensor, batch: Batch, carry: Carry, key: Tensor) -> Tensor:
+        return self.inner.direction(ctx, w, batch, carry, key)
+
+    def step(self, ctx: Context, w: Tensor, direction: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+        return self.inner.step(ctx, w, direction, carry)
+
+    def finish(self, ctx: Context, start: Tensor, w: Tensor, carry: Carry,
+               memory: Memory) -> tuple[dict[str, Tensor], Memory]:  # fmt: skip
+        tensors, after = self.inner.finish(ctx, start, w, carry, memory)
+        base, head = (at.to(w.device) for at in self.division(ctx.spec))
+        begun = torch.ones_like(memory[BEGUN])
+        return {"w": tensors["w"].index_select(0, base)}, {**after, HEAD: w.index_select(0, head), BEGUN: begun}
+
+
+def own_model(division: Division, initial: Tensor, base: Tensor, memory: Memory) -> Tensor:
+    """A party's whole vector: the shared base and its own head, the initial one if it has none yet."""
+    head = initial.index_select(0, division.head.to(initial.device))
+    if HEAD in memory:
+        head = torch.where(memory[BEGUN] > 0, memory[HEAD], head)
+    return division.joined(base, head)

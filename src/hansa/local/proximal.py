@@ -1,0 +1,78 @@
+"""Proximal local training: the L of FedProx (Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith 2020)."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from hansa.core.errors import ConfigError
+from hansa.core.op import Memory, Payload
+from hansa.core.registry import register
+from hansa.local.sgd import SGD
+from hansa.local.solver import Carry, Context, LocalSolver
+
+
+@register("proximal")
+@dataclass(frozen=True)
+class Proximal(SGD):
+    """SGD on F_k(w) + mu/2 ||w - w_t||^2: steps are drawn back to the global model. Li et al. 2020.
+
+    With `gamma` a party stops as soon as its point is gamma-inexact, ||grad h_k(w)|| <= gamma ||grad h_k(w_t)|| on all
+    its samples, and reports the inexactness that it reached (`gamma`) and the steps it took (`local_steps`). That takes
+    one more gradient, over all samples, a step. gamma = 1 lets it do nothing, gamma = 0 asks for the exact minimum.
+    """
+
+    mu: float = 0.1
+    gamma: float | None = None
+    measures: ClassVar[frozenset[str] | None] = frozenset({"train_loss", "gamma", "local_steps"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.mu >= 0:
+            raise ConfigError(f"mu must not be negative, got {self.mu}")
+        if self.gamma is not None and not 0 <= self.gamma <= 1:
+            raise ConfigError(f"gamma must lie in 0..1, got {self.gamma}")
+        if self.lr * self.mu >= 1:
+            what = "diverges" if self.lr * self.mu >= 2 else "oscillates"
+            warnings.warn(f"lr * mu is {self.lr * self.mu:g}: the proximal term {what}; keep it below 1", stacklevel=2)
+
+    @property
+    def pull(self) -> float:
+        return self.weight_decay + self.mu
+
+    @property
+    def direct(self) -> bool:
+        own = type(self).direction is LocalSolver.direction and type(self).step is Proximal.step
+        return own and not self.momentum and self.gamma is None
+
+    def start(self, ctx: Context, w: Tensor, payload: Payload, memory: Memory) -> tuple[Tensor, Carry]:
+        w, carry = super().start(ctx, w, payload, memory)
+        if self.mu:
+            carry["toward"] = self.mu * w
+        if self.gamma is not None:
+            first = torch.linalg.vector_norm(ctx.full_gradient(w))
+            going = torch.ones_like(first) * (self.gamma < 1)
+            carry |= {"first": first, "now": first, "going": going, "taken": torch.zeros_like(first)}
+        return w, carry
+
+    def step(self, ctx: Context, w: Tensor, direction: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+        moved, carry = super().step(ctx, w, direction, carry)
+        if self.gamma is None:
+            return moved, carry
+        going = carry["going"]
+        moved = torch.where(going > 0, moved, w)
+        slope = ctx.full_gradient(moved) + self.mu * moved - carry.get("toward", 0.0)
+        now = torch.linalg.vector_norm(slope)
+        on = going * (now > self.gamma * carry["first"])
+        return moved, {**carry, "now": now, "going": on, "taken": carry["taken"] + going}
+
+    def finish(self, ctx: Context, start: Tensor, w: Tensor, carry: Carry,
+               memory: Memory) -> tuple[dict[str, Tensor], Memory]:  # fmt: skip
+        if self.gamma is not None:
+            ctx.metrics["gamma"] = torch.where(carry["first"] > 0, carry["now"] / carry["first"], 0.0)
+            ctx.metrics["local_steps"] = carry["taken"]
+        return super().finish(ctx, start, w, carry, memory)

@@ -1,0 +1,59 @@
+"""Steps corrected for client drift: the L of SCAFFOLD (Karimireddy, Kale, Mohri, Reddi, Stich and Suresh 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from hansa.core.errors import ConfigError
+from hansa.core.op import Memory, Payload
+from hansa.core.params import ParamSpec
+from hansa.core.registry import register
+from hansa.local.sgd import SGD
+from hansa.local.solver import Carry, Context
+
+OWN = "scaffold/c"
+
+
+@register("scaffold")
+@dataclass(frozen=True)
+class Controlled(SGD):
+    """SGD along g(y) - c_i + c, with the party's control variate c_i and the server's c. Karimireddy et al. 2020.
+
+    The party remembers c_i. After K steps it becomes, by `option`, I: the gradient at the server's model on all local
+    samples; II: c_i - c + (x - y) / (K lr), which costs nothing but holds for plain SGD steps only.
+    """
+
+    option: Literal["I", "II"] = "II"
+    sends: ClassVar[tuple[str, ...]] = ("w", "c")
+    partner: ClassVar[tuple[str, str] | None] = (
+        "scaffold",
+        "whose server keeps the mean of the parties' control variates",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.option == "II" and (self.momentum or self.weight_decay):
+            raise ConfigError(
+                "option II reads the mean gradient off plain SGD steps, which momentum and weight_decay are not; "
+                "use option I with them"
+            )
+
+    def remember(self, spec: ParamSpec) -> Memory:
+        return {OWN: torch.zeros(spec.dim, dtype=spec.dtype)}
+
+    def start(self, ctx: Context, w: Tensor, payload: Payload, memory: Memory) -> tuple[Tensor, Carry]:
+        w, carry = super().start(ctx, w, payload, memory)
+        return w, {**carry, "c": payload["c"], "toward": memory[OWN] - payload["c"]}
+
+    def finish(self, ctx: Context, start: Tensor, w: Tensor, carry: Carry,
+               memory: Memory) -> tuple[dict[str, Tensor], Memory]:  # fmt: skip
+        delta = w - start
+        if self.option == "I":
+            change = ctx.full_gradient(start) - memory[OWN]
+        else:
+            change = -delta / (ctx.steps * ctx.rate) - carry["c"]
+        return {"w": delta, "c": change}, {OWN: memory[OWN] + change}
