@@ -41,9 +41,9 @@ def test_parties_that_take_as_many_steps_are_averaged_as_fedavg_does(own: Any, o
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("model", [line, Scalar])
 def test_unequal_steps_do_not_move_the_optimum_when_steps_are_small(model: object, engine: str) -> None:
-    # Card 1.10 (b): a = 1, b = (0, 1), tau = (1, 20). At a rate of 0.001 FedAvg ends at 0.9519 (limit 20/21), FedNova at
-    # 0.4976 (target 0.5); at 0.05 FedNova still drifts, to 0.3908. Derived there and confirmed numerically. Sizes make
-    # the steps: one batch of one sample, twenty of one sample, with plain means.
+    # Card 1.10 (b): a = 1, b = (0, 1), tau = (1, 20). At a rate of 0.001 FedAvg ends at 0.9519 (limit 20/21), FedNova
+    # at 0.4976 (target 0.5); at 0.05 FedNova still drifts, to 0.3908. Derived there and confirmed numerically. Sizes
+    # make the steps: one batch of one sample, twenty of one sample, with plain means.
     given = task([1.0, 1.0], [0.0, 1.0], sizes=[1, 20], model=model)
     same = hansa.WeightedMean(uniform=True)
 
