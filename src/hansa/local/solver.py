@@ -123,6 +123,11 @@ class LocalSolver(Op):
         """The learning rate in a round."""
         raise TypeError(f"the local solver {self.name!r} has no learning rate")
 
+    @property
+    def rated(self) -> bool:
+        """Whether it has a learning rate."""
+        return type(self).rate is not LocalSolver.rate
+
     def remember(self, spec: ParamSpec) -> Memory:
         """What a party remembers before its first round."""
         return {}

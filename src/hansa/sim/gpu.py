@@ -47,7 +47,6 @@ class Program:
         device, dtype = engine.objective.device, engine.objective.dtype
         self.state = pytree.tree_map(lambda v: v.new_zeros(parties, *v.shape[1:]), state)
         self.fused = isinstance(self.state[0], dict)
-        self.rated = type(solver).rate is not LocalSolver.rate
         self.rows = torch.zeros(0, parties, width, dtype=torch.int64, device=device)
         self.share = torch.zeros(0, parties, width, dtype=dtype, device=device)
         self.keys = torch.zeros(0, parties, dtype=torch.int64, device=device)
@@ -85,7 +84,7 @@ class Program:
     def begin(self, round: int) -> None:
         """Say which round it is; its learning rate is reckoned here, on the host, where the solver has one."""
         self.round.fill_(round)
-        if self.rated:
+        if self.solver.rated:
             self.rate.fill_(self.solver.rate(round))
 
     def replay(self, active: list[int]) -> None:
@@ -184,7 +183,7 @@ class Program:
                  x: Tensor, y: Tensor) -> Any:  # fmt: skip
         """Any solver's step on the parameter vectors. Parties that have finished keep what they have."""
         objective, solver = self.engine.objective, self.solver
-        round, rate = now[0], now[1] if self.rated else None
+        round, rate = now[0], now[1] if solver.rated else None
 
         def one(state: Any, rows: Tensor, share: Tensor, key: Tensor, n: Tensor, steps: Tensor, first: Tensor) -> Any:
             w, carry, buffers, seen = state
