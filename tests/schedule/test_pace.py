@@ -104,6 +104,7 @@ def test_a_quarter_of_the_loss_halves_the_steps() -> None:
     assert math.isclose(losses[2], losses[0] / 4)
     assert steps(found) == [4, 4, 4, 2]
     assert AdaComm(5).period(5, 0.25, 1.0) == 3  # rounded up
+    assert AdaComm(4).period(4, 0.25 * (1 + 1e-12), 1.0) == 2  # but not for a rounding error
 
 
 def test_a_loss_near_zero_leaves_one_step() -> None:
