@@ -80,7 +80,7 @@ def test_a_party_stops_as_soon_as_its_point_is_gamma_inexact(gamma: float, steps
     local = Proximal(lr=lr, steps=40, batch=None, mu=mu, gamma=gamma)
     done = hansa.simulate(hansa.FedProx(local=local), task([a], [b]), rounds=1, engine=engine)
     line = done.history[0]
-    assert line["local_steps"] == expected
+    assert line["steps_taken"] == expected
     assert line["gamma"] == pytest.approx(shrinks**expected, abs=1e-12)
     assert line["gamma"] <= gamma or expected == 40
     gap = (a * b) / (a + mu) * (1 - shrinks**expected)

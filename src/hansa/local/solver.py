@@ -145,6 +145,11 @@ class LocalSolver(Op):
         """Whether every step is the one above and no other, so that an engine may take it its own way."""
         return False
 
+    @property
+    def rated(self) -> bool:
+        """Whether it has a learning rate."""
+        return type(self).rate is not LocalSolver.rate
+
     def remember(self, spec: ParamSpec) -> Memory:
         """What a party remembers before its first round."""
         return {}

@@ -27,6 +27,7 @@ from hansa.core.task import Holdings, Task
 from hansa.data.prepare import Preparation
 from hansa.run.settings import Run, higher_is_better
 from hansa.run.store import Store
+from hansa.run.work import LocalWork
 
 log = logging.getLogger("hansa")
 Steps = Generator[Request, Any, Any]
@@ -51,6 +52,7 @@ class Progress:
     best: float | None = None
     stale: int = 0
     stopped: str | None = None
+    pace: dict[str, Any] = field(default_factory=dict)  # what the pace remembers
 
 
 @dataclass
@@ -77,6 +79,8 @@ class Training:
                                holdings.classes, self.run.size(len(holdings)))  # fmt: skip
         if self.algorithm.trains:
             self.objective.network()
+        self.work = LocalWork(self.run, self.algorithm, holdings)
+        self.progress.pace = self.run.pace.begin()
         self.algorithm.check(self.problem)
         needed, cohort = self.run.rules().needed(self.problem.cohort_size), self.problem.cohort_size
         if needed > cohort:
@@ -161,6 +165,8 @@ class Training:
         now = self.progress.round
         busy = yield Open(now, record)
         fed = self._federation("round", self.algorithm.verbs, busy)
+        paced = self.run.pace.work(self.progress.pace)
+        fed.tell(paced, (lambda party: self.work.of(party, now)) if self.work.differs else None)
         chooser = self._federation("select", VERBS, busy)
         state = State(self.state.params, now, self.state.slots)
 
@@ -180,12 +186,16 @@ class Training:
         self.progress.round += 1
         self.progress.bytes_up += record.bytes_up
         self.progress.bytes_down += record.bytes_down
+        metrics = record.metrics if empty is None else None
+        seconds = self.clock() if self.clock is not None else float(self.progress.round)
+        self.progress.pace = self.work.observe(self.progress.pace, metrics, seconds, self.progress.round)
         line: dict[str, Any] = {
             "round": self.progress.round, "asked": record.asked, "replies": record.accepted,
             "bytes_up": record.bytes_up, "bytes_down": record.bytes_down,
         }  # fmt: skip
         if self.clock is not None:
             line["simulated_seconds"] = self.clock()
+        line |= {f"local_{name}": value for name, value in paced.items()}
         if empty is not None:
             line["empty"] = empty
         for name, who in (("missing", record.missing), ("rejected", record.rejected)):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from hansa.core.errors import ConfigError, nearest
 from hansa.core.replies import Rules
+from hansa.schedule import Fixed, Pace
 from hansa.select import Selector, Uniform
 
 HIGHER_IS_BETTER = ("accuracy", "auc", "r2")
@@ -31,10 +33,12 @@ class Run:
     """The [run] table of an experiment, and the keywords of `hansa.simulate`.
 
     `cohort` is the fraction of parties a round selects, max(floor(C * K), 1); `cohort_size` a count instead.
-    `quorum` is a fraction of those asked or a count. A run stops after `rounds`, when `metric` reaches `target`,
-    when it has not improved in `patience` evaluations, or when bytes or seconds are spent. `precision` says how matrix
-    products are computed (parameters stay in the model's own type); `compile` whether the steps of stacked parties on a
-    GPU are compiled, which takes seconds and is earned back in long runs.
+    `pace` says how much local work parties do, round by round; `own` gives single parties, by name or number, a local
+    lr, batch, epochs or steps of their own. `quorum` is a fraction of those asked or a count. A run stops after
+    `rounds`, when `metric` reaches `target`, when it has not improved in `patience` evaluations, or when bytes or
+    seconds are spent. `precision` says how matrix products are computed (parameters stay in the model's own type);
+    `compile` whether the steps of stacked parties on a GPU are compiled, which takes seconds and is earned back in long
+    runs.
     """
 
     rounds: int = 10
@@ -42,6 +46,8 @@ class Run:
     cohort_size: int | None = None
     seed: int = 0
     select: Selector = Uniform()
+    pace: Pace = Fixed()
+    own: dict = field(default_factory=dict)  # type: ignore[type-arg]
     engine: Literal["auto", "reference", "workers", "stacked"] = "auto"
     device: str = "cpu"
     precision: Literal["float32", "tf32", "bf16"] = "float32"
@@ -72,6 +78,10 @@ class Run:
                 raise ConfigError(f"{name} must be positive, got {value}")
         if not 0 <= self.checkpoint_seconds <= 10:
             raise ConfigError(f"checkpoint_seconds must lie in 0..10, got {self.checkpoint_seconds}")
+        for party, table in self.own.items():
+            if not isinstance(table, Mapping):
+                raise ConfigError(f"own.{party}: expected a table of lr, batch, epochs or steps, got {table!r}")
+        object.__setattr__(self, "own", {str(party): dict(table) for party, table in self.own.items()})
         self.rules()
         if self.metric is not None and self.metric not in known_metrics():
             raise ConfigError(f"unknown metric {self.metric!r}{nearest(self.metric, known_metrics())}")

@@ -19,7 +19,7 @@ from hansa.core.determinism import deterministic, threads
 from hansa.core.errors import ConfigError, DataError
 from hansa.core.federation import SumProtocol
 from hansa.core.objective import Objective
-from hansa.core.registry import fill, to_config
+from hansa.core.registry import Part, fill, to_config
 from hansa.core.runtime import complete
 from hansa.core.task import Holdings, Task
 from hansa.local.solver import LocalSolver
@@ -123,7 +123,7 @@ def fingerprint(holdings: Holdings) -> str:
 
 def _record(algorithm: Algorithm, run: Run, engine: ReferenceEngine, experiment: Any) -> dict[str, Any]:
     settings = {f.name: getattr(run, f.name) for f in dataclasses.fields(run)}
-    settings["select"] = to_config(run.select)
+    settings |= {name: to_config(value) for name, value in settings.items() if isinstance(value, Part)}
     return {
         "hansa": hansa.__version__, "algorithm": to_config(algorithm), "run": settings,
         "plan": plan(engine, run.device), "experiment": experiment,
