@@ -21,7 +21,7 @@ from hansa.core.objective import Objective
 from hansa.core.op import DataOp
 from hansa.core.predictor import Evaluate, evaluate
 from hansa.core.replies import Record
-from hansa.core.runtime import Abort, Commit, Open, Request
+from hansa.core.runtime import Abort, Clock, Commit, Open, Request
 from hansa.core.task import Holdings, Task
 from hansa.data.prepare import Preparation
 from hansa.run.settings import Run, higher_is_better
@@ -65,7 +65,7 @@ class Training:
     runtime: Snapshots | None = None  # where checkpoints are wanted
     protocol: SumProtocol | None = None
     on_round: Callable[[dict[str, Any]], None] | None = None
-    clock: Callable[[], float] | None = None  # simulated seconds
+    clock: Clock | None = None  # simulated time, the runtime's own
     threads: int = field(default_factory=torch.get_num_threads)  # for the central evaluation
     history: list[dict[str, Any]] = field(default_factory=list)
     progress: Progress = field(default_factory=Progress)
@@ -80,6 +80,10 @@ class Training:
         needed, cohort = self.run.rules().needed(self.problem.cohort_size), self.problem.cohort_size
         if needed > cohort:
             raise ConfigError(f"the quorum of {needed} can never be met: a round asks {cohort} parties")
+        if self.algorithm.participation == "own" and self.run.deadline is not None:
+            raise ConfigError(
+                f"{self.algorithm.name} is asynchronous: there is no round to be late for; leave out deadline"
+            )
         stops = self.run.target is not None or self.run.patience is not None
         if stops and holdings.test is None and (holdings.tests is None or not self.run.eval_parties):
             raise ConfigError("target and patience need a test set: give the task one, or each party its own")
@@ -159,8 +163,12 @@ class Training:
         fed = self._federation("round", self.algorithm.verbs, busy)
         chooser = self._federation("select", VERBS, busy)
         state = State(self.state.params, now, self.state.slots)
+        if self.clock is not None:
+            fed.available = chooser.available = self.clock.available(now)
 
         async def work() -> State:
+            if not fed.available:
+                raise RoundAborted("no party was available")
             if self.algorithm.participation == "cohort":
                 fed.cohort = await self.run.select.select(chooser, state)
             return await self.algorithm.round(fed, state)
@@ -181,7 +189,9 @@ class Training:
             "bytes_up": record.bytes_up, "bytes_down": record.bytes_down,
         }  # fmt: skip
         if self.clock is not None:
-            line["simulated_seconds"] = self.clock()
+            if not fed.available:
+                self.clock.wait()
+            line["simulated_seconds"] = self.clock.now
         if empty is not None:
             line["empty"] = empty
         for name, who in (("missing", record.missing), ("rejected", record.rejected)):

@@ -27,7 +27,6 @@ from hansa.run.loop import Training
 from hansa.run.result import Result
 from hansa.run.settings import Run
 from hansa.run.store import Store
-from hansa.sim.clock import VirtualClock
 from hansa.sim.engine import ReferenceEngine
 from hansa.sim.runtime import Simulation, Work, pick_engine
 from hansa.sim.stacked import StackedEngine
@@ -73,11 +72,10 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
             long = before.get("compiled", run.rounds >= COMPILED_ROUNDS)
             engine.compiles = engine.records and (run.compile == "on" or (run.compile == "auto" and long))
         log.info("engine %s: %s", engine.name, engine.why())
-        clock = VirtualClock(run.seed, run.latency, run.latency_mean)
+        clock = run.clock(holdings)
         runtime = Simulation(engine, run.rules(), clock, absent, store.path if store is not None else None)
         record = _record(algorithm, run, engine, experiment)
-        training = Training(algorithm, task, run, objective, holdings, store, runtime, protocol, on_round,
-                            lambda: clock.now)  # fmt: skip
+        training = Training(algorithm, task, run, objective, holdings, store, runtime, protocol, on_round, clock)
         if store is not None:
             record["data"] = fingerprint(holdings)
             if resume:
@@ -123,7 +121,7 @@ def fingerprint(holdings: Holdings) -> str:
 
 def _record(algorithm: Algorithm, run: Run, engine: ReferenceEngine, experiment: Any) -> dict[str, Any]:
     settings = {f.name: getattr(run, f.name) for f in dataclasses.fields(run)}
-    settings["select"] = to_config(run.select)
+    settings |= {"select": to_config(run.select), "devices": to_config(run.devices)}
     return {
         "hansa": hansa.__version__, "algorithm": to_config(algorithm), "run": settings,
         "plan": plan(engine, run.device), "experiment": experiment,
