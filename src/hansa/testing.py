@@ -233,7 +233,13 @@ async def _check_processes(algorithm: Algorithm, reference: Result, runtime: Pro
 
 
 async def run_on(experiment: Experiment, runtime: ProcessRuntime, journal: Journal | None = None) -> State:
-    """Run an experiment's algorithm over parties in other processes, tickets arriving in simulated time."""
+    """Run an experiment's algorithm over parties in other processes, in simulated time."""
+    return (await history_on(experiment, runtime, journal))[0]
+
+
+async def history_on(experiment: Experiment, runtime: ProcessRuntime,
+                     journal: Journal | None = None) -> tuple[State, list[dict[str, Any]]]:  # fmt: skip
+    """As `run_on`, with an entry a round beside the state."""
     with deterministic("cpu"):
         task = experiment.build_task()
         objective = Objective(task.model, task.loss, experiment.run.seed, bf16=experiment.run.precision == "bf16")
@@ -241,4 +247,4 @@ async def run_on(experiment: Experiment, runtime: ProcessRuntime, journal: Journ
         clock = experiment.run.clock(holdings)
         await runtime.begin(experiment.tree, experiment.folder, journal, clock)
         training = Training(experiment.algorithm, task, experiment.run, objective, holdings, clock=clock)
-        return await complete_async(training.steps(), runtime.answer)
+        return await complete_async(training.steps(), runtime.answer), training.history

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from hansa.run.plots import uneven
 from hansa.run.store import SUMMARY, Store, read_json
 
 console = Console()
@@ -56,7 +57,7 @@ def show_run(run_dir: Path, as_json: bool) -> None:
     console.print(f"{algorithm['name']}, seed {run['seed']}, hansa {experiment['hansa']}, plan {experiment['plan']}",
                   markup=False)  # fmt: skip
     numbers = [k for k in ("train_loss", "loss", "accuracy", "auc", "rmse", "r2") if any(k in line for line in history)]
-    timed = any("simulated_seconds" in line for line in history)
+    timed = uneven(history)
     table = Table(*["round", "replies", *numbers, "bytes up", "bytes down", "seconds", *["simulated s"] * timed])
     shown = history if len(history) <= 12 else [*history[:3], {}, *history[-8:]]
     for line in shown:
@@ -66,7 +67,7 @@ def show_run(run_dir: Path, as_json: bool) -> None:
         cells = [f"{line[k]:.4f}" if k in line else "" for k in numbers]
         table.add_row(str(line["round"]), f"{line['replies']}/{line['asked']}", *cells, human_bytes(line["bytes_up"]),
                       human_bytes(line["bytes_down"]), f"{line['seconds']:.2f}",
-                      *[f"{line.get('simulated_seconds', 0.0):.2f}"] * timed)  # fmt: skip
+                      *[f"{line['simulated_seconds']:.2f}"] * timed)  # fmt: skip
     console.print(table)
     if summary is None:
         console.print(f"not finished after {len(history)} rounds; go on with: hansa resume {run_dir}", markup=False)

@@ -22,7 +22,8 @@ KINDS = ("algorithm", "local", "server", "fusion", "select", "transform", "adver
 
 
 _NOUNS = {"local": "local solver", "server": "server optimiser", "select": "selector", "dataset": "data set",
-          "prepare": "preparation", "devices": "description of devices"}  # fmt: skip
+          "prepare": "preparation", "devices": "description of devices",
+          "availability": "kind of availability"}  # fmt: skip
 
 
 def noun(kind: str) -> str:

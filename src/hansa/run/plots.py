@@ -90,15 +90,19 @@ def learning(history: Sequence[Mapping[str, Any]]) -> Figure | None:
     return figure
 
 
+def uneven(history: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether simulated time was kept, and rounds took different times."""
+    ends = [line["simulated_seconds"] for line in history if "simulated_seconds" in line]
+    return len(ends) > 1 and bool(np.ptp(np.diff(ends, prepend=0.0)) > 1e-9 * ends[-1])
+
+
 def over_time(history: Sequence[Mapping[str, Any]]) -> Figure | None:
-    """Accuracy, or else the loss, against simulated time; None where rounds say as much, each lasting as long."""
-    ends = [line.get("simulated_seconds", 0.0) for line in history]
-    lengths = np.diff(ends, prepend=0.0)
+    """Accuracy, or else the loss, against simulated time; None where rounds say as much."""
     name = next((name for name in ("accuracy", "loss", "train_loss") if _series(history, name)[0]), None)
-    if name is None or np.ptp(lengths) <= 1e-9 * max(ends):
+    if name is None or not uneven(history):
         return None
     rounds, y = _series(history, name)
-    when = {line["round"]: end for line, end in zip(history, ends, strict=True)}
+    when = {line["round"]: line["simulated_seconds"] for line in history}
     figure = blank(9.2, 2.9)
     axes = figure.subplots()
     axes.plot([when[at] for at in rounds], y, color=BLUE, marker="o" if len(y) <= FEW_POINTS else "", ms=3, lw=1.6)
