@@ -261,6 +261,20 @@ def test_a_gradient_cannot_be_had_in_part_so_late_ones_are_dropped_and_straggler
     assert missing(slow) == [{}, {}]
 
 
+@hansa.register("all-or-nothing")
+@dataclass(frozen=True)
+class AllOrNothing(StepsTaken):
+    paced: ClassVar[bool] = False
+
+
+def test_a_solver_that_is_not_paced_does_all_or_is_late() -> None:
+    algorithm = Census(local=AllOrNothing(steps=3))
+    slow = hansa.simulate(algorithm, task(2), rounds=1, devices={"stragglers": 1.0})
+    assert slow.state.slots["rounds"] == [{"0": 3, "1": 3}]
+    late = hansa.simulate(algorithm, task(2), rounds=1, devices={"compute": {"value": 1.0}}, deadline=3.0)
+    assert set(missing(late)[0].values()) == {"it was not done before the deadline of 3 s"}
+
+
 # Stragglers, card 1.7
 
 
@@ -420,9 +434,9 @@ def test_tickets_arrive_after_latency_computing_and_bytes() -> None:
 
 @ENGINES
 def test_tickets_are_lost_by_dropout_and_shortened_by_straggling(engine: str) -> None:
-    def run(local: hansa.SGD, **devices: Any) -> Result:
+    def run(local: hansa.SGD, **devices: Any) -> Result:  # a ticket cannot be late, whatever becomes of those
         algorithm = hansa.FedBuff(local=local, buffer=10, refill="flush")
-        return hansa.simulate(algorithm, task(), rounds=3, engine=engine, devices=devices)
+        return hansa.simulate(algorithm, task(), rounds=3, engine=engine, devices=devices, late="drop")
 
     lost = run(hansa.SGD(), dropout=0.5)
     assert [line["replies"] for line in lost.history] == [10] * 3

@@ -56,18 +56,17 @@ class VirtualClock:
         parties = np.asarray(ask.parties)
         layers, op = unwrap(ask.op)
         overlaps = any(part.overlaps for part in (*layers, op))
-        trains = isinstance(op, LocalSolver)
-        selects = ask.phase.startswith("select")
+        selects = ask.phase.startswith("select")  # which takes time, but nobody is lost by it
+        trains = isinstance(op, LocalSolver) and not selects
+        deadline = self.deadline if trains else None
         talk = self._talk(ask, parties)
         counts, units = self._amounts(ask, op, parties)
-        deadline = self.deadline if trains and not selects else None
-        budget = np.full(len(parties), np.inf if deadline is None else deadline)
+        budget = np.full(len(parties), np.inf)
         if deadline is not None:
-            budget = np.where(talk > deadline, -1.0, deadline) if overlaps else deadline - talk
+            budget = np.where(talk > deadline, -1.0, deadline if overlaps else deadline - talk)
         compute, fit = self._compute(ask, parties, counts, budget)
         outcome = Outcome(parties, np.maximum(talk, compute) if overlaps else talk + compute, counts)
-        if trains and not selects:
-            assert isinstance(op, LocalSolver)
+        if isinstance(op, LocalSolver) and trains:
             drops = self.late == "drop" and ask.verb != "submit"  # a ticket has no round to be late for
             divides = not drops and op.paced and "steps" in vars(op)
             slow = self._stragglers(ask, parties)
@@ -77,20 +76,13 @@ class VirtualClock:
                 share = 1 + np.floor(self._chance(ask, parties, "share of a straggler") * (units - 1))
                 outcome.steps[slow] = (counts // units * share.astype(np.int64))[slow]
             if deadline is not None:
-                over = (fit < counts) | (talk > deadline)
-                outcome.seconds[over] = outcome.until[over] = deadline
-                if divides:
-                    outcome.steps = np.minimum(outcome.steps, fit)
-                    over &= fit < 1
-                why = "could not do one step" if divides else "was not done"
-                outcome.lose(over, f"it {why} before the deadline of {deadline:g} s", deadline)
+                outcome.end((fit < counts) | (talk > deadline), deadline, fit if divides else None)
         if self.devices.dropout > 0 and not selects:
             gone = self._chance(ask, parties, "dropout") < self.devices.dropout
             part = self._chance(ask, parties, "part before dropout")
             outcome.lose(gone, "it dropped out in the middle of the round", part * outcome.seconds, seen=False)
         if len(self._present) < len(self.shards):
-            away = ~np.isin(parties, self._present)
-            outcome.lose(away, "it was not available", 0.0, seen=False)
+            outcome.lose(~np.isin(parties, self._present), "it was not available", 0.0, seen=False)
         return outcome.plan(trains)
 
     def _talk(self, ask: Ask, parties: Array) -> Array:
@@ -176,7 +168,18 @@ class Outcome:
             if not seen:
                 self.unseen.update(some)
 
+    def end(self, over: Array, deadline: float, fit: Array | None) -> None:
+        """Some parties are not done at the deadline: they count with the steps that fit before it, if told how many
+        and there is one; else they are lost."""
+        self.seconds[over] = self.until[over] = deadline
+        if fit is None:
+            self.lose(over, f"it was not done before the deadline of {deadline:g} s", deadline)
+        else:
+            self.steps = np.minimum(self.steps, fit)
+            self.lose(over & (fit < 1), f"it could not do one step before the deadline of {deadline:g} s", deadline)
+
     def plan(self, trains: bool) -> Plan:
+        """What the runtime needs to know."""
         seconds = dict(zip(self.parties.tolist(), self.seconds.tolist(), strict=True)) if trains else {}
         for party in self.unseen:
             seconds.pop(party, None)
