@@ -21,6 +21,9 @@ provide("dataset", "hansa.data")
 provide("partition", "hansa.data")
 provide("prepare", "hansa.data")
 provide("predictor", "hansa.core.predictor", "hansa.algorithms", "hansa.bayes", "hansa.trees")
+provide("devices", "hansa.sim.devices")
+provide("distribution", "hansa.sim.distributions")
+provide("availability", "hansa.sim.devices")
 provide("op", "hansa.core.predictor", "hansa.algorithms", "hansa.bayes", "hansa.trees", "hansa.data")
 
 _EXPORTS = {
@@ -58,6 +61,13 @@ _EXPORTS = {
     "WeightedMean": "hansa.fusion",
     "Uniform": "hansa.select",
     "Standardise": "hansa.data",
+    "Devices": "hansa.sim.devices",
+    "Bernoulli": "hansa.sim.devices",
+    "DayNight": "hansa.sim.devices",
+    "Constant": "hansa.sim.distributions",
+    "Exponential": "hansa.sim.distributions",
+    "Lognormal": "hansa.sim.distributions",
+    "Trace": "hansa.sim.distributions",
     "Task": "hansa.core.task",
     "Algorithm": "hansa.core.algorithm",
     "State": "hansa.core.algorithm",

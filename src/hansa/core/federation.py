@@ -157,6 +157,7 @@ class Federation:
         self.round = round
         self.cohort_size = cohort_size
         self.cohort: Sequence[int] = self.parties
+        self.available: Sequence[int] = self.parties  # who can be asked in this round
         self._busy = set(busy)
         self._seed = seed
         self._phase = phase

@@ -78,6 +78,7 @@ class Record:
     metrics: dict[str, float] = field(default_factory=dict)
     fused: set[int] = field(default_factory=set)  # whose replies the last answer holds
     arrived: Means = field(default_factory=Means)  # over the tickets that came back
+    seconds: dict[int, float] = field(default_factory=dict)  # simulated, of the parties of the last ask that trained
 
     def without(self, party: int, reason: str) -> None:
         """Note why there is no reply: the party is missing, or what it sent was none."""
@@ -167,6 +168,13 @@ def reply_size(reply: Reply) -> int:
     groups = (reply.tensors, reply.maxima)
     layout = tuple(tuple((name, value.shape, value.dtype) for name, value in group.items()) for group in groups)
     return _size(*layout, tuple(reply.metrics))
+
+
+def expected_size(op: Op, payload: Payload) -> int:
+    """The bytes of a reply as the op promises it."""
+    groups = (op.expects(payload), op.expects_maxima(payload))
+    layout = tuple(tuple((name, *shape) for name, shape in group.items()) for group in groups)
+    return _size(*layout, tuple(sorted(op.measures or ())))
 
 
 @functools.lru_cache(maxsize=64)

@@ -22,7 +22,7 @@ from hansa.core.op import DataOp
 from hansa.core.predictor import Evaluate, evaluate
 from hansa.core.registry import lookup
 from hansa.core.replies import Record
-from hansa.core.runtime import Abort, Commit, Open, Request
+from hansa.core.runtime import Abort, Clock, Commit, Open, Request
 from hansa.core.task import Holdings, Task
 from hansa.data.prepare import Preparation
 from hansa.run.settings import Run, higher_is_better
@@ -68,7 +68,7 @@ class Training:
     runtime: Snapshots | None = None  # where checkpoints are wanted
     protocol: SumProtocol | None = None
     on_round: Callable[[dict[str, Any]], None] | None = None
-    clock: Callable[[], float] | None = None  # simulated seconds
+    clock: Clock | None = None  # simulated time, the runtime's own
     threads: int = field(default_factory=torch.get_num_threads)  # for the central evaluation
     history: list[dict[str, Any]] = field(default_factory=list)
     progress: Progress = field(default_factory=Progress)
@@ -85,6 +85,10 @@ class Training:
         needed, cohort = self.run.rules().needed(self.problem.cohort_size), self.problem.cohort_size
         if needed > cohort:
             raise ConfigError(f"the quorum of {needed} can never be met: a round asks {cohort} parties")
+        if self.algorithm.participation == "own" and self.run.deadline is not None:
+            raise ConfigError(
+                f"{self.algorithm.name} is asynchronous: there is no round to be late for; leave out deadline"
+            )
         self.state = self.algorithm.init(self.problem)
         self._personal = lookup("predictor", self.algorithm.predictor(self.state)[0]).personal  # type: ignore[attr-defined]
         stops = self.run.target is not None or self.run.patience is not None
@@ -169,8 +173,12 @@ class Training:
         fed.tell(paced, (lambda party: self.work.of(party, now)) if self.work.differs else None)
         chooser = self._federation("select", VERBS, busy)
         state = State(self.state.params, now, self.state.slots)
+        if self.clock is not None:
+            fed.available = chooser.available = self.clock.available(now)
 
         async def work() -> State:
+            if not fed.available:
+                raise RoundAborted("no party was available")
             if self.algorithm.participation == "cohort":
                 fed.cohort = await self.run.select.select(chooser, state)
             return await self.algorithm.round(fed, state)
@@ -187,14 +195,16 @@ class Training:
         self.progress.bytes_up += record.bytes_up
         self.progress.bytes_down += record.bytes_down
         metrics = record.metrics if empty is None else None
-        seconds = self.clock() if self.clock is not None else float(self.progress.round)
+        seconds = self.clock.now if self.clock is not None else float(self.progress.round)
         self.progress.pace = self.work.observe(self.progress.pace, metrics, seconds, self.progress.round)
         line: dict[str, Any] = {
             "round": self.progress.round, "asked": record.asked, "replies": record.accepted,
             "bytes_up": record.bytes_up, "bytes_down": record.bytes_down,
         }  # fmt: skip
         if self.clock is not None:
-            line["simulated_seconds"] = self.clock()
+            if not fed.available:
+                self.clock.wait()
+            line["simulated_seconds"] = self.clock.now
         line |= {f"local_{name}": value for name, value in paced.items()}
         if empty is not None:
             line["empty"] = empty

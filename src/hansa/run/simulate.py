@@ -27,7 +27,6 @@ from hansa.run.loop import Training
 from hansa.run.result import Result
 from hansa.run.settings import Run
 from hansa.run.store import Store
-from hansa.sim.clock import VirtualClock
 from hansa.sim.engine import ReferenceEngine
 from hansa.sim.runtime import Simulation, Work, pick_engine
 from hansa.sim.stacked import StackedEngine
@@ -64,6 +63,7 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
         holdings = task.holdings(objective)
         if task.prepare is None and _has_nan(holdings.train.x):
             raise DataError("the parties' features have missing values (NaN); give the task prepare=Standardise()")
+        clock = run.clock(holdings)
         store = Store(run_dir) if run_dir is not None else None
         solver = getattr(algorithm, "local", None)
         work = Work(run.rounds, run.size(len(holdings)), solver) if isinstance(solver, LocalSolver) else None
@@ -73,11 +73,9 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
             long = before.get("compiled", run.rounds >= COMPILED_ROUNDS)
             engine.compiles = engine.records and (run.compile == "on" or (run.compile == "auto" and long))
         log.info("engine %s: %s", engine.name, engine.why())
-        clock = VirtualClock(run.seed, run.latency, run.latency_mean)
         runtime = Simulation(engine, run.rules(), clock, absent, store.path if store is not None else None)
         record = _record(algorithm, run, engine, experiment)
-        training = Training(algorithm, task, run, objective, holdings, store, runtime, protocol, on_round,
-                            lambda: clock.now)  # fmt: skip
+        training = Training(algorithm, task, run, objective, holdings, store, runtime, protocol, on_round, clock)
         if store is not None:
             record["data"] = fingerprint(holdings)
             if resume:

@@ -16,7 +16,7 @@ class Selector(Part):
     kind: ClassVar[str] = "select"
 
     async def select(self, fed: Federation, state: State) -> tuple[int, ...]:
-        """The cohort of the round: `fed.cohort_size` parties in the order of their ids."""
+        """The cohort of the round: `fed.cohort_size` of those available, in the order of their ids; all if fewer."""
         raise TypeError(f"the selector {self.name!r} selects nobody")
 
 
@@ -26,7 +26,7 @@ class Uniform(Selector):
     """Uniformly at random without replacement. McMahan et al. 2017."""
 
     async def select(self, fed: Federation, state: State) -> tuple[int, ...]:
-        if fed.cohort_size >= len(fed.parties):
-            return tuple(fed.parties)
-        chosen = fed.rng("select").choice(len(fed.parties), size=fed.cohort_size, replace=False)
-        return tuple(sorted(fed.parties[int(i)] for i in chosen))
+        if fed.cohort_size >= len(fed.available):
+            return tuple(fed.available)
+        chosen = fed.rng("select").choice(len(fed.available), size=fed.cohort_size, replace=False)
+        return tuple(sorted(fed.available[int(i)] for i in chosen))
