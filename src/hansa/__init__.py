@@ -19,7 +19,7 @@ provide("dataset", "hansa.data")
 provide("partition", "hansa.data")
 provide("prepare", "hansa.data")
 provide("predictor", "hansa.core.predictor", "hansa.bayes", "hansa.trees")
-provide("op", "hansa.core.predictor", "hansa.algorithms", "hansa.bayes", "hansa.trees", "hansa.data")
+provide("op", "hansa.core.predictor", "hansa.algorithms", "hansa.bayes", "hansa.trees", "hansa.data", "hansa.select")
 
 _EXPORTS = {
     "DPSGD": "hansa.algorithms",
@@ -34,7 +34,10 @@ _EXPORTS = {
     "SVRG": "hansa.local",
     "Descent": "hansa.server",
     "WeightedMean": "hansa.fusion",
+    "PowerOfChoice": "hansa.select",
+    "Tiers": "hansa.select",
     "Uniform": "hansa.select",
+    "Weighted": "hansa.select",
     "Standardise": "hansa.data",
     "Task": "hansa.core.task",
     "Algorithm": "hansa.core.algorithm",

@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "local": {"core", "local"},
     "fusion": {"core", "fusion"},
     "server": {"core", "fusion", "server"},
-    "select": {"core", "select"},
+    "select": {"core", "local", "select"},
     "transforms": {"core", "transforms"},
     "algorithms": {"core", "local", "fusion", "server", "select", "algorithms"},
     "bayes": {"core", "bayes"},

@@ -136,11 +136,11 @@ class ProcessRuntime:
                 place = self._fused if party in self._record.fused else self._dropped
                 place.setdefault(party, []).append(_name(request))
         if self.clock is not None:
-            self.clock.pass_ask(request)
+            self._record.seconds = self.clock.pass_ask(request)
         if request.verb == "exchange":
             assert isinstance(answer, Gathered)
             return await self._relay(request, dict(zip(answer.parties, answer.replies, strict=True)))
-        return answer
+        return self._record.timed(answer)
 
     async def _outcomes(self, ask: Ask) -> dict[int, dict[str, Any]]:
         """Each party's raw answer: from the journal if this ask was answered before, else from the parties."""

@@ -28,11 +28,16 @@ class VirtualClock:
         if not self.mean > 0:
             raise ConfigError(f"latency_mean must be positive, got {self.mean}")
 
-    def pass_ask(self, ask: Ask) -> None:
-        """Let a synchronous ask's time pass: as long as its slowest party takes. Evaluation takes no simulated time."""
-        if ask.in_round:
-            durations = (self.duration(party, ask.round, ask.phase, ask.index) for party in ask.parties)
-            self.now += max(durations, default=0.0)
+    def pass_ask(self, ask: Ask) -> dict[int, float]:
+        """Let a synchronous ask's time pass: as long as its slowest party takes. Evaluation takes no simulated time.
+
+        Returns the seconds that each party took.
+        """
+        if not ask.in_round:
+            return {}
+        seconds = {party: self.duration(party, ask.round, ask.phase, ask.index) for party in ask.parties}
+        self.now += max(seconds.values(), default=0.0)
+        return seconds
 
     def duration(self, *name: int | str) -> float:
         """The seconds that the named piece of work takes."""

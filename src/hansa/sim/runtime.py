@@ -130,8 +130,8 @@ class Simulation:
             return self._exchange(request)
         answer, memories = self._collect(request)
         self._staged.update(memories)
-        self.clock.pass_ask(request)
-        return answer
+        self._record.seconds = self.clock.pass_ask(request)
+        return self._record.timed(answer)
 
     def _collect(self, ask: Ask) -> tuple[Reduced | Gathered, dict[int, Memory]]:
         """The combined answer to an ask, and what those whose replies were accepted would remember."""
