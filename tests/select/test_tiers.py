@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -125,6 +126,16 @@ def test_tiers_are_drawn_as_often_as_their_probabilities_say() -> None:
     cohorts, _ = select(Tiers(tiers=3, probabilities=chances), scripted(), rounds, cohort=3)
     for tier, p in zip([(1, 3, 5), (0, 7, 8), (2, 4, 6)], chances, strict=True):
         assert abs(cohorts.count(tier) / rounds - p) < 4.5 * (p * (1 - p) / rounds) ** 0.5
+
+
+def test_inside_a_tier_every_pair_is_drawn_alike() -> None:
+    """The draw of the tier and that of its parties do not share random numbers."""
+    rounds = 3000
+    cohorts, _ = select(Tiers(tiers=3), scripted(), rounds, cohort=2)
+    counts = Counter(cohorts)
+    assert len(counts) == 9
+    for often in counts.values():
+        assert abs(often / rounds - 1 / 9) < 4.5 * (1 / 9 * 8 / 9 / rounds) ** 0.5
 
 
 def test_vanilla_is_uniform_selection_without_any_probe(run: Any) -> None:

@@ -18,13 +18,16 @@ from hansa.select.selector import Ids, Kept, Selector, ids
 @register("samples")
 @dataclass(frozen=True)
 class Samples(Op):
-    """How many samples a party has. The number is the reply's weight, which a run may limit (`max_weight`)."""
+    """How many samples a party has. The number is the reply's weight, which a run may limit (`max_weight`); a weight is
+    positive, so a party without samples says `empty`. A million of these replies are small: they hold no tensor."""
+
+    measures: ClassVar[frozenset[str] | None] = frozenset({"empty"})
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        return Reply({"any": torch.tensor(party.n > 0)}, weight=max(party.n, 1)), memory
+        return Reply({}, weight=max(party.n, 1), metrics={} if party.n else {"empty": 1.0}), memory
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
-        return {"any": ((), torch.bool)}
+        return {}
 
 
 @register("weighted")
@@ -52,9 +55,9 @@ async def ask_sizes(fed: Federation, kept: Kept) -> Kept:
     unknown = here[sizes.numpy()[here] < 0]
     if len(unknown):
         answer = await fed.gather(Samples(), parties=unknown.tolist())
+        heard = [0 if "empty" in reply.metrics else reply.weight for reply in answer.replies]
         sizes = sizes.clone()
-        if answer.parties:
-            sizes[torch.tensor(answer.parties)] = torch.where(answer.rows("any"), answer.weights, 0)
+        sizes[torch.tensor(answer.parties, dtype=torch.int64)] = torch.tensor(heard, dtype=torch.int64)
     return {**kept, "sizes": sizes}
 
 
