@@ -112,6 +112,8 @@ def test_candidates_fall_linearly_to_the_cohort(run: Any) -> None:
     seen = run(PowerOfChoice(d=9, decay=4), SIZES, rounds=7, cohort_size=M, engine="stacked")
     asked = [line["asked"] for line in seen.result.history]
     assert asked == [K + 9 + M, 7 + M, 6 + M, 4 + M, M, M, M]
+    large = run(PowerOfChoice(d=100 * K, decay=2), SIZES, rounds=3, cohort_size=M, engine="stacked")
+    assert [line["asked"] for line in large.result.history] == [K + K + M, 6 + M, M]  # it falls from all parties on
     assert run(PowerOfChoice(), SIZES, rounds=2, cohort_size=M, engine="stacked").result.history[1]["asked"] == 3 * M
 
 

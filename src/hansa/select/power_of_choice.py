@@ -81,9 +81,9 @@ class PowerOfChoice(Selector):
                 "or lower the cohort"
             )
 
-    def candidates(self, cohort: int, round: int) -> int:
+    def candidates(self, cohort: int, parties: int, round: int) -> int:
         """How many candidates a round draws."""
-        d = 2 * cohort if self.d is None else self.d
+        d = min(2 * cohort if self.d is None else self.d, parties)
         if self.decay is not None:  # in whole numbers, so that no rounding depends on the machine
             d = cohort + (d - cohort) * max(0, self.decay - round) // self.decay
         return d
@@ -93,7 +93,7 @@ class PowerOfChoice(Selector):
         kept = await ask_sizes(fed, kept)
         if self.watches and "losses" not in kept:
             kept["losses"] = torch.full((len(fed.parties),), torch.inf, dtype=torch.float64)
-        drawn = draw(fed, kept, self.candidates(fed.cohort_size, state.round))
+        drawn = draw(fed, kept, self.candidates(fed.cohort_size, len(fed.parties), state.round))
         if len(drawn) <= fed.cohort_size:  # nothing to choose, so nothing to ask
             return drawn, kept
         if self.watches:
