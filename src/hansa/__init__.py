@@ -24,7 +24,7 @@ provide("predictor", "hansa.core.predictor", "hansa.algorithms", "hansa.bayes", 
 provide("devices", "hansa.sim.devices")
 provide("distribution", "hansa.sim.distributions")
 provide("availability", "hansa.sim.devices")
-provide("op", "hansa.core.predictor", "hansa.algorithms", "hansa.bayes", "hansa.trees", "hansa.data")
+provide("op", "hansa.core.predictor", "hansa.algorithms", "hansa.bayes", "hansa.trees", "hansa.data", "hansa.select")
 
 _EXPORTS = {
     "DPSGD": "hansa.algorithms",
@@ -59,15 +59,14 @@ _EXPORTS = {
     "Adam": "hansa.local",
     "Descent": "hansa.server",
     "WeightedMean": "hansa.fusion",
+    "PowerOfChoice": "hansa.select",
+    "Tiers": "hansa.select",
     "Uniform": "hansa.select",
+    "Weighted": "hansa.select",
     "Standardise": "hansa.data",
     "Devices": "hansa.sim.devices",
     "Bernoulli": "hansa.sim.devices",
     "DayNight": "hansa.sim.devices",
-    "Constant": "hansa.sim.distributions",
-    "Exponential": "hansa.sim.distributions",
-    "Lognormal": "hansa.sim.distributions",
-    "Trace": "hansa.sim.distributions",
     "Task": "hansa.core.task",
     "Algorithm": "hansa.core.algorithm",
     "State": "hansa.core.algorithm",

@@ -47,8 +47,13 @@ class Ask:
 
     @property
     def in_round(self) -> bool:
-        """Whether the ask belongs to a round's work, which has a quorum and takes time, or to its evaluation."""
+        """Whether the ask belongs to a round's work, which takes time, or to its evaluation."""
         return self.phase.startswith(("round", "select"))
+
+    @property
+    def selects(self) -> bool:
+        """Whether the ask helps to choose the cohort: it has no quorum, and what it measures is not the round's."""
+        return self.phase.startswith("select")
 
     def payload_of(self, party: int) -> Payload:
         """What one party is sent: the shared payload and its own part."""
@@ -110,10 +115,14 @@ class Reduced:
 
 @dataclass(frozen=True)
 class Gathered:
-    """The replies one by one, in the order of the parties' ids."""
+    """The replies one by one, in the order of the parties' ids.
+
+    `seconds` says how long each of them took, where the runtime has a clock.
+    """
 
     parties: tuple[int, ...]
     replies: tuple[Reply, ...]
+    seconds: tuple[float, ...] = ()
 
     def rows(self, name: str) -> Tensor:
         """One tensor of all replies, stacked to [replies, ...]."""
@@ -148,7 +157,11 @@ class SumProtocol(Protocol):
 
 
 class Federation:
-    """One round's view of the parties. Payloads hold named tensors and plain values."""
+    """One round's view of the parties. Payloads hold named tensors and plain values.
+
+    `available` are the parties that can be selected now; `by_size` says that the cohort was drawn in proportion to the
+    parties' samples, so that a fusion need not weigh by them again.
+    """
 
     def __init__(self, parties: range, round: int, seed: int, cohort_size: int, verbs: Iterable[str] = VERBS,
                  protocol: SumProtocol | None = None, phase: str = "round",
@@ -158,6 +171,7 @@ class Federation:
         self.cohort_size = cohort_size
         self.cohort: Sequence[int] = self.parties
         self.available: Sequence[int] = self.parties  # who can be asked in this round
+        self.by_size = False  # whether the cohort was drawn in proportion to the parties' samples
         self._busy = set(busy)
         self._seed = seed
         self._phase = phase

@@ -132,7 +132,7 @@ class ProcessRuntime:
         plan = self.clock.plan(request) if self.clock is not None else Plan()
         if self.clock is not None:
             self.clock.now += plan.lasts
-        self._record.seconds = plan.seconds or self._record.seconds
+        self._record.seconds = plan.seconds
         outcomes = await self._outcomes(request, plan)
         answer = combine(request, ((p, _outcome(outcomes[p])) for p in request.parties), self.rules, self._record)
         for party in request.parties:
@@ -142,7 +142,7 @@ class ProcessRuntime:
         if request.verb == "exchange":
             assert isinstance(answer, Gathered)
             return await self._relay(request, dict(zip(answer.parties, answer.replies, strict=True)))
-        return answer
+        return self._record.timed(answer)
 
     async def _outcomes(self, ask: Ask, plan: Plan) -> dict[int, dict[str, Any]]:
         """Each party's raw answer: from the journal if this ask was answered before, else from the parties."""

@@ -28,6 +28,7 @@ from hansa.data.prepare import Preparation
 from hansa.run.settings import Run, higher_is_better
 from hansa.run.store import Store
 from hansa.run.work import LocalWork
+from hansa.select import Kept
 
 log = logging.getLogger("hansa")
 Steps = Generator[Request, Any, Any]
@@ -53,6 +54,7 @@ class Progress:
     stale: int = 0
     stopped: str | None = None
     pace: dict[str, Any] = field(default_factory=dict)  # what the pace remembers
+    selection: Kept = field(default_factory=dict)  # what the selector keeps between rounds
 
 
 @dataclass
@@ -76,12 +78,19 @@ class Training:
     def __post_init__(self) -> None:
         holdings = self.holdings
         self.problem = Problem(self.objective.spec, self.objective.initial, len(holdings), holdings.shape,
-                               holdings.classes, self.run.size(len(holdings)))  # fmt: skip
+                               holdings.classes, self.run.size(len(holdings)),
+                               holdings.tests is not None)  # fmt: skip
         if self.algorithm.trains:
             self.objective.network()
         self.work = LocalWork(self.run, self.algorithm, holdings)
         self.progress.pace = self.run.pace.begin()
         self.algorithm.check(self.problem)
+        self.run.select.check(self.algorithm, self.problem)
+        if self.run.select.watches and self.protocol is not None:
+            raise ConfigError(
+                f"this selector ({self.run.select.name}) looks at the loss of each party that trained, which a secure "
+                "sum hides; choose another selector"
+            )
         needed, cohort = self.run.rules().needed(self.problem.cohort_size), self.problem.cohort_size
         if needed > cohort:
             raise ConfigError(f"the quorum of {needed} can never be met: a round asks {cohort} parties")
@@ -165,8 +174,9 @@ class Training:
         self.progress.bytes_down += self.last_record.bytes_down
 
     def _round(self) -> Generator[Request, Any, dict[str, Any]]:
-        record = Record()
-        now = self.progress.round
+        select, progress = self.run.select, self.progress
+        record = Record(each={} if select.watches else None)
+        now = progress.round
         busy = yield Open(now, record)
         fed = self._federation("round", self.algorithm.verbs, busy)
         paced = self.run.pace.work(self.progress.pace)
@@ -180,7 +190,11 @@ class Training:
             if not fed.available:
                 raise RoundAborted("no party was available")
             if self.algorithm.participation == "cohort":
-                fed.cohort = await self.run.select.select(chooser, state)
+                fed.cohort, progress.selection = await select.select(chooser, self.algorithm, state, progress.selection)
+                # Where everybody is taken, the draw says nothing about sizes.
+                fed.by_size = select.by_size and fed.cohort_size < len(chooser.available)
+                if not fed.cohort:
+                    raise RoundAborted("no party could be selected")
             return await self.algorithm.round(fed, state)
 
         empty = None
@@ -191,14 +205,16 @@ class Training:
             yield Abort(now)
         else:
             yield Commit(now)
-        self.progress.round += 1
-        self.progress.bytes_up += record.bytes_up
-        self.progress.bytes_down += record.bytes_down
+        if record.each:
+            progress.selection = select.heard(progress.selection, record.each)
+        progress.round += 1
+        progress.bytes_up += record.bytes_up
+        progress.bytes_down += record.bytes_down
         metrics = record.metrics if empty is None else None
-        seconds = self.clock.now if self.clock is not None else float(self.progress.round)
-        self.progress.pace = self.work.observe(self.progress.pace, metrics, seconds, self.progress.round)
+        seconds = self.clock.now if self.clock is not None else float(progress.round)
+        progress.pace = self.work.observe(progress.pace, metrics, seconds, progress.round)
         line: dict[str, Any] = {
-            "round": self.progress.round, "asked": record.asked, "replies": record.accepted,
+            "round": progress.round, "asked": record.asked, "replies": record.accepted,
             "bytes_up": record.bytes_up, "bytes_down": record.bytes_down,
         }  # fmt: skip
         if self.clock is not None:

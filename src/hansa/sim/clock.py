@@ -83,7 +83,7 @@ class VirtualClock:
             outcome.lose(gone, "it dropped out in the middle of the round", part * outcome.seconds, seen=False)
         if len(self._present) < len(self.shards):
             outcome.lose(~np.isin(parties, self._present), "it was not available", 0.0, seen=False)
-        return outcome.plan(trains)
+        return outcome.plan(isinstance(op, LocalSolver))
 
     def _talk(self, ask: Ask, parties: Array) -> Array:
         """The seconds that each party's communication takes."""
@@ -179,7 +179,7 @@ class Outcome:
             self.lose(over & (fit < 1), f"it could not do one step before the deadline of {deadline:g} s", deadline)
 
     def plan(self, trains: bool) -> Plan:
-        """What the runtime needs to know."""
+        """What the runtime needs to know; parties' seconds where they train."""
         seconds = dict(zip(self.parties.tolist(), self.seconds.tolist(), strict=True)) if trains else {}
         for party in self.unseen:
             seconds.pop(party, None)

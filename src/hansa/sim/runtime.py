@@ -131,14 +131,14 @@ class Simulation:
             return self._exchange(request)
         answer, memories = self._collect(request)
         self._staged.update(memories)
-        return answer
+        return self._record.timed(answer)
 
     def _collect(self, ask: Ask) -> tuple[Reduced | Gathered, dict[int, Memory]]:
         """The combined answer to an ask, and what those whose replies were accepted would remember."""
         self._count_down(ask)
         plan = self.clock.plan(ask)
         self.clock.now += plan.lasts
-        self._record.seconds = plan.seconds or self._record.seconds
+        self._record.seconds = plan.seconds
         memories: dict[int, Memory] = {}
 
         def outcomes() -> Iterator[Replies | tuple[int, Reply | str]]:
