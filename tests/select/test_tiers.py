@@ -70,7 +70,7 @@ def select(selector: Tiers, answers: Answers, rounds: int, cohort: int = 2, seed
 
 @pytest.mark.parametrize("engine", ["reference", "stacked"])
 def test_one_tier_is_uniform_selection_to_the_bit(run: Any, engine: str) -> None:
-    given = {"rounds": 5, "cohort_size": 4, "engine": engine, "latency": "exponential"}
+    given = {"rounds": 5, "cohort_size": 4, "engine": engine, "devices": {"latency": "exponential"}}
     tier, uniform = run(Tiers(tiers=1), SIZES, **given), run("uniform", SIZES, **given)
     assert tier.cohorts == uniform.cohorts
     assert torch.equal(tier.result.state.params.w, uniform.result.state.params.w)
@@ -80,7 +80,7 @@ def test_one_tier_is_uniform_selection_to_the_bit(run: Any, engine: str) -> None
 @pytest.mark.parametrize("engine", ["reference", "stacked"])
 def test_a_cohort_comes_from_one_tier_so_nobody_waits_for_a_slower_one(run: Any, engine: str) -> None:
     selector = Tiers(tiers=3, profile_rounds=2)
-    seen = run(selector, SIZES, rounds=12, cohort_size=2, engine=engine, latency="exponential")
+    seen = run(selector, SIZES, rounds=12, cohort_size=2, engine=engine, devices={"latency": "exponential"})
     latency = seen.kept["latency"].numpy()
     groups = [set(group.tolist()) for group in selector.split(latency)]
     assert [len(group) for group in groups] == [4, 4, 4]
@@ -93,7 +93,7 @@ def test_a_cohort_comes_from_one_tier_so_nobody_waits_for_a_slower_one(run: Any,
 
 
 def test_latency_is_the_mean_time_of_the_probes_and_they_take_time_and_bytes(run: Any) -> None:
-    given = {"cohort_size": 2, "engine": "stacked", "latency": "exponential"}
+    given = {"cohort_size": 2, "engine": "stacked", "devices": {"latency": "exponential"}}
     seen = run(Tiers(tiers=3, profile_rounds=4), SIZES, rounds=2, **given)
     first, second = seen.result.history
     assert (first["asked"], second["asked"]) == (4 * K + 2, 2)
