@@ -66,11 +66,11 @@ class StepsTaken(hansa.SGD):
         return {"w": w * 0.0 + ctx.steps}, memory
 
 
-@hansa.register("census")
 @dataclass(frozen=True)
 class Census(Algorithm):
     """Keeps how many steps each party took in each round."""
 
+    name: ClassVar[str] = "census"
     local: LocalSolver = StepsTaken()
 
     @property
