@@ -29,7 +29,7 @@ from hansa.sim import gpu
 from hansa.sim.chain import Chain, chain_of, elsewhere
 from hansa.sim.engine import Block, Failure, Job, Outcome, ReferenceEngine, first_line, named
 from hansa.sim.rewrite import Rewritten
-from hansa.sim.stack import Stack, plain
+from hansa.sim.stack import Stack
 
 log = logging.getLogger("hansa")
 ROOM = 2**28  # bytes of updates held at a time
@@ -241,9 +241,11 @@ class StackedEngine(ReferenceEngine):
 
     def width(self, solver: LocalSolver) -> int:
         """How many parties a chunk holds: fewer where a solver passes over the parameters several times a step."""
-        if self._given is not None or self.chain is None or plain(solver):
+        if self._given is not None or self.chain is None:
             return self.chunk
-        return max(1, self.chunk // (2 if solver.direct else 4))
+        if solver.direct:
+            return max(1, self.chunk // 2) if solver.remember(self.objective.spec) else self.chunk
+        return max(1, self.chunk // 4)
 
     def _stackable(self) -> bool:
         if self.chain is not None and self.chain.stacks:
