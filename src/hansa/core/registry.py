@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.metadata
+import math
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -271,7 +272,7 @@ def convert(value: Any, hint: Any, where: str, default: Any = None) -> Any:
     elif isinstance(hint, type) and issubclass(hint, Part):
         return _nested(value, hint, where, default)
     elif hint is float:
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
             return float(value)
     elif hint is int:
         if isinstance(value, int) and not isinstance(value, bool):

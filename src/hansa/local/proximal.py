@@ -55,7 +55,7 @@ class Proximal(SGD):
             carry["toward"] = self.mu * w
         if self.gamma is not None:
             first = torch.linalg.vector_norm(ctx.full_gradient(w))
-            going = torch.ones_like(first) * (self.gamma < 1)
+            going = (first > self.gamma * first).to(first.dtype)  # where it begins may be inexact enough
             carry |= {"first": first, "now": first, "going": going, "taken": torch.zeros_like(first)}
         return w, carry
 

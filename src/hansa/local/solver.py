@@ -221,7 +221,7 @@ class LocalSolver(Op):
     @property
     def kernel(self) -> LocalSolver:
         """The solver as far as a single step goes: whatever its learning rate and however many steps it takes."""
-        neutral = {"lr": 1.0, "epochs": 1, "steps": None}
+        neutral = {"lr": 1e-6, "epochs": 1, "steps": None}
         return self.at({name: value for name, value in neutral.items() if self.has(name)})
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
@@ -241,7 +241,8 @@ class LocalSolver(Op):
         keys = rng.step_keys(base, len(batches)).to(objective.device)
         ctx = Context(objective, party.n, len(batches), party.round, self.rate(party.round), lambda: whole,
                       (model.stats, model.counts), torch.tensor(base, device=objective.device), rule=rule)  # fmt: skip
-        before = {name: memory.get(name, value) for name, value in self.remember(objective.spec).items()}
+        fresh = self.remember(objective.spec)
+        before = {name: memory.get(name, value).to(objective.device) for name, value in fresh.items()}
         extra = {name: value for name, value in payload.items() if name != "model"}
         start, carry = self.start(ctx, model.w, extra, before)
         w, seen = start, torch.zeros((), dtype=torch.float64)

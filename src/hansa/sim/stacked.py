@@ -144,10 +144,12 @@ class StackedEngine(ReferenceEngine):
         groups = [order]
         self.look()
         if not self.pads:
-            by_size: dict[int, list[Job]] = {}
+            alike: dict[Any, list[Job]] = {}  # parties whose batches are of one size, step by step
             for job in order:
-                by_size.setdefault(self.holdings.train.size(job.party), []).append(job)
-            groups = list(by_size.values())
+                size = self.holdings.train.size(job.party)
+                batch = solver.at(job.payload.get("work") or {}).plan[2]
+                alike.setdefault((size, min(size, batch or size)), []).append(job)
+            groups = list(alike.values())
         chunks: list[list[Job]] = []
         for group in groups:
             waves = -(-len(group) // (self.lanes * self.width(solver)))
