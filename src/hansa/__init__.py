@@ -15,12 +15,16 @@ provide("server", "hansa.server")
 provide("fusion", "hansa.fusion")
 provide("select", "hansa.select")
 provide("schedule", "hansa.schedule")
+provide("pace", "hansa.schedule")
 provide("model", "hansa.models")
 provide("dataset", "hansa.data")
 provide("partition", "hansa.data")
 provide("prepare", "hansa.data")
 provide("predictor", "hansa.core.predictor", "hansa.algorithms", "hansa.bayes", "hansa.trees")
-provide("op", "hansa.core.predictor", "hansa.algorithms", "hansa.bayes", "hansa.trees", "hansa.data")
+provide("devices", "hansa.sim.devices")
+provide("distribution", "hansa.sim.distributions")
+provide("availability", "hansa.sim.devices")
+provide("op", "hansa.core.predictor", "hansa.algorithms", "hansa.bayes", "hansa.trees", "hansa.data", "hansa.select")
 
 _EXPORTS = {
     "DPSGD": "hansa.algorithms",
@@ -55,8 +59,14 @@ _EXPORTS = {
     "Adam": "hansa.local",
     "Descent": "hansa.server",
     "WeightedMean": "hansa.fusion",
+    "PowerOfChoice": "hansa.select",
+    "Tiers": "hansa.select",
     "Uniform": "hansa.select",
+    "Weighted": "hansa.select",
     "Standardise": "hansa.data",
+    "Devices": "hansa.sim.devices",
+    "Bernoulli": "hansa.sim.devices",
+    "DayNight": "hansa.sim.devices",
     "Task": "hansa.core.task",
     "Algorithm": "hansa.core.algorithm",
     "State": "hansa.core.algorithm",

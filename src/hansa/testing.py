@@ -36,7 +36,6 @@ from hansa.run.config import Experiment, parse
 from hansa.run.loop import Training
 from hansa.run.result import Result
 from hansa.run.simulate import simulate
-from hansa.sim.clock import VirtualClock
 from hansa.sim.workers import usable
 
 PARTIES = 4
@@ -44,7 +43,8 @@ TREE: dict[str, Any] = {
     "task": {"dataset": "breast-cancer", "model": "logistic", "prepare": "standardise", "party_test": 0.2,
              "dtype": "float64"},
     "partition": {"name": "quantity", "parties": PARTIES, "alpha": 1.0, "min_size": 20},
-    "run": {"rounds": 3, "latency": "exponential", "seed": 3},
+    "run": {"rounds": 3, "seed": 3,
+            "devices": {"compute": {"name": "exponential", "mean": 0.1}, "latency": "exponential"}},
 }  # fmt: skip
 PARTY_COMMAND = [sys.executable, "-m", "hansa.run.party"]
 
@@ -233,12 +233,18 @@ async def _check_processes(algorithm: Algorithm, reference: Result, runtime: Pro
 
 
 async def run_on(experiment: Experiment, runtime: ProcessRuntime, journal: Journal | None = None) -> State:
-    """Run an experiment's algorithm over parties in other processes, tickets arriving in simulated time."""
-    run = experiment.run
-    clock = VirtualClock(run.seed, run.latency, run.latency_mean)
-    await runtime.begin(experiment.tree, experiment.folder, journal, clock)
+    """Run an experiment's algorithm over parties in other processes, in simulated time."""
+    return (await history_on(experiment, runtime, journal))[0]
+
+
+async def history_on(experiment: Experiment, runtime: ProcessRuntime,
+                     journal: Journal | None = None) -> tuple[State, list[dict[str, Any]]]:  # fmt: skip
+    """As `run_on`, with an entry a round beside the state."""
     with deterministic("cpu"):
         task = experiment.build_task()
         objective = Objective(task.model, task.loss, experiment.run.seed, bf16=experiment.run.precision == "bf16")
-        training = Training(experiment.algorithm, task, experiment.run, objective, task.holdings(objective))
-        return await complete_async(training.steps(), runtime.answer)
+        holdings = task.holdings(objective)
+        clock = experiment.run.clock(holdings)
+        await runtime.begin(experiment.tree, experiment.folder, journal, clock)
+        training = Training(experiment.algorithm, task, experiment.run, objective, holdings, clock=clock)
+        return await complete_async(training.steps(), runtime.answer), training.history

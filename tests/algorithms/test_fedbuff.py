@@ -17,6 +17,7 @@ from hansa.algorithms.fedbuff import nth_idle
 from hansa.core.op import Memory, Party, Payload, Reply
 from hansa.fusion import WeightedMean
 from hansa.local import SGD, LocalSolver
+from hansa.sim.distributions import Distribution
 
 
 def net() -> nn.Module:
@@ -55,13 +56,13 @@ def test_batch_statistics_are_averaged_as_in_fedavg() -> None:
 
 
 @pytest.mark.parametrize("refill", ["arrival", "flush"])
-@pytest.mark.parametrize("latency", ["constant", "exponential", "lognormal"])
+@pytest.mark.parametrize("latency", [hansa.Constant(1.0), hansa.Exponential(), hansa.Lognormal()])
 @pytest.mark.parametrize(("buffer", "cohort"), [(1, 4), (3, 4), (4, 4), (1, 1)])
 def test_every_step_of_the_server_applies_as_many_updates_as_the_buffer_holds(
-    buffer: int, cohort: int, latency: str, refill: str
+    buffer: int, cohort: int, latency: Distribution, refill: str
 ) -> None:
     algorithm = hansa.FedBuff(buffer=buffer, refill=refill)
-    done = hansa.simulate(algorithm, task(8), rounds=4, cohort_size=cohort, latency=latency)
+    done = hansa.simulate(algorithm, task(8), rounds=4, cohort_size=cohort, devices={"latency": latency})
     assert [line["replies"] for line in done.history] == [buffer] * 4
     assert all(
         b["simulated_seconds"] >= a["simulated_seconds"] for a, b in zip(done.history, done.history[1:], strict=False)

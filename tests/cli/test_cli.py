@@ -1,6 +1,7 @@
 """The command line as a user meets it: real processes, real files."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -49,8 +50,10 @@ def test_run_prints_one_json_object_last_and_fills_the_run_folder(experiment: Pa
     assert recorded["algorithm"]["local"]["lr"] == 0.25
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 3
     assert (folder / "report.html").exists() and (folder / "model.safetensors").exists()
+    assert last["simulated_seconds"] == 3.0  # an exchange takes a second
     shown = hansa("show", str(folder), cwd=experiment.parent)
     assert shown.returncode == 0 and "fedavg" in shown.stdout and "accuracy" in shown.stdout
+    assert re.search(r"simulated seconds +3\.0", shown.stdout)
     again = hansa("resume", str(folder), cwd=experiment.parent)
     assert again.returncode == 2 and "has finished" in again.stderr
 

@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "local": {"core", "schedule", "local"},
     "fusion": {"core", "fusion"},
     "server": {"core", "fusion", "schedule", "server"},
-    "select": {"core", "select"},
+    "select": {"core", "local", "select"},
     "schedule": {"core", "schedule"},
     "transforms": {"core", "transforms"},
     "algorithms": {"core", "local", "fusion", "server", "select", "algorithms"},

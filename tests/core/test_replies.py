@@ -314,3 +314,12 @@ def test_a_large_weight_does_not_change_how_a_sum_is_rounded() -> None:
         total.add({"w": x}, 3)
         total.add({"w": x}, weight)
         assert torch.equal(total.result()["w"], x.double() * 3 + x.double() * weight)
+
+
+def test_a_gathered_reply_has_the_seconds_of_its_own_party() -> None:
+    record = Record(seconds={0: 1.0, 1: 2.0, 2: 3.0})
+    answer = Gathered((0, 2), (reply(0), reply(2)))
+    timed = record.timed(answer)
+    assert isinstance(timed, Gathered)
+    assert timed.seconds == (1.0, 3.0)
+    assert Record().timed(answer) is answer

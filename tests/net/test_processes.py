@@ -18,7 +18,7 @@ from hansa.core.replies import Record
 from hansa.core.runtime import Commit, Open, complete_async
 from hansa.run.config import Experiment, parse
 from hansa.run.loop import Training
-from hansa.testing import PARTIES, TREE, PartyPool, experiment_for, run_on, same_bits
+from hansa.testing import PARTIES, TREE, PartyPool, experiment_for, history_on, run_on, same_bits
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +43,29 @@ def test_processes_and_the_reference_engine_give_the_same_float32_bits(pool: Par
     reference = hansa.simulate(experiment.algorithm, experiment.build_task(), **experiment.settings())
     state = pool.call(run_on(experiment, pool.runtime))
     assert same_bits(reference.state.tree(), state.tree())
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [hansa.FedAvg(local=hansa.SGD(epochs=4)), hansa.DPSGD(), hansa.FedBuff(local=hansa.SGD(epochs=4), buffer=2)],
+    ids=lambda a: a.name,
+)
+def test_simulated_devices_do_to_processes_what_they_do_to_a_simulation(
+    pool: PartyPool, algorithm: hansa.Algorithm
+) -> None:
+    devices = {
+        "compute": "exponential", "speed": "lognormal", "bandwidth": {"name": "exponential", "mean": 1000.0},
+        "availability": {"name": "bernoulli", "p": 0.8}, "dropout": 0.4, "stragglers": 0.5,
+    }  # fmt: skip
+    deadline = None if algorithm.participation == "own" else 12.0
+    experiment = experiment_for(algorithm, devices=devices, deadline=deadline, rounds=8, engine="reference")
+    simulated = hansa.simulate(experiment.algorithm, experiment.build_task(), **experiment.settings())
+    state, history = pool.call(history_on(experiment, pool.runtime))
+    assert same_bits(simulated.state.tree(), state.tree())
+    told = ("simulated_seconds", "replies", "missing", "bytes_up", "bytes_down", "empty")
+    for one, other in zip(simulated.history, history, strict=True):
+        assert {name: one.get(name) for name in told} == {name: other.get(name) for name in told}
+    assert any("missing" in line for line in history)
 
 
 def test_a_killed_party_is_missing_and_the_others_go_on() -> None:

@@ -69,7 +69,7 @@ EXPERIMENTS: dict[str, Any] = {
     # Tickets under way, and the old models that they still need, have to survive.
     "fedbuff": lambda **run: hansa.simulate(
         hansa.FedBuff(local=SGD(lr=0.3, batch=2), buffer=2),
-        task(), rounds=5, seed=3, engine="reference", cohort_size=4, latency="exponential", **run,
+        task(), rounds=5, seed=3, engine="reference", cohort_size=4, devices={"latency": "exponential"}, **run,
     ),
     # The preparation is learned again, and the stopping rule's memory has to survive.
     "fedavg": lambda **run: hansa.simulate(

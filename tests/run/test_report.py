@@ -106,3 +106,12 @@ def test_a_method_without_curves_still_has_a_report(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("most", "name"), [(0, "bytes"), (999, "bytes"), (1000, "kB"), (5e6, "MB"), (2e9, "GB")])
 def test_bytes_are_shown_in_a_unit_that_reads_well(most: float, name: str) -> None:
     assert plots.unit(most)[1] == name
+
+
+def test_learning_is_drawn_over_simulated_time_only_where_rounds_take_different_times(tmp_path: Path) -> None:
+    for name, devices in (("even", {}), ("uneven", {"latency": "exponential"})):
+        small_run(tmp_path / name, ["a", "b"], devices=devices)
+        page = run_report(tmp_path / name).read_text()
+        stands_alone(page)
+        assert ("Learning over simulated time" in page) == (name == "uneven")
+        assert "simulated seconds" in page  # in numbers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,20 @@ from torch import Tensor, nn
 import hansa
 from hansa.core.objective import Objective
 from hansa.core.op import Replies, Reply
-from hansa.local import SGD, SVRG, Gradient, LocalSolver
+from hansa.local import (
+    SGD,
+    SVRG,
+    Adam,
+    Controlled,
+    Elastic,
+    Fair,
+    Gradient,
+    LocalSolver,
+    Normalised,
+    Overlapped,
+    Personal,
+    Proximal,
+)
 from hansa.schedule import Exponential
 from hansa.sim import runtime
 from hansa.sim.engine import Job, ReferenceEngine
@@ -92,17 +105,34 @@ def pair(given: hansa.Task, seed: int = 4, chunk: int | None = None) -> tuple[Re
 
 def payload(engine: ReferenceEngine, solver: LocalSolver) -> dict[str, Any]:
     out: dict[str, Any] = {"model": engine.objective.initial._asdict()}
+    spec = engine.objective.spec
     if isinstance(solver, SVRG):
-        out["gradient"] = torch.linspace(-1, 1, engine.objective.spec.dim, dtype=torch.float64)
+        out["gradient"] = torch.linspace(-1, 1, spec.dim, dtype=torch.float64)
+    if isinstance(solver, Controlled):
+        out["c"] = torch.linspace(-0.1, 0.2, spec.dim, dtype=torch.float64)
+    if isinstance(solver, Elastic):
+        out["alpha"] = 0.3
+    if isinstance(solver, Personal):
+        out["model"] = {**out["model"], "w": out["model"]["w"][solver.division(spec).base]}
     return out
 
 
-def compare(given: hansa.Task, solver: LocalSolver, chunk: int = 4, round: int = 1) -> None:
+def memory(engine: ReferenceEngine, solver: LocalSolver, party: int) -> dict[str, Tensor]:
+    """What a party remembers: nothing at first, something else than zero for every other party."""
+    if party % 2:
+        return {}
+    return {name: torch.linspace(0.1, 0.3 + party, value.numel(), dtype=torch.float64).view(value.shape)
+            for name, value in solver.remember(engine.objective.spec).items()}  # fmt: skip
+
+
+def compare(given: hansa.Task, solver: LocalSolver, chunk: int | None = 4, round: int = 1,
+            works: Sequence[dict[str, Any]] = ()) -> None:  # fmt: skip
     """Both engines' replies agree, tensor by tensor, and the stacked one did stack."""
     alone, together = pair(given, chunk=chunk)
     together.one = None  # type: ignore[assignment,method-assign]  # training a party alone would agree for the wrong reason
     sent = payload(alone, solver)
-    jobs = [Job(k, sent, {}) for k in range(len(alone.holdings))]
+    told = [{**sent, "work": works[k % len(works)]} if works else sent for k in range(len(alone.holdings))]
+    jobs = [Job(k, told[k], memory(alone, solver, k)) for k in range(len(alone.holdings))]
     first, second = dict(alone.run(solver, jobs, round)), dict(together.run(solver, jobs, round))
     assert together._refused is None
     assert list(first) == list(second) == [job.party for job in jobs]
@@ -120,7 +150,10 @@ def compare(given: hansa.Task, solver: LocalSolver, chunk: int = 4, round: int =
             assert torch.allclose(value, b.tensors[name], rtol=0, atol=1e-9), (party, name)
         for name, value in a.maxima.items():
             assert torch.equal(value, b.maxima[name])
-        assert a.metrics["train_loss"] == pytest.approx(b.metrics["train_loss"], abs=1e-9)
+        assert a.metrics == pytest.approx(b.metrics, abs=1e-9)
+        assert set(outcome[1]) == set(other[1])
+        for name, value in outcome[1].items():
+            assert torch.allclose(value, other[1][name], rtol=0, atol=1e-9), (party, name)
         moved += float(a.tensors["w"].abs().max())
     assert moved > 1e-3
 
@@ -131,6 +164,40 @@ def test_stacked_parties_train_as_they_do_alone(model: Model, solver: LocalSolve
     if model is batch_norm and isinstance(solver, SVRG):
         solver = SVRG(h=2.0, batch=2)
     compare(task(model, EVEN if model is batch_norm else UNEQUAL), solver)
+
+
+def line() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)).double()
+
+
+SOLVERS: list[LocalSolver] = [
+    SGD(lr=0.3, epochs=2, batch=2, momentum=0.9, nesterov=True, weight_decay=0.1),
+    SGD(lr=0.3, epochs=2, batch=2, weight_decay=0.1),
+    Adam(lr=0.1, epochs=2, batch=2, eps=0.01),
+    Proximal(lr=0.3, epochs=2, batch=2, mu=0.5),
+    Proximal(lr=0.3, epochs=2, batch=2, mu=0.5, gamma=0.9),
+    Controlled(lr=0.3, epochs=2, batch=2),
+    Controlled(lr=0.3, epochs=2, batch=2, option="I", momentum=0.5),
+    Normalised(lr=0.3, epochs=2, batch=2, momentum=0.5),
+    Normalised(lr=0.3, epochs=2, batch=2, mu=0.5),
+    Fair(lr=0.3, epochs=2, batch=2, q=1.5),
+    Personal(SGD(lr=0.3, epochs=2, batch=2)),
+    Personal(Adam(lr=0.1, epochs=2, batch=2, eps=0.01)),
+    Elastic(lr=0.3, epochs=2, batch=2),
+    Overlapped(lr=0.3, epochs=2, batch=2),
+]
+WORKS = [{"steps": 3}, {"lr": 0.1, "epochs": 1}, {}, {"batch": 3, "steps": 1}, {"epochs": 3, "lr": 0.5}]
+
+
+@pytest.mark.parametrize("solver", SOLVERS, ids=repr)
+@pytest.mark.parametrize("model", [line, conv, batch_norm], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("works", [(), WORKS, WORKS[1:2]], ids=["alike", "each", "shared"])
+def test_every_solver_is_the_same_in_a_stack_whatever_each_party_is_told(
+    model: Model, solver: LocalSolver, works: list[dict[str, Any]]
+) -> None:
+    sizes = EVEN if model is batch_norm else UNEQUAL
+    told = [work for work in works if model is not batch_norm or work.get("batch") != 3]
+    compare(task(model, sizes), solver, works=told)
 
 
 @pytest.mark.parametrize("chunk", [2, 3, 32])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -25,6 +26,12 @@ def nth_idle(n: int, busy: Iterable[int]) -> int:
     for other in sorted(busy):
         n += other <= n
     return n
+
+
+def places(among: Sequence[int], parties: Iterable[int]) -> list[int]:
+    """Where in a rising sequence those of the parties stand that are in it."""
+    at = [(bisect.bisect_left(among, party), party) for party in parties]
+    return [place for place, party in at if place < len(among) and among[place] == party]
 
 
 @register("fedbuff")
@@ -69,9 +76,12 @@ class FedBuff(Algorithm):
         model = {"model": state.params._asdict()}
 
         async def refill() -> None:
-            while len(busy := fed.busy) < fed.cohort_size:
-                draw = int(stream.integers(len(fed.parties) - len(busy)))
-                await fed.submit(self.local, model, nth_idle(draw, busy))
+            while len(fed.busy) < fed.cohort_size:
+                busy = places(fed.available, fed.busy)
+                if len(busy) == len(fed.available):
+                    return
+                draw = int(stream.integers(len(fed.available) - len(busy)))
+                await fed.submit(self.local, model, fed.available[nth_idle(draw, busy)])
 
         total = torch.zeros_like(state.params.w, dtype=torch.float64)
         stats = torch.zeros_like(state.params.stats, dtype=torch.float64)

@@ -19,7 +19,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-REPORTED = ("rounds", "accuracy", "loss", "bytes_up", "bytes_down", "seconds", "run_dir", "stopped", "empty_rounds")
+REPORTED = ("rounds", "accuracy", "loss", "bytes_up", "bytes_down", "seconds", "simulated_seconds", "run_dir",
+            "stopped", "empty_rounds")  # fmt: skip
 
 Set = Annotated[list[str] | None, typer.Option("--set", help="Change a field: --set algorithm.local.lr=0.05")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on the last line.")]

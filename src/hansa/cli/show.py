@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from hansa.run.plots import uneven
 from hansa.run.store import SUMMARY, Store, read_json
 
 console = Console()
@@ -26,7 +27,7 @@ def human_bytes(count: float) -> str:
 def print_summary(summary: dict[str, Any]) -> None:
     """A finished run, as a table."""
     table = Table(show_header=False, box=None)
-    skip = {"bytes_up", "bytes_down", "seconds", "run_dir", "stopped", "rounds", "empty_rounds"}
+    skip = {"bytes_up", "bytes_down", "seconds", "simulated_seconds", "run_dir", "stopped", "rounds", "empty_rounds"}
     empty = f", {summary['empty_rounds']} of them empty" if summary["empty_rounds"] else ""
     table.add_row("rounds", f"{summary['rounds']} ({summary['stopped']}{empty})")
     for name, value in summary.items():
@@ -34,6 +35,8 @@ def print_summary(summary: dict[str, Any]) -> None:
             table.add_row(name, f"{value:.4f}" if isinstance(value, float) else str(value))
     table.add_row("bytes up / down", f"{human_bytes(summary['bytes_up'])} / {human_bytes(summary['bytes_down'])}")
     table.add_row("seconds", f"{summary['seconds']:.1f}")
+    if summary.get("simulated_seconds") is not None:
+        table.add_row("simulated seconds", f"{summary['simulated_seconds']:.1f}")
     if summary["run_dir"]:
         table.add_row("folder", summary["run_dir"])
         report = Path(summary["run_dir"]) / "report.html"
@@ -54,7 +57,8 @@ def show_run(run_dir: Path, as_json: bool) -> None:
     console.print(f"{algorithm['name']}, seed {run['seed']}, hansa {experiment['hansa']}, plan {experiment['plan']}",
                   markup=False)  # fmt: skip
     numbers = [k for k in ("train_loss", "loss", "accuracy", "auc", "rmse", "r2") if any(k in line for line in history)]
-    table = Table(*["round", "replies", *numbers, "bytes up", "bytes down", "seconds"])
+    timed = uneven(history)
+    table = Table(*["round", "replies", *numbers, "bytes up", "bytes down", "seconds", *["simulated s"] * timed])
     shown = history if len(history) <= 12 else [*history[:3], {}, *history[-8:]]
     for line in shown:
         if not line:
@@ -62,7 +66,8 @@ def show_run(run_dir: Path, as_json: bool) -> None:
             continue
         cells = [f"{line[k]:.4f}" if k in line else "" for k in numbers]
         table.add_row(str(line["round"]), f"{line['replies']}/{line['asked']}", *cells, human_bytes(line["bytes_up"]),
-                      human_bytes(line["bytes_down"]), f"{line['seconds']:.2f}")  # fmt: skip
+                      human_bytes(line["bytes_down"]), f"{line['seconds']:.2f}",
+                      *[f"{line['simulated_seconds']:.2f}"] * timed)  # fmt: skip
     console.print(table)
     if summary is None:
         console.print(f"not finished after {len(history)} rounds; go on with: hansa resume {run_dir}", markup=False)

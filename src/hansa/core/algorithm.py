@@ -43,6 +43,7 @@ class Problem:
     shape: tuple[int, ...]
     classes: int | None
     cohort_size: int
+    party_tests: bool = False  # whether the parties have test samples of their own
 
 
 class Algorithm(Part):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hansa.core import codec, rng
 from hansa.core.errors import AlgorithmError
-from hansa.core.op import Op, Payload, Reply
+from hansa.core.op import Op, Payload, Reply, unwrap
 from hansa.core.registry import from_config, to_config
 
 Verb = Literal["reduce", "gather", "submit", "next", "exchange"]
@@ -47,8 +47,13 @@ class Ask:
 
     @property
     def in_round(self) -> bool:
-        """Whether the ask belongs to a round's work, which has a quorum and takes time, or to its evaluation."""
+        """Whether the ask belongs to a round's work, which takes time, or to its evaluation."""
         return self.phase.startswith(("round", "select"))
+
+    @property
+    def selects(self) -> bool:
+        """Whether the ask helps to choose the cohort: it has no quorum, and what it measures is not the round's."""
+        return self.phase.startswith("select")
 
     def payload_of(self, party: int) -> Payload:
         """What one party is sent: the shared payload and its own part."""
@@ -110,10 +115,14 @@ class Reduced:
 
 @dataclass(frozen=True)
 class Gathered:
-    """The replies one by one, in the order of the parties' ids."""
+    """The replies one by one, in the order of the parties' ids.
+
+    `seconds` says how long each of them took, where the runtime has a clock.
+    """
 
     parties: tuple[int, ...]
     replies: tuple[Reply, ...]
+    seconds: tuple[float, ...] = ()
 
     def rows(self, name: str) -> Tensor:
         """One tensor of all replies, stacked to [replies, ...]."""
@@ -148,7 +157,11 @@ class SumProtocol(Protocol):
 
 
 class Federation:
-    """One round's view of the parties. Payloads hold named tensors and plain values."""
+    """One round's view of the parties. Payloads hold named tensors and plain values.
+
+    `available` are the parties that can be selected now; `by_size` says that the cohort was drawn in proportion to the
+    parties' samples, so that a fusion need not weigh by them again.
+    """
 
     def __init__(self, parties: range, round: int, seed: int, cohort_size: int, verbs: Iterable[str] = VERBS,
                  protocol: SumProtocol | None = None, phase: str = "round",
@@ -157,12 +170,24 @@ class Federation:
         self.round = round
         self.cohort_size = cohort_size
         self.cohort: Sequence[int] = self.parties
+        self.available: Sequence[int] = self.parties  # who can be asked in this round
+        self.by_size = False  # whether the cohort was drawn in proportion to the parties' samples
         self._busy = set(busy)
         self._seed = seed
         self._phase = phase
         self._verbs = frozenset(verbs)
         self._protocol = protocol
         self._index = 0
+        self._work: Mapping[str, Any] = {}
+        self._own_work: Callable[[int], Mapping[str, Any]] | None = None
+        self._told: dict[Any, tuple[Payload, Payload]] = {}
+
+    def tell(self, work: Mapping[str, Any], own: Callable[[int], Mapping[str, Any]] | None = None) -> None:
+        """Have all parties that train told how to: fields of their local solver, `own` going before what all are told.
+
+        It travels as `work` in the payload, laid over what an algorithm itself says there.
+        """
+        self._work, self._own_work = work, own
 
     def rng(self, purpose: str) -> np.random.Generator:
         """A random stream for this round, named by its purpose."""
@@ -181,6 +206,22 @@ class Federation:
         self._index += 1
         return ask
 
+    def _with_work(self, op: Op, payload: Payload, each: Mapping[int, Payload],
+                   parties: Iterable[int]) -> tuple[Payload, Mapping[int, Payload]]:  # fmt: skip
+        """What all are sent and what single parties are, with the work they are told to do."""
+        if not (self._work or self._own_work) or not unwrap(op)[1].paced:
+            return payload, each
+        before = payload.get("work", {})
+        if self._work:
+            payload = {**payload, "work": {**before, **self._work}}
+        told = dict(each)
+        for party in parties:
+            said = each.get(party, {}).get("work", {})
+            own = self._own_work(party) if self._own_work is not None else {}
+            if said or own:
+                told[party] = {**each.get(party, {}), "work": {**before, **said, **self._work, **own}}
+        return payload, told
+
     def _some(self, parties: Iterable[int] | None) -> tuple[int, ...]:
         chosen = tuple(sorted(self.cohort if parties is None else parties))
         unknown = [party for party in chosen if party not in self.parties]
@@ -191,8 +232,9 @@ class Federation:
     async def reduce(self, op: Op, payload: Payload | None = None, *, parties: Iterable[int] | None = None,
                      each: Mapping[int, Payload] | None = None, uniform: bool = False) -> Reduced:  # fmt: skip
         """The sum of weight times reply over the parties, by default the cohort; `uniform` weighs all as one."""
-        ask = self._ask("reduce", op=op, payload=payload or {}, parties=self._some(parties), each=each or {},
-                        uniform=uniform)  # fmt: skip
+        asked = self._some(parties)
+        payload, each = self._with_work(op, payload or {}, each or {}, asked)
+        ask = self._ask("reduce", op=op, payload=payload, parties=asked, each=each, uniform=uniform)
         if self._protocol is not None:
             return await self._protocol.reduce(self._open(), ask)
         answer: Reduced = await ask
@@ -201,15 +243,23 @@ class Federation:
     async def gather(self, op: Op, payload: Payload | None = None, *, parties: Iterable[int] | None = None,
                      each: Mapping[int, Payload] | None = None) -> Gathered:  # fmt: skip
         """Each party's reply, in the order of their ids."""
-        answer: Gathered = await self._ask("gather", op=op, payload=payload or {}, parties=self._some(parties),
-                                           each=each or {})  # fmt: skip
+        asked = self._some(parties)
+        payload, each = self._with_work(op, payload or {}, each or {}, asked)
+        answer: Gathered = await self._ask("gather", op=op, payload=payload, parties=asked, each=each)
         return answer
 
     async def submit(self, op: Op, payload: Payload, party: int) -> Ticket:
         """Ask one idle party without waiting for it."""
         if party in self._busy:
             raise AlgorithmError(f"party {party} already has a ticket under way")
-        ticket: Ticket = await self._ask("submit", op=op, payload=payload, parties=self._some([party]))
+        asked = self._some([party])
+        shared, each = self._with_work(op, payload, {}, asked)
+        if each or shared is not payload:
+            # Parties told the same are sent one object, so that a checkpoint keeps its model once.
+            work = each.get(party, shared)["work"]
+            key = (id(payload), tuple(sorted(work.items())))
+            payload = self._told.setdefault(key, (payload, {**payload, "work": work}))[1]
+        ticket: Ticket = await self._ask("submit", op=op, payload=payload, parties=asked)
         self._busy.add(party)
         return ticket
 
@@ -230,7 +280,9 @@ class Federation:
         k = len(self.parties)
         if tuple(mixing.shape) != (k, k):
             raise AlgorithmError(f"the mixing matrix is {tuple(mixing.shape)}, expected {(k, k)}")
-        await self._ask("exchange", op=op, payload=payload or {}, parties=tuple(self.parties), mixing=mixing)
+        everyone = tuple(self.parties)
+        payload, each = self._with_work(op, payload or {}, {}, everyone)
+        await self._ask("exchange", op=op, payload=payload, parties=everyone, each=each, mixing=mixing)
 
     def _open(self) -> Federation:
         """This round's federation for a protocol that has taken over a verb: all verbs, sharing the count of asks."""

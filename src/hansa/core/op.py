@@ -114,8 +114,8 @@ class Op(Part):
     kind: ClassVar[str] = "op"
     measures: ClassVar[frozenset[str] | None] = frozenset()  # the metrics a reply may carry; None for any
     update: ClassVar[str | None] = None  # the tensor that is an update of the model, whose norm a run may limit
-    overlaps: ClassVar[bool] = False  # whether its reply is on its way while it works
     paced: ClassVar[bool] = False  # whether the payload may say how much of the work to do (`work`)
+    overlaps: ClassVar[bool] = False  # whether a party talks while it computes, as simulated time has it
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         """Answer the ask. Returns the reply and the memory to keep if the reply is fused."""

@@ -18,11 +18,12 @@ from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 from hansa.core.errors import ConfigError, nearest
 
 KINDS = ("algorithm", "local", "server", "fusion", "select", "transform", "adversary", "model", "dataset", "partition",
-         "prepare", "predictor", "op", "schedule")  # fmt: skip
+         "prepare", "predictor", "op", "schedule", "pace", "devices", "distribution", "availability")  # fmt: skip
 
 
 _NOUNS = {"local": "local solver", "server": "server optimiser", "select": "selector", "dataset": "data set",
-          "prepare": "preparation"}  # fmt: skip
+          "prepare": "preparation", "devices": "description of devices",
+          "availability": "kind of availability"}  # fmt: skip
 
 
 def noun(kind: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -77,11 +77,19 @@ class Record:
     bytes_up: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     fused: set[int] = field(default_factory=set)  # whose replies the last answer holds
+    each: dict[int, float] | None = None  # the loss of each party that trained, where somebody wants to know
     arrived: Means = field(default_factory=Means)  # over the tickets that came back
+    seconds: dict[int, float] = field(default_factory=dict)  # simulated, of the parties of the last ask, if it trained
 
     def without(self, party: int, reason: str) -> None:
         """Note why there is no reply: the party is missing, or what it sent was none."""
         (self.rejected if isinstance(reason, Malformed) else self.missing)[party] = reason
+
+    def timed(self, answer: Reduced | Gathered) -> Reduced | Gathered:
+        """The answer with the seconds that each gathered reply took."""
+        if isinstance(answer, Gathered) and self.seconds:
+            return replace(answer, seconds=tuple(self.seconds[party] for party in answer.parties))
+        return answer
 
 
 def fault(reply: Reply, op: Op, payload: Payload, rules: Rules, summed: bool = True) -> str | None:
@@ -169,6 +177,13 @@ def reply_size(reply: Reply) -> int:
     return _size(*layout, tuple(reply.metrics))
 
 
+def expected_size(op: Op, payload: Payload) -> int:
+    """The bytes of a reply as the op promises it."""
+    groups = (op.expects(payload), op.expects_maxima(payload))
+    layout = tuple(tuple((name, *shape) for name, shape in group.items()) for group in groups)
+    return _size(*layout, tuple(sorted(op.measures or ())))
+
+
 @functools.lru_cache(maxsize=64)
 def _size(tensors: tuple[Any, ...], maxima: tuple[Any, ...], metrics: tuple[str, ...]) -> int:
     empty = [{name: torch.empty(shape, dtype=dtype) for name, shape, dtype in group} for group in (tensors, maxima)]
@@ -244,7 +259,8 @@ def combine(ask: Ask, outcomes: Outcomes, rules: Rules, record: Record) -> Reduc
     """Check each party's outcome (a reply, or why there is none) and make the ask's answer.
 
     `outcomes` come one by one or in stacks, replies in the order of the parties' ids. Stacked tensors are read before
-    the next outcome is asked for, and not after. Fewer good replies than the quorum abort the round.
+    the next outcome is asked for, and not after. Fewer good replies than the quorum abort the round; only an ask that
+    selects may come away with none.
     """
     answer = Answer(ask, rules if ask.in_round else Rules(), record)  # evaluation has neither quorum nor limits
     for outcome in outcomes:
@@ -283,7 +299,7 @@ class Answer:
             self.record.rejected[party] = reason
             return
         share = self._accept(party, outcome.weight)
-        self._means.add(outcome.metrics, share)
+        self._measure(party, outcome.metrics, share)
         if not self._summed:
             self._kept.append((party, outcome))
             return
@@ -301,8 +317,8 @@ class Answer:
         self.record.asked += len(replies.parties)
         self.record.bytes_up += reply_size(replies.row(0)) * len(replies.parties)
         shares = [self._accept(*of) for of in zip(replies.parties, replies.weights, strict=True)]
-        for k, share in enumerate(shares):
-            self._means.add({name: values[k] for name, values in replies.metrics.items()}, share)
+        for k, (party, share) in enumerate(zip(replies.parties, shares, strict=True)):
+            self._measure(party, {name: values[k] for name, values in replies.metrics.items()}, share)
         self._total.add_rows(replies.tensors, shares)
         for name, rows in replies.maxima.items():
             value = rows.amax(0)
@@ -319,14 +335,20 @@ class Answer:
         self._weight += share
         return share
 
+    def _measure(self, party: int, metrics: dict[str, float], share: int) -> None:
+        self._means.add(metrics, share)
+        if self.record.each is not None and "train_loss" in metrics:
+            self.record.each[party] = metrics["train_loss"]
+
     def result(self) -> Reduced | Gathered:
-        needed = self.rules.needed(len(self.ask.parties))
+        needed = 0 if self.ask.selects else self.rules.needed(len(self.ask.parties))
         if self._count < needed:
             raise RoundAborted(
                 f"{self._count} usable replies of {len(self.ask.parties)} parties asked, quorum {needed}"
             )
         metrics = self._means.result()
-        self.record.metrics.update(metrics)
+        if not self.ask.selects:
+            self.record.metrics.update(metrics)
         if not self._summed:
             return Gathered(tuple(p for p, _ in self._kept), tuple(r for _, r in self._kept))
         return Reduced(self._total.result(), self._weight, self._count, self._maxima, metrics)

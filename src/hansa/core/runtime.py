@@ -6,11 +6,12 @@ A run is a generator of requests. `complete` steps it with a runtime that answer
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from hansa.core.federation import Ask
+from hansa.core.op import Payload
 from hansa.core.replies import Record
 
 T = TypeVar("T")
@@ -38,13 +39,34 @@ class Abort:
     round: int
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What simulated time makes of an ask: how long it lasts, the seconds of the parties that train, who does only the
+    first so many steps, and whose reply never counts and why."""
+
+    lasts: float = 0.0
+    seconds: dict[int, float] = field(default_factory=dict)
+    steps: dict[int, int] = field(default_factory=dict)
+    lost: dict[int, str] = field(default_factory=dict)
+
+    def payload_of(self, ask: Ask, party: int) -> Payload:
+        """What a party works on: what it was sent, and how far it gets. The latter does not travel in reality."""
+        return shortened(ask.payload_of(party), self.steps.get(party))
+
+
+def shortened(payload: Payload, steps: int | None) -> Payload:
+    """A payload for a party that does only its first so many steps; None for all of them."""
+    return payload if steps is None else {**payload, "work": {**payload.get("work", {}), "steps": steps}}
+
+
 class Clock(Protocol):
-    """Simulated time: when tickets arrive, and how long synchronous asks last."""
+    """Simulated time: who is available, how long asks last, who is too late for them or lost."""
 
     now: float
 
-    def duration(self, *name: int | str) -> float: ...
-    def pass_ask(self, ask: Ask) -> None: ...
+    def available(self, round: int) -> Sequence[int]: ...
+    def wait(self) -> None: ...
+    def plan(self, ask: Ask) -> Plan: ...
 
 
 Request = Ask | Open | Commit | Abort

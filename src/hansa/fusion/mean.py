@@ -28,18 +28,21 @@ class Fusion(Part):
 @register("mean")
 @dataclass(frozen=True)
 class WeightedMean(Fusion):
-    """The mean of the updates, weighted by samples over those that replied. McMahan et al. 2017.
+    """The mean of the updates over those that replied. McMahan et al. 2017.
 
-    `uniform` gives every party the same weight: another objective than the centralised one.
+    Weighted by samples, unless the cohort was already drawn in proportion to them (the selectors `weighted` and
+    `power-of-choice`): then every party counts the same, as Cho, Wang and Joshi 2020 do. `uniform = true` forces equal
+    weights (under uniform selection another objective than the centralised one), `false` weights by samples.
     """
 
-    uniform: bool = False
+    uniform: bool | None = None
     verbs: ClassVar[frozenset[str]] = frozenset({"reduce"})
 
     async def collect(self, fed: Federation, op: Op, params: Params, each: Mapping[int, Payload] | None = None,
                       **extra: Any) -> Update:  # fmt: skip
         payload = {"model": params._asdict(), **extra}
-        return mean_update(await fed.reduce(op, payload, each=each, uniform=self.uniform), params)
+        uniform = fed.by_size if self.uniform is None else self.uniform
+        return mean_update(await fed.reduce(op, payload, each=each, uniform=uniform), params)
 
 
 def mean_update(reduced: Reduced, params: Params) -> Update:

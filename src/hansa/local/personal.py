@@ -94,6 +94,9 @@ class Personal(LocalSolver):
     def rate(self, round: int) -> float:
         return self.inner.rate(round)
 
+    def has(self, name: str) -> bool:
+        return self.inner.has(name)
+
     def at(self, work: Mapping[str, Any]) -> Self:
         return dataclasses.replace(self, inner=self.inner.at(work)) if work else self
 

@@ -22,13 +22,13 @@ class Proximal(SGD):
     """SGD on F_k(w) + mu/2 ||w - w_t||^2: steps are drawn back to the global model. Li et al. 2020.
 
     With `gamma` a party stops as soon as its point is gamma-inexact, ||grad h_k(w)|| <= gamma ||grad h_k(w_t)|| on all
-    its samples, and reports the inexactness that it reached (`gamma`) and the steps it took (`local_steps`). That takes
+    its samples, and reports the inexactness that it reached (`gamma`) and the steps it took (`steps_taken`). That takes
     one more gradient, over all samples, a step. gamma = 1 lets it do nothing, gamma = 0 asks for the exact minimum.
     """
 
     mu: float = 0.1
     gamma: float | None = None
-    measures: ClassVar[frozenset[str] | None] = frozenset({"train_loss", "gamma", "local_steps"})
+    measures: ClassVar[frozenset[str] | None] = frozenset({"train_loss", "gamma", "steps_taken"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,5 +74,5 @@ class Proximal(SGD):
                memory: Memory) -> tuple[dict[str, Tensor], Memory]:  # fmt: skip
         if self.gamma is not None:
             ctx.metrics["gamma"] = torch.where(carry["first"] > 0, carry["now"] / carry["first"], 0.0)
-            ctx.metrics["local_steps"] = carry["taken"]
+            ctx.metrics["steps_taken"] = carry["taken"]
         return super().finish(ctx, start, w, carry, memory)

@@ -145,6 +145,11 @@ class LocalSolver(Op):
         """Whether every step is the one above and no other, so that an engine may take it its own way."""
         return False
 
+    @property
+    def rated(self) -> bool:
+        """Whether it has a learning rate."""
+        return type(self).rate is not LocalSolver.rate
+
     def remember(self, spec: ParamSpec) -> Memory:
         """What a party remembers before its first round."""
         return {}
@@ -202,6 +207,10 @@ class LocalSolver(Op):
         size = n if size is None else min(size, n)
         return epochs * max(1, n // size if drop_last else -(-n // size))
 
+    def has(self, name: str) -> bool:
+        """Whether a party can be told such a field."""
+        return name in vars(self)
+
     def at(self, work: Mapping[str, Any]) -> Self:
         """The solver with the fields that one party is told to use (`lr`, `batch`, `epochs`, `steps`)."""
         return dataclasses.replace(self, **work) if work else self  # type: ignore[type-var]
@@ -210,7 +219,7 @@ class LocalSolver(Op):
     def kernel(self) -> LocalSolver:
         """The solver as far as a single step goes: whatever its learning rate and however many steps it takes."""
         neutral = {"lr": 1.0, "epochs": 1, "steps": None}
-        return self.at({name: value for name, value in neutral.items() if name in vars(self)})
+        return self.at({name: value for name, value in neutral.items() if self.has(name)})
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         return self.train(party, payload, memory)

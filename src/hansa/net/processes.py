@@ -17,7 +17,7 @@ from hansa.core.federation import Arrival, Ask, Gathered, Ticket
 from hansa.core.journal import Journal
 from hansa.core.op import Reply
 from hansa.core.replies import Malformed, Record, Rules, arrive, combine, inboxes
-from hansa.core.runtime import Abort, Clock, Commit, Open, Request
+from hansa.core.runtime import Abort, Clock, Commit, Open, Plan, Request
 
 LIMIT = 1 << 32  # no message is longer
 
@@ -129,23 +129,25 @@ class ProcessRuntime:
             return self._submit(request)
         if request.verb == "next":
             return await self._next(request)
-        outcomes = await self._outcomes(request)
+        plan = self.clock.plan(request) if self.clock is not None else Plan()
+        if self.clock is not None:
+            self.clock.now += plan.lasts
+        self._record.seconds = plan.seconds
+        outcomes = await self._outcomes(request, plan)
         answer = combine(request, ((p, _outcome(outcomes[p])) for p in request.parties), self.rules, self._record)
         for party in request.parties:
             if "reply" in outcomes[party]:
                 place = self._fused if party in self._record.fused else self._dropped
                 place.setdefault(party, []).append(_name(request))
-        if self.clock is not None:
-            self.clock.pass_ask(request)
         if request.verb == "exchange":
             assert isinstance(answer, Gathered)
             return await self._relay(request, dict(zip(answer.parties, answer.replies, strict=True)))
-        return answer
+        return self._record.timed(answer)
 
-    async def _outcomes(self, ask: Ask) -> dict[int, dict[str, Any]]:
+    async def _outcomes(self, ask: Ask, plan: Plan) -> dict[int, dict[str, Any]]:
         """Each party's raw answer: from the journal if this ask was answered before, else from the parties."""
         stored = self.journal.recall(ask) if self.journal is not None else None
-        answers = await asyncio.gather(*(self._call(ask, party) for party in ask.parties))
+        answers = await asyncio.gather(*(self._call(ask, party, plan) for party in ask.parties))
         outcomes = dict(zip(ask.parties, answers, strict=True))
         if stored is not None:
             return {party: self._replayed(ask, party, stored[str(party)], outcomes[party]) for party in ask.parties}
@@ -163,9 +165,12 @@ class ProcessRuntime:
             self._dropped.setdefault(party, []).append(_name(ask))
         return before
 
-    async def _call(self, ask: Ask, party: int) -> dict[str, Any]:
+    async def _call(self, ask: Ask, party: int, plan: Plan) -> dict[str, Any]:
         message = ask.message(party)
         self._record.bytes_down += codec.size(message)
+        if party in plan.lost:
+            return {"failed": plan.lost[party]}
+        message["payload"] = plan.payload_of(ask, party)
         dropped = self._dropped.pop(party, [])  # so that the party does not build on what was rejected
         return await self.parties[party].call({"type": "ask", "id": _name(ask), "drop": dropped, **message})
 
@@ -196,8 +201,10 @@ class ProcessRuntime:
         self._tickets += 1
         if self.journal is not None and self.journal.recall(ask) is None:
             self.journal.record(ask, {"ticket": ticket.id})
-        arrives = self.clock.now + self.clock.duration("ticket", ticket.id) if self.clock is not None else 0.0
-        task = asyncio.ensure_future(self._call(ask, party))
+        plan = self.clock.plan(ask) if self.clock is not None else Plan()
+        self._record.seconds |= plan.seconds
+        arrives = (self.clock.now if self.clock is not None else 0.0) + plan.lasts
+        task = asyncio.ensure_future(self._call(ask, party, plan))
         self._flights[ticket.id] = (ticket, ask, task, arrives)
         return ticket
 

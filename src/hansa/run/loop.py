@@ -22,11 +22,13 @@ from hansa.core.op import DataOp
 from hansa.core.predictor import Evaluate, evaluate
 from hansa.core.registry import lookup
 from hansa.core.replies import Record
-from hansa.core.runtime import Abort, Commit, Open, Request
+from hansa.core.runtime import Abort, Clock, Commit, Open, Request
 from hansa.core.task import Holdings, Task
 from hansa.data.prepare import Preparation
 from hansa.run.settings import Run, higher_is_better
 from hansa.run.store import Store
+from hansa.run.work import LocalWork
+from hansa.select import Kept
 
 log = logging.getLogger("hansa")
 Steps = Generator[Request, Any, Any]
@@ -51,6 +53,8 @@ class Progress:
     best: float | None = None
     stale: int = 0
     stopped: str | None = None
+    pace: dict[str, Any] = field(default_factory=dict)  # what the pace remembers
+    selection: Kept = field(default_factory=dict)  # what the selector keeps between rounds
 
 
 @dataclass
@@ -66,7 +70,7 @@ class Training:
     runtime: Snapshots | None = None  # where checkpoints are wanted
     protocol: SumProtocol | None = None
     on_round: Callable[[dict[str, Any]], None] | None = None
-    clock: Callable[[], float] | None = None  # simulated seconds
+    clock: Clock | None = None  # simulated time, the runtime's own
     threads: int = field(default_factory=torch.get_num_threads)  # for the central evaluation
     history: list[dict[str, Any]] = field(default_factory=list)
     progress: Progress = field(default_factory=Progress)
@@ -74,13 +78,26 @@ class Training:
     def __post_init__(self) -> None:
         holdings = self.holdings
         self.problem = Problem(self.objective.spec, self.objective.initial, len(holdings), holdings.shape,
-                               holdings.classes, self.run.size(len(holdings)))  # fmt: skip
+                               holdings.classes, self.run.size(len(holdings)),
+                               holdings.tests is not None)  # fmt: skip
         if self.algorithm.trains:
             self.objective.network()
+        self.work = LocalWork(self.run, self.algorithm, holdings)
+        self.progress.pace = self.run.pace.begin()
         self.algorithm.check(self.problem)
+        self.run.select.check(self.algorithm, self.problem)
+        if self.run.select.watches and self.protocol is not None:
+            raise ConfigError(
+                f"this selector ({self.run.select.name}) looks at the loss of each party that trained, which a secure "
+                "sum hides; choose another selector"
+            )
         needed, cohort = self.run.rules().needed(self.problem.cohort_size), self.problem.cohort_size
         if needed > cohort:
             raise ConfigError(f"the quorum of {needed} can never be met: a round asks {cohort} parties")
+        if self.algorithm.participation == "own" and self.run.deadline is not None:
+            raise ConfigError(
+                f"{self.algorithm.name} is asynchronous: there is no round to be late for; leave out deadline"
+            )
         self.state = self.algorithm.init(self.problem)
         self._personal = lookup("predictor", self.algorithm.predictor(self.state)[0]).personal  # type: ignore[attr-defined]
         stops = self.run.target is not None or self.run.patience is not None
@@ -157,16 +174,27 @@ class Training:
         self.progress.bytes_down += self.last_record.bytes_down
 
     def _round(self) -> Generator[Request, Any, dict[str, Any]]:
-        record = Record()
-        now = self.progress.round
+        select, progress = self.run.select, self.progress
+        record = Record(each={} if select.watches else None)
+        now = progress.round
         busy = yield Open(now, record)
         fed = self._federation("round", self.algorithm.verbs, busy)
+        paced = self.run.pace.work(self.progress.pace)
+        fed.tell(paced, (lambda party: self.work.of(party, now)) if self.work.differs else None)
         chooser = self._federation("select", VERBS, busy)
         state = State(self.state.params, now, self.state.slots)
+        if self.clock is not None:
+            fed.available = chooser.available = self.clock.available(now)
 
         async def work() -> State:
+            if not fed.available:
+                raise RoundAborted("no party was available")
             if self.algorithm.participation == "cohort":
-                fed.cohort = await self.run.select.select(chooser, state)
+                fed.cohort, progress.selection = await select.select(chooser, self.algorithm, state, progress.selection)
+                # Where everybody is taken, the draw says nothing about sizes.
+                fed.by_size = select.by_size and fed.cohort_size < len(chooser.available)
+                if not fed.cohort:
+                    raise RoundAborted("no party could be selected")
             return await self.algorithm.round(fed, state)
 
         empty = None
@@ -177,15 +205,23 @@ class Training:
             yield Abort(now)
         else:
             yield Commit(now)
-        self.progress.round += 1
-        self.progress.bytes_up += record.bytes_up
-        self.progress.bytes_down += record.bytes_down
+        if record.each:
+            progress.selection = select.heard(progress.selection, record.each)
+        progress.round += 1
+        progress.bytes_up += record.bytes_up
+        progress.bytes_down += record.bytes_down
+        metrics = record.metrics if empty is None else None
+        seconds = self.clock.now if self.clock is not None else float(progress.round)
+        progress.pace = self.work.observe(progress.pace, metrics, seconds, progress.round)
         line: dict[str, Any] = {
-            "round": self.progress.round, "asked": record.asked, "replies": record.accepted,
+            "round": progress.round, "asked": record.asked, "replies": record.accepted,
             "bytes_up": record.bytes_up, "bytes_down": record.bytes_down,
         }  # fmt: skip
         if self.clock is not None:
-            line["simulated_seconds"] = self.clock()
+            if not fed.available:
+                self.clock.wait()
+            line["simulated_seconds"] = self.clock.now
+        line |= {f"local_{name}": value for name, value in paced.items()}
         if empty is not None:
             line["empty"] = empty
         for name, who in (("missing", record.missing), ("rejected", record.rejected)):

@@ -90,6 +90,27 @@ def learning(history: Sequence[Mapping[str, Any]]) -> Figure | None:
     return figure
 
 
+def uneven(history: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether simulated time was kept, and rounds took different times."""
+    ends = [line["simulated_seconds"] for line in history if "simulated_seconds" in line]
+    return len(ends) > 1 and bool(np.ptp(np.diff(ends, prepend=0.0)) > 1e-9 * ends[-1])
+
+
+def over_time(history: Sequence[Mapping[str, Any]]) -> Figure | None:
+    """Accuracy, or else the loss, against simulated time; None where rounds say as much."""
+    name = next((name for name in ("accuracy", "loss", "train_loss") if _series(history, name)[0]), None)
+    if name is None or not uneven(history):
+        return None
+    rounds, y = _series(history, name)
+    when = {line["round"]: line["simulated_seconds"] for line in history}
+    figure = blank(9.2, 2.9)
+    axes = figure.subplots()
+    axes.plot([when[at] for at in rounds], y, color=BLUE, marker="o" if len(y) <= FEW_POINTS else "", ms=3, lw=1.6)
+    plain(axes, name.replace("_", " ").capitalize())
+    axes.set_xlabel("simulated seconds")
+    return figure
+
+
 def traffic(up: Sequence[float], down: Sequence[float], before: tuple[float, float] = (0, 0)) -> Figure:
     """Bytes a round, and all bytes so far, to the parties and from them; `before` was exchanged before round 1."""
     figure = blank(9.2, 2.9)

@@ -158,6 +158,10 @@ def _pictures(history: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) 
     curves = plots.learning(history)
     if curves is not None:
         pictures.append(Picture("Learning curves", "Each point is a round in which it was measured.", curves))
+    timed = plots.over_time(history)
+    if timed is not None:
+        caption = "The same against simulated time, which passes unevenly: a round lasts as long as its slowest party."
+        pictures.append(Picture("Learning over simulated time", caption, timed))
     if history:
         up, down = ([float(line.get(name, 0)) for line in history] for name in ("bytes_up", "bytes_down"))
         before = (max(0.0, summary.get("bytes_up", 0) - sum(up)), max(0.0, summary.get("bytes_down", 0) - sum(down)))

@@ -81,13 +81,14 @@ class Result:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The run in one line: rounds, metrics of the last evaluation, bytes, seconds."""
+        """The run in one line: rounds, metrics of the last evaluation, bytes, seconds, simulated seconds."""
         progress = self.training.progress
         last: dict[str, Any] = next((line for line in reversed(self.history) if "loss" in line), {})
         numbers = {k: v for k, v in last.items() if isinstance(v, float) and k not in ("seconds", "simulated_seconds")}
         return {
             **numbers, "rounds": progress.round, "accuracy": last.get("accuracy"), "loss": last.get("loss"),
             "bytes_up": progress.bytes_up, "bytes_down": progress.bytes_down, "seconds": round(progress.seconds, 3),
+            "simulated_seconds": self.history[-1].get("simulated_seconds") if self.history else None,
             "run_dir": None if self.run_dir is None else str(self.run_dir), "stopped": progress.stopped,
             "empty_rounds": sum("empty" in line for line in self.history),
         }  # fmt: skip

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from hansa.core.errors import ConfigError, nearest
 from hansa.core.replies import Rules
+from hansa.core.task import Holdings
+from hansa.schedule import Fixed, Pace
 from hansa.select import Selector, Uniform
+from hansa.sim.clock import VirtualClock
+from hansa.sim.devices import Devices
 
 HIGHER_IS_BETTER = ("accuracy", "auc", "r2")
 METRICS = ("loss", "train_loss", "rmse", "mae", *HIGHER_IS_BETTER)
@@ -31,10 +36,14 @@ class Run:
     """The [run] table of an experiment, and the keywords of `hansa.simulate`.
 
     `cohort` is the fraction of parties a round selects, max(floor(C * K), 1); `cohort_size` a count instead.
-    `quorum` is a fraction of those asked or a count. A run stops after `rounds`, when `metric` reaches `target`,
-    when it has not improved in `patience` evaluations, or when bytes or seconds are spent. `precision` says how matrix
-    products are computed (parameters stay in the model's own type); `compile` whether the steps of stacked parties on a
-    GPU are compiled, which takes seconds and is earned back in long runs.
+    `pace` says how much local work parties do, round by round; `own` gives single parties, by name or number, a local
+    lr, batch, epochs or steps of their own. `quorum` is a fraction of those asked or a count. A run stops after
+    `rounds`, when `metric` reaches `target`, when it has not improved in `patience` evaluations, or when bytes or
+    seconds are spent. `precision` says how matrix products are computed (parameters stay in the model's own type);
+    `compile` whether the steps of stacked parties on a GPU are compiled, which takes seconds and is earned back in long
+    runs. `devices` are the parties' machines and networks in simulated time; an exchange that trains may take
+    `deadline` simulated seconds. A party that cannot finish counts with the steps it has done (`late = "partial"`) or
+    not at all (`"drop"`).
     """
 
     rounds: int = 10
@@ -42,6 +51,8 @@ class Run:
     cohort_size: int | None = None
     seed: int = 0
     select: Selector = Uniform()
+    pace: Pace = Fixed()
+    own: dict = field(default_factory=dict)  # type: ignore[type-arg]
     engine: Literal["auto", "reference", "workers", "stacked"] = "auto"
     device: str = "cpu"
     precision: Literal["float32", "tf32", "bf16"] = "float32"
@@ -56,8 +67,9 @@ class Run:
     quorum: int | float = 1
     max_norm: float | None = None
     max_weight: int | None = None
-    latency: Literal["constant", "exponential", "lognormal"] = "constant"
-    latency_mean: float = 1.0
+    devices: Devices = Devices()
+    deadline: float | None = None
+    late: Literal["drop", "partial"] = "partial"
     checkpoint_seconds: float = 5.0
 
     def __post_init__(self) -> None:
@@ -66,12 +78,16 @@ class Run:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0.0 <= self.cohort <= 1.0:
             raise ConfigError(f"cohort is a fraction of the parties in 0..1, got {self.cohort}; cohort_size is a count")
-        for name in ("cohort_size", "patience", "byte_budget", "time_budget", "max_norm", "max_weight", "latency_mean"):
+        for name in ("cohort_size", "patience", "byte_budget", "time_budget", "max_norm", "max_weight", "deadline"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} must be positive, got {value}")
         if not 0 <= self.checkpoint_seconds <= 10:
             raise ConfigError(f"checkpoint_seconds must lie in 0..10, got {self.checkpoint_seconds}")
+        for party, table in self.own.items():
+            if not isinstance(table, Mapping):
+                raise ConfigError(f"own.{party}: expected a table of lr, batch, epochs or steps, got {table!r}")
+        object.__setattr__(self, "own", {str(party): dict(table) for party, table in self.own.items()})
         self.rules()
         if self.metric is not None and self.metric not in known_metrics():
             raise ConfigError(f"unknown metric {self.metric!r}{nearest(self.metric, known_metrics())}")
@@ -83,6 +99,10 @@ class Run:
                 raise ConfigError(f"cohort_size is {self.cohort_size}, but there are {parties} parties")
             return self.cohort_size
         return max(math.floor(self.cohort * parties + 1e-9), 1)
+
+    def clock(self, holdings: Holdings) -> VirtualClock:
+        """The simulated time of a run, from its start."""
+        return VirtualClock(self.seed, holdings.train, self.devices, self.deadline, self.late)
 
     def rules(self) -> Rules:
         return Rules(self.quorum, self.max_norm, self.max_weight)

@@ -19,7 +19,7 @@ from hansa.core.determinism import deterministic, threads
 from hansa.core.errors import ConfigError, DataError
 from hansa.core.federation import SumProtocol
 from hansa.core.objective import Objective
-from hansa.core.registry import fill, to_config
+from hansa.core.registry import Part, fill, to_config
 from hansa.core.runtime import complete
 from hansa.core.task import Holdings, Task
 from hansa.local.solver import LocalSolver
@@ -27,7 +27,6 @@ from hansa.run.loop import Training
 from hansa.run.result import Result
 from hansa.run.settings import Run
 from hansa.run.store import Store
-from hansa.sim.clock import VirtualClock
 from hansa.sim.engine import ReferenceEngine
 from hansa.sim.runtime import Simulation, Work, pick_engine
 from hansa.sim.stacked import StackedEngine
@@ -64,6 +63,7 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
         holdings = task.holdings(objective)
         if task.prepare is None and _has_nan(holdings.train.x):
             raise DataError("the parties' features have missing values (NaN); give the task prepare=Standardise()")
+        clock = run.clock(holdings)
         store = Store(run_dir) if run_dir is not None else None
         solver = getattr(algorithm, "local", None)
         work = Work(run.rounds, run.size(len(holdings)), solver) if isinstance(solver, LocalSolver) else None
@@ -73,11 +73,9 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
             long = before.get("compiled", run.rounds >= COMPILED_ROUNDS)
             engine.compiles = engine.records and (run.compile == "on" or (run.compile == "auto" and long))
         log.info("engine %s: %s", engine.name, engine.why())
-        clock = VirtualClock(run.seed, run.latency, run.latency_mean)
         runtime = Simulation(engine, run.rules(), clock, absent, store.path if store is not None else None)
         record = _record(algorithm, run, engine, experiment)
-        training = Training(algorithm, task, run, objective, holdings, store, runtime, protocol, on_round,
-                            lambda: clock.now)  # fmt: skip
+        training = Training(algorithm, task, run, objective, holdings, store, runtime, protocol, on_round, clock)
         if store is not None:
             record["data"] = fingerprint(holdings)
             if resume:
@@ -123,7 +121,7 @@ def fingerprint(holdings: Holdings) -> str:
 
 def _record(algorithm: Algorithm, run: Run, engine: ReferenceEngine, experiment: Any) -> dict[str, Any]:
     settings = {f.name: getattr(run, f.name) for f in dataclasses.fields(run)}
-    settings["select"] = to_config(run.select)
+    settings |= {name: to_config(value) for name, value in settings.items() if isinstance(value, Part)}
     return {
         "hansa": hansa.__version__, "algorithm": to_config(algorithm), "run": settings,
         "plan": plan(engine, run.device), "experiment": experiment,

@@ -1,5 +1,9 @@
 """Selectors: who trains this round."""
 
-from hansa.select.uniform import Selector, Uniform
+from hansa.select.power_of_choice import PowerOfChoice
+from hansa.select.selector import Kept, Selector
+from hansa.select.tiers import Tiers
+from hansa.select.uniform import Uniform
+from hansa.select.weighted import Weighted
 
-__all__ = ["Selector", "Uniform"]
+__all__ = ["Kept", "PowerOfChoice", "Selector", "Tiers", "Uniform", "Weighted"]

@@ -1,23 +1,13 @@
-"""Who trains this round."""
+"""Uniform selection: the default of the field (McMahan, Moore, Ramage, Hampson and y Arcas 2017)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from hansa.core.algorithm import State
+from hansa.core.algorithm import Algorithm, Problem, State
 from hansa.core.federation import Federation
-from hansa.core.registry import Part, register
-
-
-class Selector(Part):
-    """Base of selectors. A selector may ask the federation before it decides."""
-
-    kind: ClassVar[str] = "select"
-
-    async def select(self, fed: Federation, state: State) -> tuple[int, ...]:
-        """The cohort of the round: `fed.cohort_size` parties in the order of their ids."""
-        raise TypeError(f"the selector {self.name!r} selects nobody")
+from hansa.core.registry import register
+from hansa.select.selector import Kept, Selector, uniformly
 
 
 @register("uniform")
@@ -25,8 +15,9 @@ class Selector(Part):
 class Uniform(Selector):
     """Uniformly at random without replacement. McMahan et al. 2017."""
 
-    async def select(self, fed: Federation, state: State) -> tuple[int, ...]:
-        if fed.cohort_size >= len(fed.parties):
-            return tuple(fed.parties)
-        chosen = fed.rng("select").choice(len(fed.parties), size=fed.cohort_size, replace=False)
-        return tuple(sorted(fed.parties[int(i)] for i in chosen))
+    def check(self, algorithm: Algorithm, problem: Problem) -> None:
+        """Nothing to refuse: it is also what methods that do not select are run with."""
+
+    async def select(self, fed: Federation, algorithm: Algorithm, state: State,
+                     kept: Kept) -> tuple[tuple[int, ...], Kept]:  # fmt: skip
+        return uniformly(fed, fed.available), kept

@@ -1,44 +1,210 @@
-"""Simulated time: how long a party takes to answer, drawn by name so that it can be replayed."""
+"""Simulated time: what an ask takes, who is too late for it and who is lost on the way, drawn by name for replay."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from hansa.core import rng
-from hansa.core.errors import ConfigError
+import numpy as np
+
+from hansa.core import codec, rng
 from hansa.core.federation import Ask
+from hansa.core.op import Op, unwrap
+from hansa.core.replies import expected_size
+from hansa.core.runtime import Plan
+from hansa.core.task import Shards
+from hansa.local.solver import LocalSolver
+from hansa.sim.devices import Devices
+from hansa.sim.distributions import Array, Constant, keys_of
+
+DRAWS = 2**22  # step times that are drawn at once
 
 
 @dataclass
 class VirtualClock:
-    """A clock that only moves when a party has answered.
+    """A clock that moves when parties have answered, by what the run's devices take.
 
-    `latency` names the distribution of the seconds a party takes for one ask, `mean` its mean: constant,
-    exponential, or log-normal with sigma 1.
+    `shards` are the parties' training samples, whose sizes say how many steps a party takes. `deadline` bounds the
+    seconds of an exchange that trains; `late` says what becomes of those that cannot finish.
     """
 
     seed: int
-    latency: Literal["constant", "exponential", "lognormal"] = "constant"
-    mean: float = 1.0
+    shards: Shards
+    devices: Devices = field(default_factory=Devices)
+    deadline: float | None = None
+    late: Literal["drop", "partial"] = "partial"
     now: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.mean > 0:
-            raise ConfigError(f"latency_mean must be positive, got {self.mean}")
+        self.devices.check(len(self.shards))
+        self._present: Sequence[int] = range(len(self.shards))
 
-    def pass_ask(self, ask: Ask) -> None:
-        """Let a synchronous ask's time pass: as long as its slowest party takes. Evaluation takes no simulated time."""
-        if ask.in_round:
-            durations = (self.duration(party, ask.round, ask.phase, ask.index) for party in ask.parties)
-            self.now += max(durations, default=0.0)
+    def available(self, round: int) -> Sequence[int]:
+        """The parties that are there as a round begins; the others cannot answer in it."""
+        self._present = self.devices.availability.present(self.seed, len(self.shards), round, self.now)
+        return self._present
 
-    def duration(self, *name: int | str) -> float:
-        """The seconds that the named piece of work takes."""
-        if self.latency == "constant":
-            return self.mean
-        stream = rng.generator(self.seed, "latency", *name)
-        if self.latency == "exponential":
-            return float(stream.exponential(self.mean))
-        return float(stream.lognormal(math.log(self.mean) - 0.5, 1.0))
+    def wait(self) -> None:
+        """Nobody was available: move on to when somebody may be."""
+        self.now += self.devices.availability.wait(self.seed, len(self.shards), self.now)
+
+    def plan(self, ask: Ask) -> Plan:
+        """What becomes of an ask, before it is answered. Only a round's own asks take simulated time."""
+        if not ask.in_round or not ask.parties or ask.op is None:
+            return Plan()
+        parties = np.asarray(ask.parties)
+        layers, op = unwrap(ask.op)
+        overlaps = any(part.overlaps for part in (*layers, op))
+        selects = ask.phase.startswith("select")  # which takes time, but nobody is lost by it
+        trains = isinstance(op, LocalSolver) and not selects
+        deadline = self.deadline if trains else None
+        talk = self._talk(ask, parties)
+        counts, units = self._amounts(ask, op, parties)
+        budget = np.full(len(parties), np.inf)
+        if deadline is not None:
+            budget = np.where(talk > deadline, -1.0, deadline if overlaps else deadline - talk)
+        compute, fit = self._compute(ask, parties, counts, budget)
+        outcome = Outcome(parties, np.maximum(talk, compute) if overlaps else talk + compute, counts)
+        if isinstance(op, LocalSolver) and trains:
+            drops = self.late == "drop" and ask.verb != "submit"  # a ticket has no round to be late for
+            divides = not drops and op.paced and op.has("steps")
+            slow = self._stragglers(ask, parties)
+            if drops:
+                outcome.lose(slow, "it was a straggler, and this run drops them", deadline or 0.0)
+            elif divides and slow.any():
+                share = 1 + np.floor(self._chance(ask, parties, "share of a straggler") * (units - 1))
+                outcome.steps[slow] = (counts // units * share.astype(np.int64))[slow]
+            if deadline is not None:
+                outcome.end((fit < counts) | (talk > deadline), deadline, fit if divides else None)
+        if self.devices.dropout > 0 and not selects:
+            gone = self._chance(ask, parties, "dropout") < self.devices.dropout
+            part = self._chance(ask, parties, "part before dropout")
+            outcome.lose(gone, "it dropped out in the middle of the round", part * outcome.seconds, seen=False)
+        if len(self._present) < len(self.shards):
+            outcome.lose(~np.isin(parties, self._present), "it was not available", 0.0, seen=False)
+        return outcome.plan(isinstance(op, LocalSolver))
+
+    def _talk(self, ask: Ask, parties: Array) -> Array:
+        """The seconds that each party's communication takes."""
+        devices = self.devices
+        keys = keys_of(self.seed, parties, "latency", ask.round, ask.phase, ask.index)
+        talk = devices.latency.draw(keys, parties)
+        if devices.bandwidth is not None:
+            talk = talk + traffic(ask) / devices.bandwidth.draw(keys_of(self.seed, parties, "bandwidth"), parties)
+        return talk
+
+    def _amounts(self, ask: Ask, op: Op, parties: Array) -> tuple[Array, Array]:
+        """How many steps each party takes, and into how many equal pieces (epochs, or steps) they fall."""
+        none = np.zeros(len(parties), dtype=np.int64)
+        idle = self.devices.compute == Constant(0.0) and not self.devices.stragglers and self.deadline is None
+        if idle or not isinstance(op, LocalSolver):
+            return none, none + 1
+        known: dict[Any, tuple[int, int]] = {}
+        found = []
+        for party, n in zip(ask.parties, self.shards.sizes(parties).tolist(), strict=True):
+            work = ask.payload_of(party).get("work", {})
+            name = (n, *work.items())
+            if name not in known:
+                known[name] = amount(op.at(work), n)
+            found.append(known[name])
+        counts, units = np.array(found).T
+        return counts, units
+
+    def _compute(self, ask: Ask, parties: Array, counts: Array, budget: Array) -> tuple[Array, Array]:
+        """The seconds that each party's steps take, and how many of them it has done within its budget."""
+        total, fit = np.zeros(len(parties)), np.where(budget >= 0, counts, 0)
+        if self.devices.compute == Constant(0.0) or not counts.any():
+            return total, fit
+        speed = self.devices.speed.draw(keys_of(self.seed, parties, "speed"), parties)
+        keys = keys_of(self.seed, parties, "compute", ask.round, ask.phase, ask.index)
+        most = int(counts.max())
+        rows = max(1, DRAWS // most)
+        for at in range(0, len(parties), rows):
+            some = slice(at, at + rows)
+            each = self.devices.compute.draw(rng.keys_of_steps(keys[some], most), parties[some])
+            passed = np.cumsum(each, axis=1) * speed[some, None]  # a running sum does not depend on how many follow
+            within = (passed <= budget[some, None]).sum(1)
+            last = np.take_along_axis(passed, np.maximum(counts[some, None] - 1, 0), 1)[:, 0]
+            total[some] = np.where(counts[some] > 0, last, 0.0)
+            fit[some] = np.minimum(within, counts[some])
+        return total, fit
+
+    def _stragglers(self, ask: Ask, parties: Array) -> Array:
+        """Who cannot finish: a fixed share of those asked together; each ticket is drawn by itself."""
+        share, m = self.devices.stragglers, len(parties)
+        if share == 0:
+            return np.zeros(m, dtype=bool)
+        chance = self._chance(ask, parties, "straggler")
+        if ask.verb == "submit":
+            return np.asarray(chance < share)
+        slow = np.zeros(m, dtype=bool)
+        slow[np.argsort(chance, kind="stable")[: m - round(m * (1 - share))]] = True
+        return slow
+
+    def _chance(self, ask: Ask, parties: Array, purpose: str) -> Array:
+        """A uniform number for each party, the same in all of a round's asks; a ticket has its own."""
+        ticket = (ask.index,) if ask.verb == "submit" else ()
+        numbers: Array = rng.uniform(keys_of(self.seed, parties, purpose, ask.round, *ticket), ()).numpy()
+        return numbers
+
+
+class Outcome:
+    """What is to become of each party of an ask, as it is worked out."""
+
+    def __init__(self, parties: Array, seconds: Array, counts: Array) -> None:
+        self.parties, self.counts, self.seconds = parties, counts, seconds
+        self.until = seconds.copy()  # how long the aggregator waits for each
+        self.steps = counts.copy()
+        self.lost: dict[int, str] = {}
+        self.unseen: set[int] = set()  # those of whose time the aggregator learns nothing
+
+    def lose(self, who: Array, reason: str, until: Array | float, seen: bool = True) -> None:
+        """Some parties' replies do not count; the aggregator waits for them until `until`."""
+        if who.any():
+            self.until = np.where(who, until, self.until)
+            some = self.parties[who].tolist()
+            self.lost.update(dict.fromkeys(some, reason))
+            if not seen:
+                self.unseen.update(some)
+
+    def end(self, over: Array, deadline: float, fit: Array | None) -> None:
+        """Some parties are not done at the deadline: they count with the steps that fit before it, if told how many
+        and there is one; else they are lost."""
+        self.seconds[over] = self.until[over] = deadline
+        if fit is None:
+            self.lose(over, f"it was not done before the deadline of {deadline:g} s", deadline)
+        else:
+            self.steps = np.minimum(self.steps, fit)
+            self.lose(over & (fit < 1), f"it could not do one step before the deadline of {deadline:g} s", deadline)
+
+    def plan(self, trains: bool) -> Plan:
+        """What the runtime needs to know; parties' seconds where they train."""
+        seconds = dict(zip(self.parties.tolist(), self.seconds.tolist(), strict=True)) if trains else {}
+        for party in self.unseen:
+            seconds.pop(party, None)
+        partial = self.steps < self.counts
+        steps = zip(self.parties[partial].tolist(), self.steps[partial].tolist(), strict=True)
+        return Plan(
+            float(self.until.max()), seconds, {party: s for party, s in steps if party not in self.lost}, self.lost
+        )
+
+
+def amount(solver: LocalSolver, n: int) -> tuple[int, int]:
+    """The steps of a party with n samples, and the number of epochs, or of single steps, that they are planned in."""
+    if n == 0:
+        return 0, 1
+    epochs, steps, *_ = solver.plan
+    count = solver.count(n)
+    return count, 1 if solver.sampler == "full" else epochs if steps is None else count
+
+
+def traffic(ask: Ask) -> Array:
+    """The bytes that each party of an ask receives and sends, as the wire carries them."""
+    assert ask.op is not None
+    up = expected_size(ask.op, ask.payload)
+    whom = ask.parties if ask.each else ask.parties[:1]
+    total = np.zeros(len(ask.parties)) + [codec.size(ask.message(party)) + up for party in whom]
+    if ask.mixing is not None:  # neighbours' messages, which are about as long as a party's own
+        total += up * ((ask.mixing != 0).sum(1) - (ask.mixing.diagonal() != 0).long()).numpy()
+    return total

@@ -13,10 +13,9 @@ from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket, op_co
 from hansa.core.objective import Objective
 from hansa.core.op import DataOp, Memory, Op, PeerOp, Replies, Reply
 from hansa.core.replies import Record, Rules, arrive, combine, inboxes
-from hansa.core.runtime import Abort, Commit, Open, Request
+from hansa.core.runtime import Abort, Clock, Commit, Open, Plan, Request, shortened
 from hansa.core.task import Holdings
 from hansa.local.solver import LocalSolver
-from hansa.sim.clock import VirtualClock
 from hansa.sim.engine import Block, Job, Outcome, ReferenceEngine
 from hansa.sim.memories import Memories
 from hansa.sim.stacked import StackedEngine, heavy
@@ -84,12 +83,14 @@ class Work:
 
 @dataclass
 class Flight:
-    """A ticket under way in simulated time."""
+    """A ticket under way in simulated time; `steps` where the party does only part, `lost` why nothing will come."""
 
     ticket: Ticket
     op: Op
     payload: Any
     arrives: float
+    steps: int | None = None
+    lost: str | None = None
 
 
 class Simulation:
@@ -98,7 +99,7 @@ class Simulation:
     What parties remember goes to `folder`, where a checkpoint can find it again; by default to a temporary file.
     """
 
-    def __init__(self, engine: ReferenceEngine, rules: Rules, clock: VirtualClock,
+    def __init__(self, engine: ReferenceEngine, rules: Rules, clock: Clock,
                  absent: Callable[[int, int], bool] | None = None, folder: Path | None = None) -> None:  # fmt: skip
         self.engine, self.rules, self.clock, self.absent = engine, rules, clock, absent
         self.memories = Memories(len(engine.holdings), engine.objective.device, folder)
@@ -130,16 +131,18 @@ class Simulation:
             return self._exchange(request)
         answer, memories = self._collect(request)
         self._staged.update(memories)
-        self.clock.pass_ask(request)
-        return answer
+        return self._record.timed(answer)
 
     def _collect(self, ask: Ask) -> tuple[Reduced | Gathered, dict[int, Memory]]:
         """The combined answer to an ask, and what those whose replies were accepted would remember."""
         self._count_down(ask)
+        plan = self.clock.plan(ask)
+        self.clock.now += plan.lasts
+        self._record.seconds = plan.seconds
         memories: dict[int, Memory] = {}
 
         def outcomes() -> Iterator[Replies | tuple[int, Reply | str]]:
-            for item in self._run(ask):
+            for item in self._run(ask, plan):
                 if isinstance(item, Block):
                     if item.memory:
                         parties = item.replies.parties
@@ -167,14 +170,14 @@ class Simulation:
         kept = iter(self.memories.recall([p for p in parties if p not in self._staged]))
         return [self._staged[p] if p in self._staged else next(kept) for p in parties]
 
-    def _run(self, ask: Ask) -> Iterator[Block | tuple[int, Outcome]]:
-        """The parties' outcomes, replies in the order of ids; those absent say so first."""
+    def _run(self, ask: Ask, plan: Plan) -> Iterator[Block | tuple[int, Outcome]]:
+        """The parties' outcomes, replies in the order of ids; those absent or lost say so first."""
         assert ask.op is not None
         away = self.absent if ask.in_round else None
-        here = [p for p in ask.parties if away is None or not away(p, ask.round)]
+        here = [p for p in ask.parties if p not in plan.lost and (away is None or not away(p, ask.round))]
         for party in sorted(set(ask.parties) - set(here)):
-            yield party, "it did not answer"
-        jobs = [Job(p, ask.payload_of(p), kept) for p, kept in zip(here, self._memories(here), strict=True)]
+            yield party, plan.lost.get(party, "it did not answer")
+        jobs = [Job(p, plan.payload_of(ask, p), kept) for p, kept in zip(here, self._memories(here), strict=True)]
         yield from self.engine.blocks(ask.op, jobs, ask.round)
 
     def _count_down(self, ask: Ask) -> None:
@@ -205,7 +208,6 @@ class Simulation:
             here = self.engine.party(party, ask.round)
             memory = staged[party] if party in staged else self.memory(party)
             self._staged[party] = op.receive(here, ask.payload, inbox, memory)
-        self.clock.pass_ask(ask)
 
     def _submit(self, ask: Ask) -> Ticket:
         (party,) = ask.parties
@@ -213,8 +215,10 @@ class Simulation:
         ticket = Ticket(self._tickets, party, ask.round)
         self._tickets += 1
         self._count_down(ask)
-        arrives = self.clock.now + self.clock.duration("ticket", ticket.id)
-        self.flights[ticket.id] = Flight(ticket, ask.op, ask.payload, arrives)
+        plan = self.clock.plan(ask)
+        self._record.seconds |= plan.seconds
+        self.flights[ticket.id] = Flight(ticket, ask.op, ask.payload, self.clock.now + plan.lasts,
+                                         plan.steps.get(party), plan.lost.get(party))  # fmt: skip
         return ticket
 
     def _next(self) -> Arrival:
@@ -226,9 +230,9 @@ class Simulation:
         del self.flights[flight.ticket.id]
         self.clock.now = max(self.clock.now, flight.arrives)
         party, round = flight.ticket.party, flight.ticket.round
-        outcome: Outcome = "it did not answer"
-        if self.absent is None or not self.absent(party, round):
-            jobs = [Job(party, flight.payload, self.memory(party))]
+        outcome: Outcome = flight.lost or "it did not answer"
+        if flight.lost is None and (self.absent is None or not self.absent(party, round)):
+            jobs = [Job(party, shortened(flight.payload, flight.steps), self.memory(party))]
             _, outcome = next(iter(self.engine.run(flight.op, jobs, round)))
         reply = outcome if isinstance(outcome, str) else outcome[0]
         arrival = arrive(flight.ticket, flight.op, flight.payload, reply, self.rules, self._record)
@@ -252,7 +256,8 @@ class Simulation:
             ticket = flight.ticket
             flights.append({
                 "id": ticket.id, "party": ticket.party, "round": ticket.round, "arrives": flight.arrives,
-                "op": op_config(flight.op), "payload": payloads[id(flight.payload)],
+                "steps": flight.steps, "lost": flight.lost, "op": op_config(flight.op),
+                "payload": payloads[id(flight.payload)],
             })  # fmt: skip
         return {"memories": self.memories.snapshot(), "flights": flights, "payloads": stored, "tickets": self._tickets,
                 "now": self.clock.now}  # fmt: skip
@@ -270,4 +275,5 @@ class Simulation:
         for kept in tree["flights"]:
             op = op_of(kept["op"], where="checkpoint")
             ticket = Ticket(kept["id"], kept["party"], kept["round"])
-            self.flights[ticket.id] = Flight(ticket, op, tree["payloads"][kept["payload"]], kept["arrives"])
+            self.flights[ticket.id] = Flight(ticket, op, tree["payloads"][kept["payload"]], kept["arrives"],
+                                             kept["steps"], kept["lost"])  # fmt: skip

@@ -12,7 +12,6 @@ from torch.utils import _pytree as pytree
 
 from hansa.core import rng
 from hansa.core.op import Replies
-from hansa.core.params import Params
 from hansa.local import SGD
 from hansa.local.solver import Batch, Context, LocalSolver
 from hansa.sim.chain import Chain
@@ -194,16 +193,19 @@ class Stack:
     def start(self) -> Any:
         """The first state: parameters, carry, buffers, summed loss."""
 
-        def one(payload: Any, memory: Any, *of_party: Any) -> Any:
-            model = Params(*(payload["model"][name] for name in Params._fields))
+        def one(payload: Any, buffers: Any, memory: Any, *of_party: Any) -> Any:
             extra = {name: value for name, value in payload.items() if name != "model"}
-            ctx = self.context((model.stats, model.counts), *of_party)
-            w, carry = self.solver.start(ctx, model.w, extra, memory)
-            return w, carry, (model.stats, model.counts), w.new_zeros((), dtype=torch.float64)
+            ctx = self.context(buffers, *of_party)
+            w, carry = self.solver.start(ctx, payload["model"]["w"], extra, memory)
+            return w, carry, buffers, w.new_zeros((), dtype=torch.float64)
 
         payload, dims = stack_payloads([job.payload for job in self.jobs], self.dtype)
-        in_dims = (dims, 0, *[0] * len(self.of_party))
-        return torch.func.vmap(one, in_dims=in_dims)(payload, self.memory, *self.of_party)
+        buffers = tuple(  # one for each party: a model may write into them
+            value if dims["model"][name] == 0 else value.expand(len(self.jobs), *value.shape).clone()
+            for name, value in ((name, payload["model"][name]) for name in ("stats", "counts"))
+        )
+        in_dims = (dims, 0, 0, *[0] * len(self.of_party))
+        return torch.func.vmap(one, in_dims=in_dims)(payload, buffers, self.memory, *self.of_party)
 
     def finish(self, start: Tensor, state: Any) -> Block:
         """The replies, from the first parameters and the last state."""

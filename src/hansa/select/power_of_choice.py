@@ -1,0 +1,116 @@
+"""Power-of-choice: of d candidates, those with the largest loss (Cho, Wang and Joshi 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+
+from hansa.core import rng
+from hansa.core.algorithm import Algorithm, Problem, State
+from hansa.core.errors import ConfigError
+from hansa.core.federation import Federation
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
+from hansa.core.predictor import Predictor
+from hansa.core.registry import build, register
+from hansa.select.selector import Ids, Kept, Selector, trained_model_only
+from hansa.select.weighted import ask_sizes, draw
+
+
+@register("loss")
+@dataclass(frozen=True)
+class Loss(Op):
+    """The mean loss of a model on the party's training samples, or on `batch` of them, drawn anew each round."""
+
+    predictor: str = "network"
+    batch: int | None = None
+
+    def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        x, y = party.samples()
+        if self.batch is not None and self.batch < party.n:
+            key = rng.folded(rng.key(party.seed, "candidate", party.round), party.id)
+            rows = torch.from_numpy(rng.shuffled(key, party.n)[: self.batch]).to(x.device)
+            x, y = x[rows], y[rows]
+        predictor: Predictor = build("predictor", self.predictor)
+        losses = party.objective.loss_of(predictor.outputs(party.objective, payload, x), y)
+        return Reply({"loss": losses.to(torch.float64).mean().cpu()}, weight=party.n), memory
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        return {"loss": ((), torch.float64)}
+
+
+@register("power-of-choice")
+@dataclass(frozen=True)
+class PowerOfChoice(Selector):
+    """Draw d candidates in proportion to their samples, take the m with the largest loss. Cho, Wang and Joshi 2020.
+
+    `pow-d` asks the candidates for the loss of the global model on all their training samples; `cpow-d` on one
+    mini-batch of `batch`, which is cheaper; `rpow-d` asks nothing and takes the training loss that a party last
+    reported, infinite for one that has not trained yet, so that it is visited. Ties go to the lower id; a candidate
+    that does not answer cannot be chosen. `d` left out is twice the cohort; no more candidates than parties are drawn.
+    A large d is fast at first but biased; with `decay` it falls linearly to the cohort's size in that many rounds, from
+    where on this is the selector `weighted`. The draw carries the sizes, so the mean of the updates weighs all parties
+    the same.
+    """
+
+    d: int | None = None
+    variant: Literal["pow-d", "cpow-d", "rpow-d"] = "pow-d"
+    batch: int = 32
+    decay: int | None = None
+    by_size: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name in ("d", "batch", "decay"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+
+    @property
+    def watches(self) -> bool:
+        return self.variant == "rpow-d"
+
+    def check(self, algorithm: Algorithm, problem: Problem) -> None:
+        super().check(algorithm, problem)
+        trained_model_only(self, algorithm)
+        if self.d is not None and self.d < problem.cohort_size:
+            raise ConfigError(
+                f"power-of-choice draws {self.d} candidates, fewer than the cohort of {problem.cohort_size}; raise d, "
+                "or lower the cohort"
+            )
+
+    def candidates(self, cohort: int, parties: int, round: int) -> int:
+        """How many candidates a round draws."""
+        d = min(2 * cohort if self.d is None else self.d, parties)
+        if self.decay is not None:  # in whole numbers, so that no rounding depends on the machine
+            d = cohort + (d - cohort) * max(0, self.decay - round) // self.decay
+        return d
+
+    async def select(self, fed: Federation, algorithm: Algorithm, state: State,
+                     kept: Kept) -> tuple[tuple[int, ...], Kept]:  # fmt: skip
+        kept = await ask_sizes(fed, kept)
+        if self.watches and "losses" not in kept:
+            kept["losses"] = torch.full((len(fed.parties),), torch.inf, dtype=torch.float64)
+        drawn = draw(fed, kept, self.candidates(fed.cohort_size, len(fed.parties), state.round))
+        if len(drawn) <= fed.cohort_size:  # nothing to choose, so nothing to ask
+            return drawn, kept
+        if self.watches:
+            return largest(drawn, kept["losses"].numpy()[list(drawn)], fed.cohort_size), kept
+        predictor, payload = algorithm.predictor(state)
+        op = Loss(predictor, self.batch if self.variant == "cpow-d" else None)
+        answer = await fed.gather(op, payload, parties=drawn)
+        losses = answer.rows("loss").numpy() if answer.parties else np.zeros(0)
+        return largest(answer.parties, losses, fed.cohort_size), kept
+
+    def heard(self, kept: Kept, losses: Mapping[int, float]) -> Kept:
+        known = kept["losses"].clone()
+        known[torch.tensor(list(losses))] = torch.tensor(list(losses.values()), dtype=torch.float64)
+        return {**kept, "losses": known}
+
+
+def largest(parties: tuple[int, ...], losses: Ids, count: int) -> tuple[int, ...]:
+    """The parties with the largest losses, ties to the lower id, in the order of their ids."""
+    chosen = np.lexsort((np.array(parties), -losses))[:count]
+    return tuple(sorted(parties[k] for k in chosen))

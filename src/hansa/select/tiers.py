@@ -1,0 +1,194 @@
+"""TiFL: parties of like speed train together (Chai, Ali, Zawad, Truex, Anwar, Baracaldo, Zhou, Ludwig, Yan and Cheng
+2020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+
+from hansa.core.algorithm import Algorithm, Problem, State
+from hansa.core.errors import ConfigError
+from hansa.core.federation import Federation
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Wrapper
+from hansa.core.predictor import Evaluate
+from hansa.core.registry import register
+from hansa.local import SGD
+from hansa.select.selector import Ids, Kept, Selector, ids, trained_model_only, uniformly
+
+RANDOM = (0.7, 0.1, 0.1, 0.05, 0.05)  # the paper's policy of that name, fastest tier first
+
+
+@register("probe")
+@dataclass(frozen=True)
+class Probe(Wrapper):
+    """A piece of training for the sake of its time: nothing of it is sent, nothing remembered."""
+
+    inner: Op = SGD()
+    measures: ClassVar[frozenset[str] | None] = frozenset()
+    update: ClassVar[str | None] = None
+
+    def after(self, party: Party, payload: Payload, reply: Reply, memory: Memory) -> tuple[Reply, Memory]:
+        return Reply({}, weight=reply.weight), {}
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        return {}
+
+    def expects_maxima(self, payload: Payload) -> dict[str, Shape]:
+        return {}
+
+
+@register("tiers")
+@dataclass(frozen=True)
+class Tiers(Selector):
+    """Measure how fast parties are, sort them into tiers, draw each round's cohort from one tier. Chai et al. 2020.
+
+    A party is profiled in the first round in which it can be selected: it trains `probe_steps` steps, `profile_rounds`
+    times, and its latency is the mean of the seconds that took. A probe that is not answered, or not within `timeout`
+    (T_max), counts as `timeout` (left out: as the slowest answer), and a party that missed all of them is dropped for
+    good. Parties sorted by latency are split into `tiers` groups of equal size. A round draws a tier by its probability
+    among those with a party available, then its cohort uniformly inside; a tier that is smaller goes as a whole.
+
+    Policies: `vanilla` ignores tiers; `slow` and `fast` use only the slowest or the fastest, `uniform` all alike, and
+    `random` is the paper's (0.7, 0.1, 0.1, 0.05, 0.05) for five tiers, fastest first. `probabilities`, in that order,
+    replace the policy. `adaptive` (the paper's Algorithm 2) starts from equal probabilities; every `interval` rounds it
+    has the parties test the model on samples of their own, and if the accuracy on the last round's tier did not rise
+    since the time before, tiers are drawn in proportion to their rank: T for the least accurate, 1 for the most.
+
+    `credits` bounds how many rounds a tier may serve; one without credits is not drawn, and when none has any left,
+    parties are drawn uniformly from all.
+    """
+
+    tiers: int = 5
+    policy: Literal["vanilla", "slow", "uniform", "random", "fast", "adaptive"] = "uniform"
+    probabilities: tuple[float, ...] = ()
+    profile_rounds: int = 5
+    probe_steps: int = 10
+    timeout: float | None = None
+    interval: int = 10
+    credits: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("tiers", "profile_rounds", "probe_steps", "interval", "credits"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+        if self.timeout is not None and not self.timeout > 0:
+            raise ConfigError(f"timeout must be positive, got {self.timeout}")
+        if self.policy == "random" and self.tiers != len(RANDOM):
+            raise ConfigError(
+                f"the policy 'random' is made for {len(RANDOM)} tiers, not {self.tiers}; give probabilities instead"
+            )
+        if not self.probabilities:
+            return
+        if self.policy != "uniform":
+            raise ConfigError(f"give either probabilities or the policy {self.policy!r}, not both")
+        if len(self.probabilities) != self.tiers:
+            raise ConfigError(f"give one probability for each of the {self.tiers} tiers, got {len(self.probabilities)}")
+        if min(self.probabilities) < 0 or abs(sum(self.probabilities) - 1) > 1e-6:
+            raise ConfigError(f"probabilities must not be negative and add up to 1, got {list(self.probabilities)}")
+
+    def check(self, algorithm: Algorithm, problem: Problem) -> None:
+        super().check(algorithm, problem)
+        trained_model_only(self, algorithm)
+        if self.policy == "adaptive" and not problem.party_tests:
+            raise ConfigError(
+                "the policy 'adaptive' compares tiers by the parties' own test samples, and they have none; hold some "
+                "out (task.party_test), or choose another policy"
+            )
+
+    def chances(self) -> Ids:
+        """The probabilities of the tiers before anything is known of their accuracy, fastest first."""
+        if self.probabilities:
+            return np.array(self.probabilities)
+        if self.policy == "random":
+            return np.array(RANDOM)
+        if self.policy in ("slow", "fast"):
+            return np.eye(1, self.tiers, 0 if self.policy == "fast" else self.tiers - 1).reshape(-1)
+        return np.full(self.tiers, 1 / self.tiers)
+
+    async def select(self, fed: Federation, algorithm: Algorithm, state: State,
+                     kept: Kept) -> tuple[tuple[int, ...], Kept]:  # fmt: skip
+        if self.policy == "vanilla":
+            return uniformly(fed, fed.available), kept
+        kept = await self._profile(fed, state, kept)
+        groups = self.split(kept["latency"].numpy())
+        if self.policy == "adaptive" and state.round % self.interval == 0:
+            kept = await self._adapt(fed, algorithm, state, kept, groups)
+        groups = [np.sort(group[np.isin(group, ids(fed.available))]) for group in groups]
+        credits = kept.get("credits", [self.credits] * self.tiers)
+        usable = np.array([len(group) > 0 and credit != 0 for group, credit in zip(groups, credits, strict=True)])
+        if not usable.any():
+            return uniformly(fed, np.sort(np.concatenate(groups)).tolist()), {**kept, "tier": None}
+        chances = kept["chances"].numpy() * usable if "chances" in kept else self.chances() * usable
+        chances = chances if chances.any() else usable
+        tier = int(fed.rng("tier").choice(self.tiers, p=chances / chances.sum()))
+        if self.credits is not None:
+            credits = [credit - (place == tier) for place, credit in enumerate(credits)]
+        return uniformly(fed, groups[tier].tolist()), {**kept, "tier": tier, "credits": credits}
+
+    def split(self, latency: Ids) -> list[Ids]:
+        """The parties of each tier, fastest first; ties in speed go to the lower id."""
+        known = np.flatnonzero(np.isfinite(latency))
+        return np.array_split(known[np.argsort(latency[known], kind="stable")], self.tiers)
+
+    async def _profile(self, fed: Federation, state: State, kept: Kept) -> Kept:
+        """What was kept, with the mean seconds of all parties that could be asked: `latency`, not a number for a party
+        never asked, infinite for one that never answered in time."""
+        latency = kept["latency"] if "latency" in kept else torch.full((len(fed.parties),), torch.nan).double()
+        here = ids(fed.available)
+        new = here[np.isnan(latency.numpy()[here])]
+        if not len(new):
+            return {**kept, "latency": latency}
+        times = np.full((self.profile_rounds, len(new)), np.inf)
+        op = Probe(SGD(steps=self.probe_steps))
+        for row in times:
+            answer = await fed.gather(op, {"model": state.params._asdict()}, parties=new.tolist())
+            if len(answer.seconds) != len(answer.parties):
+                raise ConfigError(
+                    "tiers needs a runtime that measures how long parties take, and this one has no clock"
+                )
+            row[np.searchsorted(new, answer.parties)] = answer.seconds
+        answered = np.isfinite(times)
+        if not answered.any():  # nobody is there: the round will be empty, and the next one tries again
+            return {**kept, "latency": latency}
+        in_time = answered if self.timeout is None else times <= self.timeout
+        if not in_time.any():
+            raise ConfigError(f"no party answered a probe within {self.timeout} s; raise the timeout of tiers")
+        longest = times[answered].max() if self.timeout is None else self.timeout
+        mean = np.where(in_time, times, longest).mean(0)
+        latency = latency.clone()
+        latency[torch.from_numpy(new)] = torch.from_numpy(np.where(in_time.any(0), mean, np.inf))
+        return {**kept, "latency": latency}
+
+    async def _adapt(self, fed: Federation, algorithm: Algorithm, state: State, kept: Kept, groups: list[Ids]) -> Kept:
+        """What was kept, with the tiers' accuracy now and, if that of the last round's did not rise, new chances."""
+        predictor, payload = algorithm.predictor(state)
+        pool = np.intersect1d(np.concatenate(groups), ids(fed.available))
+        answer = await fed.gather(Evaluate(predictor), payload, parties=pool.tolist())
+        heard = dict(zip(answer.parties, answer.replies, strict=True))
+        now = np.array([accuracy([heard[p] for p in group.tolist() if p in heard]) for group in groups])
+        tier, before = kept.get("tier"), kept.get("accuracy")
+        kept = {**kept, "accuracy": torch.from_numpy(now)}
+        if tier is not None and before is not None and now[tier] <= before.numpy()[tier]:
+            kept["chances"] = torch.from_numpy(by_rank(now))
+        return kept
+
+
+def accuracy(replies: list[Reply]) -> float:
+    """The accuracy on the replying parties' test samples taken together, the negative loss where the task has none; not
+    a number where nobody replied."""
+    weight = sum(reply.weight for reply in replies)
+    values = [reply.metrics.get("accuracy", -reply.metrics["loss"]) * reply.weight for reply in replies]
+    return sum(values) / weight if weight else float("nan")
+
+
+def by_rank(accuracies: Ids) -> Ids:
+    """Probabilities in proportion to T for the least accurate tier, down to 1 for the most accurate or an unknown one;
+    ties favour the faster tier."""
+    count = len(accuracies)
+    shares = np.empty(count)
+    shares[np.argsort(accuracies, kind="stable")] = np.arange(count, 0, -1) / (count * (count + 1) / 2)
+    return shares

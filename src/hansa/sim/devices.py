@@ -1,0 +1,123 @@
+"""The parties' devices in simulated time: how fast they are, how far away, when they are there, whether they stay."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from hansa.core import rng
+from hansa.core.errors import ConfigError
+from hansa.core.registry import Part, register
+from hansa.sim.distributions import Array, Constant, Distribution, keys_of
+
+MARGIN = 1e-9  # of a period: so much after a party has come back, rounding cannot make it absent
+
+
+class Availability(Part):
+    """Base of availabilities: who can be asked in a round."""
+
+    kind: ClassVar[str] = "availability"
+
+    def present(self, seed: int, parties: int, round: int, now: float) -> Sequence[int]:
+        """The parties that are available when a round begins at simulated time `now`, in the order of their ids."""
+        raise TypeError(f"the availability {self.name!r} does not say who is there")
+
+    def wait(self, seed: int, parties: int, now: float) -> float:
+        """Where nobody is available: the seconds until somebody is; 0 where a new round may find somebody at once."""
+        return 0.0
+
+
+@register("always")
+@dataclass(frozen=True)
+class Always(Availability):
+    """Every party, in every round."""
+
+    def present(self, seed: int, parties: int, round: int, now: float) -> Sequence[int]:
+        return range(parties)
+
+
+@register("bernoulli")
+@dataclass(frozen=True)
+class Bernoulli(Availability):
+    """Each party with probability `p`, drawn anew each round."""
+
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.p <= 1:
+            raise ConfigError(f"p must lie in (0, 1], got {self.p}")
+
+    def present(self, seed: int, parties: int, round: int, now: float) -> Sequence[int]:
+        chance = rng.uniform(keys_of(seed, np.arange(parties), "available", round), ()).numpy()
+        return tuple(np.flatnonzero(chance < self.p).tolist())
+
+
+@register("day-night")
+@dataclass(frozen=True)
+class DayNight(Availability):
+    """Each party for `share` of every `period` of simulated seconds, from a phase of its own that is drawn once."""
+
+    period: float = 86400.0
+    share: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.period < math.inf:
+            raise ConfigError(f"period must be positive, got {self.period}")
+        if not 0 < self.share <= 1:
+            raise ConfigError(f"share must lie in (0, 1], got {self.share}")
+
+    def _time_of_day(self, seed: int, parties: int, now: float) -> Array:
+        phase = rng.uniform(keys_of(seed, np.arange(parties), "phase"), ()).numpy() * self.period
+        return np.asarray((now + phase) % self.period)
+
+    def present(self, seed: int, parties: int, round: int, now: float) -> Sequence[int]:
+        day = self._time_of_day(seed, parties, now) < self.share * self.period
+        return tuple(np.flatnonzero(day).tolist())
+
+    def wait(self, seed: int, parties: int, now: float) -> float:
+        return float((self.period - self._time_of_day(seed, parties, now)).min()) + MARGIN * self.period
+
+
+@register("devices")
+@dataclass(frozen=True)
+class Devices(Part):
+    """The parties' machines and networks, which a simulation's clock draws from.
+
+    A local step takes `compute` seconds, drawn for every step, times the party's `speed`, drawn once; an exchange
+    takes `latency` seconds, down and up together, and its bytes at the party's `bandwidth` (bytes a second, drawn
+    once; left out, they take no time). This is the run-time model of Wang and Joshi 2019: a round lasts as long as
+    its slowest party.
+
+    `availability` says whom a round can select. A selected party vanishes in the middle of the round with probability
+    `dropout`. `stragglers` is the share of a round's parties that cannot finish their local work (Li et al. 2020,
+    FedProx): such a party does e of its E epochs, e uniform in 1..E-1 (or so many of its `steps`), in the time that
+    all of them would take; which parties depends on seed and round only, so algorithms can be compared.
+    """
+
+    kind: ClassVar[str] = "devices"
+    compute: Distribution = Constant(0.0)
+    speed: Distribution = Constant(1.0)
+    latency: Distribution = Constant(1.0)
+    bandwidth: Distribution | None = None
+    availability: Availability = Always()
+    dropout: float = 0.0
+    stragglers: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("dropout", "stragglers"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name} must lie in 0..1, got {getattr(self, name)}")
+
+    def check(self, parties: int) -> None:
+        """Refuse what cannot serve so many parties."""
+        for name, positive in (("compute", False), ("speed", True), ("latency", False), ("bandwidth", True)):
+            distribution: Distribution | None = getattr(self, name)
+            try:
+                if distribution is not None:
+                    distribution.check(parties, positive)
+            except ConfigError as error:
+                raise ConfigError(f"run.devices.{name}: {error}") from None

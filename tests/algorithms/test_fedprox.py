@@ -1,0 +1,101 @@
+"""FedProx: card 1.7 of the specification."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import hansa
+from hansa.local import SGD, Proximal
+from quadratics import ENGINES, Scalar, found, line, task
+
+MODELS = [line, Scalar]
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+
+
+def classes(sizes: list[int]) -> hansa.Task:
+    draws = torch.Generator().manual_seed(0)
+    parties = [
+        (torch.randn(n, 4, generator=draws, dtype=torch.float64), torch.randint(0, 3, (n,), generator=draws))
+        for n in sizes
+    ]
+    return hansa.Task(net, "cross_entropy", parties, classes=3)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_without_the_proximal_term_it_is_fedavg(engine: str) -> None:
+    given = classes([5, 9, 2])
+    local = {"lr": 0.3, "epochs": 3, "batch": 4}
+    plain = hansa.simulate(hansa.FedAvg(local=SGD(**local)), given, rounds=3, engine=engine)
+    prox = hansa.simulate(hansa.FedProx(local=Proximal(**local, mu=0.0)), given, rounds=3, engine=engine)
+    assert torch.equal(plain.state.params.w, prox.state.params.w)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("model", MODELS)
+def test_with_a_constant_loss_a_step_contracts_to_the_global_model_by_one_minus_lr_mu(
+    model: object, engine: str
+) -> None:
+    # Training begins at w_t, so a flat loss would move nothing. On a slope of 1 each push fades by that factor at every
+    # later step: w_s - w_t = -lr (1 + (1 - lr mu) + ...) = -(1 - (1 - lr mu)^s) / mu.
+    def slope(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return output[:, 0] * target[:, 0]
+
+    lr, mu = 0.1, 2.0
+    given = task([1.0], [0.0], model=model, start=5.0)
+    given.loss = slope
+    for steps in (1, 2, 7):
+        end = found(hansa.FedProx(local=Proximal(lr=lr, steps=steps, batch=None, mu=mu)), given, 1, engine=engine)
+        assert end - 5.0 == pytest.approx(-(1 - (1 - lr * mu) ** steps) / mu, abs=1e-12)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("model", MODELS)
+def test_many_steps_reach_the_proximal_point_of_a_quadratic(model: object, engine: str) -> None:
+    a, b, w, mu = 3.0, 2.0, -1.0, 1.5
+    given = task([a], [b], model=model, start=w)
+    end = found(hansa.FedProx(local=Proximal(lr=0.2, steps=200, batch=None, mu=mu)), given, 1, engine=engine)
+    assert end == pytest.approx((a * b + mu * w) / (a + mu), abs=1e-12)
+
+
+def test_a_very_large_mu_leaves_the_model_where_it_is() -> None:
+    ends = [found(hansa.FedProx(local=Proximal(lr=0.5 / (3 + mu), steps=100, batch=None, mu=mu)), task([3.0], [2.0]), 1)
+            for mu in (1.0, 100.0, 10000.0)]  # fmt: skip
+    assert ends[0] > ends[1] > ends[2] > 0
+    assert ends[2] == pytest.approx(0.0, abs=1e-3)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("gamma", "steps"), [(1.0, 0), (0.5, None), (0.01, None), (0.0, 40)])
+def test_a_party_stops_as_soon_as_its_point_is_gamma_inexact(gamma: float, steps: int | None, engine: str) -> None:
+    # h(w) = a/2 (w - b)^2 + mu/2 (w - w_t)^2: a step multiplies its gradient by 1 - lr (a + mu), so the inexactness
+    # after s steps is that to the power of s.
+    a, b, mu, lr = 2.0, 1.0, 0.5, 0.1
+    shrinks = 1 - lr * (a + mu)
+    expected = next(s for s in range(100) if shrinks**s <= gamma) if steps is None else steps
+    local = Proximal(lr=lr, steps=40, batch=None, mu=mu, gamma=gamma)
+    done = hansa.simulate(hansa.FedProx(local=local), task([a], [b]), rounds=1, engine=engine)
+    line = done.history[0]
+    assert line["steps_taken"] == expected
+    assert line["gamma"] == pytest.approx(shrinks**expected, abs=1e-12)
+    assert line["gamma"] <= gamma or expected == 40
+    gap = (a * b) / (a + mu) * (1 - shrinks**expected)
+    assert float(done.state.params.w) == pytest.approx(gap, abs=1e-12)
+
+
+def test_a_rate_that_makes_the_proximal_term_oscillate_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match="oscillates; keep it below 1"):
+        Proximal(lr=0.5, mu=2.0)
+    with pytest.warns(UserWarning, match="diverges"):
+        Proximal(lr=1.0, mu=2.0)
+
+
+def test_a_negative_mu_and_a_gamma_beyond_one_are_refused() -> None:
+    with pytest.raises(hansa.ConfigError, match="mu must not be negative"):
+        Proximal(mu=-0.1)
+    with pytest.raises(hansa.ConfigError, match=r"gamma must lie in 0\.\.1"):
+        Proximal(gamma=1.1)
