@@ -30,7 +30,11 @@ def experiment(method: str, rates: Rates, rounds: int, seed: int) -> grid.Tree:
     return {
         "task": {"dataset": "mnist", "model": "2nn"},
         "partition": {"name": "shards", "parties": 100, "per_party": 2},
-        "algorithm": {"name": method, "local": {"name": "sgd", "lr": rates[0], "batch": 20}, "server": {"lr": rates[1]}},
+        "algorithm": {
+            "name": method,
+            "local": {"name": "sgd", "lr": rates[0], "batch": 20},
+            "server": {"lr": rates[1]},
+        },
         "run": {"rounds": rounds, "cohort": 0.1, "seed": seed, "eval_every": 4},
     }
 
