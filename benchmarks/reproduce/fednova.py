@@ -1,10 +1,10 @@
 """FedNova against FedAvg where parties do unequal amounts of work.
 
-    python benchmarks/reproduce/fednova.py [--data-dir DATA] [--rounds 30] [--seeds 0 1]
+    python benchmarks/reproduce/fednova.py [--data-dir DATA] [--rounds 20] [--seeds 0 1]
 
 Wang et al. 2020, table 1: 16 parties, all in every round, classes shared out by Dir(0.1), batches of 32, rate 0.02,
 local epochs drawn anew from 2..5 for each party and round; without and with local momentum 0.9. On MNIST with a
-perceptron of two layers of 50 units instead of CIFAR-10 with VGG-11, for 30 rounds at a constant rate instead of 100.
+perceptron of two layers of 50 units instead of CIFAR-10 with VGG-11, for 20 rounds at a constant rate instead of 100.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def experiment(method: str, rounds: int, seed: int) -> grid.Tree:
 
 
 def main() -> None:
-    given = grid.arguments(__doc__, rounds=30, seeds=(0, 1))
+    given = grid.arguments(__doc__, rounds=20, seeds=(0, 1))
     found = grid.run("fednova", {f"{method}, seed {seed}": experiment(method, given.rounds, seed)
                                  for seed in given.seeds for method in METHODS})  # fmt: skip
     runs = {method: [found[f"{method}, seed {seed}"] for seed in given.seeds] for method in METHODS}
