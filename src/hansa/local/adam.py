@@ -10,7 +10,7 @@ from torch import Tensor
 from hansa.core.errors import ConfigError
 from hansa.core.op import Memory, Payload
 from hansa.core.registry import register
-from hansa.local.solver import Carry, Context, LocalSolver, check_local, descend
+from hansa.local.solver import Carry, Context, LocalSolver, check_local
 from hansa.schedule import Constant, Schedule
 
 
@@ -57,6 +57,8 @@ class Adam(LocalSolver):
     def step(self, ctx: Context, w: Tensor, direction: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
         at = carry["step"] + 1
         m = torch.lerp(carry["m"], direction, 1 - self.beta1)
-        v = self.beta2 * carry["v"] + (1 - self.beta2) * direction * direction
-        size = (v / (1 - self.beta2**at)).sqrt_().add_(self.eps)
-        return descend(w, m / (1 - self.beta1**at) / size, ctx.rate), {"m": m, "v": v, "step": at}
+        v = (carry["v"] * self.beta2).addcmul_(direction, direction, value=1 - self.beta2)
+        # m^ / (sqrt(v^) + eps), with the corrections taken out of the vectors.
+        spread = (1 - self.beta2**at).sqrt()
+        along = m / (v.sqrt().add_(self.eps * spread))
+        return w - along.mul_(ctx.rate * spread / (1 - self.beta1**at)), {"m": m, "v": v, "step": at}

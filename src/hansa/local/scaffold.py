@@ -56,5 +56,6 @@ class Controlled(SGD):
             change = ctx.full_gradient(start) - memory[OWN]
         else:
             taken = torch.as_tensor(ctx.steps * ctx.rate, dtype=w.dtype, device=w.device)
-            change = torch.where(taken > 0, -delta / taken - carry["c"], 0.0)  # no step, nothing learned
+            moved = (taken > 0).to(w.dtype)  # at a rate of 0 there was no step, and nothing is learned
+            change = delta * (-moved / taken.clamp(min=torch.finfo(w.dtype).tiny)) - moved * carry["c"]
         return {"w": delta, "c": change}, {OWN: memory[OWN] + change}

@@ -243,11 +243,8 @@ class StackedEngine(ReferenceEngine):
 
     def width(self, solver: LocalSolver) -> int:
         """How many parties a chunk holds: fewer where a solver passes over the parameters several times a step."""
-        if self._given is not None or self.chain is None:
-            return self.chunk
-        if solver.direct:
-            return max(1, self.chunk // 2) if solver.remember(self.objective.spec) else self.chunk
-        return max(1, self.chunk // 4)
+        wide = self._given is not None or self.chain is None or solver.direct
+        return self.chunk if wide else max(1, self.chunk // 4)
 
     def _stackable(self) -> bool:
         if self.chain is not None and self.chain.stacks:
