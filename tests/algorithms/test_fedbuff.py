@@ -17,7 +17,7 @@ from hansa.algorithms.fedbuff import nth_idle
 from hansa.core.op import Memory, Party, Payload, Reply
 from hansa.fusion import WeightedMean
 from hansa.local import SGD, LocalSolver
-from hansa.sim.distributions import Distribution
+from hansa.sim.distributions import Constant, Distribution, Exponential, Lognormal
 
 
 def net() -> nn.Module:
@@ -56,7 +56,7 @@ def test_batch_statistics_are_averaged_as_in_fedavg() -> None:
 
 
 @pytest.mark.parametrize("refill", ["arrival", "flush"])
-@pytest.mark.parametrize("latency", [hansa.Constant(1.0), hansa.Exponential(), hansa.Lognormal()])
+@pytest.mark.parametrize("latency", [Constant(1.0), Exponential(), Lognormal()])
 @pytest.mark.parametrize(("buffer", "cohort"), [(1, 4), (3, 4), (4, 4), (1, 1)])
 def test_every_step_of_the_server_applies_as_many_updates_as_the_buffer_holds(
     buffer: int, cohort: int, latency: Distribution, refill: str

@@ -44,7 +44,13 @@ def test_every_registered_selector_is_tried_here() -> None:
 def test_a_resumed_run_selects_the_same_and_gives_the_same_bits(
     run: Any, tmp_path: Path, selector: Selector, engine: str
 ) -> None:
-    given = {"rounds": 6, "cohort_size": 3, "engine": engine, "latency": "exponential", "checkpoint_seconds": 0.0}
+    given = {
+        "rounds": 6,
+        "cohort_size": 3,
+        "engine": engine,
+        "devices": {"latency": "exponential"},
+        "checkpoint_seconds": 0.0,
+    }
     whole = run(selector, SIZES, tests=True, **given)
 
     class Stop(BaseException):
@@ -67,7 +73,7 @@ def test_a_resumed_run_selects_the_same_and_gives_the_same_bits(
 
 @pytest.mark.parametrize("selector", SELECTORS, ids=named)
 def test_the_engines_select_the_same_parties(run: Any, selector: Selector) -> None:
-    runs = [run(selector, SIZES, tests=True, rounds=5, cohort_size=3, engine=e, latency="exponential")
+    runs = [run(selector, SIZES, tests=True, rounds=5, cohort_size=3, engine=e, devices={"latency": "exponential"})
             for e in ("reference", "stacked")]  # fmt: skip
     assert runs[0].cohorts == runs[1].cohorts
     assert [len(cohort) for cohort in runs[0].cohorts] == [3] * 5

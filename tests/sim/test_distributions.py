@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 import hansa
 from hansa.core import rng
-from hansa.sim.distributions import Distribution, keys_of
+from hansa.sim.distributions import Constant, Distribution, Exponential, Lognormal, Trace, keys_of
 
 MANY = np.arange(100_000)
-ALL = [hansa.Constant(2.0), hansa.Exponential(3.0), hansa.Lognormal(3.0, 0.8)]
+ALL = [Constant(2.0), Exponential(3.0), Lognormal(3.0, 0.8)]
 
 
 def draws(distribution: Distribution, parties: np.ndarray = MANY) -> np.ndarray:
@@ -36,7 +36,7 @@ def test_a_draw_depends_neither_on_who_else_is_drawn_nor_on_how_many_steps_follo
 
 
 def test_exponential_has_the_given_mean_and_an_exponential_tail() -> None:
-    found = draws(hansa.Exponential(3.0))
+    found = draws(Exponential(3.0))
     assert abs(found.mean() - 3.0) < 4 * 3.0 / math.sqrt(len(found))
     for at in (0.5, 3.0, 9.0):
         chance = math.exp(-at / 3.0)
@@ -44,7 +44,7 @@ def test_exponential_has_the_given_mean_and_an_exponential_tail() -> None:
 
 
 def test_lognormal_has_the_given_mean_and_spread_of_its_logarithm() -> None:
-    found = draws(hansa.Lognormal(3.0, 0.8))
+    found = draws(Lognormal(3.0, 0.8))
     logs, sd = np.log(found), 3.0 * math.sqrt(math.exp(0.8**2) - 1)
     assert abs(found.mean() - 3.0) < 4 * sd / math.sqrt(len(found))
     assert abs(logs.std() - 0.8) < 4 * 0.8 / math.sqrt(2 * len(found))
@@ -56,14 +56,14 @@ def test_lognormal_has_the_given_mean_and_spread_of_its_logarithm() -> None:
 )
 def test_a_trace_draws_its_values_equally_often(tmp_path: Path, text: str) -> None:
     (tmp_path / "trace.csv").write_text(text)
-    values, counts = np.unique(draws(hansa.Trace(str(tmp_path / "trace.csv"))), return_counts=True)
+    values, counts = np.unique(draws(Trace(str(tmp_path / "trace.csv"))), return_counts=True)
     assert values.tolist() == [1.0, 2.0, 5.0]
     assert np.abs(counts / len(MANY) - 1 / 3).max() < 4 * math.sqrt(2 / 9 / len(MANY))
 
 
 def test_a_trace_can_give_each_party_its_own_values(tmp_path: Path) -> None:
     (tmp_path / "trace.csv").write_text("party,seconds\n1,5\n0,1\n1,6\n2,9\n")
-    trace = hansa.Trace(str(tmp_path / "trace.csv"))
+    trace = Trace(str(tmp_path / "trace.csv"))
     parties = np.array([2, 0, 1])
     found = trace.draw(rng.keys_of_steps(keys_of(0, parties, "y"), 50), parties)
     assert [sorted(set(row)) for row in found.tolist()] == [[9.0], [1.0], [5.0, 6.0]]
@@ -90,7 +90,7 @@ def test_a_missing_or_bad_trace_is_one_clear_sentence(tmp_path: Path, text: str 
         (tmp_path / "trace.csv").write_text(text)
     task = hansa.Task(lambda: torch.nn.Linear(1, 1), "mse", [(torch.ones(1, 1), torch.ones(1, 1))])
     with pytest.raises(hansa.ConfigError, match=fault) as error:
-        hansa.simulate(hansa.FedAvg(), task, devices={"compute": hansa.Trace(str(tmp_path / "trace.csv"))})
+        hansa.simulate(hansa.FedAvg(), task, devices={"compute": Trace(str(tmp_path / "trace.csv"))})
     assert str(error.value).startswith("run.devices.compute: ")
 
 
