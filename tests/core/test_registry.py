@@ -134,3 +134,27 @@ def test_what_the_package_exports_can_be_had() -> None:
         assert getattr(hansa, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'FedAvgg'"):
         hansa.FedAvgg  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "part", "field", "value"),
+    [
+        ("fedprox", {"mu": 1.0}, "local", "mu", 1.0),
+        ("scaffold", {"option": "I", "local.lr": 0.3}, "local", "option", "I"),
+        ("fedadam", {"tau": 0.1, "server.lr": 0.3}, "server", "tau", 0.1),
+        ("qfedavg", {"q": 5}, "local", "q", 5.0),
+        ("fedavg", {"local": "adam", "beta1": 0.5}, "local", "beta1", 0.5),
+        ("fedavg", {"local": hansa.SGD(lr=3.0), "batch": 7}, "local", "batch", 7),
+        ("fedavg", {"uniform": True}, "fusion", "uniform", True),
+    ],
+)
+def test_a_field_that_only_one_part_of_an_algorithm_has_needs_no_part(
+    name: str, fields: dict[str, Any], part: str, field: str, value: Any
+) -> None:
+    assert getattr(getattr(build("algorithm", name, **fields), part), field) == value
+
+
+def test_a_field_of_two_parts_must_say_which() -> None:
+    with pytest.raises(ConfigError, match=r"local and server have a field 'lr'; say which, as in local\.lr"):
+        build("algorithm", "fedadam", lr=1.0)
+    assert build("algorithm", "fedavg", local=hansa.SGD(lr=3.0), batch=7).local.lr == 3.0

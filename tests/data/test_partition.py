@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hansa.core.errors import ConfigError, DataError
 from hansa.core.registry import build, registered
-from hansa.data import Data, Dirichlet, Heart, Iid, Natural, Noise, Partition, Quantity, Shards, table
+from hansa.data import Data, Dirichlet, Heart, Iid, Natural, Noise, Partition, Quantity, Shards, Similarity, table
 
 SPLITS: list[Partition] = [
     Iid(7),
@@ -21,6 +21,9 @@ SPLITS: list[Partition] = [
     Dirichlet(7, alpha=1.0, min_size=3),
     Dirichlet(7, alpha=0.3, min_size=0),
     Shards(7, per_party=3),
+    Similarity(7, similarity=0.0),
+    Similarity(7, similarity=0.37),
+    Similarity(7, similarity=1.0),
 ]
 
 
@@ -66,7 +69,7 @@ def test_iid_sizes_differ_by_one_at_most() -> None:
 
 
 def test_as_many_parties_as_rows_give_each_party_one_row() -> None:
-    for partition in (Iid(20), Quantity(20), Dirichlet(20), Shards(10, 2)):
+    for partition in (Iid(20), Quantity(20), Dirichlet(20), Shards(10, 2), Similarity(20)):
         parts = partition.split(labelled(np.arange(20) % 3, 3), 0)
         assert {len(part) for part in parts} == {20 // partition.parties}
 
@@ -79,6 +82,16 @@ def test_shards_give_a_party_few_labels() -> None:
     counts = np.array(table(Shards(100, 2).split(labelled(uneven, 10), 0), uneven, 10))
     assert ((counts > 0).sum(axis=1) <= 4).all()
     assert np.median((counts > 0).sum(axis=1)) <= 2
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
+def test_similarity_is_the_share_of_rows_that_are_drawn_at_random(share: float) -> None:
+    y = np.random.default_rng(1).permutation(np.repeat(np.arange(10), 2000))  # 20 parties, two for each label
+    parts = Similarity(20, similarity=share).split(labelled(y, 10), 0)
+    assert {len(part) for part in parts} == {1000}
+    counts = np.array(table(parts, y, 10)) / 1000
+    sorted_by_label = np.kron(np.eye(10), np.ones((2, 1)))  # what the parties hold of the rows sorted by label
+    assert np.abs(counts - (share * 0.1 + (1 - share) * sorted_by_label)).max() < 0.08
 
 
 def test_dirichlet_approaches_iid_for_a_large_alpha_and_one_label_for_a_small_one() -> None:
@@ -139,7 +152,7 @@ def test_natural_refuses_a_data_set_without_parties() -> None:
         Natural().split(labelled(np.zeros(10), 1), 0)
 
 
-@pytest.mark.parametrize("partition", [Dirichlet(2), Shards(2)], ids=repr)
+@pytest.mark.parametrize("partition", [Dirichlet(2), Shards(2), Similarity(2)], ids=repr)
 def test_partitions_by_label_refuse_regression_and_sequences(partition: Partition) -> None:
     data = labelled(np.zeros(20), 1)
     with pytest.raises(DataError, match="regression"):
@@ -163,6 +176,7 @@ def test_too_few_rows_for_the_parties_are_refused(partition: Partition) -> None:
         ("quantity", {"min_size": -1}),
         ("shards", {"per_party": 0}),
         ("noise", {"sigma": -1.0}),
+        ("similarity", {"similarity": 1.1}),
     ],
 )
 def test_impossible_settings_are_refused(name: str, fields: dict[str, float]) -> None:

@@ -241,7 +241,6 @@ def test_a_file_and_the_command_line_say_the_same_as_python(tmp_path: Path) -> N
         (hansa.GaussianNB(), {"pace": Random(1, 2)}, "naive-bayes has no local steps that 'random' could pace"),
         (hansa.FedSGD(), {"pace": AdaComm(2)}, "fedsgd has no local steps that 'adacomm' could pace"),
         (hansa.FSVRG(), {"pace": Random(1, 2)}, "'random' sets the local solver's epochs, but 'svrg' has none"),
-        (hansa.FedAvg(local=SGD(steps=3)), {"pace": Random(1, 2)}, "sets epochs, which local.steps takes the place of"),
     ],
 )  # fmt: skip
 def test_what_the_local_solver_cannot_do_is_refused_before_anything_runs(

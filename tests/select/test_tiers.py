@@ -96,7 +96,7 @@ def test_latency_is_the_mean_time_of_the_probes_and_they_take_time_and_bytes(run
     given = {"cohort_size": 2, "engine": "stacked", "devices": {"latency": "exponential"}}
     seen = run(Tiers(tiers=3, profile_rounds=4), SIZES, rounds=2, **given)
     first, second = seen.result.history
-    assert (first["asked"], second["asked"]) == (4 * K + 2, 2)
+    assert (first["consulted"], first["asked"], second["asked"]) == (4 * K, 2, 2)
     assert first["simulated_seconds"] > max(seen.kept["latency"].tolist())
     assert first["bytes_up"] > second["bytes_up"] + 4 * K
     assert len(set(seen.kept["latency"].tolist())) == K
@@ -284,7 +284,14 @@ def test_adaptive_runs_and_what_it_measures_is_not_the_rounds_metric(run: Any) -
     selector = Tiers(tiers=3, policy="adaptive", interval=2)
     seen = run(selector, SIZES, tests=True, rounds=6, cohort_size=2, engine="stacked", eval_every=6)
     assert all("accuracy" not in line for line in seen.result.history[:5])
-    assert [line["asked"] for line in seen.result.history] == [6 * K + 2, 2, K + 2, 2, K + 2, 2]
+    assert [line["asked"] + line.get("consulted", 0) for line in seen.result.history] == [
+        6 * K + 2,
+        2,
+        K + 2,
+        2,
+        K + 2,
+        2,
+    ]
     accuracy = seen.kept["accuracy"].numpy()
     assert ((accuracy > 0) & (accuracy <= 1)).all()
 

@@ -94,14 +94,18 @@ def checkpoint(kept: Memories, path: Path, count: int) -> None:
 
 
 @settings(max_examples=300)
-@given(steps, st.sampled_from([0, 2**20]), st.booleans())
+@given(
+    steps, st.sampled_from([0, 2**20]), st.booleans(), st.sampled_from([10, 25, 2**14]), st.sampled_from([100, 2**30])
+)
 def test_memories_are_a_dictionary_and_a_crash_leaves_those_of_the_checkpoint(
-    steps: list[Any], slack: int, power_lost: bool
+    steps: list[Any], slack: int, power_lost: bool, large: int, warm: int
 ) -> None:
     with (
         tempfile.TemporaryDirectory() as name,
         mock.patch.object(module, "SLACK", slack),
         mock.patch.object(module, "CHUNK", 300),
+        mock.patch.object(module, "LARGE", large),  # some stay in RAM
+        mock.patch.object(module, "WARM", warm),
     ):
         folder = Path(name)
         path = folder / "checkpoint.json"
@@ -130,9 +134,13 @@ def test_memories_are_a_dictionary_and_a_crash_leaves_those_of_the_checkpoint(
         assert len(list(folder.glob("memories-*.log"))) == (kept._log is not None)
 
 
-@given(st.lists(rounds, max_size=10))
-def test_without_a_folder_memories_are_a_dictionary_too_and_leave_no_file(steps: list[Any]) -> None:
-    with mock.patch.object(module, "SLACK", 0), tempfile.TemporaryDirectory() as folder:
+@given(st.lists(rounds, max_size=10), st.sampled_from([10, 25, 2**14]))
+def test_without_a_folder_memories_are_a_dictionary_too_and_leave_no_file(steps: list[Any], large: int) -> None:
+    with (
+        mock.patch.object(module, "SLACK", 0),
+        mock.patch.object(module, "LARGE", large),
+        tempfile.TemporaryDirectory() as folder,
+    ):
         with mock.patch.object(tempfile, "tempdir", folder):
             kept, model = Memories(PARTIES), dict[int, Memory]()
             for step in steps:

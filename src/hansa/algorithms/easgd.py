@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hansa.algorithms.fedavg import FedAvg
-from hansa.core.algorithm import Algorithm, State
+from hansa.core.algorithm import Algorithm, Problem, State
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.registry import register
@@ -36,6 +36,16 @@ class EASGD(Algorithm):
             raise ConfigError(f"beta must lie in (0, 1], got {self.beta}")
         if self.alpha is not None and not 0 < self.alpha < 1:
             raise ConfigError(f"alpha must lie in (0, 1), got {self.alpha}")
+        if isinstance(self.fusion, WeightedMean) and not self.fusion.uniform:
+            raise ConfigError("easgd: the centre gives every worker the same weight; set fusion.uniform = true")
+
+    def check(self, problem: Problem) -> None:
+        super().check(problem)
+        if self.alpha is not None and self.alpha * problem.cohort_size > 1:
+            raise ConfigError(
+                f"easgd: {problem.cohort_size} workers pull the centre with alpha = {self.alpha} each, which takes it "
+                f"past their mean; alpha may be {1 / problem.cohort_size:.4g} at most"
+            )
 
     @property
     def verbs(self) -> frozenset[str]:

@@ -37,6 +37,8 @@ class FedPer(FedAvg):
 
     def check(self, problem: Problem) -> None:
         super().check(problem)
+        if not self.local.paced:
+            raise ConfigError(f"fedper: the local solver {self.local.name!r} takes no steps, and trains no head")
         divide(problem.spec, self.layers, self.head)
 
     def init(self, problem: Problem) -> State:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from hansa.algorithms.fedavg import FedAvg
 from hansa.core.algorithm import State
 from hansa.core.federation import Federation
@@ -29,7 +31,8 @@ class QFedAvg(FedAvg):
 
     async def round(self, fed: Federation, state: State) -> State:
         update = await self.fusion.collect(fed, self.local, state.params)
-        return self.server.step(state, update._replace(w=update.w / update.others["h"]))
+        h = update.others["h"]  # 0 where every loss is too small for its power: there is nothing left to do
+        return self.server.step(state, update._replace(w=torch.where(h > 0, update.w / h, 0.0)))
 
 
 @register("qfedsgd")

@@ -64,6 +64,18 @@ class Ask:
         """The ask as the wire carries it to one party."""
         return {"op": op_config(self.op), "payload": self.payload_of(party), "round": self.round}
 
+    def sizes(self) -> list[int]:
+        """The bytes of the message to each party; parties told the same in plain values are reckoned once."""
+        known: dict[str, int] = {}
+        out = []
+        for party in self.parties:
+            own = self.each.get(party)
+            name = repr(own) if not _holds_tensor(own) else f"party {party}"
+            if name not in known:
+                known[name] = codec.size(self.message(party))
+            out.append(known[name])
+        return out
+
     def digest(self) -> str:
         """A hash of everything that was asked; a replay must ask the same."""
         op = op_config(self.op) if self.op is not None else None
@@ -73,6 +85,12 @@ class Ask:
             "each": {str(party): payload for party, payload in sorted(self.each.items())},
         }  # fmt: skip
         return hashlib.sha256(codec.encode(body)).hexdigest()
+
+
+def _holds_tensor(tree: Any) -> bool:
+    if isinstance(tree, Mapping):
+        return any(_holds_tensor(value) for value in tree.values())
+    return isinstance(tree, Tensor)
 
 
 def op_config(op: Op | None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.metadata
+import math
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -167,6 +168,8 @@ def fill(cls: type[Any], given: Mapping[str, Any], where: str, base: Any = None)
     """Make the dataclass `cls` from plain data, checking names and types; fields not given come from `base`."""
     hints = field_types(cls)
     fields: dict[str, Any] = {f.name: getattr(base, f.name) for f in dataclasses.fields(cls)} if base else {}
+    if getattr(cls, "kind", None) == "algorithm":
+        given = _homed(cls, given, fields, where)
     for key, value in given.items():
         if key not in hints:
             raise ConfigError(f"{where}: unknown field {key!r}{nearest(key, hints)}")
@@ -179,6 +182,27 @@ def fill(cls: type[Any], given: Mapping[str, Any], where: str, base: Any = None)
         return cls(**fields)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
+
+
+def _homed(cls: type[Any], given: Mapping[str, Any], base: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """Fields of an algorithm with those that only one of its parts has moved there: `mu` of fedprox is `local.mu`."""
+    out, hints = dict(given), field_types(cls)
+    parts = {name: hint for name, hint in hints.items() if isinstance(hint, type) and issubclass(hint, Part)}
+
+    def home_of(name: str) -> type[Any]:
+        part, default = out.get(name), base.get(name, field_default(cls, name))
+        named = part if isinstance(part, str) else part.get("name") if isinstance(part, Mapping) else None
+        return lookup(parts[name].kind, named, where) if named else type(part if isinstance(part, Part) else default)
+
+    for key in [key for key in given if key not in hints]:
+        homes = [name for name in parts if dataclasses.is_dataclass(at := home_of(name)) and key in field_types(at)]
+        if len(homes) > 1:
+            raise ConfigError(f"{where}: {' and '.join(homes)} have a field {key!r}; say which, as in {homes[0]}.{key}")
+        if homes:
+            part = out.get(homes[0], {})
+            part = {"name": part} if isinstance(part, str) else to_config(part) if isinstance(part, Part) else part
+            out[homes[0]] = {**part, key: out.pop(key)}
+    return out
 
 
 def field_types(cls: type[Any]) -> dict[str, Any]:
@@ -248,7 +272,7 @@ def convert(value: Any, hint: Any, where: str, default: Any = None) -> Any:
     elif isinstance(hint, type) and issubclass(hint, Part):
         return _nested(value, hint, where, default)
     elif hint is float:
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
             return float(value)
     elif hint is int:
         if isinstance(value, int) and not isinstance(value, bool):

@@ -70,6 +70,7 @@ class Record:
     """What happened in a round: who was asked, who was missing or rejected and why, bytes as the wire carries them."""
 
     asked: int = 0
+    consulted: int = 0  # asked by the selector, before it chose
     accepted: int = 0
     missing: dict[int, str] = field(default_factory=dict)
     rejected: dict[int, str] = field(default_factory=dict)
@@ -281,6 +282,7 @@ class Answer:
         self._kept: list[tuple[int, Reply]] = []
         self._weight = self._count = 0
         self._last = -1
+        self._one = 0 if ask.selects else 1  # a round counts those that it asked to work, and apart those it consulted
         record.fused = set()
 
     @property
@@ -289,7 +291,8 @@ class Answer:
 
     def add(self, party: int, outcome: Reply | str) -> None:
         """One party's reply, or why there is none."""
-        self.record.asked += 1
+        self.record.asked += self._one
+        self.record.consulted += 1 - self._one
         if isinstance(outcome, str):
             self.record.without(party, outcome)
             return
@@ -314,7 +317,8 @@ class Answer:
             for k, party in enumerate(replies.parties):
                 self.add(party, replies.row(k) if self._summed else replies.copy(k))  # kept beyond the stack's life
             return
-        self.record.asked += len(replies.parties)
+        self.record.asked += self._one * len(replies.parties)
+        self.record.consulted += (1 - self._one) * len(replies.parties)
         self.record.bytes_up += reply_size(replies.row(0)) * len(replies.parties)
         shares = [self._accept(*of) for of in zip(replies.parties, replies.weights, strict=True)]
         for k, (party, share) in enumerate(zip(replies.parties, shares, strict=True)):
@@ -328,7 +332,7 @@ class Answer:
         """Note that a reply is fused; its share in the sum."""
         assert party > self._last, "replies must come in the order of the parties' ids"
         self._last = party
-        self.record.accepted += 1
+        self.record.accepted += self._one
         self.record.fused.add(party)
         self._count += 1
         share = 1 if self.ask.uniform else weight

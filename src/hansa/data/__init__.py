@@ -5,7 +5,7 @@ from hansa.data.cifar import Cifar10
 from hansa.data.dataset import Data, Dataset
 from hansa.data.heart import HEART_FEATURES, Heart
 from hansa.data.idx import FashionMnist, Mnist
-from hansa.data.label_skew import Dirichlet, Shards
+from hansa.data.label_skew import Dirichlet, Shards, Similarity
 from hansa.data.partition import Iid, Natural, Noise, Partition, Quantity
 from hansa.data.party_files import load_party_file
 from hansa.data.picture import draw, table
@@ -35,6 +35,7 @@ __all__ = [
     "Quantity",
     "Shakespeare",
     "Shards",
+    "Similarity",
     "Standardise",
     "Synthetic",
     "draw",

@@ -81,6 +81,36 @@ class Shards(Partition):
         return [np.sort(np.concatenate([shards[i] for i in mine])) for mine in dealt]
 
 
+@register("similarity")
+@dataclass(frozen=True)
+class Similarity(Partition):
+    """Skew of labels: a share of each party's rows is drawn at random, the rest comes from rows sorted by label.
+
+    Hsu, Qi and Brown 2019 and Karimireddy et al. 2020 (SCAFFOLD): with `similarity` = s a party's rows are 100 s %
+    IID; the others are sorted by label and cut into one piece a party. 0 gives most parties a single label, 1 is IID.
+    Sizes differ by one at most.
+    """
+
+    parties: int = 100
+    similarity: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_parties(self.parties)
+        if not 0 <= self.similarity <= 1:
+            raise ConfigError(f"similarity is {self.similarity}; it is a share of the rows in 0..1")
+
+    def split(self, data: Data, seed: int) -> list[np.ndarray]:
+        y = labels(data, self.name)
+        check_rows(len(y), self.parties, 1)
+        shuffled = generator(seed).permutation(len(y))
+        ends = len(y) * np.arange(self.parties + 1) // self.parties
+        mixed = (self.similarity * ends).astype(np.int64)
+        alike, apart = np.split(shuffled, [mixed[-1]])
+        apart = apart[np.argsort(y[apart], kind="stable")]
+        pieces = zip(np.split(alike, mixed[1:-1]), np.split(apart, (ends - mixed)[1:-1]), strict=True)
+        return [np.sort(np.concatenate(mine)) for mine in pieces]
+
+
 def labels(data: Data, partition: str) -> np.ndarray:
     """One class label a row; DataError where the data set has none."""
     if data.classes is None:

@@ -16,6 +16,7 @@ from hansa.local.sgd import SGD
 from hansa.local.solver import Carry, Context
 
 FLOOR = 1e-10  # added to a loss before it is raised to a power
+TINY = 1e-20  # added to a rate, so that one of 0 moves nothing
 WHY = "whose server divides by the sum of the parties' h"
 
 
@@ -42,7 +43,7 @@ class Fair(SGD):
 
     def finish(self, ctx: Context, start: Tensor, w: Tensor, carry: Carry,
                memory: Memory) -> tuple[dict[str, Tensor], Memory]:  # fmt: skip
-        lipschitz = 1.0 / ctx.rate
+        lipschitz = 1.0 / (ctx.rate + TINY)
         return weighed((start - w) * lipschitz, carry["loss"], self.q, lipschitz), memory
 
 
@@ -82,10 +83,10 @@ class FairGradient(Gradient):
 
 def weighed(dw: Tensor, loss: Tensor, q: float, lipschitz: Any) -> dict[str, Tensor]:
     """What the server needs of one party: its step times F^q, pointing downhill, and its part of the step's length."""
-    positive = torch.where(loss < 0, torch.nan, loss) + FLOOR
+    positive = torch.where(loss < 0, torch.nan, loss).to(torch.float64) + FLOOR  # powers leave float32 early
     scale = positive**q
     h = q * positive ** (q - 1) * (dw * dw).sum() + lipschitz * scale
-    return {"w": -scale * dw, "h": h}
+    return {"w": -scale.to(dw.dtype) * dw, "h": h.to(dw.dtype)}
 
 
 def check_q(q: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from hansa.core.errors import ConfigError
@@ -40,8 +41,11 @@ class Normalised(Proximal):
         if self.momentum:
             rho = self.momentum
             return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
+        if self.mu and not isinstance(rate, Tensor):
+            return (1 - (1 - rate * self.mu) ** steps) / (rate * self.mu) if rate else steps
         if self.mu:
-            return (1 - (1 - rate * self.mu) ** steps) / (rate * self.mu)
+            shrink = rate * self.mu
+            return torch.where(shrink > 0, (1 - (1 - shrink) ** steps) / shrink, steps)
         return steps
 
     def finish(self, ctx: Context, start: Tensor, w: Tensor, carry: Carry,

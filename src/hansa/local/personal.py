@@ -117,6 +117,9 @@ class Personal(LocalSolver):
     def step(self, ctx: Context, w: Tensor, direction: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
         return self.inner.step(ctx, w, direction, carry)
 
+    def report(self, carry: Carry) -> dict[str, Tensor]:
+        return self.inner.report(carry)
+
     def finish(self, ctx: Context, start: Tensor, w: Tensor, carry: Carry,
                memory: Memory) -> tuple[dict[str, Tensor], Memory]:  # fmt: skip
         tensors, after = self.inner.finish(ctx, start, w, carry, memory)

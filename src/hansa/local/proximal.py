@@ -55,7 +55,7 @@ class Proximal(SGD):
             carry["toward"] = self.mu * w
         if self.gamma is not None:
             first = torch.linalg.vector_norm(ctx.full_gradient(w))
-            going = torch.ones_like(first) * (self.gamma < 1)
+            going = (first > self.gamma * first).to(first.dtype)  # where it begins may be inexact enough
             carry |= {"first": first, "now": first, "going": going, "taken": torch.zeros_like(first)}
         return w, carry
 
@@ -70,9 +70,8 @@ class Proximal(SGD):
         on = going * (now > self.gamma * carry["first"])
         return moved, {**carry, "now": now, "going": on, "taken": carry["taken"] + going}
 
-    def finish(self, ctx: Context, start: Tensor, w: Tensor, carry: Carry,
-               memory: Memory) -> tuple[dict[str, Tensor], Memory]:  # fmt: skip
-        if self.gamma is not None:
-            ctx.metrics["gamma"] = torch.where(carry["first"] > 0, carry["now"] / carry["first"], 0.0)
-            ctx.metrics["steps_taken"] = carry["taken"]
-        return super().finish(ctx, start, w, carry, memory)
+    def report(self, carry: Carry) -> dict[str, Tensor]:
+        if self.gamma is None:
+            return {}
+        reached = torch.where(carry["first"] > 0, carry["now"] / carry["first"], 0.0)
+        return {"gamma": reached, "steps_taken": carry["taken"]}

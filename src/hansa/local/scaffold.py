@@ -55,5 +55,6 @@ class Controlled(SGD):
         if self.option == "I":
             change = ctx.full_gradient(start) - memory[OWN]
         else:
-            change = -delta / (ctx.steps * ctx.rate) - carry["c"]
+            taken = torch.as_tensor(ctx.steps * ctx.rate, dtype=w.dtype, device=w.device)
+            change = torch.where(taken > 0, -delta / taken - carry["c"], 0.0)  # no step, nothing learned
         return {"w": delta, "c": change}, {OWN: memory[OWN] + change}

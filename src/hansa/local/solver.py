@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
@@ -42,7 +42,7 @@ class Context:
 
     `n` is the number of samples, `steps` the number of steps that will really be taken and `rate` the learning rate
     (tensors when parties are stacked; a solver must not branch on them). `load` gives all of the party's samples,
-    `key` is for what is drawn outside the steps. Numbers put into `metrics` are reported with the reply.
+    `key` is for what is drawn outside the steps.
     """
 
     objective: Objective
@@ -56,7 +56,6 @@ class Context:
     stacked: bool = False
     rule: Rule | None = None
     seen: Tensor | None = None  # the loss at the last gradient
-    metrics: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def spec(self) -> ParamSpec:
@@ -174,6 +173,10 @@ class LocalSolver(Op):
         """What to send, by default the update w - start, and what to remember."""
         return {"w": w - start}, memory
 
+    def report(self, carry: Carry) -> dict[str, Tensor]:
+        """Numbers to report with the reply, beside the training loss."""
+        return {}
+
     @property
     def plan(self) -> tuple[int, int | None, int | None, bool]:
         """Epochs, steps, batch size and whether short batches are dropped."""
@@ -218,7 +221,7 @@ class LocalSolver(Op):
     @property
     def kernel(self) -> LocalSolver:
         """The solver as far as a single step goes: whatever its learning rate and however many steps it takes."""
-        neutral = {"lr": 1.0, "epochs": 1, "steps": None}
+        neutral = {"lr": 1e-6, "epochs": 1, "steps": None}
         return self.at({name: value for name, value in neutral.items() if self.has(name)})
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
@@ -238,7 +241,8 @@ class LocalSolver(Op):
         keys = rng.step_keys(base, len(batches)).to(objective.device)
         ctx = Context(objective, party.n, len(batches), party.round, self.rate(party.round), lambda: whole,
                       (model.stats, model.counts), torch.tensor(base, device=objective.device), rule=rule)  # fmt: skip
-        before = {name: memory.get(name, value) for name, value in self.remember(objective.spec).items()}
+        fresh = self.remember(objective.spec)
+        before = {name: memory.get(name, value).to(objective.device) for name, value in fresh.items()}
         extra = {name: value for name, value in payload.items() if name != "model"}
         start, carry = self.start(ctx, model.w, extra, before)
         w, seen = start, torch.zeros((), dtype=torch.float64)
@@ -249,7 +253,9 @@ class LocalSolver(Op):
             w, carry = self.step(ctx, w, direction, carry)
             seen = seen + (ctx.seen.to(torch.float64).cpu() if ctx.seen is not None else 0.0)
         tensors, after = self.finish(ctx, start, w, carry, before)
-        metrics = {"train_loss": float(seen) / len(batches)} | {name: float(v) for name, v in ctx.metrics.items()}
+        metrics = {"train_loss": float(seen) / len(batches)} | {
+            name: float(v) for name, v in self.report(carry).items()
+        }
         return local_reply(objective, tensors, ctx.buffers, party.n, metrics), {**memory, **after}
 
     def expects(self, payload: Payload) -> dict[str, Shape]:

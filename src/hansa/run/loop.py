@@ -183,7 +183,9 @@ class Training:
         fed.tell(paced, (lambda party: self.work.of(party, now)) if self.work.differs else None)
         chooser = self._federation("select", VERBS, busy)
         state = State(self.state.params, now, self.state.slots)
+        began = 0.0
         if self.clock is not None:
+            began = self.clock.now
             fed.available = chooser.available = self.clock.available(now)
 
         async def work() -> State:
@@ -191,8 +193,7 @@ class Training:
                 raise RoundAborted("no party was available")
             if self.algorithm.participation == "cohort":
                 fed.cohort, progress.selection = await select.select(chooser, self.algorithm, state, progress.selection)
-                # Where everybody is taken, the draw says nothing about sizes.
-                fed.by_size = select.by_size and fed.cohort_size < len(chooser.available)
+                fed.by_size = select.by_size and len(fed.cohort) < select.pool(chooser, progress.selection)
                 if not fed.cohort:
                     raise RoundAborted("no party could be selected")
             return await self.algorithm.round(fed, state)
@@ -218,10 +219,12 @@ class Training:
             "bytes_up": record.bytes_up, "bytes_down": record.bytes_down,
         }  # fmt: skip
         if self.clock is not None:
-            if not fed.available:
-                self.clock.wait()
+            if empty is not None and self.clock.now == began:
+                self.clock.wait()  # nobody was asked: time moves on to when somebody else may be there
             line["simulated_seconds"] = self.clock.now
         line |= {f"local_{name}": value for name, value in paced.items()}
+        if record.consulted:
+            line["consulted"] = record.consulted
         if empty is not None:
             line["empty"] = empty
         for name, who in (("missing", record.missing), ("rejected", record.rejected)):

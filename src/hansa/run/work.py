@@ -50,10 +50,6 @@ class LocalWork:
             raise ConfigError(
                 f"run.pace: {name!r} sets the local solver's {field}, but {self.solver.name!r} has none; use 'fixed'"
             )
-        if field == "epochs" and vars(self.solver).get("steps") is not None:
-            raise ConfigError(
-                f"run.pace: {name!r} sets epochs, which local.steps takes the place of; leave local.steps out"
-            )
 
     def _table(self, algorithm: Algorithm, table: Mapping[str, Any], where: str) -> dict[str, Any]:
         """One party's fields, checked by making the solver with them."""
@@ -85,7 +81,10 @@ class LocalWork:
             return own
         if "epochs" in own:  # the pace's steps would take their place
             return {"steps": None, **own} if self.pace.sets == "steps" else own
-        return {**self.pace.draw(self._seed, round, party), **own}
+        drawn = self.pace.draw(self._seed, round, party)
+        if "epochs" in drawn and self.solver is not None and self.solver.plan[1] is not None:
+            drawn = {"steps": None, **drawn}  # which would go before them
+        return {**drawn, **own}
 
     def observe(self, kept: Mapping[str, Any], metrics: Mapping[str, float] | None, seconds: float,
                 round: int) -> dict[str, Any]:  # fmt: skip

@@ -58,7 +58,10 @@ class Fixed(Pace):
 @register("random")
 @dataclass(frozen=True)
 class Random(Pace):
-    """Each party draws its epochs from least..most in each round, as in FedNova's experiments. Wang et al. 2020."""
+    """Each party draws its epochs from least..most in each round, as in FedNova's experiments. Wang et al. 2020.
+
+    They take the place of `local.epochs` and `local.steps`.
+    """
 
     least: int
     most: int

@@ -17,7 +17,7 @@ from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.predictor import Predictor
 from hansa.core.registry import build, register
 from hansa.select.selector import Ids, Kept, Selector, trained_model_only
-from hansa.select.weighted import ask_sizes, draw
+from hansa.select.weighted import ask_sizes, draw, drawable
 
 
 @register("loss")
@@ -35,7 +35,8 @@ class Loss(Op):
             rows = torch.from_numpy(rng.shuffled(key, party.n)[: self.batch]).to(x.device)
             x, y = x[rows], y[rows]
         predictor: Predictor = build("predictor", self.predictor)
-        losses = party.objective.loss_of(predictor.outputs(party.objective, payload, x), y)
+        own = predictor.own(party.objective, payload, memory)
+        losses = party.objective.loss_of(predictor.outputs(party.objective, own, x), y)
         return Reply({"loss": losses.to(torch.float64).mean().cpu()}, weight=party.n), memory
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
@@ -103,6 +104,9 @@ class PowerOfChoice(Selector):
         answer = await fed.gather(op, payload, parties=drawn)
         losses = answer.rows("loss").numpy() if answer.parties else np.zeros(0)
         return largest(answer.parties, losses, fed.cohort_size), kept
+
+    def pool(self, fed: Federation, kept: Kept) -> int:
+        return drawable(fed, kept)
 
     def heard(self, kept: Kept, losses: Mapping[int, float]) -> Kept:
         known = kept["losses"].clone()

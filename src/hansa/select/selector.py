@@ -44,6 +44,10 @@ class Selector(Part):
         keep for the next. Deterministic given the state, what was kept, the replies and `fed.rng`."""
         raise TypeError(f"the selector {self.name!r} selects nobody")
 
+    def pool(self, fed: Federation, kept: Kept) -> int:
+        """How many parties there are to draw from; where all of them are taken, the draw says nothing about sizes."""
+        return len(fed.available)
+
     def heard(self, kept: Kept, losses: Mapping[int, float]) -> Kept:
         """What to keep after a round, given the training loss that each of its parties reported."""
         return kept

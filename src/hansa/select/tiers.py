@@ -15,7 +15,7 @@ from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Wrapper
 from hansa.core.predictor import Evaluate
 from hansa.core.registry import register
-from hansa.local import SGD
+from hansa.local import SGD, LocalSolver
 from hansa.select.selector import Ids, Kept, Selector, ids, trained_model_only, uniformly
 
 RANDOM = (0.7, 0.1, 0.1, 0.05, 0.05)  # the paper's policy of that name, fastest tier first
@@ -113,7 +113,7 @@ class Tiers(Selector):
                      kept: Kept) -> tuple[tuple[int, ...], Kept]:  # fmt: skip
         if self.policy == "vanilla":
             return uniformly(fed, fed.available), kept
-        kept = await self._profile(fed, state, kept)
+        kept = await self._profile(fed, algorithm, state, kept)
         groups = self.split(kept["latency"].numpy())
         if self.policy == "adaptive" and state.round % self.interval == 0:
             kept = await self._adapt(fed, algorithm, state, kept, groups)
@@ -134,7 +134,7 @@ class Tiers(Selector):
         known = np.flatnonzero(np.isfinite(latency))
         return np.array_split(known[np.argsort(latency[known], kind="stable")], self.tiers)
 
-    async def _profile(self, fed: Federation, state: State, kept: Kept) -> Kept:
+    async def _profile(self, fed: Federation, algorithm: Algorithm, state: State, kept: Kept) -> Kept:
         """What was kept, with the mean seconds of all parties that could be asked: `latency`, not a number for a party
         never asked, infinite for one that never answered in time."""
         latency = kept["latency"] if "latency" in kept else torch.full((len(fed.parties),), torch.nan).double()
@@ -143,7 +143,9 @@ class Tiers(Selector):
         if not len(new):
             return {**kept, "latency": latency}
         times = np.full((self.profile_rounds, len(new)), np.inf)
-        op = Probe(SGD(steps=self.probe_steps))
+        local = getattr(algorithm, "local", None)
+        batch, drop_last = local.plan[2:] if isinstance(local, LocalSolver) else (32, False)
+        op = Probe(SGD(steps=self.probe_steps, batch=batch, drop_last=drop_last))
         for row in times:
             answer = await fed.gather(op, {"model": state.params._asdict()}, parties=new.tolist())
             if len(answer.seconds) != len(answer.parties):

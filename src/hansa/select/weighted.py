@@ -47,6 +47,14 @@ class Weighted(Selector):
         kept = await ask_sizes(fed, kept)
         return draw(fed, kept, fed.cohort_size), kept
 
+    def pool(self, fed: Federation, kept: Kept) -> int:
+        return drawable(fed, kept)
+
+
+def drawable(fed: Federation, kept: Kept) -> int:
+    """How many parties there are to draw from: those available that have samples."""
+    return int(np.count_nonzero(kept["sizes"].numpy()[ids(fed.available)] > 0))
+
 
 async def ask_sizes(fed: Federation, kept: Kept) -> Kept:
     """What was kept, with the sizes of all parties that could be asked: `sizes`, -1 where one was never heard of."""

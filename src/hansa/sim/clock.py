@@ -38,12 +38,16 @@ class VirtualClock:
 
     def __post_init__(self) -> None:
         self.devices.check(len(self.shards))
-        self._present: Sequence[int] = range(len(self.shards))
+        self._absent: Array | None = None  # a flag for each party; None where everybody is there
 
     def available(self, round: int) -> Sequence[int]:
         """The parties that are there as a round begins; the others cannot answer in it."""
-        self._present = self.devices.availability.present(self.seed, len(self.shards), round, self.now)
-        return self._present
+        present = self.devices.availability.present(self.seed, len(self.shards), round, self.now)
+        self._absent = None
+        if len(present) < len(self.shards):
+            self._absent = np.ones(len(self.shards), dtype=bool)
+            self._absent[np.asarray(present, dtype=np.int64)] = False
+        return present
 
     def wait(self) -> None:
         """Nobody was available: move on to when somebody may be."""
@@ -81,8 +85,8 @@ class VirtualClock:
             gone = self._chance(ask, parties, "dropout") < self.devices.dropout
             part = self._chance(ask, parties, "part before dropout")
             outcome.lose(gone, "it dropped out in the middle of the round", part * outcome.seconds, seen=False)
-        if len(self._present) < len(self.shards):
-            outcome.lose(~np.isin(parties, self._present), "it was not available", 0.0, seen=False)
+        if self._absent is not None:
+            outcome.lose(self._absent[parties], "it was not available", 0.0, seen=False)
         return outcome.plan(isinstance(op, LocalSolver))
 
     def _talk(self, ask: Ask, parties: Array) -> Array:
@@ -203,8 +207,8 @@ def traffic(ask: Ask) -> Array:
     """The bytes that each party of an ask receives and sends, as the wire carries them."""
     assert ask.op is not None
     up = expected_size(ask.op, ask.payload)
-    whom = ask.parties if ask.each else ask.parties[:1]
-    total = np.zeros(len(ask.parties)) + [codec.size(ask.message(party)) + up for party in whom]
+    down = ask.sizes() if ask.each else [codec.size(ask.message(ask.parties[0]))]
+    total = np.zeros(len(ask.parties)) + np.array(down) + up
     if ask.mixing is not None:  # neighbours' messages, which are about as long as a party's own
         total += up * ((ask.mixing != 0).sum(1) - (ask.mixing.diagonal() != 0).long()).numpy()
     return total

@@ -88,7 +88,8 @@ class ReferenceEngine:
 
     def one(self, op: Op, job: Job, round: int) -> Outcome:
         with named(op, job.party, round):
-            return perform(op, self.party(job.party, round), job.payload, job.memory)
+            memory = {name: value.clone() for name, value in job.memory.items()}  # the op may write into it
+            return perform(op, self.party(job.party, round), job.payload, memory)
 
 
 class Failure(PartyError):

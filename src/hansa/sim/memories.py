@@ -1,10 +1,12 @@
 """What simulated parties remember, on disk: a million memories need no RAM, and a crash leaves the checkpoint's.
 
 Memories live in a log, a file that only grows. A committed round appends the rows of the parties it touched, and RAM
-holds only where each party's last row lies (12 bytes a party). A checkpoint names the log and its length once all of
-it is on disk; going on from a checkpoint cuts the log back to that length and reads it again, so what came after the
-checkpoint never was. When more than half of a log is out of date, the rows that count move to a new one, and the old
-log goes as soon as a checkpoint names the new one. Without a run's folder the log is a nameless temporary file.
+holds only where each party's last row lies (12 bytes a party). Large memories (whole models) stay in RAM, or on the GPU
+where they were made, up to a limit: they are written at checkpoints, and when they are too many. A checkpoint names
+the log and its length once all of it is on disk; going on from a checkpoint cuts the log back to that length and reads
+it again, so what came after the checkpoint never was. When more than half of a log is out of date, the rows that count
+move to a new one, and the old log goes as soon as a checkpoint names the new one. Without a run's folder the log is a
+nameless temporary file.
 
 A log is a sequence of blocks: a head (kind, number of a layout, count), then either a layout (names, types and shapes
 of a memory's tensors, as JSON) or the ids of some parties and a row for each. Everything begins at a multiple of 64
@@ -35,6 +37,9 @@ from hansa.core.op import Memory
 ALIGN = 64
 CHUNK = 2**25  # bytes that are packed, or moved to a new log, at once
 SLACK = 2**26  # bytes out of date that are not worth a new log
+LARGE = 2**14  # bytes of a memory that is worth keeping in RAM
+WARM = 2**30  # bytes of such memories that stay there
+WARM_GPU = 2**33  # the same on a GPU
 _HEAD = struct.Struct("<8sqq40x")
 _LAYOUT, _ROWS = b"layout", b"rows"
 
@@ -165,6 +170,11 @@ class Log:
         self._named = True
 
 
+def _bytes(memory: Memory) -> int:
+    """The size of a memory's tensors."""
+    return sum(value.numel() * value.element_size() for value in memory.values() if isinstance(value, Tensor))
+
+
 class Memories(Mapping[int, Memory]):
     """The parties' memories by party. `device` is where tensors go back to that were not on the CPU."""
 
@@ -180,28 +190,34 @@ class Memories(Mapping[int, Memory]):
         self._layout = np.zeros(self._parties, dtype=np.int32)  # of each party's memory; 0 where it has none
         self._at = np.zeros(self._parties, dtype=np.int64)  # where its row lies in the log
         self._limit = SLACK  # the length from which a log is looked through for rows out of date
+        self._warm: dict[int, Memory] = {}  # memories in RAM
+        self._size = 0  # their bytes
+        self._new: set[int] = set()  # those among them that are not in the log
 
     def __getitem__(self, party: int) -> Memory:
         if party not in self:
             raise KeyError(party)
-        return self.recall([party])[0]
+        return {name: value.clone() for name, value in self.recall([party])[0].items()}
 
     def __contains__(self, party: object) -> bool:
-        return isinstance(party, int) and 0 <= party < self._parties and bool(self._layout[party])
+        if not isinstance(party, int) or not 0 <= party < self._parties:
+            return False
+        return party in self._warm or bool(self._layout[party])
 
     def __iter__(self) -> Iterator[int]:
-        return iter(np.flatnonzero(self._layout).tolist())
+        return iter(sorted({*self._new, *np.flatnonzero(self._layout).tolist()}))
 
     def __len__(self) -> int:
-        return int(np.count_nonzero(self._layout))
+        return sum(1 for _ in self)
 
     def recall(self, parties: Sequence[int]) -> list[Memory]:
-        """The memory of each party; an empty one where it has none."""
-        out: list[Memory] = [{} for _ in parties]
+        """The memory of each party, not to be written to; an empty one where it has none."""
+        out: list[Memory] = [self._warm.get(party, {}) for party in parties]
         if self._log is None or not out:
             return out
         ids = np.asarray(parties, dtype=np.int64)
         numbers, at = self._layout[ids], self._at[ids]
+        numbers[[party in self._warm for party in parties]] = 0
         for number in sorted(set(numbers.tolist()) - {0}):
             layout, where = self._layouts[number - 1], np.flatnonzero(numbers == number)
             found = layout.unpack(self._log.rows(at[where], layout.stride), self._device)
@@ -211,6 +227,31 @@ class Memories(Mapping[int, Memory]):
 
     def keep(self, memories: Mapping[int, Memory]) -> None:
         """Parties remember this from now on."""
+        small = {}
+        for party, memory in memories.items():
+            size = _bytes(memory)
+            self._size -= _bytes(self._warm.pop(party, {}))
+            self._new.discard(party)
+            if size < LARGE:
+                small[party] = memory
+            else:
+                self._size += size
+                self._warm[party] = memory
+                self._new.add(party)
+        self._write(small)
+        if self._size > (WARM if self._device.type == "cpu" else WARM_GPU):
+            self._write_new()
+            self._warm, self._size = {}, 0
+        if self._folder is None:
+            self._tidy()
+
+    def _write_new(self) -> None:
+        """Append the memories in RAM that the log does not have yet."""
+        self._write({party: self._warm[party] for party in self._new})
+        self._new = set()
+
+    def _write(self, memories: Mapping[int, Memory]) -> None:
+        """Append memories to the log."""
         alike: dict[Layout, list[int]] = {}
         for party in sorted(memories):
             alike.setdefault(Layout.of(memories[party]), []).append(party)
@@ -224,11 +265,10 @@ class Memories(Mapping[int, Memory]):
             for some in (parties[at : at + step] for at in range(0, len(parties), step)):
                 rows = layout.pack([memories[party] for party in some])
                 self._append(np.array(some, dtype=np.int64), self._numbers[layout], rows)
-        if self._folder is None:
-            self._tidy()
 
     def snapshot(self) -> dict[str, int]:
         """Where the memories lie, on disk before this returns; for a checkpoint. Empty while there are none."""
+        self._write_new()
         self._tidy()
         if self._log is None:
             return {}

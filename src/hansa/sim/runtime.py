@@ -182,7 +182,7 @@ class Simulation:
 
     def _count_down(self, ask: Ask) -> None:
         if ask.each:
-            self._record.bytes_down += sum(codec.size(ask.message(p)) for p in ask.parties)
+            self._record.bytes_down += sum(ask.sizes())
         elif ask.parties:
             self._record.bytes_down += codec.size(ask.message(ask.parties[0])) * len(ask.parties)
 

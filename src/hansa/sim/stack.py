@@ -126,7 +126,7 @@ class Stack:
             seen[:k] += losses.sum(1)
         initial = self.engine.objective.initial
         flat = self.engine.objective.spec.stacked(weights)
-        if plain(solver):
+        if type(solver).finish is LocalSolver.finish:
             return self.block({"w": flat.sub_(start)}, (initial.stats, initial.counts), seen, {})
         buffers = tuple(v.expand(len(self.jobs), -1) for v in (initial.stats, initial.counts))
         return self.finish(start, (flat, carry, buffers, seen))
@@ -213,7 +213,7 @@ class Stack:
         def one(start: Tensor, w: Tensor, carry: Any, buffers: Any, memory: Any, *of_party: Any) -> Any:
             ctx = self.context(buffers, *of_party)
             tensors, after = self.solver.finish(ctx, start, w, carry, memory)
-            return tensors, after, ctx.metrics
+            return tensors, after, self.solver.report(carry)
 
         w, carry, buffers, seen = state
         tensors, after, metrics = torch.func.vmap(one)(start, w, carry, buffers, self.memory, *self.of_party)

@@ -29,7 +29,7 @@ from hansa.sim import gpu
 from hansa.sim.chain import Chain, chain_of, elsewhere
 from hansa.sim.engine import Block, Failure, Job, Outcome, ReferenceEngine, first_line, named
 from hansa.sim.rewrite import Rewritten
-from hansa.sim.stack import Stack, plain
+from hansa.sim.stack import Stack
 
 log = logging.getLogger("hansa")
 ROOM = 2**28  # bytes of updates held at a time
@@ -144,10 +144,12 @@ class StackedEngine(ReferenceEngine):
         groups = [order]
         self.look()
         if not self.pads:
-            by_size: dict[int, list[Job]] = {}
+            alike: dict[Any, list[Job]] = {}  # parties whose batches are of one size, step by step
             for job in order:
-                by_size.setdefault(self.holdings.train.size(job.party), []).append(job)
-            groups = list(by_size.values())
+                size = self.holdings.train.size(job.party)
+                batch = solver.at(job.payload.get("work") or {}).plan[2]
+                alike.setdefault((size, min(size, batch or size)), []).append(job)
+            groups = list(alike.values())
         chunks: list[list[Job]] = []
         for group in groups:
             waves = -(-len(group) // (self.lanes * self.width(solver)))
@@ -241,9 +243,11 @@ class StackedEngine(ReferenceEngine):
 
     def width(self, solver: LocalSolver) -> int:
         """How many parties a chunk holds: fewer where a solver passes over the parameters several times a step."""
-        if self._given is not None or self.chain is None or plain(solver):
+        if self._given is not None or self.chain is None:
             return self.chunk
-        return max(1, self.chunk // (2 if solver.direct else 4))
+        if solver.direct:
+            return max(1, self.chunk // 2) if solver.remember(self.objective.spec) else self.chunk
+        return max(1, self.chunk // 4)
 
     def _stackable(self) -> bool:
         if self.chain is not None and self.chain.stacks:

@@ -125,7 +125,9 @@ class WorkersEngine(ReferenceEngine):
         answer = sum(torch.Size(shape).numel() * dtype.itemsize + _ALIGN for shape, dtype in sent)
         fresh = _size(solver.remember(self.objective.spec)) + len(layers) * _size(self.objective.initial._asdict())
         kept = max(fresh, *(_size(job.memory) for job in jobs))
-        apart = max(answer + kept, _size(payload) + kept if self._own(jobs) else kept) + 16 * _ALIGN
+        common = _common(jobs)
+        told = max(_size({n: v for n, v in job.payload.items() if n not in common}) for job in jobs)
+        apart = max(answer, told) + kept + 16 * _ALIGN
         apart = -(-apart // _ALIGN) * _ALIGN
         head = _size(payload) + 16 * _ALIGN
         slots = max(2 * self.workers, min(SLOTS, ROOM // apart))
@@ -152,13 +154,11 @@ class WorkersEngine(ReferenceEngine):
             self._processes.append(process)
             self._pipes.append(ours)
 
-    def _own(self, jobs: list[Job]) -> bool:
-        return any(job.payload is not jobs[0].payload for job in jobs)
-
     def _train(self, op: Op, jobs: list[Job], round: int) -> Iterator[Block | tuple[int, Outcome]]:
         """Have the workers train a window of parties, chunk by chunk, the longest first, to whoever is free."""
         assert self._room is not None
-        shared = None if self._own(jobs) else self._room.lay(jobs[0].payload, 0, self._head)[0]
+        names = _common(jobs)
+        shared, _ = self._room.lay({name: jobs[0].payload[name] for name in names}, 0, self._head)
         common = {"op": op_config(op), "round": round, "payload": shared}
         slot_of = {job.party: slot for slot, job in enumerate(jobs)}
         waiting = self._arrange(op, jobs)[::-1]
@@ -170,8 +170,8 @@ class WorkersEngine(ReferenceEngine):
             parties = [job.party for job in chunk]
             slots = [slot_of[party] for party in parties]
             told = {"parties": torch.tensor(parties), "slots": torch.tensor(slots), **common}
-            if shared is None or any(job.memory for job in chunk):
-                told["own"] = [self._own_part(job, slot_of[job.party], shared is None) for job in chunk]
+            if any(job.memory or len(job.payload) > len(names) for job in chunk):
+                told["own"] = [self._own_part(job, slot_of[job.party], names) for job in chunk]
             return codec.encode(told)
 
         for worker in range(min(self.workers, len(waiting))):
@@ -202,11 +202,12 @@ class WorkersEngine(ReferenceEngine):
         size = self.holdings.train.size
         return [[job] for job in sorted(jobs, key=lambda job: (-size(job.party), job.party))]
 
-    def _own_part(self, job: Job, slot: int, own: bool) -> dict[str, Any]:
+    def _own_part(self, job: Job, slot: int, common: set[str]) -> dict[str, Any]:
         """What only one party is told; its tensors lie in its slot, where its answer will be laid."""
         assert self._room is not None
         at = self._head + slot * self._apart
-        tree, _ = self._room.lay({"memory": job.memory, "payload": job.payload if own else None}, at, at + self._apart)
+        payload = {name: value for name, value in job.payload.items() if name not in common}
+        tree, _ = self._room.lay({"memory": job.memory, "payload": payload}, at, at + self._apart)
         return dict(tree)
 
     def _collect(self, jobs: list[Job], stacks: list[dict[str, Any]],
@@ -307,13 +308,13 @@ class WorkersEngine(ReferenceEngine):
     def _work(self, op: Op, message: dict[str, Any]) -> dict[str, Any]:
         assert self._room is not None
         round = message["round"]
-        shared = None if message["payload"] is None else self._room.read(message["payload"])
+        shared = self._room.read(message["payload"])
         slots = dict(zip(message["parties"].tolist(), message["slots"].tolist(), strict=True))
-        jobs = [Job(party, shared or {}, {}) for party in slots]
+        jobs = [Job(party, shared, {}) for party in slots]
         for job, own in zip(jobs, message.get("own", []), strict=False):
             # Its slot will be written to, so what the job needs is taken out of it first.
             job.memory = _copy(self._room.read(own["memory"]))
-            job.payload = shared if shared is not None else _copy(self._room.read(own["payload"]))
+            job.payload = {**shared, **_copy(self._room.read(own["payload"]))} if own["payload"] else shared
         stacks: list[dict[str, Any]] = []
         alone: dict[str, Any] = {}
         try:
@@ -377,6 +378,12 @@ class WorkersEngine(ReferenceEngine):
                 process.join()
         self._processes, self._pipes, self._seen, self._room = [], [], None, None
         self._head = self._apart = self._slots = 0
+
+
+def _common(jobs: list[Job]) -> set[str]:
+    """The names under which all jobs' payloads hold the same object."""
+    first, others = jobs[0].payload, [job.payload for job in jobs if job.payload is not jobs[0].payload]
+    return {name for name, value in first.items() if all(other.get(name) is value for other in others)}
 
 
 def _travels(op: Op) -> bool:

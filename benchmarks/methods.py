@@ -1,0 +1,180 @@
+"""What a round of each method costs, as a ratio to FedAvg on the same path of the engine.
+
+    python benchmarks/methods.py [--cores 1] [--rounds 8] [--repeats 5] [--only NAME ...]
+
+The workload of `workload.py` with the 2NN. The engine takes a plain step inside the backward pass, and a step with a
+proximal term, a control variate or weight decay too ("direct"); a solver with a step of its own is given the gradient
+("general"). A method on the general path is compared with FedAvg sent that way, q-FedSGD with FedSGD. What a method
+evaluates beyond FedAvg's gradients is said; where that is no gradient, it should not cost more than 1.3 times as much.
+
+All methods run in turn, in this process, `--repeats` times; a ratio is the median over the repeats of the ratio of the
+medians. On one core times are the process's own, which a busy machine disturbs little; on more, where processes share
+the work, they are those of the clock. Bytes are those of a message and of what a party remembers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from workload import BATCH, COHORT, PARTIES, RATE, SAMPLES, SIDE, population
+
+import hansa
+from hansa.core.algorithm import Algorithm
+from hansa.core.registry import register
+from hansa.models import TwoNN
+
+LIMIT = 1.3
+DIRECT, GENERAL, ONE_GRADIENT = "fedavg", "fedavg, general", "fedsgd"
+FULL_GRADIENT, FULL_LOSS = "a gradient on all samples", "the loss on all samples"
+
+
+@register("benchmark-general")
+@dataclass(frozen=True)
+class General(hansa.SGD):
+    """SGD that asks the engine for gradients and takes its steps itself."""
+
+    @property
+    def direct(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
+class Method:
+    """An algorithm, what it is compared with, what it evaluates beyond that, and who is selected."""
+
+    algorithm: Algorithm
+    against: str = DIRECT
+    extra: str = ""
+    select: dict[str, object] = field(default_factory=lambda: {"name": "uniform"})
+
+
+def methods() -> dict[str, Method]:
+    """All methods, by name; those that others are compared with come first."""
+    work = {"lr": RATE, "batch": BATCH}
+    slow = {**work, "lr": 0.01}  # where momentum multiplies the steps
+
+    def build(name: str, **fields: object) -> Algorithm:
+        algorithm: Algorithm = hansa.build("algorithm", name, **fields)
+        return algorithm
+
+    def local(name: str, **more: object) -> dict[str, object]:
+        return {"name": name, **work, **more}
+
+    plain = local("sgd")
+
+    def choice(variant: str, extra: str = "") -> Method:
+        return Method(build("fedavg", local=plain), extra=extra, select={"name": "power-of-choice", "variant": variant})
+
+    return {
+        DIRECT: Method(build("fedavg", local=plain)),
+        GENERAL: Method(build("fedavg", local=local("benchmark-general")), GENERAL),
+        ONE_GRADIENT: Method(build("fedsgd"), ONE_GRADIENT),
+        "fedavgm": Method(build("fedavgm", local=plain)),
+        "fedadagrad": Method(build("fedadagrad", local=plain)),
+        "fedadam": Method(build("fedadam", local=plain)),
+        "fedyogi": Method(build("fedyogi", local=plain)),
+        "fedavg, weight decay": Method(build("fedavg", local=local("sgd", weight_decay=1e-4))),
+        "fedprox": Method(build("fedprox", local=local("proximal", mu=0.1))),
+        "scaffold II": Method(build("scaffold", local=local("scaffold"))),
+        "scaffold I": Method(build("scaffold", local=local("scaffold", option="I")), extra=FULL_GRADIENT),
+        "fednova": Method(build("fednova", local=local("nova"))),
+        "fednova, proximal": Method(build("fednova", local=local("nova", mu=0.1))),
+        "qfedavg": Method(build("qfedavg", local=local("fair")), extra=FULL_LOSS),
+        "fedper": Method(build("fedper", local=plain)),
+        "overlap-sgd": Method(build("overlap-sgd", local=local("overlap"))),
+        "fedavg, momentum": Method(build("fedavg", local=local("sgd", **slow, momentum=0.9)), GENERAL),
+        "fedavg, adam": Method(build("fedavg", local=local("adam", lr=0.001)), GENERAL),
+        "fednova, momentum": Method(build("fednova", local=local("nova", **slow, momentum=0.9)), GENERAL),
+        "easgd": Method(build("easgd", local=local("elastic")), GENERAL),
+        "qfedsgd": Method(build("qfedsgd"), ONE_GRADIENT),
+        "power-of-choice": choice("pow-d", "20 candidates' losses on all samples"),
+        "power-of-choice, a batch": choice("cpow-d", "20 candidates' losses on a batch"),
+        "power-of-choice, last losses": choice("rpow-d"),
+    }
+
+
+@dataclass
+class Found:
+    """What a method's runs gave: seconds a round in each repeat, and bytes."""
+
+    repeats: list[list[float]] = field(default_factory=list)
+    down: int = 0
+    up: int = 0
+    remembered: int = 0
+
+    @property
+    def medians(self) -> list[float]:
+        return [statistics.median(repeat) for repeat in self.repeats]
+
+
+def run(method: Method, task: hansa.Task, rounds: int, clock: str, found: Found) -> None:
+    """One run, its rounds after the first timed."""
+    now = time.process_time if clock == "processor" else time.perf_counter
+    ticks: list[float] = []
+    result = hansa.simulate(
+        method.algorithm, task, rounds=rounds + 1, cohort=COHORT / PARTIES, engine="stacked", eval_every=rounds + 1,
+        select=method.select, on_round=lambda _: ticks.append(now()),
+    )  # fmt: skip
+    found.repeats.append([b - a for a, b in itertools.pairwise(ticks[:-1])])  # the last round is followed by a test
+    line = result.history[-1]
+    found.down, found.up = line["bytes_down"] // line["asked"], line["bytes_up"] // line["replies"]
+    kept = [sum(value.nbytes for value in memory.values()) for memory in dict(result.memories).values()]
+    found.remembered = max(kept, default=0)
+
+
+def main() -> None:
+    known = methods()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--cores", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", nargs="+", choices=list(known), metavar="NAME")
+    given = parser.parse_args()
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: given.cores])
+    clock = "processor" if given.cores == 1 else "wall"
+    if given.only:
+        wanted = {*given.only, *(known[name].against for name in given.only)}
+        known = {name: method for name, method in known.items() if name in wanted}
+    x, y = population()
+    sizes = np.arange(0, PARTIES * SAMPLES + 1, SAMPLES)
+    task = hansa.Task(TwoNN(), "cross_entropy", (x.reshape(-1, 1, SIDE, SIDE), y, sizes))
+    results = {name: Found() for name in known}
+    for repeat in range(given.repeats):
+        for name, method in known.items():
+            run(method, task, given.rounds, clock, results[name])
+        print(f"  repeat {repeat + 1} of {given.repeats}", file=sys.stderr, flush=True)
+    print(f"{given.cores} core(s), {clock} time, {given.repeats} repeats of {given.rounds} rounds\n")
+    print("| method | path | beyond FedAvg's gradients | ms a round | ratio | range | bytes down | up | remembered |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    record, dear = {}, []
+    for name, method in known.items():
+        found = results[name]
+        base = results[method.against]
+        ratios = [a / b for a, b in zip(found.medians, base.medians, strict=True)]
+        ratio = statistics.median(ratios)
+        path = "general" if method.against != DIRECT else "direct"
+        if method.extra != FULL_GRADIENT and ratio > LIMIT:
+            dear.append(f"{name} ({ratio:.2f})")
+        cells = [
+            name, path, method.extra, f"{1e3 * statistics.median(found.medians):.1f}", f"{ratio:.2f}",
+            f"{min(ratios):.2f} to {max(ratios):.2f}", f"{found.down:,}", f"{found.up:,}", f"{found.remembered:,}",
+        ]  # fmt: skip
+        print("| " + " | ".join(cells) + " |")
+        record[name] = {**vars(found), "against": method.against, "extra": method.extra, "ratio": ratio}
+    print(f"\nOver {LIMIT} without another gradient: {', '.join(dear) or 'none'}")
+    folder = Path(__file__).resolve().parent / "results"
+    folder.mkdir(exist_ok=True)
+    (folder / f"methods_{given.cores}.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
