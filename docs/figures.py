@@ -7,6 +7,7 @@ changed, as `hansa run FILE --set ...` would change them. Curves differ in line 
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,10 +23,16 @@ from torch import Tensor, nn
 
 import hansa
 from hansa.run.config import read
-from hansa.run.plots import BLUE, GREEN, GREY, ORANGE, RED, blank, plain
+from hansa.run.plots import BLUE, GREEN, ORANGE, RED, blank, plain
 
 ROOT = Path(__file__).resolve().parent.parent
-STYLES = [("-", BLUE, "o"), ("--", ORANGE, "s"), (":", GREEN, "^"), ("-.", RED, "D"), ((0, (6, 1, 1, 1, 1, 1)), "black", "v")]
+STYLES = [
+    ("-", BLUE, "o"),
+    ("--", ORANGE, "s"),
+    (":", GREEN, "^"),
+    ("-.", RED, "D"),
+    ((0, (6, 1, 1, 1, 1, 1)), "black", "v"),
+]
 SEEDS = (0, 1, 2)
 
 
@@ -52,7 +59,9 @@ def average(histories: Sequence[Sequence[dict[str, Any]]], y: str) -> tuple[list
     return series(histories[0], y)[0], np.mean([series(history, y)[1] for history in histories], axis=0).tolist()
 
 
-def curves(axes: Axes, lines: dict[str, tuple[Sequence[float], Sequence[float]]], title: str, xlabel: str = "round") -> None:
+def curves(
+    axes: Axes, lines: dict[str, tuple[Sequence[float], Sequence[float]]], title: str, xlabel: str = "round"
+) -> None:
     """One line for each name, told apart without colour."""
     for (name, (x, y)), (dash, colour, marker) in zip(lines.items(), cycle(STYLES)):
         axes.plot(x, y, ls=dash, color=colour, marker=marker, ms=3.5, lw=1.5, markevery=max(1, len(x) // 8), label=name)
@@ -92,14 +101,18 @@ def quadratic(output: Tensor, target: Tensor) -> Tensor:
     return target[:, 0] / 2 * (output[:, 0] - target[:, 1]) ** 2
 
 
-def path(algorithm: hansa.Algorithm, a: Sequence[float], b: Sequence[float], rounds: int, **settings: Any) -> list[float]:
-    """Where the one number stands after each round, from 0, for parties with curvatures a and optima b."""
+def path(
+    algorithm: hansa.Algorithm, a: Sequence[float], b: Sequence[float], rounds: int, **settings: Any
+) -> tuple[list[float], list[float]]:
+    """Simulated seconds and where the one number stands, after each round from 0 on, for parties with curvatures a and
+    optima b."""
     parties = [(torch.ones(1, 1).double(), torch.tensor([[ai, bi]]).double()) for ai, bi in zip(a, b, strict=True)]
-    # Central test samples with curvature 1 and optimum 0 have the loss w^2 / 2, from which w can be read each round.
+    # A central test sample with curvature 1 and optimum 0 has the loss w^2 / 2, from which w is read each round.
     probe = (torch.ones(1, 1).double(), torch.tensor([[1.0, 0.0]]).double())
     task = hansa.Task(Scalar, quadratic, parties, probe)
     done = hansa.simulate(algorithm, task, rounds=rounds, engine="reference", **settings)
-    return [0.0, *(math.sqrt(2 * line["loss"]) for line in done.history)]
+    seconds, losses = series(done.history, "loss", "simulated_seconds")
+    return [0.0, *seconds], [0.0, *(math.sqrt(2 * loss) for loss in losses)]
 
 
 def averaging() -> Figure:
@@ -114,7 +127,7 @@ def averaging() -> Figure:
         (left, "IID parties", {"partition": "iid"}),
         (right, "Two label shards a party", {"partition": "shards"}),
     ):
-        base = {**partition, "run.rounds": 40}
+        base = {**partition, "partition.parties": 10, "run.rounds": 40}
         curves(axes, {n: series(run("digits", {**base, **w}), "accuracy") for n, w in works.items()}, title)
         axes.set_ylim(0, 1)
     left.set_ylabel("test accuracy")
@@ -143,7 +156,10 @@ def server() -> Figure:
 
 
 def drift() -> Figure:
-    """Two parties with quadratic losses: local steps move the fixed point, and what each method does about it."""
+    """Two parties with quadratic losses: local steps move the fixed point, and what each method does about it.
+
+    A round takes one simulated second.
+    """
     figure, left, right = pair()
     local = {"lr": 0.05, "steps": 10, "batch": None}
     methods: dict[str, hansa.Algorithm] = {
@@ -153,7 +169,7 @@ def drift() -> Figure:
         "FedNova, 10 steps": hansa.FedNova(local=hansa.Normalised(**local)),
         "SCAFFOLD, 10 steps": hansa.Scaffold(local=hansa.Controlled(**local)),
     }
-    lines = {n: (range(31), path(m, [1.0, 10.0], [0.0, 1.0], 30)) for n, m in methods.items()}
+    lines = {n: path(m, [1.0, 10.0], [0.0, 1.0], 30) for n, m in methods.items()}
     left.axhline(10 / 11, color="0.6", lw=1)
     curves(left, lines, "Curvatures 1 and 10: the optimum is 0.909")
     left.set_ylabel("w")
@@ -164,7 +180,7 @@ def drift() -> Figure:
         "FedNova": hansa.FedNova(local=hansa.Normalised(**local)),
         "SCAFFOLD": hansa.Scaffold(local=hansa.Controlled(**local)),
     }
-    lines = {n: (range(81), path(m, [1.0, 1.0], [0.0, 1.0], 80, **own)) for n, m in methods.items()}
+    lines = {n: path(m, [1.0, 1.0], [0.0, 1.0], 80, **own) for n, m in methods.items()}
     right.axhline(0.5, color="0.6", lw=1)
     curves(right, lines, "1 step and 20 steps: the optimum is 0.5")
     return figure
@@ -189,17 +205,20 @@ def stragglers() -> Figure:
 
 
 def fairness() -> Figure:
-    """What q buys: the worst tenth of the parties and the variance of accuracies, against the mean."""
+    """What q does to the loss of the worst-served hospital, and to how unequal the hospitals are."""
     figure, left, right = pair()
-    powers = [0.0, 0.5, 1.0, 2.0, 5.0]
-    base = {"algorithm": "qfedavg", "algorithm.local.lr": 0.1, "algorithm.local.epochs": 1, "algorithm.local.batch": 10,
-            "task.party_test": 0.25, "run.eval_parties": True, "run.select": "weighted", "run.rounds": 150, "run.eval_every": 150}  # fmt: skip
-    ends = [[run("synthetic", {**base, "algorithm.local.q": q}, seed)[-1] for seed in SEEDS] for q in powers]
-    def column(name: str) -> list[float]:
-        return [float(np.mean([end[name] for end in some])) for some in ends]
-    lines = {"mean": (powers, column("party_accuracy_mean")), "worst tenth": (powers, column("party_accuracy_worst_tenth"))}
-    curves(left, lines, "Accuracy of the parties", "q")
-    curves(right, {"variance": (powers, column("party_accuracy_variance"))}, "Variance of the parties' accuracy", "q")
+    powers = [0.0, 1.0, 2.0, 5.0, 10.0]
+    base = {"algorithm": "qfedavg", "algorithm.local.lr": 0.05, "algorithm.local.batch": 16, "run.rounds": 150,
+            "run.eval_every": 150, "run.eval_parties": True}  # fmt: skip
+    ends = [[run("heart", {**base, "algorithm.local.q": q}, seed)[-1] for seed in range(4)] for q in powers]
+    column = {
+        name: (powers, [float(np.mean([end[f"party_loss_{name}"] for end in some])) for some in ends])
+        for name in ("worst_tenth", "mean", "variance")
+    }
+    curves(left, {"worst hospital": column["worst_tenth"], "mean": column["mean"]}, "Test loss of four hospitals", "q")
+    left.set_ylim(0.3, 0.6)
+    curves(right, {"variance": column["variance"]}, "Variance of their test losses", "q")
+    right.set_ylim(0, 0.006)
     return figure
 
 
@@ -209,8 +228,11 @@ def personal() -> Figure:
     methods: dict[str, dict[str, Any]] = {"FedPer": {"algorithm": "fedper"}, "FedAvg": {}}
     base = {"algorithm.local.lr": 0.05, "algorithm.local.epochs": 2, "algorithm.local.batch": 16, "run.cohort": 1.0,
             "run.eval_parties": True}  # fmt: skip
-    lines = {f"{n}, {what}": series(h, key) for n, m in methods.items() for h in [run("shards", {**base, **m})]
-             for what, key in (("mean", "party_accuracy_mean"), ("worst tenth", "party_accuracy_worst_tenth"))}  # fmt: skip
+    lines = {}
+    for name, method in methods.items():
+        history = run("shards", {**base, **method})
+        lines[f"{name}, mean"] = series(history, "party_accuracy_mean")
+        lines[f"{name}, worst tenth"] = series(history, "party_accuracy_worst_tenth")
     axes = figure.subplots()
     curves(axes, lines, "Digits, two label shards a party, all 20 parties each round")
     axes.set_ylabel("accuracy on the parties' own test")
@@ -221,26 +243,31 @@ def personal() -> Figure:
 def periods() -> Figure:
     """Loss against simulated time: few exchanges are fast at first, many end lower."""
     figure, left, right = pair()
-    base = {"run.devices.compute": "exponential", "run.devices.compute.mean": 0.1, "run.devices.latency.value": 1.0,
-            "run.devices.latency": "constant", "run.cohort": 1.0, "algorithm.local.epochs": 1}  # fmt: skip
-    def timed(settings: dict[str, Any]) -> tuple[list[float], list[float]]:
-        return series(run("digits", {**base, **settings}), "loss", "simulated_seconds")
-    lines = {
-        "tau = 1": timed({"algorithm.local.steps": 1, "run.rounds": 160}),
-        "tau = 20": timed({"algorithm.local.steps": 20, "run.rounds": 60}),
-        "AdaComm from 20": timed({"run.pace": "adacomm", "run.pace.tau0": 20, "run.pace.interval": 20.0, "run.rounds": 100}),
+    devices = hansa.Devices(compute=hansa.build("distribution", "exponential", mean=0.05))
+    a, b = [1.0, 10.0], [0.0, 1.0]
+
+    def excess(steps: int, rounds: int, **settings: Any) -> tuple[list[float], list[float]]:
+        algorithm = hansa.FedAvg(local=hansa.SGD(lr=0.01, steps=steps, batch=None))
+        seconds, found = path(algorithm, a, b, rounds, devices=devices, **settings)
+        return seconds, [11 / 4 * (w - 10 / 11) ** 2 for w in found]  # mean loss, less that of the optimum
+
+    pace = hansa.build("pace", "adacomm", tau0=20, interval=8.0)
+    lines = {"tau = 1": excess(1, 75), "tau = 20": excess(20, 35), "AdaComm from 20": excess(20, 65, pace=pace)}
+    curves(left, lines, "How often to exchange: two quadratics", "simulated seconds")
+    left.set_yscale("log")
+    left.set_ylabel("loss above the optimum's")
+    base = {"run.devices.compute": "exponential", "run.devices.compute.mean": 0.05, "run.cohort": 1.0,
+            "task.model.hidden": 64, "partition": "iid", "algorithm.local.lr": 0.1, "algorithm.local.batch": 16,
+            "algorithm.local.steps": 20}  # fmt: skip
+    methods: dict[str, dict[str, Any]] = {
+        "FedAvg": {"run.rounds": 40},
+        "EASGD": {"algorithm": "easgd", "run.rounds": 40},
+        "Overlap-Local-SGD": {"algorithm": "overlap-sgd", "run.rounds": 60},
     }
-    curves(left, lines, "How often to exchange", "simulated seconds")
-    left.set_ylabel("test loss")
-    lines = {}
-    for name, settings in {
-        "FedAvg": {},
-        "EASGD": {"algorithm": "easgd"},
-        "Overlap-Local-SGD": {"algorithm": "overlap-sgd"},
-    }.items():
-        steps = {"algorithm.local.steps": 10, "algorithm.local.lr": 0.1, "algorithm.local.batch": 16, "run.rounds": 80}
-        lines[name] = timed({**steps, **settings})
-    curves(right, lines, "How to exchange, tau = 10", "simulated seconds")
+    lines = {n: series(run("digits", {**base, **m}), "loss", "simulated_seconds") for n, m in methods.items()}
+    curves(right, lines, "How to exchange, tau = 20: digits", "simulated seconds")
+    right.set_ylim(0, 2.5)
+    right.set_ylabel("test loss")
     return figure
 
 
@@ -262,7 +289,9 @@ def step_time() -> Figure:
     axes = figure.subplots()
     axes.plot(taus, theory, "-", color="0.3", label="E[max of means] + D / tau")
     axes.plot(taus, found, "o", color="black", mfc="white", ms=7, label="measured in runs")
-    axes.plot(taus, [1 + talk / tau for tau in taus], ":", color="0.5", label="if all workers were equally fast: 1 + D / tau")
+    axes.plot(
+        taus, [1 + talk / tau for tau in taus], ":", color="0.5", label="if all workers were equally fast: 1 + D / tau"
+    )
     axes.set_xscale("log")
     axes.set_xticks(taus, [str(tau) for tau in taus])
     axes.minorticks_off()
@@ -275,7 +304,7 @@ def step_time() -> Figure:
 def choice() -> Figure:
     """Power-of-choice against uniform selection, on parties that differ much."""
     figure = blank(6.4, 3.4)
-    base = {"algorithm": "fedavg", "algorithm.local.lr": 0.02, "algorithm.local.epochs": 5, "algorithm.local.batch": 10,
+    base = {"algorithm": "fedavg", "algorithm.local.lr": 0.02, "algorithm.local.epochs": 2, "algorithm.local.batch": 10,
             "run.cohort_size": 3, "run.rounds": 80}  # fmt: skip
     methods: dict[str, dict[str, Any]] = {
         "uniform": {},
@@ -311,16 +340,19 @@ def deadlines() -> Figure:
     """What a deadline does, and what becomes of those that are late."""
     figure = blank(6.4, 3.4)
     base = {"run.devices.compute": "exponential", "run.devices.compute.mean": 0.1, "run.devices.speed": "lognormal",
-            "run.devices.speed.sigma": 1.0, "run.rounds": 60, "algorithm.local.lr": 0.05}  # fmt: skip
+            "run.devices.speed.sigma": 1.0, "algorithm.local.lr": 0.05}  # fmt: skip
     methods: dict[str, dict[str, Any]] = {
-        "no deadline": {},
-        "deadline 2 s, late ones dropped": {"run.deadline": 2.0, "run.late": "drop"},
-        "deadline 2 s, partial work counts": {"run.deadline": 2.0},
+        "no deadline": {"run.rounds": 40},
+        "deadline 2 s, late ones dropped": {"run.deadline": 2.0, "run.late": "drop", "run.rounds": 85},
+        "deadline 2 s, partial work counts": {"run.deadline": 2.0, "run.rounds": 85},
     }
-    lines = {n: series(run("digits", {**base, **m}), "accuracy", "simulated_seconds") for n, m in methods.items()}
+    lines = {}
+    for name, method in methods.items():
+        seconds, values = series(run("digits", {**base, **method}), "accuracy", "simulated_seconds")
+        lines[name] = (seconds, smooth(values, 5))
     axes = figure.subplots()
     curves(axes, lines, "Digits, devices of unequal speed", "simulated seconds")
-    axes.set_ylabel("test accuracy")
+    axes.set_ylabel("test accuracy (mean of 5 rounds)")
     return figure
 
 
@@ -330,31 +362,51 @@ def asynchronous() -> Figure:
     base = {"run.devices.compute": "exponential", "run.devices.compute.mean": 0.1, "run.devices.speed": "lognormal",
             "run.devices.speed.sigma": 1.0, "algorithm.local.lr": 0.1, "algorithm.local.epochs": 2,
             "algorithm.local.batch": 16}  # fmt: skip
-    lines = {
-        "FedAvg, 5 at once": series(run("digits", {**base, "run.rounds": 60}), "accuracy", "simulated_seconds"),
-        "FedBuff, 5 at once, buffer 3": series(run("digits", {**base, "algorithm": "fedbuff", "algorithm.buffer": 3, "run.rounds": 300}), "accuracy", "simulated_seconds"),
-    }
+    buffered = {"algorithm": "fedbuff", "algorithm.buffer": 3, "run.rounds": 130}
+    lines = {}
+    for name, method in {"FedAvg, 5 at once": {"run.rounds": 40}, "FedBuff, 5 at once, buffer 3": buffered}.items():
+        seconds, values = series(run("digits", {**base, **method}), "accuracy", "simulated_seconds")
+        lines[name] = (seconds, smooth(values, 5))
     axes = figure.subplots()
     curves(axes, lines, "Digits, devices of unequal speed", "simulated seconds")
-    axes.set_ylabel("test accuracy")
+    axes.set_ylabel("test accuracy (mean of 5 steps)")
     return figure
 
 
 FIGURES: dict[str, Callable[[], Figure]] = {
     figure.__name__.replace("_", "-"): figure
-    for figure in (averaging, server, drift, stragglers, fairness, personal, periods, step_time, choice, tiers, deadlines, asynchronous)
+    for figure in (
+        averaging,
+        server,
+        drift,
+        stragglers,
+        fairness,
+        personal,
+        periods,
+        step_time,
+        choice,
+        tiers,
+        deadlines,
+        asynchronous,
+    )
 }
 
 
 def main(names: Sequence[str]) -> None:
+    """Draw the figures that are named, or all."""
+    if hasattr(os, "sched_setaffinity"):  # one core: how a cohort is cut into chunks depends on their number
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    torch.set_num_threads(1)
     for name in names or FIGURES:
         if name not in FIGURES:
             sys.exit(f"there is no figure {name!r}; there are: {', '.join(FIGURES)}")
         began = time.monotonic()
         figure = FIGURES[name]()
         out = ROOT / "docs" / "images" / f"{name}.png"
-        figure.savefig(out, dpi=110, metadata={"Software": None})
-        print(f"{out.relative_to(ROOT)}: {out.stat().st_size / 1000:.0f} kB, {time.monotonic() - began:.0f} s", flush=True)
+        figure.savefig(out, dpi=95, metadata={"Software": None})
+        print(
+            f"{out.relative_to(ROOT)}: {out.stat().st_size / 1000:.0f} kB, {time.monotonic() - began:.0f} s", flush=True
+        )
 
 
 if __name__ == "__main__":
