@@ -78,7 +78,7 @@ def test_an_unknown_field_suggests_the_nearest_and_says_where() -> None:
         ("local", WeightedMean(), "expected a local solver, got the fusion 'mean'"),
         ("local.epochs", 0, "epochs must be at least 1, got 0"),
         ("local.lr", -1.0, "lr must be positive, got -1.0"),
-        ("local.lr", float("nan"), "lr must be positive, got nan"),
+        ("local.lr", float("nan"), "expected a number, got nan"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_would_be_right(field: str, value: Any, expected: str) -> None:
