@@ -57,7 +57,7 @@ class Adam(LocalSolver):
     def step(self, ctx: Context, w: Tensor, direction: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
         at = carry["step"] + 1
         m = torch.lerp(carry["m"], direction, 1 - self.beta1)
-        v = (carry["v"] * self.beta2).addcmul_(direction, direction, value=1 - self.beta2)
+        v = torch.lerp(carry["v"], direction * direction, 1 - self.beta2)
         # m^ / (sqrt(v^) + eps), with the corrections taken out of the vectors.
         spread = (1 - self.beta2**at).sqrt()
         along = m / (v.sqrt().add_(self.eps * spread))
