@@ -98,7 +98,7 @@ def test_a_missing_or_bad_trace_is_one_clear_sentence(tmp_path: Path, text: str 
     ("name", "fields", "fault"),
     [
         ("constant", {"value": -1.0}, "value must not be negative"),
-        ("constant", {"value": math.inf}, "value must not be negative"),
+        ("constant", {"value": math.inf}, "expected a number, got inf"),
         ("exponential", {"mean": 0.0}, "mean must be positive"),
         ("exponential", {"mean": -1.0}, "mean must be positive"),
         ("lognormal", {"mean": 0.0}, "mean must be positive"),
