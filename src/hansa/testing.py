@@ -41,7 +41,7 @@ from hansa.sim.workers import usable
 PARTIES = 4
 TREE: dict[str, Any] = {
     "task": {"dataset": "breast-cancer", "model": "logistic", "prepare": "standardise", "party_test": 0.2,
-             "dtype": "float64"},
+             "dtype": "float64", "trusted": 40},
     "partition": {"name": "quantity", "parties": PARTIES, "alpha": 1.0, "min_size": 20},
     "run": {"rounds": 3, "seed": 3,
             "devices": {"compute": {"name": "exponential", "mean": 0.1}, "latency": "exponential"}},

@@ -11,8 +11,10 @@ from hansa.algorithms.fedprox import FedProx
 from hansa.algorithms.fsvrg import FSVRG
 from hansa.algorithms.qfedavg import QFedAvg, QFedSGD
 from hansa.algorithms.scaffold import Scaffold
+from hansa.algorithms.zenopp import ZenoPlusPlus
 
 __all__ = [
     "DPSGD", "EASGD", "FSVRG", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedBuff", "FedNova", "FedPer", "FedProx",
     "FedSGD", "FedYogi", "OverlapSGD", "QFedAvg", "QFedSGD", "Scaffold",
+    "ZenoPlusPlus",
 ]  # fmt: skip

@@ -8,11 +8,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 
 from hansa.core.algorithm import Algorithm, Problem, State
 from hansa.core.errors import ConfigError
-from hansa.core.federation import Federation
+from hansa.core.federation import Federation, Ticket
+from hansa.core.op import Op, Payload
 from hansa.core.registry import register
 from hansa.fusion import Update
 from hansa.local import SGD, LocalSolver
@@ -32,6 +34,21 @@ def places(among: Sequence[int], parties: Iterable[int]) -> list[int]:
     """Where in a rising sequence those of the parties stand that are in it."""
     at = [(bisect.bisect_left(among, party), party) for party in parties]
     return [place for place, party in at if place < len(among) and among[place] == party]
+
+
+def staleness(steps: Iterable[int], ticket: Ticket) -> int:
+    """How often the server has stepped since a ticket was submitted, given the rounds in which it did."""
+    return sum(step >= ticket.round for step in steps)
+
+
+async def refill(fed: Federation, op: Op, model: Payload, stream: np.random.Generator) -> None:
+    """Put random idle parties to work until as many work as the cohort has, or all who are available do."""
+    while len(fed.busy) < fed.cohort_size:
+        busy = places(fed.available, fed.busy)
+        if len(busy) == len(fed.available):
+            return
+        draw = int(stream.integers(len(fed.available) - len(busy)))
+        await fed.submit(op, model, fed.available[nth_idle(draw, busy)])
 
 
 @register("fedbuff")
@@ -74,33 +91,24 @@ class FedBuff(Algorithm):
         stream = fed.rng("fedbuff")
         steps: list[int] = list(state.slots.get("steps", []))  # the rounds that moved the model
         model = {"model": state.params._asdict()}
-
-        async def refill() -> None:
-            while len(fed.busy) < fed.cohort_size:
-                busy = places(fed.available, fed.busy)
-                if len(busy) == len(fed.available):
-                    return
-                draw = int(stream.integers(len(fed.available) - len(busy)))
-                await fed.submit(self.local, model, fed.available[nth_idle(draw, busy)])
-
         total = torch.zeros_like(state.params.w, dtype=torch.float64)
         stats = torch.zeros_like(state.params.stats, dtype=torch.float64)
         counts = state.params.counts
         applied = 0
-        await refill()
+        await refill(fed, self.local, model, stream)
         while applied < self.buffer:
             arrival = await fed.next()
-            staleness = sum(step >= arrival.ticket.round for step in steps)
+            age = staleness(steps, arrival.ticket)
             reply = arrival.reply
-            if reply is not None and (self.max_staleness is None or staleness <= self.max_staleness):
-                total = total + reply.tensors["w"].double() / math.sqrt(1 + staleness)
+            if reply is not None and (self.max_staleness is None or age <= self.max_staleness):
+                total = total + reply.tensors["w"].double() / math.sqrt(1 + age)
                 if "stats" in reply.tensors:
                     stats = stats + reply.tensors["stats"].double()
                 if "counts" in reply.maxima:
                     counts = torch.maximum(counts, reply.maxima["counts"])
                 applied += 1
             if applied < self.buffer and (self.refill == "arrival" or not fed.busy):
-                await refill()
+                await refill(fed, self.local, model, stream)
         delta = (total / applied).to(state.params.w.dtype)
         mean_stats = (stats / applied).to(state.params.stats.dtype) if stats.numel() else None
         state = state.replace(steps=[*steps[-REMEMBERED:], fed.round])

@@ -39,6 +39,8 @@ class FedPer(FedAvg):
         super().check(problem)
         if not self.local.paced:
             raise ConfigError(f"fedper: the local solver {self.local.name!r} takes no steps, and trains no head")
+        if self.fusion.trusts:
+            raise ConfigError(f"fedper: {self.fusion.name} needs a whole model, and the server has no head")
         divide(problem.spec, self.layers, self.head)
 
     def init(self, problem: Problem) -> State:

@@ -44,6 +44,7 @@ class Problem:
     classes: int | None
     cohort_size: int
     party_tests: bool = False  # whether the parties have test samples of their own
+    trusted: int = 0  # samples of the server's own
 
 
 class Algorithm(Part):
@@ -56,6 +57,7 @@ class Algorithm(Part):
     kind: ClassVar[str] = "algorithm"
     participation: ClassVar[Literal["cohort", "all", "own"]] = "cohort"
     completes: ClassVar[str | None] = None  # the name under which local solvers know their other half
+    trusts: ClassVar[bool] = False  # whether it needs samples of the server's own
     trains: ClassVar[bool] = True  # whether it trains the task's model; methods that bring their own say False
 
     @property
@@ -70,7 +72,21 @@ class Algorithm(Part):
                 f"{self.name} needs every party in every round; set the cohort to 1.0 "
                 f"(it selects {problem.cohort_size} of {problem.parties})"
             )
+        fusion = getattr(self, "fusion", None)
+        if fusion is not None:
+            fusion.check(problem.cohort_size)
+        for part in (self, fusion):
+            if part is not None and part.trusts and not problem.trusted:
+                raise ConfigError(
+                    f"{part.name} judges updates by samples of the server's own, and the task has none; set "
+                    "task.trusted to how many samples to keep for it (in Python, Task(trusted=(x, y)))"
+                )
         solver = getattr(self, "local", None)
+        if fusion is not None and fusion.trains and solver is not None and solver.remember(problem.spec):
+            raise ConfigError(
+                f"{self.name}: with {fusion.name} the server trains as a party does, but it has no memory, which the "
+                f"local solver {solver.name!r} needs; use another fusion"
+            )
         partner = getattr(solver, "partner", None)
         if partner is not None and partner[0] != self.completes:
             raise ConfigError(

@@ -14,6 +14,10 @@ class ConfigError(HansaError):
     """A configuration that cannot run: an unknown name, a wrong type, an impossible combination."""
 
 
+class BoundError(ConfigError):
+    """A fusion was given fewer updates than it needs to be robust against the faults it assumes."""
+
+
 class DataError(HansaError):
     """Data that is missing, malformed or does not fit the task."""
 

@@ -20,7 +20,10 @@ from torch import Tensor
 from hansa.core import codec, rng
 from hansa.core.errors import AlgorithmError
 from hansa.core.op import Op, Payload, Reply, unwrap
+from hansa.core.params import Params
 from hansa.core.registry import from_config, to_config
+from hansa.core.rows import Rows
+from hansa.core.trusted import Trusted
 
 Verb = Literal["reduce", "gather", "submit", "next", "exchange"]
 VERBS: tuple[Verb, ...] = ("reduce", "gather", "submit", "next", "exchange")
@@ -141,6 +144,11 @@ class Gathered:
     parties: tuple[int, ...]
     replies: tuple[Reply, ...]
     seconds: tuple[float, ...] = ()
+    matrices: Mapping[str, Rows] = field(default_factory=dict)  # of tensors that were put side by side as they came
+
+    def matrix(self, name: str) -> Rows:
+        """One tensor of all replies as the rows of a matrix, which may lie on disk."""
+        return self.matrices[name] if name in self.matrices else Rows(self.rows(name).reshape(len(self.replies), -1))
 
     def rows(self, name: str) -> Tensor:
         """One tensor of all replies, stacked to [replies, ...]."""
@@ -149,6 +157,18 @@ class Gathered:
     @property
     def weights(self) -> Tensor:
         return torch.tensor([reply.weight for reply in self.replies], dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a fusion found about the parties whose updates it saw: the share of each in the result, its score where the
+    rule has one, and who had next to no part in it."""
+
+    rule: str
+    parties: Sequence[int]
+    shares: Sequence[float]
+    scores: Sequence[float] | None
+    excluded: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -178,7 +198,8 @@ class Federation:
     """One round's view of the parties. Payloads hold named tensors and plain values.
 
     `available` are the parties that can be selected now; `by_size` says that the cohort was drawn in proportion to the
-    parties' samples, so that a fusion need not weigh by them again.
+    parties' samples, so that a fusion need not weigh by them again. `trusted` are samples of the server's own, where
+    the task has any.
     """
 
     def __init__(self, parties: range, round: int, seed: int, cohort_size: int, verbs: Iterable[str] = VERBS,
@@ -190,6 +211,8 @@ class Federation:
         self.cohort: Sequence[int] = self.parties
         self.available: Sequence[int] = self.parties  # who can be asked in this round
         self.by_size = False  # whether the cohort was drawn in proportion to the parties' samples
+        self.trusted: Trusted | None = None
+        self.findings: list[Finding] = []  # of this round
         self._busy = set(busy)
         self._seed = seed
         self._phase = phase
@@ -210,6 +233,24 @@ class Federation:
     def rng(self, purpose: str) -> np.random.Generator:
         """A random stream for this round, named by its purpose."""
         return rng.generator(self._seed, purpose, self.round)
+
+    def report(self, finding: Finding) -> None:
+        """Have the round's record say what was found about single parties."""
+        self.findings.append(finding)
+
+    def _own(self) -> Trusted:
+        if self.trusted is None:
+            raise AlgorithmError("the server has no trusted samples")
+        return self.trusted
+
+    def at_server(self, op: Op, payload: Payload) -> Reply:
+        """What a party with the server's trusted samples would reply."""
+        payload, _ = self._with_work(op, payload, {}, ())
+        return self._own().run(op, payload, self.round)
+
+    def trusted_loss(self, params: Params, samples: int, purpose: str) -> Callable[[Tensor], float]:
+        """The loss of a model vector on some of the server's trusted samples, drawn anew each round."""
+        return self._own().loss(params, samples, self.rng(purpose))
 
     @property
     def busy(self) -> frozenset[int]:

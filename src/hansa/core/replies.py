@@ -10,6 +10,7 @@ import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from hansa.core import codec
 from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket
 from hansa.core.op import Op, Payload, Replies, Reply, Shape
+from hansa.core.rows import MappedRows, Rows
 
 BLOCK = 32
 LARGEST = 2**53  # whole numbers from here on are not exact in float64
@@ -28,11 +30,12 @@ EXACT = 2**29  # float32 numbers times smaller whole numbers are exact in float6
 
 @dataclass(frozen=True)
 class Rules:
-    """What the run demands of replies: how many, and how large they may be."""
+    """What the run demands of replies: how many, how large they may be, and how much memory they may take."""
 
     quorum: float | int = 1  # a fraction of those asked, or a count
     max_norm: float | None = None
     max_weight: int | None = None
+    memory: int = 2**30  # bytes of updates that are looked at one by one, from which on they lie on disk
 
     def __post_init__(self) -> None:
         if isinstance(self.quorum, float) and not 0.0 <= self.quorum <= 1.0:
@@ -256,14 +259,15 @@ def _wide(tensor: Tensor) -> Tensor:
 Outcomes = Iterable[tuple[int, Reply | str] | Replies]
 
 
-def combine(ask: Ask, outcomes: Outcomes, rules: Rules, record: Record) -> Reduced | Gathered:
+def combine(ask: Ask, outcomes: Outcomes, rules: Rules, record: Record,
+            folder: Path | None = None) -> Reduced | Gathered:  # fmt: skip
     """Check each party's outcome (a reply, or why there is none) and make the ask's answer.
 
     `outcomes` come one by one or in stacks, replies in the order of the parties' ids. Stacked tensors are read before
     the next outcome is asked for, and not after. Fewer good replies than the quorum abort the round; only an ask that
-    selects may come away with none.
+    selects may come away with none. Updates that are gathered and take more memory than they may lie in `folder`.
     """
-    answer = Answer(ask, rules if ask.in_round else Rules(), record)  # evaluation has neither quorum nor limits
+    answer = Answer(ask, rules if ask.in_round else Rules(), record, folder)  # evaluation has neither quorum nor limits
     for outcome in outcomes:
         if isinstance(outcome, Replies):
             answer.add_stack(outcome)
@@ -275,11 +279,13 @@ def combine(ask: Ask, outcomes: Outcomes, rules: Rules, record: Record) -> Reduc
 class Answer:
     """The answer to an ask, as it grows."""
 
-    def __init__(self, ask: Ask, rules: Rules, record: Record) -> None:
+    def __init__(self, ask: Ask, rules: Rules, record: Record, folder: Path | None = None) -> None:
         assert ask.op is not None
         self.ask, self.op, self.rules, self.record = ask, ask.op, rules, record
         self._total, self._means, self._maxima = BlockSum(), Means(), dict[str, Tensor]()
         self._kept: list[tuple[int, Reply]] = []
+        self._matrices: dict[str, Rows] = {}
+        self._folder = folder
         self._weight = self._count = 0
         self._last = -1
         self._one = 0 if ask.selects else 1  # a round counts those that it asked to work, and apart those it consulted
@@ -304,7 +310,7 @@ class Answer:
         share = self._accept(party, outcome.weight)
         self._measure(party, outcome.metrics, share)
         if not self._summed:
-            self._kept.append((party, outcome))
+            self._kept.append((party, self._placed(outcome)))
             return
         self._total.add(outcome.tensors, share)
         for name, value in outcome.maxima.items():
@@ -315,7 +321,7 @@ class Answer:
         whole = self._summed and clean(replies, self.op, self.ask.payload, self.rules, summed=True)
         if not whole:
             for k, party in enumerate(replies.parties):
-                self.add(party, replies.row(k) if self._summed else replies.copy(k))  # kept beyond the stack's life
+                self.add(party, replies.row(k))
             return
         self.record.asked += self._one * len(replies.parties)
         self.record.consulted += (1 - self._one) * len(replies.parties)
@@ -327,6 +333,25 @@ class Answer:
         for name, rows in replies.maxima.items():
             value = rows.amax(0)
             self._maxima[name] = torch.maximum(self._maxima[name], value) if name in self._maxima else value
+
+    def _placed(self, reply: Reply) -> Reply:
+        """A gathered reply in tensors of its own, which outlive the stack it came in; updates are rows of a matrix."""
+        tensors = {}
+        for name, value in reply.tensors.items():
+            if self.op.update is not None and value.dim() == 1 and value.is_floating_point() and value.numel():
+                tensors[name] = self._row(name, value)
+            else:
+                tensors[name] = value.clone()
+        return replace(reply, tensors=tensors, maxima={name: value.clone() for name, value in reply.maxima.items()})
+
+    def _row(self, name: str, value: Tensor) -> Tensor:
+        count = len(self.ask.parties)
+        if name not in self._matrices:
+            if value.device.type == "cpu" and count * value.nbytes > self.rules.memory:
+                self._matrices[name] = MappedRows.temporary(count, len(value), value.dtype, self._folder)
+            else:
+                self._matrices[name] = Rows(torch.empty(count, len(value), dtype=value.dtype, device=value.device))
+        return self._matrices[name].write(len(self._kept), value)
 
     def _accept(self, party: int, weight: int) -> int:
         """Note that a reply is fused; its share in the sum."""
@@ -354,7 +379,8 @@ class Answer:
         if not self.ask.selects:
             self.record.metrics.update(metrics)
         if not self._summed:
-            return Gathered(tuple(p for p, _ in self._kept), tuple(r for _, r in self._kept))
+            matrices = {name: rows.take(range(len(self._kept))) for name, rows in self._matrices.items()}
+            return Gathered(tuple(p for p, _ in self._kept), tuple(r for _, r in self._kept), matrices=matrices)
         return Reduced(self._total.result(), self._weight, self._count, self._maxima, metrics)
 
 

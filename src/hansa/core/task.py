@@ -27,7 +27,7 @@ class Task:
     tensors of unequal sizes, or one (x, y, offsets) for very many of them: party k holds rows offsets[k] to
     offsets[k + 1]. `test` is the central test set, `party_tests` the parties' own, in the same two forms as
     `parties`. `prepare` is a preparation of the features (imputation, scaling) that the parties learn together
-    before the first round.
+    before the first round. `trusted` are clean samples (x, y) at the aggregator, for rules that judge updates by them.
     """
 
     model: Callable[[], nn.Module] | None = None
@@ -38,6 +38,7 @@ class Task:
     names: Sequence[str] | None = None
     classes: int | None = None
     prepare: Part | None = None
+    trusted: Pair | None = None
 
     def holdings(self, objective: Objective) -> Holdings:
         """The data as tensors that fit the objective."""
@@ -95,15 +96,8 @@ class Holdings:
         self.tests = Shards(task.party_tests, objective, "party_tests") if task.party_tests is not None else None
         if self.tests is not None and len(self.tests) != len(self.train):
             raise DataError(f"party_tests: {len(self.tests)} test sets for {len(self.train)} parties")
-        self.test: tuple[Tensor, Tensor] | None = None
-        if task.test is not None:
-            if not isinstance(task.test, (tuple, list)) or len(task.test) != 2:
-                raise DataError("test: expected a pair (x, y)")
-            x, y = _tensor(task.test[0], "test x"), _tensor(task.test[1], "test y")
-            _paired(x, y, "test")
-            self.test = _fit(x, y, objective, "test")
-            if self.test[0].shape[1:] != self.train.x.shape[1:]:
-                raise DataError(f"test: samples are {tuple(x.shape[1:])}, the parties' {tuple(self.train.x.shape[1:])}")
+        self.test = self._central(task.test, objective, "test")
+        self.trusted = self._central(task.trusted, objective, "trusted")
         if self.train.offsets[-1] == 0:
             raise DataError("parties: none of them has a sample")
         self._names = list(task.names) if task.names is not None else None  # a million numbers as texts take 60 MB
@@ -117,6 +111,18 @@ class Holdings:
         self.classes = task.classes if task.classes is not None else (int(y.max()) + 1 if whole else None)
         if whole and (int(y.min()) < 0 or (self.classes is not None and int(y.max()) >= self.classes)):
             raise DataError(f"targets must lie in 0..{(self.classes or 1) - 1}, got {int(y.min())}..{int(y.max())}")
+
+    def _central(self, pair: Pair | None, objective: Objective, what: str) -> tuple[Tensor, Tensor] | None:
+        """Samples that no party holds, as the parties' are."""
+        if pair is None:
+            return None
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise DataError(f"{what}: expected a pair (x, y)")
+        x, y = _tensor(pair[0], f"{what} x"), _tensor(pair[1], f"{what} y")
+        _paired(x, y, what)
+        if x.shape[1:] != self.train.x.shape[1:]:
+            raise DataError(f"{what}: samples are {tuple(x.shape[1:])}, the parties' {tuple(self.train.x.shape[1:])}")
+        return _fit(x, y, objective, what)
 
     def __len__(self) -> int:
         return len(self.train)

@@ -6,23 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
+from torch import Tensor
+
 from hansa.core.federation import Federation, Reduced
 from hansa.core.op import Op, Payload
 from hansa.core.params import Params
-from hansa.core.registry import Part, register
+from hansa.core.registry import register
+from hansa.core.rows import Rows
+from hansa.fusion.distances import combination
+from hansa.fusion.fusion import Fused, Fusion
 from hansa.fusion.update import Update
-
-
-class Fusion(Part):
-    """Base of fusions: how updates become one. `verbs` says what it needs to see."""
-
-    kind: ClassVar[str] = "fusion"
-    verbs: ClassVar[frozenset[str]]
-
-    async def collect(self, fed: Federation, op: Op, params: Params, each: Mapping[int, Payload] | None = None,
-                      **extra: Any) -> Update:  # fmt: skip
-        """Send the model (and `extra`) to the cohort, have it run `op`, fuse the replies."""
-        raise TypeError(f"the fusion {self.name!r} fuses nothing")
 
 
 @register("mean")
@@ -32,11 +26,17 @@ class WeightedMean(Fusion):
 
     Weighted by samples, unless the cohort was already drawn in proportion to them (the selectors `weighted` and
     `power-of-choice`): then every party counts the same, as Cho, Wang and Joshi 2020 do. `uniform = true` forces equal
-    weights (under uniform selection another objective than the centralised one), `false` weights by samples.
+    weights (under uniform selection another objective than the centralised one), `false` weights by samples. It needs
+    no more than the sum of the updates, and a single hostile one can make it anything.
     """
 
     uniform: bool | None = None
     verbs: ClassVar[frozenset[str]] = frozenset({"reduce"})
+
+    def fuse(self, rows: Rows, weights: Tensor | None, watch: bool = True, **known: Any) -> Fused:
+        shares = torch.ones(len(rows), dtype=torch.float64) if weights is None or self.uniform else weights
+        whole = float(shares.sum())
+        return Fused(combination(rows, shares, whole), (shares / whole).tolist())
 
     async def collect(self, fed: Federation, op: Op, params: Params, each: Mapping[int, Payload] | None = None,
                       **extra: Any) -> Update:  # fmt: skip

@@ -34,6 +34,8 @@ TABLES = ("task", "partition", "algorithm", "run")
 class TaskTable:
     """The [task] table. `dataset` and `model` name a registered part or `"my_module:function"`; `parties` lists a file
     a party (CSV, NPZ) instead of a data set. `party_test` holds that share of each party's samples out as its own test.
+    `trusted` keeps so many samples of a data set at the aggregator, for rules that judge updates by them; with a file a
+    party it is a file.
     """
 
     dataset: str | dict | None = None  # type: ignore[type-arg]
@@ -44,6 +46,7 @@ class TaskTable:
     test: str | None = None
     target: str | None = None
     party_test: float = 0.0
+    trusted: int | str | None = None
     data_dir: str | None = None
     dtype: Literal["float32", "float64"] = "float32"
 
@@ -54,6 +57,10 @@ class TaskTable:
             raise ConfigError(f"party_test is a share in 0..1, got {self.party_test}")
         if self.dataset is not None and (self.test is not None or self.target is not None):
             raise ConfigError("test and target go with parties as files; a data set brings its own")
+        if isinstance(self.trusted, int) and self.trusted < 1:
+            raise ConfigError(f"trusted must be at least 1 sample, got {self.trusted}")
+        if self.trusted is not None and isinstance(self.trusted, int) != (self.dataset is not None):
+            raise ConfigError("trusted is a number of samples of a data set, or a file beside the parties' files")
 
 
 @dataclass(frozen=True)
@@ -173,9 +180,11 @@ def load_function(reference: str, where: str, folder: str) -> Callable[[], Any]:
 def make_task(experiment: Experiment) -> Task:
     """The task that an experiment describes."""
     table, folder, seed = experiment.task, experiment.folder, experiment.run.seed
+    trusted: tuple[Any, Any] | None = None
     if table.parties:
         pairs = [load_party_file(Path(folder) / name, table.target) for name in table.parties]
         test = load_party_file(Path(folder) / table.test, table.target) if table.test is not None else None
+        trusted = load_party_file(Path(folder) / str(table.trusted), table.target) if table.trusted else None
         names: list[str] | None = [Path(name).name.split(".")[0] for name in table.parties]
         if len(set(names or ())) < len(table.parties):  # a/data.csv and b/data.csv
             names = list(table.parties)
@@ -184,6 +193,8 @@ def make_task(experiment: Experiment) -> Task:
         loss = table.loss or ("cross_entropy" if whole else "mse")
     else:
         data = load_data(experiment)
+        if isinstance(table.trusted, int):
+            data, trusted = keep_trusted(data, table.trusted, seed)
         pairs, names = divide(data, experiment)
         test, classes, loss = data.test, data.classes, table.loss or data.loss
     party_tests = None
@@ -192,7 +203,7 @@ def make_task(experiment: Experiment) -> Task:
     sample = next((tuple(x.shape[1:]) for x, _ in pairs if len(x)), ())
     outputs = 1 if loss in ("bce", "mse", "mae") else (classes or 1)
     model = make_model(table, folder, sample, outputs)
-    return Task(model, loss, pairs, test, party_tests, names, classes, table.prepare)
+    return Task(model, loss, pairs, test, party_tests, names, classes, table.prepare, trusted)
 
 
 def load_data(experiment: Experiment) -> Data:
@@ -212,6 +223,22 @@ def load_data(experiment: Experiment) -> Data:
         return data
     loaded: Data = from_config("dataset", table.dataset, where="task.dataset").load(table.data_dir)
     return loaded
+
+
+def keep_trusted(data: Data, count: int, seed: int) -> tuple[Data, tuple[Any, Any]]:
+    """A data set without so many random samples, and these."""
+    n = len(data.x)
+    if count >= n:
+        raise ConfigError(f"task.trusted: {count} samples cannot be kept of {n}")
+    order = rng.generator(seed, "trusted").permutation(n)
+    kept, rest = np.sort(order[:count]), np.sort(order[count:])
+    parties = None
+    if data.parties is not None:
+        place = np.full(n, -1)
+        place[rest] = np.arange(len(rest))
+        parties = tuple(found[found >= 0] for found in (place[rows] for rows in data.parties))
+    at, left = torch.from_numpy(kept), torch.from_numpy(rest)
+    return dataclasses.replace(data, x=data.x[left], y=data.y[left], parties=parties), (data.x[at], data.y[at])
 
 
 def divide(data: Data, experiment: Experiment) -> tuple[list[tuple[Any, Any]], list[str] | None]:

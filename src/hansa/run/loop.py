@@ -24,6 +24,7 @@ from hansa.core.registry import lookup
 from hansa.core.replies import Record
 from hansa.core.runtime import Abort, Clock, Commit, Open, Request
 from hansa.core.task import Holdings, Task
+from hansa.core.trusted import Trusted
 from hansa.data.prepare import Preparation
 from hansa.run.settings import Run, higher_is_better
 from hansa.run.store import Store
@@ -79,7 +80,8 @@ class Training:
         holdings = self.holdings
         self.problem = Problem(self.objective.spec, self.objective.initial, len(holdings), holdings.shape,
                                holdings.classes, self.run.size(len(holdings)),
-                               holdings.tests is not None)  # fmt: skip
+                               holdings.tests is not None,
+                               0 if holdings.trusted is None else len(holdings.trusted[0]))  # fmt: skip
         if self.algorithm.trains:
             self.objective.network()
         self.work = LocalWork(self.run, self.algorithm, holdings)
@@ -90,6 +92,12 @@ class Training:
             raise ConfigError(
                 f"this selector ({self.run.select.name}) looks at the loss of each party that trained, which a secure "
                 "sum hides; choose another selector"
+            )
+        if self.protocol is not None and "gather" in self.algorithm.verbs:
+            fusion = getattr(self.algorithm, "fusion", self.algorithm)
+            raise ConfigError(
+                f"{self.algorithm.name}: {fusion.name} looks at the update of each party, which a secure sum hides; "
+                "use fusion = 'mean', or no secure sum"
             )
         needed, cohort = self.run.rules().needed(self.problem.cohort_size), self.problem.cohort_size
         if needed > cohort:
@@ -107,6 +115,9 @@ class Training:
             raise ConfigError(f"target and patience need a test set: give the task one, or each party its own{only}")
         self.published = self.state
         self.test = holdings.test
+        self.trusted: Trusted | None = None
+        if holdings.trusted is not None:
+            self.trusted = Trusted(self.objective, *holdings.trusted, len(holdings), self.run.seed)
         self.preparation: tuple[DataOp, dict[str, Any]] | None = None
 
     def steps(self) -> Generator[Request, Any, State]:
@@ -170,6 +181,8 @@ class Training:
         self.preparation = (op, payload)
         if self.test is not None:
             self.test = (op.transform(self.test[0], payload), self.test[1])
+        if self.trusted is not None:
+            self.trusted.x = op.transform(self.trusted.x, payload)
         self.progress.bytes_up += self.last_record.bytes_up
         self.progress.bytes_down += self.last_record.bytes_down
 
@@ -179,6 +192,7 @@ class Training:
         now = progress.round
         busy = yield Open(now, record)
         fed = self._federation("round", self.algorithm.verbs, busy)
+        fed.trusted = self.trusted
         paced = self.run.pace.work(self.progress.pace)
         fed.tell(paced, (lambda party: self.work.of(party, now)) if self.work.differs else None)
         chooser = self._federation("select", VERBS, busy)
@@ -230,7 +244,22 @@ class Training:
         for name, who in (("missing", record.missing), ("rejected", record.rejected)):
             if who:
                 line[name] = {self.holdings.name(party): reason for party, reason in who.items()}
-        return record.metrics | line
+        return record.metrics | line | self._found(fed, record)
+
+    def _found(self, fed: Federation, record: Record) -> dict[str, Any]:
+        """What the fusion found about single parties, by name."""
+        out: dict[str, Any] = {}
+        name = self.holdings.name
+        for finding in fed.findings:
+            out["fusion"] = {
+                "rule": finding.rule,
+                "shares": {name(p): share for p, share in zip(finding.parties, finding.shares, strict=True)},
+                "excluded": [name(p) for p in finding.excluded],
+            }
+            if finding.scores is not None:
+                scores = zip(finding.parties, finding.scores, strict=True)
+                out["fusion"]["scores"] = {name(p): s if math.isfinite(s) else None for p, s in scores}
+        return out
 
     def _publish(self) -> Steps:
         """The state to evaluate and save; if nobody answers, the last one stays."""

@@ -41,9 +41,9 @@ class Run:
     `rounds`, when `metric` reaches `target`, when it has not improved in `patience` evaluations, or when bytes or
     seconds are spent. `precision` says how matrix products are computed (parameters stay in the model's own type);
     `compile` whether the steps of stacked parties on a GPU are compiled, which takes seconds and is earned back in long
-    runs. `devices` are the parties' machines and networks in simulated time; an exchange that trains may take
-    `deadline` simulated seconds. A party that cannot finish counts with the steps it has done (`late = "partial"`) or
-    not at all (`"drop"`).
+    runs. Updates that a fusion looks at one by one lie on disk where they take over `reply_memory` bytes. `devices`
+    are the parties' machines and networks in simulated time; an exchange that trains may take `deadline` simulated
+    seconds. A party that cannot finish counts with the steps it has done (`late = "partial"`) or not at all (`"drop"`).
     """
 
     rounds: int = 10
@@ -67,6 +67,7 @@ class Run:
     quorum: int | float = 1
     max_norm: float | None = None
     max_weight: int | None = None
+    reply_memory: int = 2**30
     devices: Devices = Devices()
     deadline: float | None = None
     late: Literal["drop", "partial"] = "partial"
@@ -78,7 +79,16 @@ class Run:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0.0 <= self.cohort <= 1.0:
             raise ConfigError(f"cohort is a fraction of the parties in 0..1, got {self.cohort}; cohort_size is a count")
-        for name in ("cohort_size", "patience", "byte_budget", "time_budget", "max_norm", "max_weight", "deadline"):
+        for name in (
+            "cohort_size",
+            "patience",
+            "byte_budget",
+            "time_budget",
+            "max_norm",
+            "max_weight",
+            "reply_memory",
+            "deadline",
+        ):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} must be positive, got {value}")
@@ -105,4 +115,4 @@ class Run:
         return VirtualClock(self.seed, holdings.train, self.devices, self.deadline, self.late)
 
     def rules(self) -> Rules:
-        return Rules(self.quorum, self.max_norm, self.max_weight)
+        return Rules(self.quorum, self.max_norm, self.max_weight, self.reply_memory)

@@ -103,6 +103,7 @@ class Simulation:
                  absent: Callable[[int, int], bool] | None = None, folder: Path | None = None) -> None:  # fmt: skip
         self.engine, self.rules, self.clock, self.absent = engine, rules, clock, absent
         self.memories = Memories(len(engine.holdings), engine.objective.device, folder)
+        self._folder = folder
         self.flights: dict[int, Flight] = {}
         self._staged: dict[int, Memory] = {}
         self._record = Record()
@@ -158,7 +159,7 @@ class Simulation:
                         memories[party] = outcome[1]
                     yield party, outcome[0]
 
-        answer = combine(ask, outcomes(), self.rules, self._record)
+        answer = combine(ask, outcomes(), self.rules, self._record, self._folder)
         return answer, {party: kept for party, kept in memories.items() if party in self._record.fused}
 
     def memory(self, party: int) -> Memory:

@@ -1,0 +1,86 @@
+"""Zeno++: asynchronous training under any number of hostile parties (Xie, Koyejo and Gupta 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from hansa.algorithms.fedbuff import REMEMBERED, refill, staleness
+from hansa.core.algorithm import Algorithm, State
+from hansa.core.errors import ConfigError
+from hansa.core.federation import Federation, Finding
+from hansa.core.op import Payload
+from hansa.core.registry import register
+from hansa.fusion import Update
+from hansa.local import SGD, Gradient, LocalSolver
+from hansa.server import Descent
+from hansa.server.optimiser import check_positive
+
+
+@register("zeno++")
+@dataclass(frozen=True)
+class ZenoPlusPlus(Algorithm):
+    """Asynchronous: each update is taken or not by a gradient of the server's own. Xie et al. 2020.
+
+    The server keeps v, the gradient on its trusted samples (`task.trusted`), and takes it anew every `refresh` steps.
+    An update g from any party is scaled to u = g ||v|| / ||g|| and taken, x <- x - gamma u, if
+    gamma <v, u> - rho ||u||^2 + gamma epsilon >= 0. (The paper's sign: u is uphill. What parties send is downhill, and
+    only its direction matters.) One that is more than `max_staleness` steps old, or 0, is not taken. A round is one
+    update that arrived; the run's cohort is how many parties work at once.
+    """
+
+    local: LocalSolver = SGD(lr=0.1, batch=128, steps=1)
+    gamma: float = 0.1
+    rho: float = 0.001
+    epsilon: float = 0.0
+    refresh: int = 10
+    max_staleness: int = 10
+    participation: ClassVar[Literal["cohort", "all", "own"]] = "own"
+    trusts: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_positive("gamma", self.gamma)
+        if not self.rho >= 0 or not self.epsilon >= 0:
+            raise ConfigError(f"rho and epsilon must not be negative, got {self.rho} and {self.epsilon}")
+        if self.refresh < 1:
+            raise ConfigError(f"refresh must be at least 1, got {self.refresh}")
+        if self.max_staleness < 0:
+            raise ConfigError(f"max_staleness must not be negative, got {self.max_staleness}")
+
+    @property
+    def verbs(self) -> frozenset[str]:
+        return frozenset({"submit", "next"})
+
+    async def round(self, fed: Federation, state: State) -> State:
+        steps: list[int] = list(state.slots.get("steps", []))  # the rounds that moved the model
+        model: Payload = {"model": state.params._asdict()}
+        own = state.slots.get("own")
+        if own is None or state.slots["age"] >= self.refresh:
+            seen = fed.at_server(Gradient(), model).tensors
+            own = -seen["w"].double()
+            params = state.params._replace(stats=seen.get("stats", state.params.stats))  # not from who knows whom
+            state = state.replace(params, own=own, age=0)
+        await refill(fed, self.local, model, fed.rng("zeno++"))
+        arrival = await fed.next()
+        reply, age = arrival.reply, staleness(steps, arrival.ticket)
+        if reply is None:
+            return state
+        u, score = self.judge(reply.tensors["w"], own)
+        taken = u is not None and score >= 0 and age <= self.max_staleness
+        party = arrival.ticket.party
+        fed.report(Finding(self.name, [party], [float(taken)], [score], [] if taken else [party]))
+        if u is None or not taken:
+            return state
+        state = state.replace(steps=[*steps[-REMEMBERED:], fed.round], age=state.slots["age"] + 1)
+        return Descent(lr=self.gamma).step(state, Update(-u.to(state.params.w.dtype)))
+
+    def judge(self, update: Tensor, own: Tensor) -> tuple[Tensor | None, float]:
+        """The uphill direction at the length of the server's own gradient, and its score; one below 0 is not taken."""
+        length = torch.linalg.vector_norm(update.double())
+        if not length > 0:
+            return None, -torch.inf
+        u = -update.double() * (own.norm() / length)
+        return u, float(self.gamma * (own @ u) - self.rho * (u @ u) + self.gamma * self.epsilon)

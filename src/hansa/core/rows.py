@@ -1,0 +1,152 @@
+"""Updates as the rows of a matrix [K, d], read in blocks of columns: in memory, or in a memory-mapped file.
+
+Whatever looks at single updates reads the matrix through `Rows`, a block of columns at a time, so that K * d may be
+larger than memory. Blocks depend on K and d alone, and what is summed over blocks is summed in their order: the result
+depends neither on the number of cores nor on where the matrix lies.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from hansa.core.determinism import threads
+from hansa.core.errors import DataError
+
+T = TypeVar("T")
+BLOCK = {"cpu": 2**20, "cuda": 2**28}  # numbers in a block: what a core's cache holds, what a card's memory does
+
+
+class Rows:
+    """K vectors of d numbers, in memory. `block` gives some columns of all of them, for reading only."""
+
+    def __init__(self, data: Tensor, index: Sequence[int] | None = None) -> None:
+        if data.dim() != 2:
+            raise DataError(f"updates are the rows of a matrix [K, d], got the shape {tuple(data.shape)}")
+        self.data = data
+        self.index = list(range(len(data))) if index is None else list(index)
+        self._whole = len(self.index) == len(data)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def dim(self) -> int:
+        return self.data.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.data.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.data.device
+
+    def block(self, at: int, end: int) -> Tensor:
+        """Columns `at` to `end` of all rows."""
+        columns = self.data[:, at:end]
+        return columns if self._whole else columns[self.index]
+
+    def row(self, k: int) -> Tensor:
+        """One row."""
+        return self.data[self.index[k]]
+
+    def write(self, k: int, row: Tensor) -> Tensor:
+        """Set a row, and give it as it lies here."""
+        self.data[k] = row
+        return self.data[k]
+
+    def take(self, keep: Sequence[int]) -> Rows:
+        """Some of the rows, without copying them."""
+        other: Rows = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other.index = [self.index[k] for k in keep]
+        other._whole = len(other.index) == len(self.data)
+        return other
+
+    def spans(self, numbers: int | None = None) -> list[tuple[int, int]]:
+        """The blocks of columns, by default as many as a core's cache holds."""
+        size = numbers or BLOCK.get(self.device.type, BLOCK["cpu"])
+        width = max(256, size // max(1, len(self)))
+        return [(at, min(at + width, self.dim)) for at in range(0, self.dim, width)] or [(0, 0)]
+
+    def map(self, work: Callable[[int, int, Tensor], T], numbers: int | None = None) -> Iterator[T]:
+        """`work` at each block, on all cores of a CPU; the results in the order of the blocks."""
+        spans = self.spans(numbers)
+        cores = len(os.sched_getaffinity(0)) if self.device.type == "cpu" and len(spans) > 1 else 1
+        with threads(1):
+            if cores == 1:
+                for at, end in spans:
+                    yield work(at, end, self.block(at, end))
+                return
+            with ThreadPoolExecutor(cores) as pool:
+                yield from pool.map(lambda span: work(span[0], span[1], self.block(*span)), spans)
+
+
+class MappedRows(Rows):
+    """Rows in a file, one after another from its beginning. Pages are given back as soon as a block was read."""
+
+    def __init__(self, file: int, count: int, dim: int, dtype: torch.dtype, access: int = mmap.ACCESS_COPY) -> None:
+        size = count * dim * dtype.itemsize
+        if not 0 < size <= os.fstat(file).st_size:
+            raise DataError(f"{count} rows of {dim} numbers take {size} bytes, the file has {os.fstat(file).st_size}")
+        self._map = mmap.mmap(file, size, access=access)
+        super().__init__(torch.frombuffer(self._map, dtype=dtype).view(count, dim))
+
+    @classmethod
+    def open(cls, path: str | Path, count: int, dim: int, dtype: torch.dtype = torch.float32) -> MappedRows:
+        """The rows of a file."""
+        with open(path, "rb") as file:
+            return cls(file.fileno(), count, dim, dtype)
+
+    @classmethod
+    def temporary(cls, count: int, dim: int, dtype: torch.dtype, folder: Path | None = None) -> MappedRows:
+        """Rows to be written, in a file that goes when they do. The disk's space is taken first: a full disk would
+        otherwise end the process."""
+        size = count * dim * dtype.itemsize
+        with tempfile.TemporaryFile(dir=folder) as file:
+            try:
+                os.posix_fallocate(file.fileno(), 0, size)
+            except OSError as error:
+                raise DataError(f"no place on disk for {size:,} bytes of updates: {error.strerror}") from None
+            return cls(file.fileno(), count, dim, dtype, mmap.ACCESS_WRITE)
+
+    def write(self, k: int, row: Tensor) -> Tensor:
+        placed = super().write(k, row)
+        self._release(k, 0, self.dim)
+        return placed
+
+    def block(self, at: int, end: int) -> Tensor:
+        columns = self.data[self.index, at:end]
+        for k in self.index:
+            self._release(k, at, end)
+        return columns
+
+    def row(self, k: int) -> Tensor:
+        row = super().row(k).clone()
+        self._release(self.index[k], 0, self.dim)
+        return row
+
+    def _release(self, k: int, at: int, end: int) -> None:
+        """Let the pages of part of a row go; they are read again when they are wanted."""
+        size = self.dtype.itemsize
+        first = (k * self.dim + at) * size // mmap.PAGESIZE * mmap.PAGESIZE
+        last = (k * self.dim + end) * size
+        if last > first:
+            self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
+def total(parts: Iterator[Any]) -> Any:
+    """The sum of what blocks give, in their order."""
+    first = next(parts)
+    for part in parts:
+        first = first + part
+    return first

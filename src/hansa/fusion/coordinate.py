@@ -1,0 +1,87 @@
+"""Coordinate-wise rules: the median and the trimmed mean (Yin, Chen, Ramchandran and Bartlett 2018) and MeaMed (Xie,
+Koyejo and Gupta 2018).
+
+They bound each coordinate by honest values as long as fewer than half of the values in it are faulty, whoever sent
+them: attacks on other coordinates of other parties do not add up.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from hansa.core.errors import BoundError, ConfigError
+from hansa.core.registry import register
+from hansa.core.rows import Rows
+from hansa.fusion.fusion import Fused, Robust
+from hansa.fusion.ordered import Rule, about_median, by_coordinate, middle_of, trimmed
+
+
+class Coordinate(Robust):
+    """Base of the rules that treat each coordinate by itself."""
+
+    def rule(self, n: int) -> Rule:
+        """What becomes of one coordinate's values in so many updates."""
+        raise TypeError(f"the fusion {self.name!r} fuses nothing")
+
+    def fuse(self, rows: Rows, weights: Tensor | None, watch: bool = True, **known: Any) -> Fused:
+        return Fused(*by_coordinate(rows, self.rule(len(rows)), watch))
+
+
+@register("median")
+@dataclass(frozen=True)
+class Median(Coordinate):
+    """The median of each coordinate; of an even number of updates, the mean of the two middle values. Yin et al. 2018.
+
+    Stands while fewer than half of the values in each coordinate are faulty. It is no mean of whole updates, and
+    usually equals none of them.
+    """
+
+    def rule(self, n: int) -> Rule:
+        return middle_of
+
+
+@register("trimmed-mean")
+@dataclass(frozen=True)
+class TrimmedMean(Coordinate):
+    """The mean of each coordinate without its floor(beta n) smallest and largest values. Yin et al. 2018.
+
+    Stands while at most that many of the n values are faulty; beta lies in [0, 1/2). With beta = 0 it is the mean.
+    """
+
+    beta: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.beta < 0.5:
+            raise ConfigError(f"beta must lie in [0, 0.5), got {self.beta}")
+
+    def rule(self, n: int) -> Rule:
+        return functools.partial(trimmed, cut=math.floor(self.beta * n + 1e-9))
+
+
+@register("meamed")
+@dataclass(frozen=True)
+class MeaMed(Coordinate):
+    """The mean of the n - q values of each coordinate that are nearest to its median. Xie et al. 2018.
+
+    Stands while at most q < n / 2 values of each coordinate are faulty; q is the largest such number if left out. Of
+    two values that are as near, the one of the earlier party is kept. With q = 0 it is the mean.
+    """
+
+    q: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.q is not None and self.q < 0:
+            raise ConfigError(f"q must not be negative, got {self.q}")
+
+    def check(self, n: int) -> None:
+        super().check(n)
+        if self.q is not None and 2 * self.q >= n:
+            raise BoundError(f"meamed: q = {self.q} faulty updates need more than {2 * self.q} in all, got {n}")
+
+    def rule(self, n: int) -> Rule:
+        return functools.partial(about_median, keep=n - ((n - 1) // 2 if self.q is None else self.q))

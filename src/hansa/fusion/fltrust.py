@@ -1,0 +1,52 @@
+"""FLTrust: trust bootstrapped from a small clean data set of the server's own (Cao, Fang, Liu and Gong 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from hansa.core.errors import BoundError, ConfigError
+from hansa.core.federation import Federation
+from hansa.core.op import Op, Payload
+from hansa.core.params import Params
+from hansa.core.registry import register
+from hansa.core.rows import Rows, total
+from hansa.fusion.distances import combination, norms
+from hansa.fusion.fusion import Fused, Robust
+
+
+@register("fltrust")
+@dataclass(frozen=True)
+class FLTrust(Robust):
+    """Updates count as far as they point where the server's own update points, all at its length. Cao et al. 2021.
+
+    The server trains on its trusted samples (`task.trusted`) as a party does, which gives g_0. An update g_i has the
+    trust max(0, cos(g_i, g_0)), is scaled to the length of g_0, and the mean is weighted by trust. It stands against
+    any number of hostile parties, as far as the trusted samples are like the others. On tensors: `rule(updates,
+    trusted=g_0)`.
+    """
+
+    trusts: ClassVar[bool] = True
+    trains: ClassVar[bool] = True
+    majority: ClassVar[bool] = False
+
+    def judge(self, fed: Federation, op: Op, params: Params, payload: Payload) -> dict[str, Any]:
+        return {"trusted": fed.at_server(op, payload).tensors["w"]}
+
+    def fuse(self, rows: Rows, weights: Tensor | None, watch: bool = True, **known: Any) -> Fused:
+        own = known.get("trusted")
+        if not isinstance(own, Tensor) or own.shape != (rows.dim,):
+            raise ConfigError(f"fltrust: give the server's own update as trusted=, a vector of {rows.dim} numbers")
+        g = own.double().to(rows.device)
+        lengths, length = norms(rows), g.norm()
+        products = total(rows.map(lambda at, end, block: block.double() @ g[at:end]))
+        scale = lengths * length
+        cosines = torch.where(scale > 0, products / scale, 0.0).cpu()
+        trust = cosines.clamp(min=0.0)
+        if not float(trust.sum()) > 0:
+            raise BoundError("fltrust: no update points where the server's own does")
+        factors = torch.where(trust > 0, trust * (length / lengths).cpu(), 0.0) / trust.sum()
+        return Fused(combination(rows, factors), (trust / trust.sum()).tolist(), cosines.tolist())

@@ -1,0 +1,153 @@
+"""The base of fusions, and of those that look at each update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hansa.core.errors import BoundError, ConfigError, RoundAborted
+from hansa.core.federation import Federation, Finding, Gathered
+from hansa.core.op import Op, Payload
+from hansa.core.params import Params
+from hansa.core.registry import Part
+from hansa.core.replies import all_finite
+from hansa.core.rows import Rows
+from hansa.fusion.ordered import NotFinite, by_coordinate, middle_of
+from hansa.fusion.update import Update
+
+
+class Fused(NamedTuple):
+    """What updates became: the vector, the share that each row has in it, and the rule's scores where it has any.
+
+    A share is the part of a row's coordinates that were kept, or the weight of the row. Rows whose share is under half
+    of the mean share are `excluded`.
+    """
+
+    w: Tensor
+    shares: list[float]
+    scores: list[float] | None = None
+
+    @property
+    def excluded(self) -> list[int]:
+        mean = sum(self.shares) / len(self.shares)
+        return [k for k, share in enumerate(self.shares) if share < mean / 2]
+
+
+class Fusion(Part):
+    """Base of fusions: how updates become one. `verbs` says what it needs to see.
+
+    A fusion is callable on tensors: `rule(updates, weights)` with updates [K, d] gives the fused vector. Rows with
+    values that are not finite are left out first.
+    """
+
+    kind: ClassVar[str] = "fusion"
+    verbs: ClassVar[frozenset[str]]
+    trusts: ClassVar[bool] = False  # whether it needs samples of the server's own
+    trains: ClassVar[bool] = False  # whether the server trains on them as a party does
+
+    def check(self, n: int) -> None:
+        """Refuse, with a BoundError, to fuse so many updates."""
+        if n < 1:
+            raise BoundError(f"{self.name}: there is no update to fuse")
+
+    def fuse(self, rows: Rows, weights: Tensor | None, watch: bool = True, **known: Any) -> Fused:
+        """The fused vector, in the type of the rows. Without `watch` the shares may be left out.
+
+        Rows that are not finite may raise NotFinite; those that get by unseen must not matter.
+        """
+        raise TypeError(f"the fusion {self.name!r} fuses nothing")
+
+    def __call__(self, updates: Any, weights: Any = None, **known: Any) -> Tensor:
+        return self.examine(updates, weights, watch=False, **known).w
+
+    def examine(self, updates: Any, weights: Any = None, watch: bool = True, **known: Any) -> Fused:
+        """The fused vector with the share of each row in it and the rule's scores; a row that was left out has 0."""
+        rows = updates if isinstance(updates, Rows) else Rows(torch.as_tensor(updates))
+        if not rows.dtype.is_floating_point:
+            raise ConfigError(f"{self.name}: updates are floating-point numbers, got {rows.dtype}")
+        shares = _weights(weights, rows, self.name)
+        self.check(len(rows))
+        try:
+            return self.fuse(rows, shares, watch, **known)
+        except NotFinite:
+            kept = [k for k in range(len(rows)) if all_finite(rows.row(k))]
+        self.check(len(kept))
+        part = None if shares is None else shares[kept]
+        fused = self.fuse(rows.take(kept), part, watch, **known)
+        return Fused(fused.w, _spread(fused.shares, kept, len(rows), 0.0),
+                     None if fused.scores is None else _spread(fused.scores, kept, len(rows), math.nan))  # fmt: skip
+
+    async def collect(self, fed: Federation, op: Op, params: Params, each: Mapping[int, Payload] | None = None,
+                      **extra: Any) -> Update:  # fmt: skip
+        """Send the model (and `extra`) to the cohort, have it run `op`, fuse the replies."""
+        raise TypeError(f"the fusion {self.name!r} fuses nothing")
+
+
+def _weights(weights: Any, rows: Rows, name: str) -> Tensor | None:
+    """Weights as float64, one a row and none negative."""
+    if weights is None:
+        return None
+    shares = torch.as_tensor(weights, dtype=torch.float64, device=rows.device)
+    if shares.shape != (len(rows),):
+        raise ConfigError(f"{name}: {len(rows)} updates need as many weights, got the shape {tuple(shares.shape)}")
+    if not bool((shares >= 0).all()) or not 0 < float(shares.sum()) < math.inf:
+        raise ConfigError(f"{name}: weights must be finite, not negative and not all 0")
+    return shares
+
+
+def _spread(values: Sequence[float], kept: Sequence[int], n: int, other: float) -> list[float]:
+    out = [other] * n
+    for k, value in zip(kept, values, strict=True) if values else ():
+        out[k] = value
+    return out
+
+
+class Robust(Fusion):
+    """Base of the fusions that look at each update, because some may be hostile.
+
+    Parties count alike, whatever number of samples they claim. Whatever they send beside the update (running means of
+    a BatchNorm, control variates, counters) is fused by the coordinate-wise median, so that it is no way in.
+    """
+
+    verbs: ClassVar[frozenset[str]] = frozenset({"gather"})
+    majority: ClassVar[bool] = True  # whether it takes for granted that more than half of the parties are honest
+
+    def weighs(self, answer: Gathered) -> Tensor | None:
+        """The weights of the replies, or None where they count alike."""
+        return None
+
+    def judge(self, fed: Federation, op: Op, params: Params, payload: Payload) -> dict[str, Any]:
+        """What the rule needs to know beside the updates."""
+        return {}
+
+    async def collect(self, fed: Federation, op: Op, params: Params, each: Mapping[int, Payload] | None = None,
+                      **extra: Any) -> Update:  # fmt: skip
+        payload = {"model": params._asdict(), **extra}
+        answer = await fed.gather(op, payload, each=each)
+        try:
+            self.check(len(answer.parties))
+            fused = self.fuse(answer.matrix("w"), self.weighs(answer), **self.judge(fed, op, params, payload))
+        except BoundError as reason:
+            raise RoundAborted(str(reason)) from None
+        out = set(fused.excluded)
+        fed.report(Finding(self.name, answer.parties, fused.shares, fused.scores, [answer.parties[k] for k in out]))
+        honest = [k for k in range(len(answer.parties)) if self.majority or k not in out]
+        first = answer.replies[0]
+        others = {name: median(answer, name, honest) for name in first.tensors if name != "w"}
+        counts = lower_median([answer.replies[k].maxima["counts"] for k in honest]) if first.maxima else None
+        return Update(fused.w, others.pop("stats", None), counts, others, len(answer.parties))
+
+
+def median(answer: Gathered, name: str, keep: Sequence[int]) -> Tensor:
+    """The coordinate-wise median of a tensor over some of the replies."""
+    middle, _ = by_coordinate(answer.matrix(name).take(keep), middle_of)
+    return middle.view(answer.replies[0].tensors[name].shape)
+
+
+def lower_median(counters: list[Tensor]) -> Tensor:
+    """The same of whole numbers; the lower one of two middle values."""
+    return torch.stack(counters).sort(0).values[(len(counters) - 1) // 2]

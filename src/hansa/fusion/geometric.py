@@ -1,0 +1,79 @@
+"""The geometric median (Weiszfeld 1937; as a robust aggregate, Pillutla, Kakade and Harchaoui 2022)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hansa.core.errors import ConfigError
+from hansa.core.federation import Gathered
+from hansa.core.registry import register
+from hansa.core.rows import Rows, total
+from hansa.fusion.coordinate import Median
+from hansa.fusion.distances import combination
+from hansa.fusion.fusion import Fused, Robust
+
+
+@register("geometric-median")
+@dataclass(frozen=True)
+class GeometricMedian(Robust):
+    """The point with the least sum of distances to all updates. Weiszfeld's iteration, smoothed: Pillutla et al. 2022.
+
+    z <- sum_i b_i v_i / sum_i b_i with b_i = w_i / max(nu, ||z - v_i||), until the objective falls by less than
+    `tolerance` of itself or `iterations` are done. Stands while the hostile have less than half of the weight; faults
+    spread over the coordinates of all parties get by it. Parties count alike; `weighted` counts samples, as
+    Pillutla et al. do, and then a party that claims most of them decides. It begins at the coordinate-wise median: from
+    the mean, which one update can put anywhere, the way back may take hundreds of iterations.
+    """
+
+    nu: float = 1e-6
+    iterations: int = 100
+    tolerance: float = 1e-9
+    weighted: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.nu > 0:
+            raise ConfigError(f"nu must be positive, got {self.nu}")
+        if self.iterations < 1:
+            raise ConfigError(f"iterations must be at least 1, got {self.iterations}")
+        if not self.tolerance >= 0:
+            raise ConfigError(f"tolerance must not be negative, got {self.tolerance}")
+
+    def weighs(self, answer: Gathered) -> Tensor | None:
+        return answer.weights.double() if self.weighted else None
+
+    def fuse(self, rows: Rows, weights: Tensor | None, watch: bool = True, **known: Any) -> Fused:
+        w = torch.ones(len(rows), dtype=torch.float64, device=rows.device) if weights is None else weights
+        wide = Median().fuse(rows, None, watch=False).w.double()
+        apart = distances_to(rows, wide)
+        objective = torch.inf
+        b = w
+        for _ in range(self.iterations):
+            before, objective = objective, float((w * apart).sum())
+            if before - objective <= self.tolerance * objective:
+                break
+            b = w / apart.clamp(min=self.nu)
+            b = b / b.sum()
+            apart = self._move(rows, b, wide)
+        b = b / b.sum()
+        return Fused(combination(rows, b), b.tolist())
+
+    def _move(self, rows: Rows, b: Tensor, z: Tensor) -> Tensor:
+        """Set z to the combination of the rows and give their distances to it, in one pass."""
+
+        def work(at: int, end: int, block: Tensor) -> Tensor:
+            values = block.double()
+            z[at:end] = b @ values
+            return (values - z[at:end]).square().sum(1)
+
+        squares: Tensor = total(rows.map(work))
+        return squares.sqrt()
+
+
+def distances_to(rows: Rows, point: Tensor) -> Tensor:
+    """The distance of each row to a point, in float64."""
+    squares: Tensor = total(rows.map(lambda at, end, block: (block.double() - point[at:end]).square().sum(1)))
+    return squares.sqrt()

@@ -1,0 +1,126 @@
+"""Krum and Multi-Krum (Blanchard, El Mhamdi, Guerraoui and Stainer 2017), and Bulyan (El Mhamdi, Guerraoui and Rouault
+2018), which are built on distances between updates."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hansa.core.errors import BoundError, ConfigError
+from hansa.core.registry import register
+from hansa.core.rows import Rows
+from hansa.fusion.distances import combination, squared_distances
+from hansa.fusion.fusion import Fused, Robust
+from hansa.fusion.ordered import about_median, by_coordinate
+
+
+def krum_scores(distances: Tensor, neighbours: int) -> Tensor:
+    """The sum of each row's squared distances to its nearest others."""
+    apart = distances.clone().fill_diagonal_(torch.inf)
+    return apart.sort(1).values[:, :neighbours].sum(1)
+
+
+@register("krum")
+@dataclass(frozen=True)
+class Krum(Robust):
+    """The one update that is nearest to its n - f - 2 nearest others, by the sum of squares. Blanchard et al. 2017.
+
+    Stands against f hostile parties while 2f + 2 < n; f is the largest such number if left out. It returns one of the
+    updates as it is, of several with the same score the first, and so learns from one party a round. Faults spread
+    over the coordinates of many parties get by it.
+    """
+
+    f: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.f is not None and self.f < 0:
+            raise ConfigError(f"f must not be negative, got {self.f}")
+
+    def faulty(self, n: int) -> int:
+        """How many of n updates it takes for hostile."""
+        return (n - 3) // 2 if self.f is None else self.f
+
+    def check(self, n: int) -> None:
+        super().check(n)
+        f = max(self.faulty(n), 0)
+        if 2 * f + 2 >= n:
+            raise BoundError(f"{self.name}: f = {f} needs 2f + 2 < n, so at least {2 * f + 3} updates, got {n}")
+
+    def fuse(self, rows: Rows, weights: Tensor | None, watch: bool = True, **known: Any) -> Fused:
+        n = len(rows)
+        scores = krum_scores(squared_distances(rows), n - self.faulty(n) - 2)
+        chosen = self.choose(scores)
+        shares = [1.0 / len(chosen) if k in chosen else 0.0 for k in range(n)]
+        if len(chosen) == 1:
+            w = rows.row(chosen.pop()).clone()
+        else:
+            w = combination(rows, torch.tensor([float(share > 0) for share in shares]), len(chosen))
+        return Fused(w, shares, scores.tolist())
+
+    def choose(self, scores: Tensor) -> set[int]:
+        """Whom to keep: the lowest score, the first of equals."""
+        return {int(scores.argmin())}
+
+
+@register("multi-krum")
+@dataclass(frozen=True)
+class MultiKrum(Krum):
+    """The mean of the m updates with the lowest Krum scores. Blanchard et al. 2017.
+
+    m = 1 is Krum, m = n the plain mean; up to n - f - 2, the default, it stands where Krum does.
+    """
+
+    m: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.m is not None and self.m < 1:
+            raise ConfigError(f"m must be at least 1, got {self.m}")
+
+    def check(self, n: int) -> None:
+        super().check(n)
+        if self.m is not None and self.m > n:
+            raise BoundError(f"multi-krum: the mean of m = {self.m} updates needs as many, got {n}")
+
+    def choose(self, scores: Tensor) -> set[int]:
+        n = len(scores)
+        m = n - self.faulty(n) - 2 if self.m is None else self.m
+        return set(scores.sort(stable=True).indices[:m].tolist())
+
+
+@register("bulyan")
+@dataclass(frozen=True)
+class Bulyan(Krum):
+    """n - 2f updates chosen by Krum one after another, then the mean of each coordinate about their median. El Mhamdi
+    et al. 2018.
+
+    Krum bounds whole updates and the second step single coordinates: of the theta = n - 2f chosen values those
+    theta - 2f are averaged that are nearest to the median. Needs n >= 4f + 3; f is the largest such number if left out.
+    """
+
+    def faulty(self, n: int) -> int:
+        return (n - 3) // 4 if self.f is None else self.f
+
+    def check(self, n: int) -> None:
+        super(Krum, self).check(n)
+        f = max(self.faulty(n), 0)
+        if n < 4 * f + 3:
+            raise BoundError(f"bulyan: f = {f} needs n >= 4f + 3, so at least {4 * f + 3} updates, got {n}")
+
+    def fuse(self, rows: Rows, weights: Tensor | None, watch: bool = True, **known: Any) -> Fused:
+        n = len(rows)
+        f = self.faulty(n)
+        distances = squared_distances(rows)
+        chosen, left = list[int](), list(range(n))
+        for _ in range(n - 2 * f):
+            among = torch.tensor(left)
+            scores = krum_scores(distances[among][:, among], max(1, len(left) - f - 2)) if len(left) > 1 else among
+            chosen.append(left.pop(int(scores.argmin())))
+        chosen.sort()
+        w, kept = by_coordinate(rows.take(chosen), functools.partial(about_median, keep=n - 4 * f), watch)
+        shares = dict(zip(chosen, kept, strict=True)) if watch else {}
+        first = krum_scores(distances, n - f - 2)
+        return Fused(w, [shares.get(k, 0.0) for k in range(n)], first.tolist())

@@ -1,0 +1,45 @@
+"""Norm clipping, which bounds what any one update can do (Sun, Kairouz, Suresh and McMahan 2019)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hansa.core.errors import ConfigError
+from hansa.core.federation import Gathered
+from hansa.core.registry import register
+from hansa.core.rows import Rows
+from hansa.fusion.distances import combination, norms
+from hansa.fusion.fusion import Fused, Robust
+
+
+@register("norm-clip")
+@dataclass(frozen=True)
+class NormClip(Robust):
+    """The mean of updates that are scaled down to the norm `bound` where they are longer. Sun et al. 2019.
+
+    f hostile parties of n move the model by at most bound * f / n: enough against a scaled backdoor, not against many
+    patient parties. Left out, the bound is the median norm of the round's updates. `weighted` counts samples in place
+    of parties.
+    """
+
+    bound: float | None = None
+    weighted: bool = False
+
+    def __post_init__(self) -> None:
+        if self.bound is not None and not self.bound > 0:
+            raise ConfigError(f"bound must be positive, or left out for the median norm, got {self.bound}")
+
+    def weighs(self, answer: Gathered) -> Tensor | None:
+        return answer.weights.double() if self.weighted else None
+
+    def fuse(self, rows: Rows, weights: Tensor | None, watch: bool = True, **known: Any) -> Fused:
+        lengths = norms(rows).cpu()
+        bound = lengths.quantile(0.5) if self.bound is None else torch.tensor(self.bound, dtype=torch.float64)
+        factors = torch.where(lengths > bound, bound / lengths, 1.0)
+        w = torch.ones(len(rows), dtype=torch.float64) if weights is None else weights.cpu()
+        fused = combination(rows, w * factors, float(w.sum()))
+        return Fused(fused, (w * factors / w.sum()).tolist(), lengths.tolist())

@@ -1,0 +1,109 @@
+"""Rules that act on each coordinate by itself, on the sorted values of all updates.
+
+A block of columns is turned over, so that the values of one coordinate lie side by side, and sorted there: NumPy sorts
+short contiguous rows with vector instructions, ten times faster than PyTorch sorts along the other axis and faster than
+it selects single order statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hansa.core.rows import Rows
+
+Limits = tuple[Tensor, Tensor, Tensor]  # a value for each coordinate, and the smallest and largest that made it
+Rule = Callable[[Tensor, Tensor], Limits]  # of a block [K, c] and the same in order [c, K]
+
+
+class NotFinite(Exception):
+    """Some update has values that are not finite."""
+
+
+def in_order(block: Tensor) -> Tensor:
+    """The values of each coordinate in rising order: [K, c] becomes [c, K]. Values that are not finite are refused."""
+    turned = block.t().contiguous()
+    if turned.device.type == "cpu" and turned.dtype in (torch.float32, torch.float64):
+        turned = turned.clone() if turned.data_ptr() == block.data_ptr() else turned  # one column, or one row
+        turned.numpy().sort(axis=1)
+    else:
+        turned = turned.sort(1).values
+    if not bool(torch.isfinite(turned[:, 0]).all() & torch.isfinite(turned[:, -1]).all()):  # NaN comes last
+        raise NotFinite
+    return turned
+
+
+def by_coordinate(rows: Rows, rule: Rule, watch: bool = False) -> tuple[Tensor, list[float]]:
+    """What `rule` makes of each coordinate; with `watch`, the share of each row's values that lie within
+    the limits."""
+    out = torch.empty(rows.dim, dtype=rows.dtype, device=rows.device)
+    kept = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
+
+    def work(at: int, end: int, block: Tensor) -> Tensor:
+        value, low, high = rule(block, in_order(block))
+        out[at:end] = value
+        return ((block >= low) & (block <= high)).sum(1) if watch else kept
+
+    for part in rows.map(work):
+        kept = kept + part
+    return out, (kept.double() / max(1, rows.dim)).tolist() if watch else []
+
+
+def middle_of(block: Tensor, ordered: Tensor) -> Limits:
+    """The median: of an even number, the mean of the two middle values."""
+    n = ordered.shape[1]
+    low, high = ordered[:, (n - 1) // 2], ordered[:, n // 2]
+    return (low.double() + high.double()) / 2, low, high
+
+
+def trimmed(block: Tensor, ordered: Tensor, cut: int) -> Limits:
+    """The mean without the `cut` smallest and the `cut` largest."""
+    inner = ordered[:, cut : ordered.shape[1] - cut]
+    return inner.double().mean(1), inner[:, 0], inner[:, -1]
+
+
+def nearest(ordered: Tensor, keep: int) -> tuple[Tensor, Tensor]:
+    """The median, and where the `keep` values nearest to it begin: those neighbours whose farther end is nearest.
+
+    Where the last of them on one side is as far as the first beyond them on the other, either may be meant.
+    """
+    middle = middle_of(ordered, ordered)[0]
+    below = middle[:, None] - ordered[:, : ordered.shape[1] - keep + 1].double()
+    above = ordered[:, keep - 1 :].double() - middle[:, None]
+    return middle, torch.maximum(below, above).argmin(1)
+
+
+def about_median(block: Tensor, ordered: Tensor, keep: int) -> Limits:
+    """The mean of the `keep` values nearest to the median, of two as near the one of the earlier row."""
+    n = ordered.shape[1]
+    middle, first = nearest(ordered, keep)
+    at = torch.arange(n, device=ordered.device)
+    inside = (at >= first[:, None]) & (at < first[:, None] + keep)
+    value = torch.where(inside, ordered.double(), 0.0).sum(1) / keep
+    low = ordered.gather(1, first[:, None])[:, 0]
+    high = ordered.gather(1, first[:, None] + keep - 1)[:, 0]
+    tied = _tied(ordered, middle, first, keep)
+    if len(tied):
+        values = block[:, tied].double()
+        order = (values - middle[tied]).abs().sort(dim=0, stable=True).indices[:keep]
+        chosen = values.gather(0, order).sort(0).values
+        value[tied] = chosen.sum(0) / keep
+        low[tied], high[tied] = chosen[0].to(low.dtype), chosen[-1].to(high.dtype)
+    return value, low, high
+
+
+def _tied(ordered: Tensor, middle: Tensor, first: Tensor, keep: int) -> Tensor:
+    """The coordinates in which a value left out is as near to the median as one that was kept, and another value."""
+    n = ordered.shape[1]
+    if keep == n:
+        return torch.empty(0, dtype=torch.int64, device=ordered.device)
+    rows = torch.arange(len(ordered), device=ordered.device)
+    padded = torch.nn.functional.pad(ordered.double(), (1, 1), value=np.inf)
+    before, low = padded[rows, first], padded[rows, first + 1]
+    high, after = padded[rows, first + keep], padded[rows, first + keep + 1]
+    left = ((before - middle).abs() == high - middle) & (before != high)
+    right = ((after - middle).abs() == middle - low) & (after != low)
+    return (left | right).nonzero().flatten()

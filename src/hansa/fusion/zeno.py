@@ -1,0 +1,73 @@
+"""Zeno: updates ranked by what they do for a sample of the server's own (Xie, Koyejo and Gupta 2019)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from hansa.core.errors import BoundError, ConfigError
+from hansa.core.federation import Federation
+from hansa.core.op import Op, Payload
+from hansa.core.params import Params
+from hansa.core.registry import register
+from hansa.core.rows import Rows
+from hansa.fusion.distances import combination, norms
+from hansa.fusion.fusion import Fused, Robust
+
+
+@register("zeno")
+@dataclass(frozen=True)
+class Zeno(Robust):
+    """The mean of the n - b updates that lower a validation loss of the server most. Xie et al. 2019.
+
+    score(u) = f_r(x) - f_r(x + gamma u) - rho ||u||^2, where f_r is the loss on `samples` trusted samples
+    (`task.trusted`), drawn anew each round, and u an update as the parties send it, downhill. `gamma` is the rate at
+    which the server takes updates: 1 where they are whole local trainings, server.lr with FedSGD. Stands while at most
+    b < n are hostile, which may be the most of them; b is half of the parties, rounded down, if left out. On tensors:
+    `rule(updates, loss=f, at=x)`, where f gives the loss of a model vector.
+    """
+
+    b: int | None = None
+    rho: float = 5e-4
+    gamma: float = 1.0
+    samples: int = 32
+    trusts: ClassVar[bool] = True
+    majority: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.b is not None and self.b < 0:
+            raise ConfigError(f"b must not be negative, got {self.b}")
+        if not self.rho >= 0:
+            raise ConfigError(f"rho must not be negative, got {self.rho}")
+        if not self.gamma > 0:
+            raise ConfigError(f"gamma must be positive, got {self.gamma}")
+        if self.samples < 1:
+            raise ConfigError(f"samples must be at least 1, got {self.samples}")
+
+    def check(self, n: int) -> None:
+        super().check(n)
+        if self.b is not None and self.b >= n:
+            raise BoundError(f"zeno: leaving out b = {self.b} updates needs more than that, got {n}")
+
+    def judge(self, fed: Federation, op: Op, params: Params, payload: Payload) -> dict[str, Any]:
+        return {"loss": fed.trusted_loss(params, self.samples, "zeno"), "at": params.w}
+
+    def fuse(self, rows: Rows, weights: Tensor | None, watch: bool = True, **known: Any) -> Fused:
+        loss, at = known.get("loss"), known.get("at")
+        if not callable(loss) or not isinstance(at, Tensor) or at.shape != (rows.dim,):
+            raise ConfigError(f"zeno: give loss=, a function of a model, and at=, the model, {rows.dim} numbers")
+        n = len(rows)
+        before, penalties = float(loss(at)), (self.rho * norms(rows).square()).tolist()
+        scores = []
+        for k, penalty in enumerate(penalties):
+            after = float(loss((at.double() + self.gamma * rows.row(k).double()).to(at.dtype)))
+            score = before - after - penalty
+            scores.append(score if not math.isnan(score) else -math.inf)
+        ranks = torch.tensor(scores, dtype=torch.float64).sort(descending=True, stable=True).indices
+        best = ranks[: n - (n // 2 if self.b is None else self.b)]
+        chosen = torch.zeros(n, dtype=torch.float64).index_fill(0, best, 1.0)
+        return Fused(combination(rows, chosen, len(best)), (chosen / len(best)).tolist(), scores)
