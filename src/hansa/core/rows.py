@@ -74,7 +74,7 @@ class Rows:
 
     def spans(self, numbers: int | None = None) -> list[tuple[int, int]]:
         """The blocks of columns, by default as many as a core's cache holds."""
-        size = numbers or BLOCK.get(self.device.type, BLOCK["cpu"])
+        size = BLOCK["cuda"] if self.device.type == "cuda" else numbers or BLOCK["cpu"]
         width = max(256, size // max(1, len(self)))
         return [(at, min(at + width, self.dim)) for at in range(0, self.dim, width)] or [(0, 0)]
 

@@ -10,6 +10,7 @@ from hansa.core.rows import Rows, total
 from hansa.fusion.ordered import NotFinite
 
 COLUMNS = 2**16  # that are added at once
+PRODUCTS, WIDE = 2**18, 2**17  # numbers that are multiplied, or made float64, at once: they stay in a core's cache
 DIRECT = 2**26  # differences that take no time: all pairs of small matrices are compared as they are
 SAMPLE = 256  # columns that are looked at to find a row in the middle
 # Below these shares of the squared norms a squared distance is what cancels when products of that type are subtracted.
@@ -58,7 +59,7 @@ def _gram(rows: Rows, centre: Tensor, dtype: torch.dtype) -> Tensor:
         around = block.to(dtype) - centre[at:end].to(dtype)
         return (around @ around.t()).double()
 
-    gram: Tensor = total(rows.map(work)).cpu()
+    gram: Tensor = total(rows.map(work, PRODUCTS)).cpu()
     return (gram + gram.t()) / 2
 
 
@@ -72,7 +73,7 @@ def _compare(rows: Rows, wanted: Tensor, found: Tensor) -> None:
         wide = block.double()
         return torch.cat([(wide[others] - wide[i]).square().sum(1) for i, others in pairs])
 
-    apart = total(rows.map(work)).cpu()
+    apart = total(rows.map(work, WIDE)).cpu()
     for i, others in pairs:
         js = others.cpu()
         found[i, js], apart = apart[: len(js)], apart[len(js) :]
@@ -81,7 +82,7 @@ def _compare(rows: Rows, wanted: Tensor, found: Tensor) -> None:
 
 def norms(rows: Rows) -> Tensor:
     """The norm of each row, in float64, infinite where its square is larger than float64 can hold."""
-    squares: Tensor = total(rows.map(lambda at, end, block: block.double().square().sum(1)))
+    squares: Tensor = total(rows.map(lambda at, end, block: block.double().square().sum(1), WIDE))
     _look(rows, squares)
     return squares.sqrt()
 

@@ -14,7 +14,7 @@ from hansa.core.op import Op, Payload
 from hansa.core.params import Params
 from hansa.core.registry import register
 from hansa.core.rows import Rows, total
-from hansa.fusion.distances import combination, norms
+from hansa.fusion.distances import WIDE, combination, norms
 from hansa.fusion.fusion import Fused, Robust
 
 
@@ -42,7 +42,7 @@ class FLTrust(Robust):
             raise ConfigError(f"fltrust: give the server's own update as trusted=, a vector of {rows.dim} numbers")
         g = own.double().to(rows.device)
         lengths, length = norms(rows), g.norm()
-        products = total(rows.map(lambda at, end, block: block.double() @ g[at:end]))
+        products = total(rows.map(lambda at, end, block: block.double() @ g[at:end], WIDE))
         scale = lengths * length
         cosines = torch.where(scale > 0, products / scale, 0.0).cpu()
         trust = cosines.clamp(min=0.0)

@@ -13,7 +13,7 @@ from hansa.core.federation import Gathered
 from hansa.core.registry import register
 from hansa.core.rows import Rows, total
 from hansa.fusion.coordinate import Median
-from hansa.fusion.distances import combination
+from hansa.fusion.distances import WIDE, combination
 from hansa.fusion.fusion import Fused, Robust
 
 
@@ -69,11 +69,11 @@ class GeometricMedian(Robust):
             z[at:end] = b @ values
             return (values - z[at:end]).square().sum(1)
 
-        squares: Tensor = total(rows.map(work))
+        squares: Tensor = total(rows.map(work, WIDE))
         return squares.sqrt()
 
 
 def distances_to(rows: Rows, point: Tensor) -> Tensor:
     """The distance of each row to a point, in float64."""
-    squares: Tensor = total(rows.map(lambda at, end, block: (block.double() - point[at:end]).square().sum(1)))
+    squares: Tensor = total(rows.map(lambda at, end, block: (block.double() - point[at:end]).square().sum(1), WIDE))
     return squares.sqrt()
