@@ -21,7 +21,7 @@ check-python = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint bench bench-peers lock clean
+.PHONY: help setup demo test lint bench bench-peers bench-fusion lock clean
 
 help:
 	@echo "make demo    set up .venv and run the demonstration (DEMO_ARGS=... is passed on)"
@@ -30,6 +30,7 @@ help:
 	@echo "make setup   set up .venv only"
 	@echo "make bench   time Hansa beside hand-written floors (BENCH_ARGS=... is passed on: --model cnn, --repeats 5)"
 	@echo "make bench-peers   the same beside Flower, pfl and FedJAX, installed apart (BENCH_ARGS=--nvflare: and NVFLARE)"
+	@echo "make bench-fusion  time and memory of each fusion beside Flower's (BENCH_ARGS=... : --out-of-core, --gpu)"
 	@echo "make lock    solve requirements/*.in again into requirements/lock.txt (LOCK_ARGS=--upgrade for newer versions)"
 	@echo "make clean   remove .venv, caches and build output"
 	@echo "PYTHON=...   the interpreter to build .venv with (3.11 or newer; now '$(PYTHON)')"
@@ -55,6 +56,9 @@ bench: $(READY)
 
 bench-peers: $(READY) $(PEERS:%=$(ENVS)/%/.ready)
 	@$(BIN)/python benchmarks/compare.py --peers $(BENCH_ARGS)
+
+bench-fusion: $(READY) $(ENVS)/flower/.ready
+	@$(BIN)/python benchmarks/fusion.py $(BENCH_ARGS)
 
 # torch comes first and by its exact version, as above.
 $(ENVS)/%/.ready: benchmarks/peers/%/requirements.txt requirements/torch.txt

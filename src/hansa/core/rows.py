@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +23,7 @@ from hansa.core.determinism import threads
 from hansa.core.errors import DataError
 
 T = TypeVar("T")
-BLOCK = {"cpu": 2**20, "cuda": 2**28}  # numbers in a block: what a core's cache holds, what a card's memory does
+BLOCK = {"cpu": 2**18, "cuda": 2**28}  # numbers in a block: what a core's cache holds, what a card's memory does
 
 
 class Rows:
@@ -78,17 +79,31 @@ class Rows:
         width = max(256, size // max(1, len(self)))
         return [(at, min(at + width, self.dim)) for at in range(0, self.dim, width)] or [(0, 0)]
 
-    def map(self, work: Callable[[int, int, Tensor], T], numbers: int | None = None) -> Iterator[T]:
-        """`work` at each block, on all cores of a CPU; the results in the order of the blocks."""
+    def map(self, work: Callable[[int, int, Tensor], T], numbers: int | None = None,
+            dtype: torch.dtype | None = None) -> Iterator[T]:  # fmt: skip
+        """`work` at each block, on all cores of a CPU; the results in the order of the blocks.
+
+        With `dtype` it is given a copy in that type, which it may overwrite. A thread's copies lie in one place: new
+        memory for each would be scattered among the results that wait for their turn.
+        """
         spans = self.spans(numbers)
+        place = threading.local()
+
+        def at_block(span: tuple[int, int]) -> T:
+            block = self.block(*span)
+            if dtype is not None:
+                if not hasattr(place, "memory"):
+                    place.memory = torch.empty(len(self) * (spans[0][1] - spans[0][0]), dtype=dtype, device=self.device)
+                block = place.memory[: block.numel()].view(block.shape).copy_(block)
+            return work(*span, block)
+
         cores = len(os.sched_getaffinity(0)) if self.device.type == "cpu" and len(spans) > 1 else 1
         with threads(1):
             if cores == 1:
-                for at, end in spans:
-                    yield work(at, end, self.block(at, end))
+                yield from map(at_block, spans)
                 return
             with ThreadPoolExecutor(cores) as pool:
-                yield from pool.map(lambda span: work(span[0], span[1], self.block(*span)), spans)
+                yield from pool.map(at_block, spans)
 
 
 class MappedRows(Rows):

@@ -56,10 +56,10 @@ def _central(rows: Rows) -> int:
 
 def _gram(rows: Rows, centre: Tensor, dtype: torch.dtype) -> Tensor:
     def work(at: int, end: int, block: Tensor) -> Tensor:
-        around = block.to(dtype) - centre[at:end].to(dtype)
+        around = block.sub_(centre[at:end].to(dtype))
         return (around @ around.t()).double()
 
-    gram: Tensor = total(rows.map(work, PRODUCTS)).cpu()
+    gram: Tensor = total(rows.map(work, PRODUCTS, dtype)).cpu()
     return (gram + gram.t()) / 2
 
 
@@ -70,10 +70,9 @@ def _compare(rows: Rows, wanted: Tensor, found: Tensor) -> None:
         return
 
     def work(at: int, end: int, block: Tensor) -> Tensor:
-        wide = block.double()
-        return torch.cat([(wide[others] - wide[i]).square().sum(1) for i, others in pairs])
+        return torch.cat([(block[others] - block[i]).square_().sum(1) for i, others in pairs])
 
-    apart = total(rows.map(work, WIDE)).cpu()
+    apart = total(rows.map(work, WIDE, torch.float64)).cpu()
     for i, others in pairs:
         js = others.cpu()
         found[i, js], apart = apart[: len(js)], apart[len(js) :]
@@ -82,7 +81,7 @@ def _compare(rows: Rows, wanted: Tensor, found: Tensor) -> None:
 
 def norms(rows: Rows) -> Tensor:
     """The norm of each row, in float64, infinite where its square is larger than float64 can hold."""
-    squares: Tensor = total(rows.map(lambda at, end, block: block.double().square().sum(1), WIDE))
+    squares: Tensor = total(rows.map(lambda at, end, block: block.square_().sum(1), WIDE, torch.float64))
     _look(rows, squares)
     return squares.sqrt()
 

@@ -42,7 +42,7 @@ class FLTrust(Robust):
             raise ConfigError(f"fltrust: give the server's own update as trusted=, a vector of {rows.dim} numbers")
         g = own.double().to(rows.device)
         lengths, length = norms(rows), g.norm()
-        products = total(rows.map(lambda at, end, block: block.double() @ g[at:end], WIDE))
+        products = total(rows.map(lambda at, end, block: block @ g[at:end], WIDE, torch.float64))
         scale = lengths * length
         cosines = torch.where(scale > 0, products / scale, 0.0).cpu()
         trust = cosines.clamp(min=0.0)

@@ -65,15 +65,18 @@ class GeometricMedian(Robust):
         """Set z to the combination of the rows and give their distances to it, in one pass."""
 
         def work(at: int, end: int, block: Tensor) -> Tensor:
-            values = block.double()
-            z[at:end] = b @ values
-            return (values - z[at:end]).square().sum(1)
+            z[at:end] = b @ block
+            return block.sub_(z[at:end]).square_().sum(1)
 
-        squares: Tensor = total(rows.map(work, WIDE))
+        squares: Tensor = total(rows.map(work, WIDE, torch.float64))
         return squares.sqrt()
 
 
 def distances_to(rows: Rows, point: Tensor) -> Tensor:
     """The distance of each row to a point, in float64."""
-    squares: Tensor = total(rows.map(lambda at, end, block: (block.double() - point[at:end]).square().sum(1), WIDE))
+
+    def work(at: int, end: int, block: Tensor) -> Tensor:
+        return block.sub_(point[at:end]).square_().sum(1)
+
+    squares: Tensor = total(rows.map(work, WIDE, torch.float64))
     return squares.sqrt()

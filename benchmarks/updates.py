@@ -1,0 +1,87 @@
+"""The updates that every contestant fuses, and how a contestant is asked for it.
+
+A contestant is a process that stays up. For each line it reads, the name of a rule, it fuses the matrix once and writes
+one line: the seconds that took, and by how many megabytes its resident memory rose above what it was before. Only numpy
+is imported, so that every environment has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import importlib.metadata
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SEED = 5
+FAULTY = 0.2  # the share of updates that a rule is told to take for hostile
+
+
+def matrix(rows: int, columns: int) -> np.ndarray:
+    """Updates [K, d] about a common one, each farther from it than the one before: which is nearest is beyond doubt."""
+    random = np.random.default_rng(SEED)
+    common = random.standard_normal(columns, dtype=np.float32)
+    updates = np.empty((rows, columns), dtype=np.float32)
+    for k in range(rows):
+        random.standard_normal(out=updates[k], dtype=np.float32)
+        updates[k] *= 0.5 + k / rows
+        updates[k] += common
+    return updates
+
+
+def samples(rows: int) -> list[int]:
+    """The weight of each update."""
+    return [100 + k for k in range(rows)]
+
+
+def resident_mb(field: str) -> float:
+    """A line of this process's status: VmRSS is its resident memory, VmHWM the most that this was."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) / 1024
+    raise KeyError(field)
+
+
+def measured(work: Callable[[], Any]) -> tuple[Any, float, float]:
+    """What `work` gives, its seconds, and the megabytes by which resident memory rose meanwhile."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # else memory that an earlier call has left would hide what this one takes
+    Path("/proc/self/clear_refs").write_text("5")  # the highest resident memory begins anew
+    before = resident_mb("VmRSS")
+    begun = time.perf_counter()
+    result = work()
+    seconds = time.perf_counter() - begun
+    return result, seconds, max(0.0, resident_mb("VmHWM") - before)
+
+
+def arguments() -> argparse.Namespace:
+    """The options of every contestant."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rows", type=int, required=True)
+    parser.add_argument("--columns", type=int, required=True)
+    parser.add_argument("--keep", type=Path, required=True, help="the folder for what each rule gave")
+    return parser.parse_args()
+
+
+def serve(rules: Mapping[str, Callable[[], np.ndarray]], keep: Path, *packages: str) -> None:
+    """Answer until the input ends. What a rule gave first is kept, as NAME.npy, to be compared."""
+    answer = sys.stdout
+    sys.stdout = sys.stderr  # whatever else is printed is no answer
+    versions = {name: importlib.metadata.version(name) for name in ("numpy", *packages)}
+    print(json.dumps({"rules": list(rules), "versions": versions}), file=answer, flush=True)
+    keep.mkdir(parents=True, exist_ok=True)
+    for line in sys.stdin:
+        name = line.strip()
+        result, seconds, extra = measured(rules[name])
+        file = keep / f"{name}.npy"
+        if not file.exists():
+            np.save(file, result)
+        del result
+        print(json.dumps({"seconds": seconds, "extra_mb": extra}), file=answer, flush=True)
