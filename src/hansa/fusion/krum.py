@@ -77,6 +77,7 @@ class MultiKrum(Krum):
     m: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.m is not None and self.m < 1:
             raise ConfigError(f"m must be at least 1, got {self.m}")
 
@@ -99,6 +100,7 @@ class Bulyan(Krum):
 
     Krum bounds whole updates and the second step single coordinates: of the theta = n - 2f chosen values those
     theta - 2f are averaged that are nearest to the median. Needs n >= 4f + 3; f is the largest such number if left out.
+    Two updates whose only neighbours are each other have the same score: the one that is nearer to all goes first.
     """
 
     def faulty(self, n: int) -> int:
@@ -116,9 +118,10 @@ class Bulyan(Krum):
         distances = squared_distances(rows)
         chosen, left = list[int](), list(range(n))
         for _ in range(n - 2 * f):
-            among = torch.tensor(left)
-            scores = krum_scores(distances[among][:, among], max(1, len(left) - f - 2)) if len(left) > 1 else among
-            chosen.append(left.pop(int(scores.argmin())))
+            apart = distances[left][:, left]
+            scores = krum_scores(apart, max(1, len(left) - f - 2)).tolist() if len(left) > 1 else [0.0]
+            ranks = list(zip(scores, apart.sum(1).tolist(), strict=True))
+            chosen.append(left.pop(ranks.index(min(ranks))))
         chosen.sort()
         w, kept = by_coordinate(rows.take(chosen), functools.partial(about_median, keep=n - 4 * f), watch)
         shares = dict(zip(chosen, kept, strict=True)) if watch else {}
