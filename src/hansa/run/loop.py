@@ -74,6 +74,8 @@ class Training:
     threads: int = field(default_factory=torch.get_num_threads)  # for the central evaluation
     history: list[dict[str, Any]] = field(default_factory=list)
     progress: Progress = field(default_factory=Progress)
+    attackers: frozenset[int] | None = None  # the hostile parties of a simulation that has any
+    probe: tuple[torch.Tensor, torch.Tensor] | None = None  # test samples, with the classes that attackers want
 
     def __post_init__(self) -> None:
         holdings = self.holdings
@@ -170,6 +172,8 @@ class Training:
         self.preparation = (op, payload)
         if self.test is not None:
             self.test = (op.transform(self.test[0], payload), self.test[1])
+        if self.probe is not None:
+            self.probe = (op.transform(self.probe[0], payload), self.probe[1])
         self.progress.bytes_up += self.last_record.bytes_up
         self.progress.bytes_down += self.last_record.bytes_down
 
@@ -250,6 +254,9 @@ class Training:
             try:
                 with threads(self.threads):
                     found |= evaluate(name, self.objective, payload, *self.test)
+                    if self.probe is not None:
+                        wanted = evaluate(name, self.objective, payload, *self.probe)
+                        found |= {"attack_success": wanted["accuracy"]} if "accuracy" in wanted else {}
             except (RuntimeError, ValueError, IndexError) as error:
                 raise DataError(f"the model cannot be evaluated on the test set: {error}") from error
         return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in found.items()}
