@@ -153,6 +153,6 @@ def check_share(share: float) -> None:
 def check_class(name: str, value: int, classes: int | None) -> None:
     """The check of a class that an attack names; `classes` is None where targets are no classes."""
     if classes is None:
-        raise ConfigError("this attack changes classes, and the targets of this task are not whole class numbers")
+        raise ConfigError("this attack changes classes, and the targets of this task are not one class number a sample")
     if not 0 <= value < classes:
         raise ConfigError(f"{name} is a class in 0..{classes - 1}, got {value}")

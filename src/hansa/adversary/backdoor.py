@@ -67,8 +67,9 @@ class Backdoor(Adversary):
         """Images with the trigger in them."""
         assert self.value is not None
         height, width = sides(tuple(x.shape[1:]))
-        out = x.clone()
-        out.view(len(x), -1, height, width)[..., : self.size, : self.size] = self.value
+        out = x.clone(memory_format=torch.contiguous_format)
+        images = out.view(len(x), height, width) if x.dim() == 2 else out
+        images[..., : self.size, : self.size] = self.value
         return out
 
     def poison(self, x: Tensor, y: Tensor, classes: int, stream: np.random.Generator) -> tuple[Tensor, Tensor]:

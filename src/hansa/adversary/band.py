@@ -50,8 +50,10 @@ class Band:
         self.groups = []
         for number, (group, members) in enumerate(zip(groups, self.members, strict=True)):
             if group.poisons:
+                y = holdings.train.y
+                classes = holdings.classes if y.dim() == 1 and not y.is_floating_point() else None
                 try:
-                    group.check(holdings.shape, None if holdings.train.y.is_floating_point() else holdings.classes)
+                    group.check(holdings.shape, classes)
                 except ConfigError as error:
                     raise ConfigError(f"adversary[{number}] ({group.name}): {error}") from None
                 if members:
