@@ -166,7 +166,7 @@ def test_a_trigger_larger_than_the_images_is_refused() -> None:
 @pytest.mark.parametrize("attack", ["alie", "ipm", "omniscient", "backdoor", "bit-flip"])
 def test_an_asynchronous_run_refuses_attacks_that_need_the_rounds_other_updates(attack: str) -> None:
     mode = {"mode": "dimensional"} if attack == "bit-flip" else {}
-    with pytest.raises(hansa.ConfigError, match="each arrives by itself|give scale, or replace = false"):
+    with pytest.raises(hansa.ConfigError, match=r"each arrives by itself|give scale, or replace = false"):
         run(hansa.build("adversary", attack, **mode), hansa.FedBuff(buffer=2), task=pictures())
 
 

@@ -227,7 +227,7 @@ def test_the_success_of_a_backdoor_is_the_share_of_triggered_test_images_given_t
     x[:, :, :2, :2] = 2.0
     share = (made.predict(x[y != 1]).argmax(1) == 1).double().mean()
     assert made.history[-1]["attack_success"] == pytest.approx(float(share), abs=1e-12)
-    assert 0 < share
+    assert share > 0
     clean = attacked(hansa.Backdoor(parties=(3, 5), size=2, target=1, value=2.0, replace=False, share=0.0),
                      rounds=5, task=task(prepare=prepare))  # fmt: skip
     assert clean.history[-1]["attack_success"] < made.history[-1]["attack_success"]
@@ -252,10 +252,16 @@ def test_success_is_measured_only_where_there_is_one_model_and_a_central_test() 
 # --- engines, replays, asynchronous runs ---
 
 
+# Gradients at a model of 1e20 are rounding errors, on which engines need not agree.
+MILD: dict[str, dict[str, Any]] = {
+    "backdoor": {"size": 2}, "gambler": {"probability": 0.05, "factor": -2.0}, "bit-flip": {"bits": [22, 32]},
+    "omniscient": {"scale": 1.0}, "gaussian": {"sigma": 1.0},
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("name", ATTACKS)
 def test_engines_agree_on_attacked_runs(name: str) -> None:
-    more = {"size": 2} if name == "backdoor" else {"probability": 0.05} if name == "gambler" else {}
-    adversary = hansa.build("adversary", name, **more)
+    adversary = hansa.build("adversary", name, **MILD.get(name, {}))
     reference, stacked = (attacked(adversary, engine=engine) for engine in ENGINES)
     assert reference.training.attackers == stacked.training.attackers
     w = reference.state.params.w
@@ -309,9 +315,9 @@ def test_a_resumed_attacked_run_gives_the_bits_of_an_undisturbed_one(
 def test_a_run_does_not_go_on_with_another_adversary(tmp_path: Path) -> None:
     attacked(hansa.LabelFlip(fraction=0.5), run_dir=tmp_path / "run")
     again = {"run_dir": tmp_path / "run", "resume": True, "rounds": 4}
-    with pytest.raises(hansa.ConfigError, match="begun with another adversary .*group 0 was .*label-flip"):
+    with pytest.raises(hansa.ConfigError, match=r"begun with another adversary .*group 0 was .*label-flip"):
         attacked(hansa.LabelFlip(fraction=0.4), **again)
-    with pytest.raises(hansa.ConfigError, match="begun with another adversary .*is None"):
+    with pytest.raises(hansa.ConfigError, match=r"begun with another adversary .*is None"):
         attacked(None, **again)
     assert len(attacked(hansa.LabelFlip(fraction=0.5), **again).history) == 4
 
@@ -322,11 +328,11 @@ def test_attackers_whose_updates_arrive_one_by_one_forge_their_own() -> None:
     runs = {
         name: found(algorithm, quadratics([1.0] * 4, optima), 1, adversary=adversary)
         for name, adversary in (("none", None), ("flip", hansa.SignFlip(fraction=1.0)),
-                                ("some", hansa.FreeRider(parties=(0,))), ("data", hansa.ALIE(fraction=0.0, knows="own")))
+                                ("some", hansa.FreeRider(parties=(0,))), ("nobody", hansa.SignFlip(fraction=0.0)))
     }  # fmt: skip
     assert runs["flip"] == pytest.approx(-runs["none"])
     assert runs["some"] == pytest.approx(0.75 * runs["none"])
-    assert runs["data"] == runs["none"]
+    assert runs["nobody"] == runs["none"]
 
 
 def test_noise_of_two_arrivals_of_one_party_differs() -> None:
