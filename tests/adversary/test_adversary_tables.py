@@ -199,6 +199,6 @@ def test_a_secure_sum_leaves_attackers_their_data_alone() -> None:
             answer: Reduced = await ask
             return answer
 
-    with pytest.raises(hansa.ConfigError, match="a secure sum hides"):
+    with pytest.raises(hansa.ConfigError, match="a secure sum lets only masked ones be seen"):
         run(hansa.SignFlip(), protocol=Sum())
     run(hansa.LabelFlip(), protocol=Sum())

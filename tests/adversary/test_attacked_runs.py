@@ -271,6 +271,14 @@ def test_engines_agree_on_attacked_runs(name: str) -> None:
         assert (a["bytes_up"], a.get("rejected")) == (b["bytes_up"], b.get("rejected"))
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", ATTACKS)
+def test_updates_on_a_gpu_are_attacked_as_those_on_a_cpu(name: str) -> None:
+    adversary = hansa.build("adversary", name, **MILD.get(name, {}))
+    cpu, gpu = (attacked(adversary, engine="stacked", device=device) for device in ("cpu", "cuda"))
+    torch.testing.assert_close(cpu.state.params.w, gpu.state.params.w.cpu(), rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.skipif(not usable(torch.device("cpu")), reason="needs a system that forks and more than one core")
 def test_worker_processes_see_the_poisoned_data_and_give_the_references_bits() -> None:
     groups = [hansa.LabelFlip(parties=(0,)), hansa.ALIE(parties=(1, 2), z=2.0), hansa.GaussianAttack(parties=(4,))]

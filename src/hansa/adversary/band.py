@@ -76,7 +76,7 @@ class Band:
             if not algorithm.trains:
                 raise ConfigError(f"{what}, and parties of {algorithm.name} send none; use 'label-flip'")
             if masked:
-                raise ConfigError(f"{what}, which a secure sum hides in this simulation; use 'label-flip'")
+                raise ConfigError(f"{what}, and a secure sum lets only masked ones be seen here; use 'label-flip'")
             if "submit" in algorithm.verbs and group.sees == "honest":
                 raise ConfigError(
                     f"the adversary {group.name!r} needs the round's other updates, and with {algorithm.name} each "
@@ -141,8 +141,7 @@ class Band:
         rows = {party: reply.tensors[name].flatten() for party, reply in sound.items()}
         shares = {party: 1 if uniform else reply.weight for party, reply in sound.items()}
         honest = [party for party in rows if party not in self.attackers]
-        none = next(iter(rows.values())).new_zeros((0, len(next(iter(rows.values())))))
-        others = none
+        others = torch.stack(list(rows.values())[:1])[:0]  # copied only where somebody looks at them
         if honest and any(group.forges and group.sees == "honest" for group in self.groups):
             others = torch.stack([rows[party] for party in honest])
         model = payload["model"]["w"] if "model" in payload else None
@@ -155,7 +154,7 @@ class Band:
 
         sent = dict(rows)
         for number, (group, members) in enumerate(zip(self.groups, self.members, strict=True)):
-            here = [party for party in sorted(members) if party in rows]
+            here = [party for party in rows if party in members]
             blind = group.sees == "honest" and not len(others)  # nobody to go by: they send what they have
             if here and group.forges and not blind:
                 own = torch.stack([rows[party] for party in here])
