@@ -235,10 +235,11 @@ def test_the_success_of_a_backdoor_is_the_share_of_triggered_test_images_given_t
 
 
 def test_the_success_of_a_label_flip_is_the_share_of_source_samples_given_the_target() -> None:
-    made = attacked(hansa.LabelFlip(source=2, target=0, fraction=0.9), rounds=5)
+    made = attacked(hansa.LabelFlip(source=2, target=0, fraction=0.5), rounds=5)
     x, y = images(200, 99)
     share = (made.predict(x[y == 2]).argmax(1) == 0).double().mean()
-    assert made.history[-1]["attack_success"] == pytest.approx(float(share)) and share > 0.5
+    assert made.history[-1]["attack_success"] == pytest.approx(float(share))
+    assert 0.2 < share < 0.8
     assert "attack_success" not in attacked(hansa.LabelFlip()).history[-1]
 
 
