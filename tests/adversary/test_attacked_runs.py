@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -344,8 +345,25 @@ def test_attackers_whose_updates_arrive_one_by_one_forge_their_own() -> None:
     assert runs["nobody"] == runs["none"]
 
 
-def test_noise_of_two_arrivals_of_one_party_differs() -> None:
-    algorithm = hansa.FedBuff(local=ONE_STEP, buffer=1)
-    given = quadratics([1.0], [0.0])
-    places = [found(algorithm, given, rounds, adversary=hansa.GaussianAttack(fraction=1.0)) for rounds in (1, 2)]
-    assert places[1] != pytest.approx(2 * places[0])
+@dataclass(frozen=True)
+class TwoAsks(hansa.FedAvg):
+    """Takes an update as often as its fusion is asked for one, twice a round."""
+
+    name: ClassVar[str] = "two-asks"
+
+    async def round(self, fed: hansa.Federation, state: hansa.State) -> hansa.State:
+        start = state.params
+        for _ in range(2):
+            update = await self.fusion.collect(fed, self.local, start)
+            state = self.server.step(state, update)
+        return state
+
+
+def test_noise_differs_from_round_to_round_from_ask_to_ask_and_from_arrival_to_arrival() -> None:
+    def place(algorithm: hansa.Algorithm, rounds: int) -> float:
+        return found(algorithm, quadratics([1.0], [0.0]), rounds, adversary=hansa.GaussianAttack(fraction=1.0))
+
+    averaged, buffered = hansa.FedAvg(local=ONE_STEP), hansa.FedBuff(local=ONE_STEP, buffer=1)
+    for algorithm in (averaged, buffered):
+        assert place(algorithm, 2) != pytest.approx(2 * place(algorithm, 1))
+    assert place(TwoAsks(local=ONE_STEP), 1) != pytest.approx(2 * place(averaged, 1))
