@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,6 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import hansa
+from hansa.adversary import Band
+from hansa.core.federation import Ask
+from hansa.core.objective import Objective
+from hansa.core.op import Replies
 from hansa.core.registry import registered
 from hansa.fusion import WeightedMean
 from hansa.local import SGD
@@ -286,6 +291,23 @@ def test_worker_processes_see_the_poisoned_data_and_give_the_references_bits() -
     groups = [hansa.LabelFlip(parties=(0,)), hansa.ALIE(parties=(1, 2), z=2.0), hansa.GaussianAttack(parties=(4,))]
     reference, workers = (attacked(groups, engine=engine) for engine in ("reference", "workers"))
     assert torch.equal(reference.state.params.w, workers.state.params.w)
+
+
+def test_updates_are_kept_where_an_engine_uses_its_memory_again() -> None:
+    given = quadratics([1.0] * 4, [0.0] * 4)
+    objective = Objective(given.model, given.loss, 0)
+    band = Band((hansa.IPM(parties=(3,)),), given.holdings(objective), 0)
+    model = objective.initial._asdict()
+    ask = Ask("reduce", 0, "round", 0, op=ONE_STEP, payload={"model": model}, parties=(0, 1, 2, 3))
+    memory = torch.zeros(2, 1, dtype=torch.float64)
+
+    def stacks() -> Iterator[Replies]:
+        for parties in ([0, 1], [2, 3]):
+            memory.copy_(torch.tensor(parties).view(2, 1))
+            yield Replies(parties, {"w": memory}, [1, 1])
+
+    sent = dict(band.forge(ask, stacks()))  # type: ignore[arg-type]
+    assert [float(sent[party].tensors["w"]) for party in range(4)] == [0.0, 1.0, 2.0, -0.5]
 
 
 class Stopped(BaseException):
