@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import hansa
+from hansa.adversary import Band
+from hansa.core.federation import Ask
+from hansa.core.objective import Objective
+from hansa.core.op import Replies
 from hansa.core.registry import registered
 from hansa.fusion import WeightedMean
 from hansa.local import SGD
@@ -287,6 +293,23 @@ def test_worker_processes_see_the_poisoned_data_and_give_the_references_bits() -
     assert torch.equal(reference.state.params.w, workers.state.params.w)
 
 
+def test_updates_are_kept_where_an_engine_uses_its_memory_again() -> None:
+    given = quadratics([1.0] * 4, [0.0] * 4)
+    objective = Objective(given.model, given.loss, 0)
+    band = Band((hansa.IPM(parties=(3,)),), given.holdings(objective), 0)
+    model = objective.initial._asdict()
+    ask = Ask("reduce", 0, "round", 0, op=ONE_STEP, payload={"model": model}, parties=(0, 1, 2, 3))
+    memory = torch.zeros(2, 1, dtype=torch.float64)
+
+    def stacks() -> Iterator[Replies]:
+        for parties in ([0, 1], [2, 3]):
+            memory.copy_(torch.tensor(parties).view(2, 1))
+            yield Replies(parties, {"w": memory}, [1, 1])
+
+    sent = dict(band.forge(ask, stacks()))  # type: ignore[arg-type]
+    assert [float(sent[party].tensors["w"]) for party in range(4)] == [0.0, 1.0, 2.0, -0.5]
+
+
 class Stopped(BaseException):
     """A run that ends between two rounds."""
 
@@ -344,8 +367,25 @@ def test_attackers_whose_updates_arrive_one_by_one_forge_their_own() -> None:
     assert runs["nobody"] == runs["none"]
 
 
-def test_noise_of_two_arrivals_of_one_party_differs() -> None:
-    algorithm = hansa.FedBuff(local=ONE_STEP, buffer=1)
-    given = quadratics([1.0], [0.0])
-    places = [found(algorithm, given, rounds, adversary=hansa.GaussianAttack(fraction=1.0)) for rounds in (1, 2)]
-    assert places[1] != pytest.approx(2 * places[0])
+@dataclass(frozen=True)
+class TwoAsks(hansa.FedAvg):
+    """Takes an update as often as its fusion is asked for one, twice a round."""
+
+    name: ClassVar[str] = "two-asks"
+
+    async def round(self, fed: hansa.Federation, state: hansa.State) -> hansa.State:
+        start = state.params
+        for _ in range(2):
+            update = await self.fusion.collect(fed, self.local, start)
+            state = self.server.step(state, update)
+        return state
+
+
+def test_noise_differs_from_round_to_round_from_ask_to_ask_and_from_arrival_to_arrival() -> None:
+    def place(algorithm: hansa.Algorithm, rounds: int) -> float:
+        return found(algorithm, quadratics([1.0], [0.0]), rounds, adversary=hansa.GaussianAttack(fraction=1.0))
+
+    averaged, buffered = hansa.FedAvg(local=ONE_STEP), hansa.FedBuff(local=ONE_STEP, buffer=1)
+    for algorithm in (averaged, buffered):
+        assert place(algorithm, 2) != pytest.approx(2 * place(algorithm, 1))
+    assert place(TwoAsks(local=ONE_STEP), 1) != pytest.approx(2 * place(averaged, 1))
