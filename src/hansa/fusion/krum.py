@@ -7,6 +7,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +23,23 @@ def krum_scores(distances: Tensor, neighbours: int) -> Tensor:
     """The sum of each row's squared distances to its nearest others."""
     apart = distances.clone().fill_diagonal_(torch.inf)
     return apart.sort(1).values[:, :neighbours].sum(1)
+
+
+def one_by_one(distances: np.ndarray[Any, Any], count: int, f: int) -> list[int]:
+    """So many rows, each the choice of Krum among those left."""
+    n = len(distances)
+    order = np.argsort(distances + np.diag(np.full(n, np.inf)), axis=1, kind="stable")[:, : n - 1]
+    rising = np.take_along_axis(distances, order, axis=1)
+    left, chosen = np.ones(n, dtype=bool), list[int]()
+    for size in range(n, n - count, -1):
+        there = left[order]
+        near = there & (there.cumsum(1) <= max(1, size - f - 2))
+        scores = np.where(near, rising, 0.0).sum(1)
+        ties = np.flatnonzero(left & (scores == scores[left].min()))
+        nearest = distances[ties][:, left].sum(1)
+        chosen.append(int(ties[nearest.argmin()]))
+        left[chosen[-1]] = False
+    return chosen
 
 
 @register("krum")
@@ -116,13 +134,7 @@ class Bulyan(Krum):
         n = len(rows)
         f = self.faulty(n)
         distances = squared_distances(rows)
-        chosen, left = list[int](), list(range(n))
-        for _ in range(n - 2 * f):
-            apart = distances[left][:, left]
-            scores = krum_scores(apart, max(1, len(left) - f - 2)).tolist() if len(left) > 1 else [0.0]
-            ranks = list(zip(scores, apart.sum(1).tolist(), strict=True))
-            chosen.append(left.pop(ranks.index(min(ranks))))
-        chosen.sort()
+        chosen = sorted(one_by_one(distances.numpy(), n - 2 * f, f))
         w, kept = by_coordinate(rows.take(chosen), functools.partial(about_median, keep=n - 4 * f), watch)
         shares = dict(zip(chosen, kept, strict=True)) if watch else {}
         first = krum_scores(distances, n - f - 2)

@@ -64,7 +64,7 @@ class Zeno(Robust):
         before, penalties = float(loss(at)), (self.rho * norms(rows).square()).tolist()
         scores = []
         for k, penalty in enumerate(penalties):
-            after = float(loss((at.double() + self.gamma * rows.row(k).double()).to(at.dtype)))
+            after = float(loss(torch.add(at, rows.row(k), alpha=self.gamma)))
             score = before - after - penalty
             scores.append(score if not math.isnan(score) else -math.inf)
         ranks = torch.tensor(scores, dtype=torch.float64).sort(descending=True, stable=True).indices
