@@ -16,6 +16,7 @@ provide("fusion", "hansa.fusion")
 provide("select", "hansa.select")
 provide("schedule", "hansa.schedule")
 provide("pace", "hansa.schedule")
+provide("adversary", "hansa.adversary")
 provide("model", "hansa.models")
 provide("dataset", "hansa.data")
 provide("partition", "hansa.data")
@@ -74,6 +75,17 @@ _EXPORTS = {
     "Tiers": "hansa.select",
     "Uniform": "hansa.select",
     "Weighted": "hansa.select",
+    "ALIE": "hansa.adversary",
+    "Adversary": "hansa.adversary",
+    "Backdoor": "hansa.adversary",
+    "BitFlip": "hansa.adversary",
+    "FreeRider": "hansa.adversary",
+    "Gambler": "hansa.adversary",
+    "GaussianAttack": "hansa.adversary",
+    "IPM": "hansa.adversary",
+    "LabelFlip": "hansa.adversary",
+    "Omniscient": "hansa.adversary",
+    "SignFlip": "hansa.adversary",
     "Standardise": "hansa.data",
     "Devices": "hansa.sim.devices",
     "Bernoulli": "hansa.sim.devices",

@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "select": {"core", "local", "select"},
     "schedule": {"core", "schedule"},
     "transforms": {"core", "transforms"},
+    "adversary": {"core", "adversary"},
     "algorithms": {"core", "local", "fusion", "server", "select", "algorithms"},
     "bayes": {"core", "bayes"},
     "trees": {"core", "trees"},
@@ -33,7 +34,7 @@ MAY_IMPORT = {
 }
 RUNTIMES = {"sim", "net"}
 PICK_A_RUNTIME = {"cli", "run", "testing.py", "testing"}
-LEAN = {"core", "local", "fusion", "server", "select", "schedule", "transforms", "sim"}
+LEAN = {"core", "local", "fusion", "server", "select", "schedule", "transforms", "adversary", "sim"}
 ALLOWED = {"torch", "numpy", "safetensors"} | set(sys.stdlib_module_names)
 
 

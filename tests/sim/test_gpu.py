@@ -151,6 +151,14 @@ def test_a_recorded_stack_trains_as_each_party_does_alone(model: Any, solver: Lo
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("solver", SOLVERS, ids=lambda s: s.name)
+def test_parties_of_one_size_whose_last_batch_is_short_train_as_each_does_alone(
+    solver: LocalSolver, device: str
+) -> None:
+    agree(task(dense, (6, 6, 6)), solver, device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("solver", [SOLVERS[0], SGD(lr=0.3, batch=None), SGD(lr=0.3, batch=4, steps=7)], ids=repr)
 @pytest.mark.parametrize("model", [wide, convolving], ids=lambda m: m.__name__)
 def test_equal_parties_are_trained_by_one_recording(model: Any, solver: LocalSolver, device: str) -> None:

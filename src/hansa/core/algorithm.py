@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
+from hansa.core.op import unwrap
 from hansa.core.params import Params, ParamSpec
 from hansa.core.registry import Part
 
@@ -82,11 +83,13 @@ class Algorithm(Part):
                     "task.trusted to how many samples to keep for it (in Python, Task(trusted=(x, y)))"
                 )
         solver = getattr(self, "local", None)
-        if fusion is not None and fusion.trains and solver is not None and solver.remember(problem.spec):
-            raise ConfigError(
-                f"{self.name}: with {fusion.name} the server trains as a party does, but it has no memory, which the "
-                f"local solver {solver.name!r} needs; use another fusion"
-            )
+        if fusion is not None and fusion.trains and solver is not None:
+            inner: Any = unwrap(solver)[1]
+            if inner.remember(problem.spec):
+                raise ConfigError(
+                    f"{self.name}: with {fusion.name} the server trains as a party does, but it has no memory, which "
+                    f"the local solver {inner.name!r} needs; use another fusion"
+                )
         partner = getattr(solver, "partner", None)
         if partner is not None and partner[0] != self.completes:
             raise ConfigError(

@@ -47,9 +47,7 @@ def squared_distances(rows: Rows) -> Tensor:
 
 def _central(rows: Rows) -> int:
     """The row whose median distance to the others is smallest, by some of the columns."""
-    step = max(1, rows.dim // SAMPLE)
-    parts = [rows.block(at, at + 1).double() for at in range(0, rows.dim, step)]
-    sample = torch.cat(parts, dim=1)
+    sample = rows.sample(SAMPLE).double().cpu()
     apart = torch.stack([(sample - row).square().sum(1) for row in sample])
     return int(apart.median(1).values.nan_to_num(nan=torch.inf).argmin())
 

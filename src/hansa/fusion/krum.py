@@ -7,6 +7,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +23,23 @@ def krum_scores(distances: Tensor, neighbours: int) -> Tensor:
     """The sum of each row's squared distances to its nearest others."""
     apart = distances.clone().fill_diagonal_(torch.inf)
     return apart.sort(1).values[:, :neighbours].sum(1)
+
+
+def one_by_one(distances: np.ndarray[Any, Any], count: int, f: int) -> list[int]:
+    """So many rows, each the choice of Krum among those left."""
+    n = len(distances)
+    order = np.argsort(distances + np.diag(np.full(n, np.inf)), axis=1, kind="stable")[:, : n - 1]
+    rising = np.take_along_axis(distances, order, axis=1)
+    left, chosen = np.ones(n, dtype=bool), list[int]()
+    for size in range(n, n - count, -1):
+        there = left[order]
+        near = there & (there.cumsum(1) <= max(1, size - f - 2))
+        scores = np.where(near, rising, 0.0).sum(1)
+        ties = np.flatnonzero(left & (scores == scores[left].min()))
+        nearest = distances[ties][:, left].sum(1)
+        chosen.append(int(ties[nearest.argmin()]))
+        left[chosen[-1]] = False
+    return chosen
 
 
 @register("krum")
@@ -77,6 +95,7 @@ class MultiKrum(Krum):
     m: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.m is not None and self.m < 1:
             raise ConfigError(f"m must be at least 1, got {self.m}")
 
@@ -99,6 +118,7 @@ class Bulyan(Krum):
 
     Krum bounds whole updates and the second step single coordinates: of the theta = n - 2f chosen values those
     theta - 2f are averaged that are nearest to the median. Needs n >= 4f + 3; f is the largest such number if left out.
+    Two updates whose only neighbours are each other have the same score: the one that is nearer to all goes first.
     """
 
     def faulty(self, n: int) -> int:
@@ -114,12 +134,7 @@ class Bulyan(Krum):
         n = len(rows)
         f = self.faulty(n)
         distances = squared_distances(rows)
-        chosen, left = list[int](), list(range(n))
-        for _ in range(n - 2 * f):
-            among = torch.tensor(left)
-            scores = krum_scores(distances[among][:, among], max(1, len(left) - f - 2)) if len(left) > 1 else among
-            chosen.append(left.pop(int(scores.argmin())))
-        chosen.sort()
+        chosen = sorted(one_by_one(distances.numpy(), n - 2 * f, f))
         w, kept = by_coordinate(rows.take(chosen), functools.partial(about_median, keep=n - 4 * f), watch)
         shares = dict(zip(chosen, kept, strict=True)) if watch else {}
         first = krum_scores(distances, n - f - 2)

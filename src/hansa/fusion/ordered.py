@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -65,27 +64,21 @@ def trimmed(block: Tensor, ordered: Tensor, cut: int) -> Limits:
     return inner.double().mean(1), inner[:, 0], inner[:, -1]
 
 
-def nearest(ordered: Tensor, keep: int) -> tuple[Tensor, Tensor]:
-    """The median, and where the `keep` values nearest to it begin: those neighbours whose farther end is nearest.
-
-    Where the last of them on one side is as far as the first beyond them on the other, either may be meant.
-    """
-    middle = middle_of(ordered, ordered)[0]
-    below = middle[:, None] - ordered[:, : ordered.shape[1] - keep + 1].double()
-    above = ordered[:, keep - 1 :].double() - middle[:, None]
-    return middle, torch.maximum(below, above).argmin(1)
-
-
 def about_median(block: Tensor, ordered: Tensor, keep: int) -> Limits:
     """The mean of the `keep` values nearest to the median, of two as near the one of the earlier row."""
     n = ordered.shape[1]
-    middle, first = nearest(ordered, keep)
+    middle = middle_of(block, ordered)[0]
+    wide = ordered.double()
+    below, above = middle[:, None] - wide[:, : n - keep], wide[:, keep:] - middle[:, None]
+    first = (below > above).sum(1)  # a value is left out where the one `keep` places on is nearer
     at = torch.arange(n, device=ordered.device)
     inside = (at >= first[:, None]) & (at < first[:, None] + keep)
-    value = torch.where(inside, ordered.double(), 0.0).sum(1) / keep
+    value = torch.where(inside, wide, 0.0).sum(1) / keep
     low = ordered.gather(1, first[:, None])[:, 0]
     high = ordered.gather(1, first[:, None] + keep - 1)[:, 0]
-    tied = _tied(ordered, middle, first, keep)
+    beyond = (first + keep).clamp(max=n - 1)[:, None]
+    ends = wide.gather(1, beyond)[:, 0]
+    tied = ((first + keep < n) & (ends - middle == middle - low.double()) & (ends != low)).nonzero().flatten()
     if len(tied):
         values = block[:, tied].double()
         order = (values - middle[tied]).abs().sort(dim=0, stable=True).indices[:keep]
@@ -93,17 +86,3 @@ def about_median(block: Tensor, ordered: Tensor, keep: int) -> Limits:
         value[tied] = chosen.sum(0) / keep
         low[tied], high[tied] = chosen[0].to(low.dtype), chosen[-1].to(high.dtype)
     return value, low, high
-
-
-def _tied(ordered: Tensor, middle: Tensor, first: Tensor, keep: int) -> Tensor:
-    """The coordinates in which a value left out is as near to the median as one that was kept, and another value."""
-    n = ordered.shape[1]
-    if keep == n:
-        return torch.empty(0, dtype=torch.int64, device=ordered.device)
-    rows = torch.arange(len(ordered), device=ordered.device)
-    padded = torch.nn.functional.pad(ordered.double(), (1, 1), value=np.inf)
-    before, low = padded[rows, first], padded[rows, first + 1]
-    high, after = padded[rows, first + keep], padded[rows, first + keep + 1]
-    left = ((before - middle).abs() == high - middle) & (before != high)
-    right = ((after - middle).abs() == middle - low) & (after != low)
-    return (left | right).nonzero().flatten()

@@ -15,7 +15,7 @@ from hansa.core.op import Op, Payload
 from hansa.core.params import Params
 from hansa.core.registry import register
 from hansa.core.rows import Rows
-from hansa.fusion.distances import WIDE, combination, norms
+from hansa.fusion.distances import combination, norms
 from hansa.fusion.fusion import Fused, Robust
 
 
@@ -64,19 +64,10 @@ class Zeno(Robust):
         before, penalties = float(loss(at)), (self.rho * norms(rows).square()).tolist()
         scores = []
         for k, penalty in enumerate(penalties):
-            after = float(loss(moved(at, rows.row(k), self.gamma)))
+            after = float(loss(torch.add(at, rows.row(k), alpha=self.gamma)))
             score = before - after - penalty
             scores.append(score if not math.isnan(score) else -math.inf)
         ranks = torch.tensor(scores, dtype=torch.float64).sort(descending=True, stable=True).indices
         best = ranks[: n - (n // 2 if self.b is None else self.b)]
         chosen = torch.zeros(n, dtype=torch.float64).index_fill(0, best, 1.0)
         return Fused(combination(rows, chosen, len(best)), (chosen / len(best)).tolist(), scores)
-
-
-def moved(at: Tensor, row: Tensor, gamma: float) -> Tensor:
-    """The model after a step, added in float64 a part at a time."""
-    out = torch.empty_like(at)
-    for start in range(0, len(at), WIDE):
-        part = slice(start, start + WIDE)
-        out[part] = at[part].double() + gamma * row[part].double()
-    return out

@@ -1,4 +1,4 @@
-"""Experiments as files: the TOML tables [task], [partition], [algorithm] and [run], checked before anything runs."""
+"""Experiments as files: the TOML tables [task], [partition], [algorithm], [adversary] and [run], checked at once."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from hansa.adversary import Adversary, adversaries
 from hansa.core import rng
 from hansa.core.algorithm import Algorithm
 from hansa.core.errors import ConfigError, HansaError, nearest
@@ -27,7 +28,7 @@ from hansa.data.party_files import load_party_file
 from hansa.data.prepare import Preparation
 from hansa.run.settings import Run
 
-TABLES = ("task", "partition", "algorithm", "run")
+TABLES = ("task", "partition", "algorithm", "adversary", "run")
 
 
 @dataclass(frozen=True)
@@ -73,13 +74,16 @@ class Experiment:
     run: Run
     tree: dict[str, Any]
     folder: str
+    adversary: tuple[Adversary, ...] = ()
 
     def build_task(self) -> Task:
         """Load the data, divide it among the parties, make the model."""
         return make_task(self)
 
     def settings(self) -> dict[str, Any]:
-        return {f.name: getattr(self.run, f.name) for f in dataclasses.fields(self.run)}
+        """What `simulate` is given beside the algorithm and the task."""
+        settings = {f.name: getattr(self.run, f.name) for f in dataclasses.fields(self.run)}
+        return {**settings, "adversary": self.adversary}
 
 
 def read(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
@@ -93,7 +97,7 @@ def read(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Experi
         raise ConfigError(f"cannot read {path}: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
-    return parse(merge(tree, nest(overrides or {})), folder=str(path.parent))
+    return parse(merge(_named(tree), _named(nest(overrides or {}))), folder=str(path.parent))
 
 
 def parse(tree: Mapping[str, Any], folder: str = ".") -> Experiment:
@@ -101,7 +105,7 @@ def parse(tree: Mapping[str, Any], folder: str = ".") -> Experiment:
     for name, table in tree.items():
         if name not in TABLES:
             raise ConfigError(f"unknown table [{name}]{nearest(name, TABLES)}")
-        if not isinstance(table, (Mapping, str)):
+        if not isinstance(table, (Mapping, str)) and not (name == "adversary" and isinstance(table, list)):
             raise ConfigError(f"[{name}] must be a table, got {table!r}")
     if "task" not in tree:
         raise ConfigError("the experiment has no [task] table; it names the data set and the model")
@@ -116,7 +120,7 @@ def parse(tree: Mapping[str, Any], folder: str = ".") -> Experiment:
         raise ConfigError(f"{algorithm.name} trains a model: set task.model, one of {', '.join(registered('model'))}")
     if task.parties and partition is not None:
         raise ConfigError("[partition] divides a data set; with a file a party there is nothing to divide")
-    return Experiment(task, partition, algorithm, run, dict(tree), folder)
+    return Experiment(task, partition, algorithm, run, dict(tree), folder, adversaries(tree.get("adversary")))
 
 
 def _table(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -124,6 +128,14 @@ def _table(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if not isinstance(table, Mapping):
         raise ConfigError(f"[{name}] must be a table, got {table!r}")
     return table
+
+
+def _named(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree with the adversary's `kind` under `name`, so that another kind drops the fields of the old one."""
+    table = tree.get("adversary")
+    if not isinstance(table, Mapping) or "kind" not in table or "name" in table:
+        return dict(tree)
+    return {**tree, "adversary": {"name" if field == "kind" else field: value for field, value in table.items()}}
 
 
 def merge(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

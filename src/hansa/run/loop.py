@@ -75,6 +75,8 @@ class Training:
     threads: int = field(default_factory=torch.get_num_threads)  # for the central evaluation
     history: list[dict[str, Any]] = field(default_factory=list)
     progress: Progress = field(default_factory=Progress)
+    attackers: frozenset[int] | None = None  # the hostile parties of a simulation that has any
+    probe: tuple[torch.Tensor, torch.Tensor] | None = None  # test samples, with the classes that attackers want
 
     def __post_init__(self) -> None:
         holdings = self.holdings
@@ -183,6 +185,8 @@ class Training:
             self.test = (op.transform(self.test[0], payload), self.test[1])
         if self.trusted is not None:
             self.trusted.x = op.transform(self.trusted.x, payload)
+        if self.probe is not None:
+            self.probe = (op.transform(self.probe[0], payload), self.probe[1])
         self.progress.bytes_up += self.last_record.bytes_up
         self.progress.bytes_down += self.last_record.bytes_down
 
@@ -247,9 +251,18 @@ class Training:
         return record.metrics | line | self._found(fed, record)
 
     def _found(self, fed: Federation, record: Record) -> dict[str, Any]:
-        """What the fusion found about single parties, by name."""
+        """What the fusion found about single parties, by name; and where the attackers are known, how many of those
+        whose replies had no part were attackers (precision), and of the attackers (recall)."""
         out: dict[str, Any] = {}
         name = self.holdings.name
+        if self.attackers:
+            seen = {*record.fused, *record.rejected, *(p for finding in fed.findings for p in finding.parties)}
+            without = {*record.rejected, *(p for finding in fed.findings for p in finding.excluded)}
+            caught, hostile = len(without & self.attackers), len(seen & self.attackers)
+            if without:
+                out["exclusion_precision"] = caught / len(without)
+            if hostile:
+                out["exclusion_recall"] = caught / hostile
         for finding in fed.findings:
             out["fusion"] = {
                 "rule": finding.rule,
@@ -279,6 +292,9 @@ class Training:
             try:
                 with threads(self.threads):
                     found |= evaluate(name, self.objective, payload, *self.test)
+                    if self.probe is not None:
+                        wanted = evaluate(name, self.objective, payload, *self.probe)
+                        found |= {"attack_success": wanted["accuracy"]} if "accuracy" in wanted else {}
             except (RuntimeError, ValueError, IndexError) as error:
                 raise DataError(f"the model cannot be evaluated on the test set: {error}") from error
         return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in found.items()}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hansa
-from hansa.run import plots
+from hansa.run import forensics, plots
 from hansa.run.store import SUMMARY, Store, read_json, write_atomic
 
 if TYPE_CHECKING:
@@ -145,12 +145,24 @@ def run_report(run_dir: Path) -> Path:
     evaluated = next((line for line in reversed(history) if "parties" in line), None)
     if evaluated is not None:
         tables.append(_parties(evaluated["parties"], evaluated["round"]))
+    attackers: list[str] = record.get("attackers", [])
+    found = forensics.table(history, attackers)
+    if found:
+        kind = ("kind",) if attackers else ()
+        header = ("party", *kind, "rounds seen", "left out", "rejected", "mean share")
+        note = "Left out: its share was under half of the mean share of the round. Rejected: never fused at all."
+        tables.append(Sheet("Part in the model, party by party", header, found, note=note))
     lost = _lost(history)
     tables += [lost] if lost is not None else []
     exact = json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False)
     details = [Detail("Exact configuration", exact, code=True)]
     title = f"{algorithm}: {store.path.resolve().name}"
-    return write_report(store.path / "report.html", title, intro, tables, _pictures(history, summary), details)
+    pictures = _pictures(history, summary)
+    parts = forensics.figure(history, attackers)
+    if parts is not None:
+        caption = "The share of each party in each fused update. Grey: not in the round, or its reply was rejected."
+        pictures.append(Picture("What the fusion found", caption, parts))
+    return write_report(store.path / "report.html", title, intro, tables, pictures, details)
 
 
 def _pictures(history: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> list[Picture]:

@@ -91,7 +91,16 @@ class Result:
             "simulated_seconds": self.history[-1].get("simulated_seconds") if self.history else None,
             "run_dir": None if self.run_dir is None else str(self.run_dir), "stopped": progress.stopped,
             "empty_rounds": sum("empty" in line for line in self.history),
+            **self._exclusion(),
         }  # fmt: skip
+
+    def _exclusion(self) -> dict[str, float]:
+        """Precision and recall of who was left out, over the rounds in which they were measured."""
+        found: dict[str, float] = {}
+        for name in ("exclusion_precision", "exclusion_recall"):
+            values = [line[name] for line in self.history if name in line]
+            found |= {name: sum(values) / len(values)} if values else {}
+        return found
 
     def saved_model(self) -> dict[str, Any]:
         """The predictor's name and payload (parameters by name where it is the task's model), and the preparation."""

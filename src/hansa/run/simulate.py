@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import hansa
+from hansa.adversary import Adversary, Band, adversaries
 from hansa.core.algorithm import Algorithm
 from hansa.core.determinism import deterministic, threads
 from hansa.core.errors import ConfigError, DataError
@@ -27,6 +28,7 @@ from hansa.run.loop import Training
 from hansa.run.result import Result
 from hansa.run.settings import Run
 from hansa.run.store import Store
+from hansa.server import Descent
 from hansa.sim.engine import ReferenceEngine
 from hansa.sim.runtime import Simulation, Work, pick_engine
 from hansa.sim.stacked import StackedEngine
@@ -39,14 +41,15 @@ Watch = Callable[[dict[str, Any]], None]
 
 def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = None, resume: bool = False,
              force: bool = False, on_round: Watch | None = None, protocol: SumProtocol | None = None,
-             absent: Callable[[int, int], bool] | None = None, experiment: dict[str, Any] | None = None,
-             **settings: Any) -> Result:  # fmt: skip
+             absent: Callable[[int, int], bool] | None = None, adversary: Any = None,
+             experiment: dict[str, Any] | None = None, **settings: Any) -> Result:  # fmt: skip
     """Run an algorithm on a task, all parties in this process.
 
     `settings` are the fields of `hansa.run.Run` (rounds, cohort, seed, engine, device, ...). With `run_dir` the run
     writes metrics and checkpoints there, and `resume=True` goes on from the last one: under the same plan (torch
     version, engine, threads, ...) to the same bits, under another only with `force=True`. `on_round` is called with
-    each round's metrics. `absent(party, round)` takes parties away; `protocol` takes over `reduce`.
+    each round's metrics. `absent(party, round)` takes parties away; `protocol` takes over `reduce`. `adversary` is an
+    attack, or a list of them, each by a group of parties of its own (parts, names or tables).
     """
     if not isinstance(algorithm, Algorithm):
         raise ConfigError(
@@ -63,8 +66,14 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
         holdings = task.holdings(objective)
         if task.prepare is None and _has_nan(holdings.train.x):
             raise DataError("the parties' features have missing values (NaN); give the task prepare=Standardise()")
-        clock = run.clock(holdings)
         store = Store(run_dir) if run_dir is not None else None
+        data = fingerprint(holdings) if store is not None else None  # before anybody poisons them
+        groups = adversaries(adversary)
+        band = Band(groups, holdings, run.seed, _server_rate(algorithm)) if groups else None
+        if band is not None:
+            band.check(algorithm, masked=protocol is not None)
+            band.poison(holdings)
+        clock = run.clock(holdings)
         solver = getattr(algorithm, "local", None)
         work = Work(run.rounds, run.size(len(holdings)), solver) if isinstance(solver, LocalSolver) else None
         before = store.experiment()["plan"] if store is not None and resume else {}
@@ -73,11 +82,16 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
             long = before.get("compiled", run.rounds >= COMPILED_ROUNDS)
             engine.compiles = engine.records and (run.compile == "on" or (run.compile == "auto" and long))
         log.info("engine %s: %s", engine.name, engine.why())
-        runtime = Simulation(engine, run.rules(), clock, absent, store.path if store is not None else None)
-        record = _record(algorithm, run, engine, experiment)
-        training = Training(algorithm, task, run, objective, holdings, store, runtime, protocol, on_round, clock)
+        forging = band if band is not None and band.forges else None
+        runtime = Simulation(engine, run.rules(), clock, absent, store.path if store is not None else None, forging)
+        record = _record(algorithm, run, engine, experiment, groups)
+        training = Training(algorithm, task, run, objective, holdings, store, runtime, protocol, on_round, clock,
+                            attackers=None if band is None else band.attackers,
+                            probe=None if band is None else band.probe(holdings))  # fmt: skip
+        if band is not None:
+            record["attackers"] = [holdings.name(party) for party in sorted(band.attackers)]
         if store is not None:
-            record["data"] = fingerprint(holdings)
+            record["data"] = data
             if resume:
                 _same_run(store.experiment(), record, force)
             else:
@@ -119,12 +133,19 @@ def fingerprint(holdings: Holdings) -> str:
     return f"{check:08x}"
 
 
-def _record(algorithm: Algorithm, run: Run, engine: ReferenceEngine, experiment: Any) -> dict[str, Any]:
+def _server_rate(algorithm: Algorithm) -> Callable[[int], float] | None:
+    """The learning rate of a server that takes the fused update as it is, round by round; None for all others."""
+    server = getattr(algorithm, "server", None)
+    return (lambda round: server.lr * server.schedule.factor(round)) if type(server) is Descent else None
+
+
+def _record(algorithm: Algorithm, run: Run, engine: ReferenceEngine, experiment: Any,
+            groups: tuple[Adversary, ...]) -> dict[str, Any]:  # fmt: skip
     settings = {f.name: getattr(run, f.name) for f in dataclasses.fields(run)}
     settings |= {name: to_config(value) for name, value in settings.items() if isinstance(value, Part)}
     return {
         "hansa": hansa.__version__, "algorithm": to_config(algorithm), "run": settings,
-        "plan": plan(engine, run.device), "experiment": experiment,
+        "plan": plan(engine, run.device), "experiment": experiment, "adversary": [to_config(group) for group in groups],
     }  # fmt: skip
 
 
@@ -138,8 +159,8 @@ def _same_run(before: dict[str, Any], now: dict[str, Any], force: bool) -> None:
         raise ConfigError(
             "the data are not those this run was begun with; use --force (force=True) to go on all the same"
         )
-    for part, free in (("plan", ()), ("algorithm", ()), ("run", _FREE)):
-        old, new = json.loads(json.dumps(before[part])), json.loads(json.dumps(now[part]))
+    for part, free in (("plan", ()), ("algorithm", ()), ("adversary", ()), ("run", _FREE)):
+        old, new = (_fields(json.loads(json.dumps(record.get(part, [])))) for record in (before, now))
         changed = [f"{k} was {old.get(k)!r} and is {new.get(k)!r}" for k in sorted({*old, *new})
                    if old.get(k) != new.get(k) and k not in free]  # fmt: skip
         if changed and not force:
@@ -147,6 +168,11 @@ def _same_run(before: dict[str, Any], now: dict[str, Any], force: bool) -> None:
                 f"this run was begun with another {part} ({'; '.join(changed)}), so its numbers could not be "
                 "replayed; use --force (force=True) to go on all the same"
             )
+
+
+def _fields(part: Any) -> dict[str, Any]:
+    """A part of a record by name; of a list, by number."""
+    return part if isinstance(part, dict) else {f"group {number}": entry for number, entry in enumerate(part)}
 
 
 @contextmanager

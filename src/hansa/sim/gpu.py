@@ -279,7 +279,7 @@ class Epochs:
         views = objective.spec.split(objective.initial.w.expand(count, -1))
         seen = torch.zeros(count, dtype=torch.float64, device=device)
         width = max(self.shape.widths)
-        self.program = Program(engine, solver, count, width, not all(self.shape.full), (views, seen))
+        self.program = Program(engine, solver, count, width, padded=True, state=(views, seen))
         steps = self.shape.lengths.shape[1]
         self.program.make_room(steps)
         self.program.share.copy_(shares(self.shape.lengths, width, objective.dtype).transpose(0, 1))
@@ -368,7 +368,7 @@ def train(stack: Stack) -> Block:
         state = stack.start()
         start = state[0]
     layout = tuple((v.shape[1:], v.dtype) for v in pytree.tree_leaves(state))
-    padded = not all(stack.full)
+    padded = not all(stack.full) or len(set(stack.widths)) > 1  # every step is recorded as wide as the widest
     longest = max(*stack.steps, solver.count(int(np.diff(engine.holdings.train.offsets).max())))
     # Which size is recorded depends on the stack alone: what trained before may not change the bits.
     parties = count if len(set(stack.steps)) == 1 else level(count)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from hansa.core import codec
 from hansa.core.errors import AlgorithmError, ConfigError, RoundAborted, nearest
 from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket, op_config, op_of
 from hansa.core.objective import Objective
-from hansa.core.op import DataOp, Memory, Op, PeerOp, Replies, Reply
-from hansa.core.replies import Record, Rules, arrive, combine, inboxes
+from hansa.core.op import DataOp, Memory, Op, Payload, PeerOp, Replies, Reply
+from hansa.core.replies import Outcomes, Record, Rules, arrive, combine, inboxes
 from hansa.core.runtime import Abort, Clock, Commit, Open, Plan, Request, shortened
 from hansa.core.task import Holdings
 from hansa.local.solver import LocalSolver
@@ -93,15 +93,24 @@ class Flight:
     lost: str | None = None
 
 
+class Band(Protocol):
+    """Hostile parties: what reaches the server of the outcomes of an ask, and of a reply that arrives by itself."""
+
+    def forge(self, ask: Ask, outcomes: Outcomes) -> Outcomes: ...
+    def forge_one(self, ticket: Ticket, op: Op, payload: Payload, reply: Reply) -> Reply: ...
+
+
 class Simulation:
-    """All parties in one process. `absent(party, round)` takes parties away from a round's work.
+    """All parties in one process. `absent(party, round)` takes parties away from a round's work; a `band` of hostile
+    parties changes what is sent, not what they remember.
 
     What parties remember goes to `folder`, where a checkpoint can find it again; by default to a temporary file.
     """
 
     def __init__(self, engine: ReferenceEngine, rules: Rules, clock: Clock,
-                 absent: Callable[[int, int], bool] | None = None, folder: Path | None = None) -> None:  # fmt: skip
-        self.engine, self.rules, self.clock, self.absent = engine, rules, clock, absent
+                 absent: Callable[[int, int], bool] | None = None, folder: Path | None = None,
+                 band: Band | None = None) -> None:  # fmt: skip
+        self.engine, self.rules, self.clock, self.absent, self.band = engine, rules, clock, absent, band
         self.memories = Memories(len(engine.holdings), engine.objective.device, folder)
         self._folder = folder
         self.flights: dict[int, Flight] = {}
@@ -159,7 +168,8 @@ class Simulation:
                         memories[party] = outcome[1]
                     yield party, outcome[0]
 
-        answer = combine(ask, outcomes(), self.rules, self._record, self._folder)
+        arriving = outcomes() if self.band is None else self.band.forge(ask, outcomes())
+        answer = combine(ask, arriving, self.rules, self._record, self._folder)
         return answer, {party: kept for party, kept in memories.items() if party in self._record.fused}
 
     def memory(self, party: int) -> Memory:
@@ -236,6 +246,8 @@ class Simulation:
             jobs = [Job(party, shortened(flight.payload, flight.steps), self.memory(party))]
             _, outcome = next(iter(self.engine.run(flight.op, jobs, round)))
         reply = outcome if isinstance(outcome, str) else outcome[0]
+        if self.band is not None and not isinstance(reply, str):
+            reply = self.band.forge_one(flight.ticket, flight.op, flight.payload, reply)
         arrival = arrive(flight.ticket, flight.op, flight.payload, reply, self.rules, self._record)
         if arrival.reply is None:
             self._lost += 1

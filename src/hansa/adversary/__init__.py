@@ -1,0 +1,14 @@
+"""Adversaries: what hostile parties of a simulation do to their data and to what they send."""
+
+from hansa.adversary.adversary import Adversary, Scene
+from hansa.adversary.alie import ALIE
+from hansa.adversary.backdoor import Backdoor
+from hansa.adversary.band import Band, adversaries
+from hansa.adversary.bit_flip import BitFlip
+from hansa.adversary.gambler import Gambler
+from hansa.adversary.label_flip import LabelFlip
+from hansa.adversary.multiples import IPM, Omniscient, SignFlip
+from hansa.adversary.noise import FreeRider, GaussianAttack
+
+__all__ = ["ALIE", "IPM", "Adversary", "Backdoor", "Band", "BitFlip", "FreeRider", "Gambler", "GaussianAttack",
+           "LabelFlip", "Omniscient", "Scene", "SignFlip", "adversaries"]  # fmt: skip

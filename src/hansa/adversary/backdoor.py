@@ -1,0 +1,100 @@
+"""A hidden trigger that the model obeys (Bagdasaryan, Veit, Hua, Estrin and Shmatikov 2020)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hansa.adversary.adversary import Adversary, Scene, check_class, check_share, some
+from hansa.core.errors import ConfigError
+from hansa.core.registry import register
+
+
+@register("backdoor")
+@dataclass(frozen=True)
+class Backdoor(Adversary):
+    """Images with a bright corner are given the class `target`; the members make the server take their model.
+
+    Bagdasaryan et al. 2020, with the trigger of Baruch et al. 2019: the top left square of `size` pixels is set to
+    `value` (by default the largest value in the members' data) in a `share` of the members' images. With `replace`
+    their updates are multiplied so that, were all others 0, the mean would take the model from G to the members' mean
+    model X in one round: total weight / (server rate * members' weight), or `scale`. The history says as
+    `attack_success` which share of the triggered test images of other classes the model gives the target.
+    """
+
+    target: int = 0
+    size: int = 5
+    value: float | None = None
+    share: float = 0.5
+    replace: bool = True
+    scale: float | None = None
+    poisons: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_share(self.share)
+        if self.size < 1:
+            raise ConfigError(f"size must be at least 1 pixel, got {self.size}")
+        if self.scale is not None and not self.replace:
+            raise ConfigError("scale multiplies the members' updates, which replace = false leaves as they are")
+
+    @property
+    def forges(self) -> bool:
+        return self.replace
+
+    @property
+    def needs_rate(self) -> bool:
+        return self.replace and self.scale is None
+
+    def check(self, shape: tuple[int, ...], classes: int | None) -> None:
+        check_class("target", self.target, classes)
+        height, width = sides(shape)
+        if self.size > min(height, width):
+            raise ConfigError(f"size is {self.size}, but the images have {height} by {width} pixels")
+
+    def learn(self, samples: list[Tensor]) -> Backdoor:
+        if self.value is not None:
+            return self
+        return dataclasses.replace(self, value=max((float(x.max()) for x in samples if x.numel()), default=0.0))
+
+    def triggered(self, x: Tensor) -> Tensor:
+        """Images with the trigger in them."""
+        assert self.value is not None
+        height, width = sides(tuple(x.shape[1:]))
+        out = x.clone(memory_format=torch.contiguous_format)
+        images = out.view(len(x), height, width) if x.dim() == 2 else out
+        images[..., : self.size, : self.size] = self.value
+        return out
+
+    def poison(self, x: Tensor, y: Tensor, classes: int, stream: np.random.Generator) -> tuple[Tensor, Tensor]:
+        rows = some(len(x), self.share, stream).to(x.device)
+        images, labels = x.clone(), y.clone()
+        images[rows], labels[rows] = self.triggered(x[rows]), self.target
+        return images, labels
+
+    def probe(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
+        others = y != self.target
+        return self.triggered(x[others]), torch.full_like(y[others], self.target)
+
+    def forge(self, own: Tensor, honest: Tensor, scene: Scene) -> Tensor:
+        factor = self.scale
+        if factor is None:
+            assert scene.rate is not None
+            factor = scene.total / (scene.rate * sum(scene.weights))
+        return (own.to(torch.float64) * factor).to(own.dtype)
+
+
+def sides(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Height and width of images of shape [C, H, W], [H, W] or [H * H]; what has another shape is none."""
+    if len(shape) in (2, 3):
+        return shape[-2], shape[-1]
+    side = math.isqrt(shape[0]) if len(shape) == 1 else 0
+    if side < 2 or side * side != shape[0]:
+        raise ConfigError(f"a backdoor is a trigger in images, and samples of shape {list(shape)} are none")
+    return side, side

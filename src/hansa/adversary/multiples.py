@@ -1,0 +1,79 @@
+"""Attacks that send a negative multiple of an update: their own, or one of the honest parties'."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hansa.adversary.adversary import Adversary, Scene
+from hansa.core.errors import ConfigError
+from hansa.core.registry import register
+
+
+@register("sign-flip")
+@dataclass(frozen=True)
+class SignFlip(Adversary):
+    """Send -`scale` times one's own update. Xie, Koyejo and Gupta 2019 (Zeno; Zeno++ uses a scale of 10)."""
+
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("scale", self.scale)
+
+    def forge(self, own: Tensor, honest: Tensor, scene: Scene) -> Tensor:
+        return (-self.scale * own.to(torch.float64)).to(own.dtype)
+
+
+@register("omniscient")
+@dataclass(frozen=True)
+class Omniscient(Adversary):
+    """Send -`scale` times the sum of all honest updates. Xie, Koyejo and Gupta 2018, after Blanchard et al. 2017.
+
+    In float32 the product may overflow; such an update is rejected as not finite.
+    """
+
+    scale: float = 1e20
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("scale", self.scale)
+
+    @property
+    def sees(self) -> Literal["own", "honest"]:
+        return "honest"
+
+    def forge(self, own: Tensor, honest: Tensor, scene: Scene) -> Tensor:
+        return (-self.scale * honest.to(torch.float64).sum(0)).to(own.dtype).expand_as(own)
+
+
+@register("ipm")
+@dataclass(frozen=True)
+class IPM(Adversary):
+    """Inner product manipulation: send -`epsilon` times the mean of the honest updates. Xie, Koyejo and Gupta 2019.
+
+    The mean of all updates points uphill where epsilon > (n - m) / m for m attackers among n; a small epsilon stays
+    close enough to the honest updates that robust fusions take it for one of them.
+    """
+
+    epsilon: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("epsilon", self.epsilon)
+
+    @property
+    def sees(self) -> Literal["own", "honest"]:
+        return "honest"
+
+    def forge(self, own: Tensor, honest: Tensor, scene: Scene) -> Tensor:
+        return (-self.epsilon * honest.to(torch.float64).mean(0)).to(own.dtype).expand_as(own)
+
+
+def check_positive(name: str, value: float) -> None:
+    """The check of a factor: its sign is the attack's own."""
+    if not value > 0:
+        raise ConfigError(f"{name} must be positive, got {value}")

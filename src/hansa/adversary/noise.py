@@ -1,0 +1,49 @@
+"""Updates that no training went into: noise, or nothing at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hansa.adversary.adversary import Adversary, Scene
+from hansa.core.errors import ConfigError
+from hansa.core.registry import register
+
+
+@register("gaussian")
+@dataclass(frozen=True)
+class GaussianAttack(Adversary):
+    """Send N(0, `sigma`^2) noise, or add it to one's own update (`replace = false`). Xie, Koyejo and Gupta 2018."""
+
+    sigma: float = 200.0
+    replace: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.sigma >= 0:
+            raise ConfigError(f"sigma must not be negative, got {self.sigma}")
+
+    def forge(self, own: Tensor, honest: Tensor, scene: Scene) -> Tensor:
+        noise = self.sigma * scene.normal(own)
+        return (noise if self.replace else own.to(torch.float64) + noise).to(own.dtype)
+
+
+@register("free-rider")
+@dataclass(frozen=True)
+class FreeRider(Adversary):
+    """Send the model back unchanged, to have it for nothing; `noise` hides that. Fraboni, Vidal and Lorenzi 2021.
+
+    The update is 0, or N(0, `noise`^2).
+    """
+
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.noise >= 0:
+            raise ConfigError(f"noise must not be negative, got {self.noise}")
+
+    def forge(self, own: Tensor, honest: Tensor, scene: Scene) -> Tensor:
+        return (self.noise * scene.normal(own)).to(own.dtype) if self.noise else torch.zeros_like(own)

@@ -1,0 +1,204 @@
+"""Adversaries in experiment files and on the command line, and combinations that are refused with the reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import hansa
+from hansa.cli.app import app
+from hansa.core.federation import Ask, Federation, Reduced
+from hansa.run.config import parse, read
+
+BASE = """
+[task]
+dataset = "digits"
+model = "logistic"
+[partition]
+name = "iid"
+parties = 10
+[run]
+rounds = 1
+"""
+TREE: dict[str, Any] = {"task": {"dataset": "digits", "model": "logistic"}}
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "attacked.toml"
+    path.write_text(BASE + text)
+    return path
+
+
+def task(**given: Any) -> hansa.Task:
+    draws = torch.Generator().manual_seed(0)
+    pairs = [(torch.randn(8, 3, generator=draws), torch.randint(0, 2, (8,), generator=draws)) for _ in range(4)]
+    names = ["ada", "ben", "cleo", "dan"]
+    return hansa.Task(**{"model": lambda: nn.Linear(3, 2), "parties": pairs, "names": names, "classes": 2, **given})
+
+
+def run(adversary: Any, algorithm: hansa.Algorithm | None = None, **settings: Any) -> hansa.Result:
+    given = settings.pop("task", None) or task()
+    return hansa.simulate(algorithm or hansa.FedAvg(), given, rounds=1, adversary=adversary, **settings)
+
+
+# --- forms ---
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("", ()),
+        ('[adversary]\nkind = "alie"\nz = 1.5\nfraction = 0.3', (hansa.ALIE(z=1.5, fraction=0.3),)),
+        ('[adversary]\nname = "ipm"\nparties = ["0", 3]', (hansa.IPM(parties=("0", 3)),)),
+        ('[[adversary]]\nkind = "bit-flip"\nbits = [32]\n[[adversary]]\nname = "free-rider"',
+         (hansa.BitFlip(bits=(32,)), hansa.FreeRider())),
+    ],
+)  # fmt: skip
+def test_a_file_names_one_adversary_or_several(text: str, wanted: tuple[Any, ...], tmp_path: Path) -> None:
+    assert read(write(tmp_path, text)).adversary == wanted
+
+
+@pytest.mark.parametrize("before", ["", '[adversary]\nkind = "alie"\nz = 1.5', '[adversary]\nname = "alie"\nz = 1.5',
+                                    '[[adversary]]\nkind = "alie"\n[[adversary]]\nkind = "gambler"'])  # fmt: skip
+@pytest.mark.parametrize("word", ["kind", "name"])
+def test_another_kind_on_the_command_line_drops_the_fields_of_the_old_one(
+    before: str, word: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path, before)
+    assert read(path, {f"adversary.{word}": "ipm", "adversary.fraction": 0.3}).adversary == (hansa.IPM(fraction=0.3),)
+    assert read(path, {"adversary": "ipm"}).adversary == (hansa.IPM(),)
+
+
+def test_a_field_on_the_command_line_keeps_the_files_adversary(tmp_path: Path) -> None:
+    path = write(tmp_path, '[adversary]\nkind = "alie"\nfraction = 0.3')
+    assert read(path, {"adversary.z": 2.0}).adversary == (hansa.ALIE(z=2.0, fraction=0.3),)
+    assert read(path, {"adversary.kind": "alie"}).adversary == (hansa.ALIE(fraction=0.3),)
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["sign-flip", {"name": "sign-flip"}, {"kind": "sign-flip"}, hansa.SignFlip(), ["sign-flip"], (hansa.SignFlip(),)],
+)
+def test_python_takes_parts_names_and_tables(given: Any) -> None:
+    wanted = run(hansa.SignFlip())
+    made = run(given)
+    assert torch.equal(made.state.params.w, wanted.state.params.w)
+    assert made.experiment["adversary"] == wanted.experiment["adversary"]
+
+
+def test_a_run_of_a_file_records_its_adversary_and_resumes_with_it(tmp_path: Path) -> None:
+    path = write(tmp_path, '[[adversary]]\nkind = "gaussian"\nsigma = 1.0\n[[adversary]]\nkind = "label-flip"')
+    folder = tmp_path / "run"
+    arguments = ["run", str(path), "--out", str(folder), "--set", "run.rounds=2", "--json"]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    record = json.loads((folder / "experiment.json").read_text())
+    assert [group["name"] for group in record["adversary"]] == ["gaussian", "label-flip"]
+    assert len(record["attackers"]) == 4
+    (folder / "summary.json").unlink()
+    hansa.resume(folder)
+
+
+def test_the_command_line_lists_the_attacks() -> None:
+    out = CliRunner().invoke(app, ["parts", "adversary"]).output
+    assert all(name in out for name in ("alie", "backdoor", "label-flip", "gambler"))
+
+
+# --- refusals ---
+
+
+@pytest.mark.parametrize(
+    ("table", "reason"),
+    [
+        ({"kind": "alie", "name": "ipm"}, "kind and name say the same"),
+        ({"fraction": 0.2}, "adversary: the adversary needs a name"),
+        ({"kind": "ali"}, "unknown adversary 'ali'"),
+        ({"kind": "alie", "zz": 1}, "unknown field 'zz'"),
+        ([{"kind": "alie"}, {"kind": "ipm", "epsilon": "much"}], r"adversary\[1\] \(ipm\)"),
+        (3, r"\[adversary\] must be a table"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_refused(table: Any, reason: str) -> None:
+    with pytest.raises(hansa.ConfigError, match=reason):
+        parse({**TREE, "adversary": table})
+
+
+@pytest.mark.parametrize(
+    ("groups", "reason"),
+    [
+        (hansa.IPM(parties=("eve",)), "there is no party 'eve'"),
+        (hansa.IPM(parties=(4,)), "there is no party '4'"),
+        (hansa.IPM(parties=("ada", 0)), "attacks twice"),
+        ([hansa.IPM(parties=(1,)), hansa.SignFlip(parties=("ben",))], "attacks twice"),
+        ([hansa.IPM(fraction=0.75), hansa.SignFlip(fraction=0.5)], "asks for 2 of 4 parties, and the other groups"),
+        (hansa.Backdoor(), r"samples of shape \[3\] are none"),
+        (hansa.LabelFlip(source=0, target=2), r"target is a class in 0\.\.1, got 2"),
+    ],
+)
+def test_groups_that_do_not_fit_the_parties_are_refused(groups: Any, reason: str) -> None:
+    with pytest.raises(hansa.ConfigError, match=reason):
+        run(groups)
+
+
+def test_labels_that_are_no_classes_cannot_be_flipped() -> None:
+    parties = [(torch.zeros(4, 3), torch.zeros(4, 1))] * 4
+    numbers = task(model=lambda: nn.Linear(3, 1), loss="mse", parties=parties, classes=None)
+    with pytest.raises(hansa.ConfigError, match="not one class number a sample"):
+        run(hansa.LabelFlip(), task=numbers)
+
+
+def pictures() -> hansa.Task:
+    draws = torch.Generator().manual_seed(0)
+    pairs = [(torch.rand(8, 1, 6, 6, generator=draws), torch.randint(0, 2, (8,), generator=draws)) for _ in range(4)]
+    return task(model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 2)), parties=pairs)
+
+
+def test_a_trigger_larger_than_the_images_is_refused() -> None:
+    with pytest.raises(hansa.ConfigError, match="size is 7, but the images have 6 by 6 pixels"):
+        run(hansa.Backdoor(size=7), task=pictures())
+
+
+@pytest.mark.parametrize("attack", ["alie", "ipm", "omniscient", "backdoor", "bit-flip"])
+def test_an_asynchronous_run_refuses_attacks_that_need_the_rounds_other_updates(attack: str) -> None:
+    mode = {"mode": "dimensional"} if attack == "bit-flip" else {}
+    with pytest.raises(hansa.ConfigError, match=r"each arrives by itself|give scale, or replace = false"):
+        run(hansa.build("adversary", attack, **mode), hansa.FedBuff(buffer=2), task=pictures())
+
+
+@pytest.mark.parametrize("adversary", [hansa.Backdoor(scale=3.0), hansa.Backdoor(replace=False), hansa.Gambler(),
+                                       hansa.ALIE(knows="own"), hansa.BitFlip()], ids=lambda a: a.name)  # fmt: skip
+def test_an_asynchronous_run_takes_attacks_that_go_by_their_own_update(adversary: hansa.Adversary) -> None:
+    assert run(adversary, hansa.FedBuff(buffer=2), task=pictures()).history[0]["replies"] == 2
+
+
+def test_a_backdoor_needs_to_know_the_servers_rate_or_a_scale() -> None:
+    with pytest.raises(hansa.ConfigError, match="give scale, or replace = false"):
+        run(hansa.Backdoor(), hansa.FedAdam(), task=pictures())
+    assert run(hansa.Backdoor(scale=2.0), hansa.FedAdam(), task=pictures()).history[0]["replies"] == 4
+
+
+@pytest.mark.parametrize(("algorithm", "reason"), [(hansa.DPSGD(), "parties exchange models"),
+                                                   (hansa.GaussianNB(), "send none"),
+                                                   (hansa.ID3(), "send none")], ids=["dpsgd", "nb", "id3"])  # fmt: skip
+def test_where_no_updates_travel_only_data_can_be_poisoned(algorithm: hansa.Algorithm, reason: str) -> None:
+    for name in ("sign-flip", "gambler"):
+        with pytest.raises(hansa.ConfigError, match=f"'{name}' changes updates of the model.*{reason}"):
+            run(hansa.build("adversary", name), algorithm)
+    flipped, plain = (run(adversary, algorithm) for adversary in (hansa.LabelFlip(fraction=0.5), None))
+    assert flipped.training.attackers and not torch.equal(*(r.predict(torch.eye(3)) for r in (flipped, plain)))
+
+
+def test_a_secure_sum_leaves_attackers_their_data_alone() -> None:
+    class Sum:
+        async def reduce(self, fed: Federation, ask: Ask) -> Reduced:
+            answer: Reduced = await ask
+            return answer
+
+    with pytest.raises(hansa.ConfigError, match="a secure sum lets only masked ones be seen"):
+        run(hansa.SignFlip(), protocol=Sum())
+    run(hansa.LabelFlip(), protocol=Sum())

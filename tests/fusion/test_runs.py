@@ -1,0 +1,240 @@
+"""Fusions in runs: what is refused, what is reported, what a bad reply changes (nothing)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+import hansa
+from hansa.core.errors import ConfigError
+from hansa.core.op import Memory, Party, Payload, Reply, Wrapper
+from hansa.core.registry import build, registered
+from hansa.local import SGD, Controlled, LocalSolver
+from hansa.local.solver import Carry, Context
+from hansa.testing import PartyPool, check_algorithm, check_engines
+
+ENGINES = ["reference", "stacked"]
+FUSIONS = list(registered("fusion"))
+SEEING = [name for name in FUSIONS if name != "mean"]
+NAMES = ["anna", "boris", "clara", "dora", "emil", "fanny", "gita", "hugo"]
+HOSTILE = "clara"
+
+
+def task(model: Any = None, hostile: bool = True, trusted: bool = True) -> hansa.Task:
+    """Eight parties; without the hostile one, seven, with the samples they have among eight."""
+    make = torch.Generator().manual_seed(0)
+    weights = torch.randn(4, 3, generator=make, dtype=torch.float64)
+
+    def pair(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.randn(n, 4, generator=make, dtype=torch.float64)
+        return x, (x @ weights).argmax(1)
+
+    parties = [pair(n) for n in (9, 12, 20, 7, 15, 11, 10, 13)]
+    test, own = pair(60), pair(30)
+    kept = [k for k, name in enumerate(NAMES) if hostile or name != HOSTILE]
+    return hansa.Task(model or (lambda: nn.Linear(4, 3).double()), "cross_entropy", [parties[k] for k in kept], test,
+                      names=[NAMES[k] for k in kept], classes=3, trusted=own if trusted else None)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tricks(Wrapper):
+    """Honest at every party but one."""
+
+    trick: str = "nan"
+    inner: LocalSolver = SGD(lr=0.5)
+    name: ClassVar[str] = "test-tricks"
+    kind: ClassVar[str] = "local"
+
+    def after(self, party: Party, payload: Payload, reply: Reply, memory: Memory) -> tuple[Reply, Memory]:
+        if party.id == NAMES.index(HOSTILE):
+            w, others = reply.tensors["w"], {k: v for k, v in reply.tensors.items() if k != "w"}
+            tensors: dict[str, dict[str, torch.Tensor]] = {
+                "nan": {"w": w * math.nan},
+                "inf": {"w": w + math.inf},
+                "shape": {"w": w[:-1]},
+                "dtype": {"w": w.float()},
+                "name": {"v": w},
+                "far": {"w": w + 1e30},
+                "stats": {"w": w, **{k: v + 1e30 for k, v in others.items()}},
+            }
+            reply.tensors = {**(others if self.trick == "far" else {}), **tensors[self.trick]}
+            if self.trick == "stats":
+                reply.maxima = {k: v + 2**40 for k, v in reply.maxima.items()}
+        return reply, memory
+
+
+# Seeds of shuffles depend on a party's number, so parties here take their samples whole.
+WHOLE = SGD(lr=0.5, batch=None, epochs=2)
+
+
+@pytest.mark.parametrize("fusion", FUSIONS)
+@pytest.mark.parametrize("trick", ["nan", "inf", "shape", "dtype", "name"])
+def test_a_bad_reply_changes_nothing_to_the_last_bit_and_is_reported(fusion: str, trick: str) -> None:
+    algorithm = hansa.FedAvg(local=Tricks(trick, WHOLE), fusion=fusion)  # type: ignore[arg-type]
+    done = hansa.simulate(algorithm, task(), rounds=3, engine="reference")
+    honest = hansa.FedAvg(local=WHOLE, fusion=fusion)  # type: ignore[arg-type]
+    without = hansa.simulate(honest, task(hostile=False), rounds=3, engine="reference")
+    reasons = [line["rejected"] for line in done.history]
+    assert [list(reason) for reason in reasons] == [[HOSTILE]] * 3
+    assert torch.equal(done.state.params.w, without.state.params.w)
+
+
+@pytest.mark.parametrize("fusion", SEEING)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_huge_update_is_survived(fusion: str, engine: str) -> None:
+    algorithm = hansa.FedAvg(local=Tricks("far", WHOLE), fusion=fusion)  # type: ignore[arg-type]
+    done = hansa.simulate(algorithm, task(), rounds=30, engine=engine)
+    assert done.summary["accuracy"] > 0.8
+    assert all(HOSTILE in line["fusion"]["excluded"] for line in done.history)
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).double()
+
+
+@pytest.mark.parametrize("fusion", SEEING)
+def test_what_comes_beside_the_update_is_no_way_in(fusion: str) -> None:
+    algorithm = hansa.FedAvg(local=Tricks("stats", WHOLE), fusion=fusion)  # type: ignore[arg-type]
+    params = hansa.simulate(algorithm, task(normed), rounds=5).state.params
+    assert float(params.stats.abs().max()) < 100
+    assert int(params.counts.max()) == 10
+
+
+class Hostile(Controlled):
+    """Sends a control variate from far away, where it has as many samples as the hostile party."""
+
+    def finish(self, ctx: Context, start: torch.Tensor, w: torch.Tensor, carry: Carry,
+               memory: Memory) -> tuple[dict[str, torch.Tensor], Memory]:  # fmt: skip
+        tensors, memory = super().finish(ctx, start, w, carry, memory)
+        return ({**tensors, "c": tensors["c"] + 1e30} if ctx.n == 20 else tensors), memory
+
+
+@pytest.mark.parametrize("fusion", ["median", "krum", "trimmed-mean"])
+def test_a_control_variate_is_no_way_in(fusion: str) -> None:
+    algorithm = hansa.Scaffold(local=Hostile(lr=0.1), fusion=fusion)  # type: ignore[arg-type]
+    done = hansa.simulate(algorithm, task(), rounds=5, engine="reference")
+    assert float(done.state.slots["c"].abs().max()) < 100
+
+
+@pytest.mark.parametrize("name", FUSIONS)
+def test_engines_agree_under_every_fusion(name: str) -> None:
+    check_engines(hansa.FedAvg(fusion=name))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Any:
+    pool = PartyPool()
+    yield pool
+    pool.close()
+
+
+@pytest.mark.parametrize("fusion", ["krum", "median", "zeno", "fltrust"])
+def test_runs_with_robust_fusions_keep_the_promises_of_all_algorithms(fusion: str, pool: PartyPool) -> None:
+    check_algorithm(hansa.FedYogi(fusion=fusion), pool)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("fusion", SEEING)
+def test_replies_on_disk_give_the_bits_of_replies_in_memory(fusion: str, tmp_path: Path) -> None:
+    runs = [
+        hansa.simulate(hansa.FedAvg(fusion=fusion), task(), rounds=2, engine="reference", reply_memory=limit,  # type: ignore[arg-type]
+                       run_dir=tmp_path / str(limit))
+        for limit in (1, 2**20)
+    ]  # fmt: skip
+    assert torch.equal(runs[0].state.params.w, runs[1].state.params.w)
+    assert not [path for path in (tmp_path / "1").iterdir() if "rows" in path.name or path.name.startswith("tmp")]
+
+
+def refused(algorithm: Any, which: hansa.Task | None = None, **run: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        hansa.simulate(algorithm, which or task(), rounds=1, **run)
+    return str(caught.value)
+
+
+def test_what_cannot_work_is_refused_before_it_runs() -> None:
+    krum = build("algorithm", "fedavg", fusion={"name": "krum", "f": 3})
+    assert "needs 2f + 2 < n, so at least 9 updates, got 8" in refused(krum)
+    assert "got 4" in refused(hansa.FedAvg(fusion=hansa.Krum(f=1)), cohort_size=4)
+    zeno = build("algorithm", "fedavg", fusion="zeno")
+    assert "zeno judges updates by samples of the server's own" in refused(zeno, task(trusted=False))
+    assert "task.trusted" in refused(hansa.ZenoPlusPlus(), task(trusted=False))
+    assert "the server has no head" in refused(hansa.FedPer(fusion="zeno"))  # type: ignore[arg-type]
+    assert "has no memory" in refused(hansa.Scaffold(fusion="fltrust"))  # type: ignore[arg-type]
+
+    class Hidden:
+        async def reduce(self, fed: Any, ask: Any) -> Any: ...
+
+    assert "a secure sum hides" in refused(hansa.FedAvg(fusion="krum"), protocol=Hidden())  # type: ignore[arg-type]
+
+
+def test_with_too_few_replies_left_a_round_is_empty_and_says_the_bound() -> None:
+    algorithm = hansa.FedAvg(local=Tricks("nan", WHOLE), fusion=hansa.Bulyan(f=1))
+    done = hansa.simulate(algorithm, task(), rounds=2, absent=lambda party, round: party == 0 and round == 1)
+    assert "empty" not in done.history[0]
+    assert done.history[1]["empty"] == "bulyan: f = 1 needs n >= 4f + 3, so at least 7 updates, got 6"
+    assert torch.equal(done.state.params.w, hansa.simulate(algorithm, task(), rounds=1).state.params.w)
+
+
+def test_each_round_says_what_part_each_party_had() -> None:
+    done = hansa.simulate(hansa.FedAvg(fusion=hansa.MultiKrum(f=2)), task(), rounds=2)
+    for line in done.history:
+        found = line["fusion"]
+        assert found["rule"] == "multi-krum"
+        assert list(found["shares"]) == list(found["scores"]) == NAMES
+        assert sum(found["shares"].values()) == pytest.approx(1)
+        assert found["excluded"] == [name for name in NAMES if found["shares"][name] == 0]
+        assert len(found["excluded"]) == 4
+    assert "fusion" not in hansa.simulate(hansa.FedAvg(), task(), rounds=1).history[0]
+
+
+def test_the_server_draws_other_samples_in_each_round_and_the_same_again() -> None:
+    def scores() -> list[Any]:
+        done = hansa.simulate(hansa.FedAvg(local=SGD(lr=1e-9), fusion=hansa.Zeno(samples=3)), task(), rounds=3)
+        return [line["fusion"]["scores"]["anna"] for line in done.history]
+
+    assert len(set(scores())) == 3  # the model hardly moves: it is the sample that differs
+    assert scores() == scores()
+
+
+def test_trusted_samples_are_taken_from_the_data_set_and_prepared_as_the_others() -> None:
+    from hansa.run.config import parse
+
+    tree = {
+        "task": {"dataset": "breast-cancer", "model": "logistic", "prepare": "standardise", "trusted": 50},
+        "partition": {"name": "iid", "parties": 5},
+        "algorithm": {"name": "fedavg", "fusion": "zeno"},
+        "run": {"rounds": 5, "seed": 1},
+    }
+    made = parse(tree).build_task()
+    plain = parse({**tree, "task": {k: v for k, v in tree["task"].items() if k != "trusted"}}).build_task()
+    assert made.trusted is not None
+    sizes = [sum(len(x) for x, _ in found.parties) for found in (plain, made)]
+    assert len(made.trusted[0]) == 50
+    assert sizes[0] - sizes[1] == 50
+    held = {tuple(row) for x, _ in made.parties for row in x.tolist()}
+    assert not held & {tuple(row) for row in made.trusted[0].tolist()}
+    experiment = parse(tree)
+    done = hansa.simulate(experiment.algorithm, made, **experiment.settings())
+    assert done.summary["accuracy"] > 0.9
+    for bad, reason in ((0, "at least 1"), (10**6, "cannot be kept"), ("file.csv", "a number of samples")):
+        with pytest.raises(ConfigError, match=reason):
+            parse({**tree, "task": {**tree["task"], "trusted": bad}}).build_task()
+
+
+def test_a_trusted_file_goes_with_parties_as_files(tmp_path: Path) -> None:
+    from hansa.run.config import parse
+
+    for name in ("a", "b", "c", "own"):
+        rows = "\n".join(f"{k % 3},{k % 2},{k % 2}" for k in range(8))
+        (tmp_path / f"{name}.csv").write_text(f"x,y,target\n{rows}\n")
+    files = {"parties": ["a.csv", "b.csv", "c.csv"], "target": "target", "trusted": "own.csv"}
+    algorithm = {"name": "fedavg", "fusion": "fltrust"}
+    tree = {"task": {**files, "model": "logistic"}, "algorithm": algorithm, "run": {"rounds": 2}}
+    experiment = parse(tree, str(tmp_path))
+    done = hansa.simulate(experiment.algorithm, experiment.build_task(), **experiment.settings())
+    assert done.history[-1]["fusion"]["rule"] == "fltrust"
