@@ -136,6 +136,11 @@ def test_rows_written_to_disk_are_read_back_and_leave_nothing_behind(tmp_path: P
     assert torch.equal(rows.block(100, 4000), data[:, 100:4000])
     assert torch.equal(rows.take([4, 1]).block(0, 5000), data[[4, 1]])
     assert torch.equal(rows.take([4, 1]).row(0), data[4])
+    assert torch.equal(Rows(data).take([5, 4, 3, 2, 1, 0]).block(0, 9), data.flip(0)[:, :9])
+    opened = on_disk(data, tmp_path)
+    with pytest.raises(DataError, match="cannot be set"):
+        opened.write(0, data[1])
+    (tmp_path / "rows").unlink()
     assert list(tmp_path.iterdir()) == []
 
 

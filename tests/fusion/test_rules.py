@@ -168,6 +168,42 @@ def test_a_rule_refuses_to_run_outside_its_bound(rule: Fusion, enough: int) -> N
         rule(rows, **known(rule, rows))
 
 
+def test_weights_that_are_gone_with_bad_updates_and_numbers_too_large_to_add_are_errors() -> None:
+    rows = torch.tensor([[math.nan], [5.0]])
+    for rule in (WeightedMean(), NormClip(), GeometricMedian()):
+        with pytest.raises(BoundError, match="no weight"):
+            rule(rows, [1, 0])
+        with pytest.raises(ConfigError, match="weights are numbers"):
+            rule(rows, ["a", "b"])
+    huge = torch.full((4, 2), 1.7e308, dtype=torch.float64)
+    assert torch.equal(Median()(huge), huge[0])
+    for rule in (WeightedMean(), MultiKrum(f=0, m=4)):
+        with pytest.raises(hansa.DataError, match="too large to be added"):
+            rule(huge)
+    with pytest.raises(BoundError, match="leaves nothing of 10 updates"):
+        TrimmedMean(beta=0.4999999999)(draw(0, 10))
+
+
+@pytest.mark.parametrize("rule", [Bulyan(f=1), Krum(f=1), MultiKrum(f=1), FLTrust()], ids=names)
+def test_a_row_too_far_to_be_measured_is_never_chosen(rule: Fusion) -> None:
+    rows = draw(2, 8)
+    told = known(rule, rows)
+    for far in (1e200, 1.7e308):
+        hostile = torch.cat([torch.full((1, 7), far, dtype=torch.float64), rows[1:]])
+        first, last = rule.examine(hostile, **told), rule.examine(hostile.flip(0), **told)
+        assert first.shares[0] == last.shares[-1] == 0
+        assert close(first.w, last.w)
+
+
+def test_a_far_update_does_not_end_the_search_for_the_geometric_median_early() -> None:
+    rows = draw(3, 11, 50)
+    rows[:4] += 3
+    exact = GeometricMedian(tolerance=0, iterations=3000)
+    for far in (1e3, 1e9, 1e30):
+        rows[0] = far * rows[1]
+        assert float((GeometricMedian()(rows) - exact(rows)).norm()) < 1e-4 * float(exact(rows).norm())
+
+
 @pytest.mark.parametrize(
     "wrong",
     [lambda: Krum(f=-1), lambda: MultiKrum(m=0), lambda: MultiKrum(f=-1), lambda: TrimmedMean(beta=0.5),

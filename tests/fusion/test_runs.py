@@ -91,7 +91,12 @@ def test_a_huge_update_is_survived(fusion: str, engine: str) -> None:
     algorithm = hansa.FedAvg(local=Tricks("far", WHOLE), fusion=fusion)  # type: ignore[arg-type]
     done = hansa.simulate(algorithm, task(), rounds=30, engine=engine)
     assert done.summary["accuracy"] > 0.8
-    assert all(HOSTILE in line["fusion"]["excluded"] for line in done.history)
+    if fusion == "norm-clip":  # it counts, at the length of the others
+        assert all(
+            line["fusion"]["excluded"] == [] and line["fusion"]["scores"][HOSTILE] > 1e29 for line in done.history
+        )
+    else:
+        assert all(HOSTILE in line["fusion"]["excluded"] for line in done.history)
 
 
 def normed() -> nn.Module:
@@ -102,6 +107,25 @@ def normed() -> nn.Module:
 def test_what_comes_beside_the_update_is_no_way_in(fusion: str) -> None:
     algorithm = hansa.FedAvg(local=Tricks("stats", WHOLE), fusion=fusion)  # type: ignore[arg-type]
     params = hansa.simulate(algorithm, task(normed), rounds=5).state.params
+    assert float(params.stats.abs().max()) < 100
+    assert int(params.counts.max()) == 10
+
+
+@pytest.mark.parametrize("fusion", [hansa.Zeno(b=6), hansa.FLTrust()], ids=lambda rule: rule.name)
+def test_past_one_half_running_means_come_from_the_server(fusion: Any) -> None:
+    @dataclass(frozen=True)
+    class Most(Tricks):
+        """Six of eight send a good update and poisoned running means."""
+
+        name: ClassVar[str] = "test-most"
+
+        def after(self, party: Party, payload: Payload, reply: Reply, memory: Memory) -> tuple[Reply, Memory]:
+            if party.id < 6:
+                reply.tensors = {**reply.tensors, "stats": reply.tensors["stats"] + 1e6}
+                reply.maxima = {name: value + 2**40 for name, value in reply.maxima.items()}
+            return reply, memory
+
+    params = hansa.simulate(hansa.FedAvg(local=Most(inner=WHOLE), fusion=fusion), task(normed), rounds=5).state.params  # type: ignore[arg-type]
     assert float(params.stats.abs().max()) < 100
     assert int(params.counts.max()) == 10
 
@@ -164,12 +188,78 @@ def test_what_cannot_work_is_refused_before_it_runs() -> None:
     assert "zeno judges updates by samples of the server's own" in refused(zeno, task(trusted=False))
     assert "task.trusted" in refused(hansa.ZenoPlusPlus(), task(trusted=False))
     assert "the server has no head" in refused(hansa.FedPer(fusion="zeno"))  # type: ignore[arg-type]
-    assert "has no memory" in refused(hansa.Scaffold(fusion="fltrust"))  # type: ignore[arg-type]
+    assert "has no memory" in refused(hansa.EASGD(fusion="fltrust"))  # type: ignore[arg-type]
+    for algorithm in (hansa.QFedAvg, hansa.FedNova, hansa.Scaffold):
+        assert "cannot judge what the local solver" in refused(algorithm(fusion="zeno"))  # type: ignore[arg-type]
 
     class Hidden:
         async def reduce(self, fed: Any, ask: Any) -> Any: ...
 
-    assert "a secure sum hides" in refused(hansa.FedAvg(fusion="krum"), protocol=Hidden())  # type: ignore[arg-type]
+    for seeing in (hansa.FedAvg(fusion="krum"), hansa.ZenoPlusPlus(), hansa.FedBuff(), hansa.DPSGD()):  # type: ignore[arg-type]
+        assert "a secure sum hides" in refused(seeing, protocol=Hidden())
+
+
+@pytest.mark.parametrize("algorithm", ["zeno", "fltrust", "zeno++"])
+def test_trusted_samples_are_checked_as_the_parties_are(algorithm: str) -> None:
+    method = hansa.ZenoPlusPlus() if algorithm == "zeno++" else hansa.FedAvg(fusion=algorithm)  # type: ignore[arg-type]
+    spoilt = task()
+    assert spoilt.trusted is not None
+    x, y = spoilt.trusted
+    spoilt.trusted = (x.clone(), y)
+    spoilt.trusted[0][0, 0] = math.nan
+    with pytest.raises(hansa.DataError, match="the server's trusted features have missing values"):
+        hansa.simulate(method, spoilt, rounds=1)
+    spoilt.trusted = (x, y + 5)
+    with pytest.raises(hansa.DataError, match=r"trusted: targets must lie in 0..2"):
+        hansa.simulate(method, spoilt, rounds=1)
+    spoilt.trusted = (x * 1e308 * 10, y)  # infinite: the server learns nothing from it, and says so
+    done = hansa.simulate(method, spoilt, rounds=1)
+    assert "not finite" in done.history[0]["empty"]
+
+
+def test_a_run_does_not_go_on_with_other_trusted_samples(tmp_path: Path) -> None:
+    def stop(line: dict[str, Any]) -> None:
+        raise KeyboardInterrupt
+
+    settings: dict[str, Any] = {"rounds": 3, "checkpoint_seconds": 0.0, "run_dir": tmp_path / "run"}
+    algorithm = hansa.FedAvg(fusion="fltrust")  # type: ignore[arg-type]
+    with pytest.raises(KeyboardInterrupt):
+        hansa.simulate(algorithm, task(), on_round=stop, **settings)
+    other = task()
+    assert other.trusted is not None
+    other.trusted = (other.trusted[0] + 1, other.trusted[1])
+    with pytest.raises(ConfigError, match="the data are not those"):
+        hansa.simulate(algorithm, other, resume=True, **settings)
+    assert len(hansa.simulate(algorithm, task(), resume=True, **settings).history) == 3
+
+
+def test_a_party_that_lies_about_its_loss_does_not_decide_what_is_reported() -> None:
+    @dataclass(frozen=True)
+    class Liar(Tricks):
+        name: ClassVar[str] = "test-liar"
+
+        def after(self, party: Party, payload: Payload, reply: Reply, memory: Memory) -> tuple[Reply, Memory]:
+            if party.id == 2:
+                reply.metrics, reply.weight = {"train_loss": 1e9}, 2**50
+            return reply, memory
+
+    done = hansa.simulate(hansa.FedAvg(local=Liar(inner=WHOLE), fusion="median"), task(), rounds=2)  # type: ignore[arg-type]
+    assert all(line["train_loss"] < 10 for line in done.history)
+
+
+def test_an_asynchronous_method_counts_all_attackers_that_were_heard() -> None:
+    adversary = [{"kind": "gaussian", "parties": [0, 1]}, {"kind": "sign-flip", "parties": [2, 3, 4]}]
+    done = hansa.simulate(hansa.FedBuff(buffer=8), task(), rounds=4, max_norm=50.0, adversary=adversary)
+    recalls = [line["exclusion_recall"] for line in done.history if "exclusion_recall" in line]
+    assert recalls
+    assert max(recalls) < 1
+
+
+def test_an_empty_round_says_nothing_about_who_was_left_out() -> None:
+    algorithm = hansa.FedAvg(local=Tricks("nan", WHOLE), fusion=hansa.Krum(f=2))
+    adversary = {"kind": "free-rider", "parties": [HOSTILE]}
+    done = hansa.simulate(algorithm, task(), rounds=2, adversary=adversary, absent=lambda party, round: party == 0)
+    assert all("empty" in line and "exclusion_recall" not in line for line in done.history)
 
 
 def test_with_too_few_replies_left_a_round_is_empty_and_says_the_bound() -> None:

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from hansa.algorithms.fedbuff import REMEMBERED, refill, staleness
 from hansa.core.algorithm import Algorithm, State
-from hansa.core.errors import ConfigError
+from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Federation, Finding
 from hansa.core.op import Payload
 from hansa.core.registry import register
+from hansa.core.replies import all_finite
 from hansa.fusion import Update
 from hansa.local import SGD, Gradient, LocalSolver
 from hansa.server import Descent
@@ -47,8 +48,8 @@ class ZenoPlusPlus(Algorithm):
             raise ConfigError(f"rho and epsilon must not be negative, got {self.rho} and {self.epsilon}")
         if self.refresh < 1:
             raise ConfigError(f"refresh must be at least 1, got {self.refresh}")
-        if self.max_staleness < 0:
-            raise ConfigError(f"max_staleness must not be negative, got {self.max_staleness}")
+        if not 0 <= self.max_staleness <= REMEMBERED:
+            raise ConfigError(f"max_staleness lies in 0..{REMEMBERED}, got {self.max_staleness}")
 
     @property
     def verbs(self) -> frozenset[str]:
@@ -61,6 +62,8 @@ class ZenoPlusPlus(Algorithm):
         if own is None or state.slots["age"] >= self.refresh:
             seen = fed.at_server(Gradient(), model).tensors
             own = -seen["w"].double()
+            if not all_finite(own):
+                raise RoundAborted("zeno++: the server's own gradient is not finite")
             params = state.params._replace(stats=seen.get("stats", state.params.stats))  # not from who knows whom
             state = state.replace(params, own=own, age=0)
         await refill(fed, self.local, model, fed.rng("zeno++"))

@@ -90,6 +90,13 @@ class Algorithm(Part):
                     f"{self.name}: with {fusion.name} the server trains as a party does, but it has no memory, which "
                     f"the local solver {inner.name!r} needs; use another fusion"
                 )
+        if fusion is not None and fusion.trusts and solver is not None:
+            sent: Any = unwrap(solver)[1]
+            if sent.numbers or len(sent.sends) > 1:
+                raise ConfigError(
+                    f"{self.name}: {fusion.name} judges updates by the server's samples, and cannot judge what the "
+                    f"local solver {sent.name!r} sends beside them; use another fusion"
+                )
         partner = getattr(solver, "partner", None)
         if partner is not None and partner[0] != self.completes:
             raise ConfigError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -66,6 +67,21 @@ class Means:
 
     def result(self) -> dict[str, float]:
         return {name: total / heard for name, (total, heard) in self._sums.items()}
+
+
+class Medians(Means):
+    """Medians of named numbers: where parties may be hostile, none of them decides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._values: dict[str, list[float]] = {}
+
+    def add(self, numbers: dict[str, float], weight: int) -> None:
+        for name, value in numbers.items():
+            self._values.setdefault(name, []).append(value)
+
+    def result(self) -> dict[str, float]:
+        return {name: statistics.median(values) for name, values in self._values.items()}
 
 
 @dataclass
@@ -282,7 +298,9 @@ class Answer:
     def __init__(self, ask: Ask, rules: Rules, record: Record, folder: Path | None = None) -> None:
         assert ask.op is not None
         self.ask, self.op, self.rules, self.record = ask, ask.op, rules, record
-        self._total, self._means, self._maxima = BlockSum(), Means(), dict[str, Tensor]()
+        self._total, self._maxima = BlockSum(), dict[str, Tensor]()
+        judged = ask.verb == "gather" and self.op.update is not None
+        self._means = Medians() if judged else Means()
         self._kept: list[tuple[int, Reply]] = []
         self._matrices: dict[str, Rows] = {}
         self._folder = folder
@@ -396,6 +414,7 @@ def arrive(ticket: Ticket, op: Op, payload: Payload, outcome: Reply | str, rules
         record.rejected[ticket.party] = reason
         return Arrival(ticket, None)
     record.accepted += 1
+    record.fused.add(ticket.party)
     record.arrived.add(outcome.metrics, outcome.weight)
     record.metrics.update(record.arrived.result())
     return Arrival(ticket, outcome)

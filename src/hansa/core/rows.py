@@ -11,8 +11,9 @@ import mmap
 import os
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,7 +35,7 @@ class Rows:
             raise DataError(f"updates are the rows of a matrix [K, d], got the shape {tuple(data.shape)}")
         self.data = data
         self.index = list(range(len(data))) if index is None else list(index)
-        self._whole = len(self.index) == len(data)
+        self._whole = self.index == list(range(len(data)))
 
     def __len__(self) -> int:
         return len(self.index)
@@ -74,7 +75,7 @@ class Rows:
         other: Rows = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other.index = [self.index[k] for k in keep]
-        other._whole = len(other.index) == len(self.data)
+        other._whole = other.index == list(range(len(self.data)))
         return other
 
     def spans(self, numbers: int | None = None) -> list[tuple[int, int]]:
@@ -107,7 +108,13 @@ class Rows:
                 yield from map(at_block, spans)
                 return
             with ThreadPoolExecutor(cores) as pool:
-                yield from pool.map(at_block, spans)
+                ahead: deque[Future[T]] = deque()  # few, so that results do not pile up
+                for span in spans:
+                    ahead.append(pool.submit(at_block, span))
+                    if len(ahead) > 2 * cores:
+                        yield ahead.popleft().result()
+                while ahead:
+                    yield ahead.popleft().result()
 
 
 class MappedRows(Rows):
@@ -117,7 +124,7 @@ class MappedRows(Rows):
         size = count * dim * dtype.itemsize
         if not 0 < size <= os.fstat(file).st_size:
             raise DataError(f"{count} rows of {dim} numbers take {size} bytes, the file has {os.fstat(file).st_size}")
-        self._map = mmap.mmap(file, size, access=access)
+        self._map, self._writes = mmap.mmap(file, size, access=access), access == mmap.ACCESS_WRITE
         super().__init__(torch.frombuffer(self._map, dtype=dtype).view(count, dim))
 
     @classmethod
@@ -139,6 +146,8 @@ class MappedRows(Rows):
             return cls(file.fileno(), count, dim, dtype, mmap.ACCESS_WRITE)
 
     def write(self, k: int, row: Tensor) -> Tensor:
+        if not self._writes:
+            raise DataError("rows of a file that was opened to be read cannot be set")
         placed = super().write(k, row)
         self._release(k, 0, self.dim)
         return placed

@@ -109,8 +109,15 @@ class Holdings:
         y = self.train.y
         whole = not y.is_floating_point() and y.numel() > 0
         self.classes = task.classes if task.classes is not None else (int(y.max()) + 1 if whole else None)
-        if whole and (int(y.min()) < 0 or (self.classes is not None and int(y.max()) >= self.classes)):
-            raise DataError(f"targets must lie in 0..{(self.classes or 1) - 1}, got {int(y.min())}..{int(y.max())}")
+        for what, labels in (
+            ("", y),
+            ("test: ", self.test and self.test[1]),
+            ("trusted: ", self.trusted and self.trusted[1]),
+        ):
+            if whole and labels is not None and labels.numel():
+                low, high = int(labels.min()), int(labels.max())
+                if low < 0 or (self.classes is not None and high >= self.classes):
+                    raise DataError(f"{what}targets must lie in 0..{(self.classes or 1) - 1}, got {low}..{high}")
 
     def _central(self, pair: Pair | None, objective: Objective, what: str) -> tuple[Tensor, Tensor] | None:
         """Samples that no party holds, as the parties' are."""

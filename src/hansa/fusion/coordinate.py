@@ -59,8 +59,17 @@ class TrimmedMean(Coordinate):
         if not 0 <= self.beta < 0.5:
             raise ConfigError(f"beta must lie in [0, 0.5), got {self.beta}")
 
+    def cut(self, n: int) -> int:
+        """How many values are left out at each end."""
+        return math.floor(self.beta * n + 1e-9)
+
+    def check(self, n: int) -> None:
+        super().check(n)
+        if 2 * self.cut(n) >= n:
+            raise BoundError(f"trimmed-mean: beta = {self.beta} leaves nothing of {n} updates")
+
     def rule(self, n: int) -> Rule:
-        return functools.partial(trimmed, cut=math.floor(self.beta * n + 1e-9))
+        return functools.partial(trimmed, cut=self.cut(n))
 
 
 @register("meamed")

@@ -57,7 +57,7 @@ def _gram(rows: Rows, centre: Tensor, dtype: torch.dtype) -> Tensor:
         around = block.sub_(centre[at:end].to(dtype))
         return (around @ around.t()).double()
 
-    gram: Tensor = total(rows.map(work, PRODUCTS, dtype)).cpu()
+    gram: Tensor = total(rows.map(work, max(PRODUCTS, len(rows) ** 2), dtype)).cpu()
     return (gram + gram.t()) / 2
 
 

@@ -13,6 +13,7 @@ from hansa.core.federation import Federation
 from hansa.core.op import Op, Payload
 from hansa.core.params import Params
 from hansa.core.registry import register
+from hansa.core.replies import all_finite
 from hansa.core.rows import Rows, total
 from hansa.fusion.distances import WIDE, combination, norms
 from hansa.fusion.fusion import Fused, Robust
@@ -41,10 +42,13 @@ class FLTrust(Robust):
         if not isinstance(own, Tensor) or own.shape != (rows.dim,):
             raise ConfigError(f"fltrust: give the server's own update as trusted=, a vector of {rows.dim} numbers")
         g = own.double().to(rows.device)
+        if not all_finite(g):
+            raise BoundError("fltrust: the server's own update is not finite")
         lengths, length = norms(rows), g.norm()
         products = total(rows.map(lambda at, end, block: block @ g[at:end], WIDE, torch.float64))
         scale = lengths * length
         cosines = torch.where(scale > 0, products / scale, 0.0).cpu()
+        cosines = torch.where(torch.isfinite(cosines), cosines, 0.0)  # of a row too long to be measured
         trust = cosines.clamp(min=0.0)
         if not float(trust.sum()) > 0:
             raise BoundError("fltrust: no update points where the server's own does")

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from hansa.core.errors import BoundError, ConfigError, RoundAborted
+from hansa.core.errors import BoundError, ConfigError, DataError, RoundAborted
 from hansa.core.federation import Federation, Finding, Gathered
 from hansa.core.op import Op, Payload
 from hansa.core.params import Params
@@ -77,7 +77,12 @@ class Fusion(Part):
             kept = [k for k in range(len(rows)) if all_finite(rows.row(k))]
         self.check(len(kept))
         part = None if shares is None else shares[kept]
-        fused = self.fuse(rows.take(kept), part, watch, **known)
+        if part is not None and not float(part.sum()) > 0:
+            raise BoundError(f"{self.name}: the updates that are finite have no weight")
+        try:
+            fused = self.fuse(rows.take(kept), part, watch, **known)
+        except NotFinite:
+            raise DataError(f"{self.name}: the updates are too large to be added") from None
         return Fused(fused.w, _spread(fused.shares, kept, len(rows), 0.0),
                      None if fused.scores is None else _spread(fused.scores, kept, len(rows), math.nan))  # fmt: skip
 
@@ -100,7 +105,10 @@ def _weights(weights: Any, rows: Rows, name: str) -> Tensor | None:
     """Weights as float64, one a row and none negative."""
     if weights is None:
         return None
-    shares = torch.as_tensor(weights, dtype=torch.float64, device=rows.device)
+    try:
+        shares = torch.as_tensor(weights, dtype=torch.float64, device=rows.device)
+    except (RuntimeError, TypeError, ValueError):
+        raise ConfigError(f"{name}: weights are numbers, one an update, got {weights!r}") from None
     if shares.shape != (len(rows),):
         raise ConfigError(f"{name}: {len(rows)} updates need as many weights, got the shape {tuple(shares.shape)}")
     if not bool((shares >= 0).all()) or not 0 < float(shares.sum()) < math.inf:
@@ -119,7 +127,8 @@ class Robust(Fusion):
     """Base of the fusions that look at each update, because some may be hostile.
 
     Parties count alike, whatever number of samples they claim. Whatever they send beside the update (running means of
-    a BatchNorm, control variates, counters) is fused by the coordinate-wise median, so that it is no way in.
+    a BatchNorm, control variates, counters) is fused by the coordinate-wise median, so that it is no way in. Rules that
+    stand past one half take the running means from the server's own samples.
     """
 
     verbs: ClassVar[frozenset[str]] = frozenset({"gather"})
@@ -142,18 +151,24 @@ class Robust(Fusion):
             fused = self.fuse(answer.matrix("w"), self.weighs(answer), **self.judge(fed, op, params, payload))
         except BoundError as reason:
             raise RoundAborted(str(reason)) from None
+        except NotFinite:
+            raise RoundAborted(f"{self.name}: the updates are too large to be added") from None
         out = set(fused.excluded)
         fed.report(Finding(self.name, answer.parties, fused.shares, fused.scores, [answer.parties[k] for k in out]))
-        honest = [k for k in range(len(answer.parties)) if self.majority or k not in out]
-        first = answer.replies[0]
-        others = {name: median(answer, name, honest) for name in first.tensors if name != "w"}
-        counts = lower_median([answer.replies[k].maxima["counts"] for k in honest]) if first.maxima else None
-        return Update(fused.w, others.pop("stats", None), counts, others, len(answer.parties))
+        n, first = len(answer.parties), answer.replies[0]
+        if self.majority:
+            others = {name: median(answer, name) for name in first.tensors if name != "w"}
+            counts = lower_median([reply.maxima["counts"] for reply in answer.replies]) if first.maxima else None
+            return Update(fused.w, others.pop("stats", None), counts, others, n)
+        if "stats" not in first.tensors and not first.maxima:
+            return Update(fused.w, replies=n)
+        own = fed.at_server(op, payload)
+        return Update(fused.w, own.tensors.get("stats"), own.maxima.get("counts"), replies=n)
 
 
-def median(answer: Gathered, name: str, keep: Sequence[int]) -> Tensor:
-    """The coordinate-wise median of a tensor over some of the replies."""
-    middle, _ = by_coordinate(answer.matrix(name).take(keep), middle_of)
+def median(answer: Gathered, name: str) -> Tensor:
+    """The coordinate-wise median of a tensor of the replies."""
+    middle, _ = by_coordinate(answer.matrix(name), middle_of)
     return middle.view(answer.replies[0].tensors[name].shape)
 
 

@@ -22,16 +22,17 @@ from hansa.fusion.fusion import Fused, Robust
 class GeometricMedian(Robust):
     """The point with the least sum of distances to all updates. Weiszfeld's iteration, smoothed: Pillutla et al. 2022.
 
-    z <- sum_i b_i v_i / sum_i b_i with b_i = w_i / max(nu, ||z - v_i||), until the objective falls by less than
-    `tolerance` of itself or `iterations` are done. Stands while the hostile have less than half of the weight; faults
-    spread over the coordinates of all parties get by it. Parties count alike; `weighted` counts samples, as
-    Pillutla et al. do, and then a party that claims most of them decides. It begins at the coordinate-wise median: from
-    the mean, which one update can put anywhere, the way back may take hundreds of iterations.
+    z <- sum_i b_i v_i / sum_i b_i with b_i = w_i / max(nu, ||z - v_i||), until z moves by less than `tolerance` of the
+    median distance (not of their sum, which one far update fills) or `iterations` are done. Stands while the hostile
+    have less than half of the weight; faults spread over the coordinates of all parties get by it. Parties count
+    alike; `weighted` counts samples, as Pillutla et al. do, and then a party that claims most of them decides. It
+    begins at the coordinate-wise median: from the mean, which one update can put anywhere, the way back may take
+    hundreds of iterations.
     """
 
     nu: float = 1e-6
     iterations: int = 100
-    tolerance: float = 1e-9
+    tolerance: float = 1e-6
     weighted: bool = False
 
     def __post_init__(self) -> None:
@@ -46,30 +47,29 @@ class GeometricMedian(Robust):
         return answer.weights.double() if self.weighted else None
 
     def fuse(self, rows: Rows, weights: Tensor | None, watch: bool = True, **known: Any) -> Fused:
-        w = torch.ones(len(rows), dtype=torch.float64, device=rows.device) if weights is None else weights
+        w = torch.ones(len(rows), dtype=torch.float64) if weights is None else weights
+        w = w.to(rows.device)
         wide = Median().fuse(rows, None, watch=False).w.double()
         apart = distances_to(rows, wide)
-        objective = torch.inf
-        b = w
         for _ in range(self.iterations):
-            before, objective = objective, float((w * apart).sum())
-            if before - objective <= self.tolerance * objective:
-                break
             b = w / apart.clamp(min=self.nu)
             b = b / b.sum()
-            apart = self._move(rows, b, wide)
-        b = b / b.sum()
+            apart, moved = self._move(rows, b, wide)
+            if moved <= self.tolerance * float(apart.median()):
+                break
         return Fused(combination(rows, b), b.tolist())
 
-    def _move(self, rows: Rows, b: Tensor, z: Tensor) -> Tensor:
-        """Set z to the combination of the rows and give their distances to it, in one pass."""
+    def _move(self, rows: Rows, b: Tensor, z: Tensor) -> tuple[Tensor, float]:
+        """Set z to the combination of the rows and give their distances to it, and how far it went, in one pass."""
 
         def work(at: int, end: int, block: Tensor) -> Tensor:
-            z[at:end] = b @ block
-            return block.sub_(z[at:end]).square_().sum(1)
+            new = b @ block
+            step = (new - z[at:end]).square().sum()
+            z[at:end] = new
+            return torch.cat([block.sub_(new).square_().sum(1), step[None]])
 
-        squares: Tensor = total(rows.map(work, WIDE, torch.float64))
-        return squares.sqrt()
+        found = total(rows.map(work, WIDE, torch.float64)).sqrt()
+        return found[:-1], float(found[-1])
 
 
 def distances_to(rows: Rows, point: Tensor) -> Tensor:

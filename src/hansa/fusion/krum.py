@@ -28,7 +28,8 @@ def krum_scores(distances: Tensor, neighbours: int) -> Tensor:
 def one_by_one(distances: np.ndarray[Any, Any], count: int, f: int) -> list[int]:
     """So many rows, each the choice of Krum among those left."""
     n = len(distances)
-    order = np.argsort(distances + np.diag(np.full(n, np.inf)), axis=1, kind="stable")[:, : n - 1]
+    alone = np.eye(n, dtype=bool)
+    order = np.lexsort((alone, np.where(alone, np.inf, distances)), axis=1)[:, : n - 1]  # without the row itself
     rising = np.take_along_axis(distances, order, axis=1)
     left, chosen = np.ones(n, dtype=bool), list[int]()
     for size in range(n, n - count, -1):
@@ -36,8 +37,9 @@ def one_by_one(distances: np.ndarray[Any, Any], count: int, f: int) -> list[int]
         near = there & (there.cumsum(1) <= max(1, size - f - 2))
         scores = np.where(near, rising, 0.0).sum(1)
         ties = np.flatnonzero(left & (scores == scores[left].min()))
-        nearest = distances[ties][:, left].sum(1)
-        chosen.append(int(ties[nearest.argmin()]))
+        apart = distances[ties][:, left]
+        beyond = ~np.isfinite(apart)  # too far to be measured
+        chosen.append(int(ties[np.lexsort((np.where(beyond, 0.0, apart).sum(1), beyond.sum(1)))[0]]))
         left[chosen[-1]] = False
     return chosen
 

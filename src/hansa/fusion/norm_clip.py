@@ -23,7 +23,7 @@ class NormClip(Robust):
 
     f hostile parties of n move the model by at most bound * f / n: enough against a scaled backdoor, not against many
     patient parties. Left out, the bound is the median norm of the round's updates. `weighted` counts samples in place
-    of parties.
+    of parties. Nobody is excluded; the scores are the norms.
     """
 
     bound: float | None = None
@@ -42,4 +42,4 @@ class NormClip(Robust):
         factors = torch.where(lengths > bound, bound / lengths, 1.0)
         w = torch.ones(len(rows), dtype=torch.float64) if weights is None else weights.cpu()
         fused = combination(rows, w * factors, float(w.sum()))
-        return Fused(fused, (w * factors / w.sum()).tolist(), lengths.tolist())
+        return Fused(fused, (w / w.sum()).tolist(), lengths.tolist())

@@ -58,7 +58,7 @@ def middle_of(block: Tensor, ordered: Tensor) -> Limits:
     """The median: of an even number, the mean of the two middle values."""
     n = ordered.shape[1]
     low, high = ordered[:, (n - 1) // 2], ordered[:, n // 2]
-    return low.to(torch.float64, copy=True).add_(high).div_(2), low, high
+    return low.double() / 2 + high.double() / 2, low, high  # halved first: the sum of two numbers may be none
 
 
 def trimmed(block: Tensor, ordered: Tensor, cut: int) -> Limits:

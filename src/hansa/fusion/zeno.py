@@ -62,6 +62,8 @@ class Zeno(Robust):
             raise ConfigError(f"zeno: give loss=, a function of a model, and at=, the model, {rows.dim} numbers")
         n = len(rows)
         before, penalties = float(loss(at)), (self.rho * norms(rows).square()).tolist()
+        if not math.isfinite(before):
+            raise BoundError("zeno: the loss of the model on the server's samples is not finite")
         scores = []
         for k, penalty in enumerate(penalties):
             after = float(loss(torch.add(at, rows.row(k), alpha=self.gamma)))

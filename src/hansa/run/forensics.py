@@ -18,8 +18,9 @@ History = Sequence[Mapping[str, Any]]
 
 
 def parties(history: History, attackers: Sequence[str]) -> list[str]:
-    """All parties that a fusion looked at, the attackers first."""
-    seen = dict.fromkeys(name for line in history for name in line.get("fusion", {}).get("shares", {}))
+    """All parties that a fusion looked at, and those whose replies were rejected; the attackers first."""
+    robust = [line for line in history if "fusion" in line]
+    seen = dict.fromkeys(name for line in robust for name in (*line["fusion"]["shares"], *line.get("rejected", {})))
     return sorted(seen, key=lambda name: (name not in attackers, len(name), name))
 
 
@@ -91,7 +92,7 @@ def table(history: History, attackers: Sequence[str]) -> list[tuple[str, ...]]:
         lines = [line["fusion"] for line in history if name in line.get("fusion", {}).get("shares", {})]
         out = sum(name in found["excluded"] for found in lines)
         rejected = sum(name in line.get("rejected", {}) for line in history)
-        share = sum(found["shares"][name] for found in lines) / len(lines)
+        share = sum(found["shares"][name] for found in lines) / max(1, len(lines))
         kind = ("attacker" if name in attackers else "honest",) if attackers else ()
         rows.append((name, *kind, f"{len(lines):,}", f"{out:,}", f"{rejected:,}", f"{share:.4f}"))
     return rows

@@ -95,11 +95,11 @@ class Training:
                 f"this selector ({self.run.select.name}) looks at the loss of each party that trained, which a secure "
                 "sum hides; choose another selector"
             )
-        if self.protocol is not None and "gather" in self.algorithm.verbs:
+        if self.protocol is not None and self.algorithm.verbs - {"reduce"}:
             fusion = getattr(self.algorithm, "fusion", self.algorithm)
             raise ConfigError(
-                f"{self.algorithm.name}: {fusion.name} looks at the update of each party, which a secure sum hides; "
-                "use fusion = 'mean', or no secure sum"
+                f"{self.algorithm.name}: {fusion.name} looks at what each party sends, which a secure sum hides; use "
+                "another fusion or algorithm, or no secure sum"
             )
         needed, cohort = self.run.rules().needed(self.problem.cohort_size), self.problem.cohort_size
         if needed > cohort:
@@ -248,11 +248,11 @@ class Training:
         for name, who in (("missing", record.missing), ("rejected", record.rejected)):
             if who:
                 line[name] = {self.holdings.name(party): reason for party, reason in who.items()}
-        return record.metrics | line | self._found(fed, record)
+        return record.metrics | line | (self._found(fed, record) if empty is None else {})
 
     def _found(self, fed: Federation, record: Record) -> dict[str, Any]:
-        """What the fusion found about single parties, by name; and where the attackers are known, how many of those
-        whose replies had no part were attackers (precision), and of the attackers (recall)."""
+        """What the fusion found about single parties, by name; and where the attackers are known, which part of those
+        excluded or rejected were attackers (precision), and of the attackers were excluded or rejected (recall)."""
         out: dict[str, Any] = {}
         name = self.holdings.name
         if self.attackers:

@@ -64,8 +64,10 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
     with deterministic(run.device), products(run.precision):
         objective = Objective(task.model, task.loss, run.seed, run.device, run.precision == "bf16")
         holdings = task.holdings(objective)
-        if task.prepare is None and _has_nan(holdings.train.x):
-            raise DataError("the parties' features have missing values (NaN); give the task prepare=Standardise()")
+        trusted = holdings.trusted[0] if holdings.trusted is not None else holdings.train.x[:0]
+        for whose, x in (("parties'", holdings.train.x), ("server's trusted", trusted)):
+            if task.prepare is None and _has_nan(x):
+                raise DataError(f"the {whose} features have missing values (NaN); give the task prepare=Standardise()")
         store = Store(run_dir) if run_dir is not None else None
         data = fingerprint(holdings) if store is not None else None  # before anybody poisons them
         groups = adversaries(adversary)
@@ -125,9 +127,9 @@ def plan(engine: ReferenceEngine, device: str) -> dict[str, Any]:
 
 
 def fingerprint(holdings: Holdings) -> str:
-    """A checksum of the parties' training samples."""
+    """A checksum of the parties' training samples, and of the server's own."""
     check = zlib.crc32(holdings.train.offsets.tobytes())
-    for tensor in (holdings.train.x, holdings.train.y):
+    for tensor in (holdings.train.x, holdings.train.y, *(holdings.trusted or ())):
         flat = tensor.detach().cpu().contiguous().view(-1)
         check = zlib.crc32(flat.view(torch.uint8).numpy().data if flat.numel() else b"", check)
     return f"{check:08x}"
