@@ -60,7 +60,7 @@ def bulyan(rows: Rows, f: int) -> list[float]:
     left, chosen = list(rows), []
     for _ in range(len(rows) - 2 * f):
         scores = krum_scores(left, max(1, len(left) - f - 2))
-        ranks = [(score, sum(apart(row, other) for other in left)) for score, row in zip(scores, left, strict=True)]
+        ranks = [(score, sum(apart(row, other) for other in rows)) for score, row in zip(scores, left, strict=True)]
         chosen.append((rows.index(left[ranks.index(min(ranks))]), left.pop(ranks.index(min(ranks)))))
     chosen = [row for _, row in sorted(chosen, key=lambda pair: pair[0])]
     return meamed(chosen, 2 * f)

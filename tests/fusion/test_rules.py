@@ -277,6 +277,18 @@ def test_colluders_at_one_far_point_never_win_within_the_bound(seed: int, n: int
     assert set(range(f)) <= set(MultiKrum(f=f).examine(rows).excluded)
 
 
+def test_fields_left_out_are_the_largest_that_the_bound_allows() -> None:
+    for n in range(3, 16):
+        rows = draw(n, n)
+        f, b = (n - 3) // 2, (n - 3) // 4
+        assert torch.equal(MultiKrum()(rows), MultiKrum(f=f, m=n - f - 2)(rows))
+        assert torch.equal(Krum()(rows), Krum(f=f)(rows))
+        assert torch.equal(Bulyan()(rows), Bulyan(f=b)(rows))
+        assert torch.equal(MeaMed()(rows), MeaMed(q=(n - 1) // 2)(rows))
+        told = known(Zeno(), rows)
+        assert torch.equal(Zeno()(rows, **told), Zeno(b=n // 2)(rows, **told))
+
+
 @given(seed=seeds)
 def test_multi_krum_lies_between_krum_and_the_mean(seed: int) -> None:
     rows = draw(seed)
@@ -325,8 +337,9 @@ def test_trimmed_mean_is_the_mean_at_one_end_and_the_median_at_the_other(seed: i
 
 
 def test_the_share_that_is_trimmed_is_not_lost_to_rounding() -> None:
-    rows = torch.arange(10.0).square()[:, None]  # 0.3 * 10 is 2.9999999999999996
-    assert TrimmedMean(beta=0.3)(rows).item() == (9 + 16 + 25 + 36) / 4
+    rows = torch.arange(100.0).square()[:, None]
+    assert math.floor(0.29 * 100) == 28  # 0.29 * 100 is 28.999999999999996
+    assert TrimmedMean(beta=0.29)(rows).item() == pytest.approx(sum(k * k for k in range(29, 71)) / 42)
 
 
 def test_shares_are_the_coordinates_that_were_kept() -> None:

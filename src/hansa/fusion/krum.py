@@ -37,7 +37,7 @@ def one_by_one(distances: np.ndarray[Any, Any], count: int, f: int) -> list[int]
         near = there & (there.cumsum(1) <= max(1, size - f - 2))
         scores = np.where(near, rising, 0.0).sum(1)
         ties = np.flatnonzero(left & (scores == scores[left].min()))
-        apart = distances[ties][:, left]
+        apart = distances[ties]
         beyond = ~np.isfinite(apart)  # too far to be measured
         chosen.append(int(ties[np.lexsort((np.where(beyond, 0.0, apart).sum(1), beyond.sum(1)))[0]]))
         left[chosen[-1]] = False
