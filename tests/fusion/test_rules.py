@@ -111,6 +111,21 @@ def test_the_result_is_a_new_vector_in_the_type_of_the_updates(rule: Fusion, dty
 
 
 @pytest.mark.parametrize("rule", RULES, ids=names)
+def test_updates_may_be_arrays_or_lists_of_vectors_of_any_layout(rule: Fusion) -> None:
+    rows = draw(0)
+    told = known(rule, rows)
+    wanted = rule(rows, **told)
+    for given_as in (rows.numpy(), rows.tolist(), list(rows), rows.t().contiguous().t(), rows.clone().requires_grad_()):
+        assert close(rule(given_as, **told).double(), wanted, 1e-5)  # plain lists become float32
+    half = rule(rows.half(), **{name: v.half() if isinstance(v, Tensor) else v for name, v in told.items()})
+    assert half.dtype == torch.float16
+    assert torch.allclose(half.double(), wanted, atol=0.05)
+    for ragged in ([rows[0], rows[1][:3]], [[1.0], [1.0, 2.0]], "updates"):
+        with pytest.raises(ConfigError, match="one row a party"):
+            rule(ragged)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=names)
 @given(seed=seeds, bad=st.sampled_from([math.nan, math.inf, -math.inf]), where=st.integers(0, 6))
 def test_updates_that_are_not_finite_are_left_out_bit_for_bit(rule: Fusion, seed: int, bad: float, where: int) -> None:
     rows = draw(seed)

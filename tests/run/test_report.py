@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 from pathlib import Path
 
@@ -115,3 +116,57 @@ def test_learning_is_drawn_over_simulated_time_only_where_rounds_take_different_
         stands_alone(page)
         assert ("Learning over simulated time" in page) == (name == "uneven")
         assert "simulated seconds" in page  # in numbers
+
+
+def attacked(folder: Path) -> Path:
+    from hansa.run.config import parse
+
+    tree = {
+        "task": {"dataset": "digits", "model": "logistic"},
+        "partition": {"name": "iid", "parties": 8},
+        "algorithm": {"name": "fedavg", "fusion": "multi-krum"},
+        "adversary": {"kind": "sign-flip", "parties": [2, 5], "scale": 4},
+        "run": {"rounds": 4},
+    }
+    experiment = parse(tree)
+    simulate(experiment.algorithm, experiment.build_task(), run_dir=folder, **experiment.settings())
+    return folder
+
+
+def test_a_run_with_hostile_parties_reports_who_was_left_out(tmp_path: Path) -> None:
+    page = run_report(attacked(tmp_path / "run")).read_text()
+    assert "Part in the model, party by party" in page
+    assert "What the fusion found" in page
+    rows = re.findall(r"<tr><td>(\d)</td><td>(\w+)</td><td>4</td><td>(\d)</td><td>0</td><td>([\d.]+)</td></tr>", page)
+    assert [(name, kind) for name, kind, *_ in rows[:2]] == [("2", "attacker"), ("5", "attacker")]
+    assert [(left_out, share) for _, _, left_out, share in rows[:2]] == [("4", "0.0000")] * 2
+    assert len(rows) == 8
+
+
+def test_precision_and_recall_of_exclusion_are_those_of_the_parties_left_out(tmp_path: Path) -> None:
+    folder = attacked(tmp_path / "run")
+    history = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in history:
+        out = set(line["fusion"]["excluded"])
+        assert {"2", "5"} <= out
+        assert line["exclusion_recall"] == 1
+        assert line["exclusion_precision"] == 2 / len(out)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["exclusion_recall"] == 1
+    assert summary["exclusion_precision"] == pytest.approx(sum(line["exclusion_precision"] for line in history) / 4)
+
+
+def test_the_figure_of_shares_has_the_attackers_above_the_line() -> None:
+    from hansa.run import forensics
+
+    history = [
+        {"round": k, "fusion": {"shares": {"a": 0.5, "b": 0.0, "c": 0.5}, "excluded": ["b"]}, "exclusion_recall": 1.0}
+        for k in (1, 2)
+    ]
+    figure = forensics.figure(history, ["b"])
+    assert figure is not None
+    shares, caught = figure.axes[0], figure.axes[1]
+    assert [label.get_text() for label in shares.get_yticklabels()] == ["b", "a", "c"]
+    assert shares.images[0].get_array().tolist() == [[0, 0], [1, 1], [1, 1]]
+    assert caught.get_title(loc="left") == "Who was left out"
+    assert forensics.figure([{"round": 1}], []) is None

@@ -55,7 +55,9 @@ class BitFlip(Adversary):
         first = rows[:, : self.dims]
         count = int((self.fraction or 0.0) * len(rows) + 1e-9)
         draws = rng.uniform(torch.tensor(scene.key, device=rows.device), first.shape)
-        hit = draws.argsort(dim=0, stable=True).argsort(dim=0) < count
+        if not count:
+            return rows
+        hit = draws <= draws.t().contiguous().kthvalue(count, dim=1).values
         return torch.cat([torch.where(hit, flipped(first, self.bits), first), rows[:, self.dims :]], 1)
 
 

@@ -9,7 +9,7 @@ from hansa.core.replies import BLOCK, all_finite
 from hansa.core.rows import Rows, total
 from hansa.fusion.ordered import NotFinite
 
-COLUMNS = 2**16  # that are added at once
+COLUMNS = 2**17  # that are added at once
 PRODUCTS, WIDE = 2**18, 2**17  # numbers that are multiplied, or made float64, at once: they stay in a core's cache
 DIRECT = 2**26  # differences that take no time: all pairs of small matrices are compared as they are
 SAMPLE = 256  # columns that are looked at to find a row in the middle

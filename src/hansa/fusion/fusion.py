@@ -66,7 +66,7 @@ class Fusion(Part):
 
     def examine(self, updates: Any, weights: Any = None, watch: bool = True, **known: Any) -> Fused:
         """The fused vector with the share of each row in it and the rule's scores; a row that was left out has 0."""
-        rows = updates if isinstance(updates, Rows) else Rows(torch.as_tensor(updates))
+        rows = updates if isinstance(updates, Rows) else Rows(_matrix(updates, self.name))
         if not rows.dtype.is_floating_point:
             raise ConfigError(f"{self.name}: updates are floating-point numbers, got {rows.dtype}")
         shares = _weights(weights, rows, self.name)
@@ -85,6 +85,15 @@ class Fusion(Part):
                       **extra: Any) -> Update:  # fmt: skip
         """Send the model (and `extra`) to the cohort, have it run `op`, fuse the replies."""
         raise TypeError(f"the fusion {self.name!r} fuses nothing")
+
+
+def _matrix(updates: Any, name: str) -> Tensor:
+    """Updates as one tensor, given as a tensor, an array or a list of vectors."""
+    try:
+        several = isinstance(updates, (list, tuple)) and all(isinstance(row, Tensor) for row in updates)
+        return (torch.stack(list(updates)) if several else torch.as_tensor(updates)).detach()
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(f"{name}: updates are a matrix [K, d], one row a party: {error}") from None
 
 
 def _weights(weights: Any, rows: Rows, name: str) -> Tensor | None:

@@ -113,8 +113,7 @@ class MultiKrum(Krum):
 @register("bulyan")
 @dataclass(frozen=True)
 class Bulyan(Krum):
-    """n - 2f updates chosen by Krum one after another, then the mean of each coordinate about their median. El Mhamdi
-    et al. 2018.
+    """n - 2f updates chosen by Krum, then the mean of each coordinate about its median. El Mhamdi et al. 2018.
 
     Krum bounds whole updates and the second step single coordinates: of the theta = n - 2f chosen values those
     theta - 2f are averaged that are nearest to the median. Needs n >= 4f + 3; f is the largest such number if left out.

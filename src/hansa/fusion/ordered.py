@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from hansa.core.replies import all_finite
 from hansa.core.rows import Rows
 
+SORTED = 2**18  # numbers that are sorted at once
 Limits = tuple[Tensor, Tensor, Tensor]  # a value for each coordinate, and the smallest and largest that made it
 Rule = Callable[[Tensor, Tensor], Limits]  # of a block [K, c] and the same in order [c, K]
 
@@ -24,13 +27,13 @@ class NotFinite(Exception):
 
 def in_order(block: Tensor) -> Tensor:
     """The values of each coordinate in rising order: [K, c] becomes [c, K]. Values that are not finite are refused."""
-    turned = block.t().contiguous()
-    if turned.device.type == "cpu" and turned.dtype in (torch.float32, torch.float64):
-        turned = turned.clone() if turned.data_ptr() == block.data_ptr() else turned  # one column, or one row
-        turned.numpy().sort(axis=1)
+    if block.device.type == "cpu" and block.dtype in (torch.float32, torch.float64):
+        values = np.array(block.numpy().T, order="C")
+        values.sort(axis=1)
+        turned = torch.from_numpy(values)
     else:
-        turned = turned.sort(1).values
-    if not bool(torch.isfinite(turned[:, 0]).all() & torch.isfinite(turned[:, -1]).all()):  # NaN comes last
+        turned = block.t().contiguous().sort(1).values
+    if not all_finite(turned[:, :: max(1, turned.shape[1] - 1)]):  # the first and the last, and NaN comes last
         raise NotFinite
     return turned
 
@@ -46,7 +49,7 @@ def by_coordinate(rows: Rows, rule: Rule, watch: bool = False) -> tuple[Tensor, 
         out[at:end] = value
         return ((block >= low) & (block <= high)).sum(1) if watch else kept
 
-    for part in rows.map(work):
+    for part in rows.map(work, SORTED):
         kept = kept + part
     return out, (kept.double() / max(1, rows.dim)).tolist() if watch else []
 
@@ -55,7 +58,7 @@ def middle_of(block: Tensor, ordered: Tensor) -> Limits:
     """The median: of an even number, the mean of the two middle values."""
     n = ordered.shape[1]
     low, high = ordered[:, (n - 1) // 2], ordered[:, n // 2]
-    return (low.double() + high.double()) / 2, low, high
+    return low.to(torch.float64, copy=True).add_(high).div_(2), low, high
 
 
 def trimmed(block: Tensor, ordered: Tensor, cut: int) -> Limits:
