@@ -227,18 +227,18 @@ def heat_map(found: dict[Cell, dict[str, Any]], dataset: str, partition: str) ->
         for _, attack, share, what in rows
     ])  # fmt: skip
     figure = Figure(figsize=(9.5, 0.235 * len(rows) + 1.6), layout="constrained", dpi=110)
-    axes = figure.subplots()
+    axes, fusions = figure.subplots(), list(FUSIONS)
     axes.set_facecolor("0.92")
     image = axes.imshow(values, cmap="cividis", vmin=0, vmax=1, aspect="auto")
     for i, j in np.ndindex(values.shape):
-        value, (_, _, share, _) = values[i, j], rows[i]
+        value, (_, attack, share, _) = values[i, j], rows[i]
         if np.isnan(value):
-            text = "refused" if share <= 0.5 else ""
-            axes.text(j, i, text, ha="center", va="center", fontsize=6.5, color="0.45")
+            line = found.get(Cell(dataset, partition, attack, share, fusions[j]), {})
+            axes.text(j, i, "refused" * ("refused" in line), ha="center", va="center", fontsize=6.5, color="0.45")
         else:
             axes.text(j, i, f"{100 * value:.0f}", ha="center", va="center", fontsize=8,
                       color="black" if value > 0.55 else "white")  # fmt: skip
-    axes.set_xticks(range(len(FUSIONS)), list(FUSIONS), rotation=35, ha="left", rotation_mode="anchor")
+    axes.set_xticks(range(len(fusions)), fusions, rotation=35, ha="left", rotation_mode="anchor")
     axes.xaxis.tick_top()
     names = [f"{name}  {share:.0%}" if share else name for name, _, share, _ in rows]
     axes.set_yticks(range(len(rows)), names, fontsize=8)
@@ -257,6 +257,9 @@ def heat_map(found: dict[Cell, dict[str, Any]], dataset: str, partition: str) ->
 def draw() -> None:
     """Tables into the page, between its marks, and the pictures."""
     found = known()
+    missing = sum(cell not in found for cell in cells())
+    if missing:
+        print(f"  {missing} runs have no result yet: their cells are empty, or ? in the tables", file=sys.stderr)
     parts = []
     for dataset, title in DATASETS.items():
         for partition in PARTITIONS:

@@ -118,13 +118,18 @@ class Rows:
 
 
 class MappedRows(Rows):
-    """Rows in a file, one after another from its beginning. Pages are given back as soon as a block was read."""
+    """Rows in a file, one after another from its beginning.
+
+    `data` is the file mapped into memory, for single rows as they come and go. Blocks are read past the mapping: a page
+    that is touched brings its neighbours along, and those of blocks long done would stay.
+    """
 
     def __init__(self, file: int, count: int, dim: int, dtype: torch.dtype, access: int = mmap.ACCESS_COPY) -> None:
         size = count * dim * dtype.itemsize
         if not 0 < size <= os.fstat(file).st_size:
             raise DataError(f"{count} rows of {dim} numbers take {size} bytes, the file has {os.fstat(file).st_size}")
         self._map, self._writes = mmap.mmap(file, size, access=access), access == mmap.ACCESS_WRITE
+        self._file = _File(file)
         super().__init__(torch.frombuffer(self._map, dtype=dtype).view(count, dim))
 
     @classmethod
@@ -149,33 +154,42 @@ class MappedRows(Rows):
         if not self._writes:
             raise DataError("rows of a file that was opened to be read cannot be set")
         placed = super().write(k, row)
-        self._release(k, 0, self.dim)
+        size = self.dim * self.dtype.itemsize
+        first = k * size // mmap.PAGESIZE * mmap.PAGESIZE
+        self._map.madvise(mmap.MADV_DONTNEED, first, (k + 1) * size - first)  # the pages are the file's now
         return placed
 
     def block(self, at: int, end: int) -> Tensor:
-        columns = self.data[self.index, at:end]
-        for k in self.index:
-            self._release(k, at, end)
+        columns = torch.empty(len(self), end - at, dtype=self.dtype)
+        for k, part in zip(self.index, columns, strict=True):
+            self._file.read(part, (k * self.dim + at) * self.dtype.itemsize)
         return columns
 
     def row(self, k: int) -> Tensor:
-        row = super().row(k).clone()
-        self._release(self.index[k], 0, self.dim)
-        return row
+        return self.take([k]).block(0, self.dim)[0]
 
     def sample(self, count: int) -> Tensor:
-        columns = super().sample(count)
-        for k in self.index:
-            self._release(k, 0, self.dim)
-        return columns
+        step = max(1, self.dim // count)
+        return torch.cat([self.block(at, at + 1) for at in range(0, self.dim, step)], dim=1)
 
-    def _release(self, k: int, at: int, end: int) -> None:
-        """Let the pages of part of a row go; they are read again when they are wanted."""
-        size = self.dtype.itemsize
-        first = (k * self.dim + at) * size // mmap.PAGESIZE * mmap.PAGESIZE
-        last = (k * self.dim + end) * size
-        if last > first:
-            self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+class _File:
+    """A file that is open as long as somebody has it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = os.dup(number)
+
+    def __del__(self) -> None:
+        os.close(self.number)
+
+    def read(self, into: Tensor, at: int) -> None:
+        """Fill a vector from this byte on."""
+        left = into.view(torch.uint8).numpy().data
+        while len(left):
+            done = os.preadv(self.number, [left], at)
+            if not done:
+                raise DataError("a file of updates has become shorter than it was")
+            left, at = left[done:], at + done
 
 
 def total(parts: Iterator[Any]) -> Any:
