@@ -1,7 +1,8 @@
 """Every attack against every fusion: the accuracy that is left, as tables and heat maps.
 
-    python benchmarks/robustness.py --data-dir FOLDER [FOLDER]     run what is not in the results yet (stop it at will)
-    python benchmarks/robustness.py --draw                         the tables of docs/robustness.md and docs/images/
+    python benchmarks/robustness.py --data-dir FOLDER [FOLDER]     run what is not in the results yet (stop it at will),
+                                                                   then write docs/robustness.md and docs/images/
+    python benchmarks/robustness.py --draw                         the latter alone
 
 MNIST and Fashion-MNIST, 20 parties of 300 samples (IID, or shared out by Dirichlet(0.5): then 300 on average), a
 perceptron 784-50-10, FedAvg with one local epoch of SGD 0.1 in batches of 15, 30 rounds, one seed for everything. 100
@@ -289,6 +290,7 @@ def main() -> None:
     names = ("dataset", "partition", "attack", "fusion", "share")
     wanted = [c for c in cells() if all(not getattr(given, n) or getattr(c, n) in getattr(given, n) for n in names)]
     run_all(wanted, tuple(given.data_dir))
+    draw()
 
 
 if __name__ == "__main__":
