@@ -20,6 +20,7 @@ from hansa.core.registry import registered
 from hansa.fusion import (
     Bulyan,
     FLTrust,
+    Fused,
     Fusion,
     GeometricMedian,
     Krum,
@@ -348,6 +349,11 @@ def test_shares_are_the_coordinates_that_were_kept() -> None:
     assert TrimmedMean(beta=0.2).examine(rows).excluded == [0, 4]
     assert Median().examine(rows).shares == [0, 0, 1, 0, 0]
     assert MeaMed(q=2).examine(rows).shares == [0, 1, 1, 1, 0]
+
+
+def test_who_has_less_than_half_of_the_mean_share_is_excluded() -> None:
+    assert Fused(torch.zeros(1), [1.0, 1.0, 0.6, 0.3]).excluded == [3]
+    assert Fused(torch.zeros(1), [0.25] * 4).excluded == []
 
 
 # The geometric median
