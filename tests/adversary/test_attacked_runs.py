@@ -17,8 +17,8 @@ from hansa.core.federation import Ask
 from hansa.core.objective import Objective
 from hansa.core.op import Replies
 from hansa.core.registry import registered
-from hansa.fusion import WeightedMean
-from hansa.local import SGD
+from hansa.fusion import NormClip, TrimmedMean, WeightedMean
+from hansa.local import SGD, Controlled
 from hansa.sim.workers import usable
 from quadratics import found
 from quadratics import task as quadratics
@@ -129,6 +129,14 @@ def test_where_nobody_is_honest_omniscient_attackers_send_what_they_have(engine:
     assert one_round(hansa.IPM(fraction=1.0), engine) == pytest.approx(sum(OPTIMA) / 10)
 
 
+@dataclass(frozen=True)
+class Replaced(hansa.Backdoor):
+    """A backdoor's replacement of the model without its trigger, which only images can have."""
+
+    name: ClassVar[str] = "replaced"
+    poisons: ClassVar[bool] = False
+
+
 # --- what attacks do, and what they leave alone ---
 
 
@@ -202,8 +210,41 @@ def test_model_replacement_gives_the_attackers_model_where_others_send_nothing(
     torch.testing.assert_close(replaced, alone, rtol=0, atol=1e-12)
 
 
-def test_model_replacement_follows_the_schedule_of_the_servers_rate() -> None:
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "fusion",
+    [NormClip(bound=1e9), NormClip(bound=1e9, weighted=True), TrimmedMean(beta=0.0), WeightedMean()],
+    ids=["norm-clip", "norm-clip by samples", "trimmed-mean", "mean"],
+)
+def test_model_replacement_counts_parties_as_the_fusion_does(fusion: Any, engine: str) -> None:
+    given = quadratics([1.0] * 3, [5.0, 7.0, 11.0], sizes=[90, 10, 10])
+    for member, optimum in ((0, 5.0), (1, 7.0)):
+        others = tuple({0, 1, 2} - {member})
+        groups = [Replaced(parties=(member,)), hansa.FreeRider(parties=others)]
+        algorithm = hansa.FedAvg(local=ONE_STEP, fusion=fusion)
+        assert found(algorithm, given, 1, adversary=groups, engine=engine) == pytest.approx(optimum, abs=1e-9)
 
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_model_replacement_knows_the_step_of_scaffold(engine: str) -> None:
+    given = quadratics([1.0] * 3, [5.0, 7.0, 11.0], sizes=[90, 10, 10])
+    algorithm = hansa.Scaffold(local=Controlled(lr=1.0, steps=1, batch=None), server=hansa.Descent(0.5))
+    groups = [Replaced(parties=(0,)), hansa.FreeRider(parties=(1, 2))]
+    assert found(algorithm, given, 1, adversary=groups, engine=engine) == pytest.approx(5.0, abs=1e-9)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_where_the_servers_rate_ends_at_zero_a_backdoor_sends_what_it_has(engine: str) -> None:
+    server = hansa.build("server", "descent", schedule={"name": "cosine", "rounds": 2, "floor": 0.0})
+    algorithm = hansa.FedAvg(local=SGD(lr=0.5, batch=10), server=server)
+    assert server.schedule.factor(3) == 0.0
+    two, five = (attacked(hansa.Backdoor(parties=(0,), size=2), algorithm, rounds=rounds, engine=engine)
+                 for rounds in (3, 5))  # fmt: skip
+    assert torch.equal(two.state.params.w, five.state.params.w)
+    assert hansa.Backdoor()(torch.ones(3, 2), [1], rate=0.0)[1].tolist() == [1.0, 1.0]
+
+
+def test_model_replacement_follows_the_schedule_of_the_servers_rate() -> None:
     server = hansa.build("server", "descent", lr=0.5, schedule={"name": "exponential", "decay": 0.5})
     groups = [hansa.Backdoor(parties=(0,), size=2, share=0.0), hansa.FreeRider(parties=(1, 2, 3, 4, 5))]
     local = SGD(lr=0.5, batch=None, steps=1)

@@ -86,7 +86,8 @@ class Backdoor(Adversary):
         factor = self.scale
         if factor is None:
             assert scene.rate is not None
-            factor = scene.total / (scene.rate * sum(scene.weights))
+            pull = scene.rate * sum(scene.weights)
+            factor = scene.total / pull if pull else 1.0  # a server that stands still takes nothing, however large
         return (own.to(torch.float64) * factor).to(own.dtype)
 
 

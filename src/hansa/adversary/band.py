@@ -39,12 +39,13 @@ def adversaries(given: Any) -> tuple[Adversary, ...]:
 class Band:
     """All groups of attackers of a run. Groups are disjoint: named parties first, then those drawn, group by group.
 
-    `rate` gives the server's learning rate of a round, where it is known.
+    `rate` gives the server's learning rate of a round, where it is known. A server that looks at each update counts
+    parties alike, unless it is `weighted` by samples.
     """
 
     def __init__(self, groups: tuple[Adversary, ...], holdings: Holdings, seed: int,
-                 rate: Callable[[int], float] | None = None) -> None:  # fmt: skip
-        self.seed, self.rate = seed, rate
+                 rate: Callable[[int], float] | None = None, weighted: bool = False) -> None:  # fmt: skip
+        self.seed, self.rate, self.weighted = seed, rate, weighted
         self.members = _members(groups, holdings, seed)
         self.attackers = frozenset(party for members in self.members for party in members)
         self.groups = []
@@ -120,7 +121,8 @@ class Band:
         whole = list(_one_by_one(outcomes))
         replies = {party: outcome for party, outcome in whole if isinstance(outcome, Reply)}
         occasion = (ask.round, ask.phase, ask.index)
-        sent = self._sent(ask.op, ask.payload, replies, ask.round, len(ask.parties), ask.uniform, occasion)
+        uniform = ask.uniform or (ask.verb == "gather" and not self.weighted)
+        sent = self._sent(ask.op, ask.payload, replies, ask.round, len(ask.parties), uniform, occasion)
         return [(party, sent.get(party, outcome)) for party, outcome in whole]
 
     def forge_one(self, ticket: Ticket, op: Op, payload: Payload, reply: Reply) -> Reply:

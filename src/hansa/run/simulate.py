@@ -69,7 +69,8 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
         store = Store(run_dir) if run_dir is not None else None
         data = fingerprint(holdings) if store is not None else None  # before anybody poisons them
         groups = adversaries(adversary)
-        band = Band(groups, holdings, run.seed, _server_rate(algorithm)) if groups else None
+        weighted = getattr(getattr(algorithm, "fusion", None), "weighted", False)
+        band = Band(groups, holdings, run.seed, _server_rate(algorithm), weighted) if groups else None
         if band is not None:
             band.check(algorithm, masked=protocol is not None)
             band.poison(holdings)
@@ -134,9 +135,14 @@ def fingerprint(holdings: Holdings) -> str:
 
 
 def _server_rate(algorithm: Algorithm) -> Callable[[int], float] | None:
-    """The learning rate of a server that takes the fused update as it is, round by round; None for all others."""
+    """The learning rate of a server that takes the fused update as it is, round by round; None for all others.
+
+    Methods with a local solver of their own make something else of the updates first, except SCAFFOLD.
+    """
     server = getattr(algorithm, "server", None)
-    return (lambda round: server.lr * server.schedule.factor(round)) if type(server) is Descent else None
+    if type(server) is not Descent or algorithm.completes not in (None, "scaffold"):
+        return None
+    return lambda round: server.lr * server.schedule.factor(round)
 
 
 def _record(algorithm: Algorithm, run: Run, engine: ReferenceEngine, experiment: Any,
