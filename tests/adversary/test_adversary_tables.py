@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,10 @@ from typer.testing import CliRunner
 import hansa
 from hansa.cli.app import app
 from hansa.core.federation import Ask, Federation, Reduced
+from hansa.net.processes import ProcessRuntime
 from hansa.run.config import parse, read
+from hansa.run.party import load
+from hansa.testing import PARTY_COMMAND, run_on
 
 BASE = """
 [task]
@@ -79,6 +83,13 @@ def test_a_field_on_the_command_line_keeps_the_files_adversary(tmp_path: Path) -
     path = write(tmp_path, '[adversary]\nkind = "alie"\nfraction = 0.3')
     assert read(path, {"adversary.z": 2.0}).adversary == (hansa.ALIE(z=2.0, fraction=0.3),)
     assert read(path, {"adversary.kind": "alie"}).adversary == (hansa.ALIE(fraction=0.3),)
+
+
+@pytest.mark.parametrize("name", ["adversary.fraction", "adversary.1.fraction"])
+def test_the_command_line_does_not_reach_into_a_list_of_groups(name: str, tmp_path: Path) -> None:
+    path = write(tmp_path, '[[adversary]]\nkind = "alie"\n[[adversary]]\nkind = "gambler"')
+    with pytest.raises(hansa.ConfigError, match=r"2 of them\), and --set cannot reach into the list"):
+        read(path, {name: 0.3})
 
 
 @pytest.mark.parametrize(
@@ -180,6 +191,22 @@ def test_a_backdoor_needs_to_know_the_servers_rate_or_a_scale() -> None:
     with pytest.raises(hansa.ConfigError, match="give scale, or replace = false"):
         run(hansa.Backdoor(), hansa.FedAdam(), task=pictures())
     assert run(hansa.Backdoor(scale=2.0), hansa.FedAdam(), task=pictures()).history[0]["replies"] == 4
+
+
+@pytest.mark.parametrize("algorithm", [hansa.QFedAvg(), hansa.QFedSGD(), hansa.FedNova(), hansa.EASGD(),
+                                       hansa.FSVRG()], ids=lambda a: a.name)  # fmt: skip
+def test_a_backdoor_needs_a_scale_where_the_step_is_not_the_mean_of_the_updates(algorithm: hansa.Algorithm) -> None:
+    with pytest.raises(hansa.ConfigError, match="give scale, or replace = false"):
+        run(hansa.Backdoor(fraction=0.25), algorithm, task=pictures())
+    run(hansa.Backdoor(fraction=0.25, replace=False), algorithm, task=pictures())
+
+
+def test_parties_in_processes_of_their_own_refuse_adversaries() -> None:
+    experiment = parse({**TREE, "adversary": "label-flip"})
+    with pytest.raises(hansa.ConfigError, match="adversaries are simulated"):
+        load({"experiment": experiment.tree, "folder": ".", "party": 0})
+    with pytest.raises(hansa.ConfigError, match="adversaries are simulated"):
+        asyncio.run(run_on(experiment, ProcessRuntime(2, PARTY_COMMAND)))
 
 
 @pytest.mark.parametrize(("algorithm", "reason"), [(hansa.DPSGD(), "parties exchange models"),
