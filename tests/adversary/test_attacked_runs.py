@@ -126,7 +126,8 @@ def test_attackers_outside_the_cohort_do_nothing_and_missing_ones_stay_missing(e
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_where_nobody_is_honest_omniscient_attackers_send_what_they_have(engine: str) -> None:
-    assert one_round(hansa.IPM(fraction=1.0), engine) == pytest.approx(sum(OPTIMA) / 10)
+    alone = one_round(hansa.IPM(parties=(0, 1)), engine, absent=lambda party, round: party > 1)
+    assert alone == pytest.approx(sum(OPTIMA[:2]) / 2)
 
 
 @dataclass(frozen=True)
@@ -319,6 +320,17 @@ def test_engines_agree_on_attacked_runs(name: str) -> None:
         assert (a["bytes_up"], a.get("rejected")) == (b["bytes_up"], b.get("rejected"))
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("algorithm", [None, hansa.Scaffold(), hansa.FedAvg(fusion=NormClip())], ids=str)
+@pytest.mark.parametrize("name", ["alie", "ipm", "omniscient", "backdoor"])
+def test_updates_that_wait_on_disk_are_attacked_as_those_in_memory(
+    name: str, algorithm: hansa.Algorithm | None, engine: str
+) -> None:
+    adversary = hansa.build("adversary", name, **MILD.get(name, {}))
+    disk, memory = (attacked(adversary, algorithm, engine=engine, reply_memory=most) for most in (1, 2**30))
+    assert torch.equal(disk.state.params.w, memory.state.params.w)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", ATTACKS)
 def test_updates_on_a_gpu_are_attacked_as_those_on_a_cpu(name: str) -> None:
@@ -349,6 +361,30 @@ def test_updates_are_kept_where_an_engine_uses_its_memory_again() -> None:
 
     sent = dict(band.forge(ask, stacks()))  # type: ignore[arg-type]
     assert [float(sent[party].tensors["w"]) for party in range(4)] == [0.0, 1.0, 2.0, -0.5]
+
+
+def test_what_attackers_make_of_their_own_update_waits_for_nobody() -> None:
+    given = quadratics([1.0] * 6, [0.0] * 6)
+    objective = Objective(given.model, given.loss, 0)
+    band = Band((hansa.SignFlip(parties=(3,)),), given.holdings(objective), 0)
+    ask = Ask(
+        "reduce", 0, "round", 0, op=ONE_STEP, payload={"model": objective.initial._asdict()}, parties=(*range(6),)
+    )
+    stacks = [Replies([k, k + 1], {"w": torch.tensor([[k], [k + 1]]).double()}, [1, 1]) for k in (0, 2, 4)]
+    given_out = []
+
+    def coming() -> Iterator[Replies]:
+        for stack in stacks:
+            given_out.append(stack)
+            yield stack
+
+    arriving = iter(band.forge(ask, coming()))
+    assert next(arriving) is stacks[0]
+    (_, two), (party, three) = next(arriving), next(arriving)  # type: ignore[misc]
+    assert (party, float(two.tensors["w"]), float(three.tensors["w"])) == (3, 2.0, -3.0)
+    assert len(given_out) == 2
+    assert next(arriving) is stacks[2]
+    assert float(stacks[1].tensors["w"][1]) == 3.0  # the engine's memory stays as it was
 
 
 class Stopped(BaseException):

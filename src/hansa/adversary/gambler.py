@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.adversary.adversary import Adversary, Scene
+from hansa.adversary.adversary import Adversary, Arriving, Scene
 from hansa.core import rng
 from hansa.core.errors import ConfigError
 from hansa.core.registry import register
+
+NUMBERS = 2**18  # draws at a time
 
 
 @register("gambler")
@@ -43,15 +44,23 @@ class Gambler(Adversary):
     def corrupts(self) -> bool:
         return True
 
-    def hostile(self, d: int, root: int) -> Tensor:
-        """Which of d coordinates lie in a hostile shard."""
+    def hostile(self, d: int, root: int) -> list[tuple[int, int]]:
+        """Where the hostile shards of d coordinates begin and end, in pieces that are drawn at a time."""
         share = self.fraction or 0.0
         count = max(int(share * self.shards + 1e-9), 1 if share > 0 else 0)
-        chosen = rng.generator(root, "shards").permutation(self.shards)[:count]
-        return torch.from_numpy(np.isin(np.arange(d) * self.shards // max(d, 1), chosen))
+        chosen = sorted(rng.generator(root, "shards").permutation(self.shards)[:count].tolist())
+        bounds = [(-(-shard * d // self.shards), -(-(shard + 1) * d // self.shards)) for shard in chosen]
+        return [(at, min(at + NUMBERS, end)) for begin, end in bounds for at in range(begin, end, NUMBERS)]
 
-    def corrupt(self, rows: Tensor, scene: Scene) -> Tensor:
-        hostile = self.hostile(rows.shape[1], scene.root).to(rows.device)
-        draws = torch.stack([rng.uniform(key, rows.shape[1:]) for key in scene.keys(rows.device)])
-        hit = hostile & (draws < self.probability)
-        return torch.where(hit, (rows.to(torch.float64) * self.factor).to(rows.dtype), rows)
+    def corruption(self, scene: Scene, like: Tensor) -> Arriving:
+        pieces = self.hostile(len(like), scene.root)
+
+        def arrives(party: int, row: Tensor) -> Tensor:
+            out = row.clone()
+            for at, end in pieces:
+                key = torch.tensor(rng.folded(scene.key, party, at), device=row.device)
+                hit = (rng.uniform(key, (end - at,)) < self.probability).nonzero().flatten() + at
+                out[hit] = (row[hit].to(torch.float64) * self.factor).to(row.dtype)
+            return out
+
+        return arrives
