@@ -17,6 +17,7 @@ from hansa.core.federation import Ask
 from hansa.core.objective import Objective
 from hansa.core.op import Replies
 from hansa.core.registry import registered
+from hansa.core.rows import MappedRows
 from hansa.fusion import NormClip, TrimmedMean, WeightedMean
 from hansa.local import SGD, Controlled
 from hansa.sim.workers import usable
@@ -331,6 +332,22 @@ def test_updates_that_wait_on_disk_are_attacked_as_those_in_memory(
     assert torch.equal(disk.state.params.w, memory.state.params.w)
 
 
+@pytest.mark.parametrize(("most", "mapped"), [(6 * 111 * 8, 0), (6 * 111 * 8 - 1, 1)])
+def test_updates_wait_on_disk_where_they_take_more_memory_than_they_may(
+    most: int, mapped: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+    temporary = MappedRows.temporary
+
+    def noted(*given: Any) -> MappedRows:
+        made.append(given)
+        return temporary(*given)
+
+    monkeypatch.setattr(MappedRows, "temporary", noted)
+    attacked(hansa.IPM(), rounds=1, reply_memory=most, run_dir=tmp_path / "run")
+    assert made == [(6, 111, torch.float64, tmp_path / "run")] * mapped
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", ATTACKS)
 def test_updates_on_a_gpu_are_attacked_as_those_on_a_cpu(name: str) -> None:
@@ -350,17 +367,20 @@ def test_updates_are_kept_where_an_engine_uses_its_memory_again() -> None:
     given = quadratics([1.0] * 4, [0.0] * 4)
     objective = Objective(given.model, given.loss, 0)
     band = Band((hansa.IPM(parties=(3,)),), given.holdings(objective), 0)
-    model = objective.initial._asdict()
-    ask = Ask("reduce", 0, "round", 0, op=ONE_STEP, payload={"model": model}, parties=(0, 1, 2, 3))
+    payload = {"model": objective.initial._asdict(), "c": objective.initial.w}
+    ask = Ask("reduce", 0, "round", 0, op=Controlled(), payload=payload, parties=(0, 1, 2, 3, 4))
     memory = torch.zeros(2, 1, dtype=torch.float64)
 
-    def stacks() -> Iterator[Replies]:
+    def stacks() -> Iterator[Replies | tuple[int, str]]:
+        yield 4, "it did not answer"
         for parties in ([0, 1], [2, 3]):
             memory.copy_(torch.tensor(parties).view(2, 1))
-            yield Replies(parties, {"w": memory}, [1, 1])
+            yield Replies(parties, {"w": memory, "c": memory}, [1, 1])
 
-    sent = dict(band.forge(ask, stacks()))  # type: ignore[arg-type]
+    sent: dict[int, Any] = dict(band.forge(ask, stacks()))  # type: ignore[arg-type]
     assert [float(sent[party].tensors["w"]) for party in range(4)] == [0.0, 1.0, 2.0, -0.5]
+    assert [float(sent[party].tensors["c"]) for party in range(4)] == [0.0, 1.0, 2.0, 3.0]
+    assert list(sent) == [4, 0, 1, 2, 3]
 
 
 def test_what_attackers_make_of_their_own_update_waits_for_nobody() -> None:

@@ -226,6 +226,23 @@ def test_a_gambler_hits_with_its_probability_and_needs_at_least_one_shard() -> N
     assert torch.equal(hansa.Gambler(fraction=0.0, probability=1.0)(updates), updates)
 
 
+def test_what_a_gambler_hits_of_a_party_does_not_depend_on_who_else_is_there() -> None:
+    updates, attack = draws(6, 100), hansa.Gambler(fraction=0.5, probability=0.3)
+    few, all_of_them = attack(updates[:2], seed=5), attack(updates, seed=5)
+    assert torch.equal(few, all_of_them[:2])
+    assert not torch.equal(few[0] != updates[0], few[1] != updates[1])
+
+
+def test_draws_differ_from_piece_to_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hansa.adversary.gambler.NUMBERS", 64)
+    monkeypatch.setattr("hansa.adversary.bit_flip.NUMBERS", 64 * 8)
+    updates = torch.ones(8, 256)
+    for attack in (hansa.Gambler(fraction=1.0, probability=0.5), hansa.BitFlip(fraction=0.25, mode="dimensional")):
+        hit = attack(updates) != updates
+        assert len({hit[:, at : at + 64].numpy().tobytes() for at in range(0, 256, 64)}) == 4
+    assert hit.sum(0).tolist() == [2] * 256  # as many in each coordinate as without pieces
+
+
 # --- poisoned data ---
 
 

@@ -44,22 +44,22 @@ class Gambler(Adversary):
     def corrupts(self) -> bool:
         return True
 
-    def hostile(self, d: int, root: int) -> list[tuple[int, int]]:
-        """Where the hostile shards of d coordinates begin and end, in pieces that are drawn at a time."""
+    def hostile(self, d: int, root: int) -> Tensor:
+        """Those of d coordinates that lie in a hostile shard."""
         share = self.fraction or 0.0
         count = max(int(share * self.shards + 1e-9), 1 if share > 0 else 0)
         chosen = sorted(rng.generator(root, "shards").permutation(self.shards)[:count].tolist())
-        bounds = [(-(-shard * d // self.shards), -(-(shard + 1) * d // self.shards)) for shard in chosen]
-        return [(at, min(at + NUMBERS, end)) for begin, end in bounds for at in range(begin, end, NUMBERS)]
+        starts = [-(-shard * d // self.shards) for shard in range(self.shards + 1)]
+        return torch.cat([torch.arange(starts[shard], starts[shard + 1]) for shard in chosen] or [torch.arange(0)])
 
     def corruption(self, scene: Scene, like: Tensor) -> Arriving:
-        pieces = self.hostile(len(like), scene.root)
+        places = torch.split(self.hostile(len(like), scene.root).to(like.device), NUMBERS)
 
         def arrives(party: int, row: Tensor) -> Tensor:
             out = row.clone()
-            for at, end in pieces:
-                key = torch.tensor(rng.folded(scene.key, party, at), device=row.device)
-                hit = (rng.uniform(key, (end - at,)) < self.probability).nonzero().flatten() + at
+            for number, piece in enumerate(places):
+                key = torch.tensor(rng.folded(scene.key, party, number), device=row.device)
+                hit = piece[rng.uniform(key, piece.shape) < self.probability]
                 out[hit] = (row[hit].to(torch.float64) * self.factor).to(row.dtype)
             return out
 
