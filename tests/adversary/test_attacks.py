@@ -82,6 +82,7 @@ def test_what_attackers_send_as_noise_does_not_depend_on_who_attacks_beside_them
     updates = draws(6, 9)
     alone, together = (hansa.GaussianAttack()(updates, rows, seed=1) for rows in ([4], [1, 4]))
     assert torch.equal(alone[4], together[4])
+    assert not torch.equal(together[1], together[4])
 
 
 # --- formulas ---
@@ -224,6 +225,14 @@ def test_a_gambler_hits_with_its_probability_and_needs_at_least_one_shard() -> N
     share = float((hansa.Gambler(shards=1, fraction=0.01, probability=0.05)(updates) != 1).double().mean())
     assert share == pytest.approx(0.05, rel=0.1)
     assert torch.equal(hansa.Gambler(fraction=0.0, probability=1.0)(updates), updates)
+
+
+@pytest.mark.parametrize("d", [1, 19, 103])
+def test_the_shards_of_a_gambler_hold_every_coordinate_once(d: int) -> None:
+    after = hansa.Gambler(fraction=1.0, factor=2.0, probability=1.0)(torch.ones(2, d))
+    assert after.tolist() == [[2.0] * d] * 2
+    shares = [int((hansa.Gambler(probability=1.0)(torch.ones(1, d), seed=seed) != 1).sum()) for seed in range(9)]
+    assert all(d // 20 <= share <= d // 20 + 1 for share in shares)
 
 
 def test_what_a_gambler_hits_of_a_party_does_not_depend_on_who_else_is_there() -> None:

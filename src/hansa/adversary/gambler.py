@@ -49,7 +49,7 @@ class Gambler(Adversary):
         share = self.fraction or 0.0
         count = max(int(share * self.shards + 1e-9), 1 if share > 0 else 0)
         chosen = sorted(rng.generator(root, "shards").permutation(self.shards)[:count].tolist())
-        starts = [-(-shard * d // self.shards) for shard in range(self.shards + 1)]
+        starts = [shard * d // self.shards for shard in range(self.shards + 1)]
         return torch.cat([torch.arange(starts[shard], starts[shard + 1]) for shard in chosen] or [torch.arange(0)])
 
     def corruption(self, scene: Scene, like: Tensor) -> Arriving:
