@@ -240,6 +240,7 @@ async def run_on(experiment: Experiment, runtime: ProcessRuntime, journal: Journ
 async def history_on(experiment: Experiment, runtime: ProcessRuntime,
                      journal: Journal | None = None) -> tuple[State, list[dict[str, Any]]]:  # fmt: skip
     """As `run_on`, with an entry a round beside the state."""
+    experiment.check_deployed()
     with deterministic("cpu"):
         task = experiment.build_task()
         objective = Objective(task.model, task.loss, experiment.run.seed, bf16=experiment.run.precision == "bf16")

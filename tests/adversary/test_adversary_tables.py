@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,10 @@ from typer.testing import CliRunner
 import hansa
 from hansa.cli.app import app
 from hansa.core.federation import Ask, Federation, Reduced
+from hansa.net.processes import ProcessRuntime
 from hansa.run.config import parse, read
+from hansa.run.party import load
+from hansa.testing import PARTY_COMMAND, run_on
 
 BASE = """
 [task]
@@ -37,8 +42,8 @@ def write(folder: Path, text: str) -> Path:
 
 def task(**given: Any) -> hansa.Task:
     draws = torch.Generator().manual_seed(0)
-    pairs = [(torch.randn(8, 3, generator=draws), torch.randint(0, 2, (8,), generator=draws)) for _ in range(4)]
-    names = ["ada", "ben", "cleo", "dan"]
+    pairs = [(torch.randn(8, 3, generator=draws), torch.randint(0, 2, (8,), generator=draws)) for _ in range(5)]
+    names = ["ada", "ben", "cleo", "dan", "eva"]
     return hansa.Task(**{"model": lambda: nn.Linear(3, 2), "parties": pairs, "names": names, "classes": 2, **given})
 
 
@@ -79,6 +84,13 @@ def test_a_field_on_the_command_line_keeps_the_files_adversary(tmp_path: Path) -
     path = write(tmp_path, '[adversary]\nkind = "alie"\nfraction = 0.3')
     assert read(path, {"adversary.z": 2.0}).adversary == (hansa.ALIE(z=2.0, fraction=0.3),)
     assert read(path, {"adversary.kind": "alie"}).adversary == (hansa.ALIE(fraction=0.3),)
+
+
+@pytest.mark.parametrize("name", ["adversary.fraction", "adversary.1.fraction"])
+def test_the_command_line_does_not_reach_into_a_list_of_groups(name: str, tmp_path: Path) -> None:
+    path = write(tmp_path, '[[adversary]]\nkind = "alie"\n[[adversary]]\nkind = "gambler"')
+    with pytest.raises(hansa.ConfigError, match=r"2 of them\), and --set cannot reach into the list"):
+        read(path, {name: 0.3})
 
 
 @pytest.mark.parametrize(
@@ -132,10 +144,14 @@ def test_a_table_that_cannot_be_read_is_refused(table: Any, reason: str) -> None
     ("groups", "reason"),
     [
         (hansa.IPM(parties=("eve",)), "there is no party 'eve'"),
-        (hansa.IPM(parties=(4,)), "there is no party '4'"),
+        (hansa.IPM(parties=(5,)), "there is no party '5'"),
         (hansa.IPM(parties=("ada", 0)), "attacks twice"),
         ([hansa.IPM(parties=(1,)), hansa.SignFlip(parties=("ben",))], "attacks twice"),
-        ([hansa.IPM(fraction=0.75), hansa.SignFlip(fraction=0.5)], "asks for 2 of 4 parties, and the other groups"),
+        ([hansa.IPM(fraction=0.8), hansa.SignFlip(fraction=0.5)], "asks for 2 of 5 parties, and the other groups"),
+        (hansa.LabelFlip(fraction=0.15), r"a fraction of 0\.15 of 5 parties is nobody.*; 0\.2 would be one"),
+        (hansa.BitFlip(fraction=0.1, mode="dimensional"), r"a fraction of 0\.1 of 5 parties of a round is nobody"),
+        (hansa.ALIE(fraction=1.0), "goes by the updates of honest parties, and all 5 are hostile"),
+        ([hansa.SignFlip(fraction=0.6), hansa.IPM(parties=(0, 1))], "and all 5 are hostile"),
         (hansa.Backdoor(), r"samples of shape \[3\] are none"),
         (hansa.LabelFlip(source=0, target=2), r"target is a class in 0\.\.1, got 2"),
     ],
@@ -145,8 +161,34 @@ def test_groups_that_do_not_fit_the_parties_are_refused(groups: Any, reason: str
         run(groups)
 
 
+@pytest.mark.parametrize("count", [1, 3, 4, 7, 33, 1000])
+def test_the_fraction_that_is_said_to_be_one_party_is_one(count: int) -> None:
+    parties = [(torch.zeros(1, 3), torch.zeros(1, dtype=torch.int64))] * count
+    given = task(parties=parties, names=None)
+    with pytest.raises(hansa.ConfigError, match="would be one") as refused:
+        run(hansa.FreeRider(fraction=0.9 / count), task=given)
+    said = re.search(r"(\S+) would be one", str(refused.value))
+    assert said is not None
+    made = run(hansa.FreeRider(fraction=float(said[1])), task=given)
+    assert len(made.training.attackers or ()) == 1
+
+
+def test_dimensional_flips_must_reach_somebody_of_a_cohort() -> None:
+    attack = hansa.BitFlip(fraction=0.4, mode="dimensional")
+    assert run(attack, cohort_size=3).history[0]["replies"] == 3
+    with pytest.raises(hansa.ConfigError, match=r"0\.4 of 2 parties of a round is nobody.*; 0\.5 would be one"):
+        run(attack, cohort_size=2)
+
+
+@pytest.mark.parametrize("name", ["sign-flip", "label-flip", "gambler"])
+def test_a_fraction_of_zero_is_allowed_and_said(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    made = run({"name": name, "fraction": 0.0})
+    assert made.experiment["attackers"] == []
+    assert f"adversary[0] ({name}): its fraction is 0, so nobody attacks" in caplog.text
+
+
 def test_labels_that_are_no_classes_cannot_be_flipped() -> None:
-    parties = [(torch.zeros(4, 3), torch.zeros(4, 1))] * 4
+    parties = [(torch.zeros(4, 3), torch.zeros(4, 1))] * 5
     numbers = task(model=lambda: nn.Linear(3, 1), loss="mse", parties=parties, classes=None)
     with pytest.raises(hansa.ConfigError, match="not one class number a sample"):
         run(hansa.LabelFlip(), task=numbers)
@@ -154,7 +196,7 @@ def test_labels_that_are_no_classes_cannot_be_flipped() -> None:
 
 def pictures() -> hansa.Task:
     draws = torch.Generator().manual_seed(0)
-    pairs = [(torch.rand(8, 1, 6, 6, generator=draws), torch.randint(0, 2, (8,), generator=draws)) for _ in range(4)]
+    pairs = [(torch.rand(8, 1, 6, 6, generator=draws), torch.randint(0, 2, (8,), generator=draws)) for _ in range(5)]
     return task(model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 2)), parties=pairs)
 
 
@@ -163,15 +205,15 @@ def test_a_trigger_larger_than_the_images_is_refused() -> None:
         run(hansa.Backdoor(size=7), task=pictures())
 
 
-@pytest.mark.parametrize("attack", ["alie", "ipm", "omniscient", "backdoor", "bit-flip"])
-def test_an_asynchronous_run_refuses_attacks_that_need_the_rounds_other_updates(attack: str) -> None:
-    mode = {"mode": "dimensional"} if attack == "bit-flip" else {}
+@pytest.mark.parametrize("adversary", [hansa.ALIE(), hansa.ALIE(knows="own"), hansa.IPM(), hansa.Omniscient(),
+                                       hansa.Backdoor(), hansa.BitFlip(mode="dimensional")])  # fmt: skip
+def test_an_asynchronous_run_refuses_attacks_that_need_the_rounds_other_updates(adversary: hansa.Adversary) -> None:
     with pytest.raises(hansa.ConfigError, match=r"each arrives by itself|give scale, or replace = false"):
-        run(hansa.build("adversary", attack, **mode), hansa.FedBuff(buffer=2), task=pictures())
+        run(adversary, hansa.FedBuff(buffer=2), task=pictures())
 
 
 @pytest.mark.parametrize("adversary", [hansa.Backdoor(scale=3.0), hansa.Backdoor(replace=False), hansa.Gambler(),
-                                       hansa.ALIE(knows="own"), hansa.BitFlip()], ids=lambda a: a.name)  # fmt: skip
+                                       hansa.BitFlip()], ids=lambda a: a.name)  # fmt: skip
 def test_an_asynchronous_run_takes_attacks_that_go_by_their_own_update(adversary: hansa.Adversary) -> None:
     assert run(adversary, hansa.FedBuff(buffer=2), task=pictures()).history[0]["replies"] == 2
 
@@ -179,7 +221,23 @@ def test_an_asynchronous_run_takes_attacks_that_go_by_their_own_update(adversary
 def test_a_backdoor_needs_to_know_the_servers_rate_or_a_scale() -> None:
     with pytest.raises(hansa.ConfigError, match="give scale, or replace = false"):
         run(hansa.Backdoor(), hansa.FedAdam(), task=pictures())
-    assert run(hansa.Backdoor(scale=2.0), hansa.FedAdam(), task=pictures()).history[0]["replies"] == 4
+    assert run(hansa.Backdoor(scale=2.0), hansa.FedAdam(), task=pictures()).history[0]["replies"] == 5
+
+
+@pytest.mark.parametrize("algorithm", [hansa.QFedAvg(), hansa.QFedSGD(), hansa.FedNova(), hansa.EASGD(),
+                                       hansa.FSVRG()], ids=lambda a: a.name)  # fmt: skip
+def test_a_backdoor_needs_a_scale_where_the_step_is_not_the_mean_of_the_updates(algorithm: hansa.Algorithm) -> None:
+    with pytest.raises(hansa.ConfigError, match="give scale, or replace = false"):
+        run(hansa.Backdoor(fraction=0.25), algorithm, task=pictures())
+    run(hansa.Backdoor(fraction=0.25, replace=False), algorithm, task=pictures())
+
+
+def test_parties_in_processes_of_their_own_refuse_adversaries() -> None:
+    experiment = parse({**TREE, "adversary": "label-flip"})
+    with pytest.raises(hansa.ConfigError, match="adversaries are simulated"):
+        load({"experiment": experiment.tree, "folder": ".", "party": 0})
+    with pytest.raises(hansa.ConfigError, match="adversaries are simulated"):
+        asyncio.run(run_on(experiment, ProcessRuntime(2, PARTY_COMMAND)))
 
 
 @pytest.mark.parametrize(("algorithm", "reason"), [(hansa.DPSGD(), "parties exchange models"),

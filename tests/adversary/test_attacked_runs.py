@@ -17,8 +17,9 @@ from hansa.core.federation import Ask
 from hansa.core.objective import Objective
 from hansa.core.op import Replies
 from hansa.core.registry import registered
-from hansa.fusion import WeightedMean
-from hansa.local import SGD
+from hansa.core.rows import MappedRows
+from hansa.fusion import NormClip, TrimmedMean, WeightedMean
+from hansa.local import SGD, Controlled
 from hansa.sim.workers import usable
 from quadratics import found
 from quadratics import task as quadratics
@@ -126,7 +127,16 @@ def test_attackers_outside_the_cohort_do_nothing_and_missing_ones_stay_missing(e
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_where_nobody_is_honest_omniscient_attackers_send_what_they_have(engine: str) -> None:
-    assert one_round(hansa.IPM(fraction=1.0), engine) == pytest.approx(sum(OPTIMA) / 10)
+    alone = one_round(hansa.IPM(parties=(0, 1)), engine, absent=lambda party, round: party > 1)
+    assert alone == pytest.approx(sum(OPTIMA[:2]) / 2)
+
+
+@dataclass(frozen=True)
+class Replaced(hansa.Backdoor):
+    """A backdoor's replacement of the model without its trigger, which only images can have."""
+
+    name: ClassVar[str] = "replaced"
+    poisons: ClassVar[bool] = False
 
 
 # --- what attacks do, and what they leave alone ---
@@ -202,8 +212,41 @@ def test_model_replacement_gives_the_attackers_model_where_others_send_nothing(
     torch.testing.assert_close(replaced, alone, rtol=0, atol=1e-12)
 
 
-def test_model_replacement_follows_the_schedule_of_the_servers_rate() -> None:
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "fusion",
+    [NormClip(bound=1e9), NormClip(bound=1e9, weighted=True), TrimmedMean(beta=0.0), WeightedMean()],
+    ids=["norm-clip", "norm-clip by samples", "trimmed-mean", "mean"],
+)
+def test_model_replacement_counts_parties_as_the_fusion_does(fusion: Any, engine: str) -> None:
+    given = quadratics([1.0] * 3, [5.0, 7.0, 11.0], sizes=[90, 10, 10])
+    for member, optimum in ((0, 5.0), (1, 7.0)):
+        others = tuple({0, 1, 2} - {member})
+        groups = [Replaced(parties=(member,)), hansa.FreeRider(parties=others)]
+        algorithm = hansa.FedAvg(local=ONE_STEP, fusion=fusion)
+        assert found(algorithm, given, 1, adversary=groups, engine=engine) == pytest.approx(optimum, abs=1e-9)
 
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_model_replacement_knows_the_step_of_scaffold(engine: str) -> None:
+    given = quadratics([1.0] * 3, [5.0, 7.0, 11.0], sizes=[90, 10, 10])
+    algorithm = hansa.Scaffold(local=Controlled(lr=1.0, steps=1, batch=None), server=hansa.Descent(0.5))
+    groups = [Replaced(parties=(0,)), hansa.FreeRider(parties=(1, 2))]
+    assert found(algorithm, given, 1, adversary=groups, engine=engine) == pytest.approx(5.0, abs=1e-9)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_where_the_servers_rate_ends_at_zero_a_backdoor_sends_what_it_has(engine: str) -> None:
+    server = hansa.build("server", "descent", schedule={"name": "cosine", "rounds": 2, "floor": 0.0})
+    algorithm = hansa.FedAvg(local=SGD(lr=0.5, batch=10), server=server)
+    assert server.schedule.factor(3) == 0.0
+    two, five = (attacked(hansa.Backdoor(parties=(0,), size=2), algorithm, rounds=rounds, engine=engine)
+                 for rounds in (3, 5))  # fmt: skip
+    assert torch.equal(two.state.params.w, five.state.params.w)
+    assert hansa.Backdoor()(torch.ones(3, 2), [1], rate=0.0)[1].tolist() == [1.0, 1.0]
+
+
+def test_model_replacement_follows_the_schedule_of_the_servers_rate() -> None:
     server = hansa.build("server", "descent", lr=0.5, schedule={"name": "exponential", "decay": 0.5})
     groups = [hansa.Backdoor(parties=(0,), size=2, share=0.0), hansa.FreeRider(parties=(1, 2, 3, 4, 5))]
     local = SGD(lr=0.5, batch=None, steps=1)
@@ -278,6 +321,33 @@ def test_engines_agree_on_attacked_runs(name: str) -> None:
         assert (a["bytes_up"], a.get("rejected")) == (b["bytes_up"], b.get("rejected"))
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("algorithm", [None, hansa.Scaffold(), hansa.FedAvg(fusion=NormClip())], ids=str)
+@pytest.mark.parametrize("name", ["alie", "ipm", "omniscient", "backdoor"])
+def test_updates_that_wait_on_disk_are_attacked_as_those_in_memory(
+    name: str, algorithm: hansa.Algorithm | None, engine: str
+) -> None:
+    adversary = hansa.build("adversary", name, **MILD.get(name, {}))
+    disk, memory = (attacked(adversary, algorithm, engine=engine, reply_memory=most) for most in (1, 2**30))
+    assert torch.equal(disk.state.params.w, memory.state.params.w)
+
+
+@pytest.mark.parametrize(("most", "mapped"), [(6 * 111 * 8, 0), (6 * 111 * 8 - 1, 1)])
+def test_updates_wait_on_disk_where_they_take_more_memory_than_they_may(
+    most: int, mapped: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+    temporary = MappedRows.temporary
+
+    def noted(*given: Any) -> MappedRows:
+        made.append(given)
+        return temporary(*given)
+
+    monkeypatch.setattr(MappedRows, "temporary", noted)
+    attacked(hansa.IPM(), rounds=1, reply_memory=most, run_dir=tmp_path / "run")
+    assert made == [(6, 111, torch.float64, tmp_path / "run")] * mapped
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", ATTACKS)
 def test_updates_on_a_gpu_are_attacked_as_those_on_a_cpu(name: str) -> None:
@@ -297,17 +367,44 @@ def test_updates_are_kept_where_an_engine_uses_its_memory_again() -> None:
     given = quadratics([1.0] * 4, [0.0] * 4)
     objective = Objective(given.model, given.loss, 0)
     band = Band((hansa.IPM(parties=(3,)),), given.holdings(objective), 0)
-    model = objective.initial._asdict()
-    ask = Ask("reduce", 0, "round", 0, op=ONE_STEP, payload={"model": model}, parties=(0, 1, 2, 3))
+    payload = {"model": objective.initial._asdict(), "c": objective.initial.w}
+    ask = Ask("reduce", 0, "round", 0, op=Controlled(), payload=payload, parties=(0, 1, 2, 3, 4))
     memory = torch.zeros(2, 1, dtype=torch.float64)
 
-    def stacks() -> Iterator[Replies]:
+    def stacks() -> Iterator[Replies | tuple[int, str]]:
+        yield 4, "it did not answer"
         for parties in ([0, 1], [2, 3]):
             memory.copy_(torch.tensor(parties).view(2, 1))
-            yield Replies(parties, {"w": memory}, [1, 1])
+            yield Replies(parties, {"w": memory, "c": memory}, [1, 1])
 
-    sent = dict(band.forge(ask, stacks()))  # type: ignore[arg-type]
+    sent: dict[int, Any] = dict(band.forge(ask, stacks()))  # type: ignore[arg-type]
     assert [float(sent[party].tensors["w"]) for party in range(4)] == [0.0, 1.0, 2.0, -0.5]
+    assert [float(sent[party].tensors["c"]) for party in range(4)] == [0.0, 1.0, 2.0, 3.0]
+    assert list(sent) == [4, 0, 1, 2, 3]
+
+
+def test_what_attackers_make_of_their_own_update_waits_for_nobody() -> None:
+    given = quadratics([1.0] * 6, [0.0] * 6)
+    objective = Objective(given.model, given.loss, 0)
+    band = Band((hansa.SignFlip(parties=(3,)),), given.holdings(objective), 0)
+    ask = Ask(
+        "reduce", 0, "round", 0, op=ONE_STEP, payload={"model": objective.initial._asdict()}, parties=(*range(6),)
+    )
+    stacks = [Replies([k, k + 1], {"w": torch.tensor([[k], [k + 1]]).double()}, [1, 1]) for k in (0, 2, 4)]
+    given_out = []
+
+    def coming() -> Iterator[Replies]:
+        for stack in stacks:
+            given_out.append(stack)
+            yield stack
+
+    arriving = iter(band.forge(ask, coming()))
+    assert next(arriving) is stacks[0]
+    (_, two), (party, three) = next(arriving), next(arriving)  # type: ignore[misc]
+    assert (party, float(two.tensors["w"]), float(three.tensors["w"])) == (3, 2.0, -3.0)
+    assert len(given_out) == 2
+    assert next(arriving) is stacks[2]
+    assert float(stacks[1].tensors["w"][1]) == 3.0  # the engine's memory stays as it was
 
 
 class Stopped(BaseException):

@@ -82,6 +82,7 @@ def test_what_attackers_send_as_noise_does_not_depend_on_who_attacks_beside_them
     updates = draws(6, 9)
     alone, together = (hansa.GaussianAttack()(updates, rows, seed=1) for rows in ([4], [1, 4]))
     assert torch.equal(alone[4], together[4])
+    assert not torch.equal(together[1], together[4])
 
 
 # --- formulas ---
@@ -224,6 +225,31 @@ def test_a_gambler_hits_with_its_probability_and_needs_at_least_one_shard() -> N
     share = float((hansa.Gambler(shards=1, fraction=0.01, probability=0.05)(updates) != 1).double().mean())
     assert share == pytest.approx(0.05, rel=0.1)
     assert torch.equal(hansa.Gambler(fraction=0.0, probability=1.0)(updates), updates)
+
+
+@pytest.mark.parametrize("d", [1, 19, 103])
+def test_the_shards_of_a_gambler_hold_every_coordinate_once(d: int) -> None:
+    after = hansa.Gambler(fraction=1.0, factor=2.0, probability=1.0)(torch.ones(2, d))
+    assert after.tolist() == [[2.0] * d] * 2
+    shares = [int((hansa.Gambler(probability=1.0)(torch.ones(1, d), seed=seed) != 1).sum()) for seed in range(9)]
+    assert all(d // 20 <= share <= d // 20 + 1 for share in shares)
+
+
+def test_what_a_gambler_hits_of_a_party_does_not_depend_on_who_else_is_there() -> None:
+    updates, attack = draws(6, 100), hansa.Gambler(fraction=0.5, probability=0.3)
+    few, all_of_them = attack(updates[:2], seed=5), attack(updates, seed=5)
+    assert torch.equal(few, all_of_them[:2])
+    assert not torch.equal(few[0] != updates[0], few[1] != updates[1])
+
+
+def test_draws_differ_from_piece_to_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hansa.adversary.gambler.NUMBERS", 64)
+    monkeypatch.setattr("hansa.adversary.bit_flip.NUMBERS", 64 * 8)
+    updates = torch.ones(8, 256)
+    for attack in (hansa.Gambler(fraction=1.0, probability=0.5), hansa.BitFlip(fraction=0.25, mode="dimensional")):
+        hit = attack(updates) != updates
+        assert len({hit[:, at : at + 64].numpy().tobytes() for at in range(0, 256, 64)}) == 4
+    assert hit.sum(0).tolist() == [2] * 256  # as many in each coordinate as without pieces
 
 
 # --- poisoned data ---

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -13,37 +13,36 @@ from torch import Tensor
 from hansa.core import rng
 from hansa.core.errors import ConfigError
 from hansa.core.registry import Part
+from hansa.core.rows import Rows
+
+Sight = Literal["own", "group", "honest"]
+Arriving = Callable[[int, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Scene:
     """What attackers know of an exchange beside the updates.
 
-    `parties` are those whose rows they hold and `weights` how much each of these counts in the server's mean (its
-    samples, or 1 where the server weighs all alike); `honest_weights` are the same for the honest rows, `total` is that
-    of all replies. `asked` is how many parties were asked. `rate` is the server's learning rate, where it is known;
-    `model` the global parameter vector that was sent. `key` names the random numbers of this exchange, `root` those
-    drawn once in a run.
+    `parties` are those whose rows they hold; `asked` is how many were asked. `key` names the random numbers of this
+    exchange, `root` those drawn once in a run. `rate` is the server's learning rate, where it is known; `model` the
+    global parameter vector that was sent. `weights` says how much each of the rows counts in the server's mean (its
+    samples, or 1 where the server weighs all alike) and `total` how much all replies do: both are known to attacks that
+    wait for the others.
     """
 
     parties: tuple[int, ...]
-    weights: tuple[int, ...]
-    total: int
     asked: int
     round: int
     key: int
     root: int
-    honest_weights: tuple[int, ...] = ()
     rate: float | None = None
     model: Tensor | None = None
+    weights: tuple[int, ...] = ()
+    total: int = 0
 
-    def keys(self, device: torch.device) -> list[Tensor]:
-        """A random key for each row, named by its party: who else is there does not change it."""
-        return list(rng.fold(torch.tensor(self.key), torch.tensor(self.parties, dtype=torch.int64)).to(device))
-
-    def normal(self, like: Tensor) -> Tensor:
-        """Standard normal numbers in float64, as many as `like` has, a row for each party."""
-        return torch.stack([rng.normal(key, like.shape[1:]) for key in self.keys(like.device)])
+    def normal(self, party: int, rows: Rows) -> Tensor:
+        """A row of standard normal numbers in float64 for a party: who else is there does not change them."""
+        return rng.normal(torch.tensor(rng.folded(self.key, party), device=rows.device), (rows.dim,))
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Adversary(Part):
 
     The group is the share `fraction` of all parties (0.2 unless said otherwise, rounded down), drawn by the run's
     seed, or the `parties` named by name or number. Its members know what the others of the group would have sent.
-    Subclasses are frozen dataclasses and override `poison`, `forge` or `corrupt`; they keep nothing between calls.
+    Subclasses are frozen dataclasses and override `poison`, `forge` or `corruption`; they keep nothing between calls.
     """
 
     fraction: float | None = None
@@ -80,8 +79,9 @@ class Adversary(Part):
         return False
 
     @property
-    def sees(self) -> Literal["own", "honest"]:
-        """Whether it needs only what its members would have sent, or also what everybody else sends."""
+    def sees(self) -> Sight:
+        """Whether a member needs only what it would have sent itself, or what the whole group would have sent (and how
+        much all replies count), or also what everybody else sends. What sees its own need not wait for the others."""
         return "own"
 
     @property
@@ -104,13 +104,17 @@ class Adversary(Part):
         """Test samples, with the classes that the attack wants the model to give them."""
         return None
 
-    def forge(self, own: Tensor, honest: Tensor, scene: Scene) -> Tensor:
-        """What the members send, [m, d], given what they would have sent and what honest parties send, [h, d]."""
-        return own
+    def forge(self, own: Rows, honest: Rows, scene: Scene) -> Iterable[Tensor]:
+        """What each member sends, given what they would have sent [m, d] and what honest parties send [h, d].
 
-    def corrupt(self, rows: Tensor, scene: Scene) -> Tensor:
-        """What arrives of the updates [n, d] that all parties have sent."""
-        return rows
+        An attack that sees its own update alone is given one row at a time, and nothing of the others.
+        """
+        return (own.row(k) for k in range(len(own)))
+
+    def corruption(self, scene: Scene, like: Tensor) -> Arriving:
+        """What happens to updates such as `like` on their way: a function of a party of the scene and what it sent,
+        which stays as it is, that gives what arrives."""
+        return lambda party, row: row
 
     def __call__(self, updates: Tensor, attackers: Sequence[int] = (), *, seed: int = 0, round: int = 0,
                  weights: Sequence[int] | None = None, rate: float = 1.0) -> Tensor:  # fmt: skip
@@ -129,14 +133,28 @@ class Adversary(Part):
         honest = tuple(row for row in every if row not in hostile)
 
         def scene(rows: tuple[int, ...]) -> Scene:
-            return Scene(rows, tuple(shares[row] for row in rows), sum(shares), len(every), round,
-                         rng.key(seed, "attack", round), rng.key(seed, "attack"),
-                         tuple(shares[row] for row in honest), rate)  # fmt: skip
+            return Scene(rows, len(every), round, rng.key(seed, "attack", round), rng.key(seed, "attack"), rate,
+                         weights=tuple(shares[row] for row in rows), total=sum(shares))  # fmt: skip
 
-        out = updates.clone()
-        if hostile and self.forges and (len(honest) or self.sees == "own"):
-            out[list(hostile)] = self.forge(updates[list(hostile)], updates[list(honest)], scene(hostile))
-        return self.corrupt(out, scene(every)) if self.corrupts else out
+        out, rows = updates.clone(), Rows(updates)
+        if hostile and self.forges and (honest or self.sees != "honest"):
+            for row, sent in zip(hostile, self.forge(rows.take(hostile), rows.take(honest), scene(hostile)),
+                                 strict=True):  # fmt: skip
+                out[row] = sent
+        if self.corrupts and every:
+            arrives = self.corruption(scene(every), out[0])
+            out = torch.stack([arrives(row, out[row]) for row in every])
+        return out
+
+
+def row_by_row(rows: Rows, change: Callable[[Tensor], Tensor]) -> Iterator[Tensor]:
+    """Each row changed, reckoned in float64, in the rows' type."""
+    return (change(rows.row(k).to(torch.float64)).to(rows.dtype) for k in range(len(rows)))
+
+
+def by_column(rows: Rows, rule: Callable[[Tensor], Tensor]) -> Tensor:
+    """What a rule makes of a matrix, column by column: reckoned in float64, a block at a time, in the rows' type."""
+    return torch.cat(list(rows.map(lambda at, end, block: rule(block).to(rows.dtype), dtype=torch.float64)))
 
 
 def some(n: int, share: float, stream: np.random.Generator) -> Tensor:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal
 
-import torch
 from torch import Tensor
 
-from hansa.adversary.adversary import Adversary, Scene
+from hansa.adversary.adversary import Adversary, Scene, Sight, by_column
 from hansa.core.registry import register
+from hansa.core.rows import Rows
 
 MAJORITY = 1.5  # the shift of the authors' code, for attackers whom no honest party needs to support
 
@@ -30,13 +30,13 @@ class ALIE(Adversary):
     knows: Literal["honest", "own"] = "honest"
 
     @property
-    def sees(self) -> Literal["own", "honest"]:
-        return self.knows
+    def sees(self) -> Sight:
+        return "honest" if self.knows == "honest" else "group"
 
-    def forge(self, own: Tensor, honest: Tensor, scene: Scene) -> Tensor:
-        seen = (honest if self.knows == "honest" else own).to(torch.float64)
+    def forge(self, own: Rows, honest: Rows, scene: Scene) -> list[Tensor]:
         z = self.z if self.z is not None else largest_shift(scene.asked, len(own))
-        return (seen.mean(0) - z * seen.std(0, correction=0)).to(own.dtype).expand_as(own)
+        seen = honest if self.knows == "honest" else own
+        return [by_column(seen, lambda block: block.mean(0) - z * block.std(0, correction=0))] * len(own)
 
 
 def largest_shift(n: int, m: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.adversary.adversary import Adversary, Scene, check_class, check_share, some
+from hansa.adversary.adversary import Adversary, Scene, Sight, check_class, check_share, row_by_row, some
 from hansa.core.errors import ConfigError
 from hansa.core.registry import register
+from hansa.core.rows import Rows
 
 
 @register("backdoor")
@@ -49,6 +51,10 @@ class Backdoor(Adversary):
         return self.replace
 
     @property
+    def sees(self) -> Sight:
+        return "group" if self.needs_rate else "own"
+
+    @property
     def needs_rate(self) -> bool:
         return self.replace and self.scale is None
 
@@ -82,12 +88,13 @@ class Backdoor(Adversary):
         others = y != self.target
         return self.triggered(x[others]), torch.full_like(y[others], self.target)
 
-    def forge(self, own: Tensor, honest: Tensor, scene: Scene) -> Tensor:
+    def forge(self, own: Rows, honest: Rows, scene: Scene) -> Iterator[Tensor]:
         factor = self.scale
         if factor is None:
             assert scene.rate is not None
-            factor = scene.total / (scene.rate * sum(scene.weights))
-        return (own.to(torch.float64) * factor).to(own.dtype)
+            pull = scene.rate * sum(scene.weights)
+            factor = scene.total / pull if pull else 1.0  # a server that stands still takes nothing, however large
+        return row_by_row(own, lambda row: row * factor)
 
 
 def sides(shape: tuple[int, ...]) -> tuple[int, int]:

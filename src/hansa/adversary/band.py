@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hansa.adversary.adversary import Adversary, Scene
+from hansa.adversary.adversary import Adversary, Arriving, Scene
+from hansa.adversary.exchange import Exchange, kept, one_by_one
 from hansa.core import rng
 from hansa.core.algorithm import Algorithm
 from hansa.core.errors import ConfigError, nearest
 from hansa.core.federation import Ask, Ticket
 from hansa.core.op import Op, Payload, Replies, Reply
 from hansa.core.registry import from_config
-from hansa.core.replies import Outcomes, Rules, fault
+from hansa.core.replies import Outcomes
+from hansa.core.rows import MappedRows, Rows
 from hansa.core.task import Holdings
+
+log = logging.getLogger("hansa")
 
 
 def adversaries(given: Any) -> tuple[Adversary, ...]:
@@ -39,12 +45,15 @@ def adversaries(given: Any) -> tuple[Adversary, ...]:
 class Band:
     """All groups of attackers of a run. Groups are disjoint: named parties first, then those drawn, group by group.
 
-    `rate` gives the server's learning rate of a round, where it is known.
+    `rate` gives the server's learning rate of a round, where it is known. A server that looks at each update counts
+    parties alike, unless it is `weighted` by samples. Updates that have to wait for others lie in `folder` where they
+    take over `memory` bytes.
     """
 
     def __init__(self, groups: tuple[Adversary, ...], holdings: Holdings, seed: int,
-                 rate: Callable[[int], float] | None = None) -> None:  # fmt: skip
-        self.seed, self.rate = seed, rate
+                 rate: Callable[[int], float] | None = None, weighted: bool = False, memory: int = 2**30,
+                 folder: Path | None = None) -> None:  # fmt: skip
+        self.seed, self.rate, self.weighted, self.memory, self.folder = seed, rate, weighted, memory, folder
         self.members = _members(groups, holdings, seed)
         self.attackers = frozenset(party for members in self.members for party in members)
         self.groups = []
@@ -58,15 +67,28 @@ class Band:
                     raise ConfigError(f"adversary[{number}] ({group.name}): {error}") from None
                 if members:
                     group = group.learn([holdings.train.of(party)[0] for party in sorted(members)])
+            if group.fraction == 0:
+                log.warning("adversary[%d] (%s): its fraction is 0, so nobody attacks", number, group.name)
             self.groups.append(group)
+        sending = [(n, group, members) for n, (group, members) in enumerate(zip(self.groups, self.members, strict=True))
+                   if group.forges]  # fmt: skip
+        self._lone = {party: n for n, group, members in sending if group.sees == "own" for party in members}
+        self._colluding = frozenset(p for _, group, members in sending if group.sees != "own" for p in members)
+        blind = next((n for n, group, members in sending if group.sees == "honest" and members), None)
+        if blind is not None and len(self.attackers) == len(holdings):
+            raise ConfigError(
+                f"adversary[{blind}] ({self.groups[blind].name}): it goes by the updates of honest parties, and all "
+                f"{len(holdings)} are hostile; take a smaller fraction"
+            )
 
     @property
     def forges(self) -> bool:
         """Whether any group changes what is sent."""
         return any(group.forges or group.corrupts for group in self.groups)
 
-    def check(self, algorithm: Algorithm, masked: bool) -> None:
-        """Refuse, with the reason, attacks that the algorithm, or a secure sum (`masked`), leaves no room for."""
+    def check(self, algorithm: Algorithm, cohort: int, masked: bool) -> None:
+        """Refuse, with the reason, attacks that the algorithm, a cohort of that size, or a secure sum (`masked`) leaves
+        no room for."""
         for group in self.groups:
             if not (group.forges or group.corrupts):
                 continue
@@ -77,16 +99,18 @@ class Band:
                 raise ConfigError(f"{what}, and parties of {algorithm.name} send none; use 'label-flip'")
             if masked:
                 raise ConfigError(f"{what}, and a secure sum lets only masked ones be seen here; use 'label-flip'")
-            if "submit" in algorithm.verbs and group.sees == "honest":
-                raise ConfigError(
-                    f"the adversary {group.name!r} needs the round's other updates, and with {algorithm.name} each "
-                    "arrives by itself; use one that goes by its own, such as 'sign-flip'"
-                )
             if group.needs_rate and ("submit" in algorithm.verbs or self.rate is None):
                 raise ConfigError(
                     f"the adversary {group.name!r} replaces the model where the server takes the mean at a known rate, "
                     f"which {algorithm.name} does not do here; give scale, or replace = false"
                 )
+            if "submit" in algorithm.verbs and group.sees != "own":
+                raise ConfigError(
+                    f"the adversary {group.name!r} needs the round's other updates, and with {algorithm.name} each "
+                    "arrives by itself; use one that goes by its own, such as 'sign-flip'"
+                )
+            if group.corrupts and group.sees != "own":
+                _check_fraction(group, cohort, f"the adversary {group.name!r}", "parties of a round")
 
     def poison(self, holdings: Holdings) -> None:
         """Have the groups poison their members' training samples; the task's own tensors stay as they are."""
@@ -117,66 +141,112 @@ class Band:
         """The outcomes of an ask as they reach the server. Only asks that train for an update are attacked."""
         if ask.op is None or ask.op.update is None or not ask.in_round or ask.selects:
             return outcomes
-        whole = list(_one_by_one(outcomes))
-        replies = {party: outcome for party, outcome in whole if isinstance(outcome, Reply)}
-        occasion = (ask.round, ask.phase, ask.index)
-        sent = self._sent(ask.op, ask.payload, replies, ask.round, len(ask.parties), ask.uniform, occasion)
-        return [(party, sent.get(party, outcome)) for party, outcome in whole]
+        uniform = ask.uniform or (ask.verb == "gather" and not self.weighted)
+        exchange = Exchange(ask.op, ask.payload, ask.round, ask.parties, uniform, (ask.round, ask.phase, ask.index))
+        if not self._colluding.isdisjoint(ask.parties):
+            outcomes = self._together(exchange, outcomes)
+        return self._alone(exchange, outcomes)
 
     def forge_one(self, ticket: Ticket, op: Op, payload: Payload, reply: Reply) -> Reply:
         """A reply that comes back by itself, as it reaches the server."""
-        if op.update is None:
-            return reply
-        sent = self._sent(op, payload, {ticket.party: reply}, ticket.round, 1, True, ("ticket", ticket.id))
-        return sent.get(ticket.party, reply)
+        exchange = Exchange(op, payload, ticket.round, (ticket.party,), True, ("ticket", ticket.id))
+        return reply if op.update is None else self._on_the_way(exchange)(ticket.party, reply)
 
-    def _sent(self, op: Op, payload: Payload, replies: dict[int, Reply], round: int, asked: int, uniform: bool,
-              occasion: tuple[int | str, ...]) -> dict[int, Reply]:  # fmt: skip
-        """The replies that could be fused, with the updates that the groups make of them."""
-        assert op.update is not None
-        name = op.update
-        sound = {p: r for p, r in replies.items() if fault(r, op, payload, Rules(), summed=False) is None}
-        if not sound:
-            return {}
-        rows = {party: reply.tensors[name].flatten() for party, reply in sound.items()}
-        shares = {party: 1 if uniform else reply.weight for party, reply in sound.items()}
-        honest = [party for party in rows if party not in self.attackers]
-        others = torch.stack(list(rows.values())[:1])[:0]  # copied only where somebody looks at them
-        if honest and any(group.forges and group.sees == "honest" for group in self.groups):
-            others = torch.stack([rows[party] for party in honest])
-        model = payload["model"]["w"] if "model" in payload else None
-        rate = self.rate(round) if self.rate is not None else None
+    def _scene(self, exchange: Exchange, number: int, parties: Iterable[int], weights: Iterable[int] = (),
+               total: int = 0) -> Scene:  # fmt: skip
+        """What a group knows of an exchange."""
+        return Scene(
+            tuple(parties), len(exchange.parties), exchange.round,
+            rng.key(self.seed, "attack", number, *exchange.occasion), rng.key(self.seed, "attack", number),
+            self.rate(exchange.round) if self.rate is not None else None,
+            exchange.payload["model"]["w"] if "model" in exchange.payload else None, tuple(weights), total,
+        )  # fmt: skip
 
-        def scene(number: int, parties: list[int]) -> Scene:
-            return Scene(tuple(parties), tuple(shares[p] for p in parties), sum(shares.values()), asked, round,
-                         rng.key(self.seed, "attack", number, *occasion), rng.key(self.seed, "attack", number),
-                         tuple(shares[p] for p in honest), rate, model)  # fmt: skip
+    def _together(self, exchange: Exchange, outcomes: Outcomes) -> Iterator[tuple[int, Reply | str]]:
+        """Outcomes once all have come, with what groups send that go by one another's updates or by the honest ones.
 
-        sent = dict(rows)
+        Until then updates are the rows of a matrix, which lies on disk where it takes more memory than it may.
+        """
+        waiting: list[tuple[int, Reply | str]] = []
+        rows: Rows | None = None
+        place: dict[int, int] = {}  # the row of each reply that could be fused
+        weights: dict[int, int] = {}
+        for party, outcome in one_by_one(outcomes):
+            if isinstance(outcome, Reply) and exchange.sound(outcome):
+                update = exchange.update(outcome)
+                rows = self._room(len(exchange.parties), update) if rows is None else rows
+                place[party], weights[party] = len(place), 1 if exchange.uniform else outcome.weight
+                outcome = kept(exchange.replaced(outcome, rows.write(place[party], update)), but=exchange.name)
+            elif isinstance(outcome, Reply):
+                outcome = kept(outcome)
+            waiting.append((party, outcome))
+        if rows is None:
+            yield from waiting
+            return
+        honest = [row for party, row in place.items() if party not in self.attackers]
+        sent: dict[int, Iterator[Tensor]] = {}
         for number, (group, members) in enumerate(zip(self.groups, self.members, strict=True)):
-            here = [party for party in rows if party in members]
-            blind = group.sees == "honest" and not len(others)  # nobody to go by: they send what they have
-            if here and group.forges and not blind:
-                own = torch.stack([rows[party] for party in here])
-                sent.update(zip(here, group.forge(own, others, scene(number, here)), strict=True))
-        for number, group in enumerate(self.groups):
-            if group.corrupts:
-                here = list(sent)
-                arrived = group.corrupt(torch.stack([sent[party] for party in here]), scene(number, here))
-                sent.update(zip(here, arrived, strict=True))
-        return {
-            party: dataclasses.replace(reply, tensors={**reply.tensors, name: sent[party].view_as(reply.tensors[name])})
-            for party, reply in sound.items()
-        }
+            here = [party for party in place if party in members and party in self._colluding]
+            if here and (honest or group.sees != "honest"):  # with nobody to go by, they send what they have
+                own = rows.take([place[party] for party in here])
+                scene = self._scene(exchange, number, here, (weights[p] for p in here), sum(weights.values()))
+                sent |= dict.fromkeys(here, iter(group.forge(own, rows.take(honest), scene)))
+        for party, outcome in waiting:
+            if isinstance(outcome, Reply) and party in place:
+                row = next(sent[party]) if party in sent else rows.row(place[party])
+                outcome = exchange.replaced(outcome, row)
+            yield party, outcome
+
+    def _room(self, count: int, update: Tensor) -> Rows:
+        """Room for so many updates."""
+        if update.device.type == "cpu" and count * update.nbytes > self.memory:
+            return MappedRows.temporary(count, len(update), update.dtype, self.folder)
+        return Rows(torch.empty(count, len(update), dtype=update.dtype, device=update.device))
+
+    def _alone(self, exchange: Exchange, outcomes: Outcomes) -> Iterator[tuple[int, Reply | str] | Replies]:
+        """Outcomes as they come, with what becomes of them on the way. A stack that nobody touches stays whole."""
+        arrived = self._on_the_way(exchange)
+        everybody = any(group.corrupts for group in self.groups)
+        for outcome in outcomes:
+            if isinstance(outcome, Replies) and not everybody and self._lone.keys().isdisjoint(outcome.parties):
+                yield outcome
+                continue
+            for party, reply in one_by_one([outcome]):
+                yield party, reply if isinstance(reply, str) else arrived(party, reply)
+
+    def _on_the_way(self, exchange: Exchange) -> Callable[[int, Reply], Reply]:
+        """A function that gives a party's reply as it arrives: with what a member sends that goes by its own update
+        alone, and then with the values that are corrupted on their way."""
+        corrupting = [number for number, group in enumerate(self.groups) if group.corrupts]
+        corruptions: list[Arriving] = []  # made at the first update, which says what they all look like
+
+        def arrived(party: int, reply: Reply) -> Reply:
+            member = self._lone.get(party)
+            if (member is None and not corrupting) or not exchange.sound(reply):
+                return reply
+            row = exchange.update(reply)
+            if member is not None:
+                own = Rows(row[None])
+                (row,) = self.groups[member].forge(own, own.take(()), self._scene(exchange, member, [party]))
+            if len(corruptions) < len(corrupting):
+                corruptions.extend(self.groups[number].corruption(self._scene(exchange, number, exchange.parties), row)
+                                   for number in corrupting)  # fmt: skip
+            for corruption in corruptions:
+                row = corruption(party, row)
+            return exchange.replaced(reply, row)
+
+        return arrived
 
 
-def _one_by_one(outcomes: Outcomes) -> Iterator[tuple[int, Reply | str]]:
-    """Outcomes with stacks taken apart, in tensors of their own: an engine reuses a stack's."""
-    for outcome in outcomes:
-        if isinstance(outcome, Replies):
-            yield from ((party, outcome.copy(k)) for k, party in enumerate(outcome.parties))
-        else:
-            yield outcome
+def _check_fraction(group: Adversary, count: int, where: str, whom: str) -> None:
+    """Refuse a fraction of so many parties that is more than 0, and yet nobody."""
+    share = group.fraction or 0.0
+    if share > 0 and int(share * count + 1e-9) == 0:
+        digits = 1000 * 10 ** len(str(count))
+        raise ConfigError(
+            f"{where}: a fraction of {share:g} of {count} {whom} is nobody, as it is rounded down; "
+            f"{math.ceil(digits / count) / digits:g} would be one, and 0 says that nobody attacks"
+        )
 
 
 def _members(groups: tuple[Adversary, ...], holdings: Holdings, seed: int) -> list[frozenset[int]]:
@@ -199,6 +269,7 @@ def _members(groups: tuple[Adversary, ...], holdings: Holdings, seed: int) -> li
         if group.fraction is None or group.corrupts:
             continue
         wanted = int(group.fraction * count + 1e-9)
+        _check_fraction(group, count, f"adversary[{number}] ({group.name})", "parties")
         free = [party for party in range(count) if party not in taken]
         if wanted > len(free):
             raise ConfigError(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from hansa.adversary.adversary import Adversary, Scene
+from hansa.adversary.adversary import Adversary, Arriving, Scene, Sight
 from hansa.core import rng
 from hansa.core.errors import ConfigError
 from hansa.core.registry import register
+from hansa.core.rows import Rows
+
+NUMBERS = 2**20  # draws at a time
 
 
 @register("bit-flip")
@@ -20,9 +24,9 @@ class BitFlip(Adversary):
     """Flip `bits` (1 to 32, the sign is 32) of the first `dims` values of an update. Xie, Koyejo and Gupta 2018.
 
     `mode = "classic"`: those of the group's members. `"dimensional"`: for each coordinate another share `fraction` of
-    all parties, drawn anew, so that in time no party is spared (the generalised Byzantine model); with `parties`, it is
-    those in every coordinate. Bits are those of the float32 pattern: values of another type are rounded to float32
-    first.
+    the parties asked, drawn anew, so that in time no party is spared (the generalised Byzantine model); with `parties`,
+    it is those in every coordinate. Bits are those of the float32 pattern: values of another type are rounded to
+    float32 first.
     """
 
     bits: tuple[int, ...] = (22, 30, 31, 32)
@@ -45,20 +49,33 @@ class BitFlip(Adversary):
         return not self.corrupts
 
     @property
-    def sees(self) -> Literal["own", "honest"]:
+    def sees(self) -> Sight:
         return "honest" if self.corrupts else "own"
 
-    def forge(self, own: Tensor, honest: Tensor, scene: Scene) -> Tensor:
-        return torch.cat([flipped(own[:, : self.dims], self.bits), own[:, self.dims :]], 1)
+    def forge(self, own: Rows, honest: Rows, scene: Scene) -> Iterator[Tensor]:
+        return (self.damaged(own.row(k)) for k in range(len(own)))
 
-    def corrupt(self, rows: Tensor, scene: Scene) -> Tensor:
-        first = rows[:, : self.dims]
-        count = int((self.fraction or 0.0) * len(rows) + 1e-9)
-        draws = rng.uniform(torch.tensor(scene.key, device=rows.device), first.shape)
-        if not count:
-            return rows
-        hit = draws <= draws.t().contiguous().kthvalue(count, dim=1).values
-        return torch.cat([torch.where(hit, flipped(first, self.bits), first), rows[:, self.dims :]], 1)
+    def corruption(self, scene: Scene, like: Tensor) -> Arriving:
+        n, width = len(scene.parties), min(self.dims, len(like))
+        count = int((self.fraction or 0.0) * n + 1e-9)
+        if not count or not width:
+            return super().corruption(scene, like)
+        hits = []
+        step = max(1, NUMBERS // n)
+        for at in range(0, width, step):
+            key = torch.tensor(rng.folded(scene.key, at), device=like.device)
+            draws = rng.uniform(key, (n, min(step, width - at)))
+            hits.append(draws <= draws.t().contiguous().kthvalue(count, dim=1).values)
+        hit = dict(zip(scene.parties, torch.cat(hits, 1), strict=True))
+        return lambda party, row: self.damaged(row, hit[party])
+
+    def damaged(self, row: Tensor, hit: Tensor | None = None) -> Tensor:
+        """An update with the bits of its first values flipped, or of those among them that are hit."""
+        out, first = row.clone(), row[: self.dims]
+        out[: self.dims] = (
+            flipped(first, self.bits) if hit is None else torch.where(hit, flipped(first, self.bits), first)
+        )
+        return out
 
 
 def flipped(values: Tensor, bits: tuple[int, ...]) -> Tensor:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.adversary.adversary import Adversary, Scene
+from hansa.adversary.adversary import Adversary, Arriving, Scene
 from hansa.core import rng
 from hansa.core.errors import ConfigError
 from hansa.core.registry import register
+
+NUMBERS = 2**18  # draws at a time
 
 
 @register("gambler")
@@ -44,14 +45,22 @@ class Gambler(Adversary):
         return True
 
     def hostile(self, d: int, root: int) -> Tensor:
-        """Which of d coordinates lie in a hostile shard."""
+        """Those of d coordinates that lie in a hostile shard."""
         share = self.fraction or 0.0
         count = max(int(share * self.shards + 1e-9), 1 if share > 0 else 0)
-        chosen = rng.generator(root, "shards").permutation(self.shards)[:count]
-        return torch.from_numpy(np.isin(np.arange(d) * self.shards // max(d, 1), chosen))
+        chosen = sorted(rng.generator(root, "shards").permutation(self.shards)[:count].tolist())
+        starts = [shard * d // self.shards for shard in range(self.shards + 1)]
+        return torch.cat([torch.arange(starts[shard], starts[shard + 1]) for shard in chosen] or [torch.arange(0)])
 
-    def corrupt(self, rows: Tensor, scene: Scene) -> Tensor:
-        hostile = self.hostile(rows.shape[1], scene.root).to(rows.device)
-        draws = torch.stack([rng.uniform(key, rows.shape[1:]) for key in scene.keys(rows.device)])
-        hit = hostile & (draws < self.probability)
-        return torch.where(hit, (rows.to(torch.float64) * self.factor).to(rows.dtype), rows)
+    def corruption(self, scene: Scene, like: Tensor) -> Arriving:
+        places = torch.split(self.hostile(len(like), scene.root).to(like.device), NUMBERS)
+
+        def arrives(party: int, row: Tensor) -> Tensor:
+            out = row.clone()
+            for number, piece in enumerate(places):
+                key = torch.tensor(rng.folded(scene.key, party, number), device=row.device)
+                hit = piece[rng.uniform(key, piece.shape) < self.probability]
+                out[hit] = (row[hit].to(torch.float64) * self.factor).to(row.dtype)
+            return out
+
+        return arrives

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
-import torch
 from torch import Tensor
 
-from hansa.adversary.adversary import Adversary, Scene
+from hansa.adversary.adversary import Adversary, Scene, Sight, by_column, row_by_row
 from hansa.core.errors import ConfigError
 from hansa.core.registry import register
+from hansa.core.rows import Rows
 
 
 @register("sign-flip")
@@ -24,8 +24,8 @@ class SignFlip(Adversary):
         super().__post_init__()
         check_positive("scale", self.scale)
 
-    def forge(self, own: Tensor, honest: Tensor, scene: Scene) -> Tensor:
-        return (-self.scale * own.to(torch.float64)).to(own.dtype)
+    def forge(self, own: Rows, honest: Rows, scene: Scene) -> Iterable[Tensor]:
+        return row_by_row(own, lambda row: -self.scale * row)
 
 
 @register("omniscient")
@@ -43,11 +43,11 @@ class Omniscient(Adversary):
         check_positive("scale", self.scale)
 
     @property
-    def sees(self) -> Literal["own", "honest"]:
+    def sees(self) -> Sight:
         return "honest"
 
-    def forge(self, own: Tensor, honest: Tensor, scene: Scene) -> Tensor:
-        return (-self.scale * honest.to(torch.float64).sum(0)).to(own.dtype).expand_as(own)
+    def forge(self, own: Rows, honest: Rows, scene: Scene) -> Iterable[Tensor]:
+        return [by_column(honest, lambda block: -self.scale * block.sum(0))] * len(own)
 
 
 @register("ipm")
@@ -66,11 +66,11 @@ class IPM(Adversary):
         check_positive("epsilon", self.epsilon)
 
     @property
-    def sees(self) -> Literal["own", "honest"]:
+    def sees(self) -> Sight:
         return "honest"
 
-    def forge(self, own: Tensor, honest: Tensor, scene: Scene) -> Tensor:
-        return (-self.epsilon * honest.to(torch.float64).mean(0)).to(own.dtype).expand_as(own)
+    def forge(self, own: Rows, honest: Rows, scene: Scene) -> Iterable[Tensor]:
+        return [by_column(honest, lambda block: -self.epsilon * block.mean(0))] * len(own)
 
 
 def check_positive(name: str, value: float) -> None:

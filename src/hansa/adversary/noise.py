@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from hansa.adversary.adversary import Adversary, Scene
 from hansa.core.errors import ConfigError
 from hansa.core.registry import register
+from hansa.core.rows import Rows
 
 
 @register("gaussian")
@@ -25,9 +27,10 @@ class GaussianAttack(Adversary):
         if not self.sigma >= 0:
             raise ConfigError(f"sigma must not be negative, got {self.sigma}")
 
-    def forge(self, own: Tensor, honest: Tensor, scene: Scene) -> Tensor:
-        noise = self.sigma * scene.normal(own)
-        return (noise if self.replace else own.to(torch.float64) + noise).to(own.dtype)
+    def forge(self, own: Rows, honest: Rows, scene: Scene) -> Iterator[Tensor]:
+        for k, party in enumerate(scene.parties):
+            noise = self.sigma * scene.normal(party, own)
+            yield (noise if self.replace else own.row(k).to(torch.float64) + noise).to(own.dtype)
 
 
 @register("free-rider")
@@ -45,5 +48,6 @@ class FreeRider(Adversary):
         if not self.noise >= 0:
             raise ConfigError(f"noise must not be negative, got {self.noise}")
 
-    def forge(self, own: Tensor, honest: Tensor, scene: Scene) -> Tensor:
-        return (self.noise * scene.normal(own)).to(own.dtype) if self.noise else torch.zeros_like(own)
+    def forge(self, own: Rows, honest: Rows, scene: Scene) -> Iterator[Tensor]:
+        for k, party in enumerate(scene.parties):
+            yield (self.noise * scene.normal(party, own)).to(own.dtype) if self.noise else torch.zeros_like(own.row(k))

@@ -80,6 +80,14 @@ class Experiment:
         """Load the data, divide it among the parties, make the model."""
         return make_task(self)
 
+    def check_deployed(self) -> None:
+        """Refuse what there is only in a simulation; for parties that are processes of their own."""
+        if self.adversary:
+            raise ConfigError(
+                "adversaries are simulated: parties that run as processes of their own attack nobody; take [adversary] "
+                "out of the experiment, or simulate it"
+            )
+
     def settings(self) -> dict[str, Any]:
         """What `simulate` is given beside the algorithm and the task."""
         settings = {f.name: getattr(self.run, f.name) for f in dataclasses.fields(self.run)}
@@ -97,7 +105,15 @@ def read(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Experi
         raise ConfigError(f"cannot read {path}: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
-    return parse(merge(_named(tree), _named(nest(overrides or {}))), folder=str(path.parent))
+    changes = _named(nest(overrides or {}))
+    listed, change = tree.get("adversary"), changes.get("adversary")
+    if isinstance(listed, list) and isinstance(change, Mapping) and "name" not in change:
+        raise ConfigError(
+            f"adversary.{next(iter(change))}: the file lists its groups of attackers ([[adversary]], {len(listed)} of "
+            "them), and --set cannot reach into the list; change the file, or set adversary.kind for one group in "
+            "place of all"
+        )
+    return parse(merge(_named(tree), changes), folder=str(path.parent))
 
 
 def parse(tree: Mapping[str, Any], folder: str = ".") -> Experiment:

@@ -13,6 +13,7 @@ from hansa.run.config import parse
 def load(message: dict[str, Any]) -> Party:
     """The party that an experiment's message names, with its own share of the data and nothing else."""
     experiment = parse(message["experiment"], message["folder"])
+    experiment.check_deployed()
     task = experiment.build_task()
     objective = Objective(task.model, task.loss, experiment.run.seed, bf16=experiment.run.precision == "bf16")
     holdings, id = task.holdings(objective), int(message["party"])

@@ -69,11 +69,14 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
             if task.prepare is None and _has_nan(x):
                 raise DataError(f"the {whose} features have missing values (NaN); give the task prepare=Standardise()")
         store = Store(run_dir) if run_dir is not None else None
+        folder = store.path if store is not None else None
         data = fingerprint(holdings) if store is not None else None  # before anybody poisons them
         groups = adversaries(adversary)
-        band = Band(groups, holdings, run.seed, _server_rate(algorithm)) if groups else None
-        if band is not None:
-            band.check(algorithm, masked=protocol is not None)
+        weighted = getattr(getattr(algorithm, "fusion", None), "weighted", False)
+        band = None
+        if groups:
+            band = Band(groups, holdings, run.seed, _server_rate(algorithm), weighted, run.reply_memory, folder)
+            band.check(algorithm, run.size(len(holdings)), masked=protocol is not None)
             band.poison(holdings)
         clock = run.clock(holdings)
         solver = getattr(algorithm, "local", None)
@@ -85,7 +88,7 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
             engine.compiles = engine.records and (run.compile == "on" or (run.compile == "auto" and long))
         log.info("engine %s: %s", engine.name, engine.why())
         forging = band if band is not None and band.forges else None
-        runtime = Simulation(engine, run.rules(), clock, absent, store.path if store is not None else None, forging)
+        runtime = Simulation(engine, run.rules(), clock, absent, folder, forging)
         record = _record(algorithm, run, engine, experiment, groups)
         training = Training(algorithm, task, run, objective, holdings, store, runtime, protocol, on_round, clock,
                             attackers=None if band is None else band.attackers,
@@ -106,7 +109,7 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
             engine.close()
             if store is not None:
                 store.close()
-    result = Result(training, state, record, store.path if store is not None else None)
+    result = Result(training, state, record, folder)
     if store is not None:
         store.finish(result.saved_model(), result.summary)
     return result
@@ -136,9 +139,14 @@ def fingerprint(holdings: Holdings) -> str:
 
 
 def _server_rate(algorithm: Algorithm) -> Callable[[int], float] | None:
-    """The learning rate of a server that takes the fused update as it is, round by round; None for all others."""
+    """The learning rate of a server that takes the fused update as it is, round by round; None for all others.
+
+    Methods with a local solver of their own make something else of the updates first, except SCAFFOLD.
+    """
     server = getattr(algorithm, "server", None)
-    return (lambda round: server.lr * server.schedule.factor(round)) if type(server) is Descent else None
+    if type(server) is not Descent or algorithm.completes not in (None, "scaffold"):
+        return None
+    return lambda round: server.lr * server.schedule.factor(round)
 
 
 def _record(algorithm: Algorithm, run: Run, engine: ReferenceEngine, experiment: Any,

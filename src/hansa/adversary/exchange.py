@@ -1,0 +1,57 @@
+"""The replies of an exchange, as attackers find them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from hansa.core.op import Op, Payload, Replies, Reply
+from hansa.core.replies import Outcomes, Rules, fault
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """An ask, or a ticket, whose replies may be attacked: what was asked of whom, and how the server counts them."""
+
+    op: Op
+    payload: Payload
+    round: int
+    parties: tuple[int, ...]
+    uniform: bool
+    occasion: tuple[int | str, ...]  # what its random numbers are named by
+
+    @property
+    def name(self) -> str:
+        """The tensor of a reply that is the update."""
+        assert self.op.update is not None
+        return self.op.update
+
+    def sound(self, reply: Reply) -> bool:
+        """Whether a reply could be fused; others are left as they are."""
+        return fault(reply, self.op, self.payload, Rules(), summed=False) is None
+
+    def update(self, reply: Reply) -> Tensor:
+        """The update of a reply, as a vector."""
+        return reply.tensors[self.name].flatten()
+
+    def replaced(self, reply: Reply, row: Tensor) -> Reply:
+        """The reply with another update."""
+        return dataclasses.replace(reply, tensors={**reply.tensors, self.name: row.view_as(reply.tensors[self.name])})
+
+
+def one_by_one(outcomes: Outcomes) -> Iterator[tuple[int, Reply | str]]:
+    """Outcomes with stacks taken apart, as views of the stack: an engine uses its memory again."""
+    for outcome in outcomes:
+        if isinstance(outcome, Replies):
+            yield from ((party, outcome.row(k)) for k, party in enumerate(outcome.parties))
+        else:
+            yield outcome
+
+
+def kept(reply: Reply, but: str | None = None) -> Reply:
+    """A reply in tensors of its own, all but one of them."""
+    tensors = {name: value if name == but else value.clone() for name, value in reply.tensors.items()}
+    return dataclasses.replace(reply, tensors=tensors, maxima={n: value.clone() for n, value in reply.maxima.items()})
