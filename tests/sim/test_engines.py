@@ -325,7 +325,7 @@ def test_the_stacked_engine_answers_in_the_order_of_ids_whatever_order_it_trains
 ) -> None:
     orders: list[list[int]] = []
 
-    def watched(ask: Any, outcomes: Any, rules: Any, record: Any) -> Any:
+    def watched(ask: Any, outcomes: Any, *rest: Any) -> Any:
         seen: list[int] = []
 
         def passed() -> Any:
@@ -334,7 +334,7 @@ def test_the_stacked_engine_answers_in_the_order_of_ids_whatever_order_it_trains
                 seen.extend(replied)
                 yield item
 
-        answer = real(ask, passed(), rules, record)
+        answer = real(ask, passed(), *rest)
         orders.append(seen)
         return answer
 
