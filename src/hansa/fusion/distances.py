@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch
 from torch import Tensor
 
@@ -9,9 +11,9 @@ from hansa.core.replies import BLOCK, all_finite
 from hansa.core.rows import Rows, total
 from hansa.fusion.ordered import NotFinite
 
-COLUMNS = 2**17  # that are added at once
+COLUMNS = 2**18  # that are added at once
 PRODUCTS, WIDE = 2**18, 2**17  # numbers that are multiplied, or made float64, at once: they stay in a core's cache
-DIRECT = 2**26  # differences that take no time: all pairs of small matrices are compared as they are
+DIRECT = 2**22  # differences that take no time: all pairs of small matrices are compared as they are
 SAMPLE = 256  # columns that are looked at to find a row in the middle
 # Below these shares of the squared norms a squared distance is what cancels when products of that type are subtracted.
 CANCELS = {torch.float32: 0.02, torch.float64: 1e-6}
@@ -97,15 +99,19 @@ def combination(rows: Rows, shares: Tensor, divide: float = 1.0) -> Tensor:
     used = [(k, float(share)) for k, share in enumerate(shares.tolist()) if share]
     out = torch.empty(rows.dim, dtype=rows.dtype, device=rows.device)
 
+    place = threading.local()
+
     def work(at: int, end: int, block: Tensor) -> bool:
-        sums = None
+        if not hasattr(place, "wide"):  # new memory for each row would cost more than adding it
+            place.wide = torch.empty(3, end - at, dtype=torch.float64, device=rows.device)
+        row, part, sums = place.wide[:, : end - at]
+        sums.zero_()
         for start in range(0, len(used), BLOCK):
-            (first, share), *rest = used[start : start + BLOCK]
-            part = block[first].double() * share
-            for k, share in rest:
-                part.add_(block[k], alpha=share)
-            sums = part if sums is None else sums + part
-        out[at:end] = 0.0 if sums is None else sums / divide
+            part.zero_()
+            for k, share in used[start : start + BLOCK]:
+                part.add_(row.copy_(block[k]), alpha=share)
+            sums.add_(part)
+        out[at:end] = sums.div_(divide)
         return all_finite(out[at:end])
 
     if not all(list(rows.map(work, numbers=COLUMNS * len(rows)))):
