@@ -90,7 +90,7 @@ class Program:
             size = min(level(count), self.parties)
             if size not in self._recorded:
                 kept = pytree.tree_map(torch.clone, (self.state, self.at))
-                self._recorded[size] = recorded(self.step(size))
+                self._recorded[size] = recorded(self.step(size), self.at.device)
                 pytree.tree_map(lambda to, value: to.copy_(value), (self.state, self.at), kept)
             self._recorded[size]()
 
@@ -299,7 +299,7 @@ class Epochs:
         self.w.copy_(w)
         self.program.of_party[-1].fill_(self.solver.rate(round))
         if self._replay is None:
-            self._replay = recorded(self._all)
+            self._replay = recorded(self._all, self.told.device)
         self._replay()
         return self.update, self.loss
 
@@ -339,9 +339,9 @@ def train_alike(engine: StackedEngine, solver: LocalSolver, jobs: list[Job], rou
     return Block(Replies(parties, {"w": update.clone()}, [size] * len(jobs), {}, metrics), {})  # for it is reused
 
 
-def recorded(work: Callable[[], None]) -> Callable[[], None]:
-    """Work over fixed buffers as a CUDA graph. It is done once or twice on the way."""
-    if not torch.cuda.is_available():
+def recorded(work: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    """Work over fixed buffers on a GPU as a CUDA graph. It is done once or twice on the way."""
+    if device.type != "cuda":
         return work
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
