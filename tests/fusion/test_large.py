@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_rules import RULES, draw, known, names
+from rules import RULES, draw, known, names
 from torch import Tensor
 
 from hansa.core import rows as rows_module
 from hansa.core.errors import DataError
 from hansa.core.rows import MappedRows, Rows
-from hansa.fusion import Fusion, Krum, distances, ordered
+from hansa.fusion import Fusion, Krum, distances
 from hansa.fusion.distances import squared_distances
 
 
@@ -23,7 +23,6 @@ from hansa.fusion.distances import squared_distances
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 256 columns, so that a small matrix has many."""
     monkeypatch.setitem(rows_module.BLOCK, "cpu", 256)
-    monkeypatch.setattr(ordered, "SORTED", 256)
     for name in ("COLUMNS", "PRODUCTS", "WIDE"):
         monkeypatch.setattr(distances, name, 256)
 

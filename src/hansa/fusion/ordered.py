@@ -16,7 +16,6 @@ from torch import Tensor
 from hansa.core.replies import all_finite
 from hansa.core.rows import Rows
 
-SORTED = 2**18  # numbers that are sorted at once
 Limits = tuple[Tensor, Tensor, Tensor]  # a value for each coordinate, and the smallest and largest that made it
 Rule = Callable[[Tensor, Tensor], Limits]  # of a block [K, c] and the same in order [c, K]
 
@@ -49,7 +48,7 @@ def by_coordinate(rows: Rows, rule: Rule, watch: bool = False) -> tuple[Tensor, 
         out[at:end] = value
         return ((block >= low) & (block <= high)).sum(1) if watch else kept
 
-    for part in rows.map(work, SORTED):
+    for part in rows.map(work):
         kept = kept + part
     return out, (kept.double() / max(1, rows.dim)).tolist() if watch else []
 
