@@ -15,12 +15,12 @@ from hansa.adversary.adversary import Adversary, Arriving, Scene
 from hansa.adversary.exchange import Exchange, kept, one_by_one
 from hansa.core import rng
 from hansa.core.algorithm import Algorithm
-from hansa.core.errors import ConfigError, nearest
+from hansa.core.errors import ConfigError
 from hansa.core.federation import Ask, Ticket
 from hansa.core.op import Op, Payload, Replies, Reply
 from hansa.core.registry import from_config
 from hansa.core.replies import Outcomes
-from hansa.core.rows import MappedRows, Rows
+from hansa.core.rows import Rows, room
 from hansa.core.task import Holdings
 
 log = logging.getLogger("hansa")
@@ -34,12 +34,17 @@ def adversaries(given: Any) -> tuple[Adversary, ...]:
     groups = []
     for number, value in enumerate(given if several else [given]):
         where = f"adversary[{number}]" if several else "adversary"
-        if isinstance(value, Mapping) and "kind" in value:
-            if "name" in value:
-                raise ConfigError(f"{where}: kind and name say the same; give one of them")
-            value = {"name" if field == "kind" else field: setting for field, setting in value.items()}
-        groups.append(from_config("adversary", value, where=where))
+        groups.append(from_config("adversary", named(value, where), where=where))
     return tuple(groups)
+
+
+def named(table: Any, where: str = "adversary") -> Any:
+    """An adversary's table with its `kind` under `name`, as parts have it."""
+    if not isinstance(table, Mapping) or "kind" not in table:
+        return table
+    if "name" in table:
+        raise ConfigError(f"{where}: kind and name say the same; give one of them")
+    return {"name" if field == "kind" else field: value for field, value in table.items()}
 
 
 class Band:
@@ -174,7 +179,7 @@ class Band:
         for party, outcome in one_by_one(outcomes):
             if isinstance(outcome, Reply) and exchange.sound(outcome):
                 update = exchange.update(outcome)
-                rows = self._room(len(exchange.parties), update) if rows is None else rows
+                rows = room(len(exchange.parties), update, self.memory, self.folder) if rows is None else rows
                 place[party], weights[party] = len(place), 1 if exchange.uniform else outcome.weight
                 outcome = kept(exchange.replaced(outcome, rows.write(place[party], update)), but=exchange.name)
             elif isinstance(outcome, Reply):
@@ -196,12 +201,6 @@ class Band:
                 row = next(sent[party]) if party in sent else rows.row(place[party])
                 outcome = exchange.replaced(outcome, row)
             yield party, outcome
-
-    def _room(self, count: int, update: Tensor) -> Rows:
-        """Room for so many updates."""
-        if update.device.type == "cpu" and count * update.nbytes > self.memory:
-            return MappedRows.temporary(count, len(update), update.dtype, self.folder)
-        return Rows(torch.empty(count, len(update), dtype=update.dtype, device=update.device))
 
     def _alone(self, exchange: Exchange, outcomes: Outcomes) -> Iterator[tuple[int, Reply | str] | Replies]:
         """Outcomes as they come, with what becomes of them on the way. A stack that nobody touches stays whole."""
@@ -252,15 +251,12 @@ def _check_fraction(group: Adversary, count: int, where: str, whom: str) -> None
 def _members(groups: tuple[Adversary, ...], holdings: Holdings, seed: int) -> list[frozenset[int]]:
     """The parties of each group. Attacks on values of everybody have none."""
     count = len(holdings)
-    numbers = {holdings.name(party): party for party in range(count)} if any(group.parties for group in groups) else {}
     members = [frozenset[int]() for _ in groups]
     taken: set[int] = set()
     for number, group in enumerate(groups):
         where = f"adversary[{number}] ({group.name})"
         for given in map(str, group.parties):
-            party = numbers.get(given, int(given) if given.isdecimal() else -1)
-            if not 0 <= party < count:
-                raise ConfigError(f"{where}: there is no party {given!r}{nearest(given, list(numbers))}")
+            party = holdings.find(given, where)
             if party in taken:
                 raise ConfigError(f"{where}: the party {given!r} attacks twice; groups have no member in common")
             taken.add(party)

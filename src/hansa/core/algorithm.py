@@ -83,19 +83,17 @@ class Algorithm(Part):
                     "task.trusted to how many samples to keep for it (in Python, Task(trusted=(x, y)))"
                 )
         solver = getattr(self, "local", None)
-        if fusion is not None and fusion.trains and solver is not None:
+        if fusion is not None and fusion.trusts and solver is not None:
             inner: Any = unwrap(solver)[1]
-            if inner.remember(problem.spec):
+            if fusion.trains and inner.remember(problem.spec):
                 raise ConfigError(
                     f"{self.name}: with {fusion.name} the server trains as a party does, but it has no memory, which "
                     f"the local solver {inner.name!r} needs; use another fusion"
                 )
-        if fusion is not None and fusion.trusts and solver is not None:
-            sent: Any = unwrap(solver)[1]
-            if sent.numbers or len(sent.sends) > 1:
+            if inner.numbers or len(inner.sends) > 1:
                 raise ConfigError(
                     f"{self.name}: {fusion.name} judges updates by the server's samples, and cannot judge what the "
-                    f"local solver {sent.name!r} sends beside them; use another fusion"
+                    f"local solver {inner.name!r} sends beside them; use another fusion"
                 )
         partner = getattr(solver, "partner", None)
         if partner is not None and partner[0] != self.completes:

@@ -21,7 +21,7 @@ from hansa.core import codec
 from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket
 from hansa.core.op import Op, Payload, Replies, Reply, Shape
-from hansa.core.rows import MappedRows, Rows
+from hansa.core.rows import Rows, room
 
 BLOCK = 32
 LARGEST = 2**53  # whole numbers from here on are not exact in float64
@@ -363,12 +363,8 @@ class Answer:
         return replace(reply, tensors=tensors, maxima={name: value.clone() for name, value in reply.maxima.items()})
 
     def _row(self, name: str, value: Tensor) -> Tensor:
-        count = len(self.ask.parties)
         if name not in self._matrices:
-            if value.device.type == "cpu" and count * value.nbytes > self.rules.memory:
-                self._matrices[name] = MappedRows.temporary(count, len(value), value.dtype, self._folder)
-            else:
-                self._matrices[name] = Rows(torch.empty(count, len(value), dtype=value.dtype, device=value.device))
+            self._matrices[name] = room(len(self.ask.parties), value, self.rules.memory, self._folder)
         return self._matrices[name].write(len(self._kept), value)
 
     def _accept(self, party: int, weight: int) -> int:

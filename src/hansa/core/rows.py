@@ -30,12 +30,11 @@ BLOCK = {"cpu": 2**18, "cuda": 2**28}  # numbers in a block: what a core's cache
 class Rows:
     """K vectors of d numbers, in memory. `block` gives some columns of all of them, for reading only."""
 
-    def __init__(self, data: Tensor, index: Sequence[int] | None = None) -> None:
+    def __init__(self, data: Tensor) -> None:
         if data.dim() != 2:
             raise DataError(f"updates are the rows of a matrix [K, d], got the shape {tuple(data.shape)}")
         self.data = data
-        self.index = list(range(len(data))) if index is None else list(index)
-        self._whole = self.index == list(range(len(data)))
+        self.index, self._whole = list(range(len(data))), True
 
     def __len__(self) -> int:
         return len(self.index)
@@ -171,6 +170,13 @@ class MappedRows(Rows):
     def sample(self, count: int) -> Tensor:
         step = max(1, self.dim // count)
         return torch.cat([self.block(at, at + 1) for at in range(0, self.dim, step)], dim=1)
+
+
+def room(count: int, like: Tensor, memory: int, folder: Path | None = None) -> Rows:
+    """Rows to be written for so many vectors: on disk where on a CPU they would take over `memory` bytes."""
+    if like.device.type == "cpu" and count * like.nbytes > memory:
+        return MappedRows.temporary(count, len(like), like.dtype, folder)
+    return Rows(torch.empty(count, len(like), dtype=like.dtype, device=like.device))
 
 
 class _File:

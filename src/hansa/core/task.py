@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hansa.core.errors import DataError
+from hansa.core.errors import ConfigError, DataError, nearest
 from hansa.core.losses import Loss
 from hansa.core.objective import Objective
 from hansa.core.registry import Part
@@ -137,6 +138,17 @@ class Holdings:
     def name(self, party: int) -> str:
         """What a party is called: the name that the task gives it, or its number."""
         return str(party) if self._names is None else self._names[party]
+
+    @functools.cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {self.name(party): party for party in range(len(self))}
+
+    def find(self, given: str, where: str) -> int:
+        """The party of that name, or else of that number; `where` it was asked for is said if there is none."""
+        party = self._numbers.get(given, int(given) if given.isdecimal() else -1)
+        if not 0 <= party < len(self):
+            raise ConfigError(f"{where}: there is no party {given!r}{nearest(given, self._numbers)}")
+        return party
 
     @property
     def shape(self) -> tuple[int, ...]:

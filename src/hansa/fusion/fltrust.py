@@ -32,10 +32,10 @@ class FLTrust(Robust):
 
     trusts: ClassVar[bool] = True
     trains: ClassVar[bool] = True
-    majority: ClassVar[bool] = False
 
     def judge(self, fed: Federation, op: Op, params: Params, payload: Payload) -> dict[str, Any]:
-        return {"trusted": fed.at_server(op, payload).tensors["w"]}
+        own = fed.at_server(op, payload)
+        return {"trusted": own.tensors["w"], "own": own}
 
     def fuse(self, rows: Rows, weights: Tensor | None, watch: bool = True, **known: Any) -> Fused:
         own = known.get("trusted")

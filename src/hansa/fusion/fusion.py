@@ -132,14 +132,13 @@ class Robust(Fusion):
     """
 
     verbs: ClassVar[frozenset[str]] = frozenset({"gather"})
-    majority: ClassVar[bool] = True  # whether it takes for granted that more than half of the parties are honest
 
     def weighs(self, answer: Gathered) -> Tensor | None:
         """The weights of the replies, or None where they count alike."""
         return None
 
     def judge(self, fed: Federation, op: Op, params: Params, payload: Payload) -> dict[str, Any]:
-        """What the rule needs to know beside the updates."""
+        """What the rule needs to know beside the updates; as `own` what the server itself would reply, if it asks."""
         return {}
 
     async def collect(self, fed: Federation, op: Op, params: Params, each: Mapping[int, Payload] | None = None,
@@ -148,21 +147,22 @@ class Robust(Fusion):
         answer = await fed.gather(op, payload, each=each)
         try:
             self.check(len(answer.parties))
-            fused = self.fuse(answer.matrix("w"), self.weighs(answer), **self.judge(fed, op, params, payload))
+            known = self.judge(fed, op, params, payload)
+            fused = self.fuse(answer.matrix("w"), self.weighs(answer), **known)
         except BoundError as reason:
             raise RoundAborted(str(reason)) from None
         except NotFinite:
             raise RoundAborted(f"{self.name}: the updates are too large to be added") from None
-        out = set(fused.excluded)
-        fed.report(Finding(self.name, answer.parties, fused.shares, fused.scores, [answer.parties[k] for k in out]))
+        out = [answer.parties[k] for k in fused.excluded]
+        fed.report(Finding(self.name, answer.parties, fused.shares, fused.scores, out))
         n, first = len(answer.parties), answer.replies[0]
-        if self.majority:
+        if not self.trusts:
             others = {name: median(answer, name) for name in first.tensors if name != "w"}
             counts = lower_median([reply.maxima["counts"] for reply in answer.replies]) if first.maxima else None
             return Update(fused.w, others.pop("stats", None), counts, others, n)
         if "stats" not in first.tensors and not first.maxima:
             return Update(fused.w, replies=n)
-        own = fed.at_server(op, payload)
+        own = known.get("own") or fed.at_server(op, payload)
         return Update(fused.w, own.tensors.get("stats"), own.maxima.get("counts"), replies=n)
 
 

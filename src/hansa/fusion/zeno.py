@@ -36,7 +36,6 @@ class Zeno(Robust):
     gamma: float = 1.0
     samples: int = 32
     trusts: ClassVar[bool] = True
-    majority: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.b is not None and self.b < 0:

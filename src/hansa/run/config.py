@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from hansa.adversary import Adversary, adversaries
+from hansa.adversary import Adversary, adversaries, named
 from hansa.core import rng
 from hansa.core.algorithm import Algorithm
 from hansa.core.errors import ConfigError, HansaError, nearest
@@ -148,10 +148,7 @@ def _table(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def _named(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The tree with the adversary's `kind` under `name`, so that another kind drops the fields of the old one."""
-    table = tree.get("adversary")
-    if not isinstance(table, Mapping) or "kind" not in table or "name" in table:
-        return dict(tree)
-    return {**tree, "adversary": {"name" if field == "kind" else field: value for field, value in table.items()}}
+    return {**tree, "adversary": named(tree["adversary"])} if "adversary" in tree else dict(tree)
 
 
 def merge(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hansa.core.algorithm import Algorithm
-from hansa.core.errors import ConfigError, nearest
+from hansa.core.errors import ConfigError
 from hansa.core.op import Op, unwrap
 from hansa.core.registry import field_types, fill
 from hansa.core.task import Holdings
@@ -32,12 +32,9 @@ class LocalWork:
         if self.pace.sets is not None:
             self._check_pace(algorithm)
         self.own: dict[int, dict[str, Any]] = {}
-        numbers = {holdings.name(party): party for party in range(len(holdings))} if run.own else {}
         for name, table in run.own.items():
             where = f"run.own.{name}"
-            party = numbers.get(name, int(name) if name.isdecimal() else -1)
-            if not 0 <= party < len(holdings):
-                raise ConfigError(f"{where}: there is no party {name!r}{nearest(name, list(numbers))}")
+            party = holdings.find(name, where)
             if party in self.own:
                 raise ConfigError(f"{where}: the party is there twice, by name and by number")
             self.own[party] = self._table(algorithm, table, where)
