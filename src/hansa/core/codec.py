@@ -6,13 +6,16 @@ JSON value in the file's metadata. Nothing in it can run code.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as read_tensors
-from safetensors.torch import save as write_tensors
 from torch import Tensor
 
 from hansa.core.errors import DataError
@@ -21,6 +24,7 @@ _SHORT = {  # in the order in which safetensors lays tensors out
     torch.int64: "I64", torch.float64: "F64", torch.float32: "F32", torch.int32: "I32", torch.bfloat16: "BF16",
     torch.float16: "F16", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
+_LONG = {short: dtype for dtype, short in _SHORT.items()}
 _ORDER = {dtype: place for place, dtype in enumerate(_SHORT)}
 _MARK = "$tensor"
 
@@ -63,16 +67,27 @@ def _metadata(tree: Any) -> dict[str, str]:
     return {"tree": json.dumps(tree, separators=(",", ":"), ensure_ascii=False)}
 
 
+def pieces(tree: Any) -> Iterator[bytes | memoryview]:
+    """What `encode` gives, piece by piece: the header, then each tensor's own memory."""
+    tensors: dict[str, Tensor] = {}
+    header, order = _layout(_split(tree, "", tensors), tensors)
+    yield header
+    for name in order:
+        flat = tensors[name].detach().cpu().contiguous().view(-1)
+        yield flat.view(torch.uint8).numpy().data if flat.numel() else b""
+
+
 def encode(tree: Any) -> bytes:
     """A tree of dicts, lists, tensors, numbers, texts and None as bytes. Tuples come back as lists."""
-    tensors: dict[str, Tensor] = {}
-    plain = _split(tree, "", tensors)
-    # Views of one storage, which safetensors refuses, are stored as tensors of their own.
-    blobs = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
-    try:
-        return write_tensors(blobs, _metadata(plain))
-    except UnicodeEncodeError as error:
-        raise DataError(f"cannot encode a text that is not valid Unicode: {error}") from None
+    return b"".join(pieces(tree))
+
+
+def digest(tree: Any) -> str:
+    """The SHA-256 of `encode(tree)`, which need not fit into memory twice."""
+    running = hashlib.sha256()
+    for piece in pieces(tree):
+        running.update(piece)
+    return running.hexdigest()
 
 
 def decode(data: bytes) -> Any:
@@ -103,15 +118,57 @@ def place(tree: Any, kinds: list[str], device: torch.device) -> Any:
     return _join(plain, moved)
 
 
-def size(tree: Any) -> int:
-    """The length of `encode(tree)`, without encoding it."""
-    tensors: dict[str, Tensor] = {}
-    plain = _split(tree, "", tensors)
+def _layout(plain: Any, tensors: dict[str, Tensor]) -> tuple[bytes, list[str]]:
+    """The header of a file, and the order in which its tensors follow."""
     header: dict[str, Any] = {"__metadata__": _metadata(plain)}
     at = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: (_ORDER[item[1].dtype], item[0])):
         end = at + tensor.numel() * tensor.element_size()
         header[name] = {"dtype": _SHORT[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
         at = end
-    length = len(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode())
-    return 8 + -(-length // 8) * 8 + at
+    try:
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"cannot encode a text that is not valid Unicode: {error}") from None
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, [name for name in header if name != "__metadata__"]
+
+
+def size(tree: Any) -> int:
+    """The length of `encode(tree)`, without encoding it."""
+    tensors: dict[str, Tensor] = {}
+    header, _ = _layout(_split(tree, "", tensors), tensors)
+    return len(header) + sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def mapped(path: str | Path, limit: int = 2**20) -> tuple[Any, dict[str, int], mmap.mmap]:
+    """The tree of a file, its tensors left where they are: where each begins in the file, and the file's mapping.
+
+    They are checked as strictly as `decode` checks them. The header may have `limit` bytes.
+    """
+    with open(path, "rb") as file:
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    try:
+        length = int.from_bytes(memory[:8], "little")
+        if len(memory) < 8 or length > min(limit, len(memory) - 8):
+            raise ValueError("its header is longer than it may be")
+        header = json.loads(memory[8 : 8 + length])
+        plain = json.loads(header.pop("__metadata__")["tree"])
+        tensors, starts, at = {}, {}, 0
+        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+            begin, end = entry["data_offsets"]
+            dtype, count = _LONG[entry["dtype"]], 1
+            for extent in entry["shape"]:
+                if type(extent) is not int or extent < 0:
+                    raise ValueError(f"the shape of {name} is not one")
+                count *= extent
+            if begin != at or end - begin != count * dtype.itemsize or 8 + length + end > len(memory):
+                raise ValueError(f"the bytes of {name} are not where they should be")
+            starts[name], at = 8 + length + begin, end
+            values = torch.frombuffer(memory, dtype=dtype, count=count, offset=starts[name]) if count else None
+            tensors[name] = (torch.zeros(0, dtype=dtype) if values is None else values).view(entry["shape"])
+        if 8 + length + at != len(memory):
+            raise ValueError("there are bytes behind the last tensor")
+        return _join(plain, tensors), starts, memory
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, RuntimeError) as error:
+        raise DataError(f"not a valid message: {error}") from None

@@ -8,7 +8,6 @@ verb yields an `Ask` to the driver and resumes with the answer: there is no even
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -43,6 +42,7 @@ class Ask:
     each: Mapping[int, Payload] = field(default_factory=dict)
     uniform: bool = False
     mixing: Tensor | None = None
+    enough: int | None = None  # the first so many replies will do, where more parties than that were asked
 
     def __await__(self) -> Generator[Ask, Any, Any]:
         answer = yield self
@@ -85,9 +85,10 @@ class Ask:
         body = {
             "verb": self.verb, "round": self.round, "phase": self.phase, "index": self.index, "op": op,
             "parties": list(self.parties), "payload": self.payload, "uniform": self.uniform, "mixing": self.mixing,
+            "enough": self.enough,
             "each": {str(party): payload for party, payload in sorted(self.each.items())},
         }  # fmt: skip
-        return hashlib.sha256(codec.encode(body)).hexdigest()
+        return codec.digest(body)
 
 
 def _holds_tensor(tree: Any) -> bool:
@@ -210,6 +211,7 @@ class Federation:
         self.cohort_size = cohort_size
         self.cohort: Sequence[int] = self.parties
         self.available: Sequence[int] = self.parties  # who can be asked in this round
+        self.enough: int | None = None  # how many of the cohort will do, where more were selected than that
         self.by_size = False  # whether the cohort was drawn in proportion to the parties' samples
         self.trusted: Trusted | None = None
         self.findings: list[Finding] = []  # of this round
@@ -261,6 +263,8 @@ class Federation:
         if verb not in self._verbs:
             declared = ", ".join(sorted(self._verbs)) or "none"
             raise AlgorithmError(f"the algorithm used the verb {verb!r}, but declares only: {declared}")
+        if given.get("parties") == self.cohort and verb in ("reduce", "gather"):
+            given["enough"] = self.enough
         ask = Ask(verb=verb, round=self.round, phase=self._phase, index=self._index, **given)
         self._index += 1
         return ask

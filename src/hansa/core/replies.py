@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import mmap
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -21,11 +22,12 @@ from hansa.core import codec
 from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket
 from hansa.core.op import Op, Payload, Replies, Reply, Shape
-from hansa.core.rows import Rows, room
+from hansa.core.rows import FileRows, Rows, room
 
 BLOCK = 32
 LARGEST = 2**53  # whole numbers from here on are not exact in float64
 SMALL = 2**20  # numbers that fit a cache
+WIDE = 2**22  # numbers of a stored reply from which on it is summed in blocks of columns
 EXACT = 2**29  # float32 numbers times smaller whole numbers are exact in float64
 
 
@@ -34,6 +36,7 @@ class Rules:
     """What the run demands of replies: how many, how large they may be, and how much memory they may take."""
 
     quorum: float | int = 1  # a fraction of those asked, or a count
+    min_cohort: int = 1  # no sum of fewer parties is made
     max_norm: float | None = None
     max_weight: int | None = None
     memory: int = 2**30  # bytes of updates that are looked at one by one, from which on they lie on disk
@@ -47,7 +50,38 @@ class Rules:
     def needed(self, asked: int) -> int:
         """How many replies an ask needs; never fewer than one."""
         least = math.ceil(self.quorum * asked - 1e-9) if isinstance(self.quorum, float) else self.quorum
-        return max(1, least)
+        return max(1, least, self.min_cohort)
+
+    def of(self, ask: Ask) -> Rules:
+        """The rules of one ask: evaluation has neither quorum nor limits, preparation no more than a least cohort."""
+        if ask.in_round:
+            return self
+        return Rules(min_cohort=self.min_cohort if ask.phase.startswith("prepare") else 1)
+
+
+@dataclass
+class Stored(Reply):
+    """A reply that lies in a file, which stays until the answer is made; `starts` says where in it each tensor does."""
+
+    path: Path = Path()
+    starts: dict[str, int] = field(default_factory=dict)
+    memory: mmap.mmap | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> Stored:
+        """The reply that a file holds; a DataError where it holds none."""
+        tree, starts, memory = codec.mapped(path)
+        reply = Reply.of_tree(tree)
+        return cls(reply.tensors, reply.weight, reply.maxima, reply.metrics, path, starts, memory)
+
+    @property
+    def wide(self) -> bool:
+        return sum(tensor.numel() for tensor in self.tensors.values()) >= WIDE
+
+    def release(self) -> None:
+        """Give back the memory that reading it took."""
+        if self.memory is not None:
+            self.memory.madvise(mmap.MADV_DONTNEED)
 
 
 class Malformed(str):
@@ -268,6 +302,27 @@ class BlockSum:
         return self._total
 
 
+def stored_sums(replies: list[tuple[Stored, int]]) -> dict[str, Tensor]:
+    """The weighted sums of stored replies, in blocks of columns: no more of them is read at once than some columns. The
+    bits are those of `BlockSum`, whose numbers do not depend on their neighbours."""
+    shares = [share for _, share in replies]
+    sums = {}
+    for name, like in replies[0][0].tensors.items():
+        places = [(reply.path, reply.starts[f"tensors/{name}"]) for reply, _ in replies]
+        rows = FileRows(places, like.numel(), like.dtype)
+
+        def add(at: int, end: int, block: Tensor) -> tuple[int, int, Tensor]:
+            total = BlockSum()
+            total.add_rows({"": block}, shares)
+            return at, end, total.result()[""]
+
+        out = torch.empty(like.numel(), dtype=torch.float64 if like.is_floating_point() else torch.int64)
+        for at, end, total in rows.map(add, numbers=WIDE):
+            out[at:end] = total
+        sums[name] = out.view(like.shape)
+    return sums
+
+
 def _wide(tensor: Tensor) -> Tensor:
     return tensor.to(torch.float64 if tensor.is_floating_point() else torch.int64)
 
@@ -283,7 +338,7 @@ def combine(ask: Ask, outcomes: Outcomes, rules: Rules, record: Record,
     the next outcome is asked for, and not after. Fewer good replies than the quorum abort the round; only an ask that
     selects may come away with none. Updates that are gathered and take more memory than they may lie in `folder`.
     """
-    answer = Answer(ask, rules if ask.in_round else Rules(), record, folder)  # evaluation has neither quorum nor limits
+    answer = Answer(ask, rules.of(ask), record, folder)
     for outcome in outcomes:
         if isinstance(outcome, Replies):
             answer.add_stack(outcome)
@@ -299,6 +354,7 @@ class Answer:
         assert ask.op is not None
         self.ask, self.op, self.rules, self.record = ask, ask.op, rules, record
         self._total, self._maxima = BlockSum(), dict[str, Tensor]()
+        self._stored: list[tuple[Stored, int]] = []
         judged = ask.verb == "gather" and self.op.update is not None
         self._means = Medians() if judged else Means()
         self._kept: list[tuple[int, Reply]] = []
@@ -329,8 +385,14 @@ class Answer:
         self._measure(party, outcome.metrics, share)
         if not self._summed:
             self._kept.append((party, self._placed(outcome)))
+        elif isinstance(outcome, Stored) and outcome.wide:
+            self._stored.append((outcome, share))
+        else:
+            self._total.add(outcome.tensors, share)
+        if isinstance(outcome, Stored):
+            outcome.release()
+        if not self._summed:
             return
-        self._total.add(outcome.tensors, share)
         for name, value in outcome.maxima.items():
             self._maxima[name] = torch.maximum(self._maxima[name], value) if name in self._maxima else value.clone()
 
@@ -384,7 +446,7 @@ class Answer:
             self.record.each[party] = metrics["train_loss"]
 
     def result(self) -> Reduced | Gathered:
-        needed = 0 if self.ask.selects else self.rules.needed(len(self.ask.parties))
+        needed = 0 if self.ask.selects else self.rules.needed(self.ask.enough or len(self.ask.parties))
         if self._count < needed:
             raise RoundAborted(
                 f"{self._count} usable replies of {len(self.ask.parties)} parties asked, quorum {needed}"
@@ -395,7 +457,8 @@ class Answer:
         if not self._summed:
             matrices = {name: rows.take(range(len(self._kept))) for name, rows in self._matrices.items()}
             return Gathered(tuple(p for p, _ in self._kept), tuple(r for _, r in self._kept), matrices=matrices)
-        return Reduced(self._total.result(), self._weight, self._count, self._maxima, metrics)
+        sums = stored_sums(self._stored) if self._stored else self._total.result()
+        return Reduced(sums, self._weight, self._count, self._maxima, metrics)
 
 
 def arrive(ticket: Ticket, op: Op, payload: Payload, outcome: Reply | str, rules: Rules, record: Record) -> Arrival:

@@ -172,6 +172,25 @@ class MappedRows(Rows):
         return torch.cat([self.block(at, at + 1) for at in range(0, self.dim, step)], dim=1)
 
 
+class FileRows(Rows):
+    """Rows that lie each in a file of its own, from a byte of it on."""
+
+    def __init__(self, places: Sequence[tuple[str | Path, int]], dim: int, dtype: torch.dtype) -> None:
+        super().__init__(torch.empty(0, dim, dtype=dtype))
+        self._places = []
+        for path, at in places:
+            with open(path, "rb") as file:
+                self._places.append((_File(file.fileno()), at))
+        self.index = list(range(len(places)))
+
+    def block(self, at: int, end: int) -> Tensor:
+        columns = torch.empty(len(self), end - at, dtype=self.dtype)
+        for k, part in zip(self.index, columns, strict=True):
+            file, begin = self._places[k]
+            file.read(part, begin + at * self.dtype.itemsize)
+        return columns
+
+
 def room(count: int, like: Tensor, memory: int, folder: Path | None = None) -> Rows:
     """Rows to be written for so many vectors: on disk where on a CPU they would take over `memory` bytes."""
     if like.device.type == "cpu" and count * like.nbytes > memory:

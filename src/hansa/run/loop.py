@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -72,6 +72,7 @@ class Training:
     protocol: SumProtocol | None = None
     on_round: Callable[[dict[str, Any]], None] | None = None
     clock: Clock | None = None  # simulated time, the runtime's own
+    present: Callable[[int], Sequence[int]] | None = None  # where time is real: who is there as a round begins
     threads: int = field(default_factory=torch.get_num_threads)  # for the central evaluation
     history: list[dict[str, Any]] = field(default_factory=list)
     progress: Progress = field(default_factory=Progress)
@@ -103,7 +104,11 @@ class Training:
             )
         needed, cohort = self.run.rules().needed(self.problem.cohort_size), self.problem.cohort_size
         if needed > cohort:
-            raise ConfigError(f"the quorum of {needed} can never be met: a round asks {cohort} parties")
+            raise ConfigError(f"the quorum of {needed} can never be met: a round has {cohort} parties")
+        if self.run.over_select and self.algorithm.participation != "cohort":
+            raise ConfigError(
+                f"run.over_select: {self.algorithm.name} has no cohort that a few more could join; leave it out"
+            )
         if self.algorithm.participation == "own" and self.run.deadline is not None:
             raise ConfigError(
                 f"{self.algorithm.name} is asynchronous: there is no round to be late for; leave out deadline"
@@ -200,8 +205,13 @@ class Training:
         paced = self.run.pace.work(self.progress.pace)
         fed.tell(paced, (lambda party: self.work.of(party, now)) if self.work.differs else None)
         chooser = self._federation("select", VERBS, busy)
+        asked = self.run.asked(len(self.holdings))
+        if asked > chooser.cohort_size:
+            chooser.cohort_size, fed.enough = asked, chooser.cohort_size
         state = State(self.state.params, now, self.state.slots)
         began = 0.0
+        if self.present is not None:
+            fed.available = chooser.available = self.present(now)
         if self.clock is not None:
             began = self.clock.now
             fed.available = chooser.available = self.clock.available(now)

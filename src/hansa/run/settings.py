@@ -37,7 +37,9 @@ class Run:
 
     `cohort` is the fraction of parties a round selects, max(floor(C * K), 1); `cohort_size` a count instead.
     `pace` says how much local work parties do, round by round; `own` gives single parties, by name or number, a local
-    lr, batch, epochs or steps of their own. `quorum` is a fraction of those asked or a count. A run stops after
+    lr, batch, epochs or steps of their own. `quorum` is a fraction of those asked or a count, and no
+    fewer than `min_cohort` parties are ever summed. `over_select` asks that share of parties beyond the cohort, and the
+    first to answer make the round. A run stops after
     `rounds`, when `metric` reaches `target`, when it has not improved in `patience` evaluations, or when bytes or
     seconds are spent. `precision` says how matrix products are computed (parameters stay in the model's own type);
     `compile` whether the steps of stacked parties on a GPU are compiled, which takes seconds and is earned back in long
@@ -65,6 +67,8 @@ class Run:
     byte_budget: int | None = None
     time_budget: float | None = None
     quorum: int | float = 1
+    min_cohort: int = 1
+    over_select: float = 0.0
     max_norm: float | None = None
     max_weight: int | None = None
     reply_memory: int = 2**30
@@ -81,6 +85,7 @@ class Run:
             raise ConfigError(f"cohort is a fraction of the parties in 0..1, got {self.cohort}; cohort_size is a count")
         for name in (
             "cohort_size",
+            "min_cohort",
             "patience",
             "byte_budget",
             "time_budget",
@@ -92,6 +97,8 @@ class Run:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} must be positive, got {value}")
+        if self.over_select < 0:
+            raise ConfigError(f"over_select is a share beyond the cohort, as in 0.3, got {self.over_select}")
         if not 0 <= self.checkpoint_seconds <= 10:
             raise ConfigError(f"checkpoint_seconds must lie in 0..10, got {self.checkpoint_seconds}")
         for party, table in self.own.items():
@@ -110,9 +117,13 @@ class Run:
             return self.cohort_size
         return max(math.floor(self.cohort * parties + 1e-9), 1)
 
+    def asked(self, parties: int) -> int:
+        """How many parties a round asks: the cohort, and those beyond it who may come first."""
+        return min(parties, math.ceil(self.size(parties) * (1 + self.over_select) - 1e-9))
+
     def clock(self, holdings: Holdings) -> VirtualClock:
         """The simulated time of a run, from its start."""
         return VirtualClock(self.seed, holdings.train, self.devices, self.deadline, self.late)
 
     def rules(self) -> Rules:
-        return Rules(self.quorum, self.max_norm, self.max_weight, self.reply_memory)
+        return Rules(self.quorum, self.min_cohort, self.max_norm, self.max_weight, self.reply_memory)

@@ -87,6 +87,8 @@ class VirtualClock:
             outcome.lose(gone, "it dropped out in the middle of the round", part * outcome.seconds, seen=False)
         if self._absent is not None:
             outcome.lose(self._absent[parties], "it was not available", 0.0, seen=False)
+        if ask.enough is not None:
+            outcome.first(ask.enough)
         return outcome.plan(isinstance(op, LocalSolver))
 
     def _talk(self, ask: Ask, parties: Array) -> Array:
@@ -181,6 +183,17 @@ class Outcome:
         else:
             self.steps = np.minimum(self.steps, fit)
             self.lose(over & (fit < 1), f"it could not do one step before the deadline of {deadline:g} s", deadline)
+
+    def first(self, count: int) -> None:
+        """Only the first so many replies count; nobody waits for the others."""
+        here = np.array([party not in self.lost for party in self.parties.tolist()])
+        order = np.argsort(np.where(here, self.until, np.inf), kind="stable")[: here.sum()]
+        if len(order) > count:
+            late = np.zeros(len(self.parties), dtype=bool)
+            late[order[count:]] = True
+            done = self.until[order[count - 1]]
+            self.until = np.minimum(self.until, done)
+            self.lose(late, "the cohort was complete before it answered", done, seen=False)
 
     def plan(self, trains: bool) -> Plan:
         """What the runtime needs to know; parties' seconds where they train."""

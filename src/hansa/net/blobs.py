@@ -1,0 +1,167 @@
+"""Content-addressed files: a blob is known by its SHA-256, arrives in chunks, and is whole and on disk or not there.
+
+A blob becomes visible by one rename, after its bytes were flushed to the disk and its hash was checked; the folder is
+flushed after the rename. Chunks of an upload that was cut off stay, so that it goes on from where it stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from hansa.core.errors import DataError, HansaError
+from hansa.net.points import reach
+
+CHUNK = 4 * 2**20  # bytes of one upload or download request
+
+
+class Gap(HansaError):
+    """A chunk does not begin where the upload stands."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__(f"the upload stands at byte {at}; go on from there")
+        self.at = at
+
+
+def sync_folder(path: Path) -> None:
+    """Have the names in a folder on the disk."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+class Blobs:
+    """The blobs under one folder. Everything here blocks: call it from a thread that may."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._parts = folder / "blobs", folder / "uploads"
+        for place in (self.folder, self._parts):
+            place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._hashes: dict[Path, tuple[int, Any]] = {}  # of uploads under way: bytes so far, and their hash
+        self._locks = [threading.Lock() for _ in range(64)]
+
+    def path(self, digest: str) -> Path:
+        """Where a blob lies."""
+        return self.folder / digest[:2] / digest
+
+    def __contains__(self, digest: str) -> bool:
+        return self.path(digest).exists()
+
+    def __iter__(self) -> Iterator[str]:
+        return (path.name for path in self.folder.glob("??/*"))
+
+    def put(self, pieces: Iterable[bytes | memoryview]) -> tuple[str, int]:
+        """Keep some bytes; on disk before this returns. Gives their hash and their number."""
+        part = self._parts / f"own-{threading.get_ident()}"
+        running, size = hashlib.sha256(), 0
+        with open(part, "wb") as file:
+            for piece in pieces:
+                running.update(piece)
+                size += file.write(piece)
+        reach("blob.written")
+        digest = running.hexdigest()
+        self._publish(part, digest)
+        return digest, size
+
+    def discard(self, digest: str) -> None:
+        """Forget a blob."""
+        self.path(digest).unlink(missing_ok=True)
+
+    def sweep(self, keep: set[str]) -> int:
+        """Forget every blob but these, and what others left half-written; gives how many went."""
+        gone = [digest for digest in self if digest not in keep]
+        for digest in gone:
+            self.discard(digest)
+        for part in self._parts.glob("own-*"):
+            part.unlink()
+        return len(gone)
+
+    def stands(self, owner: str, digest: str) -> int:
+        """How many bytes of an upload are here; a blob that is whole counts in full."""
+        with self._turn(part := self._part(owner, digest)):
+            if part.exists():
+                return part.stat().st_size
+            return self.path(digest).stat().st_size if digest in self else 0
+
+    def append(self, owner: str, digest: str, at: int, data: bytes, limit: int) -> int:
+        """Add a chunk to an upload; a chunk that is here already is left alone. Gives the bytes that are here.
+
+        `owner` keeps the uploads of different parties apart. A chunk that leaves a gap is a Gap, one that makes the
+        upload longer than `limit` a DataError.
+        """
+        with self._turn(part := self._part(owner, digest)):
+            if not part.exists() and digest in self:
+                return self.path(digest).stat().st_size
+            here = part.stat().st_size if part.exists() else 0
+            if at + len(data) <= here:
+                return here
+            if at != here:
+                raise Gap(here)
+            if here + len(data) > limit:
+                raise DataError(f"the upload is longer than the {limit} bytes it may have")
+            if here == 0:  # a party works at one thing at a time: what it has left of others it will not go on with
+                for other in self._parts.glob(f"{owner}-*"):
+                    other.unlink()
+            count, running = self._hashes.get(part, (-1, None))
+            if count != here:
+                running = _hash_of(part) if here else hashlib.sha256()
+            with open(part, "ab") as file:
+                file.write(data)
+            running.update(data)
+            self._hashes[part] = (here + len(data), running)
+            reach("upload.chunk")
+            return here + len(data)
+
+    def finish(self, owner: str, digest: str, size: int) -> Path:
+        """Make a whole upload a blob; on disk before this returns. One that is not what it should be is discarded."""
+        with self._turn(part := self._part(owner, digest)):
+            path = self.path(digest)
+            if not part.exists():
+                if digest in self and path.stat().st_size == size:
+                    return path
+                raise Gap(0)
+            here = part.stat().st_size
+            if here < size:
+                raise Gap(here)
+            count, running = self._hashes.pop(part, (-1, None))
+            if count != here:
+                running = _hash_of(part)
+            if here > size or running.hexdigest() != digest:
+                part.unlink()
+                raise DataError(f"the {here} bytes that were uploaded do not have the hash {digest}; send them again")
+            return self._publish(part, digest)
+
+    def _publish(self, part: Path, digest: str) -> Path:
+        path = self.path(digest)
+        with open(part, "rb") as file:
+            os.fsync(file.fileno())
+        reach("blob.fsync")
+        if not path.parent.exists():
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            sync_folder(self.folder)
+        os.replace(part, path)
+        reach("blob.rename")
+        sync_folder(path.parent)
+        reach("blob.folder")
+        return path
+
+    def _part(self, owner: str, digest: str) -> Path:
+        return self._parts / f"{owner}-{digest}"
+
+    def _turn(self, part: Path) -> threading.Lock:
+        """One thread at a time at each upload."""
+        return self._locks[hash(part) % len(self._locks)]
+
+
+def _hash_of(path: Path) -> Any:
+    running = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(CHUNK):
+            running.update(block)
+    return running

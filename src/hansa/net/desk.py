@@ -1,0 +1,153 @@
+"""Who is to do what: the asks that wait for parties, who has taken which, and who has been heard of.
+
+Parties ask for work on the event loop; jobs offer it and wait for answers in threads of their own. What is here lives
+in memory only: after a restart jobs offer again what was not answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hansa.net.wire import Work
+
+Key = tuple[str, int, str, int]  # an ask: job, round, phase, number
+
+
+@dataclass
+class Offer:
+    """An ask for one party. A lease says which instance of the party has taken it, and until when it is let alone."""
+
+    work: Work
+    message: Path
+    task: Path
+    limit: int  # bytes of the answer
+    instance: str | None = None
+    until: float = 0.0
+    taken: float | None = None
+
+    @property
+    def key(self) -> Key:
+        return self.work.job, self.work.round, self.work.phase, self.work.number
+
+
+class Desk:
+    """Offers by party. A party not heard of for `absent_after` seconds counts as absent; a lease lasts `lease`
+    seconds from the last time that its holder was heard of."""
+
+    def __init__(self, absent_after: float, lease: float) -> None:
+        self.absent_after, self.lease = absent_after, lease
+        self._offers: dict[int, dict[Key, Offer]] = {}
+        self._heard: dict[int, float] = {}
+        self._polls: dict[int, set[Callable[[], None]]] = {}
+        self._answers: dict[Key, dict[int, str | None]] = {}
+        self.changed = threading.Condition()
+
+    def offer(self, offers: Iterable[tuple[int, Offer]]) -> None:
+        """Have parties asked; those that wait for work are told at once."""
+        with self.changed:
+            wake = []
+            for party, offer in offers:
+                self._offers.setdefault(party, {})[offer.key] = offer
+                wake += list(self._polls.get(party, ()))
+        for call in wake:
+            call()
+
+    def watch(self, key: Key) -> dict[int, str | None]:
+        """The answers to an ask as they come in, until it is withdrawn: by party, why there is no reply, or None."""
+        with self.changed:
+            return self._answers.setdefault(key, {})
+
+    def answered(self, key: Key, party: int, why: str | None) -> None:
+        """A party's answer is on disk; it need not be asked again, and the job that waits for it looks."""
+        with self.changed:
+            self._offers.get(party, {}).pop(key, None)
+            if key in self._answers:
+                self._answers[key][party] = why
+            self.changed.notify_all()
+
+    def withdraw(self, key: Key, parties: Iterable[int]) -> None:
+        """Nobody needs to answer this any more."""
+        with self.changed:
+            self._answers.pop(key, None)
+            for party in parties:
+                self._offers.get(party, {}).pop(key, None)
+
+    def find(self, party: int, key: Key) -> Offer | None:
+        """What a party is asked under that key; None where it is not asked."""
+        with self.changed:
+            return self._offers.get(party, {}).get(key)
+
+    def take(self, party: int, instance: str) -> Work | None:
+        """The first thing a party is to do, now leased to this instance of it; None where there is nothing."""
+        now = time.monotonic()
+        with self.changed:
+            for offer in self._offers.get(party, {}).values():
+                if offer.instance in (None, instance) or offer.until < now:
+                    offer.instance, offer.until, offer.taken = instance, now + self.lease, offer.taken or now
+                    return offer.work
+        return None
+
+    def heard(self, party: int, instance: str | None = None) -> bool:
+        """A party is there; what this instance of it has taken stays its own. True for one that was not there."""
+        now = time.monotonic()
+        with self.changed:
+            new = not self._present(party, now)
+            self._heard[party] = now
+            for offer in self._offers.get(party, {}).values():
+                if instance is not None and offer.instance == instance:
+                    offer.until = now + self.lease
+            if new:
+                self.changed.notify_all()
+        return new
+
+    def gone(self, party: int) -> None:
+        """A party is not to be waited for (it was revoked)."""
+        with self.changed:
+            self._heard.pop(party, None)
+            self._offers.pop(party, None)
+            self.changed.notify_all()
+
+    def _present(self, party: int, now: float) -> bool:
+        heard = self._heard.get(party)
+        return heard is not None and now - heard <= self.absent_after
+
+    def present(self, parties: Iterable[int]) -> list[int]:
+        """Those of the parties that have been heard of lately."""
+        now = time.monotonic()
+        with self.changed:
+            return [party for party in parties if self._present(party, now)]
+
+    def news(self) -> None:
+        """Something changed: jobs that wait look again."""
+        with self.changed:
+            self.changed.notify_all()
+
+    async def wait_for_work(self, party: int, instance: str, seconds: float) -> Work | None:
+        """As `take`, waiting up to that long for something to do."""
+        loop, ready = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(ready.set)
+
+        with self.changed:
+            self._polls.setdefault(party, set()).add(wake)
+        try:
+            end = loop.time() + seconds
+            while (work := self.take(party, instance)) is None:
+                ready.clear()
+                try:
+                    await asyncio.wait_for(ready.wait(), end - loop.time())
+                except TimeoutError:
+                    return None
+            return work
+        finally:
+            with self.changed:
+                self._polls[party].discard(wake)
+                if not self._polls[party]:
+                    del self._polls[party]
+            self.heard(party)

@@ -1,0 +1,183 @@
+"""The aggregator's record: parties, certificates, jobs, asks, replies, rounds and a log, in one SQLite database.
+
+There is one writer, a thread that takes all changes that wait, makes them in one transaction and tells their authors
+when it is on disk (`synchronous=FULL`): what was acknowledged is never lost, and many replies share one flush. The log
+only grows; each entry's hash covers the one before, so its head stands for all of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hansa.core.errors import ConfigError, HansaError
+from hansa.net.points import reach
+
+T = TypeVar("T")
+Rows = list[sqlite3.Row]
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS parties (
+    number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, joined INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE IF NOT EXISTS tokens (
+    digest TEXT PRIMARY KEY, party TEXT NOT NULL, expires REAL NOT NULL, certificate TEXT,
+    void INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE IF NOT EXISTS certificates (
+    fingerprint TEXT PRIMARY KEY, name TEXT NOT NULL, role TEXT NOT NULL, state TEXT NOT NULL, key TEXT NOT NULL,
+    pem BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS jobs (
+    id TEXT PRIMARY KEY, name TEXT NOT NULL, submitted REAL NOT NULL, status TEXT NOT NULL, reason TEXT,
+    order_ BLOB NOT NULL, central TEXT, checkpoint TEXT, model TEXT, summary TEXT);
+CREATE TABLE IF NOT EXISTS rounds (
+    job TEXT NOT NULL, round INTEGER NOT NULL, closed REAL NOT NULL, members TEXT NOT NULL, model TEXT NOT NULL,
+    head TEXT NOT NULL, line TEXT NOT NULL, PRIMARY KEY (job, round));
+CREATE TABLE IF NOT EXISTS asks (
+    job TEXT NOT NULL, round INTEGER NOT NULL, phase TEXT NOT NULL, number INTEGER NOT NULL, digest TEXT NOT NULL,
+    parties TEXT NOT NULL, opened REAL NOT NULL, closed TEXT, PRIMARY KEY (job, round, phase, number));
+CREATE TABLE IF NOT EXISTS replies (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    job TEXT NOT NULL, round INTEGER NOT NULL, phase TEXT NOT NULL, number INTEGER NOT NULL, party INTEGER NOT NULL,
+    blob TEXT, size INTEGER NOT NULL, staged INTEGER NOT NULL, why TEXT, seconds REAL NOT NULL, nonce TEXT NOT NULL,
+    signature TEXT NOT NULL, spent INTEGER NOT NULL DEFAULT 0, UNIQUE (job, round, phase, number, party));
+CREATE INDEX IF NOT EXISTS replies_by_blob ON replies (blob) WHERE spent = 0;
+CREATE TABLE IF NOT EXISTS log (
+    seq INTEGER PRIMARY KEY, at REAL NOT NULL, job TEXT, round INTEGER, party TEXT, event TEXT NOT NULL,
+    detail TEXT NOT NULL, hash TEXT NOT NULL);
+"""
+VERSION = 1
+
+
+class LedgerError(HansaError):
+    """The record cannot be written or read."""
+
+
+class Writer:
+    """What a change is given: it may read and write, and add to the log; all of it is committed, or none."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    def run(self, sql: str, *values: Any) -> sqlite3.Cursor:
+        return self._db.execute(sql, values)
+
+    def one(self, sql: str, *values: Any) -> sqlite3.Row | None:
+        row: sqlite3.Row | None = self._db.execute(sql, values).fetchone()
+        return row
+
+    def all(self, sql: str, *values: Any) -> Rows:
+        return self._db.execute(sql, values).fetchall()
+
+    def log(self, event: str, job: str | None = None, round: int | None = None, party: str | None = None,
+            **detail: Any) -> str:  # fmt: skip
+        """Add an entry; gives the log's new head."""
+        last = self.one("SELECT seq, hash FROM log ORDER BY seq DESC LIMIT 1")
+        seq, before = (last["seq"] + 1, last["hash"]) if last is not None else (1, "0" * 64)
+        at, text = time.time(), json.dumps(detail, sort_keys=True)
+        head = entry_hash(before, seq, at, job, round, party, event, text)
+        self.run("INSERT INTO log VALUES (?, ?, ?, ?, ?, ?, ?, ?)", seq, at, job, round, party, event, text, head)
+        return head
+
+
+def entry_hash(before: str, *entry: Any) -> str:
+    """The hash of a log's entry, which covers that of the entry before."""
+    return hashlib.sha256(f"{before}{json.dumps(entry)}".encode()).hexdigest()
+
+
+class Ledger:
+    """The database. `write` hands a change to the writer; `all` and `one` read what was committed."""
+
+    def __init__(self, path: Path) -> None:
+        self._queue: queue.SimpleQueue[tuple[Callable[[Writer], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._read_lock = threading.Lock()
+        try:
+            path.touch(mode=0o600, exist_ok=True)
+            self._db, self._reader = self._connect(path), self._connect(path)
+            version = self._db.execute("PRAGMA user_version").fetchone()[0]
+            if version not in (0, VERSION):
+                raise ConfigError(f"{path} was made by another version of hansa (format {version}, this is {VERSION})")
+            self._db.executescript(f"{SCHEMA} PRAGMA user_version = {VERSION};")
+        except (sqlite3.Error, OSError) as error:
+            raise LedgerError(f"the record {path} cannot be opened: {error}") from None
+        self._thread = threading.Thread(target=self._work, name="ledger", daemon=True)
+        self._thread.start()
+
+    def _connect(self, path: Path) -> sqlite3.Connection:
+        db = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
+        db.row_factory = sqlite3.Row
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+        return db
+
+    def write(self, change: Callable[[Writer], T]) -> Future[T]:
+        """Make a change; its result comes once it is on disk. An error in it undoes it, and only it."""
+        future: Future[T] = Future()
+        self._queue.put((change, future))
+        return future
+
+    def now(self, change: Callable[[Writer], T]) -> T:
+        """As `write`, waiting for it."""
+        return self.write(change).result()
+
+    def all(self, sql: str, *values: Any) -> Rows:
+        with self._read_lock:
+            return self._reader.execute(sql, values).fetchall()
+
+    def one(self, sql: str, *values: Any) -> sqlite3.Row | None:
+        with self._read_lock:
+            row: sqlite3.Row | None = self._reader.execute(sql, values).fetchone()
+            return row
+
+    def close(self) -> None:
+        """Finish what waits, then close."""
+        self._queue.put(None)
+        self._thread.join()
+        self._db.close()
+        with self._read_lock:
+            self._reader.close()
+
+    def _work(self) -> None:
+        while True:
+            batch = [self._queue.get()]
+            while not self._queue.empty() and len(batch) < 256:
+                batch.append(self._queue.get())
+            self._commit([item for item in batch if item is not None])
+            if None in batch:
+                return
+
+    def _commit(self, batch: list[tuple[Callable[[Writer], Any], Future[Any]]]) -> None:
+        done: list[tuple[Future[Any], Any]] = []
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            for change, future in batch:
+                self._db.execute("SAVEPOINT change")
+                try:
+                    result = change(Writer(self._db))
+                except sqlite3.OperationalError:  # a full disk, an I/O error: nothing of the batch is kept
+                    raise
+                except BaseException as error:
+                    self._db.execute("ROLLBACK TO change")
+                    future.set_exception(error)
+                else:
+                    done.append((future, result))
+                self._db.execute("RELEASE change")
+            reach("ledger.execute")
+            self._db.execute("COMMIT")
+            reach("ledger.commit")
+        except sqlite3.Error as error:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            failure = LedgerError(f"the aggregator's record cannot be written: {error}")
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(failure)
+            return
+        for future, result in done:
+            future.set_result(result)

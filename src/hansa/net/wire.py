@@ -1,0 +1,128 @@
+"""The envelope of the wire: what parties, operators and the aggregator say to each other, with limits on all of it.
+
+Tensors travel as safetensors (`hansa.core.codec`), addressed by their SHA-256; what stands around them is MessagePack
+with the schema below. Nothing here is decoded before its length was checked, and nothing in it names code to run.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from hansa.core.errors import DataError
+
+PROTOCOLS = (1,)  # the versions spoken here, newest last
+ENVELOPE = 2**20  # bytes of an envelope, at most
+BLOB = 2**36  # bytes of a blob, at most
+POLL = 25.0  # seconds that a question for work is held open
+
+T = TypeVar("T")
+Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+Text = Annotated[str, Meta(max_length=4096)]
+Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+
+
+class Blob(Struct, frozen=True):
+    """A blob by its SHA-256 and its length in bytes."""
+
+    digest: Digest
+    size: Annotated[int, Meta(ge=0, le=BLOB)]
+
+
+class Work(Struct, frozen=True):
+    """What a party is asked to do. The blob `message` holds op and payload, `task` what is learned.
+
+    `base` is the ask under which the party staged what it is to remember for good, `tip` the one on whose memory this
+    ask builds; None where there is none yet.
+    """
+
+    job: Name
+    name: Name
+    round: Count
+    phase: Name
+    number: Count
+    message: Blob
+    task: Blob
+    base: Text | None
+    tip: Text | None
+    min_cohort: Count
+
+
+class Answer(Struct, frozen=True):
+    """A party's answer: a blob, or why there is none. `staged` says that it will remember something if it is fused."""
+
+    blob: Blob | None = None
+    staged: bool = False
+    why: Text | None = None
+
+
+class Receipt(Struct, frozen=True):
+    """What the aggregator has on disk of a party's answer; the same answer always gets the same receipt."""
+
+    job: Name
+    round: Count
+    phase: Name
+    number: Count
+    party: Name
+    digest: Digest | None
+    status: str  # "accepted", or "late": the ask was closed before
+
+
+class Enrolment(Struct, frozen=True):
+    """A one-time token's secret, and a request for a certificate."""
+
+    secret: Annotated[str, Meta(max_length=256)]
+    request: Annotated[bytes, Meta(max_length=16384)]
+
+
+class Admission(Struct, frozen=True):
+    """A certificate, and whose it is."""
+
+    federation: Name
+    party: Name
+    certificate: Annotated[bytes, Meta(max_length=16384)]
+
+
+class Order(Struct, frozen=True):
+    """A job: an experiment's tables, the aggregator's own samples as a blob, and how many parties it begins with."""
+
+    name: Name
+    experiment: dict[str, Any]
+    central: Blob | None = None
+    min_parties: Count | None = None
+
+
+class Trouble(Struct, frozen=True):
+    """What was wrong with a request, in one sentence."""
+
+    error: Text
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoders: dict[type[Any], msgspec.msgpack.Decoder[Any]] = {}
+
+
+def pack(value: Struct) -> bytes:
+    """An envelope as bytes."""
+    return _encoder.encode(value)
+
+
+def unpack(data: bytes, kind: type[T]) -> T:
+    """The envelope of that kind; a DataError where the bytes are none."""
+    if len(data) > ENVELOPE:
+        raise DataError(f"an envelope of {len(data)} bytes is over the limit of {ENVELOPE}")
+    if kind not in _decoders:
+        _decoders[kind] = msgspec.msgpack.Decoder(kind)
+    try:
+        value: T = _decoders[kind].decode(data)
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise DataError(f"not a valid {kind.__name__}: {error}") from None
+    return value
+
+
+def ask_name(round: int, phase: str, number: int) -> str:
+    """An ask within its job."""
+    return f"{round}/{phase}/{number}"
