@@ -235,12 +235,17 @@ def with_a_bit_flipped(data: bytes) -> Iterator[bytes]:
         yield bytes(bad)
 
 
-def test_a_request_with_any_bit_flipped_is_refused() -> None:
-    good = x509.load_pem_x509_csr(keys.request(keys.new_key(), "a")).public_bytes(serialization.Encoding.DER)
+def test_a_request_with_a_bit_flipped_is_refused_or_says_the_same() -> None:
+    key = keys.new_key()
+    good = x509.load_pem_x509_csr(keys.request(key, "a")).public_bytes(serialization.Encoding.DER)
+    refused = 0
     for bad in with_a_bit_flipped(good):
         pem = ssl.DER_cert_to_PEM_cert(bad).replace("CERTIFICATE", "CERTIFICATE REQUEST").encode()
-        with pytest.raises(IdentityError):
-            keys.read_request(pem)
+        try:
+            assert keys.read_request(pem) == ("a", key.public_key())
+        except IdentityError:
+            refused += 1
+    assert refused >= len(good) * 8 - 7  # the count of unused bits before the signature is not signed
 
 
 def test_a_certificate_with_a_bit_flipped_is_another_one_or_refused(ca: Authority) -> None:
