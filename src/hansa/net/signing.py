@@ -1,0 +1,85 @@
+"""Signed requests: what changes state at the aggregator carries its sender's signature, to be kept as evidence.
+
+A signature (Ed25519) covers the method, the path, the SHA-256 of the body, what the request is about, and a nonce. The
+functions are pure. That a nonce comes once, and that the key is the authenticated sender's, is the caller's to see to.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from hansa.core.errors import HansaError
+
+JOB, ROUND, ASK = "Hansa-Job", "Hansa-Round", "Hansa-Ask"
+NONCE, SIGNATURE = "Hansa-Nonce", "Hansa-Signature"
+
+_WORD = re.compile(r"[!-~]{0,128}")  # visible ASCII: safe in a header
+_ROUND = re.compile(r"-1|0|[1-9][0-9]{0,17}")  # one way to write a number
+_NONCE = re.compile(r"[0-9a-f]{32}")
+
+
+class SignatureError(HansaError):
+    """A request whose signature is missing, malformed or does not fit."""
+
+
+@dataclass(frozen=True)
+class About:
+    """What a request is about; the defaults say that it is about no job, no round, no ask."""
+
+    job: str = ""
+    round: int = -1
+    ask: str = ""
+
+
+def signed_bytes(method: str, path: str, body: bytes, about: About, nonce: str) -> bytes:
+    """What is signed: a fixed beginning, then each field after its length, so that no two requests give the same bytes.
+
+    `path` is the request's target as sent, with its query.
+    """
+    fields = [method, path, hashlib.sha256(body).hexdigest(), about.job, str(about.round), about.ask, nonce]
+    encoded = [text.encode("utf-8", "surrogatepass") for text in fields]  # a server may hand on undecodable bytes so
+    return b"hansa-1 request" + b"".join(len(data).to_bytes(8, "big") + data for data in encoded)
+
+
+def sign(key: Ed25519PrivateKey, method: str, path: str, body: bytes, about: About) -> dict[str, str]:
+    """The headers that go with a request: what it is about, a fresh nonce, and the signature."""
+    headers = {JOB: about.job, ROUND: str(about.round), ASK: about.ask, NONCE: secrets.token_hex(16)}
+    signature = key.sign(signed_bytes(method, path, body, _about(headers), headers[NONCE]))
+    return headers | {SIGNATURE: base64.b64encode(signature).decode()}
+
+
+def verify(public_key: Ed25519PublicKey, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> About:
+    """What the request is about, if the holder of `public_key` signed it; a SignatureError if not.
+
+    Only what is returned was signed: take job, round and ask from it, not from the headers.
+    """
+    about = _about(headers)
+    nonce = _field(headers, NONCE, _NONCE)
+    try:
+        signature = base64.b64decode(_field(headers, SIGNATURE, _WORD), validate=True)
+        public_key.verify(signature, signed_bytes(method, path, body, about, nonce))
+    except (ValueError, InvalidSignature):
+        raise SignatureError(f"the signature of this {method} request does not fit its content and sender") from None
+    return about
+
+
+def _about(headers: Mapping[str, str]) -> About:
+    """What the headers say; to sign goes through here too, so that nothing is signed that would be refused."""
+    return About(_field(headers, JOB, _WORD), int(_field(headers, ROUND, _ROUND)), _field(headers, ASK, _WORD))
+
+
+def _field(headers: Mapping[str, str], name: str, pattern: re.Pattern[str]) -> str:
+    value = headers.get(name)
+    if value is None:
+        raise SignatureError(f"the request has no header {name}; requests that change state are signed")
+    if not pattern.fullmatch(value):
+        raise SignatureError(f"the header {name} is malformed: {value[:80]!r}")
+    return value
