@@ -9,7 +9,7 @@ from hansa.core.errors import HansaError
 
 def main() -> None:
     """Entry point of `hansa`."""
-    from hansa.cli.app import app
+    from hansa.cli.network import app  # with the commands of `hansa.cli.app`
 
     try:
         app()

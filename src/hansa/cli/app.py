@@ -34,11 +34,11 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
         raise typer.Exit
 
 
-def _changes(sets: list[str] | None, data_dir: str | None) -> dict[str, Any]:
+def changes(sets: list[str] | None, data_dir: str | None) -> dict[str, Any]:
     from hansa.run.config import parse_set
 
-    changes = parse_set(sets or [])
-    return changes if data_dir is None else {**changes, "task.data_dir": data_dir}
+    given = parse_set(sets or [])
+    return given if data_dir is None else {**given, "task.data_dir": data_dir}
 
 
 def _print_result(result: Any, as_json: bool) -> None:
@@ -68,8 +68,8 @@ def run(
     from hansa.run.report import run_report
     from hansa.run.resume import execute, new_folder
 
-    changes = _changes(sets, data_dir)
-    read_in = read(experiment, changes if engine is None else {**changes, "run.engine": engine})
+    given = changes(sets, data_dir)
+    read_in = read(experiment, given if engine is None else {**given, "run.engine": engine})
     folder = out or new_folder(experiment.stem)
     with watching(read_in.run.rounds, quiet=as_json, hint=f"hansa resume {folder}") as watch:
         result = execute(read_in, folder, watch)
@@ -158,7 +158,7 @@ def partition(
     from hansa.cli.parts import show_partition
     from hansa.run.config import read
 
-    show_partition(read(experiment, _changes(sets, data_dir)), out, as_json)
+    show_partition(read(experiment, changes(sets, data_dir)), out, as_json)
 
 
 @app.command()

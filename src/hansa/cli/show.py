@@ -56,6 +56,15 @@ def show_run(run_dir: Path, as_json: bool) -> None:
     algorithm, run = experiment["algorithm"], experiment["run"]
     console.print(f"{algorithm['name']}, seed {run['seed']}, hansa {experiment['hansa']}, plan {experiment['plan']}",
                   markup=False)  # fmt: skip
+    print_rounds(history)
+    if summary is None:
+        console.print(f"not finished after {len(history)} rounds; go on with: hansa resume {run_dir}", markup=False)
+    else:
+        print_summary(summary)
+
+
+def print_rounds(history: list[dict[str, Any]]) -> None:
+    """Rounds as a table: the first and the last of many."""
     numbers = [k for k in ("train_loss", "loss", "accuracy", "auc", "rmse", "r2") if any(k in line for line in history)]
     timed = uneven(history)
     table = Table(*["round", "replies", *numbers, "bytes up", "bytes down", "seconds", *["simulated s"] * timed])
@@ -69,7 +78,3 @@ def show_run(run_dir: Path, as_json: bool) -> None:
                       human_bytes(line["bytes_down"]), f"{line['seconds']:.2f}",
                       *[f"{line['simulated_seconds']:.2f}"] * timed)  # fmt: skip
     console.print(table)
-    if summary is None:
-        console.print(f"not finished after {len(history)} rounds; go on with: hansa resume {run_dir}", markup=False)
-    else:
-        print_summary(summary)

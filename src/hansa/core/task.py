@@ -89,51 +89,50 @@ class Shards:
         return self.x[rows], self.y[rows]
 
 
-class Holdings:
-    """All data of a task: what each party trains on, its own test samples, the central test set."""
+class Known:
+    """What an aggregator knows: the parties by name, the shape of their samples, the number of classes, whether they
+    have test samples of their own (`tests`), and the samples that no party holds (`test`, `trusted`)."""
 
-    def __init__(self, task: Task, objective: Objective) -> None:
-        self.train = Shards(task.parties, objective, "parties")
-        self.tests = Shards(task.party_tests, objective, "party_tests") if task.party_tests is not None else None
-        if self.tests is not None and len(self.tests) != len(self.train):
-            raise DataError(f"party_tests: {len(self.tests)} test sets for {len(self.train)} parties")
-        self.test = self._central(task.test, objective, "test")
-        self.trusted = self._central(task.trusted, objective, "trusted")
-        if self.train.offsets[-1] == 0:
-            raise DataError("parties: none of them has a sample")
-        self._names = list(task.names) if task.names is not None else None  # a million numbers as texts take 60 MB
-        if self._names is not None and len(self._names) != len(self.train):
-            raise DataError(f"names: {len(self._names)} names for {len(self.train)} parties")
+    tests: Any = None
+
+    def __init__(self, count: int, names: Sequence[str] | None, shape: tuple[int, ...], classes: int | None) -> None:
+        self._count, self.shape, self.classes = count, shape, classes
+        self._names = list(names) if names is not None else None  # a million numbers as texts take 60 MB
+        self.test: tuple[Tensor, Tensor] | None = None
+        self.trusted: tuple[Tensor, Tensor] | None = None
+        if self._names is not None and len(self._names) != count:
+            raise DataError(f"names: {len(self._names)} names for {count} parties")
         if self._names is not None and len(set(self._names)) != len(self._names):
             twice = next(name for name in self._names if self._names.count(name) > 1)
             raise DataError(f"names: two parties are called {twice!r}")
-        y = self.train.y
-        whole = not y.is_floating_point() and y.numel() > 0
-        self.classes = task.classes if task.classes is not None else (int(y.max()) + 1 if whole else None)
-        for what, labels in (
-            ("", y),
-            ("test: ", self.test and self.test[1]),
-            ("trusted: ", self.trusted and self.trusted[1]),
-        ):
-            if whole and labels is not None and labels.numel():
-                low, high = int(labels.min()), int(labels.max())
-                if low < 0 or (self.classes is not None and high >= self.classes):
-                    raise DataError(f"{what}targets must lie in 0..{(self.classes or 1) - 1}, got {low}..{high}")
+
+    def hold(self, task: Task, objective: Objective) -> None:
+        """Take the task's samples that no party holds, as tensors that fit the objective."""
+        self.test = self._central(task.test, objective, "test")
+        self.trusted = self._central(task.trusted, objective, "trusted")
 
     def _central(self, pair: Pair | None, objective: Objective, what: str) -> tuple[Tensor, Tensor] | None:
-        """Samples that no party holds, as the parties' are."""
         if pair is None:
             return None
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise DataError(f"{what}: expected a pair (x, y)")
         x, y = _tensor(pair[0], f"{what} x"), _tensor(pair[1], f"{what} y")
         _paired(x, y, what)
-        if x.shape[1:] != self.train.x.shape[1:]:
-            raise DataError(f"{what}: samples are {tuple(x.shape[1:])}, the parties' {tuple(self.train.x.shape[1:])}")
-        return _fit(x, y, objective, what)
+        if tuple(x.shape[1:]) != self.shape:
+            raise DataError(f"{what}: samples are {tuple(x.shape[1:])}, the parties' {self.shape}")
+        x, y = _fit(x, y, objective, what)
+        self.check_targets(y, f"{what}: ")
+        return x, y
+
+    def check_targets(self, y: Tensor, what: str) -> None:
+        """Refuse class numbers that there are not."""
+        if self.classes is not None and not y.is_floating_point() and y.numel():
+            low, high = int(y.min()), int(y.max())
+            if low < 0 or high >= self.classes:
+                raise DataError(f"{what}targets must lie in 0..{self.classes - 1}, got {low}..{high}")
 
     def __len__(self) -> int:
-        return len(self.train)
+        return self._count
 
     def name(self, party: int) -> str:
         """What a party is called: the name that the task gives it, or its number."""
@@ -150,10 +149,23 @@ class Holdings:
             raise ConfigError(f"{where}: there is no party {given!r}{nearest(given, self._numbers)}")
         return party
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one sample."""
-        return tuple(self.train.x.shape[1:])
+
+class Holdings(Known):
+    """All data of a task: what each party trains on, its own test samples, the central test set."""
+
+    def __init__(self, task: Task, objective: Objective) -> None:
+        self.train = Shards(task.parties, objective, "parties")
+        self.tests = Shards(task.party_tests, objective, "party_tests") if task.party_tests is not None else None
+        if self.tests is not None and len(self.tests) != len(self.train):
+            raise DataError(f"party_tests: {len(self.tests)} test sets for {len(self.train)} parties")
+        if self.train.offsets[-1] == 0:
+            raise DataError("parties: none of them has a sample")
+        y = self.train.y
+        whole = not y.is_floating_point() and y.numel() > 0
+        classes = task.classes if task.classes is not None else (int(y.max()) + 1 if whole else None)
+        super().__init__(len(self.train), task.names, tuple(self.train.x.shape[1:]), classes)
+        self.hold(task, objective)
+        self.check_targets(y, "")
 
 
 def _tensor(values: Any, what: str) -> Tensor:

@@ -3,6 +3,7 @@
 from hansa.data.adult import ADULT_FEATURES, Adult
 from hansa.data.cifar import Cifar10
 from hansa.data.dataset import Data, Dataset
+from hansa.data.describe import Describe
 from hansa.data.heart import HEART_FEATURES, Heart
 from hansa.data.idx import FashionMnist, Mnist
 from hansa.data.label_skew import Dirichlet, Shards, Similarity
@@ -22,6 +23,7 @@ __all__ = [
     "Cifar10",
     "Data",
     "Dataset",
+    "Describe",
     "Digits",
     "Dirichlet",
     "FashionMnist",

@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hansa.core.errors import HansaError, ReplayError
+from hansa.net.blobs import Gap
 from hansa.net.desk import Key
 from hansa.net.ledger import Writer
 from hansa.net.wire import Answer, Receipt, ask_name
@@ -56,8 +58,8 @@ def open_ask(key: Key, digest: str, parties: Sequence[int], now: float) -> Calla
             return now, None
         if row["digest"] != digest:
             raise ReplayError(
-                f"replay of round {key[1]} asked something else at {key[2]} {key[3]} than the original run did; was the "
-                "configuration or the code changed?"
+                f"replay of round {key[1]} asked something else at {key[2]} {key[3]} than the original run did; was "
+                "the configuration or the code changed?"
             )
         return row["opened"], row["closed"]
 
@@ -76,8 +78,9 @@ class Sent:
     signature: str
 
 
-def store_answer(key: Key, sent: Sent) -> Callable[[Writer], Receipt]:
-    """Keep an answer, once; on disk when the change is."""
+def store_answer(key: Key, sent: Sent, path: Path | None) -> Callable[[Writer], Receipt]:
+    """Keep an answer, once; on disk when the change is. `path` is where its blob lies; blobs are discarded by the
+    writer too, so one that is there now will stay."""
 
     def change(db: Writer) -> Receipt:
         blob = sent.answer.blob
@@ -93,6 +96,8 @@ def store_answer(key: Key, sent: Sent) -> Callable[[Writer], Receipt]:
             )
         late = ask["closed"] is not None and sent.party not in Closed.of(ask["closed"]).members
         if before is None and not late:
+            if path is not None and not path.exists():
+                raise Gap(0)
             db.run(
                 "INSERT INTO replies (job, round, phase, number, party, blob, size, staged, why, seconds, nonce, "
                 "signature) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",

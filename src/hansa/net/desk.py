@@ -92,6 +92,10 @@ class Desk:
                     return offer.work
         return None
 
+    def spent(self, offer: Offer) -> float:
+        """The seconds since an offer was first taken."""
+        return 0.0 if offer.taken is None else time.monotonic() - offer.taken
+
     def heard(self, party: int, instance: str | None = None) -> bool:
         """A party is there; what this instance of it has taken stays its own. True for one that was not there."""
         now = time.monotonic()

@@ -43,6 +43,10 @@ _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 _TOKEN = "hansa-1."
 
 
+PublicKey = Ed25519PublicKey
+PrivateKey = Ed25519PrivateKey
+
+
 class IdentityError(HansaError):
     """A key, certificate, request or token that is malformed or not what it should be."""
 
@@ -208,6 +212,11 @@ def identity(cert_der: bytes) -> Identity:
         cert.not_valid_after_utc.timestamp(),
         cert.fingerprint(hashes.SHA256()).hex(),
     )
+
+
+def identity_of(cert_pem: bytes) -> Identity:
+    """As `identity`, of a certificate in PEM."""
+    return identity(_certificate(cert_pem).public_bytes(serialization.Encoding.DER))
 
 
 def _now() -> datetime.datetime:
@@ -388,7 +397,12 @@ class Token:
 
     def digest(self) -> str:
         """SHA-256 of the secret in hex: all that the aggregator keeps of it."""
-        return hashlib.sha256(self.secret.encode()).hexdigest()
+        return secret_digest(self.secret)
+
+
+def secret_digest(secret: str) -> str:
+    """What the aggregator keeps of a token's secret."""
+    return hashlib.sha256(secret.encode()).hexdigest()
 
 
 def new_token(party: str, ca_pem: bytes) -> Token:
@@ -412,7 +426,7 @@ def server_context(server_cert: Path, server_key: Path, ca: Path) -> ssl.SSLCont
     return context
 
 
-def client_context(ca: Path | bytes, cert: Path | None, key: Path | None) -> ssl.SSLContext:
+def client_context(ca: Path | bytes, cert: Path | None = None, key: Path | None = None) -> ssl.SSLContext:
     """A party's or operator's side of TLS 1.3: the server must show a certificate of this CA for the host it is called.
 
     `ca` is the CA's certificate (PEM) or its file; the machine's own list of authorities counts for nothing.

@@ -54,7 +54,7 @@ class Registry:
             for name in parties:
                 db.run("INSERT INTO parties (number, name) SELECT count(*), ? FROM parties WHERE NOT EXISTS "
                        "(SELECT 1 FROM parties WHERE name = ?)", name, name)  # fmt: skip
-                if db.run("SELECT 1").fetchone() and (token := self.federation.token(name)) is not None:
+                if (token := self.federation.token(name)) is not None:
                     db.run("INSERT OR IGNORE INTO tokens (digest, party, expires) VALUES (?, ?, ?)",
                            token.digest(), name, time.time() + TOKEN_DAYS * 86400)  # fmt: skip
 
@@ -169,7 +169,8 @@ class Registry:
 
 def _trust(who: keys.Identity, pem: bytes) -> Callable[[Writer], None]:
     def change(db: Writer) -> None:
-        db.run("INSERT OR IGNORE INTO certificates VALUES (?, ?, ?, 'valid', ?, ?)", who.fingerprint, who.name, who.role,
-               who.key.public_bytes_raw().hex(), pem)  # fmt: skip
+        key = who.key.public_bytes_raw().hex()
+        db.run("INSERT OR IGNORE INTO certificates VALUES (?, ?, ?, 'valid', ?, ?)", who.fingerprint, who.name,
+               who.role, key, pem)  # fmt: skip
 
     return change

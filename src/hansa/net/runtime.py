@@ -194,7 +194,7 @@ class Network:
         message = self._publish((name, party if party in ask.each else None), lambda: ask.message(party))
         known = {"task": self.task, "preparations": self.preparations}
         task = self._publish(("task", len(self.preparations) if self.task else None), lambda: known)
-        work = Work(self.job, self.name, ask.round, ask.phase, ask.index, message, task, self._base.get(party),
+        work = Work(self.job, self.name, party, ask.round, ask.phase, ask.index, message, task, self._base.get(party),
                     self._tip.get(party), self.rules.min_cohort)  # fmt: skip
         assert ask.op is not None
         limit = expected_size(ask.op, ask.payload_of(party)) + SLACK
@@ -255,6 +255,11 @@ class Network:
         if row["staged"]:
             self._tip[flight.ticket.party] = ask_name(*flight.key[1:])
         return arrival
+
+    @property
+    def flights(self) -> list[Flight]:
+        """The tickets under way."""
+        return list(self._flights.values())
 
     def snapshot(self) -> dict[str, Any]:
         """What parties are to remember and the tickets under way, for a checkpoint at a round's end."""

@@ -33,7 +33,7 @@ class Blob(Struct, frozen=True):
 
 
 class Work(Struct, frozen=True):
-    """What a party is asked to do. The blob `message` holds op and payload, `task` what is learned.
+    """What a party, by its number, is asked to do. The blob `message` holds op and payload, `task` what is learned.
 
     `base` is the ask under which the party staged what it is to remember for good, `tip` the one on whose memory this
     ask builds; None where there is none yet.
@@ -41,6 +41,7 @@ class Work(Struct, frozen=True):
 
     job: Name
     name: Name
+    party: Count
     round: Count
     phase: Name
     number: Count

@@ -88,6 +88,15 @@ class Experiment:
                 "out of the experiment, or simulate it"
             )
 
+    def check_networked(self) -> None:
+        """As `check_deployed`, for parties across a network."""
+        self.check_deployed()
+        if "exchange" in self.algorithm.verbs:
+            raise ConfigError(
+                f"{self.algorithm.name} has parties talk to each other, and across a network they would have to do so "
+                "through the aggregator, which would see all of it; simulate it, or use another algorithm"
+            )
+
     def settings(self) -> dict[str, Any]:
         """What `simulate` is given beside the algorithm and the task."""
         settings = {f.name: getattr(self.run, f.name) for f in dataclasses.fields(self.run)}
@@ -213,9 +222,8 @@ def make_task(experiment: Experiment) -> Task:
         names: list[str] | None = [Path(name).name.split(".")[0] for name in table.parties]
         if len(set(names or ())) < len(table.parties):  # a/data.csv and b/data.csv
             names = list(table.parties)
-        whole = not pairs[0][1].is_floating_point() and table.loss not in ("mse", "mae", "bce")
-        classes = max(int(y.max()) for _, y in pairs if len(y)) + 1 if whole else None
-        loss = table.loss or ("cross_entropy" if whole else "mse")
+        found = max(int(y.max()) for _, y in pairs if len(y)) + 1 if not pairs[0][1].is_floating_point() else 0
+        loss, classes = learned(table.loss, found)
     else:
         data = load_data(experiment)
         if isinstance(table.trusted, int):
@@ -226,9 +234,19 @@ def make_task(experiment: Experiment) -> Task:
     if table.party_test > 0:
         pairs, party_tests = hold_out(pairs, table.party_test, seed)
     sample = next((tuple(x.shape[1:]) for x, _ in pairs if len(x)), ())
-    outputs = 1 if loss in ("bce", "mse", "mae") else (classes or 1)
-    model = make_model(table, folder, sample, outputs)
+    model = make_model(table.model, table.dtype, folder, sample, outputs_of(loss, classes))
     return Task(model, loss, pairs, test, party_tests, names, classes, table.prepare, trusted)
+
+
+def learned(loss: str | None, classes: int) -> tuple[str, int | None]:
+    """The loss and the number of classes, from the loss that was named, if any, and the classes in the data, or 0."""
+    whole = classes > 0 and loss not in ("mse", "mae", "bce")
+    return loss or ("cross_entropy" if whole else "mse"), classes if whole else None
+
+
+def outputs_of(loss: str, classes: int | None) -> int:
+    """How many numbers a model gives for a sample."""
+    return 1 if loss in ("bce", "mse", "mae") else (classes or 1)
 
 
 def load_data(experiment: Experiment) -> Data:
@@ -280,27 +298,30 @@ def hold_out(
     pairs: list[tuple[Any, Any]], share: float, seed: int
 ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
     """Each party's samples in two: to train on, and its own test."""
-    train: list[tuple[Any, Any]] = []
-    test: list[tuple[Any, Any]] = []
-    for k, (x, y) in enumerate(pairs):
-        order = rng.generator(seed, "holdout", k).permutation(len(x))
-        cut = round(share * len(x))
-        for rows, out in ((np.sort(order[cut:]), train), (np.sort(order[:cut]), test)):
-            index = torch.from_numpy(rows)
-            out.append((x[index], y[index]))
-    return train, test
+    both = [hold_out_one(pair, share, seed, party) for party, pair in enumerate(pairs)]
+    return [train for train, _ in both], [test for _, test in both]
 
 
-def make_model(table: TaskTable, folder: str, shape: tuple[int, ...], outputs: int) -> Callable[[], nn.Module] | None:
+def hold_out_one(pair: tuple[Any, Any], share: float, seed: int, party: int) -> tuple[Any, Any]:
+    """One party's samples in two."""
+    x, y = pair
+    order = rng.generator(seed, "holdout", party).permutation(len(x))
+    cut = round(share * len(x))
+    train, test = torch.from_numpy(np.sort(order[cut:])), torch.from_numpy(np.sort(order[:cut]))
+    return (x[train], y[train]), (x[test], y[test])
+
+
+def make_model(model: str | dict[str, Any] | None, dtype: str, folder: str, shape: tuple[int, ...],
+               outputs: int) -> Callable[[], nn.Module] | None:  # fmt: skip
     """The model's factory; inputs and outputs that the user left out are taken from the data."""
-    if table.model is None:
+    if model is None:
         return None
-    if is_function(table.model):
-        factory = load_function(str(table.model), "task.model", folder)
+    if is_function(model):
+        factory = load_function(str(model), "task.model", folder)
     else:
-        given = {"name": table.model} if isinstance(table.model, str) else dict(table.model)  # type: ignore[arg-type]
+        given = {"name": model} if isinstance(model, str) else dict(model)
         part: Part = from_config("model", {"inputs": list(shape), "outputs": outputs, **given}, where="task.model")
         factory = part  # type: ignore[assignment]
-    if table.dtype == "float64":
+    if dtype == "float64":
         return lambda: factory().double()
     return factory

@@ -23,11 +23,10 @@ from hansa.core.predictor import Evaluate, evaluate
 from hansa.core.registry import lookup
 from hansa.core.replies import Record
 from hansa.core.runtime import Abort, Clock, Commit, Open, Request
-from hansa.core.task import Holdings, Task
+from hansa.core.task import Known, Task
 from hansa.core.trusted import Trusted
 from hansa.data.prepare import Preparation
 from hansa.run.settings import Run, higher_is_better
-from hansa.run.store import Store
 from hansa.run.work import LocalWork
 from hansa.select import Kept
 
@@ -41,6 +40,15 @@ class Snapshots(Protocol):
     def snapshot(self) -> dict[str, Any]: ...
     def saved(self) -> None: ...
     def restore(self, tree: dict[str, Any]) -> None: ...
+
+
+class Records(Protocol):
+    """Where a run keeps its metrics and checkpoints."""
+
+    def append(self, line: dict[str, Any]) -> None: ...
+    def checkpoint(self, tree: dict[str, Any]) -> None: ...
+    def restore(self) -> dict[str, Any] | None: ...
+    def history(self) -> list[dict[str, Any]]: ...
 
 
 @dataclass
@@ -66,8 +74,8 @@ class Training:
     task: Task
     run: Run
     objective: Objective
-    holdings: Holdings
-    store: Store | None = None
+    holdings: Known
+    store: Records | None = None
     runtime: Snapshots | None = None  # where checkpoints are wanted
     protocol: SumProtocol | None = None
     on_round: Callable[[dict[str, Any]], None] | None = None
@@ -104,7 +112,7 @@ class Training:
             )
         needed, cohort = self.run.rules().needed(self.problem.cohort_size), self.problem.cohort_size
         if needed > cohort:
-            raise ConfigError(f"the quorum of {needed} can never be met: a round has {cohort} parties")
+            raise ConfigError(f"the quorum of {needed} can never be met: a round asks {cohort} parties")
         if self.run.over_select and self.algorithm.participation != "cohort":
             raise ConfigError(
                 f"run.over_select: {self.algorithm.name} has no cohort that a few more could join; leave it out"

@@ -14,7 +14,7 @@ from hansa.core.algorithm import Algorithm
 from hansa.core.errors import ConfigError
 from hansa.core.op import Op, unwrap
 from hansa.core.registry import field_types, fill
-from hansa.core.task import Holdings
+from hansa.core.task import Known
 from hansa.local.solver import LocalSolver
 from hansa.run.settings import Run
 
@@ -24,7 +24,7 @@ OWN = ("lr", "batch", "epochs", "steps")  # what may be said of a single party
 class LocalWork:
     """The work of each party in each round. Refuses, with the reason, what the algorithm's local solver cannot do."""
 
-    def __init__(self, run: Run, algorithm: Algorithm, holdings: Holdings) -> None:
+    def __init__(self, run: Run, algorithm: Algorithm, holdings: Known) -> None:
         self.pace, self._seed = run.pace, run.seed
         local = getattr(algorithm, "local", None)
         solver = unwrap(local)[1] if isinstance(local, Op) else None

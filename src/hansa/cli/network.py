@@ -1,0 +1,215 @@
+"""The commands of a federation across organisations."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from hansa.cli.app import DataDir, Json, Set, app, changes
+from hansa.cli.show import print_rounds
+
+console = Console()
+Folder = Annotated[Path, typer.Argument(metavar="FEDERATION", help="federation.toml, or the folder that holds it.")]
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="A job, as `hansa jobs` lists it.")]
+Party = Annotated[str, typer.Argument(help="A party by name.")]
+
+
+def _operator(federation: Path) -> Any:
+    from hansa.net.federation import Federation
+    from hansa.run.operate import Operator
+
+    return Operator(Federation.open(federation))
+
+
+def _say(as_json: bool, tree: Any, text: str) -> None:
+    typer.echo(json.dumps(tree) if as_json else text)
+
+
+@app.command("init-federation")
+def init_federation(
+    name: Annotated[str, typer.Argument(help="What it is called; a folder of that name is made.")],
+    parties: Annotated[str, typer.Option("--parties", help="Their names, by commas; the order gives their numbers.")],
+    host: Annotated[
+        list[str] | None, typer.Option("--host", help="A name or address under which parties reach the aggregator.")
+    ] = None,
+    port: Annotated[int, typer.Option("--port", help="Where the aggregator listens.")] = 8443,
+    out: Annotated[Path | None, typer.Option("--out", help="The folder; by default the name.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a federation: its file, its certificate authority, a one-time enrolment token for each party."""
+    from hansa.net.federation import init
+
+    names = [party.strip() for party in parties.split(",") if party.strip()]
+    folder = out or Path(name)
+    federation = init(folder, name, names, host or [], port)
+    tokens = {party: str(folder / "tokens" / f"{party}.token") for party in names}
+    tree = {"federation": str(folder / "federation.toml"), "url": federation.url, "tokens": tokens}
+    lines = [f"made {folder}/federation.toml, for an aggregator at {federation.url}",
+             f"hand each party its token, by a way that nobody else reads: {folder}/tokens/*.token",
+             f"then: hansa serve {folder}/federation.toml"]  # fmt: skip
+    _say(as_json, tree, "\n".join(lines))
+
+
+@app.command()
+def serve(federation: Folder, as_json: Json = False) -> None:
+    """Run a federation's aggregator, until SIGTERM or Ctrl-C. Jobs that were under way go on."""
+    from hansa.run.serve import serve as run
+
+    run(federation, as_json)
+
+
+@app.command()
+def join(
+    data: Annotated[str, typer.Option("--data", help="A CSV or NPZ file, or my_data:load, which returns (x, y).")],
+    url: Annotated[str | None, typer.Argument(help="The aggregator: https://HOST:PORT.")] = None,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", help="The one-time token, to enrol; asked for where it is needed.")
+    ] = None,
+    state: Annotated[
+        Path | None, typer.Option("--state", help="The party's own folder: key, policy, memory. Default: its name.")
+    ] = None,
+    target: Annotated[str | None, typer.Option("--target", help="The target's column in a CSV file.")] = None,
+    rotate: Annotated[bool, typer.Option("--rotate", help="Begin with a new key and certificate.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run a party: make a key, enrol once with a token, then stay and work as its policy allows."""
+    from hansa.core.errors import ConfigError
+    from hansa.net import keys
+    from hansa.run.serve import join as run
+
+    enrolled = state is not None and (state / "party.json").exists()
+    token = None
+    if not enrolled:
+        if url is None:
+            raise ConfigError(
+                "say where the aggregator is (https://HOST:PORT), or which enrolled party goes on (--state)"
+            )
+        text = keys.read_private(token_file).decode() if token_file else typer.prompt("token", hide_input=True)
+        token = keys.Token.of(text)
+    run(state or Path(token.party if token else "."), data, url, token, target, rotate, as_json)
+
+
+@app.command()
+def submit(
+    federation: Folder,
+    experiment: Annotated[Path, typer.Argument(help="An experiment file (TOML), as `hansa run` takes it.")],
+    sets: Set = None,
+    data_dir: DataDir = None,
+    name: Annotated[str | None, typer.Option("--name", help="What the job is called; by default as its file.")] = None,
+    min_parties: Annotated[
+        int | None, typer.Option("--min-parties", help="Begin once so many are connected; by default all.")
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Stay until it has ended.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Start a job with an experiment's tables; what the parties' own data replace is said."""
+    from hansa.core.errors import ConfigError
+    from hansa.run.config import read
+
+    operator = _operator(federation)
+    job, notes = operator.submit(read(experiment, changes(sets, data_dir)), name or experiment.stem, min_parties)
+    if not as_json:
+        typer.echo(f"job {job}")
+        for note in notes:
+            typer.echo(f"  {note}")
+    if not wait:
+        if as_json:
+            typer.echo(json.dumps({"job": job, "notes": notes}))
+        return
+    ended = operator.wait(job, None if as_json else _print_line)
+    if as_json:
+        typer.echo(json.dumps({**{k: v for k, v in ended.items() if k != "rounds"}, "notes": notes}))
+    else:
+        typer.echo(f"{ended['status']}: {ended['reason']}")
+    if ended["status"] != "finished":
+        raise ConfigError(f"the job {job} {ended['status']}: {ended['reason']}")
+
+
+def _print_line(line: dict[str, Any]) -> None:
+    numbers = " ".join(f"{k}={line[k]:.4f}" for k in ("train_loss", "loss", "accuracy") if line.get(k) is not None)
+    empty = f" empty: {line['empty']}" if "empty" in line else ""
+    typer.echo(f"round {line['round']}: {line['replies']}/{line['asked']} replies {numbers}{empty}")
+
+
+@app.command()
+def jobs(federation: Folder, as_json: Json = False) -> None:
+    """List the jobs of a federation, and its parties."""
+    operator = _operator(federation)
+    found, parties = operator.jobs(), operator.parties()
+    if as_json:
+        typer.echo(json.dumps({"jobs": found, "parties": parties}))
+        return
+    table = Table("job", "status", "rounds", "submitted", "")
+    for job in found:
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job["submitted"]))
+        table.add_row(job["job"], job["status"], str(job["round"]), at, job["reason"] or "")
+    console.print(table)
+    members = Table("party", "enrolled", "connected")
+    for party in parties:
+        members.add_row(party["name"], *("yes" if party[k] else "no" for k in ("enrolled", "connected")))
+    console.print(members)
+
+
+@app.command()
+def log(
+    federation: Folder,
+    job: Annotated[
+        str | None, typer.Argument(metavar="JOB", help="One job: its rounds and what happened in it.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Print the aggregator's log, or one job's rounds and its part of the log."""
+    operator = _operator(federation)
+    shown = operator.job(job) if job is not None else None
+    entries = operator.log(job)
+    if as_json:
+        typer.echo(json.dumps({"job": shown, "log": entries}))
+        return
+    if shown is not None and shown["rounds"]:
+        print_rounds(shown["rounds"])
+    for entry in entries:
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry["at"]))
+        where = " ".join(f"{k}={entry[k]}" for k in ("job", "round", "party") if entry[k] is not None)
+        detail = json.dumps(entry["detail"]) if len(json.dumps(entry["detail"])) < 200 else ""
+        typer.echo(f"{entry['seq']:>5} {at} {entry['event']} {where} {detail}".rstrip())
+
+
+@app.command()
+def stop(federation: Folder, job: JobId, as_json: Json = False) -> None:
+    """Stop a job; its closed rounds stay in the log."""
+    stopped = _operator(federation).stop(job)
+    _say(
+        as_json, {"job": job, "stopped": stopped}, f"{job} is being stopped" if stopped else f"{job} had ended already"
+    )
+
+
+@app.command()
+def pull(
+    federation: Folder,
+    job: JobId,
+    out: Annotated[Path, typer.Option("--out", help="Where to write the model.")] = Path("model.safetensors"),
+    as_json: Json = False,
+) -> None:
+    """Fetch the model of a finished job."""
+    path = _operator(federation).pull(job, out)
+    _say(as_json, {"job": job, "model": str(path)}, f"wrote {path}")
+
+
+@app.command()
+def invite(federation: Folder, party: Party, as_json: Json = False) -> None:
+    """Make a new one-time token for a party, a new one or one that must enrol again."""
+    path = _operator(federation).invite(party)
+    _say(as_json, {"party": party, "token": str(path)}, f"wrote the token of {party} to {path}")
+
+
+@app.command()
+def revoke(federation: Folder, party: Party, as_json: Json = False) -> None:
+    """End a party's certificates: from now on it is turned away."""
+    count = _operator(federation).revoke(party)
+    _say(as_json, {"party": party, "certificates": count}, f"revoked {count} certificates of {party}")

@@ -1,0 +1,174 @@
+"""HTTPS requests to an aggregator, by a party or by its operator: signed where they change something, repeated with
+back-off when the network or the aggregator fails, in chunks that go on where they stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import random
+import ssl
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from hansa.core.errors import DataError, HansaError
+from hansa.net import keys, signing
+from hansa.net.blobs import CHUNK
+from hansa.net.signing import About
+from hansa.net.wire import PROTOCOLS, Admission, Blob, Enrolment, Trouble, pack, unpack
+
+log = logging.getLogger("hansa.net")
+LEAST, MOST = 0.5, 60.0  # seconds between which repeated attempts wait, at random
+PASSING = frozenset({408, 425, 429, 500, 502, 503, 504, 507})  # statuses that may pass by themselves
+QUIET = aiohttp.ClientTimeout(total=None, connect=30, sock_connect=30, sock_read=60)
+
+
+class Refusal(HansaError):
+    """The aggregator refuses a request: its status, and its sentence."""
+
+    def __init__(self, status: int, error: str, at: int | None = None) -> None:
+        super().__init__(error)
+        self.status, self.at = status, at
+
+
+class Unreachable(HansaError):
+    """No answer came from the aggregator."""
+
+
+def pause(attempt: int, chance: Callable[[], float] = random.random) -> float:
+    """Seconds to wait after so many failures: at random up to a bound that doubles (full jitter), 0.5 to 60."""
+    return max(LEAST, chance() * min(MOST, LEAST * float(2 ** min(attempt, 16))))
+
+
+class Client:
+    """A connection to one aggregator. Use it as `async with Client(...) as client`."""
+
+    def __init__(self, url: str, tls: ssl.SSLContext, key: keys.PrivateKey | None = None, patience: int | None = None,
+                 ) -> None:  # fmt: skip
+        self.url, self._tls, self._key = url.rstrip("/"), tls, key
+        self.patience = patience  # how many failures in a row are put up with; None for any number
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Client:
+        connector = aiohttp.TCPConnector(ssl=self._tls, limit=4, keepalive_timeout=75)
+        headers = {"Hansa-Protocol": ",".join(map(str, PROTOCOLS))}
+        self._session = aiohttp.ClientSession(connector=connector, timeout=QUIET, headers=headers, trust_env=True)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def call(self, method: str, path: str, body: bytes = b"", about: About | None = None,
+                   headers: Mapping[str, str] | None = None) -> tuple[Mapping[str, str], bytes]:  # fmt: skip
+        """The headers and body of the answer. With `about` the request is signed. What fails in passing is tried
+        again; what is refused is a Refusal."""
+        attempt = 0
+        while True:
+            try:
+                status, got, data = await self._once(method, path, body, about, headers or {})
+            except ssl.SSLCertVerificationError as error:
+                raise Unreachable(f"{self.url} is not the aggregator it should be: {error.verify_message}") from None
+            except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientSSLError) as error:
+                if isinstance(error, aiohttp.ClientConnectorCertificateError):
+                    raise Unreachable(
+                        f"{self.url} is not the aggregator it should be: {error.certificate_error}"
+                    ) from None
+                status, got, data, why = 0, {}, b"", str(error)
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                status, got, data, why = 0, {}, b"", str(error) or type(error).__name__
+            else:
+                why = _sentence(data, status)
+            if status and status < 400:
+                return got, data
+            if status and status not in PASSING:
+                at = got.get("Hansa-At", "")
+                raise Refusal(status, why, int(at) if at.isdecimal() else None)
+            attempt += 1
+            if self.patience is not None and attempt > self.patience:
+                raise Unreachable(f"no answer from {self.url}: {why}")
+            wait = got.get("Retry-After", "")
+            seconds = min(float(wait), MOST) * (0.5 + random.random()) if wait.isdecimal() else pause(attempt)
+            log.warning("no answer, trying again", extra={"detail": {"why": why[:200], "seconds": round(seconds, 2)}})
+            await asyncio.sleep(seconds)
+
+    async def _once(self, method: str, path: str, body: bytes, about: About | None,
+                    headers: Mapping[str, str]) -> tuple[int, Mapping[str, str], bytes]:  # fmt: skip
+        assert self._session is not None
+        signed: dict[str, str] = {}
+        if about is not None:
+            if self._key is None:
+                raise HansaError("there is no key to sign this with")
+            signed = signing.sign(self._key, method, path, body, about)
+        async with self._session.request(method, self.url + path, data=body or None, headers={**headers, **signed},
+                                         allow_redirects=False) as answer:  # fmt: skip
+            return answer.status, answer.headers, await answer.read()
+
+    async def json(self, method: str, path: str, body: bytes = b"", about: About | None = None) -> Any:
+        """The answer of an operator's route."""
+        return json.loads((await self.call(method, path, body, about))[1])
+
+    async def fetch(self, path: str, blob: Blob, into: Path) -> Path:
+        """Download a blob, a chunk at a time, to `into`; what is there already is not fetched again."""
+        here = into.stat().st_size if into.exists() else 0
+        if here > blob.size:
+            into.unlink()
+            here = 0
+        with open(into, "ab") as file:
+            while here < blob.size:
+                end = min(here + CHUNK, blob.size) - 1
+                _, data = await self.call("GET", path, headers={"Range": f"bytes={here}-{end}"})
+                if len(data) != end + 1 - here:
+                    raise DataError(f"asked for {end + 1 - here} bytes of a blob and got {len(data)}")
+                file.write(data)
+                here += len(data)
+        if await asyncio.to_thread(_hash, into) != blob.digest:
+            into.unlink()
+            raise DataError("a download does not have the hash it should have; it is fetched again")
+        return into
+
+    async def send(self, path: str, blob: Blob, data: memoryview, about: About) -> None:
+        """Upload a blob, a chunk at a time, from where it stands at the aggregator."""
+        at = 0
+        if blob.size > CHUNK:  # one chunk is sent as quickly as asked for
+            headers, _ = await self.call("GET", f"{path}/{blob.digest}")
+            at = int(headers["Hansa-At"])
+        while at < blob.size:
+            chunk = bytes(data[at : at + CHUNK])
+            try:
+                headers, _ = await self.call("PUT", f"{path}/{blob.digest}?at={at}", chunk, about)
+            except Refusal as error:
+                if error.status != 416 or error.at is None:
+                    raise
+                at = error.at
+                continue
+            at = int(headers["Hansa-At"])
+
+
+def _sentence(data: bytes, status: int) -> str:
+    try:
+        return unpack(data, Trouble).error
+    except DataError:
+        return f"it answered with the status {status}"
+
+
+def _hash(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+async def enrol(url: str, token: keys.Token, request: bytes) -> tuple[bytes, Admission]:
+    """Enrol with a one-time token: the authority's certificate, checked against the token, and one's own."""
+    async with Client(url, keys.unverified_context(), patience=3) as stranger:  # nothing secret is said here
+        _, authority = await stranger.call("GET", "/v1/ca")
+    if keys.fingerprint(authority) != token.ca:
+        raise HansaError(
+            f"{url} is not the aggregator that the token was made for: its authority has another fingerprint"
+        )
+    async with Client(url, keys.client_context(authority), patience=3) as client:
+        _, data = await client.call("POST", "/v1/enrol", pack(Enrolment(token.secret, request)))
+    return authority, unpack(data, Admission)

@@ -1,0 +1,136 @@
+"""A party's own folder: its key, which is born here and never leaves, its certificate, its policy, and its memory."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from hansa.core import codec
+from hansa.core.errors import ConfigError, DataError
+from hansa.core.op import Memory
+from hansa.net import keys
+from hansa.net.blobs import sync_folder
+from hansa.net.client import Client, enrol
+from hansa.net.points import reach
+from hansa.net.policy import Policy
+from hansa.net.signing import About
+from hansa.net.wire import Admission, unpack
+
+
+class Home:
+    """The folder. One process at a time works in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = open(folder / ".lock", "ab")  # noqa: SIM115 (held as long as the party runs)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"another process runs this party in {folder}; stop it, or give another --state"
+            ) from None
+        except OSError as error:
+            raise ConfigError(f"cannot work in the folder {folder}: {error.strerror}") from None
+        self.policy = Policy.read(folder / "party.toml")
+
+    @property
+    def enrolled(self) -> bool:
+        return (self.folder / "party.json").exists()
+
+    def about(self) -> dict[str, Any]:
+        """The party's name, its federation, where the aggregator is, and which instance of the party this is."""
+        try:
+            tree: dict[str, Any] = json.loads((self.folder / "party.json").read_text())
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{self.folder / 'party.json'} cannot be read: {error}; enrol again") from None
+        return tree
+
+    async def enrol(self, url: str, token: keys.Token) -> None:
+        """Make a key, have it certified, keep both. Interrupted, it can be done again with the same token."""
+        path = self.folder / "key.pem"
+        if not path.exists():
+            keys.write_private(path, keys.key_bytes(keys.new_key()))
+        key = keys.key_of(keys.read_private(path))
+        authority, admission = await enrol(url, token, keys.request(key, token.party))
+        (self.folder / "ca.pem").write_bytes(authority)
+        (self.folder / "cert.pem").write_bytes(admission.certificate)
+        about = {"party": admission.party, "federation": admission.federation, "url": url,
+                 "instance": secrets.token_hex(16)}  # fmt: skip
+        keys.write_private(self.folder / "party.json", json.dumps(about).encode())
+
+    def client(self, url: str | None = None) -> Client:
+        """A connection to the aggregator with this party's certificate."""
+        key = self.folder / "key.pem"
+        tls = keys.client_context(self.folder / "ca.pem", self.folder / "cert.pem", key)
+        return Client(url or self.about()["url"], tls, keys.key_of(keys.read_private(key)))
+
+    def identity(self) -> keys.Identity:
+        return keys.identity_of((self.folder / "cert.pem").read_bytes())
+
+    async def rotate(self, client: Client) -> None:
+        """A new key and a certificate for it. The old ones are good until the new one is used."""
+        fresh = self.folder / "key.new.pem"
+        if not fresh.exists():
+            keys.write_private(fresh, keys.key_bytes(keys.new_key()))
+        key = keys.key_of(keys.read_private(fresh))
+        _, data = await client.call("POST", "/v1/rotate", keys.request(key, self.about()["party"]), About())
+        certificate = self.folder / "cert.new.pem"
+        certificate.write_bytes(unpack(data, Admission).certificate)
+        self.settle_rotation()
+
+    def settle_rotation(self) -> None:
+        """Take up a new key whose certificate has come; after a crash in the middle too."""
+        fresh, certificate = self.folder / "key.new.pem", self.folder / "cert.new.pem"
+        if certificate.exists() and fresh.exists():
+            os.replace(fresh, self.folder / "key.pem")
+        if certificate.exists():
+            os.replace(certificate, self.folder / "cert.pem")
+            sync_folder(self.folder)
+
+
+class Remembered:
+    """What a party remembers, by job and by the ask under which it was staged; it changes only when that was fused.
+
+    The aggregator says with every ask under which earlier ask the memory lies that the party is to build on. That and
+    what was staged since stays; the rest is forgotten.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def _path(self, job: str, ask: str) -> Path:
+        return self.folder / job / f"{quote(ask, safe='')}.safetensors"
+
+    def recall(self, job: str, base: str | None, tip: str | None) -> Memory | None:
+        """The memory that an ask builds on; None where it was lost. What was staged elsewhere is forgotten."""
+        keep = {self._path(job, ask) for ask in (base, tip) if ask is not None}
+        for path in (self.folder / job).glob("*.safetensors"):
+            if path not in keep:
+                path.unlink()
+        if tip is None:
+            return {}
+        try:
+            memory: Memory = codec.decode(self._path(job, tip).read_bytes())
+        except (OSError, DataError):
+            return None
+        return memory
+
+    def stage(self, job: str, ask: str, memory: Memory) -> None:
+        """Keep what is to be remembered if this ask's reply is fused; on disk before this returns."""
+        path = self._path(job, ask)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        part = path.with_suffix(".part")
+        with open(part, "wb") as file:
+            for piece in codec.pieces(memory):
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+        sync_folder(path.parent)
+        reach("party.remembered")

@@ -1,0 +1,206 @@
+"""A party that stays: it asks for work, does it with its own data, and sends what its policy lets out.
+
+Only this side opens connections. It trains in a thread of its own, on one core, while the other keeps telling the
+aggregator that it is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import tempfile
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hansa.core import codec
+from hansa.core.determinism import set_deterministic
+from hansa.core.errors import ConfigError, DataError, HansaError
+from hansa.core.federation import op_of
+from hansa.core.op import DataOp, Op, Party, Reply, perform
+from hansa.net.client import Client, Refusal
+from hansa.net.home import Home, Remembered
+from hansa.net.points import reach
+from hansa.net.signing import About
+from hansa.net.wire import Answer, Blob, Receipt, Work, ask_name, pack, unpack
+
+log = logging.getLogger("hansa.net")
+HEARTBEAT = 15.0  # seconds between two signs of life while it trains
+FATAL = frozenset({401, 403, 426})  # statuses after which there is no point in asking again
+Prepared = Callable[[int, dict[str, Any], str], Party]  # a party by number, from what its tasks says, on a device
+
+
+class Worker:
+    """What happens at the party itself, in one thread: policy, data, training, memory. It opens no connection."""
+
+    def __init__(self, home: Home, prepare: Prepared) -> None:
+        self._policy, self._prepare = home.policy, prepare
+        self._memory = Remembered(home.folder / "memory")
+        self._ready: tuple[tuple[str, str], Party] | None = None
+
+    def answer(self, work: Work, message: dict[str, Any], task: dict[str, Any]) -> tuple[Reply | str, bool]:
+        """The reply to an ask and whether something was staged with it, or why there is none."""
+        try:
+            return self._answer(work, message, task)
+        except HansaError as error:
+            return str(error), False
+        except Exception as error:  # what others' code says may quote the data, so it stays here
+            log.exception("the work failed", extra=_where(work))
+            return f"it failed ({type(error).__name__}); its own log says more", False
+
+    def _answer(self, work: Work, message: dict[str, Any], task: dict[str, Any]) -> tuple[Reply | str, bool]:
+        op = op_of(message["op"], where="ask")
+        about = task["task"]
+        refused = self._policy.refuses_op(op) or self._policy.refuses_model(about.get("model"))
+        if refused is not None:
+            return refused, False
+        if isinstance(op, DataOp):  # what it does to the data is a part of the task from now on
+            return Reply({}), False
+        party = self._party(work, task)
+        party.round = message["round"]
+        memory = self._memory.recall(work.job, work.base, work.tip)
+        if memory is None:
+            log.warning("what it remembered is lost; it begins anew", extra=_where(work))
+            memory = {}
+        payload = _moved(self._policy.payload(op, message["payload"]), party.objective.device)
+        outcome = perform(op, party, payload, _moved(memory, party.objective.device))
+        if isinstance(outcome, str):
+            return outcome, False
+        reply, remembered = outcome
+        reach("party.trained")
+        if remembered:
+            self._memory.stage(work.job, ask_name(work.round, work.phase, work.number), remembered)
+        return reply, bool(remembered)
+
+    def _party(self, work: Work, task: dict[str, Any]) -> Party:
+        """The party as the task sees it: its data prepared, its model made. Kept until the task changes."""
+        name = (work.job, work.task.digest)
+        if self._ready is None or self._ready[0] != name:
+            party = self._prepare(work.party, task["task"], self._policy.device)
+            for step in task["preparations"]:
+                op: Op = op_of(step["op"], where="task")
+                refused = self._policy.refuses_op(op)
+                if refused is not None or not isinstance(op, DataOp):
+                    raise ConfigError(refused or f"{op.name!r} is no preparation of data")
+                party.train = (op.transform(party.train[0], step["payload"]), party.train[1])
+                if party.test is not None:
+                    party.test = (op.transform(party.test[0], step["payload"]), party.test[1])
+            self._ready = (name, party)
+        return self._ready[1]
+
+
+def _moved(tree: Any, device: torch.device) -> Any:
+    """A tree with its tensors on a device."""
+    if device.type == "cpu":
+        return tree
+    if isinstance(tree, torch.Tensor):
+        return tree.to(device)
+    if isinstance(tree, dict):
+        return {name: _moved(value, device) for name, value in tree.items()}
+    return [_moved(value, device) for value in tree] if isinstance(tree, list) else tree
+
+
+def _where(work: Work) -> dict[str, Any]:
+    return {"job": work.job, "round": work.round, "detail": {"ask": ask_name(work.round, work.phase, work.number)}}
+
+
+class Agent:
+    """A party's presence at an aggregator."""
+
+    def __init__(self, home: Home, client: Client, worker: Worker) -> None:
+        self.home, self.client, self.worker = home, client, worker
+        self._instance = home.about()["instance"]
+        self._task: tuple[str, dict[str, Any]] | None = None
+
+    async def stay(self) -> None:
+        """Ask for work and do it, until told that there is no place for this party any more."""
+        while True:
+            try:
+                work = await self._work()
+                if work is not None:
+                    await self._do(work)
+            except Refusal as error:
+                if error.status in FATAL:
+                    raise
+                log.warning(str(error))
+                await asyncio.sleep(1.0)
+            except DataError as error:
+                log.warning(str(error))
+                await asyncio.sleep(1.0)
+
+    async def _work(self) -> Work | None:
+        _, data = await self.client.call("GET", f"/v1/work?instance={self._instance}")
+        return unpack(data, Work) if data else None
+
+    async def _do(self, work: Work) -> None:
+        log.info("asked", extra=_where(work))
+        path = f"/v1/jobs/{work.job}/asks/{work.round}/{work.phase}/{work.number}"
+        about = About(work.job, work.round, ask_name(work.round, work.phase, work.number))
+        refused = self.home.policy.refuses_work(work)
+        reply: Reply | str
+        staged = False
+        if refused is None:
+            with tempfile.TemporaryDirectory(dir=self.home.folder, prefix="fetch-") as folder:
+                if self._task is None or self._task[0] != work.task.digest:
+                    self._task = (work.task.digest, await self._fetch(f"{path}/task", work.task, Path(folder) / "task"))
+                message = await self._fetch(f"{path}/message", work.message, Path(folder) / "message")
+            reach("party.fetched")
+            reply, staged = await self._working(work, message, self._task[1])
+        else:
+            reply = refused
+        try:
+            receipt = await self._reply(path, about, reply, staged)
+        except Refusal as error:
+            if error.status != 400:
+                raise
+            receipt = await self._reply(path, about, f"the aggregator does not take its reply: {error}", False)
+        extra = _where(work)
+        extra["detail"]["why"] = reply if isinstance(reply, str) else None
+        log.info(f"answer {receipt.status}", extra=extra)
+
+    async def _fetch(self, path: str, blob: Blob, into: Path) -> dict[str, Any]:
+        await self.client.fetch(path, blob, into)
+        tree = await asyncio.to_thread(lambda: codec.decode(into.read_bytes()))
+        if not isinstance(tree, dict):
+            raise DataError("what was fetched is not a table")
+        return tree
+
+    async def _working(self, work: Work, message: dict[str, Any], task: dict[str, Any]) -> tuple[Reply | str, bool]:
+        """Do the work in its thread, telling the aggregator meanwhile that somebody does."""
+        doing: Future[tuple[Reply | str, bool]] = Future()
+
+        def run() -> None:
+            torch.set_num_threads(1)
+            set_deterministic(True)
+            doing.set_result(self.worker.answer(work, message, task))
+
+        # Not waited for when the process is told to end: what it was doing will be asked for again.
+        threading.Thread(target=run, name="work", daemon=True).start()
+        waiting = asyncio.wrap_future(doing)
+        while not (await asyncio.wait((waiting,), timeout=HEARTBEAT))[0]:
+            await self.client.call("POST", f"/v1/alive?instance={self._instance}")
+        return waiting.result()
+
+    async def _reply(self, path: str, about: About, reply: Reply | str, staged: bool) -> Receipt:
+        if isinstance(reply, str):
+            answer = Answer(why=reply[:4096])
+        else:
+            data = await asyncio.to_thread(codec.encode, reply.tree())
+            blob = Blob(hashlib.sha256(data).hexdigest(), len(data))
+            answer = Answer(blob, staged)
+        for _ in range(8):
+            if answer.blob is not None:
+                await self.client.send(f"{path}/parts", answer.blob, memoryview(data), about)
+                reach("party.sent")
+            try:
+                _, got = await self.client.call("POST", f"{path}/reply", pack(answer), about)
+                return unpack(got, Receipt)
+            except Refusal as error:
+                if error.status != 416:  # the upload has gone: once more
+                    raise
+        raise DataError("the aggregator loses what is uploaded to it")

@@ -1,0 +1,105 @@
+"""A party's own policy, `party.toml`: what it takes part in, and what it does its own way. Local policy wins."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from hansa.core.errors import ConfigError
+from hansa.core.op import Op, Payload, unwrap
+from hansa.core.registry import field_types, fill
+from hansa.net.wire import Work
+
+OWN = ("lr", "batch", "epochs", "steps")
+TOML = """\
+# What this party takes part in. What it refuses it refuses with the reason, and the aggregator reports it.
+# Names may have wildcards: "heart-*".
+# jobs = ["*"]       # jobs by name
+# ops = ["*"]        # what may be done with the data: "sgd", "evaluate", ... (`hansa parts op`, `hansa parts local`)
+# models = ["*"]     # models that come with hansa or its plug-ins (`hansa models`)
+# functions = []     # models of your own that a job may name: ["my_models:net"]; nothing else is ever imported
+# min_cohort = 1     # the fewest parties that this one's update may be summed with
+# device = "cpu"     # where to train
+
+# [own]              # in place of what the aggregator says
+# lr = 0.01
+# batch = 32
+"""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The fields of `party.toml`."""
+
+    jobs: tuple[str, ...] = ("*",)
+    ops: tuple[str, ...] = ("*",)
+    models: tuple[str, ...] = ("*",)
+    functions: tuple[str, ...] = ()
+    min_cohort: int = 1
+    device: str = "cpu"
+    own: dict = field(default_factory=dict)  # type: ignore[type-arg]
+
+    def __post_init__(self) -> None:
+        for name, value in self.own.items():
+            if name not in OWN:
+                raise ConfigError(f"own: unknown field {name!r}; a party may set {', '.join(OWN)}")
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+                raise ConfigError(f"own.{name}: expected a positive number, got {value!r}")
+
+    @classmethod
+    def read(cls, path: Path) -> Policy:
+        """The policy in a file; where there is none, one that says what could be set is written."""
+        if not path.exists():
+            path.write_text(TOML)
+        try:
+            tree = tomllib.loads(path.read_text())
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(f"cannot read {path}: {error}") from None
+        policy: Policy = fill(cls, tree, where=str(path))
+        return policy
+
+    def refuses_work(self, work: Work) -> str | None:
+        """Why this party does not take part in a job, or None."""
+        if not _matches(work.name, self.jobs):
+            return f"its policy does not accept the job {work.name!r}"
+        if work.min_cohort < self.min_cohort:
+            return (
+                f"its policy asks for a cohort of at least {self.min_cohort}, and the job allows {work.min_cohort}; "
+                "set run.min_cohort"
+            )
+        return None
+
+    def refuses_op(self, op: Op) -> str | None:
+        """Why this party does not do that, or None; an op inside another counts too."""
+        layers, inner = unwrap(op)
+        for part in (*layers, inner):
+            if not _matches(part.name, self.ops):
+                return f"its policy does not accept the op {part.name!r}"
+        return None
+
+    def refuses_model(self, model: str | Mapping[str, Any] | None) -> str | None:
+        """Why this party does not train that model, or None. A function must be on the list, letter for letter."""
+        name = model if isinstance(model, str) or model is None else str(model.get("name"))
+        if name is None:
+            return None
+        if ":" in name:
+            return None if name in self.functions else f"its policy does not allow the function {name!r}"
+        return None if _matches(name, self.models) else f"its policy does not accept the model {name!r}"
+
+    def payload(self, op: Op, payload: Payload) -> Payload:
+        """What the party works on: with its own learning rate, batch size and amount of work, where the op has such."""
+        inner = unwrap(op)[1]
+        own = {name: value for name, value in self.own.items() if inner.paced and name in field_types(type(inner))}
+        if not own:
+            return payload
+        if "epochs" in own and "steps" not in own and "steps" in field_types(type(inner)):
+            own["steps"] = None  # which would go before them
+        return {**payload, "work": {**payload.get("work", {}), **own}}
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -1,0 +1,451 @@
+"""The aggregator's HTTPS side: every route with who may use it and whether it must be signed; all else is denied.
+
+Client certificates are optional in the handshake, because a party that enrols has none yet, and required by every
+route but two. Every lookup goes by the authenticated identity: a party finds only what it was asked itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import sqlite3
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from aiohttp import web
+
+from hansa.core.errors import ConfigError, DataError, HansaError
+from hansa.net import keys, signing
+from hansa.net.asks import Conflict, Sent, Unasked, store_answer
+from hansa.net.blobs import CHUNK, Blobs, Gap
+from hansa.net.desk import Desk, Key, Offer
+from hansa.net.ledger import Ledger, LedgerError
+from hansa.net.points import reach
+from hansa.net.registry import Denied, Registry
+from hansa.net.wire import (
+    BLOB,
+    ENVELOPE,
+    POLL,
+    PROTOCOLS,
+    Admission,
+    Answer,
+    Enrolment,
+    Order,
+    Trouble,
+    ask_name,
+    pack,
+    unpack,
+)  # fmt: skip
+
+log = logging.getLogger("hansa.net")
+PROTOCOL = "Hansa-Protocol"
+DIGEST = re.compile(r"[0-9a-f]{64}")
+CENTRAL = 2**34  # bytes of the aggregator's own samples, at most
+Handler = Callable[["Call"], Awaitable[web.StreamResponse]]
+
+
+class Refused(HansaError):
+    """A request that is answered with that status and that sentence."""
+
+    def __init__(self, status: int, error: str) -> None:
+        super().__init__(error)
+        self.status = status
+
+
+class Jobs(Protocol):
+    """What the server asks of those who run jobs."""
+
+    def submit(self, order: Order) -> str: ...
+    def stop(self, job: str) -> bool: ...
+
+
+@dataclass
+class Call:
+    """A request that was let in: who makes it, its body, and what its signature is about."""
+
+    request: web.Request
+    who: keys.Identity | None
+    body: bytes
+    about: signing.About | None
+
+    @property
+    def name(self) -> str:
+        assert self.who is not None
+        return self.who.name
+
+    def part(self, name: str) -> str:
+        return self.request.match_info[name]
+
+    def query(self, name: str, default: str = "") -> str:
+        return self.request.query.get(name, default)
+
+
+@dataclass(frozen=True)
+class Route:
+    """A route: who may use it ("anyone" needs no certificate), whether it is signed, how long its body may be."""
+
+    method: str
+    path: str
+    role: str
+    signed: bool
+    handler: Handler
+    limit: int = ENVELOPE
+
+
+class Server:
+    """The routes over the ledger, the blobs, the desk and the jobs."""
+
+    def __init__(self, registry: Registry, ledger: Ledger, blobs: Blobs, desk: Desk, jobs: Jobs) -> None:
+        self.registry, self.ledger, self.blobs, self.desk, self.jobs = registry, ledger, blobs, desk, jobs
+        self._seen: dict[bytes, keys.Identity] = {}
+        self._joined: set[str] = set()
+        self.closing = asyncio.Event()
+
+    def app(self) -> web.Application:
+        app = web.Application(client_max_size=CHUNK + 1)
+        ask = "/v1/jobs/{job}/asks/{round}/{phase}/{number}"
+        for route in (
+            Route("GET", "/v1/ca", "anyone", False, self.authority),
+            Route("POST", "/v1/enrol", "anyone", False, self.enrol),
+            Route("POST", "/v1/rotate", "party", True, self.rotate),
+            Route("GET", "/v1/work", "party", False, self.work),
+            Route("POST", "/v1/alive", "party", False, self.alive),
+            Route("GET", ask + "/message", "party", False, self.message),
+            Route("GET", ask + "/task", "party", False, self.task),
+            Route("GET", ask + "/parts/{digest}", "party", False, self.stands),
+            Route("PUT", ask + "/parts/{digest}", "party", True, self.part, CHUNK),
+            Route("POST", ask + "/reply", "party", True, self.reply),
+            Route("GET", "/v1/uploads/{digest}", "operator", False, self.stands),
+            Route("PUT", "/v1/uploads/{digest}", "operator", True, self.upload, CHUNK),
+            Route("GET", "/v1/parties", "operator", False, self.parties),
+            Route("POST", "/v1/parties/{party}/invite", "operator", True, self.invite),
+            Route("POST", "/v1/parties/{party}/revoke", "operator", True, self.revoke),
+            Route("GET", "/v1/jobs", "operator", False, self.list_jobs),
+            Route("POST", "/v1/jobs", "operator", True, self.submit),
+            Route("GET", "/v1/jobs/{job}", "operator", False, self.show_job),
+            Route("POST", "/v1/jobs/{job}/stop", "operator", True, self.stop),
+            Route("GET", "/v1/jobs/{job}/model", "operator", False, self.model),
+            Route("GET", "/v1/log", "operator", False, self.log),
+        ):  # fmt: skip
+            app.router.add_route(route.method, route.path, self._guarded(route))
+        return app
+
+    def _guarded(self, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        """The handler behind its checks; what goes wrong is answered in one sentence, and never with a traceback."""
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            try:
+                return await route.handler(await self._admit(route, request))
+            except web.HTTPException as error:
+                return trouble(error.status, error.reason)
+            except Refused as error:
+                return trouble(error.status, str(error))
+            except Denied as error:
+                self._note("denied", request, str(error))
+                return trouble(403, str(error))
+            except signing.SignatureError as error:
+                self._note("denied", request, str(error))
+                return trouble(401, str(error))
+            except Conflict as error:
+                self._note("conflict", request, str(error))
+                return trouble(409, str(error))
+            except Gap as error:
+                return trouble(416, str(error), {"Hansa-At": str(error.at)})
+            except Unasked as error:
+                return trouble(404, str(error))
+            except LedgerError as error:
+                log.error("%s", error)
+                return trouble(503, str(error), {"Retry-After": "5"})
+            except (ConfigError, DataError, HansaError) as error:
+                return trouble(400, str(error))
+            except OSError as error:
+                log.error("%s", error)
+                return trouble(507 if error.errno == 28 else 503, f"the aggregator cannot store this: {error.strerror}",
+                               {"Retry-After": "5"})  # fmt: skip
+
+        return handle
+
+    def _note(self, event: str, request: web.Request, why: str) -> None:
+        """Keep in the log that somebody was turned away."""
+        who = self._peer(request)
+        name = who.name if who is not None else None
+        detail: dict[str, Any] = {
+            "method": request.method,
+            "path": request.path[:256],
+            "why": why[:512],
+            "from": request.remote,
+        }
+        log.warning(event, extra={"party": name, "detail": detail})
+        self.ledger.write(lambda db: db.log(event, party=name, **detail))
+
+    def _peer(self, request: web.Request) -> keys.Identity | None:
+        """Whom the client's certificate names, the CA's signature on it having been checked in the handshake."""
+        tls = request.transport.get_extra_info("ssl_object") if request.transport is not None else None
+        der = tls.getpeercert(binary_form=True) if tls is not None else None
+        if not der:
+            return None
+        if der not in self._seen:
+            if len(self._seen) > 65536:
+                self._seen.clear()
+            self._seen[der] = keys.identity(der)
+        return self._seen[der]
+
+    async def _admit(self, route: Route, request: web.Request) -> Call:
+        spoken = request.headers.get(PROTOCOL, "")
+        known = {version.strip() for version in spoken.split(",")} & {str(version) for version in PROTOCOLS}
+        if not known and route.handler != self.authority:
+            ours = ", ".join(map(str, PROTOCOLS))
+            raise Refused(
+                426,
+                f"this aggregator speaks version {ours} of the protocol and the request version "
+                f"{spoken[:32] or 'none'}; bring both to the same version of hansa",
+            )
+        who = None
+        if route.role != "anyone":
+            who = self._peer(request)
+            if who is None:
+                raise Refused(401, "this needs a client certificate; enrol first (hansa join --token-file ...)")
+            if not self.registry.admits(who):
+                raise Denied(
+                    f"the certificate of {who.name} is not valid here (any more); enrol again with a new token"
+                )
+            if who.role != route.role:
+                raise Denied(f"this is for the role {route.role}, and {who.name} has the role {who.role}")
+            first = self.registry.used(who)
+            if first is not None:
+                await self._written(first)
+        if (request.content_length or 0) > route.limit:
+            raise Refused(413, f"the body has {request.content_length} bytes, and at most {route.limit} are taken")
+        body = await request.read() if request.can_read_body else b""
+        if len(body) > route.limit:
+            raise Refused(413, f"the body is longer than the {route.limit} bytes that are taken")
+        about = None
+        if route.signed:
+            assert who is not None
+            about = signing.verify(who.key, request.method, request.raw_path, body, request.headers)
+        return Call(request, who, body, about)
+
+    async def _written(self, change: Callable[[Any], Any]) -> Any:
+        return await asyncio.wrap_future(self.ledger.write(change))
+
+    # Parties
+
+    async def authority(self, call: Call) -> web.Response:
+        return web.Response(body=self.registry.federation.read("ca.pem"), content_type="application/x-pem-file")
+
+    async def enrol(self, call: Call) -> web.Response:
+        given = unpack(call.body, Enrolment)
+        return await self._certify(self.registry.enrol(given.secret, given.request))
+
+    async def rotate(self, call: Call) -> web.Response:
+        assert call.who is not None
+        return await self._certify(self.registry.rotate(call.who, call.body))
+
+    async def _certify(self, change: Callable[[Any], tuple[str, bytes]]) -> web.Response:
+        name, pem = await self._written(change)
+        self.registry.reload()
+        return packed(Admission(self.registry.federation.name, name, pem))
+
+    async def _heard(self, call: Call) -> tuple[int, str]:
+        """The party that calls and which instance of it; whoever is heard of is there."""
+        instance = call.query("instance")
+        if not re.fullmatch(r"[0-9a-f]{1,64}", instance):
+            raise DataError("the query names no instance of the party")
+        number = self.registry.number(call.name)
+        if call.name not in self._joined:
+            self._joined.add(call.name)
+            await self._written(self.registry.joined(call.name))
+        if self.desk.heard(number, instance):
+            log.info("connected", extra={"party": call.name})
+        return number, instance
+
+    async def work(self, call: Call) -> web.Response:
+        number, instance = await self._heard(call)
+        if self.closing.is_set():
+            return trouble(503, "the aggregator is shutting down", {"Retry-After": "2"})
+        waiting = asyncio.ensure_future(self.desk.wait_for_work(number, instance, POLL))
+        closing = asyncio.ensure_future(self.closing.wait())
+        try:
+            await asyncio.wait((waiting, closing), return_when=asyncio.FIRST_COMPLETED)
+            work = waiting.result() if waiting.done() else None
+        finally:
+            for task in (waiting, closing):
+                task.cancel()
+        return web.Response(status=204, headers={"Retry-After": "0"}) if work is None else packed(work)
+
+    async def alive(self, call: Call) -> web.Response:
+        await self._heard(call)
+        return web.Response(status=204)
+
+    def _offer(self, call: Call) -> tuple[int, Key, Offer | None]:
+        """The ask that the path names, as the calling party was asked it."""
+        job, round, phase, number = (call.part(name) for name in ("job", "round", "phase", "number"))
+        if not (round.isdecimal() and number.isdecimal() and len(round) < 16 and len(number) < 16):
+            raise DataError("the path names no ask")
+        key = (job, int(round), phase, int(number))
+        if call.about is not None and call.about != signing.About(job, key[1], ask_name(*key[1:])):
+            raise signing.SignatureError("the request was signed for another job, round or ask than its path names")
+        party = self.registry.number(call.name)
+        return party, key, self.desk.find(party, key)
+
+    def _asked(self, call: Call) -> tuple[int, Offer]:
+        party, key, offer = self._offer(call)
+        if offer is None:
+            raise Unasked(f"{call.name} is not asked {ask_name(*key[1:])} of the job {key[0]} (any more)")
+        return party, offer
+
+    async def message(self, call: Call) -> web.StreamResponse:
+        return served(self._asked(call)[1].message)
+
+    async def task(self, call: Call) -> web.StreamResponse:
+        return served(self._asked(call)[1].task)
+
+    def _owner(self, call: Call) -> str:
+        assert call.who is not None
+        return f"{call.who.role}.{call.name}"
+
+    def _digest(self, call: Call) -> str:
+        digest = call.part("digest")
+        if not DIGEST.fullmatch(digest):
+            raise DataError("the path names no SHA-256")
+        return digest
+
+    async def stands(self, call: Call) -> web.Response:
+        here = await asyncio.to_thread(self.blobs.stands, self._owner(call), self._digest(call))
+        return web.Response(status=204, headers={"Hansa-At": str(here)})
+
+    async def part(self, call: Call) -> web.Response:
+        _, offer = self._asked(call)
+        return await self._append(call, offer.limit)
+
+    async def upload(self, call: Call) -> web.Response:
+        return await self._append(call, CENTRAL)
+
+    async def _append(self, call: Call, limit: int) -> web.Response:
+        at = call.query("at")
+        if not at.isdecimal() or int(at) > BLOB:
+            raise DataError("the query does not say at which byte the chunk begins (at=0)")
+        here = await asyncio.to_thread(
+            self.blobs.append, self._owner(call), self._digest(call), int(at), call.body, limit
+        )
+        return web.Response(status=204, headers={"Hansa-At": str(here)})
+
+    async def reply(self, call: Call) -> web.Response:
+        answer = unpack(call.body, Answer)
+        party, key, offer = self._offer(call)
+        if (answer.blob is None) == (answer.why is None):
+            raise DataError("an answer has either a blob or a reason why there is none")
+        path: Path | None = None
+        if answer.blob is not None:
+            blob = answer.blob
+            path = await asyncio.to_thread(self.blobs.finish, self._owner(call), blob.digest, blob.size)
+            reach("reply.stored")
+        seconds = self.desk.spent(offer) if offer is not None else 0.0
+        headers = call.request.headers
+        sent = Sent(party, call.name, answer, seconds, headers[signing.NONCE], headers[signing.SIGNATURE])
+        receipt = await self._written(store_answer(key, sent, path))
+        reach("reply.acknowledged")
+        self.desk.answered(key, party, answer.why)
+        extra = {"job": key[0], "round": key[1], "party": call.name, "detail": {"ask": ask_name(*key[1:])}}
+        log.info(f"answer {receipt.status}", extra=extra)
+        return packed(receipt)
+
+    # The operator
+
+    async def parties(self, call: Call) -> web.Response:
+        here = set(self.desk.present(self.registry.numbers.values()))
+        rows = self.ledger.all("SELECT number, name, joined FROM parties ORDER BY number")
+        valid = {r["name"] for r in self.ledger.all("SELECT DISTINCT name FROM certificates WHERE role = 'party' AND "
+                                                    "state IN ('new', 'valid')")}  # fmt: skip
+        return web.json_response([
+            {"number": r["number"], "name": r["name"], "enrolled": r["name"] in valid, "connected": r["number"] in here}
+            for r in rows
+        ])  # fmt: skip
+
+    async def invite(self, call: Call) -> web.Response:
+        token, change = self.registry.invite(call.part("party"))
+        await self._written(change)
+        self.registry.reload()
+        return web.json_response({"party": token.party, "token": token.text()})
+
+    async def revoke(self, call: Call) -> web.Response:
+        name = call.part("party")
+        count = await self._written(self.registry.revoke(name))
+        self.registry.reload()
+        self._joined.discard(name)
+        self.desk.gone(self.registry.number(name))
+        return web.json_response({"party": name, "certificates": count})
+
+    async def submit(self, call: Call) -> web.Response:
+        order = unpack(call.body, Order)
+        if order.central is not None:
+            await asyncio.to_thread(self.blobs.finish, self._owner(call), order.central.digest, order.central.size)
+        job = await asyncio.to_thread(self.jobs.submit, order)
+        return web.json_response({"job": job})
+
+    def _job(self, call: Call) -> sqlite3.Row:
+        row = self.ledger.one("SELECT * FROM jobs WHERE id = ?", call.part("job"))
+        if row is None:
+            raise Refused(404, f"there is no job {call.part('job')!r}; `hansa jobs` lists them")
+        return row
+
+    async def list_jobs(self, call: Call) -> web.Response:
+        rows = self.ledger.all("SELECT j.*, (SELECT max(round) FROM rounds WHERE job = j.id) AS round FROM jobs j "
+                               "ORDER BY submitted")  # fmt: skip
+        return web.json_response([_job_tree(row) | {"round": row["round"] or 0} for row in rows])
+
+    async def show_job(self, call: Call) -> web.Response:
+        row, after = self._job(call), call.query("after", "0")
+        if not after.isdecimal():
+            raise DataError("after: expected a round's number")
+        rounds = self.ledger.all(
+            "SELECT * FROM rounds WHERE job = ? AND round > ? ORDER BY round", row["id"], int(after)
+        )
+        lines = [
+            {**json.loads(r["line"]), "members": json.loads(r["members"]), "model": r["model"], "head": r["head"]}
+            for r in rounds
+        ]
+        summary = json.loads(row["summary"]) if row["summary"] else None
+        return web.json_response(_job_tree(row) | {"rounds": lines, "summary": summary})
+
+    async def stop(self, call: Call) -> web.Response:
+        row = self._job(call)
+        return web.json_response({"job": row["id"], "stopped": await asyncio.to_thread(self.jobs.stop, row["id"])})
+
+    async def model(self, call: Call) -> web.StreamResponse:
+        row = self._job(call)
+        if row["model"] is None:
+            raise Refused(404, f"the job {row['id']} has no model yet; it is {row['status']}")
+        return served(self.blobs.path(row["model"]), {"Hansa-Digest": row["model"]})
+
+    async def log(self, call: Call) -> web.Response:
+        after = call.query("after", "0")
+        if not after.isdecimal():
+            raise DataError("after: expected an entry's number")
+        rows = self.ledger.all("SELECT * FROM log WHERE seq > ? ORDER BY seq LIMIT 1000", int(after))
+        return web.json_response([{**dict(row), "detail": json.loads(row["detail"])} for row in rows])
+
+
+def _job_tree(row: sqlite3.Row) -> dict[str, Any]:
+    return {"job": row["id"], "name": row["name"], "status": row["status"], "reason": row["reason"],
+            "submitted": row["submitted"], "model": row["model"]}  # fmt: skip
+
+
+def packed(value: Any) -> web.Response:
+    """An envelope as a response."""
+    return web.Response(body=pack(value), content_type="application/msgpack")
+
+
+def trouble(status: int, error: str, headers: dict[str, str] | None = None) -> web.Response:
+    """What went wrong as a response."""
+    return web.Response(status=status, body=pack(Trouble(error[:4096])), content_type="application/msgpack",
+                        headers=headers)  # fmt: skip
+
+
+def served(path: Path, headers: dict[str, str] | None = None) -> web.FileResponse:
+    """A file, whole or the range that was asked for."""
+    return web.FileResponse(path, chunk_size=CHUNK // 4, headers=headers)

@@ -1,0 +1,377 @@
+"""Jobs of an aggregator: an experiment's rounds over parties across a network, each job in a thread of its own.
+
+A job that was cut off, even by `kill -9`, goes on from its last closed round, with the replies of the round under way
+that were stored, and ends with the same bits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import threading
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import hansa
+from hansa.core import codec
+from hansa.core.algorithm import State
+from hansa.core.determinism import set_deterministic
+from hansa.core.driver import drive
+from hansa.core.errors import ConfigError, DataError, HansaError, RoundAborted
+from hansa.core.federation import Federation, Gathered
+from hansa.core.objective import Objective
+from hansa.core.replies import Record
+from hansa.core.runtime import Abort, Open, Request, complete
+from hansa.core.task import Known, Task
+from hansa.data.describe import Describe, Description, agreed
+from hansa.net.blobs import Blobs
+from hansa.net.desk import Desk
+from hansa.net.ledger import Ledger, Writer
+from hansa.net.points import reach
+from hansa.net.registry import Registry
+from hansa.net.runtime import Network, Stopped
+from hansa.net.wire import Order, pack, unpack
+from hansa.run.config import Experiment, is_function, learned, make_model, outputs_of, parse
+from hansa.run.loop import Training
+from hansa.run.result import Result
+from hansa.run.simulate import NUMERICS
+
+log = logging.getLogger("hansa.net")
+ACTIVE = "status IN ('waiting', 'running')"
+LASTING = ("describe", "prepare", "begin")  # phases whose replies a job needs until it ends
+
+
+class JobRecords:
+    """A job's metrics and checkpoints, in the ledger. Closing a round is one transaction."""
+
+    def __init__(self, job: str, ledger: Ledger, blobs: Blobs, network: Network) -> None:
+        self.job, self.ledger, self.blobs, self.network = job, ledger, blobs, network
+        self._line: dict[str, Any] = {}
+
+    def append(self, line: dict[str, Any]) -> None:
+        self._line = line
+
+    def checkpoint(self, tree: dict[str, Any]) -> None:
+        """Close a round: who is in, the hash of the new model, the metrics, and the log's head, all at once."""
+        reach("model.save")
+        digest, _ = self.blobs.put(codec.pieces(tree))
+        reach("model.saved")
+        model, line = codec.digest(tree["state"]["params"]), self._line
+        number = line["round"]
+        members = [self.network.parties[p] for p in self.network.members] if "empty" not in line else []
+        under_way = {flight.key for flight in self.network.flights}
+
+        def change(db: Writer) -> list[str]:
+            head = db.log("round closed", self.job, number, members=members, model=model, empty=line.get("empty"))
+            row = (self.job, number, time.time(), json.dumps(members), model, head, json.dumps(line))
+            db.run("INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?)", *row)
+            before = db.one("SELECT checkpoint FROM jobs WHERE id = ?", self.job)
+            db.run("UPDATE jobs SET checkpoint = ? WHERE id = ?", digest, self.job)
+            done = db.all(f"SELECT seq, job, round, phase, number, blob FROM replies WHERE job = ? AND round < ? AND "
+                          f"spent = 0 AND phase NOT IN {LASTING}", self.job, number)  # fmt: skip
+            done = [row for row in done if (row["job"], row["round"], row["phase"], row["number"]) not in under_way]
+            db.run(f"UPDATE replies SET spent = 1 WHERE seq IN ({','.join(str(row['seq']) for row in done)})")
+            old = [before["checkpoint"]] if before is not None and before["checkpoint"] != digest else []
+            return [blob for blob in [*old, *(row["blob"] for row in done)] if blob is not None]
+
+        old = self.ledger.now(change)
+        reach("round.closed")
+        discard(self.ledger, self.blobs, old)
+
+    def restore(self) -> dict[str, Any] | None:
+        row = self.ledger.one("SELECT checkpoint FROM jobs WHERE id = ?", self.job)
+        if row is None or row["checkpoint"] is None:
+            return None
+        try:
+            tree: dict[str, Any] = codec.decode(self.blobs.path(row["checkpoint"]).read_bytes())
+        except (OSError, DataError) as error:
+            raise DataError(f"the checkpoint of {self.job} is damaged: {error}") from None
+        return tree
+
+    def history(self) -> list[dict[str, Any]]:
+        rows = self.ledger.all("SELECT line FROM rounds WHERE job = ? ORDER BY round", self.job)
+        return [json.loads(row["line"]) for row in rows]
+
+
+def needed_blobs(db: Any) -> set[str]:
+    """The blobs that must stay: models, checkpoints and samples of jobs, and replies that were not fused yet."""
+    rows = db.all(
+        f"SELECT model AS blob FROM jobs UNION SELECT checkpoint FROM jobs WHERE {ACTIVE} UNION "
+        f"SELECT central FROM jobs WHERE {ACTIVE} UNION SELECT blob FROM replies WHERE spent = 0"
+    )
+    return {row["blob"] for row in rows if row["blob"] is not None}
+
+
+def discard(ledger: Ledger, blobs: Blobs, candidates: list[str]) -> None:
+    """Forget those of the blobs that nothing needs. The writer does it, which also takes new answers: no answer can
+    come in between."""
+    if not candidates:
+        return
+
+    def change(db: Writer) -> None:
+        for blob in candidates:
+            used = db.one(
+                "SELECT 1 FROM replies WHERE blob = ? AND spent = 0 UNION ALL SELECT 1 FROM jobs WHERE model = ? "
+                f"OR ((checkpoint = ? OR central = ?) AND {ACTIVE})",
+                *[blob] * 4,
+            )
+            if used is None:
+                blobs.discard(blob)
+
+    ledger.now(change)
+
+
+class Job:
+    """One job: from asking the parties what their data look like to the final model."""
+
+    def __init__(self, id: str, order: Order, runner: Runner) -> None:
+        self.id, self.order, self.runner = id, order, runner
+        self.stopped = threading.Event()
+        self.training: Training | None = None
+        self.experiment = check_order(order, runner.functions)
+        run = self.experiment.run
+        self.network = Network(id, order.name, runner.registry.names, runner.ledger, runner.blobs, runner.desk,
+                               runner.folder / "messages" / id, run.rules(), run.deadline,
+                               stopping=lambda: self.stopped.is_set() or runner.closing.is_set())  # fmt: skip
+
+    def run(self) -> None:
+        """All of it, in this thread."""
+        torch.set_num_threads(1)
+        status, reason = "failed", ""
+        try:
+            self._finish(complete(self._steps(), self.network.answer))
+            return
+        except Stopped:
+            if not self.stopped.is_set():
+                return  # the aggregator shuts down: the job goes on when it is back
+            status, reason = "stopped", "stopped by the operator"
+        except RoundAborted as error:
+            reason = str(error)
+        except HansaError as error:
+            reason = str(error)
+        except Exception as error:
+            log.exception("the job failed", extra={"job": self.id})
+            reason = f"{type(error).__name__}: {error}"
+        finally:
+            self.network.close()
+        self._end(status, reason)
+
+    def _end(self, status: str, reason: str, model: str | None = None, summary: dict[str, Any] | None = None) -> None:
+        def change(db: Writer) -> list[str]:
+            row = db.one("SELECT checkpoint, central FROM jobs WHERE id = ?", self.id)
+            assert row is not None
+            db.run("UPDATE jobs SET status = ?, reason = ?, model = ?, summary = ? WHERE id = ?", status, reason, model,
+                   json.dumps(summary) if summary is not None else None, self.id)  # fmt: skip
+            spent = db.all("SELECT blob FROM replies WHERE job = ? AND spent = 0", self.id)
+            db.run("UPDATE replies SET spent = 1 WHERE job = ?", self.id)
+            db.log(f"job {status}", self.id, reason=reason, model=model)
+            return [b for b in [row["checkpoint"], row["central"], *(r["blob"] for r in spent)] if b is not None]
+
+        old = self.runner.ledger.now(change)
+        reach("job.finished")
+        discard(self.runner.ledger, self.runner.blobs, old)
+        log.info(f"job {status}", extra={"job": self.id, "detail": {"reason": reason}})
+
+    def _finish(self, state: State) -> None:
+        assert self.training is not None
+        result = Result(self.training, state, {}, None)
+        digest, _ = self.runner.blobs.put(codec.pieces(result.saved_model()))
+        summary = {name: value for name, value in result.summary.items() if name != "run_dir"}
+        self._end("finished", str(self.training.progress.stopped), digest, summary)
+
+    def _steps(self) -> Generator[Request, Any, State]:
+        names = self.network.parties
+        needed = len(names) if self.order.min_parties is None else self.order.min_parties
+        self.network.present(0, needed, "begin")
+        about = yield from self._describe()
+        run, central = self.experiment.run, self._central()
+        table = self.experiment.task
+        loss, classes = learned(central.get("loss") or table.loss, central.get("classes") or about.classes)
+        outputs = outputs_of(loss, classes)
+        model = make_model(table.model, table.dtype, ".", about.shape, outputs)
+        bf16 = run.precision == "bf16"
+        objective = Objective(model, loss, run.seed, bf16=bf16)
+        task = Task(model, loss, test=central.get("test"), classes=classes, prepare=table.prepare,
+                    trusted=central.get("trusted"))  # fmt: skip
+        if about.missing and table.prepare is None:
+            raise ConfigError("the parties' features have missing values; set task.prepare = 'standardise'")
+        known = Known(len(names), names, about.shape, classes)
+        known.hold(task, objective)
+        known.tests = True if about.tests or table.party_test > 0 else None
+        self.network.task = {
+            "model": table.model, "dtype": table.dtype, "shape": list(about.shape), "outputs": outputs, "loss": loss,
+            "classes": classes, "party_test": table.party_test, "seed": run.seed, "bf16": bf16,
+        }  # fmt: skip
+        records = JobRecords(self.id, self.runner.ledger, self.runner.blobs, self.network)
+        needed = run.rules().needed(run.size(len(names)))
+        self.training = Training(
+            self.experiment.algorithm, task, dataclasses.replace(run, checkpoint_seconds=0.0), objective, known,
+            records, self.network, on_round=self._tell, present=lambda round: self.network.present(round, needed),
+        )  # fmt: skip
+        return (yield from self.training.steps())
+
+    def _tell(self, line: dict[str, Any]) -> None:
+        numbers = {k: round(v, 6) for k, v in line.items() if isinstance(v, float)}
+        detail = {"replies": line["replies"], "asked": line["asked"], **numbers}
+        detail |= {k: line[k] for k in ("empty", "missing", "rejected") if k in line}
+        log.info("round closed", extra={"job": self.id, "round": line["round"], "detail": detail})
+
+    def _describe(self) -> Generator[Request, Any, Description]:
+        """What the parties say of their data; those that refuse the job are not asked again."""
+        record = Record()
+        count = len(self.network.parties)
+
+        async def ask(fed: Federation) -> Gathered:
+            return await fed.gather(Describe(), parties=fed.parties)
+
+        yield Open(0, record)
+        fed = Federation(range(count), 0, self.experiment.run.seed, count, phase="describe")
+        try:
+            answers: Gathered = yield from drive(ask(fed), "describe")
+        except RoundAborted:
+            reasons = {self.network.parties[p]: why for p, why in (record.missing | record.rejected).items()}
+            raise ConfigError(f"no party takes part: {reasons}") from None
+        yield Abort(0)
+        for party, why in record.missing.items():
+            log.warning(
+                "not taking part", extra={"job": self.id, "party": self.network.parties[party], "detail": {"why": why}}
+            )
+        names = [self.network.parties[p] for p in answers.parties]
+        return agreed(names, [Description.of(reply) for reply in answers.replies])
+
+    def _central(self) -> dict[str, Any]:
+        """The aggregator's own samples, as they came with the order."""
+        if self.order.central is None:
+            return {}
+        tree: dict[str, Any] = codec.decode(self.runner.blobs.path(self.order.central.digest).read_bytes())
+        return tree
+
+
+def check_order(order: Order, functions: tuple[str, ...]) -> Experiment:
+    """The experiment of an order; a ConfigError where it cannot run across a network."""
+    experiment = parse(order.experiment)
+    experiment.check_networked()
+    model = experiment.task.model
+    if is_function(model) and model not in functions:
+        raise ConfigError(f"task.model: the function {model!r} is not among serve.functions of federation.toml")
+    if experiment.algorithm.participation == "own" and experiment.run.deadline is not None:
+        raise ConfigError(f"{experiment.algorithm.name} is asynchronous: leave out run.deadline")
+    return experiment
+
+
+class Runner:
+    """The jobs of an aggregator: some run, others wait for their turn."""
+
+    def __init__(self, folder: Path, registry: Registry, ledger: Ledger, blobs: Blobs, desk: Desk) -> None:
+        self.folder, self.registry, self.ledger, self.blobs, self.desk = folder, registry, ledger, blobs, desk
+        self.functions, self._most = registry.federation.serve.functions, registry.federation.serve.jobs
+        self.closing = threading.Event()
+        self._running: dict[str, tuple[Job, threading.Thread]] = {}
+        self._lock = threading.RLock()
+        set_deterministic(True)
+
+    def resume(self) -> None:
+        """Go on with what was under way when the aggregator stopped."""
+        plan = json.dumps({"hansa": hansa.__version__, "torch": torch.__version__, "numerics": NUMERICS,
+                           "cpu": torch.backends.cpu.get_cpu_capability()})  # fmt: skip
+
+        def change(db: Writer) -> set[str]:
+            db.log("started", plan=plan)
+            return needed_blobs(db)
+
+        self.blobs.sweep(self.ledger.now(change))
+        for row in self.ledger.all("SELECT number FROM parties WHERE joined = 1"):
+            self.desk.heard(row["number"])  # they had joined: they are given time to come back
+        self._start_waiting()
+
+    def submit(self, order: Order) -> str:
+        """Take up a job; its name and a number are what it is called from now on."""
+        experiment = check_order(order, self.functions)
+        if order.min_parties is not None and not 1 <= order.min_parties <= len(self.registry.names):
+            raise ConfigError(f"min_parties must lie in 1..{len(self.registry.names)}, got {order.min_parties}")
+        experiment.run.size(len(self.registry.names))
+
+        def change(db: Writer) -> str:
+            count = db.one("SELECT count(*) AS n FROM jobs WHERE name = ?", order.name)
+            assert count is not None
+            id = f"{order.name}-{count['n'] + 1}"
+            central = order.central.digest if order.central is not None else None
+            row = (id, order.name, time.time(), pack(order), central)
+            db.run(
+                "INSERT INTO jobs (id, name, submitted, status, order_, central) VALUES (?, ?, ?, 'waiting', ?, ?)",
+                *row,
+            )
+            db.log("job submitted", id, experiment=order.experiment)
+            return id
+
+        id = self.ledger.now(change)
+        self._start_waiting()
+        return id
+
+    def stop(self, id: str) -> bool:
+        """Stop a job; False for one that has ended already."""
+        with self._lock:
+            if id in self._running:
+                job, _ = self._running[id]
+                job.stopped.set()
+                self.desk.news()
+                return True
+
+            def change(db: Writer) -> bool:
+                ended = db.run("UPDATE jobs SET status = 'stopped', reason = 'stopped by the operator' WHERE id = ? AND "
+                               "status = 'waiting'", id).rowcount > 0  # fmt: skip
+                if ended:
+                    db.log("job stopped", id)
+                return ended
+
+            return self.ledger.now(change)
+
+    def close(self) -> None:
+        """Let every job come to rest; they go on when the aggregator is back."""
+        self.closing.set()
+        self.desk.news()
+        for _, thread in list(self._running.values()):
+            thread.join(timeout=30)
+
+    def _start_waiting(self) -> None:
+        with self._lock:
+            rows = self.ledger.all(
+                "SELECT id, order_ FROM jobs WHERE status IN ('waiting', 'running') ORDER BY submitted"
+            )
+            for row in rows:
+                if row["id"] not in self._running and len(self._running) < self._most and not self.closing.is_set():
+                    self._start(row["id"], unpack(row["order_"], Order))
+
+    def _set(self, id: str, status: str, reason: str | None) -> None:
+        self.ledger.now(
+            lambda db: db.run("UPDATE jobs SET status = ?, reason = ? WHERE id = ?", status, reason, id).rowcount
+        )
+
+    def _start(self, id: str, order: Order) -> None:
+        try:
+            job = Job(id, order, self)
+        except HansaError as error:  # the parts it names are not here any more
+            why = str(error)
+            self.ledger.now(
+                lambda db: db.run("UPDATE jobs SET status = 'failed', reason = ? WHERE id = ?", why, id).rowcount
+            )
+            return
+        self.ledger.now(lambda db: db.run("UPDATE jobs SET status = 'running' WHERE id = ?", id).rowcount)
+
+        def work() -> None:
+            try:
+                job.run()
+            finally:
+                with self._lock:
+                    self._running.pop(id, None)
+                if not self.closing.is_set():
+                    self._start_waiting()
+
+        thread = threading.Thread(target=work, name=f"job {id}", daemon=True)
+        self._running[id] = (job, thread)
+        thread.start()

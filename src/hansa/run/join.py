@@ -1,0 +1,77 @@
+"""What a party brings to a federation: its data, from a file or a function of its own, and the models it has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hansa.core.errors import ConfigError, DataError, HansaError
+from hansa.core.objective import Objective
+from hansa.core.op import Party
+from hansa.core.task import Shards
+from hansa.data.party_files import load_party_file
+from hansa.run.config import hold_out_one, load_function, make_model
+
+Samples = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor] | None]  # to train on, and the party's own test
+
+
+def read_samples(reference: str, target: str | None = None) -> Samples:
+    """A party's samples: of a CSV or NPZ file, or of `"my_data:load"`, a function that returns (x, y) or, with a test
+    set of the party's own, ((x, y), (x, y))."""
+    if Path(reference).suffix in (".csv", ".npz", ".gz") or ":" not in reference:
+        return load_party_file(reference, target), None
+    if target is not None:
+        raise ConfigError("--target names a column of a CSV file; a function returns x and y")
+    function = load_function(reference, "--data", os.getcwd())
+    try:
+        given = function()
+    except HansaError:
+        raise
+    except Exception as error:  # the party's own function: say what it said
+        raise ConfigError(f"--data: {reference!r} failed: {type(error).__name__}: {error}") from error
+    if not isinstance(given, (tuple, list)) or len(given) != 2:
+        raise DataError(f"--data: {reference!r} must return (x, y), or ((x, y), (test x, test y))")
+    if isinstance(given[0], (tuple, list)) and len(given[0]) == 2:
+        return _pair(given[0], reference), _pair(given[1], reference)
+    return _pair(given, reference), None
+
+
+def _pair(given: Any, reference: str) -> tuple[Tensor, Tensor]:
+    try:
+        x, y = (torch.as_tensor(values) for values in given)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"--data: {reference!r} returned something else than two arrays: {error}") from None
+    if x.dim() < 2 or y.dim() < 1 or len(x) != len(y):
+        raise DataError(
+            f"--data: {reference!r} returned x {tuple(x.shape)} and y {tuple(y.shape)}; both need a row a sample"
+        )
+    return x, y
+
+
+def preparer(samples: Samples) -> Callable[[int, dict[str, Any], str], Party]:
+    """Makes the party that a task describes, with these samples; each task sees them anew."""
+
+    def prepare(number: int, task: dict[str, Any], device: str) -> Party:
+        train, test = samples
+        if not task:  # before the task is settled: a party that can only describe its data
+            return Party(number, Objective(None, "mse", 0), train, test, 0)
+        if task["party_test"] > 0 and test is None:
+            train, test = hold_out_one(train, task["party_test"], task["seed"], number)
+        shape = tuple(task["shape"])
+        if tuple(train[0].shape[1:]) != shape:
+            raise DataError(f"its samples are {tuple(train[0].shape[1:])}, and the job's {shape}")
+        model = make_model(task["model"], task["dtype"], os.getcwd(), shape, task["outputs"])
+        objective = Objective(model, task["loss"], task["seed"], device, task["bf16"])
+        held = Shards([train], objective, "data")
+        classes = task["classes"]
+        if classes is not None and not held.y.is_floating_point() and held.y.numel() and int(held.y.max()) >= classes:
+            raise DataError(f"its targets go up to {int(held.y.max())}, and the job has {classes} classes")
+        own = Shards([test], objective, "test data").of(0) if test is not None else None
+        return Party(number, objective, held.of(0), own, task["seed"])
+
+    return prepare

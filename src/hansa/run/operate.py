@@ -1,0 +1,179 @@
+"""What an operator does with a federation: submit jobs, look at them, stop them, fetch models, invite and revoke."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hansa.core import codec
+from hansa.core.errors import ConfigError, DataError, HansaError
+from hansa.data.party_files import load_party_file
+from hansa.net import keys
+from hansa.net.client import Client
+from hansa.net.federation import Federation
+from hansa.net.signing import About
+from hansa.net.wire import Blob, Order, pack
+from hansa.run.config import Experiment, keep_trusted, load_data
+from hansa.run.settings import Run
+
+T = TypeVar("T")
+SIMULATED = ("engine", "device", "compile", "devices", "late", "checkpoint_seconds")
+ENDED = ("finished", "failed", "stopped")
+
+
+class Operator:
+    """Commands to a federation's aggregator, each a connection of its own."""
+
+    def __init__(self, federation: Federation) -> None:
+        self.federation = federation
+
+    def _do(self, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
+        folder = self.federation.folder
+        key = self.federation.private("operator.key")
+        tls = keys.client_context(folder / "ca.pem", folder / "operator.pem", key)
+
+        async def main() -> T:
+            async with Client(self.federation.url, tls, keys.key_of(keys.read_private(key)), patience=2) as client:
+                return await work(client)
+
+        return asyncio.run(main())
+
+    def _get(self, path: str) -> Any:
+        return self._do(lambda client: client.json("GET", path))
+
+    def _post(self, path: str) -> Any:
+        return self._do(lambda client: client.json("POST", path, b"", About()))
+
+    def submit(self, experiment: Experiment, name: str, min_parties: int | None = None) -> tuple[str, list[str]]:
+        """Start a job: what it is called, and what of the experiment is not as in a simulation."""
+        experiment.check_networked()
+        central, notes = own_samples(experiment)
+        data = codec.encode(central)
+        blob = Blob(hashlib.sha256(data).hexdigest(), len(data))
+        tree = {**experiment.tree, "task": {k: v for k, v in experiment.tree["task"].items() if k != "data_dir"}}
+        order = Order(keys.valid_name(name), tree, blob, min_parties)
+
+        async def send(client: Client) -> str:
+            await client.send("/v1/uploads", blob, memoryview(data), About())
+            answer = await client.json("POST", "/v1/jobs", pack(order), About())
+            return str(answer["job"])
+
+        return self._do(send), notes + replaced(experiment)
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """All jobs, in the order of their submission."""
+        found: list[dict[str, Any]] = self._get("/v1/jobs")
+        return found
+
+    def job(self, id: str, after: int = 0) -> dict[str, Any]:
+        """One job with its rounds after a given one, and its summary once it has ended."""
+        found: dict[str, Any] = self._get(f"/v1/jobs/{id}?after={after}")
+        return found
+
+    def wait(self, id: str, on_round: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any]:
+        """The job once it has ended; each of its rounds is handed on as it is closed."""
+        after = 0
+        while True:
+            job = self.job(id, after)
+            for line in job["rounds"]:
+                after = line["round"]
+                if on_round is not None:
+                    on_round(line)
+            if job["status"] in ENDED:
+                return job
+            time.sleep(0.3)
+
+    def stop(self, id: str) -> bool:
+        """Stop a job; False for one that had ended."""
+        return bool(self._post(f"/v1/jobs/{id}/stop")["stopped"])
+
+    def pull(self, id: str, out: Path) -> Path:
+        """Fetch a finished job's model, a chunk at a time."""
+        job = self.job(id)
+        if job["model"] is None:
+            raise ConfigError(f"the job {id} has no model yet: it is {job['status']}{_because(job)}")
+        part = out.with_name(out.name + ".part")
+        part.unlink(missing_ok=True)
+
+        async def fetch(client: Client) -> Path:
+            headers, _ = await client.call("GET", f"/v1/jobs/{id}/model", headers={"Range": "bytes=0-0"})
+            size = int(headers["Content-Range"].rpartition("/")[2])
+            return await client.fetch(f"/v1/jobs/{id}/model", Blob(job["model"], size), part)
+
+        try:
+            return self._do(fetch).replace(out)
+        except OSError as error:
+            raise ConfigError(f"cannot write {out}: {error.strerror}") from None
+
+    def log(self, job: str | None = None) -> list[dict[str, Any]]:
+        """The aggregator's log, all of it or what is about one job."""
+        out: list[dict[str, Any]] = []
+        while True:
+            entries = self._get(f"/v1/log?after={out[-1]['seq'] if out else 0}")
+            if not entries:
+                return [entry for entry in out if job is None or entry["job"] == job]
+            out += entries
+
+    def parties(self) -> list[dict[str, Any]]:
+        """The parties: who has enrolled, who is connected."""
+        found: list[dict[str, Any]] = self._get("/v1/parties")
+        return found
+
+    def invite(self, party: str) -> Path:
+        """A new token for a party, in a private file."""
+        token = self._post(f"/v1/parties/{keys.valid_name(party)}/invite")["token"]
+        path = self.federation.folder / "tokens" / f"{party}.token"
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        keys.write_private(path, token.encode() + b"\n")
+        return path
+
+    def revoke(self, party: str) -> int:
+        """End a party's certificates; how many that were."""
+        return int(self._post(f"/v1/parties/{keys.valid_name(party)}/revoke")["certificates"])
+
+
+def _because(job: dict[str, Any]) -> str:
+    return f" ({job['reason']})" if job["reason"] else ""
+
+
+def own_samples(experiment: Experiment) -> tuple[dict[str, Any], list[str]]:
+    """The samples that are the aggregator's own, for its test and for rules that need some, and what is to be said."""
+    table, folder = experiment.task, Path(experiment.folder)
+    if table.parties:
+        test = load_party_file(folder / table.test, table.target) if table.test is not None else None
+        trusted = load_party_file(folder / str(table.trusted), table.target) if table.trusted is not None else None
+        return {"test": test, "trusted": trusted}, ["task.parties: each party brings its own data instead"]
+    try:
+        data = load_data(experiment)
+    except HansaError as error:
+        if isinstance(table.trusted, int):
+            raise DataError(f"task.trusted: samples are to be kept at the aggregator, but: {error}") from None
+        return {}, [f"task.dataset: parties bring their own data; no central test set, for {error}"]
+    kept = None
+    if isinstance(table.trusted, int):
+        data, kept = keep_trusted(data, table.trusted, experiment.run.seed)
+    what = ", ".join(name for name, given in (("test set", data.test), ("trusted samples", kept)) if given is not None)
+    own = f"; the aggregator keeps its {what}" if what else ""
+    tree = {"test": data.test, "trusted": kept, "classes": data.classes, "loss": table.loss or data.loss}
+    return tree, [f"task.dataset: each party brings its own data instead{own}"]
+
+
+def replaced(experiment: Experiment) -> list[str]:
+    """What of an experiment the parties' own data and machines take the place of, a sentence each."""
+    notes = []
+    if experiment.partition is not None:
+        notes.append("partition: the parties' data are divided as they are")
+    plain = Run()
+    given = [name for name in SIMULATED if getattr(experiment.run, name) != getattr(plain, name)]
+    if given:
+        notes.append(f"run.{', run.'.join(given)}: of a simulation; parties work on their own machines, in real time")
+    if experiment.run.deadline is not None:
+        notes.append(f"run.deadline: {experiment.run.deadline:g} real seconds for each exchange with the parties")
+    notes.append(
+        "a party's own policy (party.toml) may refuse the job, and set its learning rate, batch size and device"
+    )
+    return notes

@@ -1,0 +1,200 @@
+"""An aggregator and a party as processes: they start, serve or work, and end cleanly when they are told to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import logging
+import resource
+import signal
+import sys
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from hansa.core.errors import ConfigError
+from hansa.net import keys
+from hansa.net.blobs import Blobs
+from hansa.net.client import Client, Refusal
+from hansa.net.desk import Desk
+from hansa.net.federation import Federation
+from hansa.net.home import Home
+from hansa.net.ledger import Ledger
+from hansa.net.party import Agent, Worker
+from hansa.net.registry import Registry
+from hansa.net.server import Server
+from hansa.run.job import Runner
+from hansa.run.join import preparer, read_samples
+
+log = logging.getLogger("hansa.net")
+RENEW = 30 * 86400  # seconds before its end at which a party renews its certificate
+FILES = 65536  # that an aggregator may have open, where the system lets it
+
+
+class Structured(logging.Formatter):
+    """A line of the log with job, round and party: as JSON, or as a person reads it."""
+
+    def __init__(self, as_json: bool) -> None:
+        super().__init__()
+        self._json = as_json
+
+    def format(self, record: logging.LogRecord) -> str:
+        found = {name: getattr(record, name, None) for name in ("job", "round", "party")}
+        detail = dict(getattr(record, "detail", None) or {})
+        fields = {k: v for k, v in {**found, **detail}.items() if v is not None}
+        at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
+        trace = self.formatException(record.exc_info) if record.exc_info else ""
+        if self._json:
+            tree = {"at": at, "level": record.levelname.lower(), "event": record.getMessage(), **fields}
+            return json.dumps(tree | ({"trace": trace} if trace else {}), default=str)
+        text = " ".join(f"{name}={value if isinstance(value, (int, float)) else json.dumps(value, default=str)}"
+                        for name, value in fields.items())  # fmt: skip
+        return f"{at} {record.levelname.lower():7} {record.getMessage()}{'  ' + text if text else ''}" + (
+            f"\n{trace}" if trace else ""
+        )
+
+
+def log_to_stderr(as_json: bool) -> None:
+    """Have Hansa's log on standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(Structured(as_json))
+    root = logging.getLogger("hansa")
+    root.handlers, root.propagate = [handler], False
+    root.setLevel(logging.INFO)
+
+
+def run_loop(main: Coroutine[Any, Any, None]) -> None:
+    """Run to the end, on uvloop where there is one."""
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(main)
+    else:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(main)
+
+
+def _until_told(done: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+    for sign in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(sign, done.set)
+
+
+class Aggregator:
+    """The parts of an aggregator, put together over a federation's folder."""
+
+    def __init__(self, federation: Federation) -> None:
+        self.federation = federation
+        self.state = federation.folder / "state"
+        self.state.mkdir(mode=0o700, exist_ok=True)
+        self._lock = open(self.state / ".lock", "ab")  # noqa: SIM115 (held as long as the aggregator runs)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"another process serves {federation.folder}; stop it first") from None
+        federation.renew_server()
+        self.tls = keys.server_context(federation.folder / "server.pem", federation.private("server.key"),
+                                       federation.folder / "ca.pem")  # fmt: skip
+        federation.private("ca.key")
+        self.ledger = Ledger(self.state / "hansa.db")
+        self.blobs = Blobs(self.state)
+        self.desk = Desk(federation.serve.absent_after, federation.serve.lease)
+        self.registry = Registry(federation, self.ledger)
+        self.runner = Runner(self.state, self.registry, self.ledger, self.blobs, self.desk)
+
+    async def serve(self, done: asyncio.Event, ready: Any = None) -> None:
+        """Serve until `done`; `ready` is called with the port once parties can come."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(FILES, hard)), hard))
+        server = Server(self.registry, self.ledger, self.blobs, self.desk, self.runner)
+        runner = web.AppRunner(server.app(), access_log=None, keepalive_timeout=90)
+        await runner.setup()
+        table = self.federation.serve
+        site = web.TCPSite(runner, table.host, table.port, ssl_context=self.tls, shutdown_timeout=5, backlog=4096)
+        try:
+            await site.start()
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {table.host}:{table.port}: {error.strerror}") from None
+        try:
+            self.runner.resume()
+            port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+            log.info("serving", extra={"detail": {"federation": self.federation.name, "port": port}})
+            if ready is not None:
+                ready(port)
+            await done.wait()
+        finally:
+            log.info("shutting down")
+            server.closing.set()
+            await asyncio.to_thread(self.runner.close)
+            await runner.cleanup()
+            self.ledger.close()
+            self._lock.close()
+
+
+def serve(path: Path, as_json: bool = False) -> None:
+    """Run an aggregator until it is told to end (SIGTERM, SIGINT)."""
+    log_to_stderr(as_json)
+    aggregator = Aggregator(Federation.open(path))
+
+    async def main() -> None:
+        done = asyncio.Event()
+        _until_told(done)
+        await aggregator.serve(done)
+
+    run_loop(main())
+
+
+def join(state: Path, data: str, url: str | None = None, token: keys.Token | None = None, target: str | None = None,
+         rotate: bool = False, as_json: bool = False) -> None:  # fmt: skip
+    """Run a party until it is told to end. It enrols with a token where it has not yet."""
+    log_to_stderr(as_json)
+    samples = read_samples(data, target)
+    home = Home(state)
+    home.settle_rotation()
+
+    async def main() -> None:
+        if not home.enrolled:
+            if url is None or token is None:
+                raise ConfigError(
+                    f"{state} holds no enrolled party; give the aggregator's URL and a token to enrol one"
+                )
+            await home.enrol(url, token)
+            log.info("enrolled", extra={"party": home.about()["party"]})
+        done = asyncio.Event()
+        _until_told(done)
+        async with home.client(url) as client:
+            if rotate or home.identity().not_after - time.time() < RENEW:
+                await home.rotate(client)
+                log.info("certificate renewed", extra={"party": home.about()["party"]})
+        while not done.is_set():
+            async with home.client(url) as client:
+                await _present(home, client, samples, done)
+
+    run_loop(main())
+
+
+async def _present(home: Home, client: Client, samples: Any, done: asyncio.Event) -> None:
+    """Stay with the aggregator until told to end, or until the certificate is to be renewed."""
+    agent = Agent(home, client, Worker(home, preparer(samples)))
+    staying = asyncio.ensure_future(agent.stay())
+    told = asyncio.ensure_future(done.wait())
+    left = home.identity().not_after - RENEW - time.time()
+    try:
+        await asyncio.wait((staying, told), return_when=asyncio.FIRST_COMPLETED, timeout=max(left, 60.0))
+        if staying.done():
+            staying.result()
+        elif not told.done():
+            await home.rotate(client)
+            log.info("certificate renewed", extra={"party": home.about()["party"]})
+    except Refusal as error:
+        raise ConfigError(f"the aggregator sends this party away: {error}") from None
+    finally:
+        for task in (staying, told):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Refusal):
+                await task
