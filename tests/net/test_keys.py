@@ -142,6 +142,8 @@ def test_a_certificate_is_no_authority_and_serves_its_role_alone(role: str, ca: 
     member = ca.member("x", role, ("example.org", "::1", "example.org") if role == "server" else ())
     cert = x509.load_pem_x509_certificate(member.cert.read_bytes())
     assert not cert.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    usage = cert.extensions.get_extension_for_class(x509.KeyUsage).value
+    assert usage.digital_signature and not usage.key_cert_sign
     uses = list(cert.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
     if role == "server":
         assert uses == [ExtendedKeyUsageOID.SERVER_AUTH]
@@ -335,6 +337,27 @@ def test_a_failed_write_keeps_the_old_file_and_leaves_nothing_behind(
     assert [p.name for p in tmp_path.iterdir()] == ["key.pem"]
 
 
+def test_a_private_file_is_on_disk_before_its_name_is_and_its_name_before_the_return(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = []
+    fsync, replace = os.fsync, os.replace
+
+    def spy_fsync(descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        events.append("folder" if stat.S_ISDIR(status.st_mode) else f"file of {status.st_size}")
+        fsync(descriptor)
+
+    def spy_replace(part: Path, path: Path) -> None:
+        events.append("rename")
+        replace(part, path)
+
+    monkeypatch.setattr(os, "fsync", spy_fsync)
+    monkeypatch.setattr(os, "replace", spy_replace)
+    keys.write_private(tmp_path / "key.pem", b"four")
+    assert events == ["file of 4", "rename", "folder"]
+
+
 def test_a_private_file_is_not_written_through_a_symbolic_link(tmp_path: Path) -> None:
     target, link = tmp_path / "target", tmp_path / "key.pem"
     target.write_bytes(b"untouched")
@@ -410,6 +433,8 @@ def test_a_token_in_other_words_is_the_same_token() -> None:
         encoded(GOOD | {"ca": None}),
         encoded({k: v for k, v in GOOD.items() if k != "ca"}),
         encoded(GOOD)[:-7],
+        encoded(GOOD)[:20] + "!!!!" + encoded(GOOD)[20:],
+        encoded(GOOD)[:20] + "\n" + encoded(GOOD)[20:],
         "hansa-1." + "e" * 100_000,
     ],
 )
@@ -546,14 +571,22 @@ def test_a_server_under_another_host_name_is_refused(ca: Authority, server: Memb
     refused_by_client(outcome, "mismatch")
 
 
+def test_a_servers_own_name_is_no_host_name(ca: Authority) -> None:
+    server = ca.member("aggregator", "server", ("127.0.0.1",))
+    outcome = meet(serving(ca, server), keys.client_context(ca.path, None, None), "aggregator")
+    refused_by_client(outcome, "mismatch")
+
+
 def test_a_server_of_another_authority_is_refused(ca: Authority, server: Member, tmp_path: Path) -> None:
     other = authority(tmp_path / "other")
     refused_by_client(meet(serving(ca, server), keys.client_context(other.path, None, None)), "VERIFY_FAILED")
 
 
+@pytest.mark.parametrize("verified", [True, False])
 @pytest.mark.parametrize("side", ["client", "server"])
-def test_nobody_speaks_tls_1_2(ca: Authority, server: Member, side: str) -> None:
-    serving_context, client = serving(ca, server), keys.client_context(ca.path, None, None)
+def test_nobody_speaks_tls_1_2(ca: Authority, server: Member, side: str, verified: bool) -> None:
+    serving_context = serving(ca, server)
+    client = keys.client_context(ca.path, None, None) if verified else keys.unverified_context()
     old = serving_context if side == "server" else client
     old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_2
     outcome = meet(serving_context, client)
@@ -562,8 +595,20 @@ def test_nobody_speaks_tls_1_2(ca: Authority, server: Member, side: str) -> None
     assert "PROTOCOL" in str(refusing)
 
 
-def test_no_session_is_resumed(ca: Authority, server: Member) -> None:
+def test_no_session_is_resumed_and_chains_are_checked_strictly(ca: Authority, server: Member) -> None:
     assert serving(ca, server).num_tickets == 0
+    for context in (serving(ca, server), keys.client_context(ca.path, None, None)):
+        assert context.verify_flags & ssl.VERIFY_X509_STRICT
+
+
+def test_an_encrypted_key_is_refused_and_no_password_is_asked_for(ca: Authority) -> None:
+    party = ca.member("cleveland", "party")
+    key = keys.key_of(keys.read_private(party.key))
+    encryption = serialization.BestAvailableEncryption(b"x")
+    locked = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
+    keys.write_private(party.key, locked)
+    with pytest.raises(IdentityError, match="expected an unencrypted Ed25519 key"):
+        keys.client_context(ca.path, party.cert, party.key)
 
 
 def test_a_second_certificate_beside_the_right_one_is_not_trusted(

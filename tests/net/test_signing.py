@@ -95,6 +95,12 @@ def test_a_signature_by_another_key_over_the_same_bytes_is_refused() -> None:
         verify(KEY.public_key(), *Request(), headers | {"Hansa-Signature": base64.b64encode(forged).decode()})
 
 
+def test_a_signature_is_written_in_one_way() -> None:
+    headers = signed()
+    with pytest.raises(SignatureError, match="does not fit"):
+        verify(KEY.public_key(), *Request(), headers | {"Hansa-Signature": "!" + headers["Hansa-Signature"]})
+
+
 @pytest.mark.parametrize("header", ["Hansa-Job", "Hansa-Round", "Hansa-Ask", "Hansa-Nonce", "Hansa-Signature"])
 def test_a_missing_header_is_named(header: str) -> None:
     headers = {name: value for name, value in signed().items() if name != header}
@@ -144,6 +150,8 @@ TUPLES = st.tuples(WORDS, WORDS, st.binary(max_size=2), st.builds(About, WORDS, 
 
 @given(TUPLES, TUPLES)
 @example(("a", "b", b"", About(), ""), ("ab", "", b"", About(), ""))
+@example(("a\na", "a", b"", About(), ""), ("a", "a\na", b"", About(), ""))
+@example(("a\0a", "a", b"", About(), ""), ("a", "a\0a", b"", About(), ""))
 @example(("", "", b"", About("a", 1, "1"), ""), ("", "", b"", About("a", 11, ""), ""))
 @example(("", "", b"", About("a1", 1), ""), ("", "", b"", About("a", 11), ""))
 @example(("", "", b"", About(ask="a"), ""), ("", "", b"", About(), "a"))

@@ -45,7 +45,7 @@ def signed_bytes(method: str, path: str, body: bytes, about: About, nonce: str) 
     `path` is the request's target as sent, with its query.
     """
     fields = [method, path, hashlib.sha256(body).hexdigest(), about.job, str(about.round), about.ask, nonce]
-    encoded = [text.encode("utf-8", "surrogatepass") for text in fields]  # a server may hand on undecodable bytes so
+    encoded = [text.encode() for text in fields]
     return b"hansa-1 request" + b"".join(len(data).to_bytes(8, "big") + data for data in encoded)
 
 
@@ -66,7 +66,7 @@ def verify(public_key: Ed25519PublicKey, method: str, path: str, body: bytes, he
     try:
         signature = base64.b64decode(_field(headers, SIGNATURE, _WORD), validate=True)
         public_key.verify(signature, signed_bytes(method, path, body, about, nonce))
-    except (ValueError, InvalidSignature):
+    except (ValueError, InvalidSignature):  # ValueError: not base64, or a path that is no text
         raise SignatureError(f"the signature of this {method} request does not fit its content and sender") from None
     return about
 
