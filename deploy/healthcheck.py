@@ -1,0 +1,60 @@
+"""Is this aggregator, or this party, well? Exit status 0 if so, else 1 and one sentence.
+
+    python healthcheck.py [FOLDER]
+
+FOLDER (by default the working directory) or a folder in it is a federation's, with federation.toml, or a party's state,
+with url. An aggregator is well if it answers on its own machine with a certificate of its CA; a party, if it is
+enrolled and reaches the aggregator. Only the standard library is imported: this runs every half minute.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import sys
+import tomllib
+import urllib.request
+from pathlib import Path
+
+TIMEOUT = 8.0  # seconds; below the image's own limit, so that the sentence is seen
+LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+def check(folder: Path) -> None:
+    """Raise OSError (urllib's and ssl's errors are) unless the aggregator or party of `folder` is well."""
+    inside = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    for place in (folder, *inside):
+        # os.path, for it says no where it may not look: a volume's lost+found.
+        if os.path.isfile(place / "federation.toml"):
+            return _check_aggregator(place)
+        if os.path.isfile(place / "url"):
+            return _ask((place / "url").read_text(encoding="utf-8").strip(), _trusting(place))
+    raise OSError(f"neither a federation.toml nor an enrolled party in {folder}")
+
+
+def _check_aggregator(place: Path) -> None:
+    serve = tomllib.loads((place / "federation.toml").read_text(encoding="utf-8")).get("serve", {})
+    host = LOOPBACK.get(serve.get("host", "0.0.0.0"), serve.get("host"))
+    context = _trusting(place)
+    context.check_hostname = False  # the certificate names the host that parties use, and this is the machine itself
+    host = f"[{host}]" if ":" in str(host) else host
+    _ask(f"https://{host}:{serve.get('port', 8443)}", context, urllib.request.ProxyHandler({}))
+
+
+def _trusting(place: Path) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=place / "ca.pem")  # this CA alone
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    return context
+
+
+def _ask(url: str, context: ssl.SSLContext, *handlers: urllib.request.BaseHandler) -> None:
+    opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), *handlers)
+    with opener.open(f"{url.rstrip('/')}/v1/ca", timeout=TIMEOUT):
+        pass
+
+
+if __name__ == "__main__":
+    try:
+        check(Path(sys.argv[1] if len(sys.argv) > 1 else "."))
+    except (OSError, ValueError) as error:
+        sys.exit(f"not well: {error}")
