@@ -1,6 +1,6 @@
 """The health check against a real TLS server, and the data to try a federation with."""
 
-from __future__ import annotations
+from __future__ import json
 
 import datetime
 import ssl
@@ -94,7 +94,7 @@ def federation(state: Path, port: int, ca: bytes) -> None:
 
 
 def party(state: Path, url: str, ca: bytes) -> None:
-    (state / "url").write_text(f"{url}\n")
+    (state / "party.json").write_text(json.dumps({"url": url}))
     (state / "ca.pem").write_bytes(ca)
 
 
