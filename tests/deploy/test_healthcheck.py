@@ -1,8 +1,9 @@
 """The health check against a real TLS server, and the data to try a federation with."""
 
-from __future__ import json
+from __future__ import annotations
 
 import datetime
+import json
 import ssl
 import subprocess
 import sys
