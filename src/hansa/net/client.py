@@ -83,7 +83,7 @@ class Client:
                 status, got, data, why = 0, {}, b"", str(error) or type(error).__name__
             else:
                 why = _sentence(data, status)
-            if status and status < 400:
+            if 200 <= status < 300:
                 return got, data
             if status and status not in PASSING:
                 at = got.get("Hansa-At", "")
