@@ -68,7 +68,6 @@ class Registry:
         """What is to be noted when a certificate is used for the first time: its owner's older ones end."""
         if self._valid.get(who.fingerprint) != "new":
             return None
-        self._valid[who.fingerprint] = "valid"
 
         def change(db: Writer) -> None:
             db.run("UPDATE certificates SET state = 'superseded' WHERE name = ? AND role = ? AND state = 'valid'",

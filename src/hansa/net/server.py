@@ -218,6 +218,7 @@ class Server:
             first = self.registry.used(who)
             if first is not None:
                 await self._written(first)
+                self.registry.reload()
         if (request.content_length or 0) > route.limit:
             raise Refused(413, f"the body has {request.content_length} bytes, and at most {route.limit} are taken")
         body = await request.read() if request.can_read_body else b""
