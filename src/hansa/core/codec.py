@@ -146,9 +146,9 @@ def mapped(path: str | Path, limit: int = 2**20) -> tuple[Any, dict[str, int], m
 
     They are checked as strictly as `decode` checks them. The header may have `limit` bytes.
     """
-    with open(path, "rb") as file:
-        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     try:
+        with open(path, "rb") as file:
+            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         length = int.from_bytes(memory[:8], "little")
         if len(memory) < 8 or length > min(limit, len(memory) - 8):
             raise ValueError("its header is longer than it may be")

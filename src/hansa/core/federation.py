@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hansa.core import codec, rng
-from hansa.core.errors import AlgorithmError
+from hansa.core.errors import AlgorithmError, ConfigError
 from hansa.core.op import Op, Payload, Reply, unwrap
 from hansa.core.params import Params
 from hansa.core.registry import from_config, to_config
@@ -115,7 +115,9 @@ def _config(op: Op) -> dict[str, Any]:
 def op_of(config: Mapping[str, Any], where: str) -> Op:
     """The op that `op_config` described; a name that is not registered here is a ConfigError."""
     fields = dict(config)
-    op: Op = from_config(fields.pop("kind"), fields, where=where)
+    op = from_config(str(fields.pop("kind", "op")), fields, where=where)
+    if not isinstance(op, Op):
+        raise ConfigError(f"{where}: the {op.kind} {op.name!r} is nothing that a party could be asked to do")
     return op
 
 

@@ -7,6 +7,8 @@ in memory only: after a restart jobs offer again what was not answered.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -116,12 +118,15 @@ class Desk:
         return new
 
     def gone(self, party: int) -> None:
-        """A party is not to be waited for (it was revoked)."""
+        """A party is not to be waited for (it was revoked); where it waits for work itself, it is sent away."""
         with self.changed:
             self._gone.add(party)
             self._heard.pop(party, None)
             self._offers.pop(party, None)
+            wake = self._polls.pop(party, set())
             self.changed.notify_all()
+        for call in wake:
+            call()
 
     def _present(self, party: int, now: float) -> bool:
         heard = self._heard.get(party)
@@ -151,14 +156,27 @@ class Desk:
             end = loop.time() + seconds
             while (work := self.take(party, instance)) is None:
                 ready.clear()
-                try:
-                    await asyncio.wait_for(ready.wait(), end - loop.time())
-                except TimeoutError:
+                left = end - loop.time()
+                if left <= 0:
+                    return None
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(ready.wait(), min(left, self._free_in(party)))
+                if wake not in self._polls.get(party, ()):  # it was sent away
                     return None
             return work
         finally:
             with self.changed:
-                self._polls[party].discard(wake)
-                if not self._polls[party]:
-                    del self._polls[party]
-            self.heard(party)
+                polls = self._polls.get(party, set())
+                here = wake in polls
+                polls.discard(wake)
+                if not polls:
+                    self._polls.pop(party, None)
+            if here:
+                self.heard(party)
+
+    def _free_in(self, party: int) -> float:
+        """The seconds until the first of a party's leases runs out."""
+        now = time.monotonic()
+        with self.changed:
+            return min((max(offer.until - now, 0.0) + 0.01 for offer in self._offers.get(party, {}).values()),
+                       default=math.inf)  # fmt: skip

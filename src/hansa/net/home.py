@@ -32,6 +32,7 @@ class Home:
             self._lock = open(folder / ".lock", "ab")  # noqa: SIM115 (held as long as the party runs)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            self._lock.close()
             raise ConfigError(
                 f"another process runs this party in {folder}; stop it, or give another --state"
             ) from None
@@ -81,7 +82,7 @@ class Home:
         key = keys.key_of(keys.read_private(fresh))
         _, data = await client.call("POST", "/v1/rotate", keys.request(key, self.about()["party"]), About())
         certificate = self.folder / "cert.new.pem"
-        certificate.write_bytes(unpack(data, Admission).certificate)
+        keys.write_private(certificate, unpack(data, Admission).certificate)  # whole or not at all
         self.settle_rotation()
 
     def settle_rotation(self) -> None:

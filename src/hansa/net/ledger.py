@@ -148,7 +148,8 @@ class Ledger:
             batch = [self._queue.get()]
             while not self._queue.empty() and len(batch) < 256:
                 batch.append(self._queue.get())
-            self._commit([item for item in batch if item is not None])
+            # A change whose author has gone before its turn is left out; from its turn on it cannot be called off.
+            self._commit([item for item in batch if item is not None and item[1].set_running_or_notify_cancel()])
             if None in batch:
                 return
 

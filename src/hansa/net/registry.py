@@ -16,6 +16,7 @@ from hansa.net.ledger import Ledger, Writer
 
 DAYS = 90  # that a party's certificate lasts
 TOKEN_DAYS = 30  # that a token can be used
+DECLARE = "INSERT OR IGNORE INTO parties (number, name) VALUES ((SELECT count(*) FROM parties), ?)"
 
 
 class Denied(HansaError):
@@ -52,8 +53,7 @@ class Registry:
     def _declare(self, parties: Sequence[str]) -> Callable[[Writer], None]:
         def change(db: Writer) -> None:
             for name in parties:
-                db.run("INSERT INTO parties (number, name) SELECT count(*), ? FROM parties WHERE NOT EXISTS "
-                       "(SELECT 1 FROM parties WHERE name = ?)", name, name)  # fmt: skip
+                db.run(DECLARE, name)
                 if (token := self.federation.token(name)) is not None:
                     db.run("INSERT OR IGNORE INTO tokens (digest, party, expires) VALUES (?, ?, ?)",
                            token.digest(), name, time.time() + TOKEN_DAYS * 86400)  # fmt: skip
@@ -70,10 +70,12 @@ class Registry:
             return None
 
         def change(db: Writer) -> None:
-            db.run("UPDATE certificates SET state = 'superseded' WHERE name = ? AND role = ? AND state = 'valid'",
-                   who.name, who.role)  # fmt: skip
-            db.run("UPDATE certificates SET state = 'valid' WHERE fingerprint = ?", who.fingerprint)
-            db.log("certificate in use", party=who.name, certificate=who.fingerprint)
+            first = db.run("UPDATE certificates SET state = 'valid' WHERE fingerprint = ? AND state = 'new'",
+                           who.fingerprint).rowcount > 0  # fmt: skip
+            if first:  # not if it was revoked in between
+                db.run("UPDATE certificates SET state = 'superseded' WHERE name = ? AND role = ? AND state = 'valid' "
+                       "AND fingerprint != ?", who.name, who.role, who.fingerprint)  # fmt: skip
+                db.log("certificate in use", party=who.name, certificate=who.fingerprint)
 
         return change
 
@@ -142,8 +144,7 @@ class Registry:
         token = keys.new_token(keys.valid_name(name), self.federation.read("ca.pem"))
 
         def change(db: Writer) -> None:
-            db.run("INSERT INTO parties (number, name) SELECT count(*), ? FROM parties WHERE NOT EXISTS "
-                   "(SELECT 1 FROM parties WHERE name = ?)", name, name)  # fmt: skip
+            db.run(DECLARE, name)
             db.run("UPDATE tokens SET void = 1 WHERE party = ? AND certificate IS NULL", name)
             db.run("INSERT INTO tokens (digest, party, expires) VALUES (?, ?, ?)", token.digest(), name,
                    time.time() + TOKEN_DAYS * 86400)  # fmt: skip

@@ -184,7 +184,7 @@ class Network:
 
         def done() -> bool:
             enough = ask.enough is not None and sum(why is None for why in answers.values()) >= ask.enough
-            return enough or len(answers) + len(missing) >= len(ask.parties)
+            return enough or len(answers.keys() | missing.keys()) >= len(ask.parties)
 
         try:
             while not done():

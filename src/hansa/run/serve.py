@@ -98,6 +98,13 @@ class Aggregator:
         self.state.mkdir(mode=0o700, exist_ok=True)
         self._lock = open(self.state / ".lock", "ab")  # noqa: SIM115 (held as long as the aggregator runs)
         try:
+            self._open(federation)
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def _open(self, federation: Federation) -> None:
+        try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(f"another process serves {federation.folder}; stop it first") from None
@@ -116,15 +123,15 @@ class Aggregator:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(FILES, hard)), hard))
         server = Server(self.registry, self.ledger, self.blobs, self.desk, self.runner)
-        runner = web.AppRunner(server.app(), access_log=None, keepalive_timeout=90)
+        runner = web.AppRunner(server.app(), access_log=None, keepalive_timeout=90, shutdown_timeout=5)
         await runner.setup()
         table = self.federation.serve
-        site = web.TCPSite(runner, table.host, table.port, ssl_context=self.tls, shutdown_timeout=5, backlog=4096)
+        site = web.TCPSite(runner, table.host, table.port, ssl_context=self.tls, backlog=4096)
         try:
-            await site.start()
-        except OSError as error:
-            raise ConfigError(f"cannot listen on {table.host}:{table.port}: {error.strerror}") from None
-        try:
+            try:
+                await site.start()
+            except OSError as error:
+                raise ConfigError(f"cannot listen on {table.host}:{table.port}: {error.strerror}") from None
             self.runner.resume()
             port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
             log.info("serving", extra={"detail": {"federation": self.federation.name, "port": port}})
