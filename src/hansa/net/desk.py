@@ -45,6 +45,7 @@ class Desk:
         self.absent_after, self.lease = absent_after, lease
         self._offers: dict[int, dict[Key, Offer]] = {}
         self._heard: dict[int, float] = {}
+        self._gone: set[int] = set()
         self._polls: dict[int, set[Callable[[], None]]] = {}
         self._answers: dict[Key, dict[int, str | None]] = {}
         self.changed = threading.Condition()
@@ -99,9 +100,14 @@ class Desk:
         return 0.0 if offer.taken is None else time.monotonic() - offer.taken
 
     def heard(self, party: int, instance: str | None = None) -> bool:
-        """A party is there; what this instance of it has taken stays its own. True for one that was not there."""
+        """A party is there; what this instance of it has taken stays its own. True for one that was not there. One that
+        was sent away is there again only when an instance of it was let in."""
         now = time.monotonic()
         with self.changed:
+            if instance is not None:
+                self._gone.discard(party)
+            elif party in self._gone:
+                return False
             new = not self._present(party, now)
             self._heard[party] = now
             for offer in self._offers.get(party, {}).values():
@@ -114,6 +120,7 @@ class Desk:
     def gone(self, party: int) -> None:
         """A party is not to be waited for (it was revoked); where it waits for work itself, it is sent away."""
         with self.changed:
+            self._gone.add(party)
             self._heard.pop(party, None)
             self._offers.pop(party, None)
             wake = self._polls.pop(party, set())

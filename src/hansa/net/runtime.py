@@ -8,6 +8,7 @@ job that is begun again from its last checkpoint takes the same ones.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
 import time
@@ -29,6 +30,7 @@ from hansa.net.ledger import Ledger
 from hansa.net.points import reach
 from hansa.net.wire import Blob, Work, ask_name
 
+log = logging.getLogger("hansa.net")
 SLACK = 2**16  # bytes that a reply may be longer than expected: names of metrics
 TICK = 1.0  # seconds after which a waiting job looks whether somebody has gone absent
 
@@ -100,14 +102,26 @@ class Network:
 
     def present(self, round: int, needed: int, phase: str = "present") -> Sequence[int]:
         """The parties that are there as a round begins, once there are so many; on a replay, those that were."""
-        key = (self.job, round, phase, 0)
+        key, told = (self.job, round, phase, 0), False
         while True:
             row = self.ledger.one(f"SELECT closed FROM asks WHERE {WHERE}", *key)
             here = [p for p in self.desk.present(range(len(self.parties))) if p not in self.refused]
             if row is not None or len(here) >= needed:
+                if told:
+                    self._tell(None)
                 found: list[int] = self.ledger.now(decide(key, lambda here=here: here, time.time()))  # type: ignore[misc]
                 return found
+            if not told:
+                away = [name for party, name in enumerate(self.parties) if party not in here]
+                self._tell(f"waiting for {needed - len(here)} of: {', '.join(away[:20])}")
+                told = True
             self._wait()
+
+    def _tell(self, what: str | None) -> None:
+        """Have those who look at the job see what it waits for."""
+        if what is not None:
+            log.info(what, extra={"job": self.job})
+        self.ledger.now(lambda db: db.run("UPDATE jobs SET reason = ? WHERE id = ?", what, self.job).rowcount)
 
     def _wait(self, seconds: float = TICK, until: Callable[[], bool] = lambda: False) -> None:
         """Wait for that, or for news where there is nothing special to wait for, but no longer than a moment."""

@@ -33,7 +33,7 @@ from hansa.data.describe import Describe, Description, agreed
 from hansa.net.asks import Closed, decide
 from hansa.net.blobs import Blobs, Gap
 from hansa.net.desk import Desk
-from hansa.net.ledger import Ledger, Writer
+from hansa.net.ledger import Ledger, LedgerError, Writer
 from hansa.net.points import reach
 from hansa.net.registry import Registry
 from hansa.net.runtime import Network, Stopped
@@ -45,6 +45,7 @@ from hansa.run.simulate import NUMERICS
 
 log = logging.getLogger("hansa.net")
 ACTIVE = "status IN ('waiting', 'running')"
+PAUSE = 5.0  # seconds before a job that could not be written is tried again
 LASTING = ("describe", "prepare", "begin")  # phases whose replies a job needs until it ends
 
 
@@ -154,9 +155,11 @@ class Job:
             if not self.stopped.is_set():
                 return  # the aggregator shuts down: the job goes on when it is back
             status, reason = "stopped", "stopped by the operator"
-        except RoundAborted as error:
-            reason = str(error)
-        except HansaError as error:
+        except (LedgerError, OSError) as error:  # a full disk, say: the job goes on when it can be written again
+            log.error("the job is interrupted: %s", error, extra={"job": self.id})
+            self.runner.closing.wait(PAUSE)
+            return
+        except (RoundAborted, HansaError) as error:
             reason = str(error)
         except Exception as error:
             log.exception("the job failed", extra={"job": self.id})
