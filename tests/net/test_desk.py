@@ -81,6 +81,29 @@ def test_a_party_not_heard_of_is_absent_and_one_that_comes_back_is_new(clock: Cl
     assert desk.present([0]) == []
 
 
+def test_a_party_that_waits_for_work_is_there_however_long_it_waits(clock: Clock) -> None:
+    async def main() -> None:
+        desk = Desk(5, 10)
+        waiting = asyncio.ensure_future(desk.wait_for_work(0, "a", 60))
+        await asyncio.sleep(0)
+        clock.now += 20
+        assert desk.present([0]) == [0]
+        desk.offer([(0, offer())])
+        await waiting
+        clock.now += 5.1
+        assert desk.present([0]) == []
+
+    run(main())
+
+
+def test_what_a_party_was_asked_waits_for_it_when_it_was_sent_away_and_is_let_in_again() -> None:
+    desk = Desk(5, 10)
+    desk.offer([(0, offer())])
+    desk.gone(0)
+    desk.heard(0, "a")
+    assert desk.take(0, "a") == offer().work
+
+
 def test_an_answer_is_seen_by_who_watches_until_it_is_withdrawn() -> None:
     desk, key = Desk(10, 10), offer().key
     desk.offer([(0, offer()), (1, offer())])
