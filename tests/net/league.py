@@ -122,6 +122,13 @@ class Asked:
         return About(self.job, self.round, ask_name(self.round, self.phase, self.number))
 
 
+async def quiet() -> None:
+    """Wait until a loop's connections are closed: aiohttp does not wait for those that were cut off."""
+    selector = asyncio.get_running_loop()._selector  # type: ignore[attr-defined]
+    while len(selector.get_map()) > 1:  # the loop's own pipe stays
+        await asyncio.sleep(0.005)
+
+
 class Member:
     """A party on a thread of its own, as `hansa join` runs it."""
 
@@ -150,6 +157,7 @@ class Member:
                 await asyncio.wait((self._task,))
                 if not self._task.cancelled():
                     self.failure = self._task.exception()
+            await quiet()
 
         try:
             asyncio.run(main())

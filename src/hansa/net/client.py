@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import io
 import json
 import logging
 import random
@@ -82,7 +83,7 @@ class Client:
                 status, got, data, why = 0, {}, b"", str(error) or type(error).__name__
             else:
                 why = _sentence(data, status)
-            if status and status < 400:
+            if 200 <= status < 300:
                 return got, data
             if status and status not in PASSING:
                 at = got.get("Hansa-At", "")
@@ -103,7 +104,8 @@ class Client:
             if self._key is None:
                 raise HansaError("there is no key to sign this with")
             signed = signing.sign(self._key, method, path, body, about)
-        async with self._session.request(method, self.url + path, data=body or None, headers={**headers, **signed},
+        data = io.BytesIO(body) if body else None  # which is sent in pieces: the loop does other things in between
+        async with self._session.request(method, self.url + path, data=data, headers={**headers, **signed},
                                          allow_redirects=False) as answer:  # fmt: skip
             return answer.status, answer.headers, await answer.read()
 

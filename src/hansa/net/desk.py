@@ -121,8 +121,7 @@ class Desk:
         """A party is not to be waited for (it was revoked); where it waits for work itself, it is sent away."""
         with self.changed:
             self._gone.add(party)
-            self._heard.pop(party, None)
-            self._offers.pop(party, None)
+            self._heard.pop(party, None)  # what it was asked stays, should it be let in again
             wake = self._polls.pop(party, set())
             self.changed.notify_all()
         for call in wake:
@@ -130,7 +129,8 @@ class Desk:
 
     def _present(self, party: int, now: float) -> bool:
         heard = self._heard.get(party)
-        return heard is not None and now - heard <= self.absent_after
+        waits = party in self._polls  # its question for work is held open
+        return waits or (heard is not None and now - heard <= self.absent_after)
 
     def present(self, parties: Iterable[int]) -> list[int]:
         """Those of the parties that have been heard of lately."""

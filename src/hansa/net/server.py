@@ -161,6 +161,8 @@ class Server:
                 return trouble(503, str(error), {"Retry-After": "5"})
             except (ConfigError, DataError, HansaError) as error:
                 return trouble(400, str(error))
+            except ConnectionError:  # who asked has gone
+                raise
             except OSError as error:
                 log.error("%s", error)
                 return trouble(507 if error.errno == 28 else 503, f"the aggregator cannot store this: {error.strerror}",
