@@ -181,6 +181,7 @@ class Job:
         assert self.training is not None
         result = Result(self.training, state, {}, None)
         digest, _ = self.runner.blobs.put(codec.pieces(result.saved_model()))
+        reach("job.model")
         summary = {name: value for name, value in result.summary.items() if name != "run_dir"}
         self._end("finished", str(self.training.progress.stopped), digest, summary)
 
@@ -310,6 +311,7 @@ class Runner:
             return id
 
         id = self.ledger.now(change)
+        reach("job.submitted")
         self._start_waiting()
         return id
 
