@@ -21,10 +21,11 @@ check-python = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint bench bench-peers bench-fusion lock clean
+.PHONY: help setup demo demo-net test lint bench bench-peers bench-fusion lock clean
 
 help:
 	@echo "make demo    set up .venv and run the demonstration (DEMO_ARGS=... is passed on)"
+	@echo "make demo-net  set up .venv and train between five processes over mutual TLS on this machine"
 	@echo "make test    set up .venv and run every check: ruff, mypy, pytest (PYTEST_ARGS=... replaces '$(PYTEST_ARGS)')"
 	@echo "make lint    set up .venv and run ruff and mypy only"
 	@echo "make setup   set up .venv only"
@@ -39,6 +40,10 @@ setup: $(READY)
 
 demo: $(READY)
 	@$(BIN)/hansa demo $(DEMO_ARGS)
+
+demo-net: $(READY)
+	@rm -rf runs/demo-net
+	@$(BIN)/hansa demo-net $(DEMO_ARGS)
 
 test: lint
 	@echo "==> pytest"

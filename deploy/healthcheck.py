@@ -3,12 +3,13 @@
     python healthcheck.py [FOLDER]
 
 FOLDER (by default the working directory) or a folder in it is a federation's, with federation.toml, or a party's state,
-with url. An aggregator is well if it answers on its own machine with a certificate of its CA; a party, if it is
+with party.json. An aggregator is well if it answers on its own machine with a certificate of its CA; a party, if it is
 enrolled and reaches the aggregator. Only the standard library is imported: this runs every half minute.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import ssl
 import sys
@@ -27,8 +28,8 @@ def check(folder: Path) -> None:
         # os.path, for it says no where it may not look: a volume's lost+found.
         if os.path.isfile(place / "federation.toml"):
             return _check_aggregator(place)
-        if os.path.isfile(place / "url"):
-            return _ask((place / "url").read_text(encoding="utf-8").strip(), _trusting(place))
+        if os.path.isfile(place / "party.json"):
+            return _ask(json.loads((place / "party.json").read_text(encoding="utf-8"))["url"], _trusting(place))
     raise OSError(f"neither a federation.toml nor an enrolled party in {folder}")
 
 
@@ -56,5 +57,5 @@ def _ask(url: str, context: ssl.SSLContext, *handlers: urllib.request.BaseHandle
 if __name__ == "__main__":
     try:
         check(Path(sys.argv[1] if len(sys.argv) > 1 else "."))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError) as error:
         sys.exit(f"not well: {error}")

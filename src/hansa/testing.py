@@ -13,10 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import math
+import os
+import sqlite3
 import sys
 import tempfile
 import threading
 from collections.abc import Coroutine, Generator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,18 +29,23 @@ from torch import Tensor
 
 from hansa.core import codec
 from hansa.core.algorithm import Algorithm, State
-from hansa.core.determinism import deterministic
+from hansa.core.determinism import deterministic, threads
 from hansa.core.errors import ConfigError, PartyError
 from hansa.core.federation import Ask, op_config, op_of
 from hansa.core.journal import Journal
 from hansa.core.objective import Objective
 from hansa.core.registry import from_config, to_config
-from hansa.core.runtime import Request, complete_async
+from hansa.core.runtime import Plan, Request, complete, complete_async
+from hansa.net.federation import init
 from hansa.net.processes import ProcessRuntime
-from hansa.run.config import Experiment, parse
+from hansa.run.config import Experiment, divide, keep_trusted, load_data, parse
+from hansa.run.demo_net import all_run, free_port, processes
 from hansa.run.loop import Training
+from hansa.run.operate import Operator
 from hansa.run.result import Result
 from hansa.run.simulate import simulate
+from hansa.sim.engine import ReferenceEngine
+from hansa.sim.runtime import Simulation
 from hansa.sim.workers import usable
 
 PARTIES = 4
@@ -101,13 +111,102 @@ class PartyPool:
         self._loop.close()
 
 
-def check_algorithm(algorithm: Algorithm, pool: PartyPool | None = None) -> None:
-    """Raise AssertionError with the promise that is broken. `pool` reuses party processes that already run."""
+def party_samples() -> tuple[Tensor, Tensor]:
+    """The share of the suite's samples that the party named in the environment brings to a network."""
+    experiment = parse(TREE)
+    data, _ = keep_trusted(load_data(experiment), TREE["task"]["trusted"], TREE["run"]["seed"])
+    pair: tuple[Tensor, Tensor] = divide(data, experiment)[0][int(os.environ["HANSA_TESTING_PARTY"])]
+    return pair
+
+
+class NetworkPool:
+    """A federation on loopback that stays for several checks: an aggregator and parties, each a process of its own,
+    over mutual TLS."""
+
+    def __init__(self, folder: Path) -> None:
+        names = [f"p{number}" for number in range(PARTIES)]
+        self.federation = init(folder / "federation", "conformance", names, ["localhost"], free_port())
+        commands: list[tuple[str, list[str], dict[str, str]]] = [
+            ("aggregator", ["serve", str(folder / "federation")], {})
+        ]
+        for number, name in enumerate(names):
+            token = folder / "federation" / "tokens" / f"{name}.token"
+            words = ["join", self.federation.url, "--token-file", str(token), "--data", "hansa.testing:party_samples",
+                     "--state", str(folder / name)]  # fmt: skip
+            commands.append((name, words, {"HANSA_TESTING_PARTY": str(number)}))
+        self._running = contextlib.ExitStack()
+        self._processes = self._running.enter_context(processes(commands, folder))
+        self.operator = Operator(self.federation)
+        self.operator.wait_until_served()
+        self.folder = folder
+
+    def run(self, experiment: Experiment) -> tuple[str, dict[str, Any]]:
+        """Run an experiment to its end: what its job is called, and the model that it saved."""
+        job, _ = self.operator.submit(experiment, experiment.algorithm.name.replace("+", "-plus"))
+        ended = self.operator.wait(job, check=lambda: all_run(self._processes, self.folder))
+        assert ended["status"] == "finished", f"{experiment.algorithm.name}: {ended['reason']}"
+        return job, codec.decode(self.operator.pull(job, self.folder / "model").read_bytes())
+
+    def close(self) -> None:
+        self._running.close()
+
+
+class RecordedArrivals:
+    """Simulated time in which tickets come back in the order in which a deployed job's did."""
+
+    def __init__(self, database: Path, job: str) -> None:
+        with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as db:
+            asks = db.execute("SELECT round, number, parties, closed FROM asks WHERE job = ? AND phase = 'round' "
+                              "ORDER BY round, number", (job,)).fetchall()  # fmt: skip
+        submitted = [(round, number) for round, number, parties, _ in asks if parties != "[]"]
+        came = [json.loads(closed)["ticket"] for _, _, parties, closed in asks if parties == "[]"]
+        self._when = {submitted[ticket]: place + 1.0 for place, ticket in enumerate(came)}
+        self.now = 0.0
+
+    def available(self, round: int) -> range:
+        return range(PARTIES)
+
+    def wait(self) -> None:
+        raise AssertionError("everybody is there")
+
+    def plan(self, ask: Ask) -> Plan:
+        when = self._when.get((ask.round, ask.index), math.inf) if ask.verb == "submit" else self.now
+        return Plan(when - self.now)
+
+
+def check_network(algorithm: Algorithm, pool: NetworkPool) -> None:
+    """Parties across a network give the reference's bits: to the model file, which is compared as a whole. An
+    asynchronous method is compared with the reference in which tickets come back in the order in which they did."""
+    experiment = experiment_for(algorithm)
+    job, model = pool.run(experiment)
+    if "submit" not in algorithm.verbs:
+        reference = _simulate(experiment, engine="reference").saved_model()
+    else:
+        reference = _in_recorded_order(experiment, RecordedArrivals(pool.federation.folder / "state" / "hansa.db", job))
+    assert same_bits(reference, model), f"{algorithm.name}: the network and the reference differ"
+
+
+def _in_recorded_order(experiment: Experiment, clock: RecordedArrivals) -> dict[str, Any]:
+    with deterministic("cpu"), threads(1):
+        task, run = experiment.build_task(), experiment.run
+        objective = Objective(task.model, task.loss, run.seed)
+        holdings = task.holdings(objective)
+        runtime = Simulation(ReferenceEngine(objective, holdings, run.seed), run.rules(), clock)
+        training = Training(experiment.algorithm, task, run, objective, holdings, clock=clock)
+        state = complete(training.steps(), runtime.answer)
+    return Result(training, state, {}, None).saved_model()
+
+
+def check_algorithm(algorithm: Algorithm, pool: PartyPool | None = None, network: NetworkPool | None = None) -> None:
+    """Raise AssertionError with the promise that is broken. `pool` reuses party processes that already run; `network`
+    is a federation over which the algorithm is checked too, unless it cannot run over one."""
     reference = check_engines(algorithm)
     check_replay(algorithm, reference)
     check_missing_party(algorithm)
     check_codec(algorithm)
     check_processes(algorithm, reference, pool)
+    if network is not None and "exchange" not in algorithm.verbs:
+        check_network(algorithm, network)
 
 
 def check_engines(algorithm: Algorithm) -> Result:

@@ -13,7 +13,7 @@ import pytest
 import typer
 import yaml
 
-from hansa.cli.app import app
+from hansa.cli.network import app
 from hansa.data.heart import SITES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,25 +26,9 @@ COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 PARTIES = {name: service for name, service in COMPOSE["services"].items() if name != "aggregator"}
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
 
-# The commands of a federation and their options, until the command line has them.
-PLANNED: dict[str, set[str]] = {
-    "init-federation": {"--parties", "--host", "--port"},
-    "serve": set(),
-    "join": {"--token-file", "--data", "--state"},
-    "submit": {"--min-parties", "--wait"},
-    "jobs": set(),
-    "log": set(),
-    "stop": set(),
-    "pull": {"--out"},
-    "invite": set(),
-    "revoke": set(),
-}
-
 
 def known_commands() -> dict[str, set[str]]:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    if "serve" not in commands:
-        return PLANNED
     return {name: {option for field in command.params for option in field.opts} for name, command in commands.items()}
 
 
@@ -325,7 +309,7 @@ def test_chart_image_and_package_have_one_version() -> None:
 def test_a_file_names_no_machine_but_the_public_and_the_invented(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     for host in re.findall(r"https?://([A-Za-z0-9.-]+)", text):
-        assert host in ("download.pytorch.org", "json-schema.org", "aggregator", "localhost") or host.endswith(
+        assert host in ("json-schema.org", "aggregator", "localhost") or host.endswith(
             (".example.org", "-aggregator")
         ), host
     for image in re.findall(r"^(?:FROM|\s*(?:image|repository):) (\S+)", text, flags=re.MULTILINE):

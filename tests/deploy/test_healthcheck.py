@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import ssl
 import subprocess
 import sys
@@ -94,7 +95,7 @@ def federation(state: Path, port: int, ca: bytes) -> None:
 
 
 def party(state: Path, url: str, ca: bytes) -> None:
-    (state / "url").write_text(f"{url}\n")
+    (state / "party.json").write_text(json.dumps({"url": url}))
     (state / "ca.pem").write_bytes(ca)
 
 

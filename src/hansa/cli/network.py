@@ -213,3 +213,15 @@ def revoke(federation: Folder, party: Party, as_json: Json = False) -> None:
     """End a party's certificates: from now on it is turned away."""
     count = _operator(federation).revoke(party)
     _say(as_json, {"party": party, "certificates": count}, f"revoked {count} certificates of {party}")
+
+
+@app.command("demo-net")
+def demo_net(
+    out: Annotated[Path, typer.Option("--out", help="A new folder for it.")] = Path("runs/demo-net"),
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="How many rounds.")] = 30,
+) -> None:
+    """Four hospitals and an aggregator as five processes on this machine, over mutual TLS."""
+    from hansa.run.demo_net import run
+
+    if not run(out, rounds):
+        raise typer.Exit(1)

@@ -76,5 +76,5 @@ def print_rounds(history: list[dict[str, Any]]) -> None:
         cells = [f"{line[k]:.4f}" if k in line else "" for k in numbers]
         table.add_row(str(line["round"]), f"{line['replies']}/{line['asked']}", *cells, human_bytes(line["bytes_up"]),
                       human_bytes(line["bytes_down"]), f"{line['seconds']:.2f}",
-                      *[f"{line['simulated_seconds']:.2f}"] * timed)  # fmt: skip
+                      *[f"{line.get('simulated_seconds', 0.0):.2f}"] * timed)  # fmt: skip
     console.print(table)

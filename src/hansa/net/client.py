@@ -93,7 +93,7 @@ class Client:
                 raise Unreachable(f"no answer from {self.url}: {why}")
             wait = got.get("Retry-After", "")
             seconds = min(float(wait), MOST) * (0.5 + random.random()) if wait.isdecimal() else pause(attempt)
-            log.warning("no answer, trying again", extra={"detail": {"why": why[:200], "seconds": round(seconds, 2)}})
+            log.info("no answer, trying again", extra={"detail": {"why": why[:200], "seconds": round(seconds, 2)}})
             await asyncio.sleep(seconds)
 
     async def _once(self, method: str, path: str, body: bytes, about: About | None,
@@ -163,12 +163,12 @@ def _hash(path: Path) -> str:
 
 async def enrol(url: str, token: keys.Token, request: bytes) -> tuple[bytes, Admission]:
     """Enrol with a one-time token: the authority's certificate, checked against the token, and one's own."""
-    async with Client(url, keys.unverified_context(), patience=3) as stranger:  # nothing secret is said here
+    async with Client(url, keys.unverified_context()) as stranger:  # nothing secret is said here
         _, authority = await stranger.call("GET", "/v1/ca")
     if keys.fingerprint(authority) != token.ca:
         raise HansaError(
             f"{url} is not the aggregator that the token was made for: its authority has another fingerprint"
         )
-    async with Client(url, keys.client_context(authority), patience=3) as client:
+    async with Client(url, keys.client_context(authority)) as client:
         _, data = await client.call("POST", "/v1/enrol", pack(Enrolment(token.secret, request)))
     return authority, unpack(data, Admission)

@@ -325,8 +325,8 @@ class Runner:
                 return True
 
             def change(db: Writer) -> bool:
-                ended = db.run("UPDATE jobs SET status = 'stopped', reason = 'stopped by the operator' WHERE id = ? AND "
-                               "status = 'waiting'", id).rowcount > 0  # fmt: skip
+                end = "UPDATE jobs SET status = 'stopped', reason = ? WHERE id = ? AND status = 'waiting'"
+                ended = db.run(end, "stopped by the operator", id).rowcount > 0
                 if ended:
                     db.log("job stopped", id)
                 return ended

@@ -13,7 +13,7 @@ from hansa.core import codec
 from hansa.core.errors import ConfigError, DataError, HansaError
 from hansa.data.party_files import load_party_file
 from hansa.net import keys
-from hansa.net.client import Client
+from hansa.net.client import Client, Unreachable
 from hansa.net.federation import Federation
 from hansa.net.signing import About
 from hansa.net.wire import Blob, Order, pack
@@ -41,6 +41,18 @@ class Operator:
                 return await work(client)
 
         return asyncio.run(main())
+
+    def wait_until_served(self, seconds: float = 60.0) -> None:
+        """Wait until the aggregator answers."""
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                self.parties()
+            except Unreachable:
+                if time.monotonic() > end:
+                    raise
+            else:
+                return
 
     def _get(self, path: str) -> Any:
         return self._do(lambda client: client.json("GET", path))
@@ -74,10 +86,13 @@ class Operator:
         found: dict[str, Any] = self._get(f"/v1/jobs/{id}?after={after}")
         return found
 
-    def wait(self, id: str, on_round: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any]:
-        """The job once it has ended; each of its rounds is handed on as it is closed."""
+    def wait(self, id: str, on_round: Callable[[dict[str, Any]], None] | None = None,
+             check: Callable[[], None] = lambda: None) -> dict[str, Any]:  # fmt: skip
+        """The job once it has ended; each of its rounds is handed on as it is closed. `check` is called now and then,
+        and may raise what there is to say against waiting on."""
         after = 0
         while True:
+            check()
             job = self.job(id, after)
             for line in job["rounds"]:
                 after = line["round"]

@@ -39,12 +39,15 @@ FILES = 65536  # that an aggregator may have open, where the system lets it
 class Structured(logging.Formatter):
     """A line of the log with job, round and party: as JSON, or as a person reads it."""
 
+    party: str | None = None  # whose log this is, where it is a party's
+
     def __init__(self, as_json: bool) -> None:
         super().__init__()
         self._json = as_json
 
     def format(self, record: logging.LogRecord) -> str:
-        found = {name: getattr(record, name, None) for name in ("job", "round", "party")}
+        found = {"job": None, "round": None, "party": self.party}
+        found |= {name: getattr(record, name) for name in found if hasattr(record, name)}
         detail = dict(getattr(record, "detail", None) or {})
         fields = {k: v for k, v in {**found, **detail}.items() if v is not None}
         at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
@@ -59,13 +62,14 @@ class Structured(logging.Formatter):
         )
 
 
-def log_to_stderr(as_json: bool) -> None:
+def log_to_stderr(as_json: bool) -> Structured:
     """Have Hansa's log on standard error."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Structured(as_json))
+    handler, lines = logging.StreamHandler(sys.stderr), Structured(as_json)
+    handler.setFormatter(lines)
     root = logging.getLogger("hansa")
     root.handlers, root.propagate = [handler], False
     root.setLevel(logging.INFO)
+    return lines
 
 
 def run_loop(main: Coroutine[Any, Any, None]) -> None:
@@ -152,7 +156,7 @@ def serve(path: Path, as_json: bool = False) -> None:
 def join(state: Path, data: str, url: str | None = None, token: keys.Token | None = None, target: str | None = None,
          rotate: bool = False, as_json: bool = False) -> None:  # fmt: skip
     """Run a party until it is told to end. It enrols with a token where it has not yet."""
-    log_to_stderr(as_json)
+    lines = log_to_stderr(as_json)
     samples = read_samples(data, target)
     home = Home(state)
     home.settle_rotation()
@@ -165,12 +169,13 @@ def join(state: Path, data: str, url: str | None = None, token: keys.Token | Non
                 )
             await home.enrol(url, token)
             log.info("enrolled", extra={"party": home.about()["party"]})
+        lines.party = home.about()["party"]
         done = asyncio.Event()
         _until_told(done)
         async with home.client(url) as client:
             if rotate or home.identity().not_after - time.time() < RENEW:
                 await home.rotate(client)
-                log.info("certificate renewed", extra={"party": home.about()["party"]})
+                log.info("certificate renewed")
         while not done.is_set():
             async with home.client(url) as client:
                 await _present(home, client, samples, done)
@@ -190,7 +195,7 @@ async def _present(home: Home, client: Client, samples: Any, done: asyncio.Event
             staying.result()
         elif not told.done():
             await home.rotate(client)
-            log.info("certificate renewed", extra={"party": home.about()["party"]})
+            log.info("certificate renewed")
     except Refusal as error:
         raise ConfigError(f"the aggregator sends this party away: {error}") from None
     finally:

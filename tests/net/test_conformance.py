@@ -1,0 +1,43 @@
+"""Every registered algorithm that can run between organisations gives the reference's bits there."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hansa.core.errors import ConfigError
+from hansa.core.registry import registered
+from hansa.run import demo_net
+from hansa.run.store import MODEL
+from hansa.testing import NetworkPool, check_network, experiment_for
+
+ALGORITHMS = registered("algorithm")
+PEER_TO_PEER = ["dpsgd"]
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NetworkPool]:
+    network = NetworkPool(tmp_path_factory.mktemp("network"))
+    yield network
+    network.close()
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in PEER_TO_PEER])
+def test_an_algorithm_gives_the_reference_s_bits_over_mutual_tls(name: str, network: NetworkPool) -> None:
+    check_network(ALGORITHMS[name](), network)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", PEER_TO_PEER)
+def test_parties_that_would_talk_through_the_aggregator_in_the_clear_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="through the aggregator"):
+        experiment_for(ALGORITHMS[name]()).check_networked()  # type: ignore[arg-type]
+
+
+def test_four_hospitals_in_five_processes_train_the_reference_engine_s_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert demo_net.run(tmp_path / "demo", rounds=3)
+    assert "bit-identical to the reference engine's" in capsys.readouterr().out
+    deployed, simulated = tmp_path / "demo" / "deployed.safetensors", tmp_path / "demo" / "simulated" / MODEL
+    assert deployed.read_bytes() == simulated.read_bytes()
+    assert len(deployed.read_bytes()) > 100
