@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -28,6 +29,7 @@ import numpy as np
 from hansa.core.errors import HansaError
 from hansa.core.federation import Ask
 from hansa.core.runtime import Plan
+from hansa.net.client import Unreachable
 from hansa.net.federation import init
 from hansa.net.ledger import entry_hash
 from hansa.run.config import Experiment, read
@@ -42,7 +44,14 @@ PATIENCE = 120.0  # seconds without any change in the ledger after which a feder
 FAILURES = 20  # exits of a process by itself, such as a party's that finds no aggregator to enrol at
 
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["warm", "mortal"])
+
+
+def warm_up() -> None:
+    """Start the process that others are forked from. What it loads it finds by PYTHONPATH alone."""
+    paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with mock.patch.dict(os.environ, PYTHONPATH=paths, OMP_NUM_THREADS="1"):
+        processes.set_forkserver_preload(["warm", "mortal"])
+        forkserver.ensure_running()
 
 
 @dataclass
@@ -63,6 +72,7 @@ class Federation:
 
     def __init__(self, folder: Path, tell: Callable[[str], None] = lambda line: None) -> None:
         self.folder, self.tell = folder, tell
+        warm_up()
         with closing(socket.socket()) as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -119,14 +129,16 @@ class Federation:
                     self.check_needed()
                 self._start(member)
 
-    def kill(self, name: str) -> None:
-        """Kill a process at this moment."""
+    def kill(self, name: str) -> bool:
+        """Kill a process at this moment; False where there is none."""
         process = self.members[name].process
-        if process is not None and process.exitcode is None:
-            os.kill(process.pid, signal.SIGKILL)
-            process.join()
-            self.kills += 1
-            self.tell(f"killed {name}")
+        if process is None or process.exitcode is not None:
+            return False
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        self.kills += 1
+        self.tell(f"{self.kills}: killed {name}")
+        return True
 
     def submit(self, experiment: Experiment, name: str) -> None:
         """Submit a job, again and again until it is there, as an operator would."""
@@ -190,8 +202,14 @@ class Federation:
         assert not missing, f"blobs that are needed are gone: {missing}"
 
     def model(self, job: str) -> bytes:
-        """The job's model, as the operator pulls it."""
-        return self.operator.pull(job, self.folder / f"{job}.safetensors").read_bytes()
+        """The job's model, as the operator pulls it once the aggregator is there."""
+        end = time.monotonic() + PATIENCE
+        while True:
+            self.tend()
+            try:
+                return self.operator.pull(job, self.folder / f"{job}.safetensors").read_bytes()
+            except Unreachable:
+                assert time.monotonic() < end, self.logs()
 
     def check(self, job: str, rounds: int) -> None:
         """What must hold of a job that has ended, however often somebody was killed."""
@@ -262,7 +280,7 @@ class Federation:
 
     def _left(self, models: set[str]) -> list[str]:
         state = self.home / "state"
-        found = [*state.glob("messages/*"), *state.glob("uploads/*"), *self.folder.glob("homes/*/fetch-*")]
+        found = [*state.glob("messages/*"), *state.glob("uploads/own-*"), *self.folder.glob("homes/*/fetch-*")]
         return [*(self.on_disk() - models), *(str(path.relative_to(self.folder)) for path in found)]
 
 
@@ -340,16 +358,49 @@ class Striker:
     federation: Federation
     kills: int
     chance: random.Random
-    pause: float = 0.8
-    due: float | None = None
+    pause: float = 0.8  # seconds at most
+    due: float = 0.0
 
     def __call__(self) -> None:
-        now = time.monotonic()
-        if self.due is None:
-            self.due = now + self.chance.uniform(0.0, self.pause)
-        if self.kills > 0 and now >= self.due:
+        if self.kills > 0 and time.monotonic() >= self.due:
             victim = AGGREGATOR if self.chance.random() < 0.5 else self.chance.choice(PARTIES)
-            before = self.federation.kills
-            self.federation.kill(victim)
-            self.kills -= self.federation.kills - before
-            self.due = now + self.chance.uniform(0.0, self.pause)
+            self.kills -= self.federation.kill(victim)
+            self.due = time.monotonic() + self.chance.uniform(0.0, self.pause)
+
+
+ALGORITHMS = {
+    "fedper": 'name = "fedper"\nlocal = { lr = 0.1, batch = 4 }',
+    "fedbuff": 'name = "fedbuff"\nbuffer = 2\nlocal = { name = "wandering", lr = 0.1, batch = 4 }',
+    "scaffold": 'name = "scaffold"\nlocal = { lr = 0.1, batch = 4 }',
+}
+
+
+def campaign(folder: Path, kills: int, seed: int, tell: Callable[[str], None] = lambda line: None,
+             rounds: int = 6) -> list[str]:  # fmt: skip
+    """Jobs, one after another and at least two, until so many processes were killed at random moments; each must end
+    with the bits of its simulation. Gives their names."""
+    jobs: list[str] = []
+    expected: dict[str, bytes] = {}
+    with Federation(folder, tell) as federation:
+        strike = Striker(federation, kills, random.Random(seed))
+        while strike.kills > 0 or len(jobs) < 2:
+            kind = list(ALGORITHMS)[len(jobs) % len(ALGORITHMS)]
+            name = f"{kind}-{len(jobs)}"
+            waits = kind == "fedbuff"
+            experiment = write_experiment(
+                folder, name, ALGORITHMS[kind], rounds, "cohort_size = 2" if waits else ""
+            )
+            job = federation.run(experiment, name, strike)
+            federation.check(job, rounds)
+            if waits:
+                clock = Ordered(federation.tickets(job), federation.present(job))
+                wanted = simulated(experiment, folder / "runs" / name, clock)
+            else:
+                if kind not in expected:
+                    expected[kind] = simulated(experiment, folder / "runs" / name)
+                wanted = expected[kind]
+            assert federation.model(job) == wanted, f"{job} ended with other bits\n{federation.logs()}"
+            tell(f"{job}: the bits of the simulation, after {kills - strike.kills} of {kills} kills")
+            jobs.append(job)
+        federation.check_tidy(jobs)
+    return jobs

@@ -94,7 +94,9 @@ def store_answer(key: Key, sent: Sent, path: Path | None) -> Callable[[Writer], 
                 f"{sent.name} has already answered {ask_name(*key[1:])} of the job {key[0]}, and otherwise; the first "
                 "answer stands"
             )
-        late = ask["closed"] is not None and sent.party not in Closed.of(ask["closed"]).members
+        job = db.one("SELECT status FROM jobs WHERE id = ?", key[0])
+        over = ask["closed"] is not None or (job is not None and job["status"] not in ("waiting", "running"))
+        late = before is None and over
         if before is None and not late:
             if path is not None and not path.exists():
                 raise Gap(0)

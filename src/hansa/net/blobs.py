@@ -107,7 +107,7 @@ class Blobs:
             if here + len(data) > limit:
                 raise DataError(f"the upload is longer than the {limit} bytes it may have")
             if here == 0:  # a party works at one thing at a time: what it has left of others it will not go on with
-                for other in self._parts.glob(f"{owner}-*"):
+                for other in self._parts.glob(f"{owner}+*"):
                     other.unlink()
             count, running = self._hashes.get(part, (-1, None))
             if count != here:
@@ -154,7 +154,7 @@ class Blobs:
         return path
 
     def _part(self, owner: str, digest: str) -> Path:
-        return self._parts / f"{owner}-{digest}"
+        return self._parts / f"{owner}+{digest}"  # no name has a "+", so no owner's files begin with another's name
 
     def _turn(self, part: Path) -> threading.Lock:
         """One thread at a time at each upload."""

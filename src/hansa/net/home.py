@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import secrets
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ class Home:
         except OSError as error:
             raise ConfigError(f"cannot work in the folder {folder}: {error.strerror}") from None
         self.policy = Policy.read(folder / "party.toml")
+        for cut_off in folder.glob("fetch-*"):  # what was being fetched when the last process ended
+            shutil.rmtree(cut_off, ignore_errors=True)
 
     @property
     def enrolled(self) -> bool:
@@ -59,8 +62,8 @@ class Home:
             keys.write_private(path, keys.key_bytes(keys.new_key()))
         key = keys.key_of(keys.read_private(path))
         authority, admission = await enrol(url, token, keys.request(key, token.party))
-        (self.folder / "ca.pem").write_bytes(authority)
-        (self.folder / "cert.pem").write_bytes(admission.certificate)
+        keys.write_private(self.folder / "ca.pem", authority)
+        keys.write_private(self.folder / "cert.pem", admission.certificate)
         about = {"party": admission.party, "federation": admission.federation, "url": url,
                  "instance": secrets.token_hex(16)}  # fmt: skip
         keys.write_private(self.folder / "party.json", json.dumps(about).encode())
@@ -81,8 +84,7 @@ class Home:
             keys.write_private(fresh, keys.key_bytes(keys.new_key()))
         key = keys.key_of(keys.read_private(fresh))
         _, data = await client.call("POST", "/v1/rotate", keys.request(key, self.about()["party"]), About())
-        certificate = self.folder / "cert.new.pem"
-        certificate.write_bytes(unpack(data, Admission).certificate)
+        keys.write_private(self.folder / "cert.new.pem", unpack(data, Admission).certificate)
         reach("rotation.certified")
         self.settle_rotation()
 

@@ -52,8 +52,7 @@ class Registry:
     def _declare(self, parties: Sequence[str]) -> Callable[[Writer], None]:
         def change(db: Writer) -> None:
             for name in parties:
-                db.run("INSERT INTO parties (number, name) SELECT count(*), ? FROM parties WHERE NOT EXISTS "
-                       "(SELECT 1 FROM parties WHERE name = ?)", name, name)  # fmt: skip
+                _declare(db, name)
                 if (token := self.federation.token(name)) is not None:
                     db.run("INSERT OR IGNORE INTO tokens (digest, party, expires) VALUES (?, ?, ?)",
                            token.digest(), name, time.time() + TOKEN_DAYS * 86400)  # fmt: skip
@@ -143,8 +142,7 @@ class Registry:
         token = keys.new_token(keys.valid_name(name), self.federation.read("ca.pem"))
 
         def change(db: Writer) -> None:
-            db.run("INSERT INTO parties (number, name) SELECT count(*), ? FROM parties WHERE NOT EXISTS "
-                   "(SELECT 1 FROM parties WHERE name = ?)", name, name)  # fmt: skip
+            _declare(db, name)
             db.run("UPDATE tokens SET void = 1 WHERE party = ? AND certificate IS NULL", name)
             db.run("INSERT INTO tokens (digest, party, expires) VALUES (?, ?, ?)", token.digest(), name,
                    time.time() + TOKEN_DAYS * 86400)  # fmt: skip
@@ -165,6 +163,12 @@ class Registry:
             return count
 
         return change
+
+
+def _declare(db: Writer, name: str) -> None:
+    """Have a party; a new one's number is how many there are already."""
+    if db.one("SELECT 1 FROM parties WHERE name = ?", name) is None:
+        db.run("INSERT INTO parties (number, name) SELECT count(*), ? FROM parties", name)
 
 
 def _trust(who: keys.Identity, pem: bytes) -> Callable[[Writer], None]:

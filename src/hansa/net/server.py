@@ -20,7 +20,7 @@ from aiohttp import web
 
 from hansa.core.errors import ConfigError, DataError, HansaError
 from hansa.net import keys, signing
-from hansa.net.asks import Conflict, Sent, Unasked, store_answer
+from hansa.net.asks import WHERE, Conflict, Sent, Unasked, store_answer
 from hansa.net.blobs import CHUNK, Blobs, Gap
 from hansa.net.desk import Desk, Key, Offer
 from hansa.net.ledger import Ledger, LedgerError
@@ -61,6 +61,7 @@ class Jobs(Protocol):
 
     def submit(self, order: Order) -> str: ...
     def stop(self, job: str) -> bool: ...
+    def discard(self, blobs: list[str]) -> None: ...
 
 
 @dataclass
@@ -340,14 +341,21 @@ class Server:
         if (answer.blob is None) == (answer.why is None):
             raise DataError("an answer has either a blob or a reason why there is none")
         path: Path | None = None
-        if answer.blob is not None:
+        stored = self.ledger.one(f"SELECT 1 FROM replies WHERE {WHERE} AND party = ?", *key, party) is not None
+        if answer.blob is not None and not stored:  # of one that is, the blob may have been fused and discarded
             blob = answer.blob
             path = await asyncio.to_thread(self.blobs.finish, self._owner(call), blob.digest, blob.size)
             reach("reply.stored")
         seconds = self.desk.spent(offer) if offer is not None else 0.0
         headers = call.request.headers
         sent = Sent(party, call.name, answer, seconds, headers[signing.NONCE], headers[signing.SIGNATURE])
-        receipt = await self._written(store_answer(key, sent, path))
+        accepted = False
+        try:
+            receipt = await self._written(store_answer(key, sent, path))
+            accepted = receipt.status == "accepted"
+        finally:
+            if path is not None and not accepted:
+                await asyncio.to_thread(self.jobs.discard, [path.name])
         reach("reply.acknowledged")
         self.desk.answered(key, party, answer.why)
         extra = {"job": key[0], "round": key[1], "party": call.name, "detail": {"ask": ask_name(*key[1:])}}

@@ -89,12 +89,15 @@ class Admission(Struct, frozen=True):
 
 
 class Order(Struct, frozen=True):
-    """A job: an experiment's tables, the aggregator's own samples as a blob, and how many parties it begins with."""
+    """A job: an experiment's tables, the aggregator's own samples as a blob, and how many parties it begins with.
+
+    `key` is a random number of the order: one that is sent again, because the answer was lost, is no second job."""
 
     name: Name
     experiment: dict[str, Any]
     central: Blob | None = None
     min_parties: Count | None = None
+    key: Annotated[str, Meta(max_length=64)] = ""
 
 
 class Trouble(Struct, frozen=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import shutil
 import threading
 import time
 from collections.abc import Generator
@@ -286,6 +287,7 @@ class Runner:
             return needed_blobs(db)
 
         self.blobs.sweep(self.ledger.now(change))
+        shutil.rmtree(self.folder / "messages", ignore_errors=True)  # jobs that go on write theirs again
         for row in self.ledger.all("SELECT number FROM parties WHERE joined = 1"):
             self.desk.heard(row["number"])  # they had joined: they are given time to come back
         self._start_waiting()
@@ -298,6 +300,9 @@ class Runner:
         experiment.run.size(len(self.registry.names))
 
         def change(db: Writer) -> str:
+            known = db.one("SELECT id FROM jobs WHERE order_ = ?", pack(order)) if order.key else None
+            if known is not None:
+                return str(known["id"])
             count = db.one("SELECT count(*) AS n FROM jobs WHERE name = ?", order.name)
             assert count is not None
             id = f"{order.name}-{count['n'] + 1}"
@@ -332,6 +337,10 @@ class Runner:
                 return ended
 
             return self.ledger.now(change)
+
+    def discard(self, blobs: list[str]) -> None:
+        """Forget those of the blobs that nothing needs."""
+        discard(self.ledger, self.blobs, blobs)
 
     def close(self) -> None:
         """Let every job come to rest; they go on when the aggregator is back."""

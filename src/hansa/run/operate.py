@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import secrets
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -67,7 +68,7 @@ class Operator:
         data = codec.encode(central)
         blob = Blob(hashlib.sha256(data).hexdigest(), len(data))
         tree = {**experiment.tree, "task": {k: v for k, v in experiment.tree["task"].items() if k != "data_dir"}}
-        order = Order(keys.valid_name(name), tree, blob, min_parties)
+        order = Order(keys.valid_name(name), tree, blob, min_parties, secrets.token_hex(16))
 
         async def send(client: Client) -> str:
             await client.send("/v1/uploads", blob, memoryview(data), About())
