@@ -138,7 +138,7 @@ class Reduced:
         if dtype is None:
             return total.to(torch.float64) / self.weight
         out = torch.empty(total.shape, dtype=dtype, device=total.device)
-        for part, some in zip(out.view(-1).split(PIECE), total.reshape(-1).split(PIECE), strict=True):
+        for part, some in zip(torch.split(out.view(-1), PIECE), torch.split(total.reshape(-1), PIECE), strict=True):
             part.copy_(some.to(torch.float64) / self.weight)  # in pieces: a float64 copy of a large model is spared
         return out
 

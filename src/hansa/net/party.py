@@ -63,7 +63,7 @@ class Worker:
             return Reply({}), False
         party = self._party(work, task)
         party.round = message["round"]
-        memory = self._memory.recall(work.job, work.base, work.tip)
+        memory = self._memory.recall(work.job, work.tip, {work.base, work.pending})
         if memory is None:
             log.warning("what it remembered is lost; it begins anew", extra=_where(work))
             memory = {}
@@ -199,7 +199,9 @@ class Agent:
                 reach("party.sent")
             try:
                 _, got = await self.client.call("POST", f"{path}/reply", pack(answer), about)
-                return unpack(got, Receipt)
+                receipt = unpack(got, Receipt)
+                reach("party.received")
+                return receipt
             except Refusal as error:
                 if error.status != 416:  # the upload has gone: once more
                     raise
