@@ -32,7 +32,9 @@ def main() -> None:
     try:
         jobs = campaign(folder, given.kills, given.seed, tell)
     except BaseException:
-        print(f"failed; see {folder}, and repeat with: make chaos KILLS={given.kills} SEED={given.seed}", file=sys.stderr)
+        print(
+            f"failed; see {folder}, and repeat with: make chaos KILLS={given.kills} SEED={given.seed}", file=sys.stderr
+        )
         raise
     tell(f"{len(jobs)} jobs, {given.kills} kills: nothing lost, nothing counted twice, the same bits")
     shutil.rmtree(folder)

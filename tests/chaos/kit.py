@@ -387,9 +387,7 @@ def campaign(folder: Path, kills: int, seed: int, tell: Callable[[str], None] = 
             kind = list(ALGORITHMS)[len(jobs) % len(ALGORITHMS)]
             name = f"{kind}-{len(jobs)}"
             waits = kind == "fedbuff"
-            experiment = write_experiment(
-                folder, name, ALGORITHMS[kind], rounds, "cohort_size = 2" if waits else ""
-            )
+            experiment = write_experiment(folder, name, ALGORITHMS[kind], rounds, "cohort_size = 2" if waits else "")
             job = federation.run(experiment, name, strike)
             federation.check(job, rounds)
             if waits:

@@ -7,9 +7,9 @@ import torch
 import uvloop  # noqa: F401
 
 import hansa
-import hansa.cli.network  # noqa: F401
+import hansa.cli.network
 import hansa.run.operate
-import hansa.run.serve  # noqa: F401
+import hansa.run.serve
 
 torch.set_num_threads(1)
 x, y = torch.randn(8, 3), torch.arange(8) % 2

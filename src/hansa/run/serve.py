@@ -116,10 +116,10 @@ class Aggregator:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(FILES, hard)), hard))
         server = Server(self.registry, self.ledger, self.blobs, self.desk, self.runner)
-        runner = web.AppRunner(server.app(), access_log=None, keepalive_timeout=90)
+        runner = web.AppRunner(server.app(), access_log=None, keepalive_timeout=90, shutdown_timeout=5)
         await runner.setup()
         table = self.federation.serve
-        site = web.TCPSite(runner, table.host, table.port, ssl_context=self.tls, shutdown_timeout=5, backlog=4096)
+        site = web.TCPSite(runner, table.host, table.port, ssl_context=self.tls, backlog=4096)
         try:
             await site.start()
         except OSError as error:
