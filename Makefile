@@ -5,6 +5,8 @@ PYTEST_ARGS ?= -n 2 --dist loadfile
 DEMO_ARGS   ?=
 LOCK_ARGS   ?=
 BENCH_ARGS  ?=
+KILLS       ?= 100
+SEED        ?= 0
 
 VENV := .venv
 BIN  := $(VENV)/bin
@@ -28,6 +30,7 @@ help:
 	@echo "make demo-net  set up .venv and train between five processes over mutual TLS on this machine"
 	@echo "make test    set up .venv and run every check: ruff, mypy, pytest (PYTEST_ARGS=... replaces '$(PYTEST_ARGS)')"
 	@echo "make lint    set up .venv and run ruff and mypy only"
+	@echo "make chaos   kill an aggregator's and its parties' processes at random moments (KILLS=$(KILLS) SEED=$(SEED)) and check all"
 	@echo "make setup   set up .venv only"
 	@echo "make bench   time Hansa beside hand-written floors (BENCH_ARGS=... is passed on: --model cnn, --repeats 5)"
 	@echo "make bench-peers   the same beside Flower, pfl and FedJAX, installed apart (BENCH_ARGS=--nvflare: and NVFLARE)"
@@ -56,6 +59,9 @@ lint: $(READY)
 	@$(BIN)/ruff format --check
 	@echo "==> mypy"
 	@$(BIN)/mypy
+
+chaos: $(READY)
+	@$(BIN)/python tests/chaos/chaos.py --kills $(KILLS) --seed $(SEED)
 
 bench: $(READY)
 	@$(BIN)/python benchmarks/compare.py $(BENCH_ARGS)

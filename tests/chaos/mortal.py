@@ -79,7 +79,7 @@ def live(arguments: list[str], log: Path, doom: Doom | None, receipts: Path | No
     written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(written, 1)
     os.dup2(written, 2)
-    client.LEAST, client.MOST = 0.05, 1.0  # the aggregator is back at once, so parties need not wait for long
+    client.LEAST, client.MOST, party.PAUSE = 0.05, 1.0, 0.05  # who was killed is back at once: no need to wait for long
     if receipts is not None:
         note_receipts(receipts)
     if doom is not None:

@@ -31,6 +31,7 @@ from hansa.net.wire import Answer, Blob, Receipt, Work, ask_name, pack, unpack
 
 log = logging.getLogger("hansa.net")
 HEARTBEAT = 15.0  # seconds between two signs of life while it trains
+PAUSE = 1.0  # seconds before it asks for work again after something was refused
 FATAL = frozenset({401, 403, 426})  # statuses after which there is no point in asking again
 Prepared = Callable[[int, dict[str, Any], str], Party]  # a party by number, from what its tasks says, on a device
 
@@ -128,10 +129,10 @@ class Agent:
                 if error.status in FATAL:
                     raise
                 log.warning(str(error))
-                await asyncio.sleep(1.0)
+                await asyncio.sleep(PAUSE)
             except DataError as error:
                 log.warning(str(error))
-                await asyncio.sleep(1.0)
+                await asyncio.sleep(PAUSE)
 
     async def _work(self) -> Work | None:
         _, data = await self.client.call("GET", f"/v1/work?instance={self._instance}")
