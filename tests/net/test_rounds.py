@@ -21,7 +21,7 @@ from hansa.core.runtime import Open
 from hansa.data.prepare import ApplyStandardise, ColumnMoments
 from hansa.local import SGD
 from hansa.net import client, points, runtime
-from hansa.net.asks import Sent, store_answer
+from hansa.net.asks import Sent, give_up, open_ask, store_answer, take_ticket
 from hansa.net.blobs import Blobs
 from hansa.net.desk import Desk
 from hansa.net.ledger import Ledger
@@ -173,7 +173,7 @@ def test_a_late_joiner_learns_what_the_others_did_and_answers_rightly(league: Le
     prepared = [(ApplyStandardise().transform(x, payload), y) for x, y in data]
     expected = simulated(prepared, without(2, range(2)), rounds=4)
     assert same(league.model(job)["params"], expected["params"])
-    assert same(league.model(job)["prepare"]["payload"], payload)
+    assert same(league.model(job)["preparation"]["payload"], payload)
 
 
 def standardised(xs: list[torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -336,3 +336,35 @@ def test_a_party_that_was_given_up_and_answers_after_all_does_not_count_twice(
     answer(2)
     working.join(PATIENCE)
     assert answers[0].count == 3
+
+
+@pytest.mark.parametrize("refill", ["arrival", "flush"])
+def test_an_asynchronous_job_goes_on_without_a_party_that_has_gone(
+    found: Callable[..., League], gate: Gate, refill: str
+) -> None:
+    league = found(absent_after=0.5)
+    join(league, *PARTIES)
+    gate.after(1)
+    job = league.submit(tree({"name": "fedbuff", "buffer": 2, "refill": refill}, rounds=4))
+    gate.held()
+    league.operator.revoke("ann")
+    league.members["cid"].leave()
+    gate.open()
+    ended = league.ended(job)
+    assert ended["status"] == "finished" and len(ended["rounds"]) == 4
+
+
+def test_a_ticket_is_given_up_once_and_its_answer_is_late_from_then_on(parts: tuple[Ledger, Blobs, Desk]) -> None:
+    ledger = parts[0]
+    keys = [("job-1", 0, "round", k) for k in range(3)]
+    for key in keys:
+        ledger.now(open_ask(key, "d", [0], 1.0))
+    sent = Sent(0, "ann", Answer(why="it would rather not"), 0.0, "nonce", "signature")
+    assert ledger.now(store_answer(keys[0], sent, None)).status == "accepted"
+    for key in keys[:2]:
+        ledger.now(give_up(key, 0, "it has gone"))
+        ledger.now(give_up(key, 0, "it has gone"))
+    assert [ledger.now(store_answer(key, sent, None)).status for key in keys[:2]] == ["accepted", "late"]
+    rows = ledger.all("SELECT number, why FROM replies ORDER BY seq")
+    assert [tuple(row) for row in rows] == [(0, "it would rather not"), (1, "it has gone")]
+    assert ledger.now(take_ticket(keys[2], {5: keys[1]})) == 5

@@ -89,7 +89,7 @@ def standing(db: Reads, key: Key, sent: Sent) -> Receipt | None:
     """The receipt of an answer that was stored before, or is too late to be; None for one that is to be stored."""
     blob = sent.answer.blob
     digest = blob.digest if blob is not None else None
-    before = db.one(f"SELECT blob, why FROM replies WHERE {WHERE} AND party = ?", *key, sent.party)
+    before = db.one(f"SELECT blob, why FROM replies WHERE {WHERE} AND party = ? AND NOT given_up", *key, sent.party)
     ask = db.one(f"SELECT parties, closed FROM asks WHERE {WHERE}", *key)
     if ask is None or sent.party not in json.loads(ask["parties"]):
         raise Unasked(f"{sent.name} was not asked {ask_name(*key[1:])} of the job {key[0]}")
@@ -167,6 +167,20 @@ def take_ticket(key: Key, flights: Mapping[int, Key]) -> Callable[[Writer], int 
             return None
         db.run(f"UPDATE asks SET closed = ? WHERE {WHERE}", json.dumps({"ticket": first[1]}), *key)
         return first[1]
+
+    return change
+
+
+def give_up(key: Key, party: int, why: str) -> Callable[[Writer], None]:
+    """Have a ticket come back without a reply, unless its party has answered; what it answers from now on is late."""
+
+    def change(db: Writer) -> None:
+        lost = db.run(
+            "INSERT OR IGNORE INTO replies (job, round, phase, number, party, blob, size, staged, why, seconds, nonce, "
+            "signature, given_up) VALUES (?, ?, ?, ?, ?, NULL, 0, 0, ?, 0, '', '', 1)", *key, party, why,
+        ).rowcount > 0  # fmt: skip
+        if lost:
+            db.run(f"UPDATE asks SET closed = ? WHERE {WHERE}", Closed((), {party: why}).text(), *key)
 
     return change
 

@@ -23,7 +23,7 @@ from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket, op_co
 from hansa.core.op import DataOp, Op, Reply
 from hansa.core.replies import Malformed, Record, Rules, Stored, arrive, combine, expected_size
 from hansa.core.runtime import Abort, Commit, Open, Request
-from hansa.net.asks import WHERE, Closed, close_ask, decide, open_ask, take_ticket
+from hansa.net.asks import WHERE, Closed, close_ask, decide, give_up, open_ask, take_ticket
 from hansa.net.blobs import Blobs
 from hansa.net.desk import Desk, Key, Offer
 from hansa.net.ledger import Ledger
@@ -256,7 +256,8 @@ class Network:
         self.ledger.now(open_ask(key, request.digest(), (), time.time()))
         under_way = {id: flight.key for id, flight in self._flights.items()}
         while (found := self.ledger.now(take_ticket(key, under_way))) is None:
-            self._wait()
+            if not self._give_up_absent():
+                self._wait()
         reach("ticket.taken")
         flight = self._flights.pop(found)
         (row,) = self._replies(flight.key)
@@ -271,6 +272,16 @@ class Network:
         if row["staged"]:
             self._tip[flight.ticket.party] = ask_name(*flight.key[1:])
         return arrival
+
+    def _give_up_absent(self) -> bool:
+        """Have the tickets of parties that have gone come back as lost; whether there were any."""
+        here = set(self.desk.present([flight.ticket.party for flight in self._flights.values()]))
+        gone = [flight for flight in self._flights.values() if flight.ticket.party not in here]
+        for flight in gone:
+            why = f"it was not heard of for {self.desk.absent_after:g} s"
+            self.ledger.now(give_up(flight.key, flight.ticket.party, why))
+            self.desk.withdraw(flight.key, [flight.ticket.party])
+        return bool(gone)
 
     @property
     def flights(self) -> list[Flight]:
