@@ -5,6 +5,8 @@ PYTEST_ARGS ?= -n 2 --dist loadfile
 DEMO_ARGS   ?=
 LOCK_ARGS   ?=
 BENCH_ARGS  ?=
+KILLS       ?= 100
+SEED        ?= 0
 
 VENV := .venv
 BIN  := $(VENV)/bin
@@ -21,17 +23,19 @@ check-python = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo demo-net test lint bench bench-peers bench-fusion lock clean
+.PHONY: help setup demo demo-net test lint chaos bench bench-peers bench-fusion bench-deploy lock clean
 
 help:
 	@echo "make demo    set up .venv and run the demonstration (DEMO_ARGS=... is passed on)"
 	@echo "make demo-net  set up .venv and train between five processes over mutual TLS on this machine"
 	@echo "make test    set up .venv and run every check: ruff, mypy, pytest (PYTEST_ARGS=... replaces '$(PYTEST_ARGS)')"
 	@echo "make lint    set up .venv and run ruff and mypy only"
+	@echo "make chaos   kill an aggregator's and its parties' processes at random moments (KILLS=$(KILLS) SEED=$(SEED)) and check all"
 	@echo "make setup   set up .venv only"
 	@echo "make bench   time Hansa beside hand-written floors (BENCH_ARGS=... is passed on: --model cnn, --repeats 5)"
 	@echo "make bench-peers   the same beside Flower, pfl and FedJAX, installed apart (BENCH_ARGS=--nvflare: and NVFLARE)"
 	@echo "make bench-fusion  time and memory of each fusion beside Flower's (BENCH_ARGS=... : --out-of-core, --gpu)"
+	@echo "make bench-deploy  rounds a second of deployments on loopback beside Flower's (BENCH_ARGS=... : --upload 400, --memory 1)"
 	@echo "make lock    solve requirements/*.in again into requirements/lock.txt (LOCK_ARGS=--upgrade for newer versions)"
 	@echo "make clean   remove .venv, caches and build output"
 	@echo "PYTHON=...   the interpreter to build .venv with (3.11 or newer; now '$(PYTHON)')"
@@ -56,6 +60,9 @@ lint: $(READY)
 	@echo "==> mypy"
 	@$(BIN)/mypy
 
+chaos: $(READY)
+	@$(BIN)/python tests/chaos/chaos.py --kills $(KILLS) --seed $(SEED)
+
 bench: $(READY)
 	@$(BIN)/python benchmarks/compare.py $(BENCH_ARGS)
 
@@ -64,6 +71,9 @@ bench-peers: $(READY) $(PEERS:%=$(ENVS)/%/.ready)
 
 bench-fusion: $(READY) $(ENVS)/flower/.ready
 	@$(BIN)/python benchmarks/fusion.py $(BENCH_ARGS)
+
+bench-deploy: $(READY) $(ENVS)/flower/.ready
+	@$(BIN)/python benchmarks/deployment.py --peers $(BENCH_ARGS)
 
 # torch comes first and by its exact version, as above.
 $(ENVS)/%/.ready: benchmarks/peers/%/requirements.txt requirements/torch.txt

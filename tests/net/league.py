@@ -290,7 +290,7 @@ class League:
             files.append(path)
         blobs = [Blob(path.name.partition("-")[2], path.stat().st_size) for path in files]
         for party in parties:
-            work = Work(asked.job, "job", party, *asked.key[1:], blobs[0], blobs[1], None, None, 1)
+            work = Work(asked.job, "job", party, *asked.key[1:], blobs[0], blobs[1], None, None, None, 1)
             self.desk.offer([(party, Offer(work, files[0], files[1], limit))])
         return asked
 

@@ -30,7 +30,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def offer(number: int = 0, round: int = 0, job: str = "job-1") -> Offer:
     blob = Blob("ab" * 32, 1)
-    return Offer(Work(job, "job", 0, round, "round", number, blob, blob, None, None, 1), Path(), Path(), 100)
+    return Offer(Work(job, "job", 0, round, "round", number, blob, blob, None, None, None, 1), Path(), Path(), 100)
 
 
 def test_work_is_given_out_in_the_order_in_which_it_was_offered() -> None:

@@ -27,7 +27,7 @@ BLOB = Blob("ab" * 32, 1)
 
 
 def work(name: str = "heart", min_cohort: int = 1) -> Work:
-    return Work("heart-1", name, 0, 0, "round", 0, BLOB, BLOB, None, None, min_cohort)
+    return Work("heart-1", name, 0, 0, "round", 0, BLOB, BLOB, None, None, None, min_cohort)
 
 
 def policy(tmp_path: Path, text: str) -> Policy:

@@ -25,6 +25,7 @@ from hansa.core.rows import Rows
 from hansa.core.trusted import Trusted
 
 Verb = Literal["reduce", "gather", "submit", "next", "exchange"]
+PIECE = 2**22  # numbers that are divided at once
 VERBS: tuple[Verb, ...] = ("reduce", "gather", "submit", "next", "exchange")
 
 
@@ -133,8 +134,13 @@ class Reduced:
 
     def mean(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """The weighted mean: the sum divided once by the whole weight."""
-        value = self.sums[name].to(torch.float64) / self.weight
-        return value if dtype is None else value.to(dtype)
+        total = self.sums[name]
+        if dtype is None:
+            return total.to(torch.float64) / self.weight
+        out = torch.empty(total.shape, dtype=dtype, device=total.device)
+        for part, some in zip(torch.split(out.view(-1), PIECE), torch.split(total.reshape(-1), PIECE), strict=True):
+            part.copy_(some.to(torch.float64) / self.weight)  # in pieces: a float64 copy of a large model is spared
+        return out
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,7 @@ class Blobs:
     def discard(self, digest: str) -> None:
         """Forget a blob."""
         self.path(digest).unlink(missing_ok=True)
+        reach("blob.discarded")
 
     def sweep(self, keep: set[str]) -> int:
         """Forget every blob but these, and what others left half-written; gives how many went."""
@@ -137,6 +138,7 @@ class Blobs:
         if not path.parent.exists():
             path.parent.mkdir(mode=0o700, exist_ok=True)
             sync_folder(self.folder)
+            reach("blob.shelf")
         os.replace(part, path)
         reach("blob.rename")
         sync_folder(path.parent)

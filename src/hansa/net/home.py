@@ -6,6 +6,8 @@ import fcntl
 import json
 import os
 import secrets
+import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -39,6 +41,8 @@ class Home:
         except OSError as error:
             raise ConfigError(f"cannot work in the folder {folder}: {error.strerror}") from None
         self.policy = Policy.read(folder / "party.toml")
+        for cut_off in folder.glob("fetch-*"):  # what was being fetched when the last process ended
+            shutil.rmtree(cut_off, ignore_errors=True)
 
     @property
     def enrolled(self) -> bool:
@@ -59,8 +63,8 @@ class Home:
             keys.write_private(path, keys.key_bytes(keys.new_key()))
         key = keys.key_of(keys.read_private(path))
         authority, admission = await enrol(url, token, keys.request(key, token.party))
-        (self.folder / "ca.pem").write_bytes(authority)
-        (self.folder / "cert.pem").write_bytes(admission.certificate)
+        keys.write_private(self.folder / "ca.pem", authority)
+        keys.write_private(self.folder / "cert.pem", admission.certificate)
         about = {"party": admission.party, "federation": admission.federation, "url": url,
                  "instance": secrets.token_hex(16)}  # fmt: skip
         keys.write_private(self.folder / "party.json", json.dumps(about).encode())
@@ -81,8 +85,8 @@ class Home:
             keys.write_private(fresh, keys.key_bytes(keys.new_key()))
         key = keys.key_of(keys.read_private(fresh))
         _, data = await client.call("POST", "/v1/rotate", keys.request(key, self.about()["party"]), About())
-        certificate = self.folder / "cert.new.pem"
-        keys.write_private(certificate, unpack(data, Admission).certificate)  # whole or not at all
+        keys.write_private(self.folder / "cert.new.pem", unpack(data, Admission).certificate)
+        reach("rotation.certified")
         self.settle_rotation()
 
     def settle_rotation(self) -> None:
@@ -90,16 +94,19 @@ class Home:
         fresh, certificate = self.folder / "key.new.pem", self.folder / "cert.new.pem"
         if certificate.exists() and fresh.exists():
             os.replace(fresh, self.folder / "key.pem")
+            reach("rotation.key")
         if certificate.exists():
             os.replace(certificate, self.folder / "cert.pem")
+            reach("rotation.certificate")
             sync_folder(self.folder)
+            reach("rotation.settled")
 
 
 class Remembered:
     """What a party remembers, by job and by the ask under which it was staged; it changes only when that was fused.
 
-    The aggregator says with every ask under which earlier ask the memory lies that the party is to build on. That and
-    what was staged since stays; the rest is forgotten.
+    The aggregator says with every ask under which earlier ask the memory lies that the party is to build on, and which
+    others it may still need. Those stay; the rest is forgotten.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -108,12 +115,14 @@ class Remembered:
     def _path(self, job: str, ask: str) -> Path:
         return self.folder / job / f"{quote(ask, safe='')}.safetensors"
 
-    def recall(self, job: str, base: str | None, tip: str | None) -> Memory | None:
-        """The memory that an ask builds on; None where it was lost. What was staged elsewhere is forgotten."""
-        keep = {self._path(job, ask) for ask in (base, tip) if ask is not None}
+    def recall(self, job: str, tip: str | None, others: Iterable[str | None] = ()) -> Memory | None:
+        """The memory that an ask builds on, staged under `tip`; None where it was lost. What was staged neither there
+        nor under `others` is forgotten."""
+        keep = {self._path(job, ask) for ask in (tip, *others) if ask is not None}
         for path in (self.folder / job).glob("*.safetensors"):
             if path not in keep:
                 path.unlink()
+                reach("party.forgot")
         if tip is None:
             return {}
         try:
@@ -132,6 +141,8 @@ class Remembered:
                 file.write(piece)
             file.flush()
             os.fsync(file.fileno())
+        reach("memory.fsync")
         os.replace(part, path)
+        reach("memory.rename")
         sync_folder(path.parent)
         reach("party.remembered")

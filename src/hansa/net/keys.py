@@ -29,6 +29,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from hansa.core.errors import ConfigError, HansaError
+from hansa.net.points import reach
 
 ROLES = ("party", "operator", "server")
 LIMIT = 16 * 1024  # bytes of any key, certificate, request or token that is read: the real ones are under 2 KiB
@@ -333,7 +334,9 @@ def write_private(path: Path, data: bytes) -> None:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
+            reach("private.fsync")
             os.replace(part, path)
+            reach("private.rename")
         except BaseException:
             part.unlink(missing_ok=True)
             raise
@@ -342,6 +345,7 @@ def write_private(path: Path, data: bytes) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
+        reach("private.folder")
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 

@@ -31,6 +31,7 @@ from hansa.net.wire import Answer, Blob, Receipt, Work, ask_name, pack, unpack
 
 log = logging.getLogger("hansa.net")
 HEARTBEAT = 15.0  # seconds between two signs of life while it trains
+PAUSE = 1.0  # seconds before it asks for work again after something was refused
 FATAL = frozenset({401, 403, 426})  # statuses after which there is no point in asking again
 Prepared = Callable[[int, dict[str, Any], str], Party]  # a party by number, from what its tasks says, on a device
 
@@ -63,7 +64,7 @@ class Worker:
             return Reply({}), False
         party = self._party(work, task)
         party.round = message["round"]
-        memory = self._memory.recall(work.job, work.base, work.tip)
+        memory = self._memory.recall(work.job, work.tip, {work.base, work.pending})
         if memory is None:
             log.warning("what it remembered is lost; it begins anew", extra=_where(work))
             memory = {}
@@ -128,10 +129,10 @@ class Agent:
                 if error.status in FATAL:
                     raise
                 log.warning(str(error))
-                await asyncio.sleep(1.0)
+                await asyncio.sleep(PAUSE)
             except DataError as error:
                 log.warning(str(error))
-                await asyncio.sleep(1.0)
+                await asyncio.sleep(PAUSE)
 
     async def _work(self) -> Work | None:
         _, data = await self.client.call("GET", f"/v1/work?instance={self._instance}")
@@ -199,7 +200,9 @@ class Agent:
                 reach("party.sent")
             try:
                 _, got = await self.client.call("POST", f"{path}/reply", pack(answer), about)
-                return unpack(got, Receipt)
+                receipt = unpack(got, Receipt)
+                reach("party.received")
+                return receipt
             except Refusal as error:
                 if error.status != 416:  # the upload has gone: once more
                     raise

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 NAMES = (
-    "blob.written", "blob.fsync", "blob.rename", "blob.folder", "upload.chunk",
-    "ledger.execute", "ledger.commit", "reply.stored", "reply.acknowledged",
+    # Both sides: a private file (a key, who the party is).
+    "private.fsync", "private.rename", "private.folder",
+    # The aggregator.
+    "blob.written", "blob.fsync", "blob.shelf", "blob.rename", "blob.folder", "blob.discarded", "upload.chunk",
+    "ledger.execute", "ledger.commit", "job.submitted", "message.rename", "reply.stored", "reply.acknowledged",
     "ask.opened", "ask.closed", "ticket.taken", "round.fused", "model.save", "model.saved", "round.closed",
-    "job.finished",
-    "party.fetched", "party.trained", "party.remembered", "party.sent",
+    "job.model", "job.finished",
+    # A party.
+    "party.fetched", "party.forgot", "party.trained", "memory.fsync", "memory.rename", "party.remembered", "party.sent",
+    "party.received", "rotation.certified", "rotation.key", "rotation.certificate", "rotation.settled",
 )  # fmt: skip
 
 _hook: Callable[[str], None] | None = None

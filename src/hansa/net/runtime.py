@@ -208,8 +208,9 @@ class Network:
         message = self._publish((name, party if party in ask.each else None), lambda: ask.message(party))
         known = {"task": self.task, "preparations": self.preparations}
         task = self._publish(("task", len(self.preparations) if self.task else None), lambda: known)
+        tickets = (ask_name(*f.key[1:]) for f in self._flights.values() if f.ticket.party == party)  # one at most
         work = Work(self.job, self.name, party, ask.round, ask.phase, ask.index, message, task, self._base.get(party),
-                    self._tip.get(party), self.rules.min_cohort)  # fmt: skip
+                    self._tip.get(party), next(tickets, None), self.rules.min_cohort)  # fmt: skip
         assert ask.op is not None
         limit = expected_size(ask.op, ask.payload_of(party)) + SLACK
         return Offer(work, self.messages / message.digest, self.messages / task.digest, limit)
@@ -225,6 +226,7 @@ class Network:
                     size += file.write(piece)
             blob = Blob(running.hexdigest(), size)
             os.replace(part, self.messages / blob.digest)
+            reach("message.rename")
             self._written[name] = blob
         return self._written[name]
 

@@ -60,6 +60,7 @@ class Jobs(Protocol):
 
     def submit(self, order: Order) -> str: ...
     def stop(self, job: str) -> bool: ...
+    def discard(self, blobs: list[str]) -> None: ...
 
 
 @dataclass
@@ -352,7 +353,13 @@ class Server:
                 blob = answer.blob
                 path = await asyncio.to_thread(self.blobs.finish, self._owner(call), blob.digest, blob.size)
                 reach("reply.stored")
-            receipt = await self._written(store_answer(key, sent, path))
+            accepted = False
+            try:
+                receipt = await self._written(store_answer(key, sent, path))
+                accepted = receipt.status == "accepted"
+            finally:
+                if path is not None and not accepted:
+                    await asyncio.to_thread(self.jobs.discard, [path.name])
         reach("reply.acknowledged")
         self.desk.answered(key, party, answer.why)
         extra = {"job": key[0], "round": key[1], "party": call.name, "detail": {"ask": ask_name(*key[1:])}}

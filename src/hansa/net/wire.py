@@ -36,7 +36,7 @@ class Work(Struct, frozen=True):
     """What a party, by its number, is asked to do. The blob `message` holds op and payload, `task` what is learned.
 
     `base` is the ask under which the party staged what it is to remember for good, `tip` the one on whose memory this
-    ask builds; None where there is none yet.
+    ask builds, `pending` that of a ticket under way, which may be fused later; None where there is none.
     """
 
     job: Name
@@ -49,6 +49,7 @@ class Work(Struct, frozen=True):
     task: Blob
     base: Text | None
     tip: Text | None
+    pending: Text | None
     min_cohort: Count
 
 

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import shutil
 import threading
 import time
 from collections.abc import Generator
@@ -189,6 +190,7 @@ class Job:
         assert self.training is not None
         result = Result(self.training, state, {}, None)
         digest, _ = self.runner.blobs.put(codec.pieces(result.saved_model()))
+        reach("job.model")
         summary = {name: value for name, value in result.summary.items() if name != "run_dir"}
         self._end("finished", str(self.training.progress.stopped), digest, summary)
 
@@ -305,6 +307,7 @@ class Runner:
             return needed_blobs(db)
 
         self.blobs.sweep(self.ledger.now(change))
+        shutil.rmtree(self.folder / "messages", ignore_errors=True)  # jobs that go on write theirs again
         for row in self.ledger.all("SELECT number FROM parties WHERE joined = 1"):
             self.desk.heard(row["number"])  # they had joined: they are given time to come back
         self._start_waiting()
@@ -335,6 +338,7 @@ class Runner:
             return id
 
         id = self.ledger.now(change)
+        reach("job.submitted")
         self._start_waiting()
         return id
 
@@ -355,6 +359,10 @@ class Runner:
                 return ended
 
             return self.ledger.now(change)
+
+    def discard(self, blobs: list[str]) -> None:
+        """Forget those of the blobs that nothing needs."""
+        discard(self.ledger, self.blobs, blobs)
 
     def close(self) -> None:
         """Let every job come to rest; they go on when the aggregator is back."""

@@ -1,0 +1,404 @@
+"""A federation whose processes are killed with SIGKILL and started again until its job has ended; what must hold then.
+
+Real processes on loopback, real TLS, a real database. `mortal.py` is what they run: the `hansa` command that dies when
+it reaches a chosen point. They are forked from a process that has torch loaded, which saves seconds at every restart.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import socket
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import mortal
+import numpy as np
+
+from hansa.core.errors import HansaError
+from hansa.core.federation import Ask
+from hansa.core.runtime import Plan
+from hansa.net.client import Unreachable
+from hansa.net.federation import init
+from hansa.net.ledger import entry_hash
+from hansa.run.config import Experiment, read
+from hansa.run.job import needed_blobs
+from hansa.run.operate import ENDED, Operator
+from hansa.run.resume import execute
+from hansa.run.settings import Run
+
+PARTIES = ("north", "north-east", "south")  # one name begins another
+AGGREGATOR = "aggregator"
+PATIENCE = 120.0  # seconds without any change in the ledger after which a federation counts as stuck
+FAILURES = 20  # exits of a process by itself, such as a party's that finds no aggregator to enrol at
+
+processes = multiprocessing.get_context("forkserver")
+
+
+def warm_up() -> None:
+    """Start the process that others are forked from. What it loads it finds by PYTHONPATH alone."""
+    paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with mock.patch.dict(os.environ, PYTHONPATH=paths, OMP_NUM_THREADS="1"):
+        processes.set_forkserver_preload(["warm", "mortal"])
+        forkserver.ensure_running()
+
+
+@dataclass
+class Member:
+    """The aggregator or a party: how it is started, and the points at which it is to die, a life each."""
+
+    name: str
+    arguments: list[str]
+    first: list[str] = field(default_factory=list)  # more arguments while it has a death before it
+    dooms: list[tuple[str, int]] = field(default_factory=list)
+    process: Any = None
+    doom: mortal.Doom | None = None
+    failures: int = 0
+
+
+class Federation:
+    """A federation of three parties in a folder. Use it as `with Federation(...) as federation`."""
+
+    def __init__(self, folder: Path, tell: Callable[[str], None] = lambda line: None) -> None:
+        self.folder, self.tell = folder, tell
+        warm_up()
+        with closing(socket.socket()) as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.home = folder / "federation"
+        made = init(self.home, "chaos", PARTIES, ["127.0.0.1"], port)
+        self.operator = Operator(made)
+        self.database, self.blobs = self.home / "state" / "hansa.db", self.home / "state" / "blobs"
+        self.members = {AGGREGATOR: Member(AGGREGATOR, ["serve", str(self.home)])}
+        write_samples(folder)
+        for name in PARTIES:
+            token, state = self.home / "tokens" / f"{name}.token", folder / "homes" / name
+            self.members[name] = Member(name, ["join", made.url, "--token-file", str(token), "--state", str(state),
+                                               "--data", str(folder / f"{name}.npz")])  # fmt: skip
+        self.kills = 0
+        self._marks = 0
+
+    def __enter__(self) -> Federation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for member in self.members.values():
+            if member.process is not None:
+                member.process.kill()
+                member.process.join()
+
+    def _start(self, member: Member) -> None:
+        member.doom = None
+        if member.dooms:
+            self._marks += 1
+            member.doom = mortal.Doom(*member.dooms[0], self.folder / f"{member.name}.{self._marks}.died")
+        receipts = self.folder / "receipts.jsonl" if member.name != AGGREGATOR else None
+        given = (member.arguments + (member.first if member.dooms else []), self.log(member), member.doom, receipts)
+        member.process = processes.Process(target=mortal.live, args=given, daemon=True)
+        member.process.start()
+
+    def log(self, member: Member) -> Path:
+        return self.folder / f"{member.name}.log"
+
+    def tend(self) -> None:
+        """Start what is not running."""
+        for member in self.members.values():
+            if member.process is None:
+                self._start(member)
+            elif member.process.exitcode is not None:
+                if member.doom is not None and member.doom.marker.exists():
+                    self.kills += 1
+                    self.tell(f"{member.name} died at {member.doom.point}")
+                    member.dooms.pop(0)
+                elif member.process.exitcode != -signal.SIGKILL:
+                    member.failures += 1
+                    assert member.failures <= FAILURES, f"{member.name} fails\n{self.logs()}"
+                    time.sleep(0.1)
+                if member.name == AGGREGATOR:
+                    self.check_needed()
+                self._start(member)
+
+    def kill(self, name: str) -> bool:
+        """Kill a process at this moment; False where there is none."""
+        process = self.members[name].process
+        if process is None or process.exitcode is not None:
+            return False
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        self.kills += 1
+        self.tell(f"{self.kills}: killed {name}")
+        return True
+
+    def submit(self, experiment: Experiment, name: str) -> None:
+        """Submit a job, again and again until it is there, as an operator would."""
+
+        def insist() -> None:
+            while not self.rows("SELECT 1 FROM jobs WHERE name = ?", name):
+                try:
+                    self.operator.submit(experiment, name)
+                except HansaError:
+                    time.sleep(0.1)
+
+        threading.Thread(target=insist, daemon=True).start()
+
+    def run(self, experiment: Experiment, name: str, strike: Callable[[], None] = lambda: None) -> str:
+        """Submit a job and tend the federation until it has ended and nobody is to die any more; `strike` may kill
+        somebody at any moment."""
+        self.tend()
+        self.submit(experiment, name)
+        job, before, last = f"{name}-1", None, time.monotonic()
+        while True:
+            strike()
+            self.tend()
+            ended = self.rows(f"SELECT 1 FROM jobs WHERE id = ? AND status IN {ENDED}", job)
+            if ended and not any(member.dooms for member in self.members.values()):
+                return job
+            now = self.rows("SELECT (SELECT max(seq) FROM log), (SELECT count(*) FROM replies), (SELECT count(*) FROM "
+                            "asks WHERE closed IS NOT NULL)"), self.kills  # fmt: skip
+            if now != before:
+                before, last = now, time.monotonic()
+            left = {member.name: member.dooms for member in self.members.values() if member.dooms}
+            assert time.monotonic() - last < PATIENCE, f"nothing happens, and still to die: {left}\n{self.logs()}"
+            time.sleep(0.01)
+
+    def rows(self, sql: str, *values: Any) -> list[sqlite3.Row]:
+        """What the ledger says; nothing where there is none yet."""
+        if not self.database.exists():
+            return []
+        with closing(sqlite3.connect(self.database, timeout=30)) as db:
+            db.row_factory = sqlite3.Row
+            try:
+                return db.execute(sql, values).fetchall()
+            except sqlite3.OperationalError as error:
+                if "no such table" in str(error):
+                    return []
+                raise
+
+    def all(self, sql: str, *values: Any) -> list[sqlite3.Row]:
+        return self.rows(sql, *values)
+
+    def logs(self) -> str:
+        """The ends of what the processes printed."""
+        texts = [(member.name, self.log(member)) for member in self.members.values()]
+        return "\n".join(f"--- {name}\n{path.read_text()[-3000:]}" for name, path in texts if path.exists())
+
+    def on_disk(self) -> set[str]:
+        return {path.name for path in self.blobs.glob("??/*")}
+
+    def check_needed(self) -> None:
+        """While the aggregator is down: no blob that it will need is missing."""
+        missing = needed_blobs(self) - self.on_disk()
+        assert not missing, f"blobs that are needed are gone: {missing}"
+
+    def model(self, job: str) -> bytes:
+        """The job's model, as the operator pulls it once the aggregator is there."""
+        end = time.monotonic() + PATIENCE
+        while True:
+            self.tend()
+            try:
+                return self.operator.pull(job, self.folder / f"{job}.safetensors").read_bytes()
+            except Unreachable:
+                assert time.monotonic() < end, self.logs()
+
+    def check(self, job: str, rounds: int) -> None:
+        """What must hold of a job that has ended, however often somebody was killed."""
+        (row,) = self.rows("SELECT * FROM jobs WHERE id = ?", job)
+        assert row["status"] == "finished", f"{row['reason']}\n{self.logs()}"
+        assert len(self.rows("SELECT 1 FROM jobs WHERE name = ?", row["name"])) == 1
+        self._check_log(job, rounds)
+        self._check_receipts(job)
+        self._check_members(job)
+
+    def _check_log(self, job: str, rounds: int) -> None:
+        before, closed = "0" * 64, []
+        for number, entry in enumerate(self.rows("SELECT * FROM log ORDER BY seq"), 1):
+            told = (entry[name] for name in ("seq", "at", "job", "round", "party", "event", "detail"))
+            assert entry["seq"] == number and entry["hash"] == entry_hash(before, *told)
+            before = entry["hash"]
+            if entry["event"] == "round closed" and entry["job"] == job:
+                closed.append((entry["round"], entry["hash"]))
+        stored = self.rows("SELECT round, head FROM rounds WHERE job = ? ORDER BY round", job)
+        assert closed == [(row["round"], row["head"]) for row in stored]
+        assert [round for round, _ in closed] == list(range(1, rounds + 1))
+
+    def _check_receipts(self, job: str) -> None:
+        """Every answer that a party has a receipt for is in the ledger, as it was."""
+        path, seen = self.folder / "receipts.jsonl", 0
+        for line in path.read_text().splitlines() if path.exists() else []:
+            receipt = json.loads(line)
+            if receipt["job"] != job or receipt["status"] != "accepted":
+                continue
+            seen += 1
+            asked = [receipt[name] for name in ("job", "round", "phase", "number")]
+            found = self.rows("SELECT blob FROM replies WHERE job = ? AND round = ? AND phase = ? AND number = ? AND "
+                              "party = ?", *asked, PARTIES.index(receipt["party"]))  # fmt: skip
+            assert [row["blob"] for row in found] == [receipt["digest"]], f"not in the ledger: {receipt}"
+        assert seen
+
+    def _check_members(self, job: str) -> None:
+        """Every reply that was fused has one row, and every ticket came back once."""
+        counted = self.rows("SELECT round, phase, number, party FROM replies WHERE job = ?", job)
+        replies = [tuple(row) for row in counted]
+        assert len(replies) == len(set(replies))
+        for row in self.rows("SELECT * FROM asks WHERE job = ? AND closed IS NOT NULL", job):
+            closed = json.loads(row["closed"])
+            for party in closed.get("in", []) if isinstance(closed, dict) else []:
+                assert (row["round"], row["phase"], row["number"], party) in replies
+        tickets = self.tickets(job)
+        assert len(tickets) == len(set(tickets))
+
+    def tickets(self, job: str) -> list[int]:
+        """The tickets of a job in the order in which they came back."""
+        rows = self.rows("SELECT closed FROM asks WHERE job = ? AND closed LIKE '{\"ticket\"%' ORDER BY round, number",
+                         job)  # fmt: skip
+        return [json.loads(row["closed"])["ticket"] for row in rows]
+
+    def present(self, job: str) -> dict[int, list[int]]:
+        """Who was there as each round of a job began."""
+        rows = self.rows("SELECT round, closed FROM asks WHERE job = ? AND phase = 'present'", job)
+        return {row["round"]: json.loads(row["closed"]) for row in rows}
+
+    def check_tidy(self, jobs: Sequence[str]) -> None:
+        """Of jobs that have ended only the models are left, and nothing at all of what was half done."""
+        models = {self.rows("SELECT model FROM jobs WHERE id = ?", job)[0]["model"] for job in jobs}
+        deadline = time.monotonic() + 10
+        while (left := self._left(models)) and time.monotonic() < deadline:
+            time.sleep(0.02)  # what came too late is on its way out
+        assert not left, f"left over: {left}"
+        assert models <= self.on_disk()
+
+    def _left(self, models: set[str]) -> list[str]:
+        state = self.home / "state"
+        found = [*state.glob("messages/*"), *state.glob("uploads/own-*"), *self.folder.glob("homes/*/fetch-*")]
+        return [*(self.on_disk() - models), *(str(path.relative_to(self.folder)) for path in found)]
+
+
+def write_samples(folder: Path) -> None:
+    """A small file of samples for each party, some values missing, and one for the aggregator's test."""
+    make = np.random.default_rng(0)
+    for name, n in zip((*PARTIES, "test"), (12, 9, 15, 20), strict=True):
+        x = make.normal(size=(n, 3)).astype(np.float32)
+        y = (x[:, 0] + x[:, 1] > 0).astype(np.int64)
+        y[:2] = 0, 1
+        x[3, 2] = np.nan
+        np.savez(folder / f"{name}.npz", x=x, y=y)
+
+
+def write_experiment(folder: Path, name: str, algorithm: str, rounds: int, run: str = "") -> Experiment:
+    """An experiment over the files of `write_samples`, with preparation and tests at the parties."""
+    files = ", ".join(f'"{party}.npz"' for party in PARTIES)
+    path = folder / f"{name}.toml"
+    path.write_text(f"""
+[task]
+parties = [{files}]
+test = "test.npz"
+model = {{ name = "2nn", hidden = 4 }}
+prepare = "standardise"
+party_test = 0.25
+[algorithm]
+{algorithm}
+[run]
+rounds = {rounds}
+seed = 3
+engine = "reference"
+{run}
+""")
+    return read(path)
+
+
+@dataclass
+class Ordered:
+    """A clock by which tickets come back in a given order, and by which those are available who were."""
+
+    tickets: Sequence[int]
+    present: dict[int, list[int]]
+    now: float = 0.0
+    submitted: int = 0
+
+    def available(self, round: int) -> Sequence[int]:
+        return self.present[round]
+
+    def wait(self) -> None:
+        raise AssertionError("somebody was there in every round")
+
+    def plan(self, ask: Ask) -> Plan:
+        if ask.verb != "submit":
+            return Plan()
+        ticket = self.submitted
+        self.submitted += 1
+        place = self.tickets.index(ticket) + 1 if ticket in self.tickets else 10**6 + ticket
+        return Plan(lasts=place - self.now)
+
+
+def simulated(experiment: Experiment, folder: Path, clock: Ordered | None = None) -> bytes:
+    """The model file that `hansa run` makes of an experiment, where tickets come back in a given order if need be."""
+    if clock is None:
+        execute(experiment, folder)
+    else:
+        with mock.patch.object(Run, "clock", lambda run, holdings: clock):
+            execute(experiment, folder)
+    return (folder / "model.safetensors").read_bytes()
+
+
+@dataclass
+class Striker:
+    """Kills somebody, the aggregator half of the time, after random pauses, so many times in all."""
+
+    federation: Federation
+    kills: int
+    chance: random.Random
+    pause: float = 0.8  # seconds at most
+    due: float = 0.0
+
+    def __call__(self) -> None:
+        if self.kills > 0 and time.monotonic() >= self.due:
+            victim = AGGREGATOR if self.chance.random() < 0.5 else self.chance.choice(PARTIES)
+            self.kills -= self.federation.kill(victim)
+            self.due = time.monotonic() + self.chance.uniform(0.0, self.pause)
+
+
+ALGORITHMS = {
+    "fedper": 'name = "fedper"\nlocal = { lr = 0.1, batch = 4 }',
+    "fedbuff": 'name = "fedbuff"\nbuffer = 2\nlocal = { name = "wandering", lr = 0.1, batch = 4 }',
+    "scaffold": 'name = "scaffold"\nlocal = { lr = 0.1, batch = 4 }',
+}
+
+
+def campaign(folder: Path, kills: int, seed: int, tell: Callable[[str], None] = lambda line: None,
+             rounds: int = 6) -> list[str]:  # fmt: skip
+    """Jobs, one after another and at least two, until so many processes were killed at random moments; each must end
+    with the bits of its simulation. Gives their names."""
+    jobs: list[str] = []
+    expected: dict[str, bytes] = {}
+    with Federation(folder, tell) as federation:
+        strike = Striker(federation, kills, random.Random(seed))
+        while strike.kills > 0 or len(jobs) < 2:
+            kind = list(ALGORITHMS)[len(jobs) % len(ALGORITHMS)]
+            name = f"{kind}-{len(jobs)}"
+            waits = kind == "fedbuff"
+            experiment = write_experiment(folder, name, ALGORITHMS[kind], rounds, "cohort_size = 2" if waits else "")
+            job = federation.run(experiment, name, strike)
+            federation.check(job, rounds)
+            if waits:
+                clock = Ordered(federation.tickets(job), federation.present(job))
+                wanted = simulated(experiment, folder / "runs" / name, clock)
+            else:
+                if kind not in expected:
+                    expected[kind] = simulated(experiment, folder / "runs" / name)
+                wanted = expected[kind]
+            assert federation.model(job) == wanted, f"{job} ended with other bits\n{federation.logs()}"
+            tell(f"{job}: the bits of the simulation, after {kills - strike.kills} of {kills} kills")
+            jobs.append(job)
+        federation.check_tidy(jobs)
+    return jobs

@@ -1,0 +1,91 @@
+"""A process that dies at any named point, just after a flush, a rename, a commit or a model's save, loses nothing that
+was acknowledged and has nothing counted twice: the job ends with the bits of the simulation."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from kit import AGGREGATOR, ALGORITHMS, Federation, Ordered, simulated, write_experiment
+
+import hansa
+from hansa.net import points
+
+SOURCE = Path(hansa.__file__).parent
+# A point, and at the how manyth time in a process's life; a process dies once a life, in this order.
+SYNCHRONOUS = {
+    AGGREGATOR: [
+        ("private.fsync", 1), ("private.rename", 1), ("private.folder", 1), ("ledger.execute", 1), ("ledger.commit", 1),
+        ("job.submitted", 1), ("message.rename", 1), ("ask.opened", 1), ("upload.chunk", 1), ("blob.fsync", 1),
+        ("blob.shelf", 1), ("blob.rename", 1), ("blob.folder", 1), ("reply.stored", 1), ("reply.acknowledged", 1),
+        ("ask.closed", 2), ("message.rename", 3), ("reply.acknowledged", 3), ("reply.stored", 3), ("round.fused", 1),
+        ("model.save", 1), ("blob.written", 1), ("blob.fsync", 2), ("model.saved", 1), ("ledger.execute", 12),
+        ("ledger.commit", 14), ("round.closed", 1), ("blob.discarded", 3), ("round.closed", 2), ("job.model", 1),
+        ("job.finished", 1),
+    ],
+    "north": [("private.fsync", 1), ("private.rename", 1), ("private.folder", 2), ("party.fetched", 1),
+              ("party.trained", 3), ("party.sent", 3)],
+    "north-east": [("private.fsync", 6), ("rotation.certified", 1), ("rotation.key", 1), ("rotation.certificate", 1),
+                   ("rotation.settled", 1), ("memory.fsync", 1), ("memory.rename", 1), ("party.forgot", 2)],
+    "south": [("private.folder", 1), ("party.remembered", 1), ("party.received", 5), ("party.sent", 2),
+              ("party.trained", 2)],
+}  # fmt: skip
+ASYNCHRONOUS = {
+    AGGREGATOR: [("reply.stored", 4), ("ticket.taken", 1), ("reply.acknowledged", 3), ("ticket.taken", 2),
+                 ("model.saved", 1), ("round.closed", 1), ("ticket.taken", 3), ("blob.discarded", 1),
+                 ("job.finished", 1)],
+    "north": [("party.remembered", 1), ("party.sent", 2)],
+    "north-east": [("party.fetched", 2), ("party.received", 2)],
+    "south": [("party.trained", 2), ("memory.rename", 1)],
+}  # fmt: skip
+
+
+def test_every_named_point_is_in_the_code_and_every_point_in_the_code_is_named() -> None:
+    found = {name for path in SOURCE.rglob("*.py") for name in re.findall(r'\breach\("([^"]*)"\)', path.read_text())}
+    assert found == set(points.NAMES)
+    assert len(points.NAMES) == len(set(points.NAMES))
+
+
+def test_after_every_flush_rename_and_commit_there_is_a_point() -> None:
+    durable = re.compile(r'os\.fsync\(|os\.replace\(|sync_folder\(|"COMMIT"|blobs\.put\(')
+    for path in [*(SOURCE / "net").glob("*.py"), SOURCE / "run" / "job.py"]:
+        lines = path.read_text().splitlines()
+        for number, line in enumerate(lines):
+            if durable.search(line) and "def sync_folder" not in line and "os.fsync(folder)" not in line:
+                follows = lines[number + 1 : number + 3]
+                assert any("reach(" in after for after in follows), f"{path.name}, line {number + 1}: {line.strip()}"
+
+
+def test_somebody_dies_at_every_named_point() -> None:
+    planned = {point for plan in (SYNCHRONOUS, ASYNCHRONOUS) for dooms in plan.values() for point, _ in dooms}
+    assert planned == set(points.NAMES)
+
+
+def doomed(federation: Federation, plan: dict[str, list[tuple[str, int]]]) -> int:
+    for name, dooms in plan.items():
+        federation.members[name].dooms = list(dooms)
+    return sum(len(dooms) for dooms in plan.values())
+
+
+def test_a_synchronous_job_survives_a_death_at_every_point(tmp_path: Path) -> None:
+    with Federation(tmp_path) as federation:
+        experiment = write_experiment(tmp_path, "job", ALGORITHMS["scaffold"], rounds=5)
+        expected = doomed(federation, SYNCHRONOUS)
+        federation.members["north-east"].first = ["--rotate"]
+        job = federation.run(experiment, "job")
+        assert federation.kills == expected
+        federation.check(job, rounds=5)
+        assert federation.model(job) == simulated(experiment, tmp_path / "run")
+        federation.check_tidy([job])
+
+
+def test_an_asynchronous_job_survives_deaths_and_follows_the_stored_order(tmp_path: Path) -> None:
+    with Federation(tmp_path) as federation:
+        experiment = write_experiment(tmp_path, "job", ALGORITHMS["fedbuff"], rounds=6, run="cohort_size = 2")
+        expected = doomed(federation, ASYNCHRONOUS)
+        job = federation.run(experiment, "job")
+        assert federation.kills == expected
+        federation.check(job, rounds=6)
+        clock = Ordered(federation.tickets(job), federation.present(job))
+        assert federation.model(job) == simulated(experiment, tmp_path / "run", clock)
+        federation.check_tidy([job])

@@ -1,0 +1,202 @@
+"""What an aggregator that comes back, and requests that are sent again because an answer was lost, must not break."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from hansa.net.asks import Sent, close_ask, open_ask, store_answer
+from hansa.net.blobs import Blobs
+from hansa.net.client import Client
+from hansa.net.federation import Federation, init
+from hansa.net.home import Home, Remembered
+from hansa.net.ledger import Ledger
+from hansa.net.registry import Registry
+from hansa.net.signing import About
+from hansa.net.wire import Answer, Blob, Order, Receipt, pack, unpack
+from hansa.run.serve import Aggregator
+
+KEY = ("job-1", 0, "round", 0)
+DATA = b"a reply"
+DIGEST = hashlib.sha256(DATA).hexdigest()
+ANSWER = Answer(Blob(DIGEST, len(DATA)))
+EXPERIMENT = {"task": {"dataset": "heart", "model": "logistic"}, "algorithm": {"name": "fedavg"}}
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Federation:
+    return init(tmp_path / "federation", "chaos", ("north", "south"), ["127.0.0.1"], 0)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "hansa.db")
+
+
+def add_job(ledger: Ledger, status: str = "running") -> None:
+    ledger.now(lambda db: db.run("INSERT INTO jobs (id, name, submitted, status, order_) VALUES (?, 'job', 0, ?, '')",
+                                 KEY[0], status).rowcount)  # fmt: skip
+
+
+def sent(party: int = 0) -> Sent:
+    return Sent(party, "north", ANSWER, 0.0, "nonce", "signature")
+
+
+def test_a_federation_can_be_opened_again_and_a_known_party_invited(tmp_path: Path, federation: Federation) -> None:
+    for _ in range(2):
+        ledger = Ledger(tmp_path / "hansa.db")
+        registry = Registry(federation, ledger)
+        assert registry.numbers == {"north": 0, "south": 1}
+        ledger.now(registry.invite("south")[1])
+        ledger.close()
+    ledger = Ledger(tmp_path / "hansa.db")
+    registry = Registry(federation, ledger)
+    ledger.now(registry.invite("west")[1])
+    registry.reload()
+    assert registry.numbers == {"north": 0, "south": 1, "west": 2}
+    ledger.close()
+
+
+def test_the_same_answer_gets_the_same_receipt_though_the_cohort_was_complete_without_it(
+    tmp_path: Path, ledger: Ledger
+) -> None:
+    path = tmp_path / DIGEST
+    path.write_bytes(DATA)
+    ledger.now(open_ask(KEY, "digest", (0, 1), 0.0))
+    ledger.now(store_answer(KEY, sent(1), path))
+    first = ledger.now(store_answer(KEY, sent(0), path))
+    ledger.now(close_ask(KEY, 1, {}))
+    assert first.status == "accepted"
+    assert ledger.now(store_answer(KEY, sent(0), path)) == first
+    ledger.close()
+
+
+def test_uploads_of_a_party_leave_those_of_one_whose_name_begins_alike(tmp_path: Path) -> None:
+    blobs = Blobs(tmp_path)
+    blobs.append("party.north-east", DIGEST, 0, DATA[:3], 100)
+    blobs.append("party.north", hashlib.sha256(b"other").hexdigest(), 0, b"other", 100)
+    assert blobs.stands("party.north-east", DIGEST) == 3
+    blobs.append("party.north-east", DIGEST, 3, DATA[3:], 100)
+    assert blobs.finish("party.north-east", DIGEST, len(DATA)).read_bytes() == DATA
+
+
+def test_memory_of_a_ticket_under_way_is_kept_while_something_else_is_asked(tmp_path: Path) -> None:
+    memory = Remembered(tmp_path)
+    for ask in ("0/round/0", "1/round/0", "1/round/4"):
+        memory.stage("job", ask, {"ask": ask})
+    assert memory.recall("job", "1/round/0", {None, "1/round/4"}) == {"ask": "1/round/0"}
+    assert memory.recall("job", "1/round/4") == {"ask": "1/round/4"}
+    assert memory.recall("job", "0/round/0") is None
+
+
+def test_what_a_party_was_fetching_as_it_died_is_gone_when_it_is_back(tmp_path: Path) -> None:
+    (tmp_path / "fetch-cut-off").mkdir()
+    (tmp_path / "fetch-cut-off" / "message").write_bytes(b"half a model")
+    Home(tmp_path)._lock.close()
+    assert list(tmp_path.glob("fetch-*")) == []
+
+
+def test_a_certificate_that_was_cut_off_in_writing_is_not_taken_up(
+    tmp_path: Path, federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the process died between opening the file and writing to it."""
+
+    class Died(BaseException):
+        pass
+
+    def die(*_: object) -> None:
+        raise Died
+
+    def begin(path: Path, data: bytes) -> None:
+        path.touch()
+        die()
+
+    async def work(aggregator: Aggregator, url: str) -> None:
+        async with enrolled(tmp_path, federation, url) as home:
+            before = (home.folder / "cert.pem").read_bytes()
+            async with home.client(url) as client:
+                monkeypatch.setattr(Path, "write_bytes", begin)
+                monkeypatch.setattr("hansa.net.home.reach", die)
+                with pytest.raises(Died):
+                    await home.rotate(client)
+            monkeypatch.undo()
+            home.settle_rotation()
+            assert (home.folder / "cert.pem").read_bytes() not in (b"", before)
+            async with home.client(url) as client:
+                await client.call("POST", "/v1/alive?instance=1")
+
+    serving(federation, work)
+
+
+def test_an_order_that_is_sent_twice_is_one_job(federation: Federation) -> None:
+    async def work(aggregator: Aggregator, url: str) -> None:
+        order = Order("job", EXPERIMENT, mark="1")
+        assert aggregator.runner.submit(order) == aggregator.runner.submit(order) == "job-1"
+        assert aggregator.runner.submit(Order("job", EXPERIMENT, mark="2")) == "job-2"
+
+    serving(federation, work)
+
+
+def serving(federation: Federation, work: Callable[[Aggregator, str], Awaitable[None]]) -> None:
+    """Do something with an aggregator in this process."""
+
+    async def main() -> None:
+        aggregator, done = Aggregator(federation), asyncio.Event()
+        ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        serving = asyncio.ensure_future(aggregator.serve(done, ready.set_result))
+        try:
+            await asyncio.wait((serving, ready), return_when=asyncio.FIRST_COMPLETED)
+            if ready.done():
+                await work(aggregator, f"https://127.0.0.1:{ready.result()}")
+        finally:
+            done.set()
+            await serving
+
+    asyncio.run(main())
+
+
+@asynccontextmanager
+async def enrolled(tmp_path: Path, federation: Federation, url: str) -> AsyncIterator[Home]:
+    home, token = Home(tmp_path / "home"), federation.token("north")
+    assert token is not None
+    await home.enrol(url, token)
+    yield home
+    home._lock.close()
+
+
+async def reply(client: Client) -> Receipt:
+    about = About(KEY[0], KEY[1], "0/round/0")
+    _, got = await client.call("POST", "/v1/jobs/job-1/asks/0/round/0/reply", pack(ANSWER), about)
+    return unpack(got, Receipt)
+
+
+def test_an_answer_that_was_fused_and_discarded_gets_its_receipt_again(tmp_path: Path, federation: Federation) -> None:
+    async def work(aggregator: Aggregator, url: str) -> None:
+        add_job(aggregator.ledger)
+        aggregator.ledger.now(open_ask(KEY, "digest", (0,), 0.0))
+        aggregator.blobs.append("party.north", DIGEST, 0, DATA, 100)
+        async with enrolled(tmp_path, federation, url) as home, home.client(url) as client:
+            first = await reply(client)
+            aggregator.blobs.discard(DIGEST)
+            assert first.status == "accepted"
+            assert await reply(client) == first
+
+    serving(federation, work)
+
+
+def test_an_answer_that_comes_too_late_leaves_nothing_on_the_disk(tmp_path: Path, federation: Federation) -> None:
+    async def work(aggregator: Aggregator, url: str) -> None:
+        add_job(aggregator.ledger)
+        aggregator.ledger.now(open_ask(KEY, "digest", (0,), 0.0))
+        aggregator.ledger.now(close_ask(KEY, None, {0: "it did not answer"}))
+        aggregator.blobs.append("party.north", DIGEST, 0, DATA, 100)
+        async with enrolled(tmp_path, federation, url) as home, home.client(url) as client:
+            assert (await reply(client)).status == "late"
+        assert list(aggregator.blobs) == []
+
+    serving(federation, work)
