@@ -16,6 +16,7 @@ from hansa.core.errors import HansaError, ReplayError
 from hansa.net.blobs import Gap
 from hansa.net.desk import Key
 from hansa.net.ledger import Writer
+from hansa.net.points import reach
 from hansa.net.wire import Answer, Receipt, ask_name
 
 WHERE = "job = ? AND round = ? AND phase = ? AND number = ?"
@@ -106,6 +107,7 @@ def store_answer(key: Key, sent: Sent, path: Path | None) -> Callable[[Writer], 
                 *key, sent.party, digest, blob.size if blob is not None else 0, sent.answer.staged, sent.answer.why,
                 sent.seconds, sent.nonce, sent.signature,
             )  # fmt: skip
+            reach("reply.written")
         return Receipt(*key, sent.name, digest, "late" if late else "accepted")
 
     return change
