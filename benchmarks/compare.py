@@ -12,6 +12,7 @@ repeats' medians, the time from launch to the end of the first round, and the pe
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import datetime
 import json
@@ -24,6 +25,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,8 +100,8 @@ class Found:
         return statistics.median(self.launches) if self.launches else None
 
 
-def descendants() -> list[int]:
-    """The processes below this one. Orphans come to this one too, so that none is missed."""
+def descendants(of: int | None = None) -> list[int]:
+    """The processes below one, by default this one. Orphans come to this one too, so that none is missed."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -108,7 +110,7 @@ def descendants() -> list[int]:
             except OSError:
                 continue
             children.setdefault(int(after_name[1]), []).append(int(entry))
-    found, queue = [], [os.getpid()]
+    found, queue = [], [of or os.getpid()]
     while queue:
         below = children.get(queue.pop(), [])
         found += below
@@ -142,14 +144,14 @@ class MemoryWatch(threading.Thread):
         return self.peak_mb
 
 
-def launch(contestant: Contestant, model: str, rounds: int, limit: float) -> tuple[float, dict[str, Any]]:
+def launch(contestant: Contestant, options: Sequence[str], limit: float) -> tuple[float, dict[str, Any]]:
     """Run a contestant to its end; the moment it was launched, and its report."""
-    command = [str(contestant.python), str(HERE / contestant.script), "--model", model, "--rounds", str(rounds)]
+    command = [str(contestant.python), str(HERE / contestant.script), *contestant.options, *options]
     path = os.pathsep.join(p for p in (str(HERE), os.environ.get("PYTHONPATH")) if p)
     with tempfile.TemporaryFile("w+") as output:  # not a pipe: a process left behind would hold it open
         begun = time.time()
         process = subprocess.Popen(
-            [*command, *contestant.options], env={**os.environ, "PYTHONPATH": path}, stdin=subprocess.DEVNULL,
+            command, env={**os.environ, "PYTHONPATH": path}, stdin=subprocess.DEVNULL,
             stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         try:
@@ -157,7 +159,7 @@ def launch(contestant: Contestant, model: str, rounds: int, limit: float) -> tup
         except subprocess.TimeoutExpired:
             raise RuntimeError(f"not done after {limit:.0f} s") from None
         finally:
-            clear_away(process)
+            clear_away()
         output.seek(0)
         said = output.read().splitlines()
     lines = [line for line in said if line.startswith("RESULT ")]
@@ -166,20 +168,15 @@ def launch(contestant: Contestant, model: str, rounds: int, limit: float) -> tup
     return begun, json.loads(lines[-1].removeprefix("RESULT "))
 
 
-def clear_away(process: subprocess.Popen[bytes]) -> None:
-    """End whatever a contestant left running, so that the next one has the machine to itself."""
-    left = descendants()
-    for pid in left:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-    process.wait()
-    for pid in left:
-        try:
-            os.waitpid(pid, 0)
-        except ChildProcessError:
-            continue
+def clear_away() -> None:
+    """End every process below this one, so that the next contestant has the machine to itself."""
+    while left := descendants():  # one that is not ended yet may start another
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in left:
+            with contextlib.suppress(ChildProcessError):  # a child of a child: it comes to this one first
+                os.waitpid(pid, 0)
 
 
 def take_part(name: str, contestant: Contestant, found: Found, given: argparse.Namespace, watch: bool) -> None:
@@ -190,7 +187,7 @@ def take_part(name: str, contestant: Contestant, found: Found, given: argparse.N
         if memory is not None:
             memory.start()
         rounds = min(given.rounds, 3) if watch else given.rounds
-        begun, report = launch(contestant, given.model, rounds, given.limit)
+        begun, report = launch(contestant, ("--model", given.model, "--rounds", str(rounds)), given.limit)
     except RuntimeError as error:
         found.failure = str(error)
         say(f"{name} {error}")

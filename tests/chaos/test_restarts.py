@@ -76,16 +76,6 @@ def test_the_same_answer_gets_the_same_receipt_though_the_cohort_was_complete_wi
     ledger.close()
 
 
-def test_an_answer_to_a_job_that_has_ended_is_late_and_not_kept(tmp_path: Path, ledger: Ledger) -> None:
-    path = tmp_path / DIGEST
-    path.write_bytes(DATA)
-    add_job(ledger, "stopped")
-    ledger.now(open_ask(KEY, "digest", (0,), 0.0))
-    assert ledger.now(store_answer(KEY, sent(), path)).status == "late"
-    assert ledger.all("SELECT * FROM replies") == []
-    ledger.close()
-
-
 def test_uploads_of_a_party_leave_those_of_one_whose_name_begins_alike(tmp_path: Path) -> None:
     blobs = Blobs(tmp_path)
     blobs.append("party.north-east", DIGEST, 0, DATA[:3], 100)
@@ -145,9 +135,9 @@ def test_a_certificate_that_was_cut_off_in_writing_is_not_taken_up(
 
 def test_an_order_that_is_sent_twice_is_one_job(federation: Federation) -> None:
     async def work(aggregator: Aggregator, url: str) -> None:
-        order = Order("job", EXPERIMENT, key="1")
+        order = Order("job", EXPERIMENT, mark="1")
         assert aggregator.runner.submit(order) == aggregator.runner.submit(order) == "job-1"
-        assert aggregator.runner.submit(Order("job", EXPERIMENT, key="2")) == "job-2"
+        assert aggregator.runner.submit(Order("job", EXPERIMENT, mark="2")) == "job-2"
 
     serving(federation, work)
 
@@ -207,6 +197,22 @@ def test_an_answer_that_comes_too_late_leaves_nothing_on_the_disk(tmp_path: Path
         aggregator.blobs.append("party.north", DIGEST, 0, DATA, 100)
         async with enrolled(tmp_path, federation, url) as home, home.client(url) as client:
             assert (await reply(client)).status == "late"
+        assert list(aggregator.blobs) == []
+
+    serving(federation, work)
+
+
+def test_an_answer_to_a_job_that_has_ended_is_late_and_not_kept(tmp_path: Path, federation: Federation) -> None:
+    async def work(aggregator: Aggregator, url: str) -> None:
+        aggregator.runner.submit(Order("job", EXPERIMENT))
+        aggregator.ledger.now(open_ask(KEY, "digest", (0,), 0.0))
+        aggregator.blobs.append("party.north", DIGEST, 0, DATA, 100)
+        aggregator.runner.stop(KEY[0])
+        while not aggregator.ledger.all("SELECT 1 FROM jobs WHERE status = 'stopped'"):
+            await asyncio.sleep(0.01)
+        async with enrolled(tmp_path, federation, url) as home, home.client(url) as client:
+            assert (await reply(client)).status == "late"
+        assert aggregator.ledger.all("SELECT * FROM replies") == []
         assert list(aggregator.blobs) == []
 
     serving(federation, work)

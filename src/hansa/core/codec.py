@@ -146,14 +146,17 @@ def mapped(path: str | Path, limit: int = 2**20) -> tuple[Any, dict[str, int], m
 
     They are checked as strictly as `decode` checks them. The header may have `limit` bytes.
     """
-    with open(path, "rb") as file:
-        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     try:
+        with open(path, "rb") as file:
+            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         length = int.from_bytes(memory[:8], "little")
         if len(memory) < 8 or length > min(limit, len(memory) - 8):
             raise ValueError("its header is longer than it may be")
         header = json.loads(memory[8 : 8 + length])
-        plain = json.loads(header.pop("__metadata__")["tree"])
+        about = header.pop("__metadata__")
+        if not all(isinstance(text, str) for text in about.values()):
+            raise ValueError("what is said about it is no text")
+        plain = json.loads(about["tree"])
         tensors, starts, at = {}, {}, 0
         for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
             begin, end = entry["data_offsets"]
@@ -162,7 +165,13 @@ def mapped(path: str | Path, limit: int = 2**20) -> tuple[Any, dict[str, int], m
                 if type(extent) is not int or extent < 0:
                     raise ValueError(f"the shape of {name} is not one")
                 count *= extent
-            if begin != at or end - begin != count * dtype.itemsize or 8 + length + end > len(memory):
+            if (
+                type(begin) is not int
+                or type(end) is not int
+                or begin != at
+                or end - begin != count * dtype.itemsize
+                or 8 + length + end > len(memory)
+            ):
                 raise ValueError(f"the bytes of {name} are not where they should be")
             starts[name], at = 8 + length + begin, end
             values = torch.frombuffer(memory, dtype=dtype, count=count, offset=starts[name]) if count else None

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hansa.core import codec, rng
-from hansa.core.errors import AlgorithmError
+from hansa.core.errors import AlgorithmError, ConfigError
 from hansa.core.op import Op, Payload, Reply, unwrap
 from hansa.core.params import Params
 from hansa.core.registry import from_config, to_config
@@ -25,6 +25,7 @@ from hansa.core.rows import Rows
 from hansa.core.trusted import Trusted
 
 Verb = Literal["reduce", "gather", "submit", "next", "exchange"]
+PIECE = 2**22  # numbers that are divided at once
 VERBS: tuple[Verb, ...] = ("reduce", "gather", "submit", "next", "exchange")
 
 
@@ -115,7 +116,9 @@ def _config(op: Op) -> dict[str, Any]:
 def op_of(config: Mapping[str, Any], where: str) -> Op:
     """The op that `op_config` described; a name that is not registered here is a ConfigError."""
     fields = dict(config)
-    op: Op = from_config(fields.pop("kind"), fields, where=where)
+    op = from_config(str(fields.pop("kind", "op")), fields, where=where)
+    if not isinstance(op, Op):
+        raise ConfigError(f"{where}: the {op.kind} {op.name!r} is nothing that a party could be asked to do")
     return op
 
 
@@ -131,8 +134,13 @@ class Reduced:
 
     def mean(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """The weighted mean: the sum divided once by the whole weight."""
-        value = self.sums[name].to(torch.float64) / self.weight
-        return value if dtype is None else value.to(dtype)
+        total = self.sums[name]
+        if dtype is None:
+            return total.to(torch.float64) / self.weight
+        out = torch.empty(total.shape, dtype=dtype, device=total.device)
+        for part, some in zip(torch.split(out.view(-1), PIECE), torch.split(total.reshape(-1), PIECE), strict=True):
+            part.copy_(some.to(torch.float64) / self.weight)  # in pieces: a float64 copy of a large model is spared
+        return out
 
 
 @dataclass(frozen=True)

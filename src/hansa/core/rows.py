@@ -116,7 +116,18 @@ class Rows:
                     yield ahead.popleft().result()
 
 
-class MappedRows(Rows):
+class ReadRows(Rows):
+    """Rows that are not in memory: whatever is wanted of them is read."""
+
+    def row(self, k: int) -> Tensor:
+        return self.take([k]).block(0, self.dim)[0]
+
+    def sample(self, count: int) -> Tensor:
+        step = max(1, self.dim // count)
+        return torch.cat([self.block(at, at + 1) for at in range(0, self.dim, step)], dim=1)
+
+
+class MappedRows(ReadRows):
     """Rows in a file, one after another from its beginning.
 
     `data` is the file mapped into memory, for single rows as they come and go. Blocks are read past the mapping: a page
@@ -164,16 +175,9 @@ class MappedRows(Rows):
             self._file.read(part, (k * self.dim + at) * self.dtype.itemsize)
         return columns
 
-    def row(self, k: int) -> Tensor:
-        return self.take([k]).block(0, self.dim)[0]
 
-    def sample(self, count: int) -> Tensor:
-        step = max(1, self.dim // count)
-        return torch.cat([self.block(at, at + 1) for at in range(0, self.dim, step)], dim=1)
-
-
-class FileRows(Rows):
-    """Rows that lie each in a file of its own, from a byte of it on."""
+class FileRows(ReadRows):
+    """Rows that lie each in a file of its own, from a byte of it on; for reading only."""
 
     def __init__(self, places: Sequence[tuple[str | Path, int]], dim: int, dtype: torch.dtype) -> None:
         super().__init__(torch.empty(0, dim, dtype=dtype))

@@ -7,10 +7,11 @@ refused and logged. Who is in an ask is decided once, when it is closed; an answ
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from hansa.core.errors import HansaError, ReplayError
 from hansa.net.blobs import Gap
@@ -79,36 +80,50 @@ class Sent:
     signature: str
 
 
+class Reads(Protocol):
+    """What can be asked of the record, by a change or by others."""
+
+    def one(self, sql: str, *values: Any) -> sqlite3.Row | None: ...
+
+
+def standing(db: Reads, key: Key, sent: Sent) -> Receipt | None:
+    """The receipt of an answer that was stored before, or is too late to be; None for one that is to be stored."""
+    blob = sent.answer.blob
+    digest = blob.digest if blob is not None else None
+    before = db.one(f"SELECT blob, why FROM replies WHERE {WHERE} AND party = ? AND NOT given_up", *key, sent.party)
+    ask = db.one(f"SELECT parties, closed FROM asks WHERE {WHERE}", *key)
+    if ask is None or sent.party not in json.loads(ask["parties"]):
+        raise Unasked(f"{sent.name} was not asked {ask_name(*key[1:])} of the job {key[0]}")
+    if before is not None:
+        if (before["blob"], before["why"]) != (digest, sent.answer.why):
+            raise Conflict(
+                f"{sent.name} has already answered {ask_name(*key[1:])} of the job {key[0]}, and otherwise; the first "
+                "answer stands"
+            )
+        return Receipt(*key, sent.name, digest, "accepted")
+    return Receipt(*key, sent.name, digest, "late") if ask["closed"] is not None else None
+
+
 def store_answer(key: Key, sent: Sent, path: Path | None) -> Callable[[Writer], Receipt]:
     """Keep an answer, once; on disk when the change is. `path` is where its blob lies; blobs are discarded by the
     writer too, so one that is there now will stay."""
 
     def change(db: Writer) -> Receipt:
+        receipt = standing(db, key, sent)
+        if receipt is not None:
+            return receipt
+        if path is not None and not path.exists():
+            raise Gap(0)
         blob = sent.answer.blob
-        digest = blob.digest if blob is not None else None
-        before = db.one(f"SELECT blob, why FROM replies WHERE {WHERE} AND party = ?", *key, sent.party)
-        ask = db.one(f"SELECT parties, closed FROM asks WHERE {WHERE}", *key)
-        if ask is None or sent.party not in json.loads(ask["parties"]):
-            raise Unasked(f"{sent.name} was not asked {ask_name(*key[1:])} of the job {key[0]}")
-        if before is not None and (before["blob"], before["why"]) != (digest, sent.answer.why):
-            raise Conflict(
-                f"{sent.name} has already answered {ask_name(*key[1:])} of the job {key[0]}, and otherwise; the first "
-                "answer stands"
-            )
-        job = db.one("SELECT status FROM jobs WHERE id = ?", key[0])
-        over = ask["closed"] is not None or (job is not None and job["status"] not in ("waiting", "running"))
-        late = before is None and over
-        if before is None and not late:
-            if path is not None and not path.exists():
-                raise Gap(0)
-            db.run(
-                "INSERT INTO replies (job, round, phase, number, party, blob, size, staged, why, seconds, nonce, "
-                "signature) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                *key, sent.party, digest, blob.size if blob is not None else 0, sent.answer.staged, sent.answer.why,
-                sent.seconds, sent.nonce, sent.signature,
-            )  # fmt: skip
-            reach("reply.written")
-        return Receipt(*key, sent.name, digest, "late" if late else "accepted")
+        digest, size = (blob.digest, blob.size) if blob is not None else (None, 0)
+        db.run(
+            "INSERT INTO replies (job, round, phase, number, party, blob, size, staged, why, seconds, nonce, "
+            "signature) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            *key, sent.party, digest, size, sent.answer.staged, sent.answer.why, sent.seconds, sent.nonce,
+            sent.signature,
+        )  # fmt: skip
+        reach("reply.written")
+        return Receipt(*key, sent.name, digest, "accepted")
 
     return change
 
@@ -154,6 +169,20 @@ def take_ticket(key: Key, flights: Mapping[int, Key]) -> Callable[[Writer], int 
             return None
         db.run(f"UPDATE asks SET closed = ? WHERE {WHERE}", json.dumps({"ticket": first[1]}), *key)
         return first[1]
+
+    return change
+
+
+def give_up(key: Key, party: int, why: str) -> Callable[[Writer], None]:
+    """Have a ticket come back without a reply, unless its party has answered; what it answers from now on is late."""
+
+    def change(db: Writer) -> None:
+        lost = db.run(
+            "INSERT OR IGNORE INTO replies (job, round, phase, number, party, blob, size, staged, why, seconds, nonce, "
+            "signature, given_up) VALUES (?, ?, ?, ?, ?, NULL, 0, 0, ?, 0, '', '', 1)", *key, party, why,
+        ).rowcount > 0  # fmt: skip
+        if lost:
+            db.run(f"UPDATE asks SET closed = ? WHERE {WHERE}", Closed((), {party: why}).text(), *key)
 
     return change
 

@@ -84,31 +84,28 @@ class Blobs:
         return len(gone)
 
     def stands(self, owner: str, digest: str) -> int:
-        """How many bytes of an upload are here; a blob that is whole counts in full."""
+        """How many bytes of an upload are here. What others have sent does not count: nobody learns of it so."""
         with self._turn(part := self._part(owner, digest)):
-            if part.exists():
-                return part.stat().st_size
-            return self.path(digest).stat().st_size if digest in self else 0
+            return part.stat().st_size if part.exists() else 0
 
     def append(self, owner: str, digest: str, at: int, data: bytes, limit: int) -> int:
         """Add a chunk to an upload; a chunk that is here already is left alone. Gives the bytes that are here.
 
-        `owner` keeps the uploads of different parties apart. A chunk that leaves a gap is a Gap, one that makes the
-        upload longer than `limit` a DataError.
+        `owner` keeps the uploads of different parties apart. A chunk that leaves a gap is a Gap. One that makes the
+        upload longer than `limit` is a DataError, and nothing of the upload stays.
         """
         with self._turn(part := self._part(owner, digest)):
-            if not part.exists() and digest in self:
-                return self.path(digest).stat().st_size
             here = part.stat().st_size if part.exists() else 0
             if at + len(data) <= here:
                 return here
             if at != here:
                 raise Gap(here)
             if here + len(data) > limit:
+                self._forget(part)
                 raise DataError(f"the upload is longer than the {limit} bytes it may have")
             if here == 0:  # a party works at one thing at a time: what it has left of others it will not go on with
                 for other in self._parts.glob(f"{owner}+*"):
-                    other.unlink()
+                    self._forget(other)
             count, running = self._hashes.get(part, (-1, None))
             if count != here:
                 running = _hash_of(part) if here else hashlib.sha256()
@@ -122,19 +119,14 @@ class Blobs:
     def finish(self, owner: str, digest: str, size: int) -> Path:
         """Make a whole upload a blob; on disk before this returns. One that is not what it should be is discarded."""
         with self._turn(part := self._part(owner, digest)):
-            path = self.path(digest)
-            if not part.exists():
-                if digest in self and path.stat().st_size == size:
-                    return path
-                raise Gap(0)
-            here = part.stat().st_size
-            if here < size:
+            here = part.stat().st_size if part.exists() else 0
+            if here < size or here == 0:
                 raise Gap(here)
             count, running = self._hashes.pop(part, (-1, None))
             if count != here:
                 running = _hash_of(part)
             if here > size or running.hexdigest() != digest:
-                part.unlink()
+                self._forget(part)
                 raise DataError(f"the {here} bytes that were uploaded do not have the hash {digest}; send them again")
             return self._publish(part, digest)
 
@@ -154,7 +146,11 @@ class Blobs:
         return path
 
     def _part(self, owner: str, digest: str) -> Path:
-        return self._parts / f"{owner}+{digest}"  # no name has a "+", so no owner's files begin with another's name
+        return self._parts / f"{owner}+{digest}"  # no name has a plus, so that no owner's beginning is another's
+
+    def _forget(self, part: Path) -> None:
+        part.unlink(missing_ok=True)
+        self._hashes.pop(part, None)
 
     def _turn(self, part: Path) -> threading.Lock:
         """One thread at a time at each upload."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import io
 import json
 import logging
 import random
@@ -44,6 +45,11 @@ def pause(attempt: int, chance: Callable[[], float] = random.random) -> float:
     return max(LEAST, chance() * min(MOST, LEAST * float(2 ** min(attempt, 16))))
 
 
+def paced(wait: float, chance: Callable[[], float] = random.random) -> float:
+    """Seconds to wait where the aggregator says how long: no fewer, within the same bounds, and not all at once."""
+    return max(LEAST, min(wait, MOST)) * (1 + chance() / 2)
+
+
 class Client:
     """A connection to one aggregator. Use it as `async with Client(...) as client`."""
 
@@ -71,19 +77,13 @@ class Client:
         while True:
             try:
                 status, got, data = await self._once(method, path, body, about, headers or {})
-            except ssl.SSLCertVerificationError as error:
-                raise Unreachable(f"{self.url} is not the aggregator it should be: {error.verify_message}") from None
-            except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientSSLError) as error:
-                if isinstance(error, aiohttp.ClientConnectorCertificateError):
-                    raise Unreachable(
-                        f"{self.url} is not the aggregator it should be: {error.certificate_error}"
-                    ) from None
-                status, got, data, why = 0, {}, b"", str(error)
+            except aiohttp.ClientConnectorCertificateError as error:
+                raise Unreachable(f"{self.url} is not the aggregator it should be: {error.certificate_error}") from None
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 status, got, data, why = 0, {}, b"", str(error) or type(error).__name__
             else:
                 why = _sentence(data, status)
-            if status and status < 400:
+            if 200 <= status < 300:
                 return got, data
             if status and status not in PASSING:
                 at = got.get("Hansa-At", "")
@@ -92,7 +92,7 @@ class Client:
             if self.patience is not None and attempt > self.patience:
                 raise Unreachable(f"no answer from {self.url}: {why}")
             wait = got.get("Retry-After", "")
-            seconds = min(float(wait), MOST) * (0.5 + random.random()) if wait.isdecimal() else pause(attempt)
+            seconds = paced(float(wait)) if wait.isdecimal() else pause(attempt)
             log.info("no answer, trying again", extra={"detail": {"why": why[:200], "seconds": round(seconds, 2)}})
             await asyncio.sleep(seconds)
 
@@ -104,7 +104,8 @@ class Client:
             if self._key is None:
                 raise HansaError("there is no key to sign this with")
             signed = signing.sign(self._key, method, path, body, about)
-        async with self._session.request(method, self.url + path, data=body or None, headers={**headers, **signed},
+        data = io.BytesIO(body) if body else None  # which is sent in pieces: the loop does other things in between
+        async with self._session.request(method, self.url + path, data=data, headers={**headers, **signed},
                                          allow_redirects=False) as answer:  # fmt: skip
             return answer.status, answer.headers, await answer.read()
 

@@ -7,6 +7,8 @@ in memory only: after a restart jobs offer again what was not answered.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -43,6 +45,7 @@ class Desk:
         self.absent_after, self.lease = absent_after, lease
         self._offers: dict[int, dict[Key, Offer]] = {}
         self._heard: dict[int, float] = {}
+        self._gone: set[int] = set()
         self._polls: dict[int, set[Callable[[], None]]] = {}
         self._answers: dict[Key, dict[int, str | None]] = {}
         self.changed = threading.Condition()
@@ -97,9 +100,14 @@ class Desk:
         return 0.0 if offer.taken is None else time.monotonic() - offer.taken
 
     def heard(self, party: int, instance: str | None = None) -> bool:
-        """A party is there; what this instance of it has taken stays its own. True for one that was not there."""
+        """A party is there; what this instance of it has taken stays its own. True for one that was not there. One that
+        was sent away is there again only when an instance of it was let in."""
         now = time.monotonic()
         with self.changed:
+            if instance is not None:
+                self._gone.discard(party)
+            elif party in self._gone:
+                return False
             new = not self._present(party, now)
             self._heard[party] = now
             for offer in self._offers.get(party, {}).values():
@@ -110,15 +118,19 @@ class Desk:
         return new
 
     def gone(self, party: int) -> None:
-        """A party is not to be waited for (it was revoked)."""
+        """A party is not to be waited for (it was revoked); where it waits for work itself, it is sent away."""
         with self.changed:
-            self._heard.pop(party, None)
-            self._offers.pop(party, None)
+            self._gone.add(party)
+            self._heard.pop(party, None)  # what it was asked stays, should it be let in again
+            wake = self._polls.pop(party, set())
             self.changed.notify_all()
+        for call in wake:
+            call()
 
     def _present(self, party: int, now: float) -> bool:
         heard = self._heard.get(party)
-        return heard is not None and now - heard <= self.absent_after
+        waits = party in self._polls  # its question for work is held open
+        return waits or (heard is not None and now - heard <= self.absent_after)
 
     def present(self, parties: Iterable[int]) -> list[int]:
         """Those of the parties that have been heard of lately."""
@@ -144,14 +156,27 @@ class Desk:
             end = loop.time() + seconds
             while (work := self.take(party, instance)) is None:
                 ready.clear()
-                try:
-                    await asyncio.wait_for(ready.wait(), end - loop.time())
-                except TimeoutError:
+                left = end - loop.time()
+                if left <= 0:
+                    return None
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(ready.wait(), min(left, self._free_in(party)))
+                if wake not in self._polls.get(party, ()):  # it was sent away
                     return None
             return work
         finally:
             with self.changed:
-                self._polls[party].discard(wake)
-                if not self._polls[party]:
-                    del self._polls[party]
-            self.heard(party)
+                polls = self._polls.get(party, set())
+                here = wake in polls
+                polls.discard(wake)
+                if not polls:
+                    self._polls.pop(party, None)
+            if here:
+                self.heard(party)
+
+    def _free_in(self, party: int) -> float:
+        """The seconds until the first of a party's leases runs out."""
+        now = time.monotonic()
+        with self.changed:
+            return min((max(offer.until - now, 0.0) + 0.01 for offer in self._offers.get(party, {}).values()),
+                       default=math.inf)  # fmt: skip

@@ -34,6 +34,7 @@ class Home:
             self._lock = open(folder / ".lock", "ab")  # noqa: SIM115 (held as long as the party runs)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            self._lock.close()
             raise ConfigError(
                 f"another process runs this party in {folder}; stop it, or give another --state"
             ) from None

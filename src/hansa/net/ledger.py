@@ -46,7 +46,8 @@ CREATE TABLE IF NOT EXISTS replies (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
     job TEXT NOT NULL, round INTEGER NOT NULL, phase TEXT NOT NULL, number INTEGER NOT NULL, party INTEGER NOT NULL,
     blob TEXT, size INTEGER NOT NULL, staged INTEGER NOT NULL, why TEXT, seconds REAL NOT NULL, nonce TEXT NOT NULL,
-    signature TEXT NOT NULL, spent INTEGER NOT NULL DEFAULT 0, UNIQUE (job, round, phase, number, party));
+    signature TEXT NOT NULL, given_up INTEGER NOT NULL DEFAULT 0, spent INTEGER NOT NULL DEFAULT 0,
+    UNIQUE (job, round, phase, number, party));
 CREATE INDEX IF NOT EXISTS replies_by_blob ON replies (blob) WHERE spent = 0;
 CREATE TABLE IF NOT EXISTS log (
     seq INTEGER PRIMARY KEY, at REAL NOT NULL, job TEXT, round INTEGER, party TEXT, event TEXT NOT NULL,
@@ -148,7 +149,8 @@ class Ledger:
             batch = [self._queue.get()]
             while not self._queue.empty() and len(batch) < 256:
                 batch.append(self._queue.get())
-            self._commit([item for item in batch if item is not None])
+            # A change whose author has gone before its turn is left out; from its turn on it cannot be called off.
+            self._commit([item for item in batch if item is not None and item[1].set_running_or_notify_cancel()])
             if None in batch:
                 return
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 from hansa.core.errors import ConfigError
 from hansa.core.op import Op, Payload, unwrap
 from hansa.core.registry import field_types, fill
+from hansa.local.solver import LocalSolver
 from hansa.net.wire import Work
 
 OWN = ("lr", "batch", "epochs", "steps")
@@ -49,6 +50,8 @@ class Policy:
                 raise ConfigError(f"own: unknown field {name!r}; a party may set {', '.join(OWN)}")
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
                 raise ConfigError(f"own.{name}: expected a positive number, got {value!r}")
+            if name != "lr" and not isinstance(value, int):
+                raise ConfigError(f"own.{name}: expected a whole number, got {value!r}")
 
     @classmethod
     def read(cls, path: Path) -> Policy:
@@ -75,8 +78,7 @@ class Policy:
 
     def refuses_op(self, op: Op) -> str | None:
         """Why this party does not do that, or None; an op inside another counts too."""
-        layers, inner = unwrap(op)
-        for part in (*layers, inner):
+        for part in _parts(op):
             if not _matches(part.name, self.ops):
                 return f"its policy does not accept the op {part.name!r}"
         return None
@@ -93,12 +95,23 @@ class Policy:
     def payload(self, op: Op, payload: Payload) -> Payload:
         """What the party works on: with its own learning rate, batch size and amount of work, where the op has such."""
         inner = unwrap(op)[1]
-        own = {name: value for name, value in self.own.items() if inner.paced and name in field_types(type(inner))}
+        if not isinstance(inner, LocalSolver) or not inner.paced:
+            return payload
+        own = {name: value for name, value in self.own.items() if inner.has(name)}
         if not own:
             return payload
-        if "epochs" in own and "steps" not in own and "steps" in field_types(type(inner)):
+        if "epochs" in own and "steps" not in own and inner.has("steps"):
             own["steps"] = None  # which would go before them
         return {**payload, "work": {**payload.get("work", {}), **own}}
+
+
+def _parts(op: Op) -> Iterator[Op]:
+    """An op, and those that are fields of it or of these."""
+    yield op
+    for name in field_types(type(op)):
+        inner = getattr(op, name)
+        if isinstance(inner, Op):
+            yield from _parts(inner)
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

@@ -16,6 +16,7 @@ from hansa.net.ledger import Ledger, Writer
 
 DAYS = 90  # that a party's certificate lasts
 TOKEN_DAYS = 30  # that a token can be used
+DECLARE = "INSERT OR IGNORE INTO parties (number, name) VALUES ((SELECT count(*) FROM parties), ?)"
 
 
 class Denied(HansaError):
@@ -52,7 +53,7 @@ class Registry:
     def _declare(self, parties: Sequence[str]) -> Callable[[Writer], None]:
         def change(db: Writer) -> None:
             for name in parties:
-                _declare(db, name)
+                db.run(DECLARE, name)
                 if (token := self.federation.token(name)) is not None:
                     db.run("INSERT OR IGNORE INTO tokens (digest, party, expires) VALUES (?, ?, ?)",
                            token.digest(), name, time.time() + TOKEN_DAYS * 86400)  # fmt: skip
@@ -67,13 +68,14 @@ class Registry:
         """What is to be noted when a certificate is used for the first time: its owner's older ones end."""
         if self._valid.get(who.fingerprint) != "new":
             return None
-        self._valid[who.fingerprint] = "valid"
 
         def change(db: Writer) -> None:
-            db.run("UPDATE certificates SET state = 'superseded' WHERE name = ? AND role = ? AND state = 'valid'",
-                   who.name, who.role)  # fmt: skip
-            db.run("UPDATE certificates SET state = 'valid' WHERE fingerprint = ?", who.fingerprint)
-            db.log("certificate in use", party=who.name, certificate=who.fingerprint)
+            first = db.run("UPDATE certificates SET state = 'valid' WHERE fingerprint = ? AND state = 'new'",
+                           who.fingerprint).rowcount > 0  # fmt: skip
+            if first:  # not if it was revoked in between
+                db.run("UPDATE certificates SET state = 'superseded' WHERE name = ? AND role = ? AND state = 'valid' "
+                       "AND fingerprint != ?", who.name, who.role, who.fingerprint)  # fmt: skip
+                db.log("certificate in use", party=who.name, certificate=who.fingerprint)
 
         return change
 
@@ -142,7 +144,7 @@ class Registry:
         token = keys.new_token(keys.valid_name(name), self.federation.read("ca.pem"))
 
         def change(db: Writer) -> None:
-            _declare(db, name)
+            db.run(DECLARE, name)
             db.run("UPDATE tokens SET void = 1 WHERE party = ? AND certificate IS NULL", name)
             db.run("INSERT INTO tokens (digest, party, expires) VALUES (?, ?, ?)", token.digest(), name,
                    time.time() + TOKEN_DAYS * 86400)  # fmt: skip
@@ -163,12 +165,6 @@ class Registry:
             return count
 
         return change
-
-
-def _declare(db: Writer, name: str) -> None:
-    """Have a party; a new one's number is how many there are already."""
-    if db.one("SELECT 1 FROM parties WHERE name = ?", name) is None:
-        db.run("INSERT INTO parties (number, name) SELECT count(*), ? FROM parties", name)
 
 
 def _trust(who: keys.Identity, pem: bytes) -> Callable[[Writer], None]:

@@ -8,6 +8,7 @@ job that is begun again from its last checkpoint takes the same ones.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
 import time
@@ -22,13 +23,14 @@ from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket, op_co
 from hansa.core.op import DataOp, Op, Reply
 from hansa.core.replies import Malformed, Record, Rules, Stored, arrive, combine, expected_size
 from hansa.core.runtime import Abort, Commit, Open, Request
-from hansa.net.asks import WHERE, Closed, close_ask, decide, open_ask, take_ticket
+from hansa.net.asks import WHERE, Closed, close_ask, decide, give_up, open_ask, take_ticket
 from hansa.net.blobs import Blobs
 from hansa.net.desk import Desk, Key, Offer
 from hansa.net.ledger import Ledger
 from hansa.net.points import reach
 from hansa.net.wire import Blob, Work, ask_name
 
+log = logging.getLogger("hansa.net")
 SLACK = 2**16  # bytes that a reply may be longer than expected: names of metrics
 TICK = 1.0  # seconds after which a waiting job looks whether somebody has gone absent
 
@@ -100,14 +102,26 @@ class Network:
 
     def present(self, round: int, needed: int, phase: str = "present") -> Sequence[int]:
         """The parties that are there as a round begins, once there are so many; on a replay, those that were."""
-        key = (self.job, round, phase, 0)
+        key, told = (self.job, round, phase, 0), False
         while True:
             row = self.ledger.one(f"SELECT closed FROM asks WHERE {WHERE}", *key)
             here = [p for p in self.desk.present(range(len(self.parties))) if p not in self.refused]
             if row is not None or len(here) >= needed:
+                if told:
+                    self._tell(None)
                 found: list[int] = self.ledger.now(decide(key, lambda here=here: here, time.time()))  # type: ignore[misc]
                 return found
+            if not told:
+                away = [name for party, name in enumerate(self.parties) if party not in here]
+                self._tell(f"waiting for {needed - len(here)} of: {', '.join(away[:20])}")
+                told = True
             self._wait()
+
+    def _tell(self, what: str | None) -> None:
+        """Have those who look at the job see what it waits for."""
+        if what is not None:
+            log.info(what, extra={"job": self.job})
+        self.ledger.now(lambda db: db.run("UPDATE jobs SET reason = ? WHERE id = ?", what, self.job).rowcount)
 
     def _wait(self, seconds: float = TICK, until: Callable[[], bool] = lambda: False) -> None:
         """Wait for that, or for news where there is nothing special to wait for, but no longer than a moment."""
@@ -170,7 +184,7 @@ class Network:
 
         def done() -> bool:
             enough = ask.enough is not None and sum(why is None for why in answers.values()) >= ask.enough
-            return enough or len(answers) + len(missing) >= len(ask.parties)
+            return enough or len(answers.keys() | missing.keys()) >= len(ask.parties)
 
         try:
             while not done():
@@ -242,7 +256,8 @@ class Network:
         self.ledger.now(open_ask(key, request.digest(), (), time.time()))
         under_way = {id: flight.key for id, flight in self._flights.items()}
         while (found := self.ledger.now(take_ticket(key, under_way))) is None:
-            self._wait()
+            if not self._give_up_absent():
+                self._wait()
         reach("ticket.taken")
         flight = self._flights.pop(found)
         (row,) = self._replies(flight.key)
@@ -257,6 +272,16 @@ class Network:
         if row["staged"]:
             self._tip[flight.ticket.party] = ask_name(*flight.key[1:])
         return arrival
+
+    def _give_up_absent(self) -> bool:
+        """Have the tickets of parties that have gone come back as lost; whether there were any."""
+        here = set(self.desk.present([flight.ticket.party for flight in self._flights.values()]))
+        gone = [flight for flight in self._flights.values() if flight.ticket.party not in here]
+        for flight in gone:
+            why = f"it was not heard of for {self.desk.absent_after:g} s"
+            self.ledger.now(give_up(flight.key, flight.ticket.party, why))
+            self.desk.withdraw(flight.key, [flight.ticket.party])
+        return bool(gone)
 
     @property
     def flights(self) -> list[Flight]:

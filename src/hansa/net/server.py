@@ -20,14 +20,13 @@ from aiohttp import web
 
 from hansa.core.errors import ConfigError, DataError, HansaError
 from hansa.net import keys, signing
-from hansa.net.asks import WHERE, Conflict, Sent, Unasked, store_answer
+from hansa.net.asks import Conflict, Sent, Unasked, standing, store_answer
 from hansa.net.blobs import CHUNK, Blobs, Gap
 from hansa.net.desk import Desk, Key, Offer
 from hansa.net.ledger import Ledger, LedgerError
 from hansa.net.points import reach
 from hansa.net.registry import Denied, Registry
 from hansa.net.wire import (
-    BLOB,
     ENVELOPE,
     POLL,
     PROTOCOLS,
@@ -117,7 +116,7 @@ class Server:
             Route("POST", "/v1/alive", "party", False, self.alive),
             Route("GET", ask + "/message", "party", False, self.message),
             Route("GET", ask + "/task", "party", False, self.task),
-            Route("GET", ask + "/parts/{digest}", "party", False, self.stands),
+            Route("GET", ask + "/parts/{digest}", "party", False, self.part_stands),
             Route("PUT", ask + "/parts/{digest}", "party", True, self.part, CHUNK),
             Route("POST", ask + "/reply", "party", True, self.reply),
             Route("GET", "/v1/uploads/{digest}", "operator", False, self.stands),
@@ -163,6 +162,8 @@ class Server:
                 return trouble(503, str(error), {"Retry-After": "5"})
             except (ConfigError, DataError, HansaError) as error:
                 return trouble(400, str(error))
+            except ConnectionError:  # who asked has gone
+                raise
             except OSError as error:
                 log.error("%s", error)
                 return trouble(507 if error.errno == 28 else 503, f"the aggregator cannot store this: {error.strerror}",
@@ -210,15 +211,13 @@ class Server:
             who = self._peer(request)
             if who is None:
                 raise Refused(401, "this needs a client certificate; enrol first (hansa join --token-file ...)")
-            if not self.registry.admits(who):
-                raise Denied(
-                    f"the certificate of {who.name} is not valid here (any more); enrol again with a new token"
-                )
-            if who.role != route.role:
-                raise Denied(f"this is for the role {route.role}, and {who.name} has the role {who.role}")
             first = self.registry.used(who)
             if first is not None:
                 await self._written(first)
+                self.registry.reload()
+            self._check(who)
+            if who.role != route.role:
+                raise Denied(f"this is for the role {route.role}, and {who.name} has the role {who.role}")
         if (request.content_length or 0) > route.limit:
             raise Refused(413, f"the body has {request.content_length} bytes, and at most {route.limit} are taken")
         body = await request.read() if request.can_read_body else b""
@@ -228,7 +227,15 @@ class Server:
         if route.signed:
             assert who is not None
             about = signing.verify(who.key, request.method, request.raw_path, body, request.headers)
-        return Call(request, who, body, about)
+        call = Call(request, who, body, about)
+        if about is not None and about != (_about(_key(call)) if "round" in request.match_info else signing.About()):
+            raise signing.SignatureError("the request was signed for another job, round or ask than its path names")
+        return call
+
+    def _check(self, who: keys.Identity) -> None:
+        """Deny what comes with a certificate that does not count (any more)."""
+        if not self.registry.admits(who):
+            raise Denied(f"the certificate of {who.name} is not valid here (any more); enrol again with a new token")
 
     async def _written(self, change: Callable[[Any], Any]) -> Any:
         return await asyncio.wrap_future(self.ledger.write(change))
@@ -276,6 +283,8 @@ class Server:
         finally:
             for task in (waiting, closing):
                 task.cancel()
+        assert call.who is not None
+        self._check(call.who)  # it may have ended while the question was held open
         return web.Response(status=204, headers={"Retry-After": "0"}) if work is None else packed(work)
 
     async def alive(self, call: Call) -> web.Response:
@@ -284,13 +293,7 @@ class Server:
 
     def _offer(self, call: Call) -> tuple[int, Key, Offer | None]:
         """The ask that the path names, as the calling party was asked it."""
-        job, round, phase, number = (call.part(name) for name in ("job", "round", "phase", "number"))
-        if not (round.isdecimal() and number.isdecimal() and len(round) < 16 and len(number) < 16):
-            raise DataError("the path names no ask")
-        key = (job, int(round), phase, int(number))
-        if call.about is not None and call.about != signing.About(job, key[1], ask_name(*key[1:])):
-            raise signing.SignatureError("the request was signed for another job, round or ask than its path names")
-        party = self.registry.number(call.name)
+        key, party = _key(call), self.registry.number(call.name)
         return party, key, self.desk.find(party, key)
 
     def _asked(self, call: Call) -> tuple[int, Offer]:
@@ -315,6 +318,10 @@ class Server:
             raise DataError("the path names no SHA-256")
         return digest
 
+    async def part_stands(self, call: Call) -> web.Response:
+        self._asked(call)
+        return await self.stands(call)
+
     async def stands(self, call: Call) -> web.Response:
         here = await asyncio.to_thread(self.blobs.stands, self._owner(call), self._digest(call))
         return web.Response(status=204, headers={"Hansa-At": str(here)})
@@ -327,12 +334,8 @@ class Server:
         return await self._append(call, CENTRAL)
 
     async def _append(self, call: Call, limit: int) -> web.Response:
-        at = call.query("at")
-        if not at.isdecimal() or int(at) > BLOB:
-            raise DataError("the query does not say at which byte the chunk begins (at=0)")
-        here = await asyncio.to_thread(
-            self.blobs.append, self._owner(call), self._digest(call), int(at), call.body, limit
-        )
+        at = _whole(call.query("at"), "the query does not say at which byte the chunk begins (at=0)")
+        here = await asyncio.to_thread(self.blobs.append, self._owner(call), self._digest(call), at, call.body, limit)
         return web.Response(status=204, headers={"Hansa-At": str(here)})
 
     async def reply(self, call: Call) -> web.Response:
@@ -340,22 +343,23 @@ class Server:
         party, key, offer = self._offer(call)
         if (answer.blob is None) == (answer.why is None):
             raise DataError("an answer has either a blob or a reason why there is none")
-        path: Path | None = None
-        stored = self.ledger.one(f"SELECT 1 FROM replies WHERE {WHERE} AND party = ?", *key, party) is not None
-        if answer.blob is not None and not stored:  # of one that is, the blob may have been fused and discarded
-            blob = answer.blob
-            path = await asyncio.to_thread(self.blobs.finish, self._owner(call), blob.digest, blob.size)
-            reach("reply.stored")
         seconds = self.desk.spent(offer) if offer is not None else 0.0
         headers = call.request.headers
         sent = Sent(party, call.name, answer, seconds, headers[signing.NONCE], headers[signing.SIGNATURE])
-        accepted = False
-        try:
-            receipt = await self._written(store_answer(key, sent, path))
-            accepted = receipt.status == "accepted"
-        finally:
-            if path is not None and not accepted:
-                await asyncio.to_thread(self.jobs.discard, [path.name])
+        receipt = standing(self.ledger, key, sent)
+        if receipt is None:  # only what will be stored is made a blob
+            path: Path | None = None
+            if answer.blob is not None:
+                blob = answer.blob
+                path = await asyncio.to_thread(self.blobs.finish, self._owner(call), blob.digest, blob.size)
+                reach("reply.stored")
+            accepted = False
+            try:
+                receipt = await self._written(store_answer(key, sent, path))
+                accepted = receipt.status == "accepted"
+            finally:
+                if path is not None and not accepted:
+                    await asyncio.to_thread(self.jobs.discard, [path.name])
         reach("reply.acknowledged")
         self.desk.answered(key, party, answer.why)
         extra = {"job": key[0], "round": key[1], "party": call.name, "detail": {"ask": ask_name(*key[1:])}}
@@ -391,7 +395,11 @@ class Server:
     async def submit(self, call: Call) -> web.Response:
         order = unpack(call.body, Order)
         if order.central is not None:
-            await asyncio.to_thread(self.blobs.finish, self._owner(call), order.central.digest, order.central.size)
+            try:
+                await asyncio.to_thread(self.blobs.finish, self._owner(call), order.central.digest, order.central.size)
+            except Gap:
+                if order.central.digest not in self.blobs:  # it may be the same order again
+                    raise
         job = await asyncio.to_thread(self.jobs.submit, order)
         return web.json_response({"job": job})
 
@@ -407,12 +415,8 @@ class Server:
         return web.json_response([_job_tree(row) | {"round": row["round"] or 0} for row in rows])
 
     async def show_job(self, call: Call) -> web.Response:
-        row, after = self._job(call), call.query("after", "0")
-        if not after.isdecimal():
-            raise DataError("after: expected a round's number")
-        rounds = self.ledger.all(
-            "SELECT * FROM rounds WHERE job = ? AND round > ? ORDER BY round", row["id"], int(after)
-        )
+        row, after = self._job(call), _whole(call.query("after", "0"), "after: expected a round's number")
+        rounds = self.ledger.all("SELECT * FROM rounds WHERE job = ? AND round > ? ORDER BY round", row["id"], after)
         lines = [
             {**json.loads(r["line"]), "members": json.loads(r["members"]), "model": r["model"], "head": r["head"]}
             for r in rounds
@@ -431,11 +435,26 @@ class Server:
         return served(self.blobs.path(row["model"]), {"Hansa-Digest": row["model"]})
 
     async def log(self, call: Call) -> web.Response:
-        after = call.query("after", "0")
-        if not after.isdecimal():
-            raise DataError("after: expected an entry's number")
-        rows = self.ledger.all("SELECT * FROM log WHERE seq > ? ORDER BY seq LIMIT 1000", int(after))
+        after = _whole(call.query("after", "0"), "after: expected an entry's number")
+        rows = self.ledger.all("SELECT * FROM log WHERE seq > ? ORDER BY seq LIMIT 1000", after)
         return web.json_response([{**dict(row), "detail": json.loads(row["detail"])} for row in rows])
+
+
+def _whole(text: str, error: str) -> int:
+    """The whole number that a path or a query gives."""
+    if not re.fullmatch(r"[0-9]{1,15}", text):
+        raise DataError(error)
+    return int(text)
+
+
+def _key(call: Call) -> Key:
+    """The ask that the path names."""
+    round, number = (_whole(call.part(name), "the path names no ask") for name in ("round", "number"))
+    return call.part("job"), round, call.part("phase"), number
+
+
+def _about(key: Key) -> signing.About:
+    return signing.About(key[0], key[1], ask_name(*key[1:]))
 
 
 def _job_tree(row: sqlite3.Row) -> dict[str, Any]:

@@ -19,9 +19,9 @@ BLOB = 2**36  # bytes of a blob, at most
 POLL = 25.0  # seconds that a question for work is held open
 
 T = TypeVar("T")
-Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z")]
 Text = Annotated[str, Meta(max_length=4096)]
-Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 
 
@@ -91,13 +91,14 @@ class Admission(Struct, frozen=True):
 class Order(Struct, frozen=True):
     """A job: an experiment's tables, the aggregator's own samples as a blob, and how many parties it begins with.
 
-    `key` is a random number of the order: one that is sent again, because the answer was lost, is no second job."""
+    `mark` is drawn by who submits it: the same order again, mark and all, is the same job.
+    """
 
     name: Name
     experiment: dict[str, Any]
     central: Blob | None = None
     min_parties: Count | None = None
-    key: Annotated[str, Meta(max_length=64)] = ""
+    mark: Annotated[str, Meta(max_length=64)] = ""
 
 
 class Trouble(Struct, frozen=True):

@@ -6,6 +6,7 @@ that were stored, and ends with the same bits.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -30,9 +31,10 @@ from hansa.core.replies import Record
 from hansa.core.runtime import Abort, Open, Request, complete
 from hansa.core.task import Known, Task
 from hansa.data.describe import Describe, Description, agreed
-from hansa.net.blobs import Blobs
+from hansa.net.asks import Closed, decide
+from hansa.net.blobs import Blobs, Gap
 from hansa.net.desk import Desk
-from hansa.net.ledger import Ledger, Writer
+from hansa.net.ledger import Ledger, LedgerError, Writer
 from hansa.net.points import reach
 from hansa.net.registry import Registry
 from hansa.net.runtime import Network, Stopped
@@ -44,6 +46,7 @@ from hansa.run.simulate import NUMERICS
 
 log = logging.getLogger("hansa.net")
 ACTIVE = "status IN ('waiting', 'running')"
+PAUSE = 5.0  # seconds before a job that could not be written is tried again
 LASTING = ("describe", "prepare", "begin")  # phases whose replies a job needs until it ends
 
 
@@ -136,7 +139,9 @@ class Job:
         self.training: Training | None = None
         self.experiment = check_order(order, runner.functions)
         run = self.experiment.run
-        self.network = Network(id, order.name, runner.registry.names, runner.ledger, runner.blobs, runner.desk,
+        # Parties that are invited while it runs are not of it, after a restart neither.
+        parties = runner.ledger.now(decide((id, 0, "parties", 0), lambda: runner.registry.names, time.time()))
+        self.network = Network(id, order.name, parties, runner.ledger, runner.blobs, runner.desk,
                                runner.folder / "messages" / id, run.rules(), run.deadline,
                                stopping=lambda: self.stopped.is_set() or runner.closing.is_set())  # fmt: skip
 
@@ -151,9 +156,11 @@ class Job:
             if not self.stopped.is_set():
                 return  # the aggregator shuts down: the job goes on when it is back
             status, reason = "stopped", "stopped by the operator"
-        except RoundAborted as error:
-            reason = str(error)
-        except HansaError as error:
+        except (LedgerError, OSError) as error:  # a full disk, say: the job goes on when it can be written again
+            log.error("the job is interrupted: %s", error, extra={"job": self.id})
+            self.runner.closing.wait(PAUSE)
+            return
+        except (RoundAborted, HansaError) as error:
             reason = str(error)
         except Exception as error:
             log.exception("the job failed", extra={"job": self.id})
@@ -170,6 +177,7 @@ class Job:
                    json.dumps(summary) if summary is not None else None, self.id)  # fmt: skip
             spent = db.all("SELECT blob FROM replies WHERE job = ? AND spent = 0", self.id)
             db.run("UPDATE replies SET spent = 1 WHERE job = ?", self.id)
+            db.run("UPDATE asks SET closed = ? WHERE job = ? AND closed IS NULL", Closed((), {}).text(), self.id)
             db.log(f"job {status}", self.id, reason=reason, model=model)
             return [b for b in [row["checkpoint"], row["central"], *(r["blob"] for r in spent)] if b is not None]
 
@@ -190,7 +198,7 @@ class Job:
         names = self.network.parties
         needed = len(names) if self.order.min_parties is None else self.order.min_parties
         self.network.present(0, needed, "begin")
-        about = yield from self._describe()
+        about, why = yield from self._describe()
         run, central = self.experiment.run, self._central()
         table = self.experiment.task
         loss, classes = learned(central.get("loss") or table.loss, central.get("classes") or about.classes)
@@ -210,7 +218,9 @@ class Job:
             "classes": classes, "party_test": table.party_test, "seed": run.seed, "bf16": bf16,
         }  # fmt: skip
         records = JobRecords(self.id, self.runner.ledger, self.runner.blobs, self.network)
-        needed = run.rules().needed(run.size(len(names)))
+        needed, left = run.rules().needed(run.size(len(names))), len(names) - len(self.network.refused)
+        if left < needed:
+            raise ConfigError(f"a round needs {needed} parties, and {left} are left that do not refuse the job: {why}")
         self.training = Training(
             self.experiment.algorithm, task, dataclasses.replace(run, checkpoint_seconds=0.0), objective, known,
             records, self.network, on_round=self._tell, present=lambda round: self.network.present(round, needed),
@@ -223,8 +233,8 @@ class Job:
         detail |= {k: line[k] for k in ("empty", "missing", "rejected") if k in line}
         log.info("round closed", extra={"job": self.id, "round": line["round"], "detail": detail})
 
-    def _describe(self) -> Generator[Request, Any, Description]:
-        """What the parties say of their data; those that refuse the job are not asked again."""
+    def _describe(self) -> Generator[Request, Any, tuple[Description, dict[str, str]]]:
+        """What the parties say of their data, and why others say nothing; those that refuse are not asked again."""
         record = Record()
         count = len(self.network.parties)
 
@@ -233,18 +243,28 @@ class Job:
 
         yield Open(0, record)
         fed = Federation(range(count), 0, self.experiment.run.seed, count, phase="describe")
-        try:
-            answers: Gathered = yield from drive(ask(fed), "describe")
-        except RoundAborted:
-            reasons = {self.network.parties[p]: why for p, why in (record.missing | record.rejected).items()}
-            raise ConfigError(f"no party takes part: {reasons}") from None
+        answers: Gathered | None = None
+        with contextlib.suppress(RoundAborted):
+            answers = yield from drive(ask(fed), "describe")
+        reasons = {self.network.parties[p]: why for p, why in (record.missing | record.rejected).items()}
+        self._note_absence(reasons)
+        if answers is None:
+            raise ConfigError(f"no party takes part: {reasons}")
         yield Abort(0)
-        for party, why in record.missing.items():
-            log.warning(
-                "not taking part", extra={"job": self.id, "party": self.network.parties[party], "detail": {"why": why}}
-            )
         names = [self.network.parties[p] for p in answers.parties]
-        return agreed(names, [Description.of(reply) for reply in answers.replies])
+        return agreed(names, [Description.of(reply) for reply in answers.replies]), reasons
+
+    def _note_absence(self, reasons: dict[str, str]) -> None:
+        """Keep in the log, once, who does not take part from the beginning, and why."""
+
+        def change(db: Writer) -> None:
+            if db.one("SELECT 1 FROM log WHERE job = ? AND event = 'not taking part'", self.id) is None:
+                for party, why in reasons.items():
+                    db.log("not taking part", self.id, party=party, why=why)
+
+        self.runner.ledger.now(change)
+        for party, why in reasons.items():
+            log.warning("not taking part", extra={"job": self.id, "party": party, "detail": {"why": why}})
 
     def _central(self) -> dict[str, Any]:
         """The aggregator's own samples, as they came with the order."""
@@ -300,9 +320,11 @@ class Runner:
         experiment.run.size(len(self.registry.names))
 
         def change(db: Writer) -> str:
-            known = db.one("SELECT id FROM jobs WHERE order_ = ?", pack(order)) if order.key else None
-            if known is not None:
-                return str(known["id"])
+            same = db.one("SELECT id FROM jobs WHERE order_ = ?", pack(order)) if order.mark else None
+            if same is not None:
+                return str(same["id"])
+            if order.central is not None and order.central.digest not in self.blobs:
+                raise Gap(0)  # a job that had the same has just ended
             count = db.one("SELECT count(*) AS n FROM jobs WHERE name = ?", order.name)
             assert count is not None
             id = f"{order.name}-{count['n'] + 1}"
@@ -358,19 +380,17 @@ class Runner:
                 if row["id"] not in self._running and len(self._running) < self._most and not self.closing.is_set():
                     self._start(row["id"], unpack(row["order_"], Order))
 
-    def _set(self, id: str, status: str, reason: str | None) -> None:
-        self.ledger.now(
-            lambda db: db.run("UPDATE jobs SET status = ?, reason = ? WHERE id = ?", status, reason, id).rowcount
-        )
-
     def _start(self, id: str, order: Order) -> None:
         try:
             job = Job(id, order, self)
         except HansaError as error:  # the parts it names are not here any more
             why = str(error)
-            self.ledger.now(
-                lambda db: db.run("UPDATE jobs SET status = 'failed', reason = ? WHERE id = ?", why, id).rowcount
-            )
+
+            def change(db: Writer) -> None:
+                db.run("UPDATE jobs SET status = 'failed', reason = ? WHERE id = ?", why, id)
+                db.log("job failed", id, reason=why)
+
+            self.ledger.now(change)
             return
         self.ledger.now(lambda db: db.run("UPDATE jobs SET status = 'running' WHERE id = ?", id).rowcount)
 

@@ -14,7 +14,7 @@ from hansa.core import codec
 from hansa.core.errors import ConfigError, DataError, HansaError
 from hansa.data.party_files import load_party_file
 from hansa.net import keys
-from hansa.net.client import Client, Unreachable
+from hansa.net.client import Client, Refusal, Unreachable
 from hansa.net.federation import Federation
 from hansa.net.signing import About
 from hansa.net.wire import Blob, Order, pack
@@ -71,9 +71,14 @@ class Operator:
         order = Order(keys.valid_name(name), tree, blob, min_parties, secrets.token_hex(16))
 
         async def send(client: Client) -> str:
-            await client.send("/v1/uploads", blob, memoryview(data), About())
-            answer = await client.json("POST", "/v1/jobs", pack(order), About())
-            return str(answer["job"])
+            for _ in range(3):
+                await client.send("/v1/uploads", blob, memoryview(data), About())
+                try:
+                    return str((await client.json("POST", "/v1/jobs", pack(order), About()))["job"])
+                except Refusal as error:
+                    if error.status != 416:  # the upload has gone: once more
+                        raise
+            raise DataError("the aggregator loses what is uploaded to it")
 
         return self._do(send), notes + replaced(experiment)
 

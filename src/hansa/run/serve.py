@@ -98,6 +98,13 @@ class Aggregator:
         self.state.mkdir(mode=0o700, exist_ok=True)
         self._lock = open(self.state / ".lock", "ab")  # noqa: SIM115 (held as long as the aggregator runs)
         try:
+            self._open(federation)
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def _open(self, federation: Federation) -> None:
+        try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(f"another process serves {federation.folder}; stop it first") from None
@@ -121,10 +128,10 @@ class Aggregator:
         table = self.federation.serve
         site = web.TCPSite(runner, table.host, table.port, ssl_context=self.tls, backlog=4096)
         try:
-            await site.start()
-        except OSError as error:
-            raise ConfigError(f"cannot listen on {table.host}:{table.port}: {error.strerror}") from None
-        try:
+            try:
+                await site.start()
+            except OSError as error:
+                raise ConfigError(f"cannot listen on {table.host}:{table.port}: {error.strerror}") from None
             self.runner.resume()
             port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
             log.info("serving", extra={"detail": {"federation": self.federation.name, "port": port}})

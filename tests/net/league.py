@@ -1,0 +1,358 @@
+"""A federation on loopback for tests: an aggregator and parties on loops of their own, real certificates and sockets.
+
+`Caller` speaks HTTPS by hand, so that a test can say what no client of ours would say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import http.client
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hansa.core import codec
+from hansa.net import asks, keys, signing
+from hansa.net.desk import Offer
+from hansa.net.federation import Federation, init
+from hansa.net.home import Home
+from hansa.net.party import Agent, Worker
+from hansa.net.signing import About
+from hansa.net.wire import Admission, Answer, Blob, Enrolment, Order, Receipt, Trouble, Work, ask_name, pack, unpack
+from hansa.run.join import Samples, preparer
+from hansa.run.operate import Operator
+from hansa.run.serve import Aggregator
+
+PARTIES = ("ann", "bob", "cid")
+PATIENCE = 20.0  # seconds after which something that should have happened has not
+
+
+@dataclasses.dataclass(frozen=True)
+class Answered:
+    """What came back for a request."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def error(self) -> str:
+        return unpack(self.body, Trouble).error
+
+    @property
+    def receipt(self) -> Receipt:
+        return unpack(self.body, Receipt)
+
+
+class Caller:
+    """One HTTPS connection, with somebody's certificate or with none."""
+
+    def __init__(self, league: League, key: keys.PrivateKey | None = None, files: tuple[Path, Path] | None = None,
+                 name: str = "") -> None:  # fmt: skip
+        self.files = files
+        self.key, self.name, self.instance = key, name, hashlib.sha256(name.encode()).hexdigest()[:32]
+        cert, private = files if files is not None else (None, None)
+        self._tls = keys.client_context(league.folder / "ca.pem", cert, private)
+        self.league = league
+        self.connection = self._connect()
+
+    def _connect(self) -> http.client.HTTPSConnection:
+        return http.client.HTTPSConnection("127.0.0.1", self.league.port, timeout=PATIENCE, context=self._tls)
+
+    def call(self, method: str, path: str, body: bytes = b"", about: About | None = None,
+             headers: Mapping[str, str] | None = None, key: keys.PrivateKey | None = None) -> Answered:  # fmt: skip
+        """A request; with `about` it is signed, by `key` or by the caller's own."""
+        signer = key or self.key
+        signed = signing.sign(signer, method, path, body, about) if about is not None and signer is not None else {}
+        every = {"Hansa-Protocol": "1", **signed, **(headers or {})}
+        every = {name: value for name, value in every.items() if value != "-"}
+        self.connection.request(method, path, body, every)
+        with self.connection.getresponse() as got:
+            return Answered(got.status, dict(got.headers), got.read())
+
+    def close(self) -> None:
+        self.connection.close()
+
+    # What a party does
+
+    def work(self, instance: str | None = None) -> Work | None:
+        got = self.call("GET", f"/v1/work?instance={instance or self.instance}")
+        assert got.status in (200, 204), got
+        return unpack(got.body, Work) if got.body else None
+
+    def put(self, ask: Asked, digest: str, at: int, data: bytes) -> Answered:
+        return self.call("PUT", f"{ask.path}/parts/{digest}?at={at}", data, ask.about)
+
+    def upload(self, ask: Asked, data: bytes) -> Blob:
+        blob = Blob(hashlib.sha256(data).hexdigest(), len(data))
+        assert self.put(ask, blob.digest, 0, data).status == 204
+        return blob
+
+    def reply(self, ask: Asked, answer: Answer, **given: Any) -> Answered:
+        return self.call("POST", f"{ask.path}/reply", pack(answer), ask.about, **given)
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """An ask, as paths and signatures name it."""
+
+    job: str = "job-1"
+    round: int = 0
+    phase: str = "round"
+    number: int = 0
+
+    @property
+    def key(self) -> tuple[str, int, str, int]:
+        return self.job, self.round, self.phase, self.number
+
+    @property
+    def path(self) -> str:
+        return f"/v1/jobs/{self.job}/asks/{self.round}/{self.phase}/{self.number}"
+
+    @property
+    def about(self) -> About:
+        return About(self.job, self.round, ask_name(self.round, self.phase, self.number))
+
+
+async def quiet() -> None:
+    """Wait until a loop's connections are closed: aiohttp does not wait for those that were cut off."""
+    selector = asyncio.get_running_loop()._selector  # type: ignore[attr-defined]
+    while len(selector.get_map()) > 1:  # the loop's own pipe stays
+        await asyncio.sleep(0.005)
+
+
+class Member:
+    """A party on a thread of its own, as `hansa join` runs it."""
+
+    def __init__(self, league: League, name: str, samples: Samples, policy: str = "") -> None:
+        folder = league.folder / "homes" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "party.toml").write_text(policy)
+        self.home, self.league = Home(folder), league
+        self.failure: BaseException | None = None
+        self._prepare = preparer(samples)
+        self._token = league.token(name)
+        self._started, self._leave = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+        assert self._started.wait(PATIENCE)
+
+    def _run(self) -> None:
+        async def main() -> None:
+            self._loop = asyncio.get_running_loop()
+            if not self.home.enrolled:
+                await self.home.enrol(self.league.url, self._token)
+            async with self.home.client(self.league.url) as client:
+                self.agent = Agent(self.home, client, Worker(self.home, self._prepare))
+                self._task = asyncio.ensure_future(self.agent.stay())
+                self._started.set()
+                await asyncio.wait((self._task,))
+                if not self._task.cancelled():
+                    self.failure = self._task.exception()
+            await quiet()
+
+        try:
+            asyncio.run(main())
+        except BaseException as error:
+            self.failure = error
+        finally:
+            self._started.set()
+
+    def leave(self) -> None:
+        """Go, without a word to anybody."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._task.cancel)
+        self.gone()
+        self.home._lock.close()
+
+    def gone(self) -> None:
+        """Wait until it has ended."""
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive()
+
+
+class League:
+    """A federation's folder and its aggregator."""
+
+    def __init__(self, folder: Path, parties: Sequence[str] = PARTIES, **serve: Any) -> None:
+        self.folder, self._serve = folder, serve
+        init(folder, "league", parties, ["127.0.0.1"], 0)
+        self.members: dict[str, Member] = {}
+        self._callers: list[Caller] = []
+        self.port = 0
+        self.start()
+
+    def start(self) -> None:
+        federation = Federation.open(self.folder)
+        table = dataclasses.replace(federation.serve, host="127.0.0.1", port=self.port, **self._serve)
+        self.aggregator = Aggregator(dataclasses.replace(federation, serve=table))
+        self.ledger, self.desk, self.runner = self.aggregator.ledger, self.aggregator.desk, self.aggregator.runner
+        ready, failed = threading.Event(), []
+
+        def tell(port: int) -> None:
+            self.port = port
+            ready.set()
+
+        async def main() -> None:
+            self._loop, self._done = asyncio.get_running_loop(), asyncio.Event()
+            await self.aggregator.serve(self._done, tell)
+
+        def run() -> None:
+            try:
+                asyncio.run(main())
+            except BaseException as error:
+                failed.append(error)
+                ready.set()
+
+        self._thread = threading.Thread(target=run, name="aggregator", daemon=True)
+        self._thread.start()
+        assert ready.wait(PATIENCE) and not failed, failed
+
+    def stop(self) -> None:
+        """End the aggregator; what it has is in its folder."""
+        for caller in self._callers:
+            caller.close()
+        self._loop.call_soon_threadsafe(self._done.set)
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive()
+
+    def close(self) -> None:
+        for member in self.members.values():
+            member.leave()
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self.port}"
+
+    @property
+    def operator(self) -> Operator:
+        return Operator(dataclasses.replace(Federation.open(self.folder), url=self.url))
+
+    def token(self, name: str) -> keys.Token:
+        return keys.Token.of((self.folder / "tokens" / f"{name}.token").read_text())
+
+    # Callers
+
+    def caller(self, *given: Any) -> Caller:
+        caller = Caller(self, *given)
+        self._callers.append(caller)
+        return caller
+
+    def nobody(self) -> Caller:
+        return self.caller()
+
+    def chief(self) -> Caller:
+        """The operator."""
+        files = self.folder / "operator.pem", self.folder / "operator.key"
+        return self.caller(keys.key_of(files[1].read_bytes()), files, "operator")
+
+    def certified(self, name: str, key: keys.PrivateKey, certificate: bytes) -> Caller:
+        """A party with that key and certificate."""
+        place = self.folder / "callers"
+        place.mkdir(exist_ok=True)
+        mark = hashlib.sha256(certificate).hexdigest()[:8]
+        files = place / f"{name}-{mark}.pem", place / f"{name}-{mark}.key"
+        files[0].write_bytes(certificate)
+        keys.write_private(files[1], keys.key_bytes(key))
+        return self.caller(key, files, name)
+
+    def enrolled(self, name: str, token: keys.Token | None = None) -> Caller:
+        """A party that has enrolled, and whose certificate is in use."""
+        key = keys.new_key()
+        body = pack(Enrolment((token or self.token(name)).secret, keys.request(key, name)))
+        got = self.nobody().call("POST", "/v1/enrol", body)
+        assert got.status == 200, got
+        caller = self.certified(name, key, unpack(got.body, Admission).certificate)
+        assert caller.call("POST", f"/v1/alive?instance={caller.instance}").status == 204
+        return caller
+
+    # Asks
+
+    def ask(self, asked: Asked | None = None, parties: Sequence[int] = (0, 1, 2), limit: int = 2**24,
+            message: bytes = b"message", task: bytes = b"task", **given: Any) -> Asked:  # fmt: skip
+        """Ask parties something, as a job would."""
+        asked = asked or Asked(**given)
+        self.ledger.now(asks.open_ask(asked.key, "digest", list(parties), 0.0))
+        self.desk.watch(asked.key)
+        files = []
+        for name, data in (("message", message), ("task", task)):
+            path = self.folder / f"{name}-{hashlib.sha256(data).hexdigest()}"
+            path.write_bytes(data)
+            files.append(path)
+        blobs = [Blob(path.name.partition("-")[2], path.stat().st_size) for path in files]
+        for party in parties:
+            work = Work(asked.job, "job", party, *asked.key[1:], blobs[0], blobs[1], None, None, None, 1)
+            self.desk.offer([(party, Offer(work, files[0], files[1], limit))])
+        return asked
+
+    def close_ask(self, asked: Asked, missing: Mapping[int, str] | None = None) -> None:
+        self.desk.withdraw(asked.key, range(8))
+        self.ledger.now(asks.close_ask(asked.key, None, missing or {}))
+
+    def replies(self, asked: Asked) -> dict[int, Any]:
+        return {
+            row["party"]: dict(row) for row in self.ledger.all(f"SELECT * FROM replies WHERE {asks.WHERE}", *asked.key)
+        }
+
+    def events(self, event: str) -> list[dict[str, Any]]:
+        """The log's entries of that name."""
+        self.ledger.now(lambda db: None)  # what waits is written
+        return [dict(row) for row in self.ledger.all("SELECT * FROM log WHERE event = ? ORDER BY seq", event)]
+
+    # Jobs
+
+    def join(self, name: str, samples: Samples, policy: str = "") -> Member:
+        self.members[name] = member = Member(self, name, samples, policy)
+        self.until(lambda: bool(self.desk.present([self.number(name)])))
+        return member
+
+    def number(self, name: str) -> int:
+        return self.aggregator.registry.number(name)
+
+    def until(self, found: Callable[[], bool]) -> None:
+        """Wait for something that the desk hears of."""
+        end = time.monotonic() + PATIENCE
+        with self.desk.changed:
+            while not found():
+                assert time.monotonic() < end, "it did not happen"
+                self.desk.changed.wait(0.05)
+
+    def submit(self, tree: Mapping[str, Any], name: str = "job", min_parties: int | None = None) -> str:
+        return self.runner.submit(Order(name, dict(tree), None, min_parties))
+
+    def ended(self, job: str) -> dict[str, Any]:
+        """The job once it has ended, with its rounds."""
+        running = self.runner._running.get(job)
+        if running is not None:
+            running[1].join(PATIENCE)
+        return self.shown(job)
+
+    def shown(self, job: str) -> dict[str, Any]:
+        row = self.ledger.one("SELECT * FROM jobs WHERE id = ?", job)
+        assert row is not None
+        rounds = self.ledger.all("SELECT * FROM rounds WHERE job = ? ORDER BY round", job)
+        lines = [{**json.loads(r["line"]), "members": json.loads(r["members"]), "model": r["model"]} for r in rounds]
+        return {**dict(row), "rounds": lines}
+
+    def model(self, job: str) -> Tensor:
+        """The parameters of a finished job's model, as one vector."""
+        digest = self.shown(job)["model"]
+        assert digest is not None, self.shown(job)["reason"]
+        return codec.decode(self.aggregator.blobs.path(digest).read_bytes())
+
+
+def samples(party: int, n: int = 12, features: int = 3, classes: int = 2) -> Samples:
+    """A party's samples: float64 features about the party's own centre, class numbers."""
+    draw = torch.Generator().manual_seed(100 + party)
+    x = torch.randn(n, features, generator=draw, dtype=torch.float64) * (1 + party) + party
+    y = torch.arange(n) % classes
+    return (x, y), None

@@ -1,0 +1,155 @@
+"""Requests that fail in passing are made again, with pauses; those that are refused are not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+from league import Caller, League
+
+from hansa.net import client as clients
+from hansa.net import keys
+from hansa.net.client import Client, Refusal, Unreachable, paced, pause
+from hansa.net.server import trouble
+from hansa.net.signing import About, verify
+
+chances = st.floats(0, 1, exclude_max=True)
+
+
+@given(st.integers(1, 10_000), chances)
+def test_a_pause_lies_between_half_a_second_and_a_bound_that_doubles(attempt: int, chance: float) -> None:
+    seconds = pause(attempt, lambda: chance)
+    bound = min(60.0, 0.5 * 2.0 ** min(attempt, 20))
+    assert 0.5 <= seconds <= max(0.5, bound) <= 60
+    assert seconds == max(0.5, chance * bound)
+
+
+def test_pauses_are_spread_over_all_of_their_range() -> None:
+    drawn = [pause(7) for _ in range(400)]
+    assert min(drawn) < 5 and max(drawn) > 55 and len({round(seconds, 3) for seconds in drawn}) > 300
+
+
+@given(st.floats(0, 1e300), chances)
+def test_the_aggregators_own_word_is_a_least_pause_within_the_bounds(wait: float, chance: float) -> None:
+    seconds = paced(wait, lambda: chance)
+    assert 0.5 <= seconds <= 90 and seconds >= min(wait, 60)
+
+
+class Far:
+    """A server that says what it is told to, and a client that does not wait as long as it says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.answers: list[Callable[[], web.Response] | None] = []
+        self.asked: list[web.BaseRequest] = []
+        self.slept: list[float] = []
+        sleep = asyncio.sleep
+
+        async def nap(seconds: float, *given: Any) -> None:
+            if seconds:
+                self.slept.append(seconds)
+            await sleep(0)
+
+        monkeypatch.setattr(clients.asyncio, "sleep", nap)
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        self.asked.append(request)
+        answer = self.answers.pop(0)
+        if answer is None:  # the line is cut
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+        return answer()
+
+    def call(self, *given: Any, patience: int | None = None, key: keys.PrivateKey | None = None, **more: Any) -> Any:
+        async def main() -> Any:
+            runner = web.ServerRunner(web.Server(self._answer))
+            await runner.setup()
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+            try:
+                async with Client(f"http://127.0.0.1:{port}/", keys.unverified_context(), key, patience) as client:
+                    return await client.call(*given, **more)
+            finally:
+                await runner.cleanup()
+
+        return asyncio.run(main())
+
+
+@pytest.fixture
+def far(monkeypatch: pytest.MonkeyPatch) -> Far:
+    return Far(monkeypatch)
+
+
+def good() -> web.Response:
+    return web.Response(body=b"good")
+
+
+def saying(status: int, **headers: str) -> Callable[[], web.Response]:
+    return lambda: trouble(status, f"because of {status}", {name.replace("_", "-"): v for name, v in headers.items()})
+
+
+def test_what_fails_in_passing_is_tried_again(far: Far) -> None:
+    far.answers = [None, saying(503), saying(500), lambda: web.Response(status=502, body=b"<html>"), saying(429), good]
+    assert far.call("POST", "/x")[1] == b"good"
+    assert len(far.slept) == 5 and all(0.5 <= seconds <= 16 for seconds in far.slept)
+
+
+def test_the_aggregators_pace_is_kept(far: Far) -> None:
+    far.answers = [saying(503, Retry_After="7"), saying(503, Retry_After="0"), saying(503, Retry_After="9" * 400),
+                   saying(503, Retry_After="Fri, 31 Dec 1999 23:59:59 GMT"), good]  # fmt: skip
+    far.call("GET", "/x")
+    assert 7 <= far.slept[0] <= 10.5 and 0.5 <= far.slept[1] <= 0.75 and 60 <= far.slept[2] <= 90
+    assert 0.5 <= far.slept[3] <= 60
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 413, 416, 426])
+def test_a_refusal_is_not_tried_again(far: Far, status: int) -> None:
+    far.answers = [saying(status, Hansa_At="42"), good]
+    with pytest.raises(Refusal, match=f"because of {status}") as caught:
+        far.call("GET", "/x")
+    assert caught.value.status == status and caught.value.at == 42 and far.slept == []
+
+
+def test_patience_ends_where_there_is_a_bound_to_it(far: Far) -> None:
+    far.answers = [saying(503)] * 3
+    with pytest.raises(Unreachable, match="because of 503"):
+        far.call("GET", "/x", patience=2)
+    assert len(far.slept) == 2
+
+
+def test_a_redirect_is_not_followed(far: Far) -> None:
+    far.answers = [lambda: web.Response(status=307, headers={"Location": "http://127.0.0.1:1/"})]
+    with pytest.raises(Refusal, match="status 307"):
+        far.call("GET", "/x")
+    assert len(far.asked) == 1
+
+
+def test_each_attempt_is_signed_and_speaks_its_version(far: Far) -> None:
+    key = keys.new_key()
+    far.answers = [saying(503), good]
+    far.call("POST", "/v1/x?y=1", b"body", About("job-1", 3, "3/round/0"), key=key)
+    for request in far.asked:
+        assert request.headers["Hansa-Protocol"] == "1"
+        assert verify(key.public_key(), "POST", "/v1/x?y=1", b"body", request.headers) == About("job-1", 3, "3/round/0")
+    assert len({request.headers["Hansa-Nonce"] for request in far.asked}) == 2
+
+
+def test_a_party_goes_on_when_the_aggregator_comes_back(league: League, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "LEAST", 0.01)
+    caller: Caller = league.enrolled("ann")
+    assert caller.files is not None
+    league.stop()
+
+    async def main() -> None:
+        async with Client(league.url, keys.client_context(league.folder / "ca.pem", *caller.files)) as client:
+            asked = asyncio.ensure_future(client.call("POST", f"/v1/alive?instance={caller.instance}"))
+            await asyncio.to_thread(league.start)
+            await asyncio.wait_for(asked, 10)
+
+    asyncio.run(main())

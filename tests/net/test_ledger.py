@@ -1,0 +1,223 @@
+"""The record: one writer, many changes to a flush, all of a change or nothing, and a log that only grows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hansa.core.errors import ConfigError
+from hansa.net import points
+from hansa.net.asks import Closed, close_ask, decide, open_ask, take_ticket
+from hansa.net.ledger import Ledger, LedgerError, Writer, entry_hash
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    ledger = Ledger(tmp_path / "hansa.db")
+    yield ledger
+    ledger.close()
+
+
+def add(name: str) -> object:
+    return lambda db: (
+        db.run("INSERT INTO parties (number, name) VALUES ((SELECT count(*) FROM parties), ?)", name).rowcount
+    )
+
+
+def names(ledger: Ledger) -> list[str]:
+    return [row["name"] for row in ledger.all("SELECT name FROM parties ORDER BY number")]
+
+
+class Held:
+    """The writer, busy until it is let go: what is written meanwhile goes into one batch."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._go, started = threading.Event(), threading.Event()
+
+        def wait(db: Writer) -> None:
+            started.set()
+            assert self._go.wait(10)
+
+        self._change = ledger.write(wait)
+        assert started.wait(10)
+
+    def go(self) -> None:
+        self._go.set()
+        self._change.result()
+
+
+def test_changes_that_wait_share_one_commit(ledger: Ledger) -> None:
+    commits: list[str] = []
+    held = Held(ledger)
+    points.install(lambda name: commits.append(name) if name == "ledger.commit" else None)
+    try:
+        made = [ledger.write(add(f"p{k}")) for k in range(100)]  # type: ignore[arg-type]
+        assert names(ledger) == []
+        held.go()
+        assert [change.result() for change in made] == [1] * 100
+    finally:
+        points.install(None)
+    assert len(commits) <= 2 and len(names(ledger)) == 100  # the held one's, and one for all
+
+
+def test_an_error_in_a_change_undoes_it_and_only_it(ledger: Ledger) -> None:
+    def half(db: Writer) -> None:
+        db.run("INSERT INTO parties (number, name) VALUES (77, 'half')")
+        db.log("half")
+        raise ValueError("no further")
+
+    def twice(db: Writer) -> None:
+        db.run("INSERT INTO parties (number, name) VALUES (78, 'again')")
+        db.run("INSERT INTO parties (number, name) VALUES (78, 'and again')")
+
+    held = Held(ledger)
+    made = [ledger.write(change) for change in (add("one"), half, twice, add("two"))]  # type: ignore[list-item]
+    held.go()
+    with pytest.raises(ValueError, match="no further"):
+        made[1].result()
+    with pytest.raises(sqlite3.IntegrityError):
+        made[2].result()
+    assert made[0].result() == made[3].result() == 1
+    assert names(ledger) == ["one", "two"] and ledger.all("SELECT * FROM log") == []
+
+
+def test_a_result_comes_after_the_commit_and_a_reader_sees_no_half_change(ledger: Ledger) -> None:
+    seen: list[list[str]] = []
+    points.install(lambda name: seen.append(names(ledger)) if name in ("ledger.execute", "ledger.commit") else None)
+    try:
+        ledger.now(add("one"))  # type: ignore[arg-type]
+    finally:
+        points.install(None)
+    assert seen == [[], ["one"]]
+
+
+def test_a_change_whose_author_has_gone_does_not_stop_the_writer(ledger: Ledger) -> None:
+    held = Held(ledger)
+
+    async def leave() -> None:
+        change = asyncio.wrap_future(ledger.write(add("early")))  # type: ignore[arg-type]
+        running = asyncio.wrap_future(held._change)
+        await asyncio.sleep(0)
+        change.cancel()
+        running.cancel()
+        await asyncio.wait((change, running))
+
+    asyncio.run(leave())
+    held._go.set()
+    ledger.now(add("next"))  # type: ignore[arg-type]
+    assert names(ledger) == ["next"]
+
+
+def test_a_record_that_cannot_be_written_says_so_and_goes_on_when_it_can(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "hansa.db")
+    ledger._db.execute("PRAGMA query_only = 1")
+    with pytest.raises(LedgerError, match="cannot be written"):
+        ledger.now(add("one"))  # type: ignore[arg-type]
+    ledger._db.execute("PRAGMA query_only = 0")
+    ledger.now(add("two"))  # type: ignore[arg-type]
+    assert names(ledger) == ["two"]
+    ledger.close()
+
+
+def test_closing_finishes_what_waits_and_a_restart_reads_everything(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "hansa.db")
+    made = [ledger.write(add(f"p{k}")) for k in range(600)]  # type: ignore[arg-type]
+    ledger.close()
+    assert all(change.done() for change in made)
+    again = Ledger(tmp_path / "hansa.db")
+    assert names(again) == [f"p{k}" for k in range(600)]
+    mode = [again._db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")]
+    assert mode == ["wal", 2]
+    again.close()
+
+
+def test_a_file_that_is_none_or_of_another_version_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "bad.db").write_bytes(b"no database" * 1000)
+    with pytest.raises(LedgerError, match="cannot be opened"):
+        Ledger(tmp_path / "bad.db")
+    db = sqlite3.connect(tmp_path / "new.db")
+    db.execute("PRAGMA user_version = 99")
+    db.close()
+    with pytest.raises(ConfigError, match="another version of hansa"):
+        Ledger(tmp_path / "new.db")
+
+
+def test_each_entry_of_the_log_stands_for_all_before_it(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "hansa.db")
+    heads = [ledger.now(lambda db, k=k: db.log("event", "job-1", k, "ann", why=f"reason {k}")) for k in range(3)]
+    ledger.close()
+    ledger = Ledger(tmp_path / "hansa.db")
+    heads.append(ledger.now(lambda db: db.log("after a restart")))
+    rows = ledger.all("SELECT * FROM log ORDER BY seq")
+    head = "0" * 64
+    for row, said in zip(rows, heads, strict=True):
+        entry = [row[name] for name in ("seq", "at", "job", "round", "party", "event", "detail")]
+        assert entry_hash(head, *entry) == row["hash"] == said
+        for k, changed in enumerate(entry):
+            other = [*entry[:k], "other" if isinstance(changed, str) else 7, *entry[k + 1 :]]
+            assert entry_hash(head, *other) != row["hash"]
+        head = row["hash"]
+    assert [row["seq"] for row in rows] == [1, 2, 3, 4] and json.loads(rows[0]["detail"]) == {"why": "reason 0"}
+    ledger.close()
+
+
+# What asks go through
+
+KEY = ("job-1", 0, "round", 0)
+
+
+def answered(ledger: Ledger, party: int, why: str | None = None, key: tuple[str, int, str, int] = KEY) -> None:
+    sql = ("INSERT INTO replies (job, round, phase, number, party, blob, size, staged, why, seconds, nonce, signature) "
+           "VALUES (?, ?, ?, ?, ?, 'b', 1, 0, ?, 0, '', '')")  # fmt: skip
+    ledger.now(lambda db: db.run(sql, *key, party, why).rowcount)
+
+
+def test_an_ask_is_opened_once_and_another_in_its_place_fails_loudly(ledger: Ledger) -> None:
+    assert ledger.now(open_ask(KEY, "d", [0, 1], 5.0)) == (5.0, None)
+    assert ledger.now(open_ask(KEY, "d", [0, 1], 9.0)) == (5.0, None)
+    with pytest.raises(Exception, match="asked something else"):
+        ledger.now(open_ask(KEY, "other", [0, 1], 9.0))
+
+
+def test_an_ask_is_closed_once_with_the_first_to_answer(ledger: Ledger) -> None:
+    ledger.now(open_ask(KEY, "d", [0, 1, 2, 3, 4], 5.0))
+    answered(ledger, 3)
+    answered(ledger, 0, "it would rather not")
+    answered(ledger, 4)
+    answered(ledger, 1)
+    closed = ledger.now(close_ask(KEY, 2, {2: "it was away", 3: "it was thought to be away"}))
+    assert closed.members == (3, 4)
+    assert closed.missing == {
+        0: "it would rather not",
+        1: "the cohort was complete before it answered",
+        2: "it was away",
+    }
+    answered(ledger, 2)
+    assert ledger.now(close_ask(KEY, None, {})) == closed == Closed.of(closed.text())
+    assert ledger.now(open_ask(KEY, "d", [0, 1, 2, 3, 4], 9.0)) == (5.0, closed.text())
+
+
+def test_tickets_come_back_in_the_order_in_which_they_were_answered(ledger: Ledger) -> None:
+    flights = {k: ("job-1", 0, "round", k) for k in range(3)}
+    nexts = [("job-1", 0, "round", 10 + k) for k in range(3)]
+    for key in (*flights.values(), *nexts):
+        ledger.now(open_ask(key, "d", [0], 1.0))
+    assert ledger.now(take_ticket(nexts[0], flights)) is None
+    for ticket in (2, 0):
+        answered(ledger, 0, key=flights[ticket])
+    assert ledger.now(take_ticket(nexts[0], flights)) == 2
+    answered(ledger, 0, key=flights[1])
+    assert ledger.now(take_ticket(nexts[0], flights)) == 2  # a replay
+    del flights[2]
+    assert ledger.now(take_ticket(nexts[1], flights)) == 0
+
+
+def test_what_was_taken_from_the_world_is_taken_again(ledger: Ledger) -> None:
+    assert ledger.now(decide(KEY, lambda: [1, 2], 0.0)) == [1, 2]
+    assert ledger.now(decide(KEY, lambda: [3], 0.0)) == [1, 2]

@@ -1,0 +1,259 @@
+"""A party's own policy: what it refuses, with which reason, and what it does its own way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from league import PARTIES, League, samples
+
+import hansa
+from hansa.core import codec
+from hansa.core.errors import ConfigError
+from hansa.core.federation import op_config, op_of
+from hansa.core.op import Op
+from hansa.core.predictor import Evaluate
+from hansa.core.registry import build
+from hansa.local import SGD
+from hansa.net.policy import Policy
+from hansa.net.wire import Blob, Work
+from hansa.run.config import make_model
+from hansa.run.join import preparer
+
+TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}
+BLOB = Blob("ab" * 32, 1)
+
+
+def work(name: str = "heart", min_cohort: int = 1) -> Work:
+    return Work("heart-1", name, 0, 0, "round", 0, BLOB, BLOB, None, None, None, min_cohort)
+
+
+def policy(tmp_path: Path, text: str) -> Policy:
+    (tmp_path / "party.toml").write_text(text)
+    return Policy.read(tmp_path / "party.toml")
+
+
+def test_without_a_file_everything_registered_is_accepted_and_the_file_is_written(tmp_path: Path) -> None:
+    found = Policy.read(tmp_path / "party.toml")
+    assert found == Policy() == Policy.read(tmp_path / "party.toml")
+    assert found.refuses_work(work()) is None and found.refuses_op(SGD()) is None
+    assert found.refuses_model("logistic") is None and found.refuses_model(None) is None
+
+
+def test_jobs_are_accepted_by_name_and_by_the_least_cohort(tmp_path: Path) -> None:
+    found = policy(tmp_path, 'jobs = ["heart-*", "eye"]\nmin_cohort = 3')
+    assert found.refuses_work(work("heart-2", 3)) is None and found.refuses_work(work("eye", 9)) is None
+    assert "does not accept the job 'heart'" in str(found.refuses_work(work("heart", 3)))
+    assert "does not accept the job 'Eye'" in str(found.refuses_work(work("Eye", 3)))
+    assert "at least 3, and the job allows 2; set run.min_cohort" in str(found.refuses_work(work("eye", 2)))
+
+
+@pytest.mark.parametrize(
+    ("op", "inside"),
+    [
+        (SGD(), []),
+        (Evaluate("network"), []),
+        (build("op", "probe"), ["sgd"]),
+        (build("op", "gossip"), ["sgd"]),
+        (build("local", "personal"), ["sgd"]),
+        (build("op", "probe", inner=build("local", "personal", inner=build("local", "adam"))), ["personal", "adam"]),
+    ],
+)
+def test_an_op_inside_another_counts_too(tmp_path: Path, op: Op, inside: list[str]) -> None:
+    names = [op.name, *inside]
+    listed = ", ".join(f'"{name}"' for name in names)
+    assert policy(tmp_path, f"ops = [{listed}]").refuses_op(op) is None
+    for name in names:
+        others = ", ".join(f'"{other}"' for other in names if other != name)
+        assert policy(tmp_path, f"ops = [{others}]").refuses_op(op) == f"its policy does not accept the op {name!r}"
+
+
+def test_models_are_accepted_by_name_and_functions_only_letter_for_letter(tmp_path: Path) -> None:
+    found = policy(tmp_path, 'models = ["log*"]\nfunctions = ["mine:net"]')
+    assert found.refuses_model("logistic") is None and found.refuses_model({"name": "logistic", "outputs": 3}) is None
+    assert "'2nn'" in str(found.refuses_model({"name": "2nn"})) and "'2nn'" in str(found.refuses_model("2nn"))
+    assert found.refuses_model("mine:net") is None and found.refuses_model({"name": "mine:net"}) is None
+    for name in ("mine:nets", "os:system", "mine:*", "log:x", ":"):
+        assert "does not allow the function" in str(
+            policy(tmp_path, 'functions = ["mine:net", "*"]').refuses_model(name)
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("own = {rate = 1}", "unknown field 'rate'; a party may set lr, batch, epochs, steps"),
+        ("own = {lr = 0}", "own.lr: expected a positive number, got 0"),
+        ("own = {lr = true}", "own.lr: expected a positive number"),
+        ('own = {lr = "1"}', "own.lr: expected a positive number"),
+        ("own = {lr = nan}", "own.lr: expected a positive number"),
+        ("own = {batch = 2.5}", "own.batch: expected a whole number, got 2.5"),
+        ("own = {steps = -1}", "own.steps: expected a positive number"),
+        ("jobs = 5", "expected a list of a text"),
+        ("job = []", "unknown field 'job'"),
+        ("jobs = [", "cannot read"),
+    ],
+)
+def test_what_a_policy_cannot_say_is_refused_with_one_sentence(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        policy(tmp_path, text)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_its_own_work_goes_before_what_it_is_told(tmp_path: Path) -> None:
+    found = policy(tmp_path, "[own]\nlr = 0.5\nepochs = 2")
+    told = {"model": 1, "work": {"steps": 7, "lr": 9.0}}
+    assert found.payload(SGD(), told) == {"model": 1, "work": {"steps": None, "lr": 0.5, "epochs": 2}}
+    assert found.payload(build("local", "personal"), {}) == {"work": {"steps": None, "lr": 0.5, "epochs": 2}}
+    assert found.payload(Evaluate("network"), told) is told
+    assert found.payload(build("local", "gradient"), told) is told
+    assert Policy().payload(SGD(), told) is told
+    assert policy(tmp_path, "own = {epochs = 2, steps = 3}").payload(SGD(), {})["work"] == {"epochs": 2, "steps": 3}
+
+
+def test_a_party_is_asked_nothing_but_ops() -> None:
+    for kind, name in (("dataset", "heart"), ("model", "logistic"), ("algorithm", "fedavg")):
+        with pytest.raises(ConfigError, match="nothing that a party could be asked to do"):
+            op_of({"kind": kind, "name": name}, where="ask")
+    for op in (SGD(), Evaluate("network")):
+        assert op_of(op_config(op), where="ask") == op
+
+
+# Over the network
+
+
+def simulated(algorithm: Any = None, **run: Any) -> dict[str, Any]:
+    task = hansa.Task(make_model("logistic", "float64", ".", (3,), 2), "cross_entropy",
+                      [samples(k)[0] for k in range(3)], names=list(PARTIES), classes=2)  # fmt: skip
+    result = hansa.simulate(algorithm or hansa.FedAvg(), task, engine="reference", **run)
+    return result.saved_model()
+
+
+def same(a: Any, b: Any) -> bool:
+    return codec.encode(a) == codec.encode(b)
+
+
+def joined(league: League, **policies: str) -> None:
+    for k, name in enumerate(PARTIES):
+        league.join(name, samples(k), policies.get(name, ""))
+
+
+@pytest.mark.parametrize(
+    ("local", "own"),
+    [("sgd", "lr = 0.5\nbatch = 5"), ("sgd", "epochs = 3"), ("sgd", "steps = 2"), ("adam", "lr = 0.02")],
+)
+def test_a_partys_own_work_is_what_it_trains_with(league: League, local: str, own: str) -> None:
+    joined(league, bob=f"[own]\n{own}")
+    run = {"rounds": 2, "seed": 4}
+    job = league.submit({"task": TASK, "algorithm": {"name": "fedavg", "local": {"name": local}}, "run": run})
+    assert league.ended(job)["status"] == "finished"
+    table = dict(line.split(" = ") for line in own.splitlines())
+    tree = {"bob": {name: float(value) if name == "lr" else int(value) for name, value in table.items()}}
+    algorithm = build("algorithm", "fedavg", local=local)
+    assert same(league.model(job), simulated(algorithm=algorithm, own=tree, **run))
+    assert not same(league.model(job), simulated(algorithm=algorithm, **run))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('jobs = ["other"]', "its policy does not accept the job 'job'"),
+        ("min_cohort = 2", "its policy asks for a cohort of at least 2, and the job allows 1"),
+        ('ops = ["sgd"]', "its policy does not accept the op 'describe'"),
+    ],
+)
+def test_who_refuses_a_job_is_left_out_and_the_log_says_why(league: League, text: str, why: str) -> None:
+    joined(league, cid=text)
+    job = league.submit({"task": TASK, "run": {"rounds": 2}})
+    ended = league.ended(job)
+    assert ended["status"] == "finished" and [line["members"] for line in ended["rounds"]] == [["ann", "bob"]] * 2
+    (entry,) = league.events("not taking part")
+    assert entry["job"] == job and entry["party"] == "cid" and why in entry["detail"]
+    assert [e["event"] for e in league.operator.log(job) if e["party"] == "cid"] == ["not taking part"]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('ops = ["describe"]', "its policy does not accept the op 'sgd'"),
+        ('models = ["2nn"]', "its policy does not accept the model 'logistic'"),
+    ],
+)
+def test_who_refuses_a_rounds_work_is_missing_and_the_round_says_why(league: League, text: str, why: str) -> None:
+    joined(league, cid=text)
+    ended = league.ended(league.submit({"task": TASK, "run": {"rounds": 2}}))
+    assert ended["status"] == "finished"
+    assert [line["missing"] for line in ended["rounds"]] == [{"cid": why}] * 2
+
+
+def test_a_function_reaches_an_import_only_through_the_partys_list(
+    found: Callable[..., League], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "my_nets_of_tests.py").write_text(
+        "import torch\ndef net():\n    return torch.nn.Linear(3, 2).double()\n"
+    )
+    league = found(functions=("my_nets_of_tests:net",))
+    joined(league, ann='functions = ["my_nets_of_tests:net"]', bob='functions = ["my_nets_of_tests:net"]')
+    tree = {"task": {**TASK, "model": "my_nets_of_tests:net"}, "run": {"rounds": 1}}
+    ended = league.ended(league.submit(tree))
+    assert ended["rounds"][0]["members"] == ["ann", "bob"]
+    assert "does not allow the function 'my_nets_of_tests:net'" in ended["rounds"][0]["missing"]["cid"]
+    with pytest.raises(ConfigError, match=r"not among serve\.functions"):
+        league.submit({"task": {**TASK, "model": "os:getcwd"}})
+
+
+def test_a_job_that_everybody_refuses_fails_with_the_reasons(league: League) -> None:
+    joined(league, ann='jobs = ["x"]', bob="min_cohort = 3", cid='ops = ["sgd"]')
+    ended = league.ended(league.submit({"task": TASK}))
+    assert ended["status"] == "failed"
+    for said in ("'ann': \"its policy does not accept the job", "'bob'", "cohort of at least 3", "the op 'describe'"):
+        assert said in ended["reason"]
+    assert len(league.events("not taking part")) == 3 and len(league.events("job failed")) == 1
+
+
+def test_a_job_with_too_few_that_accept_it_fails_instead_of_waiting_for_ever(league: League) -> None:
+    joined(league, ann='jobs = ["x"]')
+    ended = league.ended(league.submit({"task": TASK, "run": {"min_cohort": 3}}))
+    assert ended["status"] == "failed"
+    assert "needs 3 parties, and 2 are left" in ended["reason"] and "does not accept the job" in ended["reason"]
+
+
+def test_a_party_trains_where_its_policy_says(league: League, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def watched(given: Any) -> Any:
+        prepare = preparer(given)
+
+        def note(number: int, task: dict[str, Any], device: str) -> Any:
+            asked.append(device)
+            return prepare(number, task, "cpu")
+
+        return note
+
+    monkeypatch.setattr("league.preparer", watched)
+    joined(league, bob='device = "meta"')
+    assert league.ended(league.submit({"task": TASK, "run": {"rounds": 1}}))["status"] == "finished"
+    assert set(asked) == {"cpu", "meta"}
+
+
+def test_what_fails_at_a_party_is_said_without_quoting_its_data(
+    league: League, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(given: Any) -> Any:
+        prepare = preparer(given)
+
+        def fail(number: int, task: dict[str, Any], device: str) -> Any:
+            if number == 2 and task:
+                raise ValueError("the patient is called Zoe")
+            return prepare(number, task, device)
+
+        return fail
+
+    monkeypatch.setattr("league.preparer", broken)
+    joined(league)
+    ended = league.ended(league.submit({"task": TASK, "run": {"rounds": 1}}))
+    assert ended["rounds"][0]["missing"] == {"cid": "it failed (ValueError); its own log says more"}
+    assert "Zoe" not in str([dict(row) for row in league.ledger.all("SELECT * FROM log")])
