@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from hansa.core.params import ParamSpec
 from hansa.local import SGD
 from hansa.net import client, party, points
 from hansa.net.wire import Receipt
+
+LINGER = 0.2  # seconds
+BEFORE_COMMIT = ("ledger.execute", "reply.written")
 
 
 @hansa.register("wandering")
@@ -38,7 +42,10 @@ class Wandering(SGD):
 
 @dataclass(frozen=True)
 class Doom:
-    """Death at the n-th time that a point is reached, once: the marker says that it has happened."""
+    """Death at the n-th time that a point is reached, once: the marker says that it has happened.
+
+    Just before a commit the process's other threads go on for a while: time enough to acknowledge what is not on disk.
+    """
 
     point: str
     times: int
@@ -54,6 +61,7 @@ class Doom:
                 left[0] -= 1
                 if left[0] == 0:
                     self.marker.touch()
+                    time.sleep(LINGER if name in BEFORE_COMMIT else 0.0)
                     os.kill(os.getpid(), signal.SIGKILL)
 
         if not self.marker.exists():

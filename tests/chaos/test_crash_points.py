@@ -17,10 +17,11 @@ SYNCHRONOUS = {
     AGGREGATOR: [
         ("private.fsync", 1), ("private.rename", 1), ("private.folder", 1), ("ledger.execute", 1), ("ledger.commit", 1),
         ("job.submitted", 1), ("message.rename", 1), ("ask.opened", 1), ("upload.chunk", 1), ("blob.fsync", 1),
-        ("blob.shelf", 1), ("blob.rename", 1), ("blob.folder", 1), ("reply.stored", 1), ("reply.acknowledged", 1),
-        ("ask.closed", 2), ("message.rename", 3), ("reply.acknowledged", 3), ("reply.stored", 3), ("round.fused", 1),
-        ("model.save", 1), ("blob.written", 1), ("blob.fsync", 2), ("model.saved", 1), ("ledger.execute", 12),
-        ("ledger.commit", 14), ("round.closed", 1), ("blob.discarded", 3), ("round.closed", 2), ("job.model", 1),
+        ("blob.shelf", 1), ("blob.rename", 1), ("blob.folder", 1), ("reply.stored", 1), ("reply.written", 1),
+        ("reply.acknowledged", 1), ("ask.closed", 2), ("message.rename", 3), ("reply.acknowledged", 3),
+        ("reply.stored", 3), ("round.fused", 1), ("model.save", 1), ("blob.written", 1), ("blob.fsync", 2),
+        ("model.saved", 1), ("ledger.execute", 12), ("ledger.commit", 14),
+        ("round.closed", 1), ("blob.discarded", 3), ("round.closed", 2), ("job.model", 1),
         ("job.finished", 1),
     ],
     "north": [("private.fsync", 1), ("private.rename", 1), ("private.folder", 2), ("party.fetched", 1),
@@ -31,7 +32,7 @@ SYNCHRONOUS = {
               ("party.trained", 2)],
 }  # fmt: skip
 ASYNCHRONOUS = {
-    AGGREGATOR: [("reply.stored", 4), ("ticket.taken", 1), ("reply.acknowledged", 3), ("ticket.taken", 2),
+    AGGREGATOR: [("reply.written", 4), ("ticket.taken", 1), ("reply.acknowledged", 3), ("ticket.taken", 2),
                  ("model.saved", 1), ("round.closed", 1), ("ticket.taken", 3), ("blob.discarded", 1),
                  ("job.finished", 1)],
     "north": [("party.remembered", 1), ("party.sent", 2)],

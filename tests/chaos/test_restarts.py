@@ -200,3 +200,19 @@ def test_an_answer_that_comes_too_late_leaves_nothing_on_the_disk(tmp_path: Path
         assert list(aggregator.blobs) == []
 
     serving(federation, work)
+
+
+def test_an_answer_to_a_job_that_has_ended_is_late_and_not_kept(tmp_path: Path, federation: Federation) -> None:
+    async def work(aggregator: Aggregator, url: str) -> None:
+        aggregator.runner.submit(Order("job", EXPERIMENT))
+        aggregator.ledger.now(open_ask(KEY, "digest", (0,), 0.0))
+        aggregator.blobs.append("party.north", DIGEST, 0, DATA, 100)
+        aggregator.runner.stop(KEY[0])
+        while not aggregator.ledger.all("SELECT 1 FROM jobs WHERE status = 'stopped'"):
+            await asyncio.sleep(0.01)
+        async with enrolled(tmp_path, federation, url) as home, home.client(url) as client:
+            assert (await reply(client)).status == "late"
+        assert aggregator.ledger.all("SELECT * FROM replies") == []
+        assert list(aggregator.blobs) == []
+
+    serving(federation, work)

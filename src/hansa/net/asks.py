@@ -17,6 +17,7 @@ from hansa.core.errors import HansaError, ReplayError
 from hansa.net.blobs import Gap
 from hansa.net.desk import Key
 from hansa.net.ledger import Writer
+from hansa.net.points import reach
 from hansa.net.wire import Answer, Receipt, ask_name
 
 WHERE = "job = ? AND round = ? AND phase = ? AND number = ?"
@@ -121,6 +122,7 @@ def store_answer(key: Key, sent: Sent, path: Path | None) -> Callable[[Writer], 
             *key, sent.party, digest, size, sent.answer.staged, sent.answer.why, sent.seconds, sent.nonce,
             sent.signature,
         )  # fmt: skip
+        reach("reply.written")
         return Receipt(*key, sent.name, digest, "accepted")
 
     return change
