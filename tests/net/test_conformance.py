@@ -33,6 +33,11 @@ def test_parties_that_would_talk_through_the_aggregator_in_the_clear_are_refused
         experiment_for(ALGORITHMS[name]()).check_networked()  # type: ignore[arg-type]
 
 
+def test_a_precision_that_only_a_simulation_has_is_refused() -> None:
+    with pytest.raises(ConfigError, match="tf32"):
+        experiment_for(ALGORITHMS["fedavg"](), precision="tf32").check_networked()  # type: ignore[arg-type]
+
+
 def test_four_hospitals_in_five_processes_train_the_reference_engine_s_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

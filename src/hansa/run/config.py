@@ -96,6 +96,8 @@ class Experiment:
                 f"{self.algorithm.name} has parties talk to each other, and across a network they would have to do so "
                 "through the aggregator, which would see all of it; simulate it, or use another algorithm"
             )
+        if self.run.precision == "tf32":
+            raise ConfigError("run.precision: 'tf32' is of a simulation; between organisations use 'float32' or 'bf16'")
 
     def settings(self) -> dict[str, Any]:
         """What `simulate` is given beside the algorithm and the task."""
