@@ -357,7 +357,7 @@ class Striker:
     federation: Federation
     kills: int
     chance: random.Random
-    pause: float = 0.8  # seconds at most
+    pause: float = 1.5  # seconds at most: on average more than a restart takes, so that work is hit too
     due: float = 0.0
 
     def __call__(self) -> None:
