@@ -114,7 +114,7 @@ def test_bytes_without_the_right_hash_are_refused_and_can_be_sent_again(league: 
     blob = Blob(digest(data), len(data))
     assert ann.put(ask, blob.digest, 0, b"wrong bytes").status == 204
     got = ann.reply(ask, Answer(blob))
-    assert got.status == 400 and "send them again" in got.error
+    assert got.status == 416 and "send them again" in got.error
     assert parts(league) == [] and blob.digest not in league.aggregator.blobs
     for size in (len(data) - 1, len(data) + 1):  # the hash is right, the length is not
         ann.upload(ask, data)

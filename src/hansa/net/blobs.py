@@ -20,10 +20,10 @@ CHUNK = 4 * 2**20  # bytes of one upload or download request
 
 
 class Gap(HansaError):
-    """A chunk does not begin where the upload stands."""
+    """An upload is not as far as it should be: what is missing is to be sent from byte `at` on."""
 
-    def __init__(self, at: int) -> None:
-        super().__init__(f"the upload stands at byte {at}; go on from there")
+    def __init__(self, at: int, why: str | None = None) -> None:
+        super().__init__(why or f"the upload stands at byte {at}; go on from there")
         self.at = at
 
 
@@ -127,7 +127,7 @@ class Blobs:
                 running = _hash_of(part)
             if here > size or running.hexdigest() != digest:
                 self._forget(part)
-                raise DataError(f"the {here} bytes that were uploaded do not have the hash {digest}; send them again")
+                raise Gap(0, f"the {here} bytes that were uploaded do not have the hash {digest}; send them again")
             return self._publish(part, digest)
 
     def _publish(self, part: Path, digest: str) -> Path:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hansa.core import codec
-from hansa.core.errors import AlgorithmError, ConfigError, DataError, RoundAborted
+from hansa.core.errors import AlgorithmError, ConfigError, DataError, RoundAborted, RuntimeFailure
 from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket, op_config, op_of
 from hansa.core.op import DataOp, Op, Reply
 from hansa.core.replies import Malformed, Record, Rules, Stored, arrive, combine, expected_size
@@ -170,6 +170,8 @@ class Network:
     def _reply(self, digest: str) -> Reply | Malformed:
         try:
             return Stored.read(self.blobs.path(digest))
+        except FileNotFoundError:
+            raise RuntimeFailure(f"the reply {digest} is in the ledger and not among the blobs") from None
         except DataError as error:
             return Malformed(error)
 
