@@ -125,7 +125,7 @@ def test_a_certificate_that_was_cut_off_in_writing_is_not_taken_up(
                 with pytest.raises(Died):
                     await home.rotate(client)
             monkeypatch.undo()
-            home.settle_rotation()
+            home.settle()
             assert (home.folder / "cert.pem").read_bytes() not in (b"", before)
             async with home.client(url) as client:
                 await client.call("POST", "/v1/alive?instance=1")

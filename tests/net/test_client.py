@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from league import Caller, League
 
+from hansa.core.errors import ConfigError, DataError
 from hansa.net import client as clients
 from hansa.net import keys
 from hansa.net.client import Client, Refusal, Unreachable, paced, pause
@@ -73,7 +74,9 @@ class Far:
             await site.start()
             port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
             try:
-                async with Client(f"http://127.0.0.1:{port}/", keys.unverified_context(), key, patience) as client:
+                client = Client(f"https://127.0.0.1:{port}/", keys.unverified_context(), key, patience)
+                client.url = f"http://127.0.0.1:{port}"  # what is looked at here does not depend on TLS
+                async with client:
                     return await client.call(*given, **more)
             finally:
                 await runner.cleanup()
@@ -153,3 +156,19 @@ def test_a_party_goes_on_when_the_aggregator_comes_back(league: League, monkeypa
             await asyncio.wait_for(asked, 10)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://a.example", "a.example:8443", "https://", "https://a.example:99999", "https://a.example/v1", "ftp://a",
+     "https://me@a.example", "https://a.example?x=1", ""],
+)  # fmt: skip
+def test_what_tls_would_not_protect_is_no_aggregators_url(url: str) -> None:
+    with pytest.raises(ConfigError, match="expected a URL like https"):
+        Client(url, keys.unverified_context())
+
+
+def test_an_answer_longer_than_it_may_be_is_not_read(far: Any) -> None:
+    far.answers = [lambda: web.Response(body=b"x" * 2000)]
+    with pytest.raises(DataError, match="more than 1000 bytes"):
+        far.call("GET", "/", limit=1000)

@@ -55,7 +55,7 @@ def test_a_token_is_for_its_party_and_its_federation_alone(league: League, found
         assert got.status == 403 and "not known here" in got.error
     assert enrol(league, "x" * 43, "ann").status == 403
     assert enrol(found(), secret, "ann").status == 403
-    assert len(league.events("denied")) == 5
+    assert league.events("denied") == []  # what strangers do must not make the record grow
 
 
 def test_what_is_no_request_for_a_certificate_is_refused(league: League) -> None:
@@ -171,14 +171,14 @@ def test_a_party_rotates_and_a_crash_at_any_moment_does_not_lock_it_out(
         patch.setattr(keys, "write_private", lambda path, data: (half if "cert" in path.name else write)(path, data))
         with pytest.raises(KeyboardInterrupt):
             asyncio.run(rotate())
-    home.settle_rotation()
+    home.settle()
     asyncio.run(hello())
     assert home.identity() == first
     with monkeypatch.context() as patch:  # on disk, and the key not yet taken up
-        patch.setattr(Home, "settle_rotation", lambda self: None)
+        patch.setattr(Home, "settle", lambda self: None)
         asyncio.run(rotate())
     asyncio.run(hello())
-    home.settle_rotation()
+    home.settle()
     assert home.identity() != first
     asyncio.run(hello())
     home._lock.close()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from hansa.cli.app import DataDir, Json, Set, app, changes
@@ -81,17 +83,23 @@ def join(
     """Run a party: make a key, enrol once with a token, then stay and work as its policy allows."""
     from hansa.core.errors import ConfigError
     from hansa.net import keys
+    from hansa.net.client import https_url
     from hansa.run.serve import join as run
 
     enrolled = state is not None and (state / "party.json").exists()
     token = None
-    if not enrolled:
+    if url is not None:
+        https_url(url)
+    if token_file is not None and (token_file.exists() or not enrolled):
+        token = keys.Token.of(keys.read_private(token_file).decode(errors="replace"))
+    elif not enrolled:
         if url is None:
             raise ConfigError(
                 "say where the aggregator is (https://HOST:PORT), or which enrolled party goes on (--state)"
             )
-        text = keys.read_private(token_file).decode() if token_file else typer.prompt("token", hide_input=True)
-        token = keys.Token.of(text)
+        if not sys.stdin.isatty():
+            raise ConfigError("to enrol, give the token in a file: --token-file; there is no terminal to ask for it")
+        token = keys.Token.of(typer.prompt("token", hide_input=True))
     run(state or Path(token.party if token else "."), data, url, token, target, rotate, as_json)
 
 
@@ -148,7 +156,7 @@ def jobs(federation: Folder, as_json: Json = False) -> None:
     table = Table("job", "status", "rounds", "submitted", "")
     for job in found:
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job["submitted"]))
-        table.add_row(job["job"], job["status"], str(job["round"]), at, job["reason"] or "")
+        table.add_row(job["job"], job["status"], str(job["round"]), at, escape(job["reason"] or ""))
     console.print(table)
     members = Table("party", "enrolled", "connected")
     for party in parties:
@@ -219,9 +227,13 @@ def revoke(federation: Folder, party: Party, as_json: Json = False) -> None:
 def demo_net(
     out: Annotated[Path, typer.Option("--out", help="A new folder for it.")] = Path("runs/demo-net"),
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="How many rounds.")] = 30,
+    as_json: Json = False,
 ) -> None:
     """Four hospitals and an aggregator as five processes on this machine, over mutual TLS."""
     from hansa.run.demo_net import run
 
-    if not run(out, rounds):
+    same = run(out, rounds)
+    if as_json:
+        typer.echo(json.dumps({"identical": same, "folder": str(out)}))
+    if not same:
         raise typer.Exit(1)

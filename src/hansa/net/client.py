@@ -13,10 +13,11 @@ import ssl
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 
-from hansa.core.errors import DataError, HansaError
+from hansa.core.errors import ConfigError, DataError, HansaError
 from hansa.net import keys, signing
 from hansa.net.blobs import CHUNK
 from hansa.net.signing import About
@@ -25,6 +26,7 @@ from hansa.net.wire import PROTOCOLS, Admission, Blob, Enrolment, Trouble, pack,
 log = logging.getLogger("hansa.net")
 LEAST, MOST = 0.5, 60.0  # seconds between which repeated attempts wait, at random
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504, 507})  # statuses that may pass by themselves
+PAGE = 2**28  # bytes of what an operator is told at once
 QUIET = aiohttp.ClientTimeout(total=None, connect=30, sock_connect=30, sock_read=60)
 
 
@@ -50,19 +52,33 @@ def paced(wait: float, chance: Callable[[], float] = random.random) -> float:
     return max(LEAST, min(wait, MOST)) * (1 + chance() / 2)
 
 
+def https_url(url: str) -> str:
+    """The URL of an aggregator, without what follows host and port; one that TLS would not protect is refused."""
+    try:
+        parts = urlsplit(url)
+        right = parts.scheme == "https" and bool(parts.hostname) and parts.path in ("", "/")
+        right = right and (parts.port is None or parts.port >= 0)  # which says of most other numbers that they are none
+    except ValueError:
+        right = False
+    if not right or parts.query or parts.fragment or parts.username is not None:
+        raise ConfigError(f"expected a URL like https://aggregator.example.org:8443, got {url!r}")
+    return f"https://{parts.netloc}"
+
+
 class Client:
     """A connection to one aggregator. Use it as `async with Client(...) as client`."""
 
     def __init__(self, url: str, tls: ssl.SSLContext, key: keys.PrivateKey | None = None, patience: int | None = None,
                  ) -> None:  # fmt: skip
-        self.url, self._tls, self._key = url.rstrip("/"), tls, key
+        self.url, self._tls, self._key = https_url(url), tls, key
         self.patience = patience  # how many failures in a row are put up with; None for any number
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Client:
         connector = aiohttp.TCPConnector(ssl=self._tls, limit=4, keepalive_timeout=75)
-        headers = {"Hansa-Protocol": ",".join(map(str, PROTOCOLS))}
-        self._session = aiohttp.ClientSession(connector=connector, timeout=QUIET, headers=headers, trust_env=True)
+        headers = {"Hansa-Protocol": ",".join(map(str, PROTOCOLS)), "Accept-Encoding": "identity"}
+        self._session = aiohttp.ClientSession(connector=connector, timeout=QUIET, headers=headers, trust_env=True,
+                                              auto_decompress=False)  # fmt: skip
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -70,13 +86,14 @@ class Client:
             await self._session.close()
 
     async def call(self, method: str, path: str, body: bytes = b"", about: About | None = None,
-                   headers: Mapping[str, str] | None = None) -> tuple[Mapping[str, str], bytes]:  # fmt: skip
-        """The headers and body of the answer. With `about` the request is signed. What fails in passing is tried
-        again; what is refused is a Refusal."""
+                   headers: Mapping[str, str] | None = None,
+                   limit: int = CHUNK) -> tuple[Mapping[str, str], bytes]:  # fmt: skip
+        """The headers and body of the answer, which may have `limit` bytes. With `about` the request is signed. What
+        fails in passing is tried again; what is refused is a Refusal."""
         attempt = 0
         while True:
             try:
-                status, got, data = await self._once(method, path, body, about, headers or {})
+                status, got, data = await self._once(method, path, body, about, headers or {}, limit)
             except aiohttp.ClientConnectorCertificateError as error:
                 raise Unreachable(f"{self.url} is not the aggregator it should be: {error.certificate_error}") from None
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -96,8 +113,8 @@ class Client:
             log.info("no answer, trying again", extra={"detail": {"why": why[:200], "seconds": round(seconds, 2)}})
             await asyncio.sleep(seconds)
 
-    async def _once(self, method: str, path: str, body: bytes, about: About | None,
-                    headers: Mapping[str, str]) -> tuple[int, Mapping[str, str], bytes]:  # fmt: skip
+    async def _once(self, method: str, path: str, body: bytes, about: About | None, headers: Mapping[str, str],
+                    limit: int) -> tuple[int, Mapping[str, str], bytes]:  # fmt: skip
         assert self._session is not None
         signed: dict[str, str] = {}
         if about is not None:
@@ -107,11 +124,16 @@ class Client:
         data = io.BytesIO(body) if body else None  # which is sent in pieces: the loop does other things in between
         async with self._session.request(method, self.url + path, data=data, headers={**headers, **signed},
                                          allow_redirects=False) as answer:  # fmt: skip
-            return answer.status, answer.headers, await answer.read()
+            got = bytearray()
+            async for piece in answer.content.iter_any():
+                got += piece
+                if len(got) > limit:
+                    raise DataError(f"{self.url} answers {path} with more than {limit} bytes")
+            return answer.status, answer.headers, bytes(got)
 
     async def json(self, method: str, path: str, body: bytes = b"", about: About | None = None) -> Any:
         """The answer of an operator's route."""
-        return json.loads((await self.call(method, path, body, about))[1])
+        return json.loads((await self.call(method, path, body, about, limit=PAGE))[1])
 
     async def fetch(self, path: str, blob: Blob, into: Path) -> Path:
         """Download a blob, a chunk at a time, to `into`; what is there already is not fetched again."""
@@ -165,7 +187,7 @@ def _hash(path: Path) -> str:
 async def enrol(url: str, token: keys.Token, request: bytes) -> tuple[bytes, Admission]:
     """Enrol with a one-time token: the authority's certificate, checked against the token, and one's own."""
     async with Client(url, keys.unverified_context()) as stranger:  # nothing secret is said here
-        _, authority = await stranger.call("GET", "/v1/ca")
+        _, authority = await stranger.call("GET", "/v1/ca", limit=keys.LIMIT)
     if keys.fingerprint(authority) != token.ca:
         raise HansaError(
             f"{url} is not the aggregator that the token was made for: its authority has another fingerprint"

@@ -7,11 +7,11 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from hansa.core.errors import ConfigError
 from hansa.core.registry import fill
 from hansa.net import keys
+from hansa.net.client import https_url
 
 SERVER_DAYS = 365  # that the aggregator's own certificate lasts; it is made anew as it starts
 TOML = """\
@@ -66,9 +66,7 @@ class Federation:
         twice = {name for name in self.parties if self.parties.count(name) > 1}
         if twice:
             raise ConfigError(f"parties: {sorted(twice)[0]!r} is there twice")
-        parts = urlsplit(self.url)
-        if parts.scheme != "https" or not parts.hostname:
-            raise ConfigError(f"url: expected one like https://aggregator.example.org:8443, got {self.url!r}")
+        https_url(self.url)
 
     @classmethod
     def open(cls, path: str | Path) -> Federation:
@@ -126,16 +124,20 @@ def init(folder: Path, name: str, parties: Sequence[str], hosts: Sequence[str], 
     federation = Federation(name, tuple(parties), url, Serve(port=port), folder)
     if not parties:
         raise ConfigError("a federation needs parties: --parties cleveland,hungary")
+    authority, certificate = keys.make_ca(name)
+    names = list(dict.fromkeys([*hosts, "localhost", "127.0.0.1", "::1"]))
+    keys.issue(
+        authority, certificate, keys.new_key().public_key(), "aggregator", "server", name, 1, names
+    )  # all are hosts
     try:
         folder.mkdir(parents=True, mode=0o700)
     except FileExistsError:
         raise ConfigError(f"{folder} exists already; choose another name, or remove it") from None
     except OSError as error:
         raise ConfigError(f"cannot make the folder {folder}: {error.strerror}") from None
-    authority, certificate = keys.make_ca(name)
     (folder / "ca.pem").write_bytes(certificate)
     keys.write_private(folder / "ca.key", keys.key_bytes(authority))
-    (folder / "hosts").write_text("\n".join(dict.fromkeys([*hosts, "localhost", "127.0.0.1", "::1"])) + "\n")
+    (folder / "hosts").write_text("\n".join(names) + "\n")
     federation.renew_server()
     operator = keys.new_key()
     keys.write_private(folder / "operator.key", keys.key_bytes(operator))

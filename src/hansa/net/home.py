@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import shutil
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from hansa.core.errors import ConfigError, DataError
 from hansa.core.op import Memory
 from hansa.net import keys
 from hansa.net.blobs import sync_folder
-from hansa.net.client import Client, enrol
+from hansa.net.client import Client, enrol, https_url
 from hansa.net.points import reach
 from hansa.net.policy import Policy
 from hansa.net.signing import About
@@ -52,22 +53,35 @@ class Home:
         """The party's name, its federation, where the aggregator is, and which instance of the party this is."""
         try:
             tree: dict[str, Any] = json.loads((self.folder / "party.json").read_text())
-        except (OSError, ValueError) as error:
+            if not {"party", "federation", "url", "instance"} <= set(tree):
+                raise ValueError("it does not say whose it is")
+        except (OSError, ValueError, TypeError) as error:
             raise ConfigError(f"{self.folder / 'party.json'} cannot be read: {error}; enrol again") from None
         return tree
 
+    def knows(self, token: keys.Token) -> bool:
+        """Whether this is the token that the party enrolled with."""
+        return self.enrolled and self.about().get("token") == token.digest()
+
     async def enrol(self, url: str, token: keys.Token) -> None:
-        """Make a key, have it certified, keep both. Interrupted, it can be done again with the same token."""
-        path = self.folder / "key.pem"
-        if not path.exists():
-            keys.write_private(path, keys.key_bytes(keys.new_key()))
-        key = keys.key_of(keys.read_private(path))
+        """Make a key, have it certified, keep both. Interrupted, it can be done again with the same token; with another
+        token the party enrols anew, and keeps its policy and its memory."""
+        key = self._made("key.enrol.pem")
         authority, admission = await enrol(url, token, keys.request(key, token.party))
         keys.write_private(self.folder / "ca.pem", authority)
-        keys.write_private(self.folder / "cert.pem", admission.certificate)
-        about = {"party": admission.party, "federation": admission.federation, "url": url,
-                 "instance": secrets.token_hex(16)}  # fmt: skip
+        keys.write_private(self.folder / "cert.enrol.pem", admission.certificate)
+        about = {"party": admission.party, "federation": admission.federation, "url": https_url(url),
+                 "instance": secrets.token_hex(16), "token": token.digest(),
+                 "certificate": keys.fingerprint(admission.certificate)}  # fmt: skip
         keys.write_private(self.folder / "party.json", json.dumps(about).encode())
+        self.settle()
+
+    def _made(self, name: str) -> keys.PrivateKey:
+        """A key that is not in use yet; one that was made and not certified is taken again."""
+        path = self.folder / name
+        if not path.exists():
+            keys.write_private(path, keys.key_bytes(keys.new_key()))
+        return keys.key_of(keys.read_private(path))
 
     def client(self, url: str | None = None) -> Client:
         """A connection to the aggregator with this party's certificate."""
@@ -80,18 +94,22 @@ class Home:
 
     async def rotate(self, client: Client) -> None:
         """A new key and a certificate for it. The old ones are good until the new one is used."""
-        fresh = self.folder / "key.new.pem"
-        if not fresh.exists():
-            keys.write_private(fresh, keys.key_bytes(keys.new_key()))
-        key = keys.key_of(keys.read_private(fresh))
+        key = self._made("key.new.pem")
         _, data = await client.call("POST", "/v1/rotate", keys.request(key, self.about()["party"]), About())
         keys.write_private(self.folder / "cert.new.pem", unpack(data, Admission).certificate)
         reach("rotation.certified")
-        self.settle_rotation()
+        self.settle()
 
-    def settle_rotation(self) -> None:
+    def settle(self) -> None:
         """Take up a new key whose certificate has come; after a crash in the middle too."""
-        fresh, certificate = self.folder / "key.new.pem", self.folder / "cert.new.pem"
+        enrolled = self.folder / "cert.enrol.pem"
+        known = self.about().get("certificate") if self.enrolled and enrolled.exists() else None
+        if known is not None and known == keys.fingerprint(enrolled.read_bytes()):
+            self._take("enrol")  # not if it was cut off before the party was written down
+        self._take("new")
+
+    def _take(self, which: str) -> None:
+        fresh, certificate = self.folder / f"key.{which}.pem", self.folder / f"cert.{which}.pem"
         if certificate.exists() and fresh.exists():
             os.replace(fresh, self.folder / "key.pem")
             reach("rotation.key")
@@ -135,7 +153,7 @@ class Remembered:
         """Keep what is to be remembered if this ask's reply is fused; on disk before this returns."""
         path = self._path(job, ask)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        part = path.with_suffix(".part")
+        part = path.with_suffix(f".{threading.get_ident()}.part")
         with open(part, "wb") as file:
             for piece in codec.pieces(memory):
                 file.write(piece)

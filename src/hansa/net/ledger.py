@@ -128,13 +128,15 @@ class Ledger:
         return self.write(change).result()
 
     def all(self, sql: str, *values: Any) -> Rows:
-        with self._read_lock:
-            return self._reader.execute(sql, values).fetchall()
+        try:
+            with self._read_lock:
+                return self._reader.execute(sql, values).fetchall()
+        except sqlite3.OperationalError as error:
+            raise LedgerError(f"the aggregator's record cannot be read: {error}") from None
 
     def one(self, sql: str, *values: Any) -> sqlite3.Row | None:
-        with self._read_lock:
-            row: sqlite3.Row | None = self._reader.execute(sql, values).fetchone()
-            return row
+        rows = self.all(sql, *values)
+        return rows[0] if rows else None
 
     def close(self) -> None:
         """Finish what waits, then close."""

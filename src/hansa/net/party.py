@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -118,9 +120,10 @@ class Agent:
         self._instance = home.about()["instance"]
         self._task: tuple[str, dict[str, Any]] | None = None
 
-    async def stay(self) -> None:
-        """Ask for work and do it, until told that there is no place for this party any more."""
-        while True:
+    async def stay(self, until: float = math.inf) -> None:
+        """Ask for work and do it, until that time (seconds since 1970), which ends no work that was begun; a Refusal
+        where there is no place for this party any more."""
+        while time.time() < until:
             try:
                 work = await self._work()
                 if work is not None:

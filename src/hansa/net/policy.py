@@ -24,6 +24,7 @@ TOML = """\
 # models = ["*"]     # models that come with hansa or its plug-ins (`hansa models`)
 # functions = []     # models of your own that a job may name: ["my_models:net"]; nothing else is ever imported
 # min_cohort = 1     # the fewest parties that this one's update may be summed with
+# max_bytes = 17179869184   # of a message that is fetched
 # device = "cpu"     # where to train
 
 # [own]              # in place of what the aggregator says
@@ -41,6 +42,7 @@ class Policy:
     models: tuple[str, ...] = ("*",)
     functions: tuple[str, ...] = ()
     min_cohort: int = 1
+    max_bytes: int = 2**34
     device: str = "cpu"
     own: dict = field(default_factory=dict)  # type: ignore[type-arg]
 
@@ -74,6 +76,8 @@ class Policy:
                 f"its policy asks for a cohort of at least {self.min_cohort}, and the job allows {work.min_cohort}; "
                 "set run.min_cohort"
             )
+        if max(work.message.size, work.task.size) > self.max_bytes:
+            return f"its policy takes messages of up to {self.max_bytes} bytes"
         return None
 
     def refuses_op(self, op: Op) -> str | None:

@@ -45,6 +45,16 @@ class Registry:
         """The parties' names in the order of their numbers."""
         return sorted(self.numbers, key=self.numbers.__getitem__)
 
+    def lapsed(self) -> set[str]:
+        """The parties that cannot come: without a certificate that counts and without a token that could get one."""
+        rows = self.ledger.all(
+            "SELECT name FROM parties p WHERE NOT EXISTS (SELECT 1 FROM certificates WHERE name = p.name AND role = "
+            "'party' AND state IN ('new', 'valid')) AND NOT EXISTS (SELECT 1 FROM tokens WHERE party = p.name AND "
+            "void = 0 AND certificate IS NULL AND expires > ?)",
+            time.time(),
+        )
+        return {row["name"] for row in rows}
+
     def number(self, name: str) -> int:
         if name not in self.numbers:
             raise ConfigError(f"there is no party {name!r}{nearest(name, self.numbers)}")

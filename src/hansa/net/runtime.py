@@ -47,6 +47,7 @@ class Flight:
     key: Key
     op: Op
     payload: Any
+    since: float
 
 
 @dataclass
@@ -76,6 +77,7 @@ class Network:
         self._tip: dict[int, str] = {}
         self._flights: dict[int, Flight] = {}
         self._tickets = self._lost = 0
+        self._began = time.time()
         self._written: dict[tuple[str, int | None], Blob] = {}
 
     def answer(self, request: Request) -> Any:
@@ -178,7 +180,9 @@ class Network:
     def _wait_for(self, ask: Ask, key: Key, opened: float) -> Closed:
         """Offer an ask to its parties until all, or enough of them, have answered, or its time is over."""
         answers = self.desk.watch(key)
-        answers.update({row["party"]: row["why"] for row in self._replies(key)})
+        with self.desk.changed:
+            answers.update({row["party"]: row["why"] for row in self._replies(key)})
+        opened = max(opened, self._began)  # while the aggregator was away nobody could answer
         here = set(self.desk.present(ask.parties))
         missing = {p: "it is not connected" for p in ask.parties if p not in here and p not in answers}
         waiting = set(ask.parties) - set(answers) - set(missing)
@@ -189,9 +193,12 @@ class Network:
             return enough or len(answers.keys() | missing.keys()) >= len(ask.parties)
 
         try:
-            while not done():
+            while True:
+                with self.desk.changed:  # for answers come in from the event loop
+                    if done():
+                        break
+                    waiting = set(ask.parties) - set(answers) - set(missing)
                 left = TICK if self.deadline is None else opened + self.deadline - time.time()
-                waiting = set(ask.parties) - set(answers) - set(missing)
                 if left <= 0:
                     missing |= dict.fromkeys(waiting, f"it did not answer within the deadline of {self.deadline:g} s")
                     break
@@ -240,7 +247,7 @@ class Network:
         self.ledger.now(open_ask(key, ask.digest(), ask.parties, time.time()))
         ticket = Ticket(self._tickets, party, ask.round)
         self._tickets += 1
-        self._flights[ticket.id] = Flight(ticket, key, ask.op, ask.payload)
+        self._flights[ticket.id] = Flight(ticket, key, ask.op, ask.payload, time.monotonic())
         self._fly(ask)
         return ticket
 
@@ -278,7 +285,8 @@ class Network:
     def _give_up_absent(self) -> bool:
         """Have the tickets of parties that have gone come back as lost; whether there were any."""
         here = set(self.desk.present([flight.ticket.party for flight in self._flights.values()]))
-        gone = [flight for flight in self._flights.values() if flight.ticket.party not in here]
+        late = time.monotonic() - self.desk.absent_after  # each ticket is given that time, or one party could lose many
+        gone = [f for f in self._flights.values() if f.ticket.party not in here and f.since <= late]
         for flight in gone:
             why = f"it was not heard of for {self.desk.absent_after:g} s"
             self.ledger.now(give_up(flight.key, flight.ticket.party, why))
@@ -325,5 +333,5 @@ class Network:
             ticket = Ticket(kept["id"], kept["party"], kept["round"])
             key = (self.job, kept["round"], kept["phase"], kept["number"])
             op, payload = op_of(kept["op"], where="checkpoint"), tree["payloads"][kept["payload"]]
-            self._flights[ticket.id] = Flight(ticket, key, op, payload)
+            self._flights[ticket.id] = Flight(ticket, key, op, payload, time.monotonic())
             self._fly(Ask("submit", key[1], key[2], key[3], op, payload, (ticket.party,)))

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 from aiohttp import web
 
 from hansa.core.errors import ConfigError, DataError, HansaError
@@ -182,7 +183,8 @@ class Server:
             "from": request.remote,
         }
         log.warning(event, extra={"party": name, "detail": detail})
-        self.ledger.write(lambda db: db.log(event, party=name, **detail))
+        if who is not None:  # what a stranger does must not make the record grow
+            self.ledger.write(lambda db: db.log(event, party=name, **detail))
 
     def _peer(self, request: web.Request) -> keys.Identity | None:
         """Whom the client's certificate names, the CA's signature on it having been checked in the handshake."""
@@ -300,6 +302,7 @@ class Server:
         party, key, offer = self._offer(call)
         if offer is None:
             raise Unasked(f"{call.name} is not asked {ask_name(*key[1:])} of the job {key[0]} (any more)")
+        self.desk.heard(party, offer.instance)  # a large model takes its time, and that is a sign of life
         return party, offer
 
     async def message(self, call: Call) -> web.StreamResponse:
@@ -340,6 +343,9 @@ class Server:
 
     async def reply(self, call: Call) -> web.Response:
         answer = unpack(call.body, Answer)
+        if answer.why is not None:  # people will read it
+            plain = "".join(letter if letter.isprintable() else " " for letter in answer.why)
+            answer = msgspec.structs.replace(answer, why=plain)
         party, key, offer = self._offer(call)
         if (answer.blob is None) == (answer.why is None):
             raise DataError("an answer has either a blob or a reason why there is none")
@@ -400,7 +406,12 @@ class Server:
             except Gap:
                 if order.central.digest not in self.blobs:  # it may be the same order again
                     raise
-        job = await asyncio.to_thread(self.jobs.submit, order)
+        try:
+            job = await asyncio.to_thread(self.jobs.submit, order)
+        except ConfigError:
+            if order.central is not None:
+                await asyncio.to_thread(self.jobs.discard, [order.central.digest])
+            raise
         return web.json_response({"job": job})
 
     def _job(self, call: Call) -> sqlite3.Row:

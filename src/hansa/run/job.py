@@ -21,12 +21,13 @@ import torch
 
 import hansa
 from hansa.core import codec
-from hansa.core.algorithm import State
+from hansa.core.algorithm import Algorithm, Problem, State
 from hansa.core.determinism import set_deterministic
 from hansa.core.driver import drive
 from hansa.core.errors import ConfigError, DataError, HansaError, RoundAborted
 from hansa.core.federation import Federation, Gathered
 from hansa.core.objective import Objective
+from hansa.core.params import Params, ParamSpec
 from hansa.core.replies import Record
 from hansa.core.runtime import Abort, Open, Request, complete
 from hansa.core.task import Known, Task
@@ -40,13 +41,15 @@ from hansa.net.registry import Registry
 from hansa.net.runtime import Network, Stopped
 from hansa.net.wire import Order, pack, unpack
 from hansa.run.config import Experiment, is_function, learned, make_model, outputs_of, parse
-from hansa.run.loop import Training
+from hansa.run.loop import Training, check_settings
 from hansa.run.result import Result
 from hansa.run.simulate import NUMERICS
+from hansa.run.work import LocalWork
 
 log = logging.getLogger("hansa.net")
-ACTIVE = "status IN ('waiting', 'running')"
+ACTIVE = "status IN ('waiting', 'running', 'stopping')"
 PAUSE = 5.0  # seconds before a job that could not be written is tried again
+STOPPED = ("stopped", "stopped by the operator")
 LASTING = ("describe", "prepare", "begin")  # phases whose replies a job needs until it ends
 
 
@@ -137,7 +140,7 @@ class Job:
         self.id, self.order, self.runner = id, order, runner
         self.stopped = threading.Event()
         self.training: Training | None = None
-        self.experiment = check_order(order, runner.functions)
+        self.experiment = check_order(order, runner.functions, runner.registry.names)
         run = self.experiment.run
         # Parties that are invited while it runs are not of it, after a restart neither.
         parties = runner.ledger.now(decide((id, 0, "parties", 0), lambda: runner.registry.names, time.time()))
@@ -155,7 +158,7 @@ class Job:
         except Stopped:
             if not self.stopped.is_set():
                 return  # the aggregator shuts down: the job goes on when it is back
-            status, reason = "stopped", "stopped by the operator"
+            status, reason = STOPPED
         except (LedgerError, OSError) as error:  # a full disk, say: the job goes on when it can be written again
             log.error("the job is interrupted: %s", error, extra={"job": self.id})
             self.runner.closing.wait(PAUSE)
@@ -167,24 +170,7 @@ class Job:
             reason = f"{type(error).__name__}: {error}"
         finally:
             self.network.close()
-        self._end(status, reason)
-
-    def _end(self, status: str, reason: str, model: str | None = None, summary: dict[str, Any] | None = None) -> None:
-        def change(db: Writer) -> list[str]:
-            row = db.one("SELECT checkpoint, central FROM jobs WHERE id = ?", self.id)
-            assert row is not None
-            db.run("UPDATE jobs SET status = ?, reason = ?, model = ?, summary = ? WHERE id = ?", status, reason, model,
-                   json.dumps(summary) if summary is not None else None, self.id)  # fmt: skip
-            spent = db.all("SELECT blob FROM replies WHERE job = ? AND spent = 0", self.id)
-            db.run("UPDATE replies SET spent = 1 WHERE job = ?", self.id)
-            db.run("UPDATE asks SET closed = ? WHERE job = ? AND closed IS NULL", Closed((), {}).text(), self.id)
-            db.log(f"job {status}", self.id, reason=reason, model=model)
-            return [b for b in [row["checkpoint"], row["central"], *(r["blob"] for r in spent)] if b is not None]
-
-        old = self.runner.ledger.now(change)
-        reach("job.finished")
-        discard(self.runner.ledger, self.runner.blobs, old)
-        log.info(f"job {status}", extra={"job": self.id, "detail": {"reason": reason}})
+        self.runner.end(self.id, status, reason)
 
     def _finish(self, state: State) -> None:
         assert self.training is not None
@@ -192,11 +178,13 @@ class Job:
         digest, _ = self.runner.blobs.put(codec.pieces(result.saved_model()))
         reach("job.model")
         summary = {name: value for name, value in result.summary.items() if name != "run_dir"}
-        self._end("finished", str(self.training.progress.stopped), digest, summary)
+        self.runner.end(self.id, "finished", str(self.training.progress.stopped), digest, summary)
 
     def _steps(self) -> Generator[Request, Any, State]:
         names = self.network.parties
-        needed = len(names) if self.order.min_parties is None else self.order.min_parties
+        needed = self.order.min_parties
+        if needed is None:  # all that can come
+            needed = max(1, len(names) - len(self.runner.registry.lapsed() & set(names)))
         self.network.present(0, needed, "begin")
         about, why = yield from self._describe()
         run, central = self.experiment.run, self._central()
@@ -274,15 +262,22 @@ class Job:
         return tree
 
 
-def check_order(order: Order, functions: tuple[str, ...]) -> Experiment:
-    """The experiment of an order; a ConfigError where it cannot run across a network."""
+def check_order(order: Order, functions: tuple[str, ...], parties: list[str]) -> Experiment:
+    """The experiment of an order; a ConfigError where it cannot run across a network, as far as that can be said before
+    the parties have described their data."""
     experiment = parse(order.experiment)
     experiment.check_networked()
     model = experiment.task.model
     if is_function(model) and model not in functions:
         raise ConfigError(f"task.model: the function {model!r} is not among serve.functions of federation.toml")
-    if experiment.algorithm.participation == "own" and experiment.run.deadline is not None:
-        raise ConfigError(f"{experiment.algorithm.name} is asynchronous: leave out run.deadline")
+    run, count = experiment.run, len(parties)
+    LocalWork(run, experiment.algorithm, Known(count, parties, (), None))
+    trusted = 0 if experiment.task.trusted is None else 1
+    problem = Problem(ParamSpec((), (), ()), Params.none(), count, (), None, run.size(count), True, trusted)
+    Algorithm.check(experiment.algorithm, problem)  # what an algorithm itself looks at depends on the data
+    check_settings(experiment.algorithm, run, problem)
+    if (run.target is not None or run.patience is not None) and not run.eval_parties and order.central is None:
+        raise ConfigError("target and patience need a test set: give the task one, or let the parties evaluate")
     return experiment
 
 
@@ -308,16 +303,17 @@ class Runner:
 
         self.blobs.sweep(self.ledger.now(change))
         shutil.rmtree(self.folder / "messages", ignore_errors=True)  # jobs that go on write theirs again
+        for row in self.ledger.all("SELECT id FROM jobs WHERE status = 'stopping'"):
+            self.end(row["id"], *STOPPED)
         for row in self.ledger.all("SELECT number FROM parties WHERE joined = 1"):
             self.desk.heard(row["number"])  # they had joined: they are given time to come back
         self._start_waiting()
 
     def submit(self, order: Order) -> str:
         """Take up a job; its name and a number are what it is called from now on."""
-        experiment = check_order(order, self.functions)
+        check_order(order, self.functions, self.registry.names)
         if order.min_parties is not None and not 1 <= order.min_parties <= len(self.registry.names):
             raise ConfigError(f"min_parties must lie in 1..{len(self.registry.names)}, got {order.min_parties}")
-        experiment.run.size(len(self.registry.names))
 
         def change(db: Writer) -> str:
             same = db.one("SELECT id FROM jobs WHERE order_ = ?", pack(order)) if order.mark else None
@@ -345,20 +341,35 @@ class Runner:
     def stop(self, id: str) -> bool:
         """Stop a job; False for one that has ended already."""
         with self._lock:
+            stop = f"UPDATE jobs SET status = 'stopping' WHERE id = ? AND {ACTIVE}"
+            if self.ledger.now(lambda db: db.run(stop, id).rowcount) == 0:
+                return False
             if id in self._running:
-                job, _ = self._running[id]
-                job.stopped.set()
+                self._running[id][0].stopped.set()
                 self.desk.news()
-                return True
+            else:
+                self.end(id, *STOPPED)
+            return True
 
-            def change(db: Writer) -> bool:
-                end = "UPDATE jobs SET status = 'stopped', reason = ? WHERE id = ? AND status = 'waiting'"
-                ended = db.run(end, "stopped by the operator", id).rowcount > 0
-                if ended:
-                    db.log("job stopped", id)
-                return ended
+    def end(self, id: str, status: str, reason: str, model: str | None = None,
+            summary: dict[str, Any] | None = None) -> None:  # fmt: skip
+        """Note how a job ended, and forget what only it needed."""
 
-            return self.ledger.now(change)
+        def change(db: Writer) -> list[str]:
+            row = db.one("SELECT checkpoint, central FROM jobs WHERE id = ?", id)
+            assert row is not None
+            db.run("UPDATE jobs SET status = ?, reason = ?, model = ?, summary = ? WHERE id = ?", status, reason, model,
+                   json.dumps(summary) if summary is not None else None, id)  # fmt: skip
+            spent = db.all("SELECT blob FROM replies WHERE job = ? AND spent = 0", id)
+            db.run("UPDATE replies SET spent = 1 WHERE job = ?", id)
+            db.run("UPDATE asks SET closed = ? WHERE job = ? AND closed IS NULL", Closed((), {}).text(), id)
+            db.log(f"job {status}", id, reason=reason, model=model)
+            return [b for b in [row["checkpoint"], row["central"], *(r["blob"] for r in spent)] if b is not None]
+
+        old = self.ledger.now(change)
+        reach("job.finished")
+        discard(self.ledger, self.blobs, old)
+        log.info(f"job {status}", extra={"job": id, "detail": {"reason": reason}})
 
     def discard(self, blobs: list[str]) -> None:
         """Forget those of the blobs that nothing needs."""
@@ -384,15 +395,10 @@ class Runner:
         try:
             job = Job(id, order, self)
         except HansaError as error:  # the parts it names are not here any more
-            why = str(error)
-
-            def change(db: Writer) -> None:
-                db.run("UPDATE jobs SET status = 'failed', reason = ? WHERE id = ?", why, id)
-                db.log("job failed", id, reason=why)
-
-            self.ledger.now(change)
+            self.end(id, "failed", str(error))
             return
-        self.ledger.now(lambda db: db.run("UPDATE jobs SET status = 'running' WHERE id = ?", id).rowcount)
+        begun = "UPDATE jobs SET status = 'running' WHERE id = ? AND status IN ('waiting', 'running')"
+        self.ledger.now(lambda db: db.run(begun, id).rowcount)
 
         def work() -> None:
             try:
@@ -400,6 +406,10 @@ class Runner:
             finally:
                 with self._lock:
                     self._running.pop(id, None)
+                    if job.stopped.is_set() and self.ledger.one(
+                        "SELECT 1 FROM jobs WHERE id = ? AND status = 'stopping'", id
+                    ):
+                        self.end(id, *STOPPED)  # it was interrupted before it could see that
                 if not self.closing.is_set():
                     self._start_waiting()
 

@@ -34,6 +34,35 @@ log = logging.getLogger("hansa")
 Steps = Generator[Request, Any, Any]
 
 
+def check_settings(algorithm: Algorithm, run: Run, problem: Problem, protocol: SumProtocol | None = None) -> None:
+    """Refuse, with the reason, an algorithm and settings of a run that cannot work together."""
+    run.select.check(algorithm, problem)
+    if run.select.watches and protocol is not None:
+        raise ConfigError(
+            f"this selector ({run.select.name}) looks at the loss of each party that trained, which a secure sum "
+            "hides; choose another selector"
+        )
+    if protocol is not None and algorithm.verbs - {"reduce"}:
+        fusion = getattr(algorithm, "fusion", algorithm)
+        raise ConfigError(
+            f"{algorithm.name}: {fusion.name} looks at what each party sends, which a secure sum hides; use another "
+            "fusion or algorithm, or no secure sum"
+        )
+    needed = run.rules().needed(problem.cohort_size)
+    if needed > problem.cohort_size:
+        raise ConfigError(f"the quorum of {needed} can never be met: a round asks {problem.cohort_size} parties")
+    if run.over_select and algorithm.participation != "cohort":
+        raise ConfigError(f"run.over_select: {algorithm.name} has no cohort that a few more could join; leave it out")
+    if algorithm.participation == "own":
+        if run.min_cohort > 1:
+            raise ConfigError(
+                f"run.min_cohort: {algorithm.name} takes updates one by one as they come, so no cohort hides any of "
+                "them; leave it out, or use another algorithm"
+            )
+        if run.deadline is not None:
+            raise ConfigError(f"{algorithm.name} is asynchronous: there is no round to be late for; leave out deadline")
+
+
 class Snapshots(Protocol):
     """A runtime whose parties can be saved and brought back."""
 
@@ -98,29 +127,7 @@ class Training:
         self.work = LocalWork(self.run, self.algorithm, holdings)
         self.progress.pace = self.run.pace.begin()
         self.algorithm.check(self.problem)
-        self.run.select.check(self.algorithm, self.problem)
-        if self.run.select.watches and self.protocol is not None:
-            raise ConfigError(
-                f"this selector ({self.run.select.name}) looks at the loss of each party that trained, which a secure "
-                "sum hides; choose another selector"
-            )
-        if self.protocol is not None and self.algorithm.verbs - {"reduce"}:
-            fusion = getattr(self.algorithm, "fusion", self.algorithm)
-            raise ConfigError(
-                f"{self.algorithm.name}: {fusion.name} looks at what each party sends, which a secure sum hides; use "
-                "another fusion or algorithm, or no secure sum"
-            )
-        needed, cohort = self.run.rules().needed(self.problem.cohort_size), self.problem.cohort_size
-        if needed > cohort:
-            raise ConfigError(f"the quorum of {needed} can never be met: a round asks {cohort} parties")
-        if self.run.over_select and self.algorithm.participation != "cohort":
-            raise ConfigError(
-                f"run.over_select: {self.algorithm.name} has no cohort that a few more could join; leave it out"
-            )
-        if self.algorithm.participation == "own" and self.run.deadline is not None:
-            raise ConfigError(
-                f"{self.algorithm.name} is asynchronous: there is no round to be late for; leave out deadline"
-            )
+        check_settings(self.algorithm, self.run, self.problem, self.protocol)
         self.state = self.algorithm.init(self.problem)
         self._personal = lookup("predictor", self.algorithm.predictor(self.state)[0]).personal  # type: ignore[attr-defined]
         stops = self.run.target is not None or self.run.patience is not None

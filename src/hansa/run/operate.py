@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from hansa.core import codec
 from hansa.core.errors import ConfigError, DataError, HansaError
@@ -89,7 +90,7 @@ class Operator:
 
     def job(self, id: str, after: int = 0) -> dict[str, Any]:
         """One job with its rounds after a given one, and its summary once it has ended."""
-        found: dict[str, Any] = self._get(f"/v1/jobs/{id}?after={after}")
+        found: dict[str, Any] = self._get(f"/v1/jobs/{quote(id, safe='')}?after={after}")
         return found
 
     def wait(self, id: str, on_round: Callable[[dict[str, Any]], None] | None = None,
@@ -110,7 +111,7 @@ class Operator:
 
     def stop(self, id: str) -> bool:
         """Stop a job; False for one that had ended."""
-        return bool(self._post(f"/v1/jobs/{id}/stop")["stopped"])
+        return bool(self._post(f"/v1/jobs/{quote(id, safe='')}/stop")["stopped"])
 
     def pull(self, id: str, out: Path) -> Path:
         """Fetch a finished job's model, a chunk at a time."""
@@ -121,9 +122,11 @@ class Operator:
         part.unlink(missing_ok=True)
 
         async def fetch(client: Client) -> Path:
-            headers, _ = await client.call("GET", f"/v1/jobs/{id}/model", headers={"Range": "bytes=0-0"})
+            headers, _ = await client.call(
+                "GET", f"/v1/jobs/{quote(id, safe='')}/model", headers={"Range": "bytes=0-0"}
+            )
             size = int(headers["Content-Range"].rpartition("/")[2])
-            return await client.fetch(f"/v1/jobs/{id}/model", Blob(job["model"], size), part)
+            return await client.fetch(f"/v1/jobs/{quote(id, safe='')}/model", Blob(job["model"], size), part)
 
         try:
             return self._do(fetch).replace(out)

@@ -20,7 +20,7 @@ from aiohttp import web
 from hansa.core.errors import ConfigError
 from hansa.net import keys
 from hansa.net.blobs import Blobs
-from hansa.net.client import Client, Refusal
+from hansa.net.client import Refusal
 from hansa.net.desk import Desk
 from hansa.net.federation import Federation
 from hansa.net.home import Home
@@ -33,6 +33,7 @@ from hansa.run.join import preparer, read_samples
 
 log = logging.getLogger("hansa.net")
 RENEW = 30 * 86400  # seconds before its end at which a party renews its certificate
+AGAIN = 86400  # seconds after which it does so again where the authority's own end is near
 FILES = 65536  # that an aggregator may have open, where the system lets it
 
 
@@ -162,51 +163,56 @@ def serve(path: Path, as_json: bool = False) -> None:
 
 def join(state: Path, data: str, url: str | None = None, token: keys.Token | None = None, target: str | None = None,
          rotate: bool = False, as_json: bool = False) -> None:  # fmt: skip
-    """Run a party until it is told to end. It enrols with a token where it has not yet."""
+    """Run a party until it is told to end. It enrols with a token where it has not done so with this one."""
     lines = log_to_stderr(as_json)
     samples = read_samples(data, target)
     home = Home(state)
-    home.settle_rotation()
+    home.settle()
 
     async def main() -> None:
-        if not home.enrolled:
-            if url is None or token is None:
-                raise ConfigError(
-                    f"{state} holds no enrolled party; give the aggregator's URL and a token to enrol one"
-                )
-            await home.enrol(url, token)
-            log.info("enrolled", extra={"party": home.about()["party"]})
-        lines.party = home.about()["party"]
         done = asyncio.Event()
         _until_told(done)
-        async with home.client(url) as client:
-            if rotate or home.identity().not_after - time.time() < RENEW:
-                await home.rotate(client)
-                log.info("certificate renewed")
+        if token is not None and not home.knows(token):
+            where = url or (home.about()["url"] if home.enrolled else None)
+            if where is None:
+                raise ConfigError("to enrol, give the aggregator's URL: hansa join https://HOST:PORT --token-file ...")
+            if await _unless(done, home.enrol(where, token)):
+                return
+            log.info("enrolled", extra={"party": home.about()["party"]})
+        if not home.enrolled:
+            raise ConfigError(f"{state} holds no enrolled party; give the aggregator's URL and a token to enrol one")
+        lines.party = home.about()["party"]
+        worker = Worker(home, preparer(samples))
+        due = 0.0 if rotate else home.identity().not_after - RENEW
         while not done.is_set():
+            if home.identity().not_after <= time.time():
+                raise ConfigError(
+                    f"the certificate of {lines.party} has ended; ask the operator for a new token (hansa invite), and "
+                    "give it with --token-file"
+                )
             async with home.client(url) as client:
-                await _present(home, client, samples, done)
+                try:
+                    if time.time() < due:
+                        await _unless(done, Agent(home, client, worker).stay(due))
+                    elif not await _unless(done, home.rotate(client)):
+                        log.info("certificate renewed")
+                        due = max(home.identity().not_after - RENEW, time.time() + AGAIN)
+                except Refusal as error:
+                    raise ConfigError(f"the aggregator sends this party away: {error}") from None
 
     run_loop(main())
 
 
-async def _present(home: Home, client: Client, samples: Any, done: asyncio.Event) -> None:
-    """Stay with the aggregator until told to end, or until the certificate is to be renewed."""
-    agent = Agent(home, client, Worker(home, preparer(samples)))
-    staying = asyncio.ensure_future(agent.stay())
-    told = asyncio.ensure_future(done.wait())
-    left = home.identity().not_after - RENEW - time.time()
+async def _unless(done: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Do that, unless told to end before it is done; whether that was so."""
+    doing, told = asyncio.ensure_future(work), asyncio.ensure_future(done.wait())
     try:
-        await asyncio.wait((staying, told), return_when=asyncio.FIRST_COMPLETED, timeout=max(left, 60.0))
-        if staying.done():
-            staying.result()
-        elif not told.done():
-            await home.rotate(client)
-            log.info("certificate renewed")
-    except Refusal as error:
-        raise ConfigError(f"the aggregator sends this party away: {error}") from None
+        await asyncio.wait((doing, told), return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            doing.result()
+        return told.done()
     finally:
-        for task in (staying, told):
+        for task in (doing, told):
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Refusal):
+            with contextlib.suppress(asyncio.CancelledError, Exception):
                 await task
