@@ -24,6 +24,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,8 +99,8 @@ class Found:
         return statistics.median(self.launches) if self.launches else None
 
 
-def descendants() -> list[int]:
-    """The processes below this one. Orphans come to this one too, so that none is missed."""
+def descendants(of: int | None = None) -> list[int]:
+    """The processes below one, by default this one. Orphans come to this one too, so that none is missed."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -108,7 +109,7 @@ def descendants() -> list[int]:
             except OSError:
                 continue
             children.setdefault(int(after_name[1]), []).append(int(entry))
-    found, queue = [], [os.getpid()]
+    found, queue = [], [of or os.getpid()]
     while queue:
         below = children.get(queue.pop(), [])
         found += below
@@ -142,14 +143,14 @@ class MemoryWatch(threading.Thread):
         return self.peak_mb
 
 
-def launch(contestant: Contestant, model: str, rounds: int, limit: float) -> tuple[float, dict[str, Any]]:
+def launch(contestant: Contestant, options: Sequence[str], limit: float) -> tuple[float, dict[str, Any]]:
     """Run a contestant to its end; the moment it was launched, and its report."""
-    command = [str(contestant.python), str(HERE / contestant.script), "--model", model, "--rounds", str(rounds)]
+    command = [str(contestant.python), str(HERE / contestant.script), *contestant.options, *options]
     path = os.pathsep.join(p for p in (str(HERE), os.environ.get("PYTHONPATH")) if p)
     with tempfile.TemporaryFile("w+") as output:  # not a pipe: a process left behind would hold it open
         begun = time.time()
         process = subprocess.Popen(
-            [*command, *contestant.options], env={**os.environ, "PYTHONPATH": path}, stdin=subprocess.DEVNULL,
+            command, env={**os.environ, "PYTHONPATH": path}, stdin=subprocess.DEVNULL,
             stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         try:
@@ -190,7 +191,7 @@ def take_part(name: str, contestant: Contestant, found: Found, given: argparse.N
         if memory is not None:
             memory.start()
         rounds = min(given.rounds, 3) if watch else given.rounds
-        begun, report = launch(contestant, given.model, rounds, given.limit)
+        begun, report = launch(contestant, ("--model", given.model, "--rounds", str(rounds)), given.limit)
     except RuntimeError as error:
         found.failure = str(error)
         say(f"{name} {error}")
