@@ -12,6 +12,7 @@ repeats' medians, the time from launch to the end of the first round, and the pe
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import datetime
 import json
@@ -158,7 +159,7 @@ def launch(contestant: Contestant, options: Sequence[str], limit: float) -> tupl
         except subprocess.TimeoutExpired:
             raise RuntimeError(f"not done after {limit:.0f} s") from None
         finally:
-            clear_away(process)
+            clear_away()
         output.seek(0)
         said = output.read().splitlines()
     lines = [line for line in said if line.startswith("RESULT ")]
@@ -167,20 +168,15 @@ def launch(contestant: Contestant, options: Sequence[str], limit: float) -> tupl
     return begun, json.loads(lines[-1].removeprefix("RESULT "))
 
 
-def clear_away(process: subprocess.Popen[bytes]) -> None:
-    """End whatever a contestant left running, so that the next one has the machine to itself."""
-    left = descendants()
-    for pid in left:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-    process.wait()
-    for pid in left:
-        try:
-            os.waitpid(pid, 0)
-        except ChildProcessError:
-            continue
+def clear_away() -> None:
+    """End every process below this one, so that the next contestant has the machine to itself."""
+    while left := descendants():  # one that is not ended yet may start another
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in left:
+            with contextlib.suppress(ChildProcessError):  # a child of a child: it comes to this one first
+                os.waitpid(pid, 0)
 
 
 def take_part(name: str, contestant: Contestant, found: Found, given: argparse.Namespace, watch: bool) -> None:

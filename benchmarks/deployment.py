@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from compare import HERE, Contestant, Found, MemoryWatch, descendants, launch, machine, say
+from compare import HERE, Contestant, Found, MemoryWatch, clear_away, descendants, launch, machine, say
 from onestep import BATCH, PARAMETERS, RATE, WIDTHS, party
 
 DEPLOYED, IN_PROCESS, FLOWER, FLOWER_PULLED = "ours, deployed", "ours, in process", "flower", "flower, pulled often"
@@ -80,14 +80,14 @@ def large(megabytes: float, parties: int, rounds: int) -> Job:
 
 
 class Resident(threading.Thread):
-    """The most memory that a process and those below it held, their own and pages of files, until it is stopped."""
+    """The most memory that a process and those below it held, their own and pages of files, while it ran."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
         self.pid, self.own_mb, self.files_mb, self._over = pid, 0.0, 0.0, threading.Event()
 
     def run(self) -> None:
-        while not self._over.wait(0.02):
+        while not self._over.wait(0.02) and Path(f"/proc/{self.pid}").exists():
             own = files = 0
             for pid in (self.pid, *descendants(self.pid)):
                 try:
@@ -109,7 +109,6 @@ def deployed(job: Job, limit: float) -> dict[str, Any]:
     """Run a job in a federation of processes on loopback; what a contestant reports, and the aggregator's memory."""
     path = os.pathsep.join(p for p in (str(HERE), os.environ.get("PYTHONPATH")) if p)
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    processes: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory(prefix="hansa-") as name:
         folder = Path(name)
 
@@ -118,11 +117,9 @@ def deployed(job: Job, limit: float) -> dict[str, Any]:
 
         def start(log: str, *words: str) -> subprocess.Popen[bytes]:
             with (folder / f"{log}.log").open("wb") as output:
-                process = subprocess.Popen(
+                return subprocess.Popen(
                     command(*words), cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
                 )
-            processes.append(process)
-            return process
 
         def call(*words: str) -> str:
             done = subprocess.run(command(*words), cwd=folder, env=environment, capture_output=True, text=True,
@@ -156,10 +153,7 @@ def deployed(job: Job, limit: float) -> dict[str, Any]:
             log = call("log", "bench/federation.toml", json.loads(submitted.splitlines()[-1])["job"], "--json")
             memory.stop()
         finally:
-            for process in processes:
-                process.kill()
-            for process in processes:
-                process.wait()
+            clear_away()
     seconds = [round_["seconds"] for round_ in json.loads(log.splitlines()[-1])["rounds"]]
     return {"rounds": seconds[1:], "begun": begun, "own_mb": memory.own_mb, "files_mb": memory.files_mb, "versions": {}}
 
@@ -208,14 +202,14 @@ def take_part(name: str, parties: int, found: Found, given: argparse.Namespace, 
 
 
 def rounds_table(results: dict[int, dict[str, Found]]) -> str:
-    """Seconds a round of every contestant, as a Markdown table; the base is our deployment, else our process."""
+    """Seconds a round of every contestant, as a Markdown table. Ratios are to our deployment."""
     lines = [
         "| parties | contestant | s a round | range | rounds a second | launch to end of round 1, s "
-        "| peak memory, MB | times ours |",
+        "| peak memory, MB | times ours, deployed |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for parties, contestants in results.items():
-        base = next((contestants[n].seconds() for n in (DEPLOYED, IN_PROCESS) if contestants[n].repeats), None)
+        base = contestants[DEPLOYED].seconds() if contestants[DEPLOYED].repeats else None
         for name, found in contestants.items():
             if found.failure:
                 lines.append(f"| {parties} | {name} | failed: {found.failure.splitlines()[0][:80]} | | | | | |")

@@ -10,28 +10,28 @@ How it is set up, and why:
 - Isolation is `subprocess`. With `process` one starts the same SuperExec by hand: in either mode it starts a
   `flwr-clientapp` process for every message, and warm executors are for Kubernetes and for other kinds of apps.
   The ClientApp therefore imports numpy and no PyTorch, and the model is one array.
-- SuperExec looks for tasks every `FLWR_SUPEREXEC_TASK_POLL_INTERVAL` seconds: POLL below. The SuperNode's looks for
-  messages (3 s) and for its ClientApp's reply (0.5 s), and those of `Grid.send_and_receive` for replies (3 s), are
-  written into Flower. `--pull` replaces the last of them from within the ServerApp, by `push_messages` and
-  `pull_messages`: no option of Flower's, but a user could write it.
-- SuperNodes run at a lower priority than the SuperLink. At 50 of them the processes that all start at once else keep
-  the SuperLink from answering in time, and the run fails; in earnest they would be on other machines.
+- The SuperNode's looks for messages (every 3 s) and for its ClientApp's reply (0.5 s), and those of
+  `Grid.send_and_receive` for replies (3 s), are written into Flower. `--pull` replaces the last of them from within the
+  ServerApp, by `push_messages` and `pull_messages`: no option of Flower's, but a user could write it.
+- SuperExec looks for tasks every `FLWR_SUPEREXEC_TASK_POLL_INTERVAL` seconds, here 0.1, but 0.6 a node where there are
+  more than ten. A ClientApp takes about 1.7 s of processor time, most of it to import Flower. A task that was taken and
+  has not begun within 30 s is given out again, to one more process: 50 that start at once on two cores do not make it,
+  and their number grows until memory is gone (268 processes and 23 GB were seen). Long intervals spread the starts.
+- SuperNodes run at a lower priority than the SuperLink, else at 50 of them it does not answer in time and the run
+  fails; in earnest they would be on other machines.
 - No telemetry, no installation of dependencies at run time, one thread for numpy.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import ctypes
 import datetime
 import importlib.metadata
 import ipaddress
 import itertools
-import json
 import os
 import platform
-import signal
 import socket
 import ssl
 import subprocess
@@ -41,7 +41,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from compare import descendants
+from compare import clear_away, descendants
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -140,13 +140,7 @@ class Deployment:
         return self
 
     def __exit__(self, *error: object) -> None:
-        while left := descendants():  # a SuperExec that is not ended yet may start one more ClientApp
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            for pid in left:
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(pid, 0)
+        clear_away()
 
 
 def deploy(flower: Deployment, nodes: int, limit: float) -> None:
@@ -180,32 +174,33 @@ def deploy(flower: Deployment, nodes: int, limit: float) -> None:
 
 def run(flower: Deployment, nodes: int, rounds: int, pull: float, limit: float) -> list[float]:
     """Run the app; the moments at which its rounds ended."""
-    file = flower.folder / "report.json"
+    file = flower.folder / "rounds"
+    file.touch()
     flower.call(
         "flwr", "run", str(HERE / "deployed"), "-c", f'nodes={nodes} rounds={rounds} pull={pull} report="{file}"'
     )
     end = time.monotonic() + limit
-    while not file.exists():
+    while len(ended := file.read_text().split()) < rounds:
+        if file.with_suffix(".failure").exists():
+            raise RuntimeError(file.with_suffix(".failure").read_text())
         if time.monotonic() > end:
-            raise RuntimeError(f"no report after {limit:.0f} s: {flower.said('superlink')}{flower.said('node0')}")
-        time.sleep(0.5)
-    found = json.loads(file.read_text())
-    if "failure" in found:
-        raise RuntimeError(found["failure"])
-    ended: list[float] = found["ended"]
-    return ended
+            raise RuntimeError(f"{len(ended)} rounds after {limit:.0f} s: {ended}\n{flower.said('superlink')}")
+        if (running := len(descendants())) > 4 * nodes + 10:
+            raise RuntimeError(f"{running} processes for {nodes} nodes: tasks are given out again and again")
+        time.sleep(1)
+    return [float(moment) for moment in ended]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=20, help="timed rounds, after the first")
-    parser.add_argument("--poll", type=float, default=None, help="seconds between SuperExec's looks for a task")
     parser.add_argument("--pull", type=float, default=0.0, help="seconds between the ServerApp's looks (0: Flower's 3)")
     parser.add_argument("--limit", type=float, default=1800, help="seconds to wait for the run")
     given = parser.parse_args()
     ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: what Flower's processes leave behind becomes ours to end
-    with tempfile.TemporaryDirectory(prefix="flower-") as folder, Deployment(Path(folder), given.poll or 1.0) as flower:
+    poll = 0.1 if given.nodes <= 10 else min(60.0, 0.6 * given.nodes)
+    with tempfile.TemporaryDirectory(prefix="flower-") as folder, Deployment(Path(folder), poll) as flower:
         deploy(flower, given.nodes, limit=60)
         ended = run(flower, given.nodes, given.rounds + 1, given.pull, given.limit)
     report({

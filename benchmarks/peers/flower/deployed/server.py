@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 import traceback
 from collections.abc import Iterable
@@ -50,15 +49,17 @@ def serve(grid: Grid, context: Context) -> None:
     nodes, rounds = int(context.run_config["nodes"]), int(context.run_config["rounds"])
     if pull := float(context.run_config["pull"]):
         pull_every(grid, pull)
-    ended: list[float] = []
-    report: dict[str, object] = {"ended": ended}
+    report = Path(str(context.run_config["report"]))
+
+    def note(round_: int, _: ArrayRecord) -> None:
+        if round_:
+            with report.open("a") as lines:
+                print(time.time(), file=lines)
+
     try:
         FromAll(fraction_evaluate=0.0, min_train_nodes=nodes, min_available_nodes=nodes).start(
-            grid, ArrayRecord({"flat": Array(onestep.first())}), num_rounds=rounds,
-            evaluate_fn=lambda round_, _: ended.append(time.time()) if round_ else None,
-        )  # fmt: skip
+            grid, ArrayRecord({"flat": Array(onestep.first())}), num_rounds=rounds, evaluate_fn=note
+        )
     except Exception:
-        report = {"failure": traceback.format_exc()}
-    path = Path(str(context.run_config["report"]))
-    path.with_suffix(".part").write_text(json.dumps(report))
-    path.with_suffix(".part").rename(path)
+        report.with_suffix(".failure").write_text(traceback.format_exc())
+        raise
