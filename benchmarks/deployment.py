@@ -16,9 +16,11 @@ as many of them as fit. What is given is the aggregator's alone, for the model a
 from __future__ import annotations
 
 import argparse
-import ctypes
+import importlib.metadata
+import itertools
 import json
 import os
+import platform
 import socket
 import subprocess
 import sys
@@ -30,8 +32,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from compare import HERE, Contestant, Found, MemoryWatch, clear_away, descendants, launch, machine, say
+from compare import HERE, Contestant, Found, MemoryWatch, answer_for_all, clear_away, descendants, launch, machine, say
 from onestep import BATCH, PARAMETERS, RATE, WIDTHS, party
+
+import hansa
 
 DEPLOYED, IN_PROCESS, FLOWER, FLOWER_PULLED = "ours, deployed", "ours, in process", "flower", "flower, pulled often"
 SCRIPTS = {
@@ -135,13 +139,17 @@ def deployed(job: Job, limit: float) -> dict[str, Any]:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         call("init-federation", "bench", "--parties", ",".join(job.names), "--host", "localhost", "--port", str(port))
+        allowed = 'functions = ["ours_onestep:network"]\n'  # by the aggregator and by every party
+        with (folder / "bench/federation.toml").open("a") as settings:  # [serve] is its last table
+            settings.write(allowed)
         try:
-            begun = time.time()
             server = start("serve", "serve", "bench/federation.toml")
             wait_for(port, server, limit)
             memory = Resident(server.pid)
             memory.start()
             for party_name in job.names:
+                (folder / f"state-{party_name}").mkdir(mode=0o700)
+                (folder / f"state-{party_name}/party.toml").write_text(allowed)
                 start(
                     f"party-{party_name}", "join", f"https://localhost:{port}", "--token-file",
                     f"bench/tokens/{party_name}.token", "--data", f"{party_name}.npz", "--state", f"state-{party_name}",
@@ -154,8 +162,11 @@ def deployed(job: Job, limit: float) -> dict[str, Any]:
             memory.stop()
         finally:
             clear_away()
-    seconds = [round_["seconds"] for round_ in json.loads(log.splitlines()[-1])["rounds"]]
-    return {"rounds": seconds[1:], "begun": begun, "own_mb": memory.own_mb, "files_mb": memory.files_mb, "versions": {}}
+    passed = [round_["seconds"] for round_ in json.loads(log.splitlines()[-1])["job"]["rounds"]]  # since the job began
+    versions = {"python": platform.python_version(), "numpy": np.__version__, "hansa": hansa.__version__}
+    versions["torch"] = importlib.metadata.version("torch")
+    return {"rounds": [b - a for a, b in itertools.pairwise(passed)], "versions": versions,
+            "own_mb": memory.own_mb, "files_mb": memory.files_mb}  # fmt: skip
 
 
 def wait_for(port: int, server: subprocess.Popen[bytes], limit: float) -> None:
@@ -274,7 +285,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=1800, help="seconds a run may take")
     parser.add_argument("--out", type=Path, default=HERE / "results", help="the folder for the results")
     given = parser.parse_args()
-    ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: a contestant's orphans become ours to see and to end
+    answer_for_all()
     about = machine()
     if about["load_before"] > 0.5:
         say(f"this machine is busy (load {about['load_before']:.1f}): the times will be those of a busy machine")
