@@ -168,6 +168,17 @@ def launch(contestant: Contestant, options: Sequence[str], limit: float) -> tupl
     return begun, json.loads(lines[-1].removeprefix("RESULT "))
 
 
+def answer_for_all() -> None:
+    """Have orphans below this process come to it, to be seen and ended, and SIGTERM clear all of them away."""
+    ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+
+    def end(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # `timeout` sends it twice
+        sys.exit(143)
+
+    signal.signal(signal.SIGTERM, end)
+
+
 def clear_away() -> None:
     """End every process below this one, so that the next contestant has the machine to itself."""
     while left := descendants():  # one that is not ended yet may start another
@@ -272,7 +283,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE / "results", help="the folder for the results")
     given = parser.parse_args()
     given.rounds = given.rounds or (20 if given.model == "2nn" else 5)
-    ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: a contestant's orphans become ours to see and to end
+    answer_for_all()
     about = machine()
     if about["load_before"] > 0.5:
         say(f"this machine is busy (load {about['load_before']:.1f}): the times will be those of a busy machine")

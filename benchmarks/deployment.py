@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ctypes
 import hashlib
+import importlib.metadata
+import itertools
 import json
 import multiprocessing
 import os
+import platform
 import socket
 import subprocess
 import sys
@@ -33,9 +35,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from compare import HERE, Contestant, Found, MemoryWatch, clear_away, descendants, launch, machine, say
+from compare import HERE, Contestant, Found, MemoryWatch, answer_for_all, clear_away, descendants, launch, machine, say
 from onestep import BATCH, PARAMETERS, RATE, WIDTHS, party
 
+import hansa
 from hansa.net import keys
 from hansa.net.client import Client
 from hansa.net.federation import Federation, init
@@ -50,7 +53,6 @@ SCRIPTS = {
     FLOWER: Contestant("peers/flower/deployment.py", environment="flower"),
     FLOWER_PULLED: Contestant("peers/flower/deployment.py", ("--pull", "0.5"), environment="flower"),
 }
-FUNCTIONS = '["ours_onestep:network"]'  # the model of the workload, as the aggregator and the parties allow it
 COPIES, PROGRAM_GIB, MOST = 4, 0.3, 50  # of a model at a party; a party without a model; parties that were asked for
 
 
@@ -143,21 +145,21 @@ def deployed(job: Job, limit: float) -> dict[str, Any]:
 
         for party_name, (x, y) in zip(job.names, job.parties, strict=True):
             np.savez(folder / f"{party_name}.npz", x=x, y=y)
-            (folder / f"state-{party_name}").mkdir()
-            (folder / f"state-{party_name}" / "party.toml").write_text(f"functions = {FUNCTIONS}\n")
         (folder / "experiment.toml").write_text(job.experiment())
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         call("init-federation", "bench", "--parties", ",".join(job.names), "--host", "localhost", "--port", str(port))
-        with (folder / "bench" / "federation.toml").open("a") as file:
-            file.write(f"functions = {FUNCTIONS}\n")
+        allowed = 'functions = ["ours_onestep:network"]\n'  # by the aggregator and by every party
+        with (folder / "bench/federation.toml").open("a") as settings:  # [serve] is its last table
+            settings.write(allowed)
         try:
-            begun = time.time()
             server = start("serve", "serve", "bench/federation.toml")
             wait_for(port, server, limit)
             memory = Resident(server.pid)
             memory.start()
             for party_name in job.names:
+                (folder / f"state-{party_name}").mkdir(mode=0o700)
+                (folder / f"state-{party_name}/party.toml").write_text(allowed)
                 start(
                     f"party-{party_name}", "join", f"https://localhost:{port}", "--token-file",
                     f"bench/tokens/{party_name}.token", "--data", f"{party_name}.npz", "--state", f"state-{party_name}",
@@ -170,14 +172,11 @@ def deployed(job: Job, limit: float) -> dict[str, Any]:
             memory.stop()
         finally:
             clear_away()
-    ended = [line["seconds"] for line in json.loads(log.splitlines()[-1])["job"]["rounds"]]
-    return {
-        "rounds": np.diff(ended).tolist(),
-        "begun": begun,
-        "own_mb": memory.own_mb,
-        "files_mb": memory.files_mb,
-        "versions": {},
-    }
+    passed = [round_["seconds"] for round_ in json.loads(log.splitlines()[-1])["job"]["rounds"]]  # since the job began
+    versions = {"python": platform.python_version(), "numpy": np.__version__, "hansa": hansa.__version__}
+    versions["torch"] = importlib.metadata.version("torch")
+    return {"rounds": [b - a for a, b in itertools.pairwise(passed)], "versions": versions,
+            "own_mb": memory.own_mb, "files_mb": memory.files_mb}  # fmt: skip
 
 
 def wait_for(port: int, server: subprocess.Popen[bytes], limit: float) -> None:
@@ -348,7 +347,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=1800, help="seconds a run may take")
     parser.add_argument("--out", type=Path, default=HERE / "results", help="the folder for the results")
     given = parser.parse_args()
-    ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: a contestant's orphans become ours to see and to end
+    answer_for_all()
     about = machine()
     if about["load_before"] > 0.5:
         say(f"this machine is busy (load {about['load_before']:.1f}): the times will be those of a busy machine")

@@ -13,20 +13,19 @@ How it is set up, and why:
 - The SuperNode's looks for messages (every 3 s) and for its ClientApp's reply (0.5 s), and those of
   `Grid.send_and_receive` for replies (3 s), are written into Flower. `--pull` replaces the last of them from within the
   ServerApp, by `push_messages` and `pull_messages`: no option of Flower's, but a user could write it.
-- SuperExec looks for tasks every `FLWR_SUPEREXEC_TASK_POLL_INTERVAL` seconds, here 0.1, but 1.2 a node (60 at
-  most) where there are more than ten. A ClientApp takes about 1.7 s of processor time, most of it to import Flower. A
-  task that was taken and has not begun within 30 s is given out again, to one more process: 50 that start at once on
-  two cores do not make it, and their number grows until memory is gone (268 processes and 23 GB were seen). Long
-  intervals spread the starts.
-- SuperNodes run at a lower priority than the SuperLink, else at 50 of them it does not answer in time and the run
-  fails; in earnest they would be on other machines.
+- SuperExec looks for tasks every `FLWR_SUPEREXEC_TASK_POLL_INTERVAL` seconds, here 0.1, but 1.2 a node (60 at most)
+  where there are more than ten. A ClientApp takes 1.3 s of processor time before it does anything. A task that was
+  taken and has not begun within 30 s is given out again, to one more process: 50 that start within 2 s on two cores
+  with other work did not make it, and their number grew until memory was almost gone (268 processes, 23 GB); within
+  30 s neither. Long intervals spread the starts, and are then what a round takes.
+- SuperNodes run at a lower priority than the SuperLink, which in a first run of 50 did not answer its ServerApp in
+  time; in earnest they would be on other machines.
 - No telemetry, no installation of dependencies at run time, one thread for numpy.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import datetime
 import importlib.metadata
 import ipaddress
@@ -42,7 +41,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from compare import clear_away, descendants
+from compare import answer_for_all, clear_away, descendants
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -200,7 +199,7 @@ def main() -> None:
     parser.add_argument("--pull", type=float, default=0.0, help="seconds between the ServerApp's looks (0: Flower's 3)")
     parser.add_argument("--limit", type=float, default=1800, help="seconds to wait for the run")
     given = parser.parse_args()
-    ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: what Flower's processes leave behind becomes ours to end
+    answer_for_all()
     poll = given.poll or (0.1 if given.nodes <= 10 else min(60.0, 1.2 * given.nodes))
     with tempfile.TemporaryDirectory(prefix="flower-") as folder, Deployment(Path(folder), poll) as flower:
         deploy(flower, given.nodes, limit=60)
