@@ -53,10 +53,21 @@ class Reply:
         for group in groups:
             if not isinstance(group, dict) or not all(isinstance(value, Tensor) for value in group.values()):
                 raise DataError("it is not made of named tensors")
+            if not all(_is_text(name) for name in group):
+                raise DataError("its names are not valid Unicode")
         if any(value.dtype != torch.float64 or value.dim() != 0 for value in groups[2].values()):
             raise DataError("its metrics are not single numbers")
         metrics = {name: float(value) for name, value in groups[2].items()}
         return cls(dict(groups[0]), int(weight), dict(groups[1]), metrics)
+
+
+def _is_text(name: str) -> bool:
+    """Whether a name can be written as UTF-8: JSON can also spell half a character."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @dataclass

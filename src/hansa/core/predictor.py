@@ -13,6 +13,8 @@ from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.params import Params
 from hansa.core.registry import Part, build, register
 
+METRICS = frozenset({"loss", "accuracy", "auc", "rmse", "mae", "r2"})  # all that `losses.metrics` can give
+
 
 class Predictor(Part):
     """Turns a payload (a trained model) and samples into outputs: class scores, or values for regression."""
@@ -51,7 +53,7 @@ class Evaluate(Op):
     """Measure a model on the party's own test samples."""
 
     predictor: str = "network"
-    measures: ClassVar[frozenset[str] | None] = None
+    measures: ClassVar[frozenset[str] | None] = METRICS
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         if party.test is None or len(party.test[0]) == 0:

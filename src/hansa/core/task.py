@@ -49,7 +49,8 @@ class Task:
 class Shards:
     """Samples of many parties in one tensor, with the row at which each party starts."""
 
-    def __init__(self, data: Sequence[Pair] | tuple[Any, Any, Any], objective: Objective, what: str) -> None:
+    def __init__(self, data: Sequence[Pair] | tuple[Any, Any, Any], objective: Objective, what: str,
+                 prepared: bool = False) -> None:  # fmt: skip
         if isinstance(data, tuple) and len(data) == 3:
             x, y = _tensor(data[0], f"{what} x"), _tensor(data[1], f"{what} y")
             offsets = np.asarray(data[2], dtype=np.int64)
@@ -70,7 +71,7 @@ class Shards:
                 _paired(xs[-1], ys[-1], f"{what}[{k}]")
             x, y = _join(xs, f"{what} x"), _join(ys, f"{what} y")
             offsets = np.concatenate([[0], np.cumsum([len(v) for v in xs])]).astype(np.int64)
-        self.x, self.y = _fit(x, y, objective, what)
+        self.x, self.y = _fit(x, y, objective, what, prepared)
         self.offsets = offsets
 
     def __len__(self) -> int:
@@ -108,10 +109,12 @@ class Known:
 
     def hold(self, task: Task, objective: Objective) -> None:
         """Take the task's samples that no party holds, as tensors that fit the objective."""
-        self.test = self._central(task.test, objective, "test")
-        self.trusted = self._central(task.trusted, objective, "trusted")
+        prepared = task.prepare is not None
+        self.test = self._central(task.test, objective, "test", prepared)
+        self.trusted = self._central(task.trusted, objective, "trusted", prepared)
 
-    def _central(self, pair: Pair | None, objective: Objective, what: str) -> tuple[Tensor, Tensor] | None:
+    def _central(self, pair: Pair | None, objective: Objective, what: str,
+                 prepared: bool) -> tuple[Tensor, Tensor] | None:  # fmt: skip
         if pair is None:
             return None
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
@@ -120,7 +123,7 @@ class Known:
         _paired(x, y, what)
         if tuple(x.shape[1:]) != self.shape:
             raise DataError(f"{what}: samples are {tuple(x.shape[1:])}, the parties' {self.shape}")
-        x, y = _fit(x, y, objective, what)
+        x, y = _fit(x, y, objective, what, prepared)
         self.check_targets(y, f"{what}: ")
         return x, y
 
@@ -154,8 +157,9 @@ class Holdings(Known):
     """All data of a task: what each party trains on, its own test samples, the central test set."""
 
     def __init__(self, task: Task, objective: Objective) -> None:
-        self.train = Shards(task.parties, objective, "parties")
-        self.tests = Shards(task.party_tests, objective, "party_tests") if task.party_tests is not None else None
+        prepared, own = task.prepare is not None, task.party_tests
+        self.train = Shards(task.parties, objective, "parties", prepared)
+        self.tests = Shards(own, objective, "party_tests", prepared) if own is not None else None
         if self.tests is not None and len(self.tests) != len(self.train):
             raise DataError(f"party_tests: {len(self.tests)} test sets for {len(self.train)} parties")
         if self.train.offsets[-1] == 0:
@@ -182,6 +186,19 @@ def _paired(x: Tensor, y: Tensor, what: str) -> None:
         raise DataError(f"{what}: x has shape {tuple(x.shape)} and y {tuple(y.shape)}; both need one row a sample")
 
 
+@torch.no_grad()
+def _takes(module: nn.Module, x: Tensor) -> bool:
+    """Whether a model can be applied to samples."""
+    training = module.training
+    try:
+        module.eval()(x)
+    except Exception:  # the user's own model: what it says is said where it is trained
+        return False
+    finally:
+        module.train(training)
+    return True
+
+
 def _join(tensors: list[Tensor], what: str) -> Tensor:
     rows = [t for t in tensors if len(t)] or tensors[:1]
     shapes = {tuple(t.shape[1:]) for t in rows}
@@ -190,10 +207,18 @@ def _join(tensors: list[Tensor], what: str) -> Tensor:
     return torch.cat(rows)
 
 
-def _fit(x: Tensor, y: Tensor, objective: Objective, what: str) -> tuple[Tensor, Tensor]:
-    """Features in the model's type, targets in the loss's; all on the objective's device."""
-    if (x.is_floating_point() or x.dtype == torch.uint8) and objective.module is not None:
-        x = x.to(objective.dtype)
+def _fit(x: Tensor, y: Tensor, objective: Objective, what: str, prepared: bool) -> tuple[Tensor, Tensor]:
+    """Features in the model's type, targets in the loss's; all on the objective's device. Whole numbers stay what they
+    are (characters, say) for a model that takes them, unless a preparation makes others of them."""
+    if objective.module is not None:
+        if x.is_floating_point() or x.dtype == torch.uint8 or prepared:
+            x = x.to(objective.dtype)
+        elif len(x):
+            one = x[:1].to(objective.device)
+            if not _takes(objective.module, one) and _takes(objective.module, one.to(objective.dtype)):
+                raise DataError(
+                    f"{what}: the model takes no whole numbers as features; give them as floating-point numbers"
+                )
     if objective.loss == "cross_entropy":
         if y.is_floating_point() and not torch.equal(y, y.round()):
             raise DataError(f"{what}: cross_entropy needs whole class numbers as targets")

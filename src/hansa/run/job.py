@@ -174,6 +174,10 @@ class Job:
 
     def _finish(self, state: State) -> None:
         assert self.training is not None
+        lines = self.training.history
+        if lines and all("empty" in line for line in lines):
+            reasons = lines[-1].get("missing", {}) | lines[-1].get("rejected", {})
+            raise RoundAborted(f"no round was fused; of the last: {lines[-1]['empty']}: {reasons}")
         result = Result(self.training, state, {}, None)
         digest, _ = self.runner.blobs.put(codec.pieces(result.saved_model()))
         reach("job.model")
@@ -186,9 +190,9 @@ class Job:
         if needed is None:  # all that can come
             needed = max(1, len(names) - len(self.runner.registry.lapsed() & set(names)))
         self.network.present(0, needed, "begin")
-        about, why = yield from self._describe()
         run, central = self.experiment.run, self._central()
         table = self.experiment.task
+        about, why = yield from self._describe(central.get("loss") or table.loss, central.get("classes"))
         loss, classes = learned(central.get("loss") or table.loss, central.get("classes") or about.classes)
         outputs = outputs_of(loss, classes)
         model = make_model(table.model, table.dtype, ".", about.shape, outputs)
@@ -204,6 +208,7 @@ class Job:
         self.network.task = {
             "model": table.model, "dtype": table.dtype, "shape": list(about.shape), "outputs": outputs, "loss": loss,
             "classes": classes, "party_test": table.party_test, "seed": run.seed, "bf16": bf16,
+            "prepared": table.prepare is not None,
         }  # fmt: skip
         records = JobRecords(self.id, self.runner.ledger, self.runner.blobs, self.network)
         needed, left = run.rules().needed(run.size(len(names))), len(names) - len(self.network.refused)
@@ -221,26 +226,37 @@ class Job:
         detail |= {k: line[k] for k in ("empty", "missing", "rejected") if k in line}
         log.info("round closed", extra={"job": self.id, "round": line["round"], "detail": detail})
 
-    def _describe(self) -> Generator[Request, Any, tuple[Description, dict[str, str]]]:
-        """What the parties say of their data, and why others say nothing; those that refuse are not asked again."""
+    def _describe(self, loss: str | None, classes: int | None
+                  ) -> Generator[Request, Any, tuple[Description, dict[str, str]]]:  # fmt: skip
+        """What the parties say of their data, and why others say nothing, or nothing that fits. Those that refuse, or
+        whose data do not fit, are not asked again. The loss and the number of classes are given where they are known.
+        """
         record = Record()
         count = len(self.network.parties)
 
         async def ask(fed: Federation) -> Gathered:
-            return await fed.gather(Describe(), parties=fed.parties)
+            return await fed.gather(Describe(loss or ("cross_entropy" if classes else None)), parties=fed.parties)
 
         yield Open(0, record)
         fed = Federation(range(count), 0, self.experiment.run.seed, count, phase="describe")
         answers: Gathered | None = None
         with contextlib.suppress(RoundAborted):
             answers = yield from drive(ask(fed), "describe")
-        reasons = {self.network.parties[p]: why for p, why in (record.missing | record.rejected).items()}
+        names, said = self.network.parties, dict[str, Description]()
+        for party, reply in zip(answers.parties, answers.replies, strict=True) if answers is not None else ():
+            try:
+                said[names[party]] = Description.of(reply)
+            except DataError as error:
+                record.rejected[party] = str(error)
+        about, unfit = agreed(said, classes, self.experiment.task.prepare is not None) if said else (None, {})
+        record.rejected |= {party: unfit[name] for party, name in enumerate(names) if name in unfit}
+        self.network.refused |= set(record.rejected)
+        reasons = {names[p]: why for p, why in (record.missing | record.rejected).items()}
         self._note_absence(reasons)
-        if answers is None:
+        if about is None:
             raise ConfigError(f"no party takes part: {reasons}")
         yield Abort(0)
-        names = [self.network.parties[p] for p in answers.parties]
-        return agreed(names, [Description.of(reply) for reply in answers.replies]), reasons
+        return about, reasons
 
     def _note_absence(self, reasons: dict[str, str]) -> None:
         """Keep in the log, once, who does not take part from the beginning, and why."""

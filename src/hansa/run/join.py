@@ -13,11 +13,14 @@ from torch import Tensor
 from hansa.core.errors import ConfigError, DataError, HansaError
 from hansa.core.objective import Objective
 from hansa.core.op import Party
-from hansa.core.task import Shards
+from hansa.core.task import Known, Shards
 from hansa.data.party_files import load_party_file
 from hansa.run.config import hold_out_one, load_function, make_model
 
 Samples = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor] | None]  # to train on, and the party's own test
+
+NUMBERS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
+           torch.int8, torch.uint8, torch.bool)  # fmt: skip
 
 
 def read_samples(reference: str, target: str | None = None) -> Samples:
@@ -36,20 +39,34 @@ def read_samples(reference: str, target: str | None = None) -> Samples:
         raise ConfigError(f"--data: {reference!r} failed: {type(error).__name__}: {error}") from error
     if not isinstance(given, (tuple, list)) or len(given) != 2:
         raise DataError(f"--data: {reference!r} must return (x, y), or ((x, y), (test x, test y))")
-    if isinstance(given[0], (tuple, list)) and len(given[0]) == 2:
+    if isinstance(given[0], tuple) and len(given[0]) == 2 and _dimensions(given[0][0]) >= 2:
         return _pair(given[0], reference), _pair(given[1], reference)
     return _pair(given, reference), None
+
+
+def _dimensions(values: Any) -> int:
+    """How many dimensions an array has; 0 for what is none."""
+    try:
+        return torch.as_tensor(values).dim()
+    except (TypeError, ValueError, RuntimeError):
+        return 0
 
 
 def _pair(given: Any, reference: str) -> tuple[Tensor, Tensor]:
     try:
         x, y = (torch.as_tensor(values) for values in given)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"--data: {reference!r} returned something else than two arrays: {error}") from None
     if x.dim() < 2 or y.dim() < 1 or len(x) != len(y):
         raise DataError(
             f"--data: {reference!r} returned x {tuple(x.shape)} and y {tuple(y.shape)}; both need a row a sample"
         )
+    for name, values in (("x", x), ("y", y)):
+        if values.dtype not in NUMBERS:
+            kind = str(values.dtype).removeprefix("torch.")
+            raise DataError(
+                f"--data: {reference!r} returned {name} as {kind}; give floating-point numbers, or whole ones as int64"
+            )
     return x, y
 
 
@@ -67,11 +84,12 @@ def preparer(samples: Samples) -> Callable[[int, dict[str, Any], str], Party]:
             raise DataError(f"its samples are {tuple(train[0].shape[1:])}, and the job's {shape}")
         model = make_model(task["model"], task["dtype"], os.getcwd(), shape, task["outputs"])
         objective = Objective(model, task["loss"], task["seed"], device, task["bf16"])
-        held = Shards([train], objective, "data")
-        classes = task["classes"]
-        if classes is not None and not held.y.is_floating_point() and held.y.numel() and int(held.y.max()) >= classes:
-            raise DataError(f"its targets go up to {int(held.y.max())}, and the job has {classes} classes")
-        own = Shards([test], objective, "test data").of(0) if test is not None else None
-        return Party(number, objective, held.of(0), own, task["seed"])
+        held = Shards([train], objective, "data", task["prepared"]).of(0)
+        own = Shards([test], objective, "test data", task["prepared"]).of(0) if test is not None else None
+        known = Known(1, None, shape, task["classes"])
+        known.check_targets(held[1], "its ")
+        if own is not None:
+            known.check_targets(own[1], "of its test samples, the ")
+        return Party(number, objective, held, own, task["seed"])
 
     return prepare

@@ -153,7 +153,8 @@ class Training:
             progress = self.progress
             progress.seconds = time.monotonic() - started
             if progress.round % self.run.eval_every == 0 or self._stop(line) is not None:
-                line |= yield from self._evaluate()
+                found = yield from self._evaluate()
+                line |= {name: value for name, value in found.items() if name not in line}
                 self._compare(line)
                 progress.seconds = time.monotonic() - started
             line["seconds"] = round(progress.seconds, 6)
@@ -344,7 +345,7 @@ class Training:
             tenth = values[: math.ceil(len(values) / 10)]
             out[f"party_{metric}_mean"] = mean
             out[f"party_{metric}_worst_tenth"] = sum(tenth) / len(tenth)
-            out[f"party_{metric}_variance"] = sum((v - mean) ** 2 for v in values) / len(values)
+            out[f"party_{metric}_variance"] = sum((v - mean) * (v - mean) for v in values) / len(values)
             out[metric] = sum(v * n for v, n in pairs) / sum(n for _, n in pairs)
         if len(answers.parties) <= 100:
             who = map(self.holdings.name, answers.parties)

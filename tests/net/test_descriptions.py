@@ -1,0 +1,281 @@
+"""What parties say of their data and of the model: what one of them says wrongly is its own matter, not the job's."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from league import PARTIES, Asked, League, samples
+
+import hansa
+from hansa.core import codec
+from hansa.core.op import Reply
+from hansa.core.registry import build
+from hansa.data.describe import CLASSES, DIMENSIONS, KINDS
+from hansa.net import client, party, runtime
+from hansa.net.wire import Answer, Work
+from hansa.run.config import make_model
+from hansa.run.join import Samples
+
+TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}
+AT_CLASSES, AT_KIND, AT_MISSING = DIMENSIONS + 1, DIMENSIONS + 2, DIMENSIONS + 4
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "TICK", 0.05)
+    monkeypatch.setattr(client, "LEAST", 0.02)
+    monkeypatch.setattr(client, "MOST", 0.1)
+
+
+def tree(task: dict[str, Any] | None = None, **run: Any) -> dict[str, Any]:
+    return {"task": {**TASK, **(task or {})}, "run": {"rounds": 2, **run}}
+
+
+def join(league: League, change: Callable[[str, Samples], Samples] = lambda name, given: given) -> None:
+    for number, name in enumerate(PARTIES):
+        league.join(name, change(name, samples(number)))
+
+
+@pytest.fixture
+def lying(league: League, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[Reply], Reply]], None]:
+    """Has cid change its replies of a phase before it sends them."""
+    plain = party.Worker.answer
+
+    def lie(phase: str, change: Callable[[Reply], Reply]) -> None:
+        def answer(self: Any, work: Work, *rest: Any) -> tuple[Reply | str, bool]:
+            reply, staged = plain(self, work, *rest)
+            if work.party == league.number("cid") and work.phase == phase and isinstance(reply, Reply):
+                reply = change(reply)
+            return reply, staged
+
+        monkeypatch.setattr(party.Worker, "answer", answer)
+
+    return lie
+
+
+def said(**at: int) -> Callable[[Reply], Reply]:
+    def change(reply: Reply) -> Reply:
+        about = reply.tensors["about"].clone()
+        for place, value in at.items():
+            about[int(place.removeprefix("at_"))] = value
+        return Reply({"about": about})
+
+    return change
+
+
+def simulated(parties: list[Any], task: dict[str, Any] | None = None) -> Any:
+    loss = (task or {}).get("loss", "cross_entropy")
+    outputs = 2 if loss == "cross_entropy" else 1
+    given = hansa.Task(make_model("logistic", "float64", ".", (3,), outputs), loss, parties, names=list(PARTIES),
+                       classes=2 if outputs == 2 else None)  # fmt: skip
+    return hansa.simulate(build("algorithm", "fedavg"), given, engine="reference", rounds=2).saved_model()
+
+
+def without_cid(league: League, why: str, **given: Any) -> None:
+    """The job goes on with the others, and says why cid is not of it."""
+    ended = league.ended(league.submit(tree(**given)))
+    assert ended["status"] == "finished", ended["reason"]
+    assert [line["members"] for line in ended["rounds"]] == [["ann", "bob"]] * 2
+    assert [line["asked"] for line in ended["rounds"]] == [2, 2], "who was rejected is not asked again"
+    (entry,) = league.events("not taking part")
+    assert entry["party"] == "cid" and why in json.loads(entry["detail"])["why"]
+
+
+@pytest.mark.parametrize(
+    ("at", "why"),
+    [
+        ({"at_1": -1}, "impossible way"),
+        ({"at_0": 9}, "impossible way"),
+        ({"at_0": -1}, "impossible way"),
+        ({"at_0": 2, "at_1": 2**62, "at_2": 0}, "impossible way"),
+        ({"at_0": 2, "at_1": 2**20, "at_2": 2**12}, "samples of 4294967296 numbers"),
+        ({"at_1": 4}, "its samples are (4,), those of most parties (3,)"),
+        ({f"at_{AT_CLASSES}": -2}, "targets in an impossible way"),
+        ({f"at_{AT_CLASSES}": 0}, "targets in an impossible way"),
+        ({f"at_{AT_CLASSES}": 2**52}, f"more than {CLASSES} classes"),
+        ({f"at_{AT_CLASSES}": CLASSES}, "at most 1024 are possible, by what the other parties name"),
+        ({f"at_{AT_KIND}": 3}, "impossible way"),
+        ({f"at_{AT_KIND}": KINDS.index("real"), f"at_{AT_CLASSES}": 0}, "its targets are real numbers"),
+        ({f"at_{AT_MISSING}": 1}, "its features have missing values"),
+    ],
+)
+def test_a_bad_description_is_its_partys_own_rejection(
+    league: League, lying: Callable[..., None], at: dict[str, int], why: str
+) -> None:
+    lying("describe", said(**at))
+    join(league)
+    without_cid(league, why)
+
+
+def test_shapes_of_which_none_has_the_majority_fail_the_job_and_name_the_parties(league: League) -> None:
+    for number, name in enumerate(PARTIES):
+        league.join(name, samples(number, features=3 + number))
+    ended = league.ended(league.submit(tree()))
+    assert ended["status"] == "failed"
+    assert "differ in shape" in ended["reason"] and "'ann': (3,), 'bob': (4,), 'cid': (5,)" in ended["reason"]
+
+
+def test_missing_values_at_most_parties_are_the_jobs_own_matter(league: League) -> None:
+    def change(name: str, given: Samples) -> Samples:
+        if name != "ann":
+            given[0][0][0, 0] = torch.nan
+        return given
+
+    join(league, change)
+    ended = league.ended(league.submit(tree()))
+    assert ended["status"] == "failed" and "set task.prepare = 'standardise'" in ended["reason"]
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float64])
+def test_a_party_without_samples_is_as_in_a_simulation(league: League, dtype: torch.dtype) -> None:
+    data = [samples(k)[0] for k in range(3)]
+    data[0] = (data[0][0][:0], data[0][1][:0].to(dtype))
+    for name, pair in zip(PARTIES, data, strict=True):
+        league.join(name, (pair, None))
+    job = league.submit(tree())
+    ended = league.ended(job)
+    assert ended["status"] == "finished", ended["reason"]
+    assert [line["members"] for line in ended["rounds"]] == [["bob", "cid"]] * 2
+    assert codec.encode(league.model(job)) == codec.encode(simulated(data))
+
+
+def test_a_job_of_parties_without_any_sample_fails_with_the_reason(league: League) -> None:
+    join(league, lambda name, given: ((given[0][0][:0], given[0][1][:0]), None))
+    ended = league.ended(league.submit(tree()))
+    assert ended["status"] == "failed" and ended["reason"] == "none of the parties has a sample"
+
+
+@pytest.mark.parametrize("loss", ["mse", "mae", "bce", "cross_entropy"])
+def test_the_loss_decides_what_targets_of_different_types_are(league: League, loss: str) -> None:
+    data = [samples(k)[0] for k in range(3)]
+    data[:2] = [(x, y.double()) for x, y in data[:2]]
+    for name, pair in zip(PARTIES, data, strict=True):
+        league.join(name, (pair, None))
+    job = league.submit(tree({"loss": loss}))
+    ended = league.ended(job)
+    assert ended["status"] == "finished", ended["reason"]
+    assert [line["members"] for line in ended["rounds"]] == [list(PARTIES)] * 2
+    assert codec.encode(league.model(job)) == codec.encode(simulated(data, {"loss": loss}))
+
+
+def test_large_whole_numbers_are_no_classes_where_the_loss_says_so(league: League) -> None:
+    join(league, lambda name, given: ((given[0][0], given[0][1] * 2**40), None))
+    ended = league.ended(league.submit(tree({"loss": "mae"})))
+    assert ended["status"] == "finished", ended["reason"]
+    assert [line["members"] for line in ended["rounds"]] == [list(PARTIES)] * 2
+
+
+def test_a_party_whose_targets_are_no_classes_refuses_a_job_about_classes(league: League) -> None:
+    join(league, lambda name, given: ((given[0][0], given[0][1] + 0.5), None) if name == "cid" else given)
+    without_cid(league, "its targets are not whole class numbers", task={"loss": "cross_entropy"})
+
+
+def test_class_numbers_below_zero_are_said_by_the_party(league: League) -> None:
+    join(league, lambda name, given: ((given[0][0], given[0][1] - 1), None) if name == "cid" else given)
+    ended = league.ended(league.submit(tree()))
+    assert ended["status"] == "finished"
+    for line in ended["rounds"]:
+        assert line["missing"] == {"cid": "its targets must lie in 0..1, got -1..0"}
+
+
+SENTENCE = "the model takes no whole numbers as features; give them as floating-point numbers"
+
+
+def test_whole_features_of_a_model_that_takes_none_fail_with_the_simulations_sentence(league: League) -> None:
+    def whole(name: str, given: Samples) -> Samples:
+        return (given[0][0].round().long(), given[0][1]), None
+
+    join(league, whole)
+    ended = league.ended(league.submit(tree()))
+    assert ended["status"] == "failed" and ended["model"] is None
+    assert "no round was fused" in ended["reason"] and f"'bob': 'data: {SENTENCE}'" in ended["reason"]
+    with pytest.raises(hansa.DataError, match=SENTENCE):
+        simulated([whole("", samples(k))[0] for k in range(3)])
+
+
+def test_whole_features_may_be_prepared(league: League) -> None:
+    join(league, lambda name, given: ((given[0][0].round().long(), given[0][1]), None))
+    ended = league.ended(league.submit(tree({"prepare": "standardise"})))
+    assert ended["status"] == "finished", ended["reason"]
+    assert [line["members"] for line in ended["rounds"]] == [list(PARTIES)] * 2
+
+
+def test_a_round_without_replies_does_not_fail_a_job_that_fused_another(
+    league: League, lying: Callable[..., None]
+) -> None:
+    seen: list[int] = []
+
+    def change(reply: Reply) -> Reply:
+        seen.append(1)
+        return reply if len(seen) == 1 else Reply(reply.tensors, weight=-1, metrics=reply.metrics)
+
+    lying("round", change)
+    join(league)
+    ended = league.ended(league.submit(tree(quorum=3)))
+    assert ended["status"] == "finished" and ["empty" in line for line in ended["rounds"]] == [False, True]
+
+
+@pytest.mark.parametrize("name", ["round", "replies", "empty", "missing", "seconds", "model", "members", "parties"])
+def test_metrics_that_were_not_asked_for_do_not_enter_the_record(
+    league: League, lying: Callable[..., None], name: str
+) -> None:
+    lying("evaluate", lambda reply: Reply({}, reply.weight, metrics={**reply.metrics, name: 77.0}))
+    join(league)
+    ended = league.ended(league.submit(tree({"party_test": 0.25})))
+    assert ended["status"] == "finished", ended["reason"]
+    assert [line["round"] for line in ended["rounds"]] == [1, 2]
+    for line in ended["rounds"]:
+        assert line["replies"] == 3 and sorted(line["parties"]) == ["ann", "bob"] and "empty" not in line
+        assert line["seconds"] < 60 and f"party_{name}_mean" not in line
+
+
+def test_a_rounds_own_record_goes_before_what_parties_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where an op lets every name pass."""
+    from hansa.core import predictor
+
+    monkeypatch.setattr(predictor.Evaluate, "measures", None)
+    monkeypatch.setattr(predictor, "evaluate", lambda *given: {"loss": 1.0, "replies": 77.0, "round": 77.0})
+    data = [samples(k)[0] for k in range(3)]
+    task = hansa.Task(make_model("logistic", "float64", ".", (3,), 2), "cross_entropy", data, party_tests=data)
+    (line,) = hansa.simulate(build("algorithm", "fedavg"), task, engine="reference", rounds=1).history
+    assert line["round"] == 1 and line["replies"] == 3 and line["loss"] == 1.0
+
+
+def test_enormous_metrics_of_one_party_do_not_end_the_job(league: League, lying: Callable[..., None]) -> None:
+    lying("evaluate", lambda reply: Reply({}, reply.weight, metrics={**reply.metrics, "loss": 1e300}))
+    join(league)
+    ended = league.ended(league.submit(tree({"party_test": 0.25})))
+    assert ended["status"] == "finished", ended["reason"]
+    assert ended["rounds"][0]["party_loss_variance"] is None
+
+
+@pytest.mark.parametrize("group", ["tensors", "maxima", "metrics"])
+def test_a_name_that_is_not_unicode_is_a_malformed_reply(league: League, group: str) -> None:
+    for number, name in enumerate(PARTIES[:2]):
+        league.join(name, samples(number))
+    cid = league.enrolled("cid")
+    job = league.submit(tree())
+    work = cid.work()
+    assert work is not None
+    ask = Asked(work.job, work.round, work.phase, work.number)
+    plain: dict[str, Any] = {"tensors": {}, "maxima": {}, "metrics": {}, "weight": {"$tensor": "weight"}}
+    plain[group]["\ud800"] = {"$tensor": "number"}
+    header = {
+        "__metadata__": {"tree": json.dumps(plain)},
+        "weight": {"dtype": "I64", "shape": [], "data_offsets": [0, 8]},
+        "number": {"dtype": "F64", "shape": [], "data_offsets": [8, 16]},
+    }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    blob = cid.upload(ask, struct.pack("<Q", len(text)) + text + struct.pack("<qd", 1, 0.0))
+    assert cid.reply(ask, Answer(blob)).status == 200
+    ended = league.ended(job)
+    assert ended["status"] == "finished", ended["reason"]
+    assert [line["members"] for line in ended["rounds"]] == [["ann", "bob"]] * 2
+    (entry,) = league.events("not taking part")
+    assert entry["party"] == "cid" and "not valid Unicode" in entry["detail"]
