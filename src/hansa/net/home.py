@@ -45,6 +45,10 @@ class Home:
         for cut_off in folder.glob("fetch-*"):  # what was being fetched when the last process ended
             shutil.rmtree(cut_off, ignore_errors=True)
 
+    def close(self) -> None:
+        """Let another process work here."""
+        self._lock.close()
+
     @property
     def enrolled(self) -> bool:
         return (self.folder / "party.json").exists()

@@ -200,7 +200,10 @@ def join(state: Path, data: str, url: str | None = None, token: keys.Token | Non
                 except Refusal as error:
                     raise ConfigError(f"the aggregator sends this party away: {error}") from None
 
-    run_loop(main())
+    try:
+        run_loop(main())
+    finally:
+        home.close()
 
 
 async def _unless(done: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

@@ -1,0 +1,176 @@
+"""Parties that enrol anew, take long, or have gone; jobs that are stopped, or could never run."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from league import PARTIES, League, samples
+from test_rounds import TASK, Gate, gate, join, quick, tree  # noqa: F401 (fixtures)
+
+from hansa.core.errors import ConfigError
+from hansa.net import keys, points
+from hansa.net.client import Refusal
+from hansa.net.home import Home
+from hansa.run import serve
+from hansa.run.operate import Operator
+
+
+def test_a_party_that_was_revoked_enrols_anew_with_a_new_token(league: League, tmp_path: Path) -> None:
+    home, first = Home(tmp_path / "home"), league.token("ann")
+    asyncio.run(home.enrol(league.url, first))
+    before = home.identity()
+    assert home.knows(first)
+    league.operator.revoke("ann")
+    league.operator.invite("ann")
+    second = league.token("ann")
+    assert not home.knows(second)
+    asyncio.run(home.enrol(league.url, second))
+    assert home.knows(second) and home.identity().fingerprint != before.fingerprint
+    assert home.identity().key.public_bytes_raw() != before.key.public_bytes_raw()
+    assert not list(home.folder.glob("*.enrol.pem"))
+    home.close()
+
+
+@pytest.mark.parametrize("point", ["private.rename", "rotation.key", "rotation.certificate"])
+def test_an_enrolment_that_was_cut_off_anywhere_goes_on_with_the_same_token(
+    league: League, tmp_path: Path, point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Cut(BaseException):
+        pass
+
+    token = league.token("ann")
+    for nth in range(1, 6):  # each time the point is reached is one place to be cut off at
+        home, left = Home(tmp_path / "home"), [nth]
+
+        def cut(name: str, left: list[int] = left) -> None:
+            if name == point:
+                left[0] -= 1
+                if left[0] == 0:
+                    raise Cut
+
+        points.install(cut)
+        try:
+            home.settle()
+            if not home.knows(token):
+                asyncio.run(home.enrol(league.url, token))
+        except Cut:
+            pass
+        finally:
+            points.install(None)
+            home.close()
+    home = Home(tmp_path / "home")
+    home.settle()
+    if not home.knows(token):
+        asyncio.run(home.enrol(league.url, token))
+    assert home.identity().fingerprint == home.about()["certificate"]
+    key = keys.key_of(keys.read_private(home.folder / "key.pem"))
+    assert key.public_key().public_bytes_raw() == home.identity().key.public_bytes_raw()
+    home.close()
+
+
+def test_a_party_whose_certificate_has_ended_says_so(
+    league: League, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(tmp_path / "home")
+    asyncio.run(home.enrol(league.url, league.token("ann")))
+    home.close()
+    data = tmp_path / "data.csv"
+    data.write_text("a,b,y\n1,2,0\n3,4,1\n")
+    monkeypatch.setattr(serve, "log_to_stderr", lambda as_json: serve.Structured(as_json))
+    monkeypatch.setattr(serve, "_until_told", lambda done: None)  # signals are the main thread's
+    later = home.identity().not_after + 1
+    monkeypatch.setattr(serve.time, "time", lambda: later)
+    with pytest.raises(ConfigError, match=r"certificate of ann has ended; .*hansa invite"):
+        serve.join(tmp_path / "home", str(data))
+
+
+def test_what_a_party_sends_slowly_is_a_sign_of_life(found: Callable[..., League]) -> None:
+    league = found(absent_after=0.5)
+    ann = league.enrolled("ann")
+    ask = league.ask(parties=[0])
+    ann.work()
+    end = time.monotonic() + 1.2
+    while time.monotonic() < end:
+        assert ann.put(ask, "0" * 64, 0, b"x").status == 204
+        time.sleep(0.05)
+    assert league.desk.present([0]) == [0]
+
+
+def test_a_stop_is_kept_through_a_crash(league: League, gate: Gate) -> None:  # noqa: F811
+    join(league, *PARTIES)
+    gate.after(1)
+    job = league.submit(tree(rounds=50))
+    gate.held()
+    assert league.operator.stop(job) is True
+    assert league.shown(job)["status"] == "stopping", "what was acknowledged is in the ledger"
+    gate.open()
+    assert league.ended(job)["status"] == "stopped"
+
+
+def test_a_revoked_party_is_not_waited_for_by_later_jobs(league: League) -> None:
+    join(league, "ann", "bob")
+    league.enrolled("cid")
+    league.operator.revoke("cid")
+    job = league.submit(tree())
+    ended = league.ended(job)
+    assert ended["status"] == "finished" and ended["rounds"][0]["members"] == ["ann", "bob"]
+
+
+def test_a_ticket_of_a_party_that_has_gone_is_not_lost_at_once_again_and_again(found: Callable[..., League]) -> None:
+    league = found(absent_after=0.6)
+    join(league, *PARTIES)
+    league.until(lambda: len(league.desk.present(range(3))) == 3)
+    league.members["cid"].leave()
+    ended = league.ended(league.submit(tree({"name": "fedbuff", "buffer": 2}, rounds=6, cohort=1.0)))
+    assert ended["status"] == "finished"
+    assert sum(line["asked"] for line in ended["rounds"]) < 40, "each ticket is given its time"
+
+
+def test_a_deadline_that_passed_while_the_aggregator_was_away_begins_again(league: League) -> None:
+    members = [league.join(name, samples(k)) for k, name in enumerate(PARTIES)]
+    league.until(lambda: len(league.desk.present(range(3))) == 3)
+    for member in members:
+        member.leave()  # they still count as there, and answer nothing
+    job = league.submit(tree(rounds=1, deadline=2.0, quorum=3), min_parties=3)
+    league.until(lambda: league.desk.find(0, (job, 0, "describe", 0)) is not None)
+    league.stop()
+    time.sleep(2.1)
+    league.start()
+    join(league, *PARTIES)
+    ended = league.ended(job)
+    assert ended["status"] == "finished" and ended["rounds"][0]["replies"] == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (tree(quorum=4), "can never be met"),
+        (tree(min_cohort=4), "can never be met"),
+        (tree(cohort_size=2, min_cohort=3), "can never be met"),
+        (tree(own={"zed": {"lr": 1.0}}), "there is no party 'zed'"),
+        (tree({"name": "fedavg", "fusion": "zeno"}), "task.trusted"),
+        (tree("zeno++"), "task.trusted"),
+        (tree("fsvrg", cohort=0.5), "needs every party"),
+        (tree("fedbuff", min_cohort=2), "takes updates one by one"),
+        (tree("dpsgd"), "through the aggregator"),
+        (tree(task={**TASK, "model": "os:getcwd"}), "not among serve.functions"),
+    ],
+)
+def test_a_job_that_could_never_run_is_refused_as_it_is_submitted(
+    league: League, given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((Refusal, ConfigError), match=message):
+        league.submit(given)
+    assert league.operator.jobs() == [] and list(league.aggregator.blobs) == []
+
+
+@pytest.mark.parametrize("job", ["x y/../z", "no#pe", "nobody-1"])
+def test_a_job_is_looked_for_by_its_whole_name(league: League, job: str) -> None:
+    with pytest.raises(Refusal, match="there is no job") as refusal:
+        Operator.job(league.operator, job)
+    assert repr(job) in str(refusal.value)
