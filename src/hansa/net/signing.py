@@ -1,8 +1,8 @@
 """Signed requests: what changes state at the aggregator carries its sender's signature, to be kept as evidence.
 
 A signature (Ed25519) covers the method, the path, the SHA-256 of the body, what the request is about, and a nonce. The
-functions are pure; that the key is the authenticated sender's is the caller's to see to. The nonce tells two signatures of
-one request apart in the record; that a request may come twice without harm is up to what it asks for.
+functions are pure; that the key is the authenticated sender's is the caller's to see to. The nonce tells two signatures
+of one request apart in the record; that a request may come twice without harm is up to what it asks for.
 """
 
 from __future__ import annotations
