@@ -142,6 +142,12 @@ def test_an_altered_header_is_refused(tmp_path: Path, header: Any) -> None:
         read(tmp_path / "file", data)
 
 
+@pytest.mark.parametrize("plain", ['{"v":{"$tensor":"w"}}', '{"w":{"$tensor":"w"},"v":{"$tensor":"w"}}', "{}"])
+def test_a_tensor_that_is_not_called_by_its_path_is_refused(tmp_path: Path, plain: str) -> None:
+    with pytest.raises(DataError, match="not called by their paths"):
+        read(tmp_path / "file", framed({**entry(), "__metadata__": {"tree": plain}}))
+
+
 def test_a_header_over_the_limit_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
     data = codec.encode({"text": "x" * 2000})
     (tmp_path / "file").write_bytes(data)

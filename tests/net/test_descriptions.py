@@ -264,11 +264,11 @@ def test_a_name_that_is_not_unicode_is_a_malformed_reply(league: League, group: 
     assert work is not None
     ask = Asked(work.job, work.round, work.phase, work.number)
     plain: dict[str, Any] = {"tensors": {}, "maxima": {}, "metrics": {}, "weight": {"$tensor": "weight"}}
-    plain[group]["\ud800"] = {"$tensor": "number"}
+    plain[group]["\ud800"] = {"$tensor": f"{group}/\ud800"}
     header = {
         "__metadata__": {"tree": json.dumps(plain)},
         "weight": {"dtype": "I64", "shape": [], "data_offsets": [0, 8]},
-        "number": {"dtype": "F64", "shape": [], "data_offsets": [8, 16]},
+        f"{group}/\ud800": {"dtype": "F64", "shape": [], "data_offsets": [8, 16]},
     }
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)

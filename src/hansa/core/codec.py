@@ -144,7 +144,8 @@ def size(tree: Any) -> int:
 def mapped(path: str | Path, limit: int = 2**20) -> tuple[Any, dict[str, int], mmap.mmap]:
     """The tree of a file, its tensors left where they are: where each begins in the file, and the file's mapping.
 
-    They are checked as strictly as `decode` checks them. The header may have `limit` bytes.
+    They are checked more strictly than `decode` checks them: each is called by its path in the tree, so that `starts`
+    says where what the tree holds is. The header may have `limit` bytes.
     """
     try:
         with open(path, "rb") as file:
@@ -178,6 +179,10 @@ def mapped(path: str | Path, limit: int = 2**20) -> tuple[Any, dict[str, int], m
             tensors[name] = (torch.zeros(0, dtype=dtype) if values is None else values).view(entry["shape"])
         if 8 + length + at != len(memory):
             raise ValueError("there are bytes behind the last tensor")
-        return _join(plain, tensors), starts, memory
+        tree, named = _join(plain, tensors), dict[str, Tensor]()
+        _split(tree, "", named)
+        if named.keys() != tensors.keys() or any(named[name] is not tensors[name] for name in named):
+            raise ValueError("its tensors are not called by their paths in its tree")
+        return tree, starts, memory
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, RuntimeError) as error:
         raise DataError(f"not a valid message: {error}") from None
