@@ -152,22 +152,26 @@ class NetworkPool:
 
 
 class RecordedArrivals:
-    """Simulated time in which tickets come back in the order in which a deployed job's did."""
+    """Simulated time in which tickets come back in the order in which a deployed job's did, and those parties are
+    available in a round that were."""
 
     def __init__(self, database: Path, job: str) -> None:
         with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as db:
             asks = db.execute("SELECT round, number, parties, closed FROM asks WHERE job = ? AND phase = 'round' "
                               "ORDER BY round, number", (job,)).fetchall()  # fmt: skip
+            here = db.execute("SELECT round, closed FROM asks WHERE job = ? AND phase = 'present'", (job,)).fetchall()
         submitted = [(round, number) for round, number, parties, _ in asks if parties != "[]"]
         came = [json.loads(closed)["ticket"] for _, _, parties, closed in asks if parties == "[]"]
         self._when = {submitted[ticket]: place + 1.0 for place, ticket in enumerate(came)}
+        self._here = {round: json.loads(found) for round, found in here}
         self.now = 0.0
 
-    def available(self, round: int) -> range:
-        return range(PARTIES)
+    def available(self, round: int) -> list[int]:
+        found: list[int] = self._here[round]
+        return found
 
     def wait(self) -> None:
-        raise AssertionError("everybody is there")
+        raise AssertionError("somebody was there in every round")
 
     def plan(self, ask: Ask) -> Plan:
         when = self._when.get((ask.round, ask.index), math.inf) if ask.verb == "submit" else self.now

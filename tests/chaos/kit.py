@@ -27,8 +27,6 @@ import mortal
 import numpy as np
 
 from hansa.core.errors import HansaError
-from hansa.core.federation import Ask
-from hansa.core.runtime import Plan
 from hansa.net.client import Unreachable
 from hansa.net.federation import init
 from hansa.net.ledger import entry_hash
@@ -37,6 +35,7 @@ from hansa.run.job import needed_blobs
 from hansa.run.operate import ENDED, Operator
 from hansa.run.resume import execute
 from hansa.run.settings import Run
+from hansa.testing import RecordedArrivals
 
 PARTIES = ("north", "north-east", "south")  # one name begins another
 AGGREGATOR = "aggregator"
@@ -263,11 +262,6 @@ class Federation:
                          job)  # fmt: skip
         return [json.loads(row["closed"])["ticket"] for row in rows]
 
-    def present(self, job: str) -> dict[int, list[int]]:
-        """Who was there as each round of a job began."""
-        rows = self.rows("SELECT round, closed FROM asks WHERE job = ? AND phase = 'present'", job)
-        return {row["round"]: json.loads(row["closed"]) for row in rows}
-
     def check_tidy(self, jobs: Sequence[str]) -> None:
         """Of jobs that have ended only the models are left, and nothing at all of what was half done."""
         models = {self.rows("SELECT model FROM jobs WHERE id = ?", job)[0]["model"] for job in jobs}
@@ -316,31 +310,7 @@ engine = "reference"
     return read(path)
 
 
-@dataclass
-class Ordered:
-    """A clock by which tickets come back in a given order, and by which those are available who were."""
-
-    tickets: Sequence[int]
-    present: dict[int, list[int]]
-    now: float = 0.0
-    submitted: int = 0
-
-    def available(self, round: int) -> Sequence[int]:
-        return self.present[round]
-
-    def wait(self) -> None:
-        raise AssertionError("somebody was there in every round")
-
-    def plan(self, ask: Ask) -> Plan:
-        if ask.verb != "submit":
-            return Plan()
-        ticket = self.submitted
-        self.submitted += 1
-        place = self.tickets.index(ticket) + 1 if ticket in self.tickets else 10**6 + ticket
-        return Plan(lasts=place - self.now)
-
-
-def simulated(experiment: Experiment, folder: Path, clock: Ordered | None = None) -> bytes:
+def simulated(experiment: Experiment, folder: Path, clock: RecordedArrivals | None = None) -> bytes:
     """The model file that `hansa run` makes of an experiment, where tickets come back in a given order if need be."""
     if clock is None:
         execute(experiment, folder)
@@ -390,7 +360,7 @@ def campaign(folder: Path, kills: int, seed: int, tell: Callable[[str], None] = 
             job = federation.run(experiment, name, strike)
             federation.check(job, rounds)
             if waits:
-                clock = Ordered(federation.tickets(job), federation.present(job))
+                clock = RecordedArrivals(federation.database, job)
                 wanted = simulated(experiment, folder / "runs" / name, clock)
             else:
                 if kind not in expected:

@@ -6,10 +6,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from kit import AGGREGATOR, ALGORITHMS, Federation, Ordered, simulated, write_experiment
+from kit import AGGREGATOR, ALGORITHMS, Federation, simulated, write_experiment
 
 import hansa
 from hansa.net import points
+from hansa.testing import RecordedArrivals
 
 SOURCE = Path(hansa.__file__).parent
 # A point, and at the how manyth time in a process's life; a process dies once a life, in this order.
@@ -87,6 +88,6 @@ def test_an_asynchronous_job_survives_deaths_and_follows_the_stored_order(tmp_pa
         job = federation.run(experiment, "job")
         assert federation.kills == expected
         federation.check(job, rounds=6)
-        clock = Ordered(federation.tickets(job), federation.present(job))
+        clock = RecordedArrivals(federation.database, job)
         assert federation.model(job) == simulated(experiment, tmp_path / "run", clock)
         federation.check_tidy([job])
