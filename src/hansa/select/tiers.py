@@ -182,8 +182,9 @@ class Tiers(Selector):
 def accuracy(replies: list[Reply]) -> float:
     """The accuracy on the replying parties' test samples taken together, the negative loss where the task has none; not
     a number where nobody replied."""
-    weight = sum(reply.weight for reply in replies)
-    values = [reply.metrics.get("accuracy", -reply.metrics["loss"]) * reply.weight for reply in replies]
+    measured = [reply for reply in replies if {"accuracy", "loss"} & set(reply.metrics)]
+    weight = sum(reply.weight for reply in measured)
+    values = [reply.metrics.get("accuracy", -reply.metrics.get("loss", 0.0)) * reply.weight for reply in measured]
     return sum(values) / weight if weight else float("nan")
 
 
