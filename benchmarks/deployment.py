@@ -47,11 +47,10 @@ from hansa.net.wire import Blob
 from hansa.run.demo_net import free_port, processes
 from hansa.run.operate import Operator
 
-DEPLOYED, IN_PROCESS, FLOWER, FLOWER_PULLED = "ours, deployed", "ours, in process", "flower", "flower, pulled often"
+DEPLOYED, IN_PROCESS, FLOWER = "ours, deployed", "ours, in process", "flower"
 SCRIPTS = {
     IN_PROCESS: Contestant("ours_onestep.py"),
     FLOWER: Contestant("peers/flower/deployment.py", environment="flower"),
-    FLOWER_PULLED: Contestant("peers/flower/deployment.py", ("--pull", "0.5"), environment="flower"),
 }
 COPIES, PROGRAM_GIB, MOST = 4, 0.3, 50  # of a model at a party; a party without a model; parties that were asked for
 
@@ -196,7 +195,7 @@ def wait_for(port: int, server: subprocess.Popen[bytes], limit: float) -> None:
 def take_part(name: str, parties: int, found: Found, given: argparse.Namespace, watch: bool) -> None:
     """One run of one contestant, noted in `found`."""
     say(f"{name}, {parties} parties: {'memory' if watch else f'repeat {len(found.repeats) + 1}'}")
-    rounds = 2 if watch else given.peer_rounds if name in (FLOWER, FLOWER_PULLED) else given.rounds
+    rounds = 2 if watch else given.peer_rounds if name == FLOWER else given.rounds
     memory = MemoryWatch() if watch else None
     if memory is not None:
         memory.start()
@@ -247,7 +246,7 @@ def rounds_table(results: dict[int, dict[str, Found]]) -> str:
 
 def measure_rounds(given: argparse.Namespace) -> dict[int, dict[str, Found]]:
     """Every contestant at every number of parties, in turns."""
-    names = [DEPLOYED, IN_PROCESS, *((FLOWER, FLOWER_PULLED) if given.peers else ())]
+    names = [DEPLOYED, IN_PROCESS, *((FLOWER,) if given.peers else ())]
     for name in names[2:]:
         if not SCRIPTS[name].python.exists():
             sys.exit(f"{SCRIPTS[name].python} is missing; `make bench-deploy` makes it")

@@ -31,8 +31,8 @@ from hansa.net.client import Unreachable
 from hansa.net.federation import init
 from hansa.net.ledger import entry_hash
 from hansa.run.config import Experiment, read
-from hansa.run.job import needed_blobs
 from hansa.run.operate import ENDED, Operator
+from hansa.run.records import needed_blobs
 from hansa.run.resume import execute
 from hansa.run.settings import Run
 from hansa.testing import RecordedArrivals

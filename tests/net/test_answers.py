@@ -19,7 +19,7 @@ from hansa.net.client import Client
 from hansa.net.ledger import Writer
 from hansa.net.signing import About
 from hansa.net.wire import Answer, Blob, Order, pack
-from hansa.run.job import discard, needed_blobs
+from hansa.run.records import discard, needed_blobs
 
 
 def digest(data: bytes) -> str:

@@ -42,95 +42,14 @@ from hansa.net.runtime import Network, Stopped
 from hansa.net.wire import Order, pack, unpack
 from hansa.run.config import Experiment, is_function, learned, make_model, outputs_of, parse
 from hansa.run.loop import Training, check_settings
+from hansa.run.records import ACTIVE, JobRecords, discard, needed_blobs
 from hansa.run.result import Result
 from hansa.run.simulate import NUMERICS
 from hansa.run.work import LocalWork
 
 log = logging.getLogger("hansa.net")
-ACTIVE = "status IN ('waiting', 'running', 'stopping')"
 PAUSE = 5.0  # seconds before a job that could not be written is tried again
 STOPPED = ("stopped", "stopped by the operator")
-LASTING = ("describe", "prepare", "begin")  # phases whose replies a job needs until it ends
-
-
-class JobRecords:
-    """A job's metrics and checkpoints, in the ledger. Closing a round is one transaction."""
-
-    def __init__(self, job: str, ledger: Ledger, blobs: Blobs, network: Network) -> None:
-        self.job, self.ledger, self.blobs, self.network = job, ledger, blobs, network
-        self._line: dict[str, Any] = {}
-
-    def append(self, line: dict[str, Any]) -> None:
-        self._line = line
-
-    def checkpoint(self, tree: dict[str, Any]) -> None:
-        """Close a round: who is in, the hash of the new model, the metrics, and the log's head, all at once."""
-        reach("model.save")
-        digest, _ = self.blobs.put(codec.pieces(tree))
-        reach("model.saved")
-        model, line = codec.digest(tree["state"]["params"]), self._line
-        number = line["round"]
-        members = [self.network.parties[p] for p in self.network.members] if "empty" not in line else []
-        under_way = {flight.key for flight in self.network.flights}
-
-        def change(db: Writer) -> list[str]:
-            head = db.log("round closed", self.job, number, members=members, model=model, empty=line.get("empty"))
-            row = (self.job, number, time.time(), json.dumps(members), model, head, json.dumps(line))
-            db.run("INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?)", *row)
-            before = db.one("SELECT checkpoint FROM jobs WHERE id = ?", self.job)
-            db.run("UPDATE jobs SET checkpoint = ? WHERE id = ?", digest, self.job)
-            done = db.all(f"SELECT seq, job, round, phase, number, blob FROM replies WHERE job = ? AND round < ? AND "
-                          f"spent = 0 AND phase NOT IN {LASTING}", self.job, number)  # fmt: skip
-            done = [row for row in done if (row["job"], row["round"], row["phase"], row["number"]) not in under_way]
-            db.run(f"UPDATE replies SET spent = 1 WHERE seq IN ({','.join(str(row['seq']) for row in done)})")
-            old = [before["checkpoint"]] if before is not None and before["checkpoint"] != digest else []
-            return [blob for blob in [*old, *(row["blob"] for row in done)] if blob is not None]
-
-        old = self.ledger.now(change)
-        reach("round.closed")
-        discard(self.ledger, self.blobs, old)
-
-    def restore(self) -> dict[str, Any] | None:
-        row = self.ledger.one("SELECT checkpoint FROM jobs WHERE id = ?", self.job)
-        if row is None or row["checkpoint"] is None:
-            return None
-        try:
-            tree: dict[str, Any] = codec.decode(self.blobs.path(row["checkpoint"]).read_bytes())
-        except (OSError, DataError) as error:
-            raise DataError(f"the checkpoint of {self.job} is damaged: {error}") from None
-        return tree
-
-    def history(self) -> list[dict[str, Any]]:
-        rows = self.ledger.all("SELECT line FROM rounds WHERE job = ? ORDER BY round", self.job)
-        return [json.loads(row["line"]) for row in rows]
-
-
-def needed_blobs(db: Any) -> set[str]:
-    """The blobs that must stay: models, checkpoints and samples of jobs, and replies that were not fused yet."""
-    rows = db.all(
-        f"SELECT model AS blob FROM jobs UNION SELECT checkpoint FROM jobs WHERE {ACTIVE} UNION "
-        f"SELECT central FROM jobs WHERE {ACTIVE} UNION SELECT blob FROM replies WHERE spent = 0"
-    )
-    return {row["blob"] for row in rows if row["blob"] is not None}
-
-
-def discard(ledger: Ledger, blobs: Blobs, candidates: list[str]) -> None:
-    """Forget those of the blobs that nothing needs. The writer does it, which also takes new answers: no answer can
-    come in between."""
-    if not candidates:
-        return
-
-    def change(db: Writer) -> None:
-        for blob in candidates:
-            used = db.one(
-                "SELECT 1 FROM replies WHERE blob = ? AND spent = 0 UNION ALL SELECT 1 FROM jobs WHERE model = ? "
-                f"OR ((checkpoint = ? OR central = ?) AND {ACTIVE})",
-                *[blob] * 4,
-            )
-            if used is None:
-                blobs.discard(blob)
-
-    ledger.now(change)
 
 
 class Job:
