@@ -129,7 +129,7 @@ def test_a_revoked_party_is_not_waited_for_by_later_jobs(league: League) -> None
 
 
 def test_a_ticket_of_a_party_that_has_gone_is_lost_after_a_while_and_not_at_once(
-    parts: tuple[Ledger, Blobs, Desk],
+    parts: tuple[Ledger, Blobs, Desk],  # noqa: F811
     tmp_path: Path,
 ) -> None:
     ledger, blobs, desk = parts  # nobody was heard of
