@@ -26,7 +26,8 @@ import torch
 from hansa.core import codec
 from hansa.core.federation import Ask, Reduced
 from hansa.core.op import Reply
-from hansa.core.replies import Record, Rules, Stored, combine
+from hansa.core.replies import Record, Rules, combine
+from hansa.core.sums import Stored
 from hansa.local import SGD
 
 FILES = 4

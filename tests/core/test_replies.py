@@ -12,7 +12,8 @@ import hansa
 from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Ask, Gathered, Reduced
 from hansa.core.op import Replies, Reply
-from hansa.core.replies import BLOCK, BlockSum, Record, Rules, combine, fault, inboxes, mixed
+from hansa.core.replies import Record, Rules, combine, fault, inboxes, mixed
+from hansa.core.sums import BLOCK, BlockSum
 from hansa.local import SGD
 from hansa.run import Run
 

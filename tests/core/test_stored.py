@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 from test_codec import DTYPES, same, tensors, texts, trees
 
-from hansa.core import codec, replies
+from hansa.core import codec, sums
 from hansa.core.errors import DataError
 from hansa.core.federation import Ask, Gathered, Reduced
 from hansa.core.op import Reply
-from hansa.core.replies import BlockSum, Record, Rules, Stored, combine, stored_sums
+from hansa.core.replies import Record, Rules, combine
 from hansa.core.rows import FileRows, MappedRows, Rows
+from hansa.core.sums import BlockSum, Stored, stored_sums
 from hansa.local import SGD
 
 FILES = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -194,7 +195,7 @@ def drawn(count: int, seed: int, dtype: torch.dtype = torch.float32, shape: tupl
 def test_a_sum_over_files_has_the_bits_of_the_sum_in_memory(
     tmp_path: Path, dtype: torch.dtype, count: int, shape: tuple[int, ...], wide: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replies, "WIDE", wide)
+    monkeypatch.setattr(sums, "WIDE", wide)
     given = drawn(count, 5, dtype, shape)
     for shares in ([reply.weight for reply in given], [1] * count):
         plain = BlockSum()
@@ -210,7 +211,7 @@ def test_a_sum_over_files_has_the_bits_of_the_sum_in_memory(
 def test_replies_in_files_make_the_answer_that_they_make_in_memory(
     tmp_path: Path, verb: Any, wide: int, memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replies, "WIDE", wide)
+    monkeypatch.setattr(sums, "WIDE", wide)
     given = [Reply(reply.tensors, reply.weight, {}, reply.metrics) for reply in drawn(40, 3)]
     given[7].tensors["w"][3] = float("nan")
     given[9].weight = 0

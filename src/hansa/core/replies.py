@@ -1,14 +1,9 @@
-"""Replies become an answer: checked before fusion, summed in an order that does not depend on who arrived first.
-
-Sums are float64 with integer weights, divided once. Parties are taken in the order of their ids, in blocks of fixed
-size, and block sums are added in order, so the result depends neither on the number of workers nor on arrival.
-"""
+"""Replies become an answer: checked before fusion, summed in an order that does not depend on who arrived first."""
 
 from __future__ import annotations
 
 import functools
 import math
-import mmap
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -22,13 +17,10 @@ from hansa.core import codec
 from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket
 from hansa.core.op import Op, Payload, Replies, Reply, Shape
-from hansa.core.rows import FileRows, Rows, room
+from hansa.core.rows import Rows, room
+from hansa.core.sums import BlockSum, Stored, stored_sums
 
-BLOCK = 32
 LARGEST = 2**53  # whole numbers from here on are not exact in float64
-SMALL = 2**20  # numbers that fit a cache
-WIDE = 2**22  # numbers of a stored reply from which on it is summed in blocks of columns
-EXACT = 2**29  # float32 numbers times smaller whole numbers are exact in float64
 
 
 @dataclass(frozen=True)
@@ -57,31 +49,6 @@ class Rules:
         if ask.in_round:
             return self
         return Rules(min_cohort=self.min_cohort if ask.phase.startswith("prepare") else 1)
-
-
-@dataclass
-class Stored(Reply):
-    """A reply that lies in a file, which stays until the answer is made; `starts` says where in it each tensor does."""
-
-    path: Path = Path()
-    starts: dict[str, int] = field(default_factory=dict)
-    memory: mmap.mmap | None = None
-
-    @classmethod
-    def read(cls, path: Path) -> Stored:
-        """The reply that a file holds; a DataError where it holds none."""
-        tree, starts, memory = codec.mapped(path)
-        reply = Reply.of_tree(tree)
-        return cls(reply.tensors, reply.weight, reply.maxima, reply.metrics, path, starts, memory)
-
-    @property
-    def wide(self) -> bool:
-        return sum(tensor.numel() for tensor in self.tensors.values()) >= WIDE
-
-    def release(self) -> None:
-        """Give back the memory that reading it took."""
-        if self.memory is not None:
-            self.memory.madvise(mmap.MADV_DONTNEED)
 
 
 class Malformed(str):
@@ -242,89 +209,6 @@ def expected_size(op: Op, payload: Payload) -> int:
 def _size(tensors: tuple[Any, ...], maxima: tuple[Any, ...], metrics: tuple[str, ...]) -> int:
     empty = [{name: torch.empty(shape, dtype=dtype) for name, shape, dtype in group} for group in (tensors, maxima)]
     return codec.size(Reply(empty[0], 1, empty[1], dict.fromkeys(metrics, 0.0)).tree())
-
-
-class BlockSum:
-    """A weighted sum over rows given in order: blocks of fixed size, block sums added in order."""
-
-    def __init__(self) -> None:
-        self._total: dict[str, Tensor] = {}
-        self._block: dict[str, Tensor] = {}
-        self._rows = 0
-
-    def add(self, tensors: dict[str, Tensor], weight: int) -> None:
-        for name, tensor in tensors.items():
-            if name not in self._block:
-                self._block[name] = _wide(tensor) * weight
-            elif weight == 1:
-                self._block[name].add_(tensor)
-            elif tensor.dtype == torch.float32 and weight < EXACT:
-                self._block[name].add_(tensor.to(torch.float64), alpha=weight)  # the product is exact
-            else:  # product and sum apart: a fused one would round by position
-                self._block[name].add_(_wide(tensor) * weight)
-        self._count(1)
-
-    def add_rows(self, tensors: dict[str, Tensor], weights: list[int]) -> None:
-        """Add a stack's rows, one after another; on a GPU, a block at a time."""
-        if not any(tensor.is_cuda for tensor in tensors.values()):
-            numbers = sum(tensor.numel() for tensor in tensors.values())
-            if numbers <= SMALL:  # multiply all rows at once; the products are the same
-                shares = torch.tensor(weights)
-                tensors = {n: _wide(t) * shares.view(-1, *[1] * (t.dim() - 1)) for n, t in tensors.items()}
-                weights = [1] * len(weights)
-            rows = zip(*(tensor.unbind(0) for tensor in tensors.values()), strict=True)
-            for row, weight in zip(rows, weights, strict=True):
-                self.add(dict(zip(tensors, row, strict=True)), weight)
-            return
-        at = 0
-        while at < len(weights):
-            end = min(len(weights), at + BLOCK - self._rows)
-            for name, tensor in tensors.items():
-                wide = _wide(tensor[at:end])
-                shares = torch.tensor(weights[at:end], dtype=wide.dtype, device=wide.device)
-                term = (wide * shares.view(-1, *[1] * (wide.dim() - 1))).sum(0)
-                self._block[name] = self._block[name] + term if name in self._block else term
-            self._count(end - at)
-            at = end
-
-    def _count(self, rows: int) -> None:
-        self._rows += rows
-        if self._rows == BLOCK:
-            self._close()
-
-    def _close(self) -> None:
-        for name, value in self._block.items():
-            self._total[name] = self._total[name] + value if name in self._total else value
-        self._block, self._rows = {}, 0
-
-    def result(self) -> dict[str, Tensor]:
-        self._close()
-        return self._total
-
-
-def stored_sums(replies: list[tuple[Stored, int]]) -> dict[str, Tensor]:
-    """The weighted sums of stored replies, in blocks of columns: no more of them is read at once than some columns. The
-    bits are those of `BlockSum`, whose numbers do not depend on their neighbours."""
-    shares = [share for _, share in replies]
-    sums = {}
-    for name, like in replies[0][0].tensors.items():
-        places = [(reply.path, reply.starts[f"tensors/{name}"]) for reply, _ in replies]
-        rows = FileRows(places, like.numel(), like.dtype)
-
-        def add(at: int, end: int, block: Tensor) -> tuple[int, int, Tensor]:
-            total = BlockSum()
-            total.add_rows({"": block}, shares)
-            return at, end, total.result()[""]
-
-        out = torch.empty(like.numel(), dtype=torch.float64 if like.is_floating_point() else torch.int64)
-        for at, end, total in rows.map(add, numbers=WIDE):
-            out[at:end] = total
-        sums[name] = out.view(like.shape)
-    return sums
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.float64 if tensor.is_floating_point() else torch.int64)
 
 
 Outcomes = Iterable[tuple[int, Reply | str] | Replies]

@@ -7,8 +7,9 @@ import threading
 import torch
 from torch import Tensor
 
-from hansa.core.replies import BLOCK, all_finite
+from hansa.core.replies import all_finite
 from hansa.core.rows import Rows, total
+from hansa.core.sums import BLOCK
 from hansa.fusion.ordered import NotFinite
 
 COLUMNS = 2**18  # that are added at once

@@ -21,8 +21,9 @@ from hansa.core import codec
 from hansa.core.errors import AlgorithmError, ConfigError, DataError, RoundAborted, RuntimeFailure
 from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket, op_config, op_of
 from hansa.core.op import DataOp, Op, Reply
-from hansa.core.replies import Malformed, Record, Rules, Stored, arrive, combine, expected_size
+from hansa.core.replies import Malformed, Record, Rules, arrive, combine, expected_size
 from hansa.core.runtime import Abort, Commit, Open, Request
+from hansa.core.sums import Stored
 from hansa.net.asks import WHERE, Closed, close_ask, decide, give_up, open_ask, take_ticket
 from hansa.net.blobs import Blobs
 from hansa.net.desk import Desk, Key, Offer

@@ -22,7 +22,7 @@ from hansa.core.determinism import threads
 from hansa.core.errors import HansaError, PartyError
 from hansa.core.objective import Objective
 from hansa.core.op import Op, Replies, unwrap
-from hansa.core.replies import BLOCK
+from hansa.core.sums import BLOCK
 from hansa.core.task import Holdings
 from hansa.local.solver import Batch, Context, LocalSolver
 from hansa.sim import gpu
