@@ -26,17 +26,17 @@ SYNCHRONOUS = {
         ("job.finished", 1),
     ],
     "north": [("private.fsync", 1), ("private.rename", 1), ("private.folder", 2), ("party.fetched", 1),
-              ("party.trained", 3), ("party.sent", 3)],
+              ("party.trained", 3), ("upload.sent", 3)],
     "north-east": [("private.fsync", 6), ("rotation.certified", 1), ("rotation.key", 1), ("rotation.certificate", 1),
                    ("rotation.settled", 1), ("memory.fsync", 1), ("memory.rename", 1), ("party.forgot", 2)],
-    "south": [("private.folder", 1), ("party.remembered", 1), ("party.received", 5), ("party.sent", 2),
+    "south": [("private.folder", 1), ("party.remembered", 1), ("party.received", 5), ("upload.sent", 2),
               ("party.trained", 2)],
 }  # fmt: skip
 ASYNCHRONOUS = {
     AGGREGATOR: [("reply.written", 4), ("ticket.taken", 1), ("reply.acknowledged", 3), ("ticket.taken", 2),
                  ("model.saved", 1), ("round.closed", 1), ("ticket.taken", 3), ("blob.discarded", 1),
                  ("job.finished", 1)],
-    "north": [("party.remembered", 1), ("party.sent", 2)],
+    "north": [("party.remembered", 1), ("upload.sent", 2)],
     "north-east": [("party.fetched", 2), ("party.received", 2)],
     "south": [("party.trained", 2), ("memory.rename", 1)],
 }  # fmt: skip

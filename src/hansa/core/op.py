@@ -203,6 +203,12 @@ class DataOp(Op):
         """The transformed samples; row by row, so that it can be applied to any subset."""
         raise TypeError(f"the op {self.name!r} transforms nothing")
 
+    def apply(self, party: Party, payload: Payload) -> None:
+        """Have a party see its samples so from now on."""
+        party.train = (self.transform(party.train[0], payload), party.train[1])
+        if party.test is not None:
+            party.test = (self.transform(party.test[0], payload), party.test[1])
+
     def expects(self, payload: Payload) -> dict[str, Shape]:
         return {}
 

@@ -83,9 +83,7 @@ class Agent:
         payload = message["payload"]
         party.round = message["round"]
         if isinstance(op, DataOp):
-            party.train = (op.transform(party.train[0], payload), party.train[1])
-            if party.test is not None:
-                party.test = (op.transform(party.test[0], payload), party.test[1])
+            op.apply(party, payload)
             return {"reply": Reply({}).tree()}
         outcome = perform(op, party, payload, self._now())
         if isinstance(outcome, str):

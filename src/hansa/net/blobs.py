@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from hansa.core.disk import sync_folder
 from hansa.core.errors import DataError, HansaError
 from hansa.net.points import reach
 
@@ -27,13 +28,14 @@ class Gap(HansaError):
         self.at = at
 
 
-def sync_folder(path: Path) -> None:
-    """Have the names in a folder on the disk."""
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+def write_pieces(path: Path, pieces: Iterable[bytes | memoryview]) -> tuple[str, int]:
+    """Write a file; gives the hash of its bytes and their number."""
+    running, size = hashlib.sha256(), 0
+    with open(path, "wb") as file:
+        for piece in pieces:
+            running.update(piece)
+            size += file.write(piece)
+    return running.hexdigest(), size
 
 
 class Blobs:
@@ -59,13 +61,8 @@ class Blobs:
     def put(self, pieces: Iterable[bytes | memoryview]) -> tuple[str, int]:
         """Keep some bytes; on disk before this returns. Gives their hash and their number."""
         part = self._parts / f"own-{threading.get_ident()}"
-        running, size = hashlib.sha256(), 0
-        with open(part, "wb") as file:
-            for piece in pieces:
-                running.update(piece)
-                size += file.write(piece)
+        digest, size = write_pieces(part, pieces)
         reach("blob.written")
-        digest = running.hexdigest()
         self._publish(part, digest)
         return digest, size
 

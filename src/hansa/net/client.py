@@ -20,6 +20,7 @@ import aiohttp
 from hansa.core.errors import ConfigError, DataError, HansaError
 from hansa.net import keys, signing
 from hansa.net.blobs import CHUNK
+from hansa.net.points import reach
 from hansa.net.signing import About
 from hansa.net.wire import PROTOCOLS, Admission, Blob, Enrolment, Trouble, pack, unpack
 
@@ -170,6 +171,20 @@ class Client:
                 at = error.at
                 continue
             at = int(headers["Hansa-At"])
+
+    async def hand_in(self, upload: str, blob: Blob | None, data: memoryview, path: str, body: bytes,
+                      about: About) -> bytes:  # fmt: skip
+        """Upload a blob, if there is one, then post what refers to it; once more where the upload has gone."""
+        for _ in range(8):
+            if blob is not None:
+                await self.send(upload, blob, data, about)
+                reach("upload.sent")
+            try:
+                return (await self.call("POST", path, body, about))[1]
+            except Refusal as error:
+                if error.status != 416:
+                    raise
+        raise DataError("the aggregator loses what is uploaded to it")
 
 
 def _sentence(data: bytes, status: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import secrets
@@ -14,10 +13,10 @@ from typing import Any
 from urllib.parse import quote
 
 from hansa.core import codec
+from hansa.core.disk import lock, sync_folder
 from hansa.core.errors import ConfigError, DataError
 from hansa.core.op import Memory
 from hansa.net import keys
-from hansa.net.blobs import sync_folder
 from hansa.net.client import Client, enrol, https_url
 from hansa.net.points import reach
 from hansa.net.policy import Policy
@@ -32,13 +31,8 @@ class Home:
         self.folder = folder
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock = open(folder / ".lock", "ab")  # noqa: SIM115 (held as long as the party runs)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._lock.close()
-            raise ConfigError(
-                f"another process runs this party in {folder}; stop it, or give another --state"
-            ) from None
+            taken = f"another process runs this party in {folder}; stop it, or give another --state"
+            self._lock = lock(folder / ".lock", taken)
         except OSError as error:
             raise ConfigError(f"cannot work in the folder {folder}: {error.strerror}") from None
         self.policy = Policy.read(folder / "party.toml")

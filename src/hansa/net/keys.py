@@ -28,6 +28,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from hansa.core.disk import sync_folder
 from hansa.core.errors import ConfigError, HansaError
 from hansa.net.points import reach
 
@@ -340,11 +341,7 @@ def write_private(path: Path, data: bytes) -> None:
         except BaseException:
             part.unlink(missing_ok=True)
             raise
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(path.parent)
         reach("private.folder")
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error

@@ -29,7 +29,7 @@ from hansa.net.client import Client, Refusal
 from hansa.net.home import Home, Remembered
 from hansa.net.points import reach
 from hansa.net.signing import About
-from hansa.net.wire import Answer, Blob, Receipt, Work, ask_name, pack, unpack
+from hansa.net.wire import Answer, Blob, Receipt, Work, pack, unpack
 
 log = logging.getLogger("hansa.net")
 HEARTBEAT = 15.0  # seconds between two signs of life while it trains
@@ -77,7 +77,7 @@ class Worker:
         reply, remembered = outcome
         reach("party.trained")
         if remembered:
-            self._memory.stage(work.job, ask_name(work.round, work.phase, work.number), remembered)
+            self._memory.stage(work.job, work.ask, remembered)
         return reply, bool(remembered)
 
     def _party(self, work: Work, task: dict[str, Any]) -> Party:
@@ -90,9 +90,7 @@ class Worker:
                 refused = self._policy.refuses_op(op)
                 if refused is not None or not isinstance(op, DataOp):
                     raise ConfigError(refused or f"{op.name!r} is no preparation of data")
-                party.train = (op.transform(party.train[0], step["payload"]), party.train[1])
-                if party.test is not None:
-                    party.test = (op.transform(party.test[0], step["payload"]), party.test[1])
+                op.apply(party, step["payload"])
             self._ready = (name, party)
         return self._ready[1]
 
@@ -109,7 +107,7 @@ def _moved(tree: Any, device: torch.device) -> Any:
 
 
 def _where(work: Work) -> dict[str, Any]:
-    return {"job": work.job, "round": work.round, "detail": {"ask": ask_name(work.round, work.phase, work.number)}}
+    return {"job": work.job, "round": work.round, "detail": {"ask": work.ask}}
 
 
 class Agent:
@@ -144,7 +142,7 @@ class Agent:
     async def _do(self, work: Work) -> None:
         log.info("asked", extra=_where(work))
         path = f"/v1/jobs/{work.job}/asks/{work.round}/{work.phase}/{work.number}"
-        about = About(work.job, work.round, ask_name(work.round, work.phase, work.number))
+        about = About(work.job, work.round, work.ask)
         refused = self.home.policy.refuses_work(work)
         reply: Reply | str
         staged = False
@@ -191,22 +189,14 @@ class Agent:
         return waiting.result()
 
     async def _reply(self, path: str, about: About, reply: Reply | str, staged: bool) -> Receipt:
+        data = b""
         if isinstance(reply, str):
             answer = Answer(why=reply[:4096])
         else:
             data = await asyncio.to_thread(codec.encode, reply.tree())
-            blob = Blob(hashlib.sha256(data).hexdigest(), len(data))
-            answer = Answer(blob, staged)
-        for _ in range(8):
-            if answer.blob is not None:
-                await self.client.send(f"{path}/parts", answer.blob, memoryview(data), about)
-                reach("party.sent")
-            try:
-                _, got = await self.client.call("POST", f"{path}/reply", pack(answer), about)
-                receipt = unpack(got, Receipt)
-                reach("party.received")
-                return receipt
-            except Refusal as error:
-                if error.status != 416:  # the upload has gone: once more
-                    raise
-        raise DataError("the aggregator loses what is uploaded to it")
+            answer = Answer(Blob(hashlib.sha256(data).hexdigest(), len(data)), staged)
+        got = await self.client.hand_in(f"{path}/parts", answer.blob, memoryview(data), f"{path}/reply", pack(answer),
+                                        about)  # fmt: skip
+        receipt = unpack(got, Receipt)
+        reach("party.received")
+        return receipt

@@ -14,8 +14,8 @@ NAMES = (
     "ask.opened", "ask.closed", "ticket.taken", "round.fused", "model.save", "model.saved", "round.closed",
     "job.model", "job.finished",
     # A party.
-    "party.fetched", "party.forgot", "party.trained", "memory.fsync", "memory.rename", "party.remembered", "party.sent",
-    "party.received", "rotation.certified", "rotation.key", "rotation.certificate", "rotation.settled",
+    "party.fetched", "party.forgot", "party.trained", "memory.fsync", "memory.rename", "party.remembered",
+    "upload.sent", "party.received", "rotation.certified", "rotation.key", "rotation.certificate", "rotation.settled",
 )  # fmt: skip
 
 _hook: Callable[[str], None] | None = None

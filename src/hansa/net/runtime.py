@@ -7,7 +7,6 @@ job that is begun again from its last checkpoint takes the same ones.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import shutil
@@ -25,7 +24,7 @@ from hansa.core.replies import Malformed, Record, Rules, arrive, combine, expect
 from hansa.core.runtime import Abort, Commit, Open, Request
 from hansa.core.sums import Stored
 from hansa.net.asks import WHERE, Closed, close_ask, decide, give_up, open_ask, take_ticket
-from hansa.net.blobs import Blobs
+from hansa.net.blobs import Blobs, write_pieces
 from hansa.net.desk import Desk, Key, Offer
 from hansa.net.ledger import Ledger
 from hansa.net.points import reach
@@ -229,12 +228,7 @@ class Network:
         """A file for parties to fetch. It may be lost: a replay makes it again."""
         if name not in self._written:
             part = self.messages / "part"
-            running, size = hashlib.sha256(), 0
-            with open(part, "wb") as file:
-                for piece in codec.pieces(tree()):
-                    running.update(piece)
-                    size += file.write(piece)
-            blob = Blob(running.hexdigest(), size)
+            blob = Blob(*write_pieces(part, codec.pieces(tree())))
             os.replace(part, self.messages / blob.digest)
             reach("message.rename")
             self._written[name] = blob

@@ -161,7 +161,7 @@ class Server:
             except LedgerError as error:
                 log.error("%s", error)
                 return trouble(503, str(error), {"Retry-After": "5"})
-            except (ConfigError, DataError, HansaError) as error:
+            except HansaError as error:
                 return trouble(400, str(error))
             except ConnectionError:  # who asked has gone
                 raise

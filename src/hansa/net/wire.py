@@ -52,6 +52,11 @@ class Work(Struct, frozen=True):
     pending: Text | None
     min_cohort: Count
 
+    @property
+    def ask(self) -> str:
+        """The ask within its job."""
+        return ask_name(self.round, self.phase, self.number)
+
 
 class Answer(Struct, frozen=True):
     """A party's answer: a blob, or why there is none. `staged` says that it will remember something if it is fused."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import secrets
 import time
 from collections.abc import Callable, Coroutine
@@ -15,7 +16,7 @@ from hansa.core import codec
 from hansa.core.errors import ConfigError, DataError, HansaError
 from hansa.data.party_files import load_party_file
 from hansa.net import keys
-from hansa.net.client import Client, Refusal, Unreachable
+from hansa.net.client import Client, Unreachable
 from hansa.net.federation import Federation
 from hansa.net.signing import About
 from hansa.net.wire import Blob, Order, pack
@@ -72,14 +73,8 @@ class Operator:
         order = Order(keys.valid_name(name), tree, blob, min_parties, secrets.token_hex(16))
 
         async def send(client: Client) -> str:
-            for _ in range(3):
-                await client.send("/v1/uploads", blob, memoryview(data), About())
-                try:
-                    return str((await client.json("POST", "/v1/jobs", pack(order), About()))["job"])
-                except Refusal as error:
-                    if error.status != 416:  # the upload has gone: once more
-                        raise
-            raise DataError("the aggregator loses what is uploaded to it")
+            got = await client.hand_in("/v1/uploads", blob, memoryview(data), "/v1/jobs", pack(order), About())
+            return str(json.loads(got)["job"])
 
         return self._do(send), notes + replaced(experiment)
 
@@ -90,7 +85,7 @@ class Operator:
 
     def job(self, id: str, after: int = 0) -> dict[str, Any]:
         """One job with its rounds after a given one, and its summary once it has ended."""
-        found: dict[str, Any] = self._get(f"/v1/jobs/{quote(id, safe='')}?after={after}")
+        found: dict[str, Any] = self._get(f"{_path(id)}?after={after}")
         return found
 
     def wait(self, id: str, on_round: Callable[[dict[str, Any]], None] | None = None,
@@ -111,7 +106,7 @@ class Operator:
 
     def stop(self, id: str) -> bool:
         """Stop a job; False for one that had ended."""
-        return bool(self._post(f"/v1/jobs/{quote(id, safe='')}/stop")["stopped"])
+        return bool(self._post(f"{_path(id)}/stop")["stopped"])
 
     def pull(self, id: str, out: Path) -> Path:
         """Fetch a finished job's model, a chunk at a time."""
@@ -122,11 +117,9 @@ class Operator:
         part.unlink(missing_ok=True)
 
         async def fetch(client: Client) -> Path:
-            headers, _ = await client.call(
-                "GET", f"/v1/jobs/{quote(id, safe='')}/model", headers={"Range": "bytes=0-0"}
-            )
+            headers, _ = await client.call("GET", f"{_path(id)}/model", headers={"Range": "bytes=0-0"})
             size = int(headers["Content-Range"].rpartition("/")[2])
-            return await client.fetch(f"/v1/jobs/{quote(id, safe='')}/model", Blob(job["model"], size), part)
+            return await client.fetch(f"{_path(id)}/model", Blob(job["model"], size), part)
 
         try:
             return self._do(fetch).replace(out)
@@ -158,6 +151,10 @@ class Operator:
     def revoke(self, party: str) -> int:
         """End a party's certificates; how many that were."""
         return int(self._post(f"/v1/parties/{keys.valid_name(party)}/revoke")["certificates"])
+
+
+def _path(job: str) -> str:
+    return f"/v1/jobs/{quote(job, safe='')}"
 
 
 def _because(job: dict[str, Any]) -> str:

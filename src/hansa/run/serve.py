@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import logging
 import resource
@@ -17,6 +16,7 @@ from typing import Any
 
 from aiohttp import web
 
+from hansa.core.disk import lock
 from hansa.core.errors import ConfigError
 from hansa.net import keys
 from hansa.net.blobs import Blobs
@@ -97,7 +97,7 @@ class Aggregator:
         self.federation = federation
         self.state = federation.folder / "state"
         self.state.mkdir(mode=0o700, exist_ok=True)
-        self._lock = open(self.state / ".lock", "ab")  # noqa: SIM115 (held as long as the aggregator runs)
+        self._lock = lock(self.state / ".lock", f"another process serves {federation.folder}; stop it first")
         try:
             self._open(federation)
         except BaseException:
@@ -105,10 +105,6 @@ class Aggregator:
             raise
 
     def _open(self, federation: Federation) -> None:
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"another process serves {federation.folder}; stop it first") from None
         federation.renew_server()
         self.tls = keys.server_context(federation.folder / "server.pem", federation.private("server.key"),
                                        federation.folder / "ca.pem")  # fmt: skip

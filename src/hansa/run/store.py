@@ -5,13 +5,13 @@ A checkpoint remembers how long the metrics were, so that a run that was killed 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from pathlib import Path
 from typing import Any
 
 from hansa.core import codec
+from hansa.core.disk import lock, sync_folder
 from hansa.core.errors import ConfigError, DataError
 
 METRICS, CHECKPOINT, MODEL = "metrics.jsonl", "checkpoint.safetensors", "model.safetensors"
@@ -26,11 +26,7 @@ def write_atomic(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(part, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -56,12 +52,8 @@ class Store:
 
     def lock(self) -> None:
         """Keep other processes from running this run; the lock goes when this one ends, however it ends."""
-        self._lock = open(self.path / LOCK, "ab")  # noqa: SIM115 (held for the whole run)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._lock.close()
-            raise ConfigError(f"another process is at work on the run {self.path}; wait for it, or stop it") from None
+        taken = f"another process is at work on the run {self.path}; wait for it, or stop it"
+        self._lock = lock(self.path / LOCK, taken)
 
     def create(self, experiment: dict[str, Any]) -> None:
         """Begin a new run here; a folder that holds one already is refused."""
