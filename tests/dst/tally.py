@@ -1,4 +1,4 @@
-"""What the simulated federations compute: sums of whole numbers that depend on who was fused when, and how often before.
+"""What simulated federations compute: sums of whole numbers that depend on who was fused when, and how often before.
 
 A model that was fused from a lost, doubled or stale update, or with a party's memory out of step, is another number.
 `expected` computes it a second time, from who was in each ask, without any of the code under test.

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import hashlib
 import json
+import logging
 import shutil
 import sqlite3
 import tempfile
@@ -27,13 +29,15 @@ import tally
 import torch
 from aiohttp import web
 from aiohttp.http_parser import RawRequestMessage
-from clockwork import Clockwork, Crash, Process, Stuck, alive
+from clockwork import Clockwork, Process, Stuck, alive
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from hansa.core import codec
 from hansa.core.runtime import complete_async
-from hansa.net import keys, party, points, runtime, server
+from hansa.net import keys, party, runtime
 from hansa.net.blobs import Blobs
 from hansa.net.client import Client
 from hansa.net.desk import Desk
@@ -185,7 +189,7 @@ class News:
     """The desk's condition, for tasks in place of threads."""
 
     def __init__(self) -> None:
-        self.waiting: set[asyncio.Future[None]] = set()
+        self.waiting: dict[asyncio.Future[None], None] = {}
 
     def __enter__(self) -> News:
         return self
@@ -201,9 +205,9 @@ class News:
 
     async def wait(self, seconds: float) -> None:
         future = asyncio.get_running_loop().create_future()
-        self.waiting.add(future)
+        self.waiting[future] = None
         await asyncio.wait((future,), timeout=seconds)
-        self.waiting.discard(future)
+        self.waiting.pop(future, None)
 
 
 class SimulatedRunner(Runner):
@@ -360,6 +364,7 @@ class _Exchange:
         request = web.Request(message, payload, protocol, None, task, loop, client_max_size=2**23)
         response = await aggregator.app._handle(request)
         alive()
+        aggregator.world.note(self.session.name, self.method, self.target, response.status)
         if response.status >= 500 and response.status not in (503, 507):
             aggregator.world.fail(f"{self.method} {self.target} was answered with {response.status}")
         if isinstance(response, web.FileResponse):
@@ -473,6 +478,7 @@ class World:
         self.loop = Clockwork(self.seed, LIMIT)
         self.weather = Weather.of(self.loop.chance)
         self.members: dict[int, Member] = {}
+        self._trace = hashlib.sha256()
         self._cut: dict[str, float] = {}
         root, self.federation, origin = template()
         self.folder = Path(tempfile.mkdtemp(prefix=f"{self.seed}-", dir=root))
@@ -492,6 +498,14 @@ class World:
     def stormy(self) -> bool:
         return self.loop.now < HEAL
 
+    def note(self, *what: Any) -> None:
+        """Something happened; a history is known by all that did, and when."""
+        self._trace.update(repr((self.loop.now, what)).encode())
+
+    @property
+    def trace(self) -> str:
+        return self._trace.hexdigest()
+
     def fail(self, what: str) -> None:
         if what not in self.broken:
             self.broken.append(what)
@@ -510,6 +524,7 @@ class World:
     def died(self, life: Aggregator | Member) -> None:
         """Somebody has died, and is started again after a while."""
         self.deaths += 1
+        self.note("died", life.process.name)
         pause = self.loop.chance.expovariate(1 / 10.0)
         if isinstance(life, Aggregator):
             self.aggregator = None
@@ -717,9 +732,6 @@ def _vector(tree: Any) -> list[float]:
 
 
 def _der(pem: bytes) -> bytes:
-    from cryptography import x509
-    from cryptography.hazmat.primitives.serialization import Encoding
-
     return x509.load_pem_x509_certificate(pem).public_bytes(Encoding.DER)
 
 
@@ -732,8 +744,6 @@ def _prepared(number: int) -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    import logging
-
     logger = logging.getLogger("hansa")
     before = logger.level
     logger.setLevel(logging.CRITICAL + 1)
@@ -742,6 +752,3 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
-
-
-__all__ = ["Crash", "World", "points", "server"]
