@@ -86,7 +86,7 @@ def test_a_party_that_waits_for_work_is_there_however_long_it_waits(clock: Clock
         desk = Desk(5, 10)
         waiting = asyncio.ensure_future(desk.wait_for_work(0, "a", 60))
         await asyncio.sleep(0)
-        clock.now += 20
+        clock.now += 6
         assert desk.present([0]) == [0]
         desk.offer([(0, offer())])
         await waiting

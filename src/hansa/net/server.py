@@ -25,11 +25,11 @@ from hansa.net.asks import Conflict, Sent, Unasked, standing, store_answer
 from hansa.net.blobs import CHUNK, Blobs, Gap
 from hansa.net.desk import Desk, Key, Offer
 from hansa.net.ledger import Ledger, LedgerError
+from hansa.net.pacing import POLL, hold, scattered, told
 from hansa.net.points import reach
 from hansa.net.registry import Denied, Registry
 from hansa.net.wire import (
     ENVELOPE,
-    POLL,
     PROTOCOLS,
     Admission,
     Answer,
@@ -216,7 +216,7 @@ class Server:
             first = self.registry.used(who)
             if first is not None:
                 await self._written(first)
-                self.registry.reload()
+                self.registry.reload_of(who.name)
             self._check(who)
             if who.role != route.role:
                 raise Denied(f"this is for the role {route.role}, and {who.name} has the role {who.role}")
@@ -277,17 +277,14 @@ class Server:
         number, instance = await self._heard(call)
         if self.closing.is_set():
             return trouble(503, "the aggregator is shutting down", {"Retry-After": "2"})
-        waiting = asyncio.ensure_future(self.desk.wait_for_work(number, instance, POLL))
-        closing = asyncio.ensure_future(self.closing.wait())
-        try:
-            await asyncio.wait((waiting, closing), return_when=asyncio.FIRST_COMPLETED)
-            work = waiting.result() if waiting.done() else None
-        finally:
-            for task in (waiting, closing):
-                task.cancel()
+        longest = self.registry.federation.serve.poll
+        asked = _whole(call.query("wait", f"{POLL:.0f}"), "wait: expected seconds that the question may be held open")
+        seconds = scattered(min(asked, hold(self.desk.known, longest)))
+        work = await self.desk.wait_for_work(number, instance, seconds)
         assert call.who is not None
         self._check(call.who)  # it may have ended while the question was held open
-        return web.Response(status=204, headers={"Retry-After": "0"}) if work is None else packed(work)
+        pace = told(self.desk.known, longest)
+        return web.Response(status=204, headers={"Retry-After": "0", **pace}) if work is None else packed(work, pace)
 
     async def alive(self, call: Call) -> web.Response:
         await self._heard(call)
@@ -473,9 +470,9 @@ def _job_tree(row: sqlite3.Row) -> dict[str, Any]:
             "submitted": row["submitted"], "model": row["model"]}  # fmt: skip
 
 
-def packed(value: Any) -> web.Response:
+def packed(value: Any, headers: dict[str, str] | None = None) -> web.Response:
     """An envelope as a response."""
-    return web.Response(body=pack(value), content_type="application/msgpack")
+    return web.Response(body=pack(value), content_type="application/msgpack", headers=headers)
 
 
 def trouble(status: int, error: str, headers: dict[str, str] | None = None) -> web.Response:
