@@ -6,6 +6,7 @@ refused and logged. Who is in an ask is decided once, when it is closed; an answ
 
 from __future__ import annotations
 
+import functools
 import json
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
@@ -86,13 +87,19 @@ class Reads(Protocol):
     def one(self, sql: str, *values: Any) -> sqlite3.Row | None: ...
 
 
+@functools.lru_cache(maxsize=16)
+def _parties(text: str) -> frozenset[int]:
+    """Who is asked, as the record has it; it is looked up for each of their answers."""
+    return frozenset(json.loads(text))
+
+
 def standing(db: Reads, key: Key, sent: Sent) -> Receipt | None:
     """The receipt of an answer that was stored before, or is too late to be; None for one that is to be stored."""
     blob = sent.answer.blob
     digest = blob.digest if blob is not None else None
     before = db.one(f"SELECT blob, why FROM replies WHERE {WHERE} AND party = ? AND NOT given_up", *key, sent.party)
     ask = db.one(f"SELECT parties, closed FROM asks WHERE {WHERE}", *key)
-    if ask is None or sent.party not in json.loads(ask["parties"]):
+    if ask is None or sent.party not in _parties(ask["parties"]):
         raise Unasked(f"{sent.name} was not asked {ask_name(*key[1:])} of the job {key[0]}")
     if before is not None:
         if (before["blob"], before["why"]) != (digest, sent.answer.why):
@@ -143,8 +150,8 @@ def close_ask(key: Key, enough: int | None, missing: Mapping[int, str]) -> Calla
         reasons |= dict.fromkeys(
             came[enough:] if enough is not None else (), "the cohort was complete before it answered"
         )
-        members = tuple(sorted(came[:enough]))
-        closed = Closed(members, {party: why for party, why in reasons.items() if party not in members})
+        members = dict.fromkeys(sorted(came[:enough]))
+        closed = Closed(tuple(members), {party: why for party, why in reasons.items() if party not in members})
         db.run(f"UPDATE asks SET closed = ? WHERE {WHERE}", closed.text(), *key)
         return closed
 
