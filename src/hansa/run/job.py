@@ -13,7 +13,7 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +71,15 @@ class Job:
     def run(self) -> None:
         """All of it, in this thread."""
         torch.set_num_threads(1)
+        with self.ending():
+            self.finish(complete(self.steps(), self.network.answer))
+
+    @contextlib.contextmanager
+    def ending(self) -> Iterator[None]:
+        """However the job's work ends within this, it is noted; what only stops it for now leaves it to be resumed."""
         status, reason = "failed", ""
         try:
-            self._finish(complete(self.steps(), self.network.answer))
+            yield
             return
         except Stopped:
             if not self.stopped.is_set():
@@ -92,7 +98,8 @@ class Job:
             self.network.close()
         self.runner.end(self.id, status, reason)
 
-    def _finish(self, state: State) -> None:
+    def finish(self, state: State) -> None:
+        """Keep the final model, and note that the job has ended."""
         assert self.training is not None
         lines = self.training.history
         if lines and all("empty" in line for line in lines):
@@ -337,19 +344,27 @@ class Runner:
         begun = "UPDATE jobs SET status = 'running' WHERE id = ? AND status IN ('waiting', 'running')"
         self.ledger.now(lambda db: db.run(begun, id).rowcount)
 
+        self._running[id] = (job, self._launch(job))
+
+    def _launch(self, job: Job) -> threading.Thread:
+        """Have a job run, in a thread of its own."""
+
         def work() -> None:
             try:
                 job.run()
             finally:
-                with self._lock:
-                    self._running.pop(id, None)
-                    if job.stopped.is_set() and self.ledger.one(
-                        "SELECT 1 FROM jobs WHERE id = ? AND status = 'stopping'", id
-                    ):
-                        self.end(id, *STOPPED)  # it was interrupted before it could see that
-                if not self.closing.is_set():
-                    self._start_waiting()
+                self._ended(job)
 
-        thread = threading.Thread(target=work, name=f"job {id}", daemon=True)
-        self._running[id] = (job, thread)
+        thread = threading.Thread(target=work, name=f"job {job.id}", daemon=True)
         thread.start()
+        return thread
+
+    def _ended(self, job: Job) -> None:
+        """A job does not run any more: another may."""
+        stopping = "SELECT 1 FROM jobs WHERE id = ? AND status = 'stopping'"
+        with self._lock:
+            self._running.pop(job.id, None)
+            if job.stopped.is_set() and self.ledger.one(stopping, job.id):
+                self.end(job.id, *STOPPED)  # it was interrupted before it could see that
+        if not self.closing.is_set():
+            self._start_waiting()
