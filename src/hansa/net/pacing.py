@@ -54,4 +54,5 @@ class Pace:
 
 
 def _seconds(text: str | None, otherwise: float) -> float:
-    return min(float(text), LONGEST) if text is not None and text.isdecimal() and len(text) < 8 else otherwise
+    plain = text is not None and text.isascii() and text.isdecimal() and len(text) < 8
+    return min(float(text or 0), LONGEST) if plain else otherwise
