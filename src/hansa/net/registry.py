@@ -32,13 +32,16 @@ class Registry:
         ledger.now(_trust(keys.identity_of(federation.read("operator.pem")), federation.read("operator.pem")))
         self._valid: dict[str, str] = {}  # fingerprint: state
         self.numbers: dict[str, int] = {}
+        self.met: set[str] = set()  # who has joined
         self.reload()
 
     def reload(self) -> None:
         """Take what the ledger says."""
         rows = self.ledger.all("SELECT fingerprint, state FROM certificates WHERE state IN ('new', 'valid')")
         self._valid = {row["fingerprint"]: row["state"] for row in rows}
-        self.numbers = {row["name"]: row["number"] for row in self.ledger.all("SELECT name, number FROM parties")}
+        parties = self.ledger.all("SELECT name, number, joined FROM parties")
+        self.numbers = {row["name"]: row["number"] for row in parties}
+        self.met = {row["name"] for row in parties if row["joined"]}
 
     def reload_of(self, name: str) -> None:
         """Take what the ledger says of one name's certificates: thousands that come for the first time cost no more."""
