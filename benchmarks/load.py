@@ -7,7 +7,7 @@ loopback; `tests/net/crowd.py` says what is light about them and what is real. T
 transaction of the registry, not by as many requests; each has a key and a certificate of its own, which is new when it
 connects first. In turn:
 
-1. they connect, over as many seconds as the aggregator would tell them to take (300 a second);
+1. they connect, over as many seconds as the aggregator would tell them to take (250 a second);
 2. nothing happens: the aggregator's share of one core over `--idle` seconds (/proc/PID/stat), and its memory
    (VmRSS and VmHWM of /proc/PID/status);
 3. a job of one round that asks all of them: the seconds from the moment the ask is opened (its time in the ledger,
@@ -77,11 +77,11 @@ def crowd(folder: Path, port: int, first: int, last: int, seconds: float) -> Non
         await here.come(seconds)
         while await lines.get():
             seen = {"connected": here.connected, "told": {ask: asdict(told) for ask, told in here.told.items()},
-                    "dialled": here.dialled, "back": here.back, "refused": here.refused, "statuses": here.statuses,
+                    "dialled": here.dialled, "back": here.back, "refused": here.refused, "slow": here.slow, "statuses": here.statuses,
                     "start": {job: start.tolist() for job, start in here.start.items()}, "failed": here.failed(),
                     "rss": status(os.getpid())["VmRSS"]}  # fmt: skip
             print(json.dumps(seen), flush=True)
-            here.dialled, here.back, here.refused = [], [], 0
+            here.dialled, here.back, here.refused, here.slow = [], [], 0, 0
             here.statuses.clear()
         loop.remove_reader(sys.stdin.fileno())
         await here.leave()
@@ -168,13 +168,14 @@ class Load:
 
     def until_back(self, needed: int, seconds: float, since: float) -> dict[str, Any]:
         """Wait until so many are connected; when they came, in seconds since then."""
-        dialled, back, refused, statuses = list[float](), list[float](), 0, Counter[str]()
+        dialled, back, refused, slow, statuses = list[float](), list[float](), 0, 0, Counter[str]()
         end = time.time() + seconds
         while True:
             now = self.crowds.seen()
             dialled += [moment - since for seen in now for moment in seen["dialled"]]
             back += [moment - since for seen in now for moment in seen["back"]]
             refused += sum(seen["refused"] for seen in now)
+            slow += sum(seen["slow"] for seen in now)
             for seen in now:
                 statuses.update(seen["statuses"])
             failed = [why for seen in now for why in seen["failed"]]
@@ -191,7 +192,13 @@ class Load:
         for name, moments in (("dialled", dialled), ("accepted", back)):
             tenths = Counter(int(moment * 10) for moment in moments)
             found[f"peak_{name}_per_100ms"] = max(tenths.values(), default=0)
-        return found | {"connections": len(back), "refused_connects": refused, "statuses": dict(statuses)}
+        return found | {
+            "connections": len(back),
+            "refused_connects": refused,
+            "slow_connects": slow,
+            "statuses": dict(statuses),
+            "load_average": os.getloadavg()[0],
+        }
 
     def connect(self) -> None:
         began = time.time()
@@ -275,7 +282,7 @@ def verdict(found: dict[str, Any]) -> list[tuple[str, Any, str, bool]]:
     if "idle" in found:
         line("memory while idle, MiB", found["idle"]["rss_mib"], 1024)
         line("CPU while idle, % of one core", found["idle"]["percent"], 5)
-    for name in ("job", "job-again", "job-after"):
+    for name in ("job", "job-killed", "job-ended"):
         if name in found:
             job = found[name]
             line(f"{name}: a task reaches all, s", job["round"]["work_s"], 2)
@@ -302,7 +309,8 @@ def main() -> None:
     parser.add_argument("--parties", type=int, default=10000)
     parser.add_argument("--idle", type=float, default=60.0, help="seconds; 0 for no such measurement")
     parser.add_argument("--graceful", action="store_true", help="end and restart it with SIGTERM too")
-    parser.add_argument("--no-restart", action="store_true")
+    parser.add_argument("--no-restart", action="store_true", help="do not kill and restart it")
+    parser.add_argument("--no-job", action="store_true", help="have no rounds")
     parser.add_argument("--folder", type=Path, help="where the federation is made; by default a temporary folder")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--crowd", nargs=5, help=argparse.SUPPRESS)
@@ -323,13 +331,14 @@ def main() -> None:
             load.connect()
             if given.idle:
                 load.idle(given.idle)
-            load.job("job")
-            if not given.no_restart:
-                load.restart("killed", signal.SIGKILL)
-                load.job("job-again")
-            if given.graceful:
-                load.restart("ended", signal.SIGTERM)
-                load.job("job-after")
+            if not given.no_job:
+                load.job("job")
+            for name, sign, wanted in (("killed", signal.SIGKILL, not given.no_restart),
+                                       ("ended", signal.SIGTERM, given.graceful)):  # fmt: skip
+                if wanted:
+                    load.restart(name, sign)
+                    if not given.no_job:
+                        load.job(f"job-{name}")
         finally:
             load.close()
             (HERE / "results").mkdir(exist_ok=True)

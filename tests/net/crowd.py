@@ -197,6 +197,7 @@ class Crowd:
     dialled: list[float] = field(default_factory=list)  # when TCP connections were made
     back: list[float] = field(default_factory=list)  # when a handshake was done and work asked for
     refused: int = 0  # attempts to connect that failed
+    slow: int = 0  # attempts to connect that took too long
     statuses: dict[int, int] = field(default_factory=dict)  # answers other than 2xx
     connected: int = 0
     start: dict[str, torch.Tensor] = field(default_factory=dict)  # the model that was sent first, by job
@@ -316,9 +317,12 @@ class Light:
                 assert self._line is not None
                 status, got, data = await self._line.request(self._said(method, path, body, about, headers or {}))
             except Cut:
-                status, cut = 0, True
+                status, cut = 0, attempt == 0
                 self._drop()
-            except (OSError, TimeoutError):
+            except TimeoutError:
+                status, cut = 0, True
+                self.crowd.slow += 1
+            except OSError:
                 status = 0
                 self.crowd.refused += 1
             else:
@@ -333,7 +337,7 @@ class Light:
             attempt += 1
             asked = got.get("Retry-After", "")
             seconds = paced(float(asked)) if asked.isdecimal() else pause(attempt)
-            if cut and attempt == 1:
+            if cut:
                 seconds = max(seconds, self._pace.back())
             await asyncio.sleep(seconds)
 

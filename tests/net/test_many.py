@@ -96,7 +96,7 @@ def test_parties_are_told_to_come_back_over_a_time_in_proportion_to_their_number
     pace = Pace()
     assert pace.back(lambda: 1.0) == 0
     pace.heed(pacing.told(30_000, 300))
-    assert pace.hold == 300 and pace.back(lambda: 0.5) == 50
+    assert pace.hold == 300 and pace.back(lambda: 0.5) == 60
 
 
 @pytest.mark.parametrize("text", ["-1", "1e9", "nan", "", "99999999999999999999", "٣"])

@@ -13,7 +13,7 @@ POLL = 25.0  # seconds that a question for work is held open where few ask: prox
 LONGEST = 600.0  # seconds that a party waits for an answer to it, or spreads its return over, whatever it is told
 MARGIN = 35.0  # seconds that a party waits longer than it asked the aggregator to hold its question
 ASKING = 40  # questions for work a second that an aggregator is to answer while there is nothing to do
-COMING = 300  # connections a second that it is to take when all come back at once; a handshake costs about 1.5 ms
+COMING = 250  # connections a second that it is to take when all come back at once; a handshake costs 1.2 ms of one core
 HOLD, SPREAD = "Hansa-Poll", "Hansa-Spread"
 
 
