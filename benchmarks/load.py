@@ -76,10 +76,12 @@ def crowd(folder: Path, port: int, first: int, last: int, seconds: float) -> Non
         loop.add_reader(sys.stdin.fileno(), lambda: lines.put_nowait(sys.stdin.readline()))
         await here.come(seconds)
         while await lines.get():
-            seen = {"connected": here.connected, "told": {ask: asdict(told) for ask, told in here.told.items()},
-                    "dialled": here.dialled, "back": here.back, "refused": here.refused, "slow": here.slow, "statuses": here.statuses,
-                    "start": {job: start.tolist() for job, start in here.start.items()}, "failed": here.failed(),
-                    "rss": status(os.getpid())["VmRSS"]}  # fmt: skip
+            seen = {
+                name: getattr(here, name) for name in ("connected", "dialled", "back", "refused", "slow", "statuses")
+            }
+            told = {ask: asdict(told) for ask, told in here.told.items()}
+            start = {job: start.tolist() for job, start in here.start.items()}
+            seen |= {"told": told, "start": start, "failed": here.failed()}
             print(json.dumps(seen), flush=True)
             here.dialled, here.back, here.refused, here.slow = [], [], 0, 0
             here.statuses.clear()
