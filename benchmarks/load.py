@@ -18,7 +18,7 @@ connects first. In turn:
 5. with `--graceful` the same with SIGTERM.
 
 The aggregator and each process of parties need a file descriptor for each connection: `ulimit -n` of at least parties +
-1000 for the aggregator. Each source address has some 28,000 ports; for more parties than that, listen on several.
+1000 for the aggregator, and 6000 for a process of parties. Each party comes from a loopback address of its own.
 The table goes to standard output, everything to benchmarks/results/load.json; it exits with 1 where a figure is missed.
 """
 

@@ -184,3 +184,17 @@ def test_who_is_sent_away_is_told_at_once_and_is_not_there_any_more() -> None:
         assert desk.present([0]) == [] and desk._polls == {}
 
     run(main())
+
+
+def test_an_earlier_question_of_the_same_instance_is_let_go_and_one_of_another_stays() -> None:
+    async def main() -> None:
+        desk = Desk(10, 10)
+        first, other = (asyncio.ensure_future(desk.wait_for_work(0, name, 60)) for name in "ab")
+        await asyncio.sleep(0)
+        second = asyncio.ensure_future(desk.wait_for_work(0, "a", 60))
+        assert await first is None and not other.done() and not second.done()
+        assert desk.present([0]) == [0]
+        desk.dismiss()
+        assert await other is None and await second is None
+
+    run(main())

@@ -41,8 +41,8 @@ class Errand:
 class Poll:
     """A question for work that is held open; it belongs to a loop, and only that touches it."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop, self.away = loop, False
+    def __init__(self, loop: asyncio.AbstractEventLoop, instance: str) -> None:
+        self.loop, self.instance, self.away = loop, instance, False
         self._ready: asyncio.Future[None] | None = None
 
     async def look(self, seconds: float) -> None:
@@ -195,11 +195,14 @@ class Desk:
         _wake(polls, away=True)
 
     async def wait_for_work(self, party: int, instance: str, seconds: float) -> Work | None:
-        """As `take`, waiting up to that long for something to do."""
+        """As `take`, waiting up to that long for something to do. One question of an instance is held: an earlier one
+        is of a connection that it has given up."""
         loop = asyncio.get_running_loop()
-        poll, end = Poll(loop), loop.time() + seconds
+        poll, end = Poll(loop, instance), loop.time() + seconds
         with self.changed:
-            self._polls.setdefault(party, set()).add(poll)
+            polls = self._polls.setdefault(party, set())
+            _wake([earlier for earlier in polls if earlier.instance == instance], away=True)
+            polls.add(poll)
         try:
             while (work := self.take(party, instance)) is None and not poll.away:
                 left = min(end - loop.time(), self._free_in(party))
