@@ -3,8 +3,8 @@
     python -m hansa.testing proxy --listen 127.0.0.1:9443 --to 127.0.0.1:8443 --latency 200 --jitter 50 --loss 0.05 \\
         --rate 1000000 --reset 0.001 --partition 30:600 --seed 1
 
-Each fault is a line, with the seconds since the start; Ctrl-C ends it, with what was counted. Times are milliseconds but
-for --partition, which has seconds.
+Each fault is a line, with the seconds since the start; Ctrl-C ends it, with what was counted. Times are milliseconds;
+those of --partition are seconds.
 """
 
 from __future__ import annotations

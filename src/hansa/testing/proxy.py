@@ -71,6 +71,9 @@ class Faults:
             raise ConfigError(f"rate must be bytes a second, more than 0, got {self.rate:g}")
 
 
+NONE = Faults()
+
+
 @dataclass(frozen=True)
 class Fate:
     """What becomes of a piece of data: so many bytes of it pass, after standing still; then perhaps the end."""
@@ -279,7 +282,7 @@ class Proxy:
     way to the server alone; they can be replaced at any time. `partitions` are (begin, seconds) after its start. `tell`
     hears of each fault. Use it as `async with Proxy(...) as proxy`."""
 
-    def __init__(self, to: Address, faults: Faults = Faults(), seed: int = 0, down: Faults | None = None,
+    def __init__(self, to: Address, faults: Faults = NONE, seed: int = 0, down: Faults | None = None,
                  listen: Address = ("127.0.0.1", 0), partitions: Iterable[tuple[float, float]] = (),
                  tell: Callable[[dict[str, Any]], None] = lambda event: None) -> None:  # fmt: skip
         self.to, self.faults, self.seed, self.down, self.listen = to, faults, seed, down, listen
@@ -398,7 +401,8 @@ def _socket(near: Address) -> socket.socket:
 
 
 class ProxyThread:
-    """A proxy on an event loop and a thread of its own, for code that has none: `with ProxyThread(to, ...) as proxy`."""
+    """A proxy on an event loop and a thread of its own, for code that has none:
+    `with ProxyThread(to, ...) as proxy`."""
 
     def __init__(self, to: Address, *given: Any, **more: Any) -> None:
         self.proxy = Proxy(to, *given, **more)
@@ -483,7 +487,7 @@ class ProxyThread:
         self.do(Proxy.accept)
 
 
-def parse_faults(text: str, base: Faults = Faults()) -> Faults:
+def parse_faults(text: str, base: Faults = NONE) -> Faults:
     """Faults as `latency=200,loss=0.05` names them (times in milliseconds), over those of `base`."""
     found: dict[str, float] = {}
     known = [field.name for field in dataclasses.fields(Faults)]
