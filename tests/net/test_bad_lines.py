@@ -1,0 +1,106 @@
+"""What a party does on a line that is slow, stands still or breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+from league import Asked, Caller, League
+
+from hansa.net import client as clients
+from hansa.net import keys
+from hansa.net.blobs import CHUNK
+from hansa.net.client import Client, Unreachable
+from hansa.net.wire import Answer, Blob
+from hansa.testing.proxy import Faults, Proxy
+
+
+@pytest.fixture
+def ann(league: League) -> Caller:
+    return league.enrolled("ann")
+
+
+@contextlib.asynccontextmanager
+async def lined(league: League, caller: Caller, faults: Faults, patience: int) -> AsyncIterator[tuple[Proxy, Client]]:
+    """A client on the other end of a bad line."""
+    assert caller.files is not None
+    async with Proxy(("127.0.0.1", league.port), faults, down=Faults()) as proxy:
+        tls = keys.client_context(league.folder / "ca.pem", *caller.files)
+        async with Client(f"https://127.0.0.1:{proxy.port}", tls, caller.key, patience) as client:
+            yield proxy, client
+
+
+def impatient(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    monkeypatch.setattr(clients, "STALL", seconds)
+    monkeypatch.setattr(clients, "QUIET", aiohttp.ClientTimeout(total=None, connect=30, sock_read=seconds))
+    monkeypatch.setattr(clients, "LEAST", 0.01)
+    monkeypatch.setattr(clients, "MOST", 0.05)
+
+
+def sending(client: Client, ask: Asked, blob: Blob, data: bytes) -> asyncio.Future[None]:
+    return asyncio.ensure_future(client.send(f"{ask.path}/parts", blob, memoryview(data), ask.about))
+
+
+def test_a_slow_line_gets_a_chunk_through_that_takes_longer_than_anybody_waits(
+    league: League, ann: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole of a chunk in the system's buffers looks sent, and its answer is waited for in vain."""
+    impatient(monkeypatch, 2.0)
+    ask, data = league.ask(), os.urandom(CHUNK)
+    blob = Blob(hashlib.sha256(data).hexdigest(), len(data))
+
+    async def main() -> None:
+        async with lined(league, ann, Faults(rate=1_000_000), patience=3) as (_, client):
+            await sending(client, ask, blob, data)
+
+    asyncio.run(main())
+    assert ann.reply(ask, Answer(blob)).receipt.status == "accepted"
+
+
+def test_an_upload_into_a_partition_is_given_up_and_goes_on_when_it_heals(
+    league: League, ann: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    impatient(monkeypatch, 0.3)
+    ask, data = league.ask(), os.urandom(2**21)
+    blob = Blob(hashlib.sha256(data).hexdigest(), len(data))
+
+    async def main() -> None:
+        async with lined(league, ann, Faults(rate=4e6), patience=0) as (proxy, client):
+            upload = sending(client, ask, blob, data)
+            while proxy.counts["bytes up"] < 2**18:
+                await asyncio.sleep(0.005)
+            proxy.partition("up")
+            with pytest.raises(Unreachable):
+                await asyncio.wait_for(upload, 20)
+            proxy.heal()
+            client.patience = 5
+            await asyncio.wait_for(sending(client, ask, blob, data), 20)
+
+    asyncio.run(main())
+    assert ann.reply(ask, Answer(blob)).receipt.status == "accepted"
+
+
+@pytest.mark.parametrize("how", ["silence", "reset"])
+def test_a_connection_that_breaks_in_any_way_is_replaced(
+    league: League, ann: Caller, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    impatient(monkeypatch, 0.3)
+    ask, data = league.ask(), os.urandom(2**20)
+    blob = Blob(hashlib.sha256(data).hexdigest(), len(data))
+
+    async def main() -> None:
+        async with lined(league, ann, Faults(rate=4e6), patience=5) as (proxy, client):
+            upload = sending(client, ask, blob, data)
+            while proxy.counts["bytes up"] < 2**18:
+                await asyncio.sleep(0.005)
+            proxy.silence_all() if how == "silence" else proxy.reset_all()
+            await asyncio.wait_for(upload, 20)
+            assert proxy.counts["connections"] >= 2
+
+    asyncio.run(main())
+    assert ann.reply(ask, Answer(blob)).receipt.status == "accepted"
