@@ -6,18 +6,22 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import threading
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
 
 import aiohttp
 import pytest
-from league import Asked, Caller, League
+from league import PATIENCE, Asked, Caller, League, Member, samples
 
 from hansa.net import client as clients
 from hansa.net import keys
+from hansa.net import party as parties
 from hansa.net.blobs import CHUNK
 from hansa.net.client import Client, Unreachable
 from hansa.net.wire import Answer, Blob
-from hansa.testing.proxy import Faults, Proxy
+from hansa.testing.proxy import Faults, Proxy, ProxyThread
 
 
 @pytest.fixture
@@ -104,3 +108,34 @@ def test_a_connection_that_breaks_in_any_way_is_replaced(
 
     asyncio.run(main())
     assert ann.reply(ask, Answer(blob)).receipt.status == "accepted"
+
+
+def test_a_sign_of_life_that_hangs_does_not_hold_up_the_answer(league: League, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parties, "HEARTBEAT", 0.02)
+    begun, go, answer = threading.Event(), threading.Event(), parties.Worker.answer
+
+    def held(*given: Any) -> Any:
+        begun.set()
+        assert go.wait(PATIENCE)
+        return answer(*given)
+
+    silent, beating, call = threading.Event(), threading.Event(), Client.call
+
+    async def heard(self: Client, method: str, path: str, *given: Any, **more: Any) -> Any:
+        if "/alive" in path and silent.is_set():
+            beating.set()
+        return await call(self, method, path, *given, **more)
+
+    monkeypatch.setattr(Client, "call", heard)
+    monkeypatch.setattr(parties.Worker, "answer", held)
+    with ProxyThread(("127.0.0.1", league.port)) as proxy:
+        away = SimpleNamespace(folder=league.folder, token=league.token, url=f"https://127.0.0.1:{proxy.port}")
+        league.members["ann"] = Member(away, "ann", samples(0))  # type: ignore[arg-type]
+        league.submit({"task": {"dataset": "heart", "model": "logistic"}, "run": {"rounds": 1}}, min_parties=1)
+        assert begun.wait(PATIENCE)
+        proxy.silence_all()
+        silent.set()
+        assert beating.wait(PATIENCE)  # a sign of life hangs, until the party gives it up after a minute
+        go.set()
+        league.until(lambda: league.ledger.one("SELECT 1 FROM replies WHERE party = 0") is not None)
+        league.members.pop("ann").leave()
