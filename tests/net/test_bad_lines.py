@@ -122,9 +122,14 @@ def test_a_sign_of_life_that_hangs_does_not_hold_up_the_answer(league: League, m
     silent, beating, call = threading.Event(), threading.Event(), Client.call
 
     async def heard(self: Client, method: str, path: str, *given: Any, **more: Any) -> Any:
+        calling = asyncio.ensure_future(call(self, method, path, *given, **more))
         if "/alive" in path and silent.is_set():
+            await asyncio.wait((calling,), timeout=0.5)  # by then it has been sent
             beating.set()
-        return await call(self, method, path, *given, **more)
+        try:
+            return await calling
+        finally:
+            calling.cancel()
 
     monkeypatch.setattr(Client, "call", heard)
     monkeypatch.setattr(parties.Worker, "answer", held)
@@ -138,4 +143,5 @@ def test_a_sign_of_life_that_hangs_does_not_hold_up_the_answer(league: League, m
         assert beating.wait(PATIENCE)  # a sign of life hangs, until the party gives it up after a minute
         go.set()
         league.until(lambda: league.ledger.one("SELECT 1 FROM replies WHERE party = 0") is not None)
+        proxy.reset_all()
         league.members.pop("ann").leave()
