@@ -82,7 +82,8 @@ def test_an_upload_into_a_partition_is_given_up_and_goes_on_when_it_heals(
             with pytest.raises(Unreachable):
                 await asyncio.wait_for(upload, 20)
             proxy.heal()
-            client.patience = 5
+        impatient(monkeypatch, 20)
+        async with lined(league, ann, Faults(), patience=5) as (_, client):
             await asyncio.wait_for(sending(client, ask, blob, data), 20)
 
     asyncio.run(main())
@@ -93,7 +94,7 @@ def test_an_upload_into_a_partition_is_given_up_and_goes_on_when_it_heals(
 def test_a_connection_that_breaks_in_any_way_is_replaced(
     league: League, ann: Caller, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    impatient(monkeypatch, 0.3)
+    impatient(monkeypatch, 1.0)
     ask, data = league.ask(), os.urandom(2**20)
     blob = Blob(hashlib.sha256(data).hexdigest(), len(data))
 
@@ -102,6 +103,7 @@ def test_a_connection_that_breaks_in_any_way_is_replaced(
             upload = sending(client, ask, blob, data)
             while proxy.counts["bytes up"] < 2**18:
                 await asyncio.sleep(0.005)
+            proxy.faults = Faults()
             proxy.silence_all() if how == "silence" else proxy.reset_all()
             await asyncio.wait_for(upload, 20)
             assert proxy.counts["connections"] >= 2
