@@ -116,7 +116,7 @@ class Direction:
     def __init__(self, way: Way, connection: Connection, source: socket.socket, target: socket.socket) -> None:
         self.way, self.connection, self.source, self.target = way, connection, source, target
         self._dice = Dice((connection.proxy.seed, connection.number, way))
-        self._line: deque[tuple[float, bytes | None]] = deque()  # None: the source's end was a reset
+        self._line: deque[tuple[float, bytes | None]] = deque()  # in order; None: the source's end was a reset
         self._held = 0
         self._moved = asyncio.Event()
 
@@ -139,7 +139,7 @@ class Direction:
 
     async def take(self) -> None:
         """Read until the source's end, no further ahead than what may be under way."""
-        loop, last = asyncio.get_running_loop(), 0.0
+        loop = asyncio.get_running_loop()
         while True:
             await self._passes()
             faults = self.faults
@@ -149,15 +149,15 @@ class Direction:
             try:
                 data = await loop.sock_recv(self.source, size)
             except OSError:
-                self._put(last, None)
+                self._put(loop.time() + self._dice.delay(self.faults), None)
                 return
             faults = self.faults
             fate = self._dice.fate(faults, len(data))
-            last = max(last, loop.time() + self._dice.delay(faults)) + fate.stall
+            due = loop.time() + self._dice.delay(faults) + fate.stall
             if fate.stall:
                 self.connection.tell("loss", self.way, seconds=round(fate.stall, 3))
             if fate.passing or not data:
-                self._put(last, data[: fate.passing])
+                self._put(due, data[: fate.passing])
             if not data:
                 return
             if fate.then:
