@@ -226,16 +226,17 @@ def test_throttling_paces_by_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     run(main())
 
 
-@pytest.mark.parametrize("fault", ["rate", "partition", "silence"])
+@pytest.mark.parametrize("fault", ["rate", "drip", "partition", "silence"])
 def test_a_direction_that_stands_still_makes_its_writer_wait(fault: str) -> None:
     """What is not passed on is not read: no more is under way than the sockets' buffers and one window hold."""
 
     async def main() -> None:
-        async with through(Faults(rate=1.0) if fault == "rate" else Faults()) as (proxy, echo):
+        faults = {"rate": Faults(rate=1.0), "drip": Faults(drip=1.0)}.get(fault, Faults())
+        async with through(faults) as (proxy, echo):
             reader, writer = await connect(proxy)
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
             await until(lambda: proxy.connections)
-            if fault != "rate":
+            if fault in ("partition", "silence"):
                 assert await say((reader, writer), b"x") == b"x"
                 proxy.partition() if fault == "partition" else proxy.silence_all()
             size = 64 * NEAR
@@ -519,15 +520,13 @@ def test_faults_on_the_command_line_are_in_milliseconds() -> None:
     assert parse_faults("loss=0.5", faults) == Faults(0.2, 0.05, 0.5, 0.3, 1000, drip=0.001)
 
 
-@pytest.mark.parametrize("as_json", [True, False])
-def test_by_hand_it_tells_each_fault_and_counts_at_the_end(as_json: bool) -> None:
+def test_by_hand_it_tells_each_fault_and_counts_at_the_end() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         words = ["proxy", "--to", f"127.0.0.1:{server.getsockname()[1]}", "--latency", "1", "--reset", "0.999999",
-                 "--down", "reset=0", "--seed", "4", *(["--json"] if as_json else [])]  # fmt: skip
+                 "--down", "reset=0", "--seed", "4", "--json"]  # fmt: skip
         process = subprocess.Popen([sys.executable, "-m", "hansa.testing", *words], stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
-        first = process.stdout.readline()
-        port = json.loads(first)["port"] if as_json else int(re.search(r"port=(\d+)", first)[1])  # type: ignore[index]
+        port = json.loads(process.stdout.readline())["port"]
         with socket.create_connection(("127.0.0.1", port), SOON) as client:
             client.sendall(b"hello")
             with pytest.raises(ConnectionResetError):
@@ -535,9 +534,13 @@ def test_by_hand_it_tells_each_fault_and_counts_at_the_end(as_json: bool) -> Non
         process.send_signal(signal.SIGINT)
         rest, _ = process.communicate(timeout=SOON)
         assert process.returncode == 0
-        if as_json:
-            lines = [json.loads(line) for line in rest.splitlines()]
-            assert [line["event"] for line in lines] == ["reset", "end"]
-            assert lines[0]["way"] == "up" and lines[1]["connections"] == 1 and lines[1]["reset"] == 1
-        else:
-            assert re.search(r"reset  connection=1 way=up\n.*end  connections=1 reset=1", rest)
+        lines = [json.loads(line) for line in rest.splitlines()]
+        assert [line["event"] for line in lines] == ["reset", "end"]
+        assert lines[0]["way"] == "up" and lines[1]["connections"] == 1 and lines[1]["reset"] == 1
+
+
+def test_by_hand_it_speaks_to_people_too(capsys: pytest.CaptureFixture[str]) -> None:
+    from hansa.testing.__main__ import configured, parser
+
+    configured(parser().parse_args(["proxy", "--to", "a:1"])).note("loss", connection=3, way="up", seconds=0.2)
+    assert re.fullmatch(r" +\d+\.\d{3}  loss  connection=3 way=up seconds=0\.2\n", capsys.readouterr().out)
