@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
-import aiohttp
 import pytest
 from league import PATIENCE, Asked, Caller, League, Member, samples
 
@@ -40,8 +39,7 @@ async def lined(league: League, caller: Caller, faults: Faults, patience: int) -
 
 
 def impatient(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    monkeypatch.setattr(clients, "STALL", seconds)
-    monkeypatch.setattr(clients, "QUIET", aiohttp.ClientTimeout(total=None, connect=30, sock_read=seconds))
+    monkeypatch.setattr(clients, "QUIET", seconds)
     monkeypatch.setattr(clients, "LEAST", 0.01)
     monkeypatch.setattr(clients, "MOST", 0.05)
 
