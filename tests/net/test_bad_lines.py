@@ -40,6 +40,7 @@ async def lined(league: League, caller: Caller, faults: Faults, patience: int) -
 
 def impatient(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr(clients, "QUIET", seconds)
+    monkeypatch.setattr(clients, "MARGIN", seconds)
     monkeypatch.setattr(clients, "LEAST", 0.01)
     monkeypatch.setattr(clients, "MOST", 0.05)
 

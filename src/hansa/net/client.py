@@ -204,7 +204,6 @@ class Client:
         raise DataError("the aggregator loses what is uploaded to it")
 
 
-<<<<<<< HEAD
 async def _pieces(body: bytes, patience: asyncio.Timeout) -> AsyncIterator[bytes]:
     """A body, a piece at a time, each of which must go out in time."""
     for at in range(0, len(body), PIECE):
@@ -221,10 +220,10 @@ def _socket(address: Any) -> socket.socket:
         if hasattr(socket, name):
             made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return made
-=======
+
+
 def _timeout(wait: float) -> aiohttp.ClientTimeout:
     return aiohttp.ClientTimeout(total=None, connect=30, sock_connect=30, sock_read=max(QUIET, wait + MARGIN))
->>>>>>> 9b40c1dd800138f7623732074cee58eb75a41d48
 
 
 def _sentence(data: bytes, status: int) -> str:
