@@ -9,10 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from cryptography import x509
-from league import PARTIES, Caller, League, samples
+from league import PARTIES, Asked, Caller, League, samples
 
+from hansa.core import codec
+from hansa.core.op import Reply
+from hansa.data.describe import KINDS
 from hansa.net import client, keys, runtime
+from hansa.net.wire import Answer
 
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}
 DAY = 86400.0
@@ -43,6 +48,16 @@ def join(league: League, *names: str) -> None:
         league.join(name, samples(PARTIES.index(name)))
 
 
+def silent_from_now_on(league: League, job: str) -> Caller:
+    """Cid, who says what its data look like, and then nothing: each round is over at its deadline."""
+    cid, ask = league.enrolled("cid"), Asked(job, 0, "describe", 0)
+    league.until(lambda: league.desk.find(2, ask.key) is not None)
+    about = torch.tensor([1, 3, *[0] * 7, 2, KINDS.index("class"), 0, 0], dtype=torch.int64)
+    assert cid.reply(ask, Answer(cid.upload(ask, codec.encode(Reply({"about": about}).tree())))).status == 200
+    league.until(lambda: league.desk.find(2, (job, 0, "round", 0)) is not None)
+    return cid
+
+
 @pytest.mark.parametrize("jump", [DAY, -DAY])
 def test_a_jump_in_the_middle_of_a_round_does_not_close_it(league: League, clock: Clock, jump: float) -> None:
     """Its deadline is far away, whatever the wall says: who answers after the jump is in."""
@@ -64,9 +79,8 @@ def test_a_jump_in_the_middle_of_a_round_does_not_close_it(league: League, clock
 @pytest.mark.parametrize("jump", [DAY, -DAY])
 def test_a_jump_in_the_middle_of_a_round_does_not_hold_it_open(league: League, clock: Clock, jump: float) -> None:
     join(league, "ann", "bob")
-    league.enrolled("cid")  # it says nothing, so each exchange is over at its deadline
     job = league.submit(tree(deadline=0.5, quorum=2))
-    league.until(lambda: league.desk.find(2, (job, 0, "round", 0)) is not None)
+    silent_from_now_on(league, job)
     clock.off = jump
     ended = league.ended(job)
     assert ended["status"] == "finished" and [line["members"] for line in ended["rounds"]] == [["ann", "bob"]] * 2
@@ -76,9 +90,8 @@ def test_a_jump_in_the_middle_of_a_round_does_not_hold_it_open(league: League, c
 @pytest.mark.parametrize("jump", [DAY, -DAY])
 def test_an_aggregator_that_comes_back_with_another_clock_goes_on(league: League, clock: Clock, jump: float) -> None:
     join(league, "ann", "bob")
-    silent = league.enrolled("cid")
     job = league.submit(tree(deadline=1.0, quorum=1))
-    league.until(lambda: league.desk.find(2, (job, 0, "round", 0)) is not None)
+    silent = silent_from_now_on(league, job)
     league.stop()
     clock.off = jump
     league.start()
