@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from world import SimulatedLedger, World
+from lives import SimulatedLedger
+from world import World
 
 from hansa.core import codec
 from hansa.net import asks, taking
