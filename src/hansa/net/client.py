@@ -83,7 +83,7 @@ class Client:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Client:
-        connector = aiohttp.TCPConnector(ssl=self._tls, limit=4, keepalive_timeout=25, socket_factory=_socket)
+        connector = aiohttp.TCPConnector(ssl=self._tls, limit=4, keepalive_timeout=20, socket_factory=_socket)
         headers = {"Hansa-Protocol": ",".join(map(str, PROTOCOLS)), "Accept-Encoding": "identity"}
         self._session = aiohttp.ClientSession(connector=connector, headers=headers, trust_env=True,
                                               auto_decompress=False)  # fmt: skip
