@@ -20,6 +20,7 @@ from hansa.net.home import Home
 from hansa.net.ledger import SCHEMA, Ledger, Writer
 from hansa.net.party import Agent, Worker
 from hansa.net.registry import Registry
+from hansa.net.runtime import Stopped
 from hansa.net.server import Server
 from hansa.net.steps import Do, Wait, Write
 from hansa.net.wire import Order
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from world import World
 
 
-def connect() -> sqlite3.Connection:
-    db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+def connect(path: str = ":memory:") -> sqlite3.Connection:
+    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     db.row_factory = sqlite3.Row
     db.executescript(SCHEMA)
     return db
@@ -123,7 +124,7 @@ class SimulatedRunner(Runner):
             if isinstance(step, Do):
                 return step.call()
             if job.network.stopping():
-                raise AssertionError("no job is stopped here")
+                raise Stopped
             news: Any = self.desk.changed
             if not step.until():
                 await news.wait(step.seconds)

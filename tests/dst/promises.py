@@ -32,10 +32,12 @@ class Promises:
         job = self.db.execute("SELECT * FROM jobs").fetchone()
         lines = self.db.execute("SELECT * FROM rounds ORDER BY round").fetchall()
         empty = [json.loads(line["line"]).get("empty") is not None for line in lines]
-        if job["status"] != "finished" and not (job["status"] == "failed" and all(empty)):
+        fine = job["status"] in ("finished", "stopped") or (job["status"] == "failed" and all(empty))
+        if not fine:
             self.fail(f"the job {job['status']}: {job['reason']}")
             return
-        if [line["round"] for line in lines] != list(range(1, self.weather.rounds + 1)):
+        rounds = len(lines) if job["status"] == "stopped" else self.weather.rounds
+        if [line["round"] for line in lines] != list(range(1, rounds + 1)):
             self.fail(f"the rounds are {[line['round'] for line in lines]}")
         self._check_receipts()
         self._check_log(len(lines), job["status"])
@@ -44,14 +46,18 @@ class Promises:
             wanted = tally.expected(self._check_rounds(lines, empty), start)
         else:
             wanted = tally.expected_async(self._events(), start)
+        parts = {"w": torch.tensor(wanted, dtype=torch.float64), "stats": torch.zeros(0, dtype=torch.float64),
+                 "counts": torch.zeros(0, dtype=torch.int64)}  # fmt: skip
+        if lines and lines[-1]["model"] != codec.digest(parts):
+            self.fail(f"after the last round the model is not {wanted}")
         if job["status"] == "finished":
             self._check_model(job["model"], wanted)
 
     def _check_receipts(self) -> None:
         rows = self.db.execute("SELECT * FROM replies").fetchall()
         stored = {(r["job"], r["round"], r["phase"], r["number"], self.names[r["party"]]): r for r in rows}
-        for name, receipt in self.world.receipts:
-            row = stored.get((receipt.job, receipt.round, receipt.phase, receipt.number, name))
+        for receipt in self.world.receipts:
+            row = stored.get((receipt.job, receipt.round, receipt.phase, receipt.number, receipt.party))
             if receipt.status == "accepted" and (row is None or row["given_up"] or row["blob"] != receipt.digest):
                 self.fail(f"an acknowledged update is lost: {receipt}")
             if receipt.status == "rejected":

@@ -38,7 +38,7 @@ from hansa.net.registry import Registry
 from hansa.net.wire import Receipt
 from hansa.run.join import preparer
 
-NAMES = ("ann", "bob", "cid", "dan")
+NAMES = ("ann", "bob", "cid", "dan", "eve", "fay", "gil", "hal", "ivy", "jim", "kay", "leo")
 HEAL = 400.0  # seconds after which nothing fails any more
 LIMIT = 30_000.0  # seconds by which the job must have ended
 
@@ -67,8 +67,8 @@ class Weather:
 
     @classmethod
     def of(cls, chance: Any) -> Weather:
-        parties, calm, work = chance.randint(2, 4), chance.random() < 0.1, chance.choice([0.5, 5.0, 20.0])
-        run: dict[str, Any] = {"rounds": chance.randint(1, 3), "seed": 1, "eval_parties": False, "quorum": 1}
+        parties, calm, work = chance.choice([2, 2, 3, 4]), chance.random() < 0.1, chance.choice([0.5, 5.0, 20.0])
+        run: dict[str, Any] = {"rounds": chance.choice([1, 1, 2, 3]), "seed": 1, "eval_parties": False, "quorum": 1}
         algorithm = "tally" if chance.random() < 0.75 else "tally-async"
         if algorithm == "tally-async":
             run["cohort_size"] = chance.randint(1, parties)
@@ -96,7 +96,7 @@ class Weather:
 
 @functools.lru_cache(maxsize=1)
 def template() -> tuple[Path, Federation, sqlite3.Connection]:
-    """A federation's folder with four enrolled parties' folders, and its record; made once a process."""
+    """A federation's folder with enrolled parties' folders, and its record; made once a process."""
     base = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
     root = Path(tempfile.mkdtemp(prefix="hansa-dst-", dir=base))
     federation = init(root / "federation", "world", NAMES, ["localhost"], 8443)
@@ -125,7 +125,7 @@ class World:
     seed: int
     fault: Callable[[World], None] | None = None  # for tests: breaks something first
     broken: list[str] = field(default_factory=list)
-    receipts: list[tuple[str, Receipt]] = field(default_factory=list)
+    receipts: list[Receipt] = field(default_factory=list)
     errors: list[BaseException] = field(default_factory=list)
     aggregator: Aggregator | None = None
     ended: str | None = None
@@ -133,16 +133,16 @@ class World:
 
     def __post_init__(self) -> None:
         self.loop = Clockwork(self.seed, LIMIT)
-        self.weather = Weather.of(self.loop.chance)
+        self.weather = self._forecast()
         self.members: dict[int, Member] = {}
         self._trace = hashlib.sha256()
         self._cut: dict[str, float] = {}
         root, self.federation, origin = template()
         self.folder = Path(tempfile.mkdtemp(prefix=f"{self.seed}-", dir=root))
         self.names = NAMES[: self.weather.parties]
-        for name in NAMES:
+        for name in self.names:
             shutil.copytree(root / "homes" / name, self.folder / "homes" / name)
-        self.db = connect()
+        self.db = connect(self._database())
         origin.backup(self.db)
         self.db.execute("DELETE FROM parties WHERE number >= ?", (self.weather.parties,))
         self.federation = Federation("world", self.names, self.federation.url, folder=self.federation.folder)
@@ -150,6 +150,12 @@ class World:
         self.keys = {name: keys.key_of((home / "key.pem").read_bytes()) for name, home in homes.items()}
         self.certificates = {name: _der((home / "cert.pem").read_bytes()) for name, home in homes.items()}
         (self.folder / "state").mkdir()
+
+    def _forecast(self) -> Weather:
+        return Weather.of(self.loop.chance)
+
+    def _database(self) -> str:
+        return ":memory:"
 
     @property
     def stormy(self) -> bool:
@@ -182,12 +188,19 @@ class World:
         """Somebody has died, and is started again after a while."""
         self.deaths += 1
         self.note("died", life.process.name)
-        pause = self.loop.chance.expovariate(1 / 10.0)
+        pause = self._pause(life)
         if isinstance(life, Aggregator):
             self.aggregator = None
             self.loop.call_later(pause, lambda: self.ended is None and Aggregator(self))
         else:
             self.loop.call_later(pause, lambda: self.ended is None and self._member(life.number))
+
+    def _pause(self, life: Aggregator | Member) -> float:
+        return self.loop.chance.expovariate(1 / 10.0)
+
+    def received(self, receipt: Receipt) -> None:
+        """A party has a receipt."""
+        self.receipts.append(receipt)
 
     def _member(self, number: int) -> None:
         self.members[number] = Member(self, number)
@@ -236,12 +249,12 @@ class World:
 
     def run(self) -> World:
         """Live through it, then check everything."""
-        received = party.unpack
+        unpack = party.unpack
 
         def noted(data: bytes, kind: type[Any]) -> Any:
-            value = received(data, kind)
+            value = unpack(data, kind)
             if kind is Receipt:
-                self.receipts.append((value.party, value))
+                self.received(value)
             return value
 
         with quiet(), self.loop.running(), mock.patch.object(party, "threading", mock.MagicMock(Thread=Thread)), \
