@@ -202,7 +202,7 @@ class Network:
         """Have an ask answered, as its machine says."""
         deadline = self.deadline
         if deadline is not None and ask.phase.startswith(("describe", "prepare")):
-            deadline = max(deadline, self.desk.absent_after)  # it is the rounds': what comes before is not hurried
+            deadline *= 2.0 ** min(_attempt(ask), 20)  # a job does not begin without it, so who is slow gets his time
         machine = Asking(ask.parties, ask.enough, deadline, self.desk.absent_after)
         news = self.desk.watch(key)
         here = frozenset(self.desk.present(ask.parties))
@@ -390,3 +390,8 @@ class Network:
             op, payload = op_of(kept["op"], where="checkpoint"), tree["payloads"][kept["payload"]]
             self._flights[ticket.id] = Flight(ticket, key, op, payload, time.monotonic())
             self._fly(Ask("submit", key[1], key[2], key[3], op, payload, (ticket.party,)))
+
+
+def _attempt(ask: Ask) -> int:
+    """How often what comes before the rounds was tried before: it is asked again until somebody answers."""
+    return ask.index if ask.phase == "describe" else int(ask.phase.removeprefix("prepare").removeprefix("-") or 0)
