@@ -7,15 +7,14 @@ flushed after the rename. Chunks of an upload that was cut off stay, so that it 
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hansa.core.disk import sync_folder
+from hansa.core import disk
 from hansa.core.errors import DataError, HansaError
-from hansa.net.points import reach
+from hansa.net.points import reach, steps
 
 CHUNK = 4 * 2**20  # bytes of one upload or download request
 
@@ -30,11 +29,14 @@ class Gap(HansaError):
 
 def write_pieces(path: Path, pieces: Iterable[bytes | memoryview]) -> tuple[str, int]:
     """Write a file; gives the hash of its bytes and their number."""
-    running, size = hashlib.sha256(), 0
-    with open(path, "wb") as file:
+    running = hashlib.sha256()
+
+    def hashed() -> Iterator[bytes | memoryview]:
         for piece in pieces:
             running.update(piece)
-            size += file.write(piece)
+            yield piece
+
+    size = disk.write(path, hashed())
     return running.hexdigest(), size
 
 
@@ -44,7 +46,7 @@ class Blobs:
     def __init__(self, folder: Path) -> None:
         self.folder, self._parts = folder / "blobs", folder / "uploads"
         for place in (self.folder, self._parts):
-            place.mkdir(parents=True, exist_ok=True, mode=0o700)
+            disk.make_folder(place)
         self._hashes: dict[Path, tuple[int, Any]] = {}  # of uploads under way: bytes so far, and their hash
         self._locks = [threading.Lock() for _ in range(64)]
 
@@ -68,7 +70,7 @@ class Blobs:
 
     def discard(self, digest: str) -> None:
         """Forget a blob."""
-        self.path(digest).unlink(missing_ok=True)
+        disk.unlink(self.path(digest))
         reach("blob.discarded")
 
     def sweep(self, keep: set[str]) -> int:
@@ -77,7 +79,7 @@ class Blobs:
         for digest in gone:
             self.discard(digest)
         for part in self._parts.glob("own-*"):
-            part.unlink()
+            disk.unlink(part)
         return len(gone)
 
     def stands(self, owner: str, digest: str) -> int:
@@ -106,8 +108,7 @@ class Blobs:
             count, running = self._hashes.get(part, (-1, None))
             if count != here:
                 running = _hash_of(part) if here else hashlib.sha256()
-            with open(part, "ab") as file:
-                file.write(data)
+            disk.append(part, data)
             running.update(data)
             self._hashes[part] = (here + len(data), running)
             reach("upload.chunk")
@@ -129,24 +130,17 @@ class Blobs:
 
     def _publish(self, part: Path, digest: str) -> Path:
         path = self.path(digest)
-        with open(part, "rb") as file:
-            os.fsync(file.fileno())
-        reach("blob.fsync")
-        if not path.parent.exists():
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-            sync_folder(self.folder)
+        if not path.parent.is_dir():
+            disk.make_folder(path.parent)
             reach("blob.shelf")
-        os.replace(part, path)
-        reach("blob.rename")
-        sync_folder(path.parent)
-        reach("blob.folder")
+        disk.publish(part, path, steps("blob"))
         return path
 
     def _part(self, owner: str, digest: str) -> Path:
         return self._parts / f"{owner}+{digest}"  # no name has a plus, so that no owner's beginning is another's
 
     def _forget(self, part: Path) -> None:
-        part.unlink(missing_ok=True)
+        disk.unlink(part)
         self._hashes.pop(part, None)
 
     def _turn(self, part: Path) -> threading.Lock:

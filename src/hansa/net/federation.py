@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hansa.core import disk
 from hansa.core.errors import ConfigError
 from hansa.core.registry import fill
 from hansa.net import keys
@@ -114,7 +115,7 @@ class Federation:
         key = keys.new_key()
         certificate = self.issue(key.public_key(), "aggregator", "server", SERVER_DAYS, hosts)
         keys.write_private(self.folder / "server.key", keys.key_bytes(key))
-        (self.folder / "server.pem").write_bytes(certificate)
+        disk.put(self.folder / "server.pem", [certificate], mode=disk.SHARED)
 
 
 def init(folder: Path, name: str, parties: Sequence[str], hosts: Sequence[str], port: int) -> Federation:
@@ -130,23 +131,26 @@ def init(folder: Path, name: str, parties: Sequence[str], hosts: Sequence[str], 
         authority, certificate, keys.new_key().public_key(), "aggregator", "server", name, 1, names
     )  # all are hosts
     try:
-        folder.mkdir(parents=True, mode=0o700)
+        disk.make_folder(folder.parent)
+        folder.mkdir(mode=0o700)
+        disk.sync_folder(folder.parent)
     except FileExistsError:
         raise ConfigError(f"{folder} exists already; choose another name, or remove it") from None
     except OSError as error:
         raise ConfigError(f"cannot make the folder {folder}: {error.strerror}") from None
-    (folder / "ca.pem").write_bytes(certificate)
+    disk.put(folder / "ca.pem", [certificate], mode=disk.SHARED)
     keys.write_private(folder / "ca.key", keys.key_bytes(authority))
-    (folder / "hosts").write_text("\n".join(names) + "\n")
+    disk.put(folder / "hosts", ["\n".join([*names, ""]).encode()], mode=disk.SHARED)
     federation.renew_server()
     operator = keys.new_key()
     keys.write_private(folder / "operator.key", keys.key_bytes(operator))
-    (folder / "operator.pem").write_bytes(federation.issue(operator.public_key(), "operator", "operator", 3650))
-    (folder / "tokens").mkdir(mode=0o700)
+    shown = federation.issue(operator.public_key(), "operator", "operator", 3650)
+    disk.put(folder / "operator.pem", [shown], mode=disk.SHARED)
+    disk.make_folder(folder / "tokens")
     for party in parties:
         token = keys.new_token(party, certificate)
         keys.write_private(folder / "tokens" / f"{party}.token", token.text().encode() + b"\n")
     text = TOML.format(name=name, folder=folder, parties=", ".join(f'"{p}"' for p in parties), url=url,
                        host=federation.serve.host, port=port)  # fmt: skip
-    (folder / "federation.toml").write_text(text)
+    disk.put(folder / "federation.toml", [text.encode()], mode=disk.SHARED)  # last: with it the federation is there
     return federation

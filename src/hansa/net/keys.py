@@ -28,9 +28,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from hansa.core.disk import sync_folder
+from hansa.core import disk
 from hansa.core.errors import ConfigError, HansaError
-from hansa.net.points import reach
+from hansa.net.points import steps
 
 ROLES = ("party", "operator", "server")
 LIMIT = 16 * 1024  # bytes of any key, certificate, request or token that is read: the real ones are under 2 KiB
@@ -327,22 +327,8 @@ def write_private(path: Path, data: bytes) -> None:
     """Write a file that only its owner can ever read; what was there is replaced whole or not at all."""
     if path.is_symlink():
         raise ConfigError(f"{path} is a symbolic link; a private file is not written through one")
-    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            reach("private.fsync")
-            os.replace(part, path)
-            reach("private.rename")
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
-        sync_folder(path.parent)
-        reach("private.folder")
+        disk.put(path, [data], steps("private"))
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 

@@ -8,7 +8,6 @@ job that is begun again from its last checkpoint takes the same ones.
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hansa.core import codec
+from hansa.core import codec, disk
 from hansa.core.errors import AlgorithmError, ConfigError, DataError, RoundAborted, RuntimeFailure
 from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket, op_config, op_of
 from hansa.core.op import DataOp, Op, Reply
@@ -229,7 +228,7 @@ class Network:
         if name not in self._written:
             part = self.messages / "part"
             blob = Blob(*write_pieces(part, codec.pieces(tree())))
-            os.replace(part, self.messages / blob.digest)
+            disk.rename(part, self.messages / blob.digest)
             reach("message.rename")
             self._written[name] = blob
         return self._written[name]

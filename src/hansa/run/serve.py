@@ -16,7 +16,7 @@ from typing import Any
 
 from aiohttp import web
 
-from hansa.core.disk import lock
+from hansa.core import disk
 from hansa.core.errors import ConfigError
 from hansa.net import keys
 from hansa.net.blobs import Blobs
@@ -96,8 +96,8 @@ class Aggregator:
     def __init__(self, federation: Federation) -> None:
         self.federation = federation
         self.state = federation.folder / "state"
-        self.state.mkdir(mode=0o700, exist_ok=True)
-        self._lock = lock(self.state / ".lock", f"another process serves {federation.folder}; stop it first")
+        disk.make_folder(self.state)
+        self._lock = disk.lock(self.state / ".lock", f"another process serves {federation.folder}; stop it first")
         try:
             self._open(federation)
         except BaseException:
