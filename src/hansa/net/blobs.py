@@ -6,6 +6,7 @@ flushed after the rename. Chunks of an upload that was cut off stay, so that it 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import threading
 from collections.abc import Iterable, Iterator
@@ -40,10 +41,19 @@ def write_pieces(path: Path, pieces: Iterable[bytes | memoryview]) -> tuple[str,
     return running.hexdigest(), size
 
 
-class Blobs:
-    """The blobs under one folder. Everything here blocks: call it from a thread that may."""
+class Damaged(DataError):
+    """A blob's bytes are not those that its name stands for."""
 
-    def __init__(self, folder: Path) -> None:
+
+class Blobs:
+    """The blobs under one folder. Everything here blocks: call it from a thread that may.
+
+    Where fewer than `min_free` bytes would be left on the disk, uploads are refused (ENOSPC), so that there is room for
+    the record of what was accepted and for checkpoints.
+    """
+
+    def __init__(self, folder: Path, min_free: int = 0) -> None:
+        self.min_free = min_free
         self.folder, self._parts = folder / "blobs", folder / "uploads"
         for place in (self.folder, self._parts):
             disk.make_folder(place)
@@ -67,6 +77,22 @@ class Blobs:
         reach("blob.written")
         self._publish(part, digest)
         return digest, size
+
+    def read(self, digest: str) -> bytes:
+        """A blob's bytes, which are those that were kept; Damaged where they are not."""
+        data = self.path(digest).read_bytes()
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise self._damaged(digest)
+        return data
+
+    def verified(self, digest: str) -> Path:
+        """Where a blob lies, its bytes being those that were kept; Damaged where they are not."""
+        if _hash_of(self.path(digest)).hexdigest() != digest:
+            raise self._damaged(digest)
+        return self.path(digest)
+
+    def _damaged(self, digest: str) -> Damaged:
+        return Damaged(f"the file {self.path(digest)} is damaged: its bytes do not have the hash that is its name")
 
     def discard(self, digest: str) -> None:
         """Forget a blob."""
@@ -105,6 +131,10 @@ class Blobs:
             if here == 0:  # a party works at one thing at a time: what it has left of others it will not go on with
                 for other in self._parts.glob(f"{owner}+*"):
                     self._forget(other)
+            if (left := disk.free(self._parts) - len(data)) < self.min_free:
+                raise OSError(
+                    errno.ENOSPC, f"it would leave {max(left, 0):,} bytes free, and {self.min_free:,} are kept"
+                )
             count, running = self._hashes.get(part, (-1, None))
             if count != here:
                 running = _hash_of(part) if here else hashlib.sha256()

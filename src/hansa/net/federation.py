@@ -27,6 +27,7 @@ port = {port}
 # absent_after = 300  # seconds without a word after which a party is not waited for
 # lease = 60          # seconds that a party's second instance leaves the work of the first alone
 # jobs = 4            # that run at the same time; others wait
+# min_free = 268435456  # bytes of the disk that uploads leave free, for the record and for checkpoints
 # functions = []      # models of your own that a job may name: ["my_models:net"]
 """
 
@@ -41,6 +42,7 @@ class Serve:
     lease: float = 60.0
     jobs: int = 4
     functions: tuple[str, ...] = ()
+    min_free: int = 2**28
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
@@ -48,6 +50,8 @@ class Serve:
         for name in ("absent_after", "lease", "jobs"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
+        if self.min_free < 0:
+            raise ConfigError(f"min_free must not be negative, got {self.min_free}")
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from hansa.core.replies import Malformed, Record, Rules, arrive, combine, expect
 from hansa.core.runtime import Abort, Commit, Open, Request
 from hansa.core.sums import Stored
 from hansa.net.asks import WHERE, Closed, close_ask, decide, give_up, open_ask, take_ticket
-from hansa.net.blobs import Blobs, write_pieces
+from hansa.net.blobs import Blobs, Damaged, write_pieces
 from hansa.net.desk import Desk, Key, Offer
 from hansa.net.ledger import Ledger
 from hansa.net.points import reach
@@ -170,9 +170,12 @@ class Network:
 
     def _reply(self, digest: str) -> Reply | Malformed:
         try:
-            return Stored.read(self.blobs.path(digest))
+            return Stored.read(self.blobs.verified(digest))
         except FileNotFoundError:
             raise RuntimeFailure(f"the reply {digest} is in the ledger and not among the blobs") from None
+        except Damaged as error:  # not the party's fault, and its reply is lost: better than to fuse something else
+            log.error("%s", error, extra={"job": self.job})
+            return Malformed(error)
         except DataError as error:
             return Malformed(error)
 

@@ -193,7 +193,10 @@ class Job:
         """The aggregator's own samples, as they came with the order."""
         if self.order.central is None:
             return {}
-        tree: dict[str, Any] = codec.decode(self.runner.blobs.path(self.order.central.digest).read_bytes())
+        try:
+            tree: dict[str, Any] = codec.decode(self.runner.blobs.read(self.order.central.digest))
+        except (FileNotFoundError, DataError) as error:
+            raise DataError(f"the aggregator's own samples of {self.id} cannot be read: {error}") from None
         return tree
 
 

@@ -60,7 +60,7 @@ class JobRecords:
         if row is None or row["checkpoint"] is None:
             return None
         try:
-            tree: dict[str, Any] = codec.decode(self.blobs.path(row["checkpoint"]).read_bytes())
+            tree: dict[str, Any] = codec.decode(self.blobs.read(row["checkpoint"]))
         except (OSError, DataError) as error:
             raise DataError(f"the checkpoint of {self.job} is damaged: {error}") from None
         return tree

@@ -110,7 +110,7 @@ class Aggregator:
                                        federation.folder / "ca.pem")  # fmt: skip
         federation.private("ca.key")
         self.ledger = Ledger(self.state / "hansa.db")
-        self.blobs = Blobs(self.state)
+        self.blobs = Blobs(self.state, federation.serve.min_free)
         self.desk = Desk(federation.serve.absent_after, federation.serve.lease)
         self.registry = Registry(federation, self.ledger)
         self.runner = Runner(self.state, self.registry, self.ledger, self.blobs, self.desk)
