@@ -1,0 +1,135 @@
+"""A slice of the power-loss campaign, and that it would find what it looks for: take a flush away, and something that
+was acknowledged is lost within a few seeds."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from brownout import Journal
+from power import Life, Lost, Promises, campaign, template
+
+from hansa.core import disk
+from hansa.core.errors import HansaError
+from hansa.net import keys
+from hansa.net.home import Home
+
+
+def test_what_was_acknowledged_outlives_the_power() -> None:
+    failures, operations = campaign(range(12))
+    assert failures == 48 and operations > 5000
+
+
+def skipped(monkeypatch: pytest.MonkeyPatch, name: str, which: Callable[[Path], bool] = lambda path: True) -> None:
+    """Leave out one of the gateway's operations, for the paths it is about."""
+    real = getattr(disk, name)
+    monkeypatch.setattr(disk, name, lambda path: None if which(path) else real(path))
+
+
+def lost(**given: Any) -> str:
+    with pytest.raises((Lost, HansaError)) as found:
+        campaign(range(150), **given)
+    return str(found.value)
+
+
+def test_a_record_that_is_not_flushed_at_commit_is_found_out() -> None:
+    lost(synchronous="OFF")
+
+
+def test_blobs_that_are_not_flushed_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    skipped(monkeypatch, "flush", lambda path: path.parent.name == "uploads")
+    assert "damaged" in lost()
+
+
+def test_names_of_blobs_that_are_not_flushed_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    skipped(monkeypatch, "sync_folder", lambda path: path.parent.name == "blobs")
+    assert "the blob " in lost()
+
+
+def test_new_folders_that_are_not_flushed_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    skipped(monkeypatch, "sync_folder", lambda path: path.name in ("blobs", "memory"))
+    assert any(what in lost() for what in ("the blob ", "the memory "))
+
+
+def test_a_memory_that_is_not_flushed_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    skipped(monkeypatch, "flush", lambda path: "memory" in path.parts)
+    assert "the memory " in lost()
+
+
+def test_a_party_whose_key_and_certificate_are_not_flushed_in_order_is_found_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    skipped(monkeypatch, "sync_folder", lambda path: path.name == "home")
+    lost()
+
+
+def test_whenever_the_power_fails_in_a_rotation_key_and_certificate_go_together(tmp_path: Path) -> None:
+    root = tmp_path / "first"
+    shutil.copytree(template(tmp_path), root)
+    life = Life(root, random.Random(0), Promises(), "FULL")
+    try:
+        life.certificate()  # it enrols
+        began = len(life.journal.events)
+        life.certificate()
+    finally:
+        life.end()
+    party = [at for at, event in enumerate(life.journal.events) if at >= began and event[1].parts[0] == "party"]
+    for at in party:
+        for seed in range(16):
+            into = tmp_path / f"{at}-{seed}"
+            life.journal.fail(at + 1, into, random.Random(seed))
+            home = Home(into / "party" / "home")
+            home.settle()
+            home.close()
+            keys.client_context(*(home.folder / name for name in ("ca.pem", "cert.pem", "key.pem")))
+            shutil.rmtree(into)
+
+
+# The disk that loses power
+
+
+def written(root: Path, *steps: Callable[[], Any]) -> Journal:
+    journal = Journal(root)
+    disk.observe(journal)
+    try:
+        for step in steps:
+            step()
+    finally:
+        disk.observe(None)
+    return journal
+
+
+def outcomes(journal: Journal, at: int, root: Path) -> set[str]:
+    """All that may be found in the machine's folder, over many power failures."""
+    found = set()
+    for seed in range(60):
+        into = root.with_name(f"after-{at}-{seed}")
+        journal.fail(at, into, random.Random(seed))
+        files = sorted(path for path in into.rglob("*") if path.is_file())
+        found.add(" ".join(f"{path.name}:{path.read_bytes().decode()}" for path in files if path.name[0] != "."))
+        shutil.rmtree(into)
+    return found
+
+
+def test_a_durable_write_is_seen_as_it_was_or_whole_and_once_it_returned_whole(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (root / "machine").mkdir(parents=True)
+    path = root / "machine" / "file"
+    disk.put(path, [b"old"])
+    journal = written(root, lambda: disk.put(path, [b"n", b"ew"]))
+    for at in range(len(journal.events)):
+        assert outcomes(journal, at, root) <= {"file:old", "file:new"}
+    assert outcomes(journal, len(journal.events) - 1, root) == {"file:old", "file:new"}
+    assert outcomes(journal, len(journal.events), root) == {"file:new"}
+
+
+def test_what_is_not_flushed_may_be_gone_torn_or_zeros(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (root / "machine").mkdir(parents=True)
+    journal = written(root, lambda: disk.write(root / "machine" / "file", [b"abc"]))
+    found = outcomes(journal, len(journal.events), root)
+    assert {"", "file:", "file:abc", "file:\0\0\0"} <= found and found & {"file:a", "file:ab"}
