@@ -53,6 +53,7 @@ CREATE TABLE IF NOT EXISTS replies (
     job TEXT NOT NULL, round INTEGER NOT NULL, phase TEXT NOT NULL, number INTEGER NOT NULL, party INTEGER NOT NULL,
     blob TEXT, size INTEGER NOT NULL, staged INTEGER NOT NULL, why TEXT, seconds REAL NOT NULL, nonce TEXT NOT NULL,
     signature TEXT NOT NULL, given_up INTEGER NOT NULL DEFAULT 0, spent INTEGER NOT NULL DEFAULT 0,
+    rejected INTEGER NOT NULL DEFAULT 0,
     UNIQUE (job, round, phase, number, party));
 CREATE INDEX IF NOT EXISTS replies_by_blob ON replies (blob) WHERE spent = 0;
 CREATE TABLE IF NOT EXISTS log (
@@ -90,6 +91,11 @@ class Writer:
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
+        self.afterwards: list[Callable[[Writer], None]] = []
+
+    def after(self, action: Callable[[Writer], None]) -> None:
+        """Have something done once this commit is on the disk, before any other change and before the result comes."""
+        self.afterwards.append(action)
 
     def run(self, sql: str, *values: Any) -> sqlite3.Cursor:
         return self._db.execute(sql, values)
@@ -197,20 +203,21 @@ class Ledger:
                 return
 
     def _commit(self, batch: list[tuple[Callable[[Writer], Any], Future[Any]]]) -> None:
-        done: list[tuple[Future[Any], Any]] = []
+        done: list[tuple[Future[Any], Any, list[Callable[[Writer], None]]]] = []
         try:
             self._db.execute("BEGIN IMMEDIATE")
             for change, future in batch:
                 self._db.execute("SAVEPOINT change")
                 try:
-                    result = change(Writer(self._db))
+                    writer = Writer(self._db)
+                    result = change(writer)
                 except BaseException as error:
                     if isinstance(error, sqlite3.Error) and not isinstance(error, ITS_OWN):
                         raise  # a full disk, a damaged file: nothing of the batch is kept
                     self._db.execute("ROLLBACK TO change")
                     future.set_exception(error)
                 else:
-                    done.append((future, result))
+                    done.append((future, result, writer.afterwards))
                 self._db.execute("RELEASE change")
             self._db.execute("UPDATE commits SET n = n + 1")
             commits = self._db.execute("SELECT n FROM commits").fetchone()[0]
@@ -229,8 +236,16 @@ class Ledger:
             return
         with contextlib.suppress(OSError):  # without a mark there is less to compare with, and nothing else
             disk.write(self._mark, [_mark(commits)])
-        for future, result in done:
-            future.set_result(result)
+        for future, result, afterwards in done:
+            try:
+                for action in afterwards:
+                    action(Writer(self._db))
+            except sqlite3.Error as error:
+                future.set_exception(LedgerError(f"the aggregator's record cannot be read: {error}"))
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
 
 
 def _mark(commits: int) -> bytes:
