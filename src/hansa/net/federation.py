@@ -106,11 +106,25 @@ class Federation:
     def token(self, party: str) -> keys.Token | None:
         """The token that was made for a party with the federation, if it still lies there."""
         path = self.folder / "tokens" / f"{party}.token"
-        return keys.Token.of(keys.read_private(path).decode()) if path.exists() else None
+        if not path.exists():
+            return None
+        try:
+            return keys.Token.of(keys.read_private(path).decode())
+        except (keys.IdentityError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: {error}; remove it, and make a new one with `hansa invite`") from None
+
+    def check(self) -> None:
+        """That the authority's key and certificate and the operator's certificate are what they were; the error names
+        the file that is not."""
+        authority = self.folder / "ca.pem"
+        key, shown = keys.read_key(self.folder / "ca.key"), keys.read_certificate(authority, authority)
+        if not keys.belong(key, shown):
+            raise ConfigError(f"the key {self.folder / 'ca.key'} and the certificate {authority} do not go together")
+        keys.read_certificate(self.folder / "operator.pem", authority)
 
     def issue(self, key: keys.PublicKey, name: str, role: str, days: int, hosts: Sequence[str] = ()) -> bytes:
         """A certificate by the federation's authority."""
-        authority = keys.key_of(keys.read_private(self.folder / "ca.key"))
+        authority = keys.read_key(self.folder / "ca.key")
         return keys.issue(authority, self.read("ca.pem"), key, name, role, self.name, days, hosts)
 
     def renew_server(self) -> None:

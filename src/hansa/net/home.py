@@ -51,6 +51,8 @@ class Home:
             tree: dict[str, Any] = json.loads((self.folder / "party.json").read_text())
             if not {"party", "federation", "url", "instance"} <= set(tree):
                 raise ValueError("it does not say whose it is")
+            if tree.pop("sum", None) not in (None, _sum(tree)):
+                raise ValueError("it is damaged")
         except (OSError, ValueError, TypeError) as error:
             raise ConfigError(f"{self.folder / 'party.json'} cannot be read: {error}; enrol again") from None
         return tree
@@ -69,6 +71,7 @@ class Home:
         about = {"party": admission.party, "federation": admission.federation, "url": https_url(url),
                  "instance": secrets.token_hex(16), "token": token.digest(),
                  "certificate": keys.fingerprint(admission.certificate)}  # fmt: skip
+        about["sum"] = _sum(about)
         keys.write_private(self.folder / "party.json", json.dumps(about).encode())
         self.settle()
 
@@ -81,12 +84,14 @@ class Home:
 
     def client(self, url: str | None = None) -> Client:
         """A connection to the aggregator with this party's certificate."""
-        key = self.folder / "key.pem"
-        tls = keys.client_context(self.folder / "ca.pem", self.folder / "cert.pem", key)
-        return Client(url or self.about()["url"], tls, keys.key_of(keys.read_private(key)))
+        key, authority = self.folder / "key.pem", self.folder / "ca.pem"
+        for path in (authority, self.folder / "cert.pem"):  # OpenSSL does not look whether its own side is whole
+            keys.read_certificate(path, authority)
+        tls = keys.client_context(authority, self.folder / "cert.pem", key)
+        return Client(url or self.about()["url"], tls, keys.read_key(key))
 
     def identity(self) -> keys.Identity:
-        return keys.identity_of((self.folder / "cert.pem").read_bytes())
+        return keys.identity_of(keys.read_certificate(self.folder / "cert.pem", self.folder / "ca.pem"))
 
     async def rotate(self, client: Client) -> None:
         """A new key and a certificate for it. The old ones are good until the new one is used."""
@@ -117,6 +122,10 @@ class Home:
         reach("rotation.certificate")
         disk.sync_folder(self.folder)
         reach("rotation.settled")
+
+
+def _sum(about: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
 
 def sealed(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:

@@ -67,6 +67,7 @@ VERSION = 1
 
 # What a change itself does wrong; all other errors of the database are about its files.
 ITS_OWN = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.InterfaceError, sqlite3.DataError)
+BROKEN = (sqlite3.Error, UnicodeDecodeError)  # the latter: of a message that quotes a damaged page
 
 
 class LedgerError(HansaError):
@@ -143,7 +144,7 @@ class Ledger:
             self._db, self._reader = connect(path), connect(path)
             found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
             if found != "ok":
-                raise LedgerError(f"the record {path} is damaged: {found}; bring it back from a copy")
+                raise LedgerError(f"the record {path} is damaged: {' '.join(found.split())}; bring it back from a copy")
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
             if version not in (0, VERSION):
                 raise ConfigError(f"{path} was made by another version of hansa (format {version}, this is {VERSION})")
@@ -155,8 +156,8 @@ class Ledger:
                     f"log {path.name}-wal was damaged or removed, or an older copy was put in its place; bring back "
                     f"the right one, or remove {self._mark} to go on without what is lost"
                 )
-        except (sqlite3.Error, OSError) as error:
-            raise LedgerError(f"the record {path} cannot be opened: {error}") from None
+        except (*BROKEN, OSError) as error:
+            raise LedgerError(f"the record {path} cannot be opened: {' '.join(str(error).split())}") from None
         self._thread = threading.Thread(target=self._work, name="ledger", daemon=True)
         self._thread.start()
 
@@ -177,7 +178,7 @@ class Ledger:
                 return rows
         except ITS_OWN:
             raise
-        except sqlite3.Error as error:
+        except BROKEN as error:
             raise LedgerError(f"the aggregator's record cannot be read: {error}") from None
 
     def one(self, sql: str, *values: Any) -> sqlite3.Row | None:
@@ -212,7 +213,7 @@ class Ledger:
                     writer = Writer(self._db)
                     result = change(writer)
                 except BaseException as error:
-                    if isinstance(error, sqlite3.Error) and not isinstance(error, ITS_OWN):
+                    if isinstance(error, BROKEN) and not isinstance(error, ITS_OWN):
                         raise  # a full disk, a damaged file: nothing of the batch is kept
                     self._db.execute("ROLLBACK TO change")
                     future.set_exception(error)
@@ -224,7 +225,7 @@ class Ledger:
             reach("ledger.execute")
             self._db.execute("COMMIT")
             reach("ledger.commit")
-        except sqlite3.Error as error:
+        except BROKEN as error:
             with contextlib.suppress(sqlite3.Error):
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
@@ -240,7 +241,7 @@ class Ledger:
             try:
                 for action in afterwards:
                     action(Writer(self._db))
-            except sqlite3.Error as error:
+            except BROKEN as error:
                 future.set_exception(LedgerError(f"the aggregator's record cannot be read: {error}"))
             except BaseException as error:
                 future.set_exception(error)
