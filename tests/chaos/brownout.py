@@ -323,7 +323,7 @@ class Connection:
     index lies in its own memory (`locking_mode = EXCLUSIVE`), for the shared one cannot be watched."""
 
     def __init__(self, journal: Journal, path: Path, synchronous: str = "FULL") -> None:
-        self._vfs = Vfs(journal)
+        self._vfs, self._closing = Vfs(journal), False
         self._db = apsw.Connection(str(path), vfs="watched")
         for pragma in ("locking_mode = EXCLUSIVE", "journal_mode = WAL", f"synchronous = {synchronous}",
                        "wal_autocheckpoint = 16"):  # fmt: skip
@@ -351,4 +351,7 @@ class Connection:
         return bool(self._db.in_transaction)
 
     def close(self) -> None:
-        self._db.close()
+        """The first time, of twice: who reads is who writes."""
+        if self._closing:
+            self._db.close()
+        self._closing = True

@@ -102,15 +102,22 @@ class Life:
 
     def __init__(self, root: Path, chance: random.Random, promises: Promises, synchronous: str) -> None:
         self.chance, self.promises, self.journal = chance, promises, Journal(root)
-        self.folder = root / "aggregator"
+        self.folder, self.synchronous = root / "aggregator", synchronous
         disk.observe(self.journal)
-        self._connection: Connection | None = None
+        self.serve()
+        # As `hansa join` does.
+        self.home = Home(root / "party" / "home")
+        self.home.settle()
+        self.memory = Remembered(self.home.folder / "memory")
+
+    def serve(self) -> None:
+        """As `hansa serve` starts."""
+        opened: list[Connection] = []
 
         def connect(path: Path) -> Connection:
-            self._connection = self._connection or Connection(self.journal, path, synchronous)
-            return self._connection
+            opened.append(opened[0] if opened else Connection(self.journal, path, self.synchronous))
+            return opened[0]
 
-        # As `hansa serve` starts.
         state = self.folder / "state"
         self.federation = Federation.open(self.folder)
         disk.make_folder(state)
@@ -119,10 +126,11 @@ class Life:
         self.blobs = Blobs(state)
         self.registry = Registry(self.federation, self.ledger)
         self.blobs.sweep(self.ledger.now(lambda db: (db.log("started"), needed_blobs(db))[1]))
-        # As `hansa join` does.
-        self.home = Home(root / "party" / "home")
-        self.home.settle()
-        self.memory = Remembered(self.home.folder / "memory")
+
+    def restart(self) -> None:
+        """The aggregator ends cleanly, and is started again."""
+        self.ledger.close()
+        self.serve()
 
     def end(self) -> None:
         disk.observe(None)
@@ -140,8 +148,8 @@ class Life:
     def step(self) -> None:
         doing = self.chance.choices(
             (self.submit, self.open, self.answer, self.answer, self.answer, self.close, self.close_round, self.finish,
-             self.certificate, self.invite, self.revoke, self.forget, self.leave_upload),
-            (2, 3, 3, 3, 3, 2, 4, 1, 2, 1, 0.2, 1, 1),
+             self.certificate, self.invite, self.revoke, self.forget, self.leave_upload, self.restart),
+            (2, 3, 3, 3, 3, 2, 4, 1, 2, 1, 0.2, 1, 1, 0.7),
         )[0]  # fmt: skip
         doing()
 

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from brownout import Journal
+from brownout import Connection, Journal
 from power import Life, Lost, Promises, campaign, template
 
 from hansa.core import disk
 from hansa.core.errors import HansaError
 from hansa.net import keys
 from hansa.net.home import Home
+from hansa.net.ledger import Ledger
 
 
 def test_what_was_acknowledged_outlives_the_power() -> None:
@@ -79,13 +80,41 @@ def test_whenever_the_power_fails_in_a_rotation_key_and_certificate_go_together(
         life.end()
     party = [at for at, event in enumerate(life.journal.events) if at >= began and event[1].parts[0] == "party"]
     for at in party:
-        for seed in range(16):
+        for seed in range(8):
             into = tmp_path / f"{at}-{seed}"
             life.journal.fail(at + 1, into, random.Random(seed))
             home = Home(into / "party" / "home")
             home.settle()
             home.close()
             keys.client_context(*(home.folder / name for name in ("ca.pem", "cert.pem", "key.pem")))
+            shutil.rmtree(into)
+
+
+def test_whenever_the_power_fails_as_a_record_is_closed_or_opened_it_is_opened_again(tmp_path: Path) -> None:
+    """Its mark must not speak of a database that is not there yet, or not any more."""
+    root = tmp_path / "root"
+    (root / "machine").mkdir(parents=True)
+    journal, acknowledged = Journal(root), list[int]()
+
+    def opened(folder: Path, watch: Journal) -> Ledger:
+        connection = Connection(watch, folder / "machine" / "hansa.db")
+        return Ledger(folder / "machine" / "hansa.db", lambda path: connection)
+
+    disk.observe(journal)
+    for _ in range(2):
+        ledger = opened(root, journal)
+        for _ in range(2):
+            ledger.now(lambda db: db.log("event"))
+            acknowledged.append(len(journal.events))
+        ledger.close()
+    disk.observe(None)
+    for at in range(acknowledged[0], len(journal.events) + 1):
+        for seed in range(6):
+            into = tmp_path / f"{at}-{seed}"
+            journal.fail(at, into, random.Random(seed))
+            ledger = opened(into, Journal(into))
+            assert len(ledger.all("SELECT * FROM log")) >= sum(at >= done for done in acknowledged)
+            ledger.close()
             shutil.rmtree(into)
 
 

@@ -6,7 +6,8 @@ only grows; each entry's hash covers the one before, so its head stands for all 
 
 Beside the database a small file, `hansa.mark`, says how many commits there were; it is written after each of them and
 not flushed. A database that has fewer has lost some of what was acknowledged, by a damaged or removed write-ahead log
-say, which SQLite takes for the end of what was written; it is refused.
+say, which SQLite takes for the end of what was written; it is refused. After a clean end the mark also has the hash of
+the database, whose pages have no checksums: one that has changed meanwhile is refused too.
 """
 
 from __future__ import annotations
@@ -135,12 +136,16 @@ class Ledger:
         self._queue: queue.SimpleQueue[tuple[Callable[[Writer], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._read_lock = threading.Lock()
         try:
-            self._mark, marked = path.with_suffix(".mark"), _marked(path.with_suffix(".mark"))
+            self._path, self._mark = path, path.with_suffix(".mark")
+            marked, digest = _marked(self._mark)
             if not path.exists():
                 if marked is not None:
                     raise LedgerError(f"the record {path} is gone; bring it back from a copy, or remove {self._mark}")
                 disk.write(path, ())
                 disk.sync_folder(path.parent)
+            if digest is not None and not self._ahead() and _hash(path) != digest:
+                raise LedgerError(f"the record {path} is not what it was when the aggregator ended: it was damaged or "
+                                  f"changed; bring it back from a copy, or remove {self._mark}")  # fmt: skip
             self._db, self._reader = connect(path), connect(path)
             found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
             if found != "ok":
@@ -156,6 +161,7 @@ class Ledger:
                     f"log {path.name}-wal was damaged or removed, or an older copy was put in its place; bring back "
                     f"the right one, or remove {self._mark} to go on without what is lost"
                 )
+            disk.put(self._mark, [_mark(commits)])  # from now on its hash changes
         except (*BROKEN, OSError) as error:
             raise LedgerError(f"the record {path} cannot be opened: {' '.join(str(error).split())}") from None
         self._thread = threading.Thread(target=self._work, name="ledger", daemon=True)
@@ -189,9 +195,17 @@ class Ledger:
         """Finish what waits, then close."""
         self._queue.put(None)
         self._thread.join()
-        self._db.close()
-        with self._read_lock:
+        with contextlib.suppress(*BROKEN, OSError), self._read_lock:
+            commits = self._db.execute("SELECT n FROM commits").fetchone()[0]
+            self._db.close()
             self._reader.close()
+            if not self._ahead():  # nobody else has it open
+                disk.put(self._mark, [_mark(commits, _hash(self._path))])
+
+    def _ahead(self) -> bool:
+        """Whether there is something in the write-ahead log that is not in the database yet."""
+        ahead = self._path.with_name(f"{self._path.name}-wal")
+        return ahead.exists() and ahead.stat().st_size > 0
 
     def _work(self) -> None:
         while True:
@@ -249,15 +263,24 @@ class Ledger:
                 future.set_result(result)
 
 
-def _mark(commits: int) -> bytes:
-    return f"{commits} {hashlib.sha256(str(commits).encode()).hexdigest()}\n".encode()
+def _mark(commits: int, digest: str = "-") -> bytes:
+    text = f"{commits} {digest}"
+    return f"{text} {hashlib.sha256(text.encode()).hexdigest()}\n".encode()
 
 
-def _marked(path: Path) -> int | None:
-    """How many commits a mark speaks of; None where there is none, or where it was cut off as it was written."""
+def _marked(path: Path) -> tuple[int | None, str | None]:
+    """How many commits a mark speaks of, and the database's hash; None where it does not say, or where there is none,
+    or where it was cut off as it was written."""
     try:
         data = path.read_bytes()
-        commits = int(data.partition(b" ")[0])
+        commits, digest, _ = data.decode().split(" ")
+        if data == _mark(int(commits), digest):
+            return int(commits), None if digest == "-" else digest
     except (OSError, ValueError):
-        return None
-    return commits if data == _mark(commits) else None
+        pass
+    return None, None
+
+
+def _hash(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
