@@ -4,21 +4,27 @@ when the fault has passed."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import hashlib
 import os
 import random
 import resource
 import shutil
+import socket
 import sqlite3
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from league import PARTIES, Asked, Caller, League, samples
+from league import PARTIES, PATIENCE, Asked, Caller, League, samples
 
 import hansa
 from hansa.core import codec, disk
@@ -29,7 +35,8 @@ from hansa.net.blobs import Blobs, Damaged
 from hansa.net.federation import Federation, Serve, init
 from hansa.net.home import Home, Remembered
 from hansa.net.ledger import Ledger, LedgerError, Writer
-from hansa.net.wire import Answer, Blob
+from hansa.net.signing import About
+from hansa.net.wire import Answer, Blob, Enrolment, pack
 from hansa.run import job as jobs
 from hansa.run.config import make_model
 from hansa.run.serve import Aggregator
@@ -204,6 +211,67 @@ def simulated() -> Any:
     task = hansa.Task(make_model("logistic", "float64", ".", (3,), 2), "cross_entropy", parties, names=list(PARTIES),
                       classes=2)  # fmt: skip
     return hansa.simulate(build("algorithm", "fedavg"), task, engine="reference", rounds=2).saved_model()
+
+
+# No more open files
+
+LIMITED = (
+    "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)); from hansa.cli import main; main()"
+)
+
+
+def test_an_aggregator_without_open_files_says_so_and_goes_on_when_it_has_some(tmp_path: Path) -> None:
+    """A real process, which the kernel lets have 64."""
+    with contextlib.closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    folder = tmp_path / "federation"
+    init(folder, "league", PARTIES, ["127.0.0.1"], port)
+    process = subprocess.Popen([sys.executable, "-c", LIMITED, "serve", str(folder)], stderr=subprocess.PIPE, text=True)
+    idle: list[socket.socket] = []
+    said: list[str] = []
+    assert process.stderr is not None
+    try:
+        assert any(" serving " in line for line in process.stderr)
+        threading.Thread(target=said.extend, args=(process.stderr,), daemon=True).start()
+        place: Any = SimpleNamespace(folder=folder, port=port)
+        files = folder / "operator.pem", folder / "operator.key"
+        chief = Caller(place, keys.key_of(files[1].read_bytes()), files, "operator")
+        token = keys.Token.of((folder / "tokens" / "ann.token").read_text())
+        stranger, request = Caller(place), keys.request(keys.new_key(), "ann")
+
+        def upload() -> Any:
+            data = str(next(COUNT)).encode()  # not what is there already
+            return chief.call("PUT", f"/v1/uploads/{hashlib.sha256(data).hexdigest()}?at=0", data, About())
+
+        def enrol() -> Any:
+            return stranger.call("POST", "/v1/enrol", pack(Enrolment(token.secret, request)))
+
+        assert chief.call("GET", "/v1/jobs").status == 200 and stranger.call("GET", "/v1/ca").status == 200
+        while len(idle) < 200:
+            idle.append(socket.create_connection(("127.0.0.1", port), 5))
+            if len(idle) > 30 and (got := upload()).status != 204:
+                break
+        assert got.status == 503 and got.error == "the aggregator cannot store this: Too many open files"
+        assert (got := enrol()).status == 503 and "Too many open files" in got.error
+        assert chief.call("GET", "/v1/jobs").body == b"[]"  # what needs none goes on
+        assert process.poll() is None
+        for connection in idle:
+            connection.close()
+        end = time.monotonic() + PATIENCE
+        while (upload().status, enrol().status) != (204, 200):
+            assert time.monotonic() < end
+        other = Caller(place)
+        assert other.call("GET", "/v1/ca").status == 200
+        for caller in (chief, stranger, other):
+            caller.close()
+        assert len(said) < 1000
+    finally:
+        for connection in idle:
+            connection.close()
+        process.terminate()
+        assert process.wait(20) == 0
+        process.stderr.close()
 
 
 # Damaged blobs

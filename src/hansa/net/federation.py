@@ -96,7 +96,7 @@ class Federation:
         try:
             return (self.folder / name).read_bytes()
         except OSError as error:
-            raise ConfigError(f"cannot read {self.folder / name}: {error.strerror}") from None
+            raise ConfigError(f"cannot read {self.folder / name}: {error.strerror}") from error
 
     def private(self, name: str) -> Path:
         """One of its private files, which nobody else may read."""

@@ -167,6 +167,9 @@ class Server:
                 log.error("%s", error)
                 return trouble(507 if error.full else 503, str(error), {"Retry-After": "5"})
             except HansaError as error:
+                if isinstance(error.__cause__, OSError):  # not the fault of who asks: no more open files, say
+                    log.error("%s", error)
+                    return trouble(503, str(error), {"Retry-After": "5"})
                 return trouble(400, str(error))
             except ConnectionError:  # who asked has gone
                 raise
