@@ -30,6 +30,7 @@ import hansa
 from hansa.core import codec, disk
 from hansa.core.errors import ConfigError, DataError, HansaError
 from hansa.core.registry import build
+from hansa.net import blobs as blobs_module
 from hansa.net import client, keys, party, points, runtime
 from hansa.net.blobs import Blobs, Damaged
 from hansa.net.federation import Federation, Serve, init
@@ -286,6 +287,25 @@ def test_a_blob_that_is_read_for_a_decision_is_what_was_kept(tmp_path: Path, har
     for look in (blobs.read, blobs.verified):
         with pytest.raises(Damaged, match=rf"the file .*{digest} is damaged"):
             look(digest)
+
+
+def test_blobs_that_are_verified_ahead_come_in_order_each_with_its_own_fate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blobs_module, "LARGE", 100)
+    blobs = Blobs(tmp_path)
+    kept = [blobs.put([bytes([k]) * (10 if k % 2 else 1000)])[0] for k in range(20)]
+    for k in (4, 5):
+        flip(blobs.path(kept[k]))
+    for k in (10, 11):
+        blobs.discard(kept[k])
+    for k, check in enumerate(blobs.verifying(kept)):
+        if k in (4, 5, 10, 11):
+            with pytest.raises(Damaged if k < 10 else FileNotFoundError):
+                check()
+        else:
+            assert check() == blobs.path(kept[k])
+    assert k == 19
 
 
 @HARM

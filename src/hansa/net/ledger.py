@@ -250,7 +250,7 @@ class Ledger:
                     future.set_exception(failure)
             return
         with contextlib.suppress(OSError):  # without a mark there is less to compare with, and nothing else
-            disk.write(self._mark, [_mark(commits)])
+            disk.overwrite(self._mark, _mark(commits))
         for future, result, afterwards in done:
             try:
                 for action in afterwards:
@@ -264,7 +264,7 @@ class Ledger:
 
 
 def _mark(commits: int, digest: str = "-") -> bytes:
-    text = f"{commits} {digest}"
+    text = f"{commits:020} {digest:64}"  # always as long: it is written over
     return f"{text} {hashlib.sha256(text.encode()).hexdigest()}\n".encode()
 
 
@@ -273,7 +273,7 @@ def _marked(path: Path) -> tuple[int | None, str | None]:
     or where it was cut off as it was written."""
     try:
         data = path.read_bytes()
-        commits, digest, _ = data.decode().split(" ")
+        commits, digest, _ = data.decode().split()
         if data == _mark(int(commits), digest):
             return int(commits), None if digest == "-" else digest
     except (OSError, ValueError):

@@ -167,9 +167,10 @@ class Network:
             self.refused |= {party for party in decision.missing if party in rows}
 
         def outcomes() -> Iterator[tuple[int, Reply | str]]:
+            checks = self.blobs.verifying(rows[party]["blob"] for party in ask.parties if party in members)
             for party in ask.parties:
                 if party in members:
-                    yield party, self._reply(rows[party]["blob"])
+                    yield party, self._reply(next(checks), rows[party]["blob"])
                 elif party in rows and rows[party]["rejected"]:
                     yield party, Malformed(rows[party]["why"])
                 else:
@@ -187,9 +188,9 @@ class Network:
     def _replies(self, key: Key) -> list[Any]:
         return self.ledger.all(f"SELECT party, blob, staged, why, rejected, seconds FROM replies WHERE {WHERE}", *key)
 
-    def _reply(self, digest: str) -> Reply | Malformed:
+    def _reply(self, check: Callable[[], Path], digest: str) -> Reply | Malformed:
         try:
-            return Stored.read(self.blobs.verified(digest))
+            return Stored.read(check())
         except FileNotFoundError:
             raise RuntimeFailure(f"the reply {digest} is in the ledger and not among the blobs") from None
         except Damaged as error:  # not the party's fault, and its reply is lost: better than to fuse something else
@@ -307,7 +308,11 @@ class Network:
         (row,) = self._replies(flight.key)
         self.desk.withdraw(flight.key, [flight.ticket.party])
         ask = Ask("submit", *flight.key[1:], flight.op, flight.payload, (flight.ticket.party,))
-        reply = Malformed(row["why"]) if row["rejected"] else row["why"] or self._reply(row["blob"])
+        reply = (
+            Malformed(row["why"])
+            if row["rejected"]
+            else row["why"] or self._reply(lambda: self.blobs.verified(row["blob"]), row["blob"])
+        )
         arrival = arrive(flight.ticket, flight.op, flight.payload, reply, self._limited(ask), self._record)
         if arrival.reply is None:
             self._lost += 1
