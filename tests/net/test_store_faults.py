@@ -191,20 +191,37 @@ def test_a_job_goes_through_random_faults_to_the_same_bits(found: Callable[..., 
     league = found(absent_after=60.0)
     for name in PARTIES:
         league.join(name, samples(PARTIES.index(name)))
-    chance, faults = random.Random(3), []
+    chance, faults, refused = random.Random(3), list[str](), list[str]()
 
     def failing(what: str, path: Path, *more: Any) -> None:
         if len(faults) < 40 and path.suffix != ".mark" and chance.random() < 0.2:
             faults.append(what)
             raise OSError(errno.ENOSPC, "No space left on device")
 
+    def refusing(name: str) -> None:
+        if name == "ledger.execute" and len(refused) < 30 and chance.random() < 0.3:
+            refused.append(name)
+            raise sqlite3.OperationalError("database or disk is full")
+
     disk.observe(failing)
-    ended = league.ended_after_all(league.submit(TREE))
+    points.install(refusing)
+    job = submitted(league)
+    ended = league.ended_after_all(job)
     disk.observe(None)
+    points.install(None)
     assert ended["status"] == "finished", ended["reason"]
-    assert len(faults) >= 20
+    assert len(faults) >= 20 and len(refused) >= 10
     assert [line["members"] for line in ended["rounds"]] == [list(PARTIES)] * 2
     assert codec.encode(league.model(ended["id"])) == codec.encode(simulated())
+
+
+def submitted(league: League) -> str:
+    """A job, as an operator who is told to try again gets it."""
+    while True:
+        try:
+            return league.runner.submit(jobs.Order("job", TREE, mark="1"))
+        except LedgerError as error:
+            assert "disk is full" in str(error)
 
 
 def simulated() -> Any:
