@@ -40,6 +40,7 @@ from hansa.net.signing import About
 from hansa.net.wire import Answer, Blob, Enrolment, pack
 from hansa.run import job as jobs
 from hansa.run.config import make_model
+from hansa.run.records import discard
 from hansa.run.serve import Aggregator
 
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}
@@ -539,6 +540,25 @@ def test_a_blob_goes_only_after_the_commit_that_makes_it_unneeded(tmp_path: Path
     assert seen == [True] and digest in blobs
     ledger.now(forget)
     assert digest not in blobs
+    ledger.close()
+
+
+def test_a_blob_stays_where_an_answer_needs_it_that_comes_with_its_discarding(tmp_path: Path) -> None:
+    ledger, blobs = Ledger(tmp_path / "hansa.db"), Blobs(tmp_path)
+    digest, _ = blobs.put([b"needed"])
+    started, go = threading.Event(), threading.Event()
+    ledger.write(lambda db: (started.set(), go.wait(10)))
+    assert started.wait(10)
+    forgetting = threading.Thread(target=discard, args=(ledger, blobs, [digest]))
+    forgetting.start()
+    while ledger._queue.empty():
+        time.sleep(0.001)
+    sql = ("INSERT INTO replies (job, round, phase, number, party, blob, size, staged, seconds, nonce, signature) "
+           "VALUES ('job-1', 0, 'round', 0, 0, ?, 6, 0, 0, '', '')")  # fmt: skip
+    answered = ledger.write(lambda db: db.run(sql, digest).rowcount)
+    go.set()
+    forgetting.join()
+    assert answered.result() == 1 and digest in blobs
     ledger.close()
 
 
