@@ -16,7 +16,8 @@ SOURCE = Path(hansa.__file__).parent
 # A point, and at the how manyth time in a process's life; a process dies once a life, in this order.
 SYNCHRONOUS = {
     AGGREGATOR: [
-        ("private.fsync", 1), ("private.rename", 1), ("private.folder", 1), ("ledger.execute", 1), ("ledger.commit", 1),
+        ("private.fsync", 1), ("private.rename", 1), ("private.folder", 1), ("ledger.created", 1), ("mark.fsync", 1),
+        ("mark.rename", 1), ("mark.folder", 1), ("ledger.execute", 1), ("ledger.commit", 1),
         ("job.submitted", 1), ("message.rename", 1), ("ask.opened", 1), ("upload.chunk", 1), ("blob.shelf", 1),
         ("blob.fsync", 1), ("blob.rename", 1), ("blob.folder", 1), ("reply.stored", 1), ("reply.written", 1),
         ("reply.acknowledged", 1), ("ask.closed", 2), ("message.rename", 3), ("reply.acknowledged", 3),

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 from hansa.core import disk
 from hansa.core.errors import ConfigError, HansaError
-from hansa.net.points import reach
+from hansa.net.points import reach, steps
 
 T = TypeVar("T")
 Rows = list[sqlite3.Row]
@@ -143,6 +143,7 @@ class Ledger:
                     raise LedgerError(f"the record {path} is gone; bring it back from a copy, or remove {self._mark}")
                 disk.write(path, ())
                 disk.sync_folder(path.parent)
+                reach("ledger.created")
             if digest is not None and not self._ahead() and _hash(path) != digest:
                 raise LedgerError(f"the record {path} is not what it was when the aggregator ended: it was damaged or "
                                   f"changed; bring it back from a copy, or remove {self._mark}")  # fmt: skip
@@ -161,7 +162,7 @@ class Ledger:
                     f"log {path.name}-wal was damaged or removed, or an older copy was put in its place; bring back "
                     f"the right one, or remove {self._mark} to go on without what is lost"
                 )
-            disk.put(self._mark, [_mark(commits)])  # from now on its hash changes
+            disk.put(self._mark, [_mark(commits)], steps("mark"))  # from now on its hash changes
         except (*BROKEN, OSError) as error:
             raise LedgerError(f"the record {path} cannot be opened: {' '.join(str(error).split())}") from None
         self._thread = threading.Thread(target=self._work, name="ledger", daemon=True)
@@ -200,7 +201,7 @@ class Ledger:
             self._db.close()
             self._reader.close()
             if not self._ahead():  # nobody else has it open
-                disk.put(self._mark, [_mark(commits, _hash(self._path))])
+                disk.put(self._mark, [_mark(commits, _hash(self._path))], steps("mark"))
 
     def _ahead(self) -> bool:
         """Whether there is something in the write-ahead log that is not in the database yet."""

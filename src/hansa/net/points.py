@@ -9,7 +9,8 @@ NAMES = (
     "private.fsync", "private.rename", "private.folder",
     # The aggregator.
     "blob.written", "blob.fsync", "blob.shelf", "blob.rename", "blob.folder", "blob.discarded", "upload.chunk",
-    "ledger.execute", "ledger.commit", "job.submitted", "message.rename", "reply.stored", "reply.written",
+    "ledger.created", "mark.fsync", "mark.rename", "mark.folder", "ledger.execute", "ledger.commit",
+    "job.submitted", "message.rename", "reply.stored", "reply.written",
     "reply.acknowledged",
     "ask.opened", "ask.closed", "ticket.taken", "round.fused", "model.save", "model.saved", "round.closed",
     "job.model", "job.finished",
