@@ -12,7 +12,7 @@ import random
 import selectors
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from unittest import mock
 
@@ -64,7 +64,6 @@ class Clockwork(asyncio.SelectorEventLoop):
         selector = _NoFiles()
         super().__init__(selector)
         selector.loop = self
-        self.events = 0
         self.set_task_factory(self._make_task)  # type: ignore[arg-type]
 
     def time(self) -> float:
@@ -102,7 +101,7 @@ class Clockwork(asyncio.SelectorEventLoop):
         process = context.get(PROCESS) if context is not None else PROCESS.get()
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, **given)
         if process is not None:
-            process.tasks.add(task)
+            process.tasks[task] = None
             task.add_done_callback(process.done)
         return task
 
@@ -128,7 +127,7 @@ class Process:
     def __init__(self, loop: Clockwork, name: str, skew: float = 0.0, fragile: float = 0.0) -> None:
         self.loop, self.name, self.skew, self.fragile = loop, name, skew, fragile
         self.dead = False
-        self.tasks: set[asyncio.Task[Any]] = set()
+        self.tasks: dict[asyncio.Task[Any], None] = {}  # in the order in which they began
         self.on_death: list[Callable[[], None]] = []
         self.errors: list[BaseException] = []  # of its tasks
         self.context = contextvars.copy_context()
@@ -143,15 +142,13 @@ class Process:
 
         def run() -> None:
             if not self.dead:
-                try:
+                with suppress(Crash):
                     call()
-                except Crash:
-                    pass
 
         self.loop.call_later(seconds, run, context=self.context.copy())
 
     def done(self, task: asyncio.Task[Any]) -> None:
-        self.tasks.discard(task)
+        self.tasks.pop(task, None)
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, Crash) and not self.dead:
             self.errors.append(error)
