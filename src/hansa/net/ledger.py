@@ -133,21 +133,23 @@ class Ledger:
     that without reading it twice (`quick_check`), is refused.
     """
 
+    _mark: Path | None = None  # a database in memory has none
+
     def __init__(self, path: Path, connect: Callable[[Path], Any] = connect) -> None:
         self._queue: queue.SimpleQueue[tuple[Callable[[Writer], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._read_lock = threading.Lock()
         try:
-            self._path, self._mark = path, path.with_suffix(".mark")
-            marked, digest = _marked(self._mark)
+            self._path, mark = path, path.with_suffix(".mark")
+            marked, digest = _marked(mark)
             if not path.exists():
                 if marked is not None:
-                    raise LedgerError(f"the record {path} is gone; bring it back from a copy, or remove {self._mark}")
+                    raise LedgerError(f"the record {path} is gone; bring it back from a copy, or remove {mark}")
                 disk.write(path, ())
                 disk.sync_folder(path.parent)
                 reach("ledger.created")
             if digest is not None and not self._ahead() and _hash(path) != digest:
                 raise LedgerError(f"the record {path} is not what it was when the aggregator ended: it was damaged or "
-                                  f"changed; bring it back from a copy, or remove {self._mark}")  # fmt: skip
+                                  f"changed; bring it back from a copy, or remove {mark}")  # fmt: skip
             self._db, self._reader = connect(path), connect(path)
             found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
             if found != "ok":
@@ -161,9 +163,10 @@ class Ledger:
                 raise LedgerError(
                     f"the record {path} has {commits} of the {marked} commits that were acknowledged: its write-ahead "
                     f"log {path.name}-wal was damaged or removed, or an older copy was put in its place; bring back "
-                    f"the right one, or remove {self._mark} to go on without what is lost"
+                    f"the right one, or remove {mark} to go on without what is lost"
                 )
-            disk.put(self._mark, [_mark(commits)], steps("mark"))  # from now on its hash changes
+            disk.put(mark, [_mark(commits)], steps("mark"))  # from now on its hash changes
+            self._mark = mark
         except (*BROKEN, OSError) as error:
             raise LedgerError(f"the record {path} cannot be opened: {' '.join(str(error).split())}") from None
         self._thread = threading.Thread(target=self._work, name="ledger", daemon=True)
@@ -201,7 +204,7 @@ class Ledger:
             commits = self._db.execute("SELECT n FROM commits").fetchone()[0]
             self._db.close()
             self._reader.close()
-            if not self._ahead():  # nobody else has it open
+            if self._mark is not None and not self._ahead():  # nobody else has it open
                 disk.put(self._mark, [_mark(commits, _hash(self._path))], steps("mark"))
 
     def _ahead(self) -> bool:
@@ -251,8 +254,9 @@ class Ledger:
                 if not future.done():
                     future.set_exception(failure)
             return
-        with contextlib.suppress(OSError):  # without a mark there is less to compare with, and nothing else
-            disk.overwrite(self._mark, _mark(commits))
+        if self._mark is not None:
+            with contextlib.suppress(OSError):  # without it there is less to compare with, and nothing else
+                disk.overwrite(self._mark, _mark(commits))
         for future, result, afterwards in done:
             try:
                 for action in afterwards:
