@@ -336,6 +336,14 @@ class League:
             running[1].join(PATIENCE)
         return self.shown(job)
 
+    def ended_after_all(self, job: str) -> dict[str, Any]:
+        """The job once it has ended, however often it was begun again."""
+        end = time.monotonic() + 2 * PATIENCE
+        while self.shown(job)["status"] not in ("finished", "failed", "stopped"):
+            assert time.monotonic() < end, self.shown(job)
+            time.sleep(0.02)
+        return self.ended(job)
+
     def shown(self, job: str) -> dict[str, Any]:
         row = self.ledger.one("SELECT * FROM jobs WHERE id = ?", job)
         assert row is not None

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hansa.core import disk
 from hansa.core.errors import ConfigError
 from hansa.core.registry import fill
 from hansa.net import keys
@@ -28,6 +29,7 @@ port = {port}
 # poll = 300          # seconds that a party's question for work is held open, at most: 25, and longer for many parties
 # lease = 60          # seconds that a party's second instance leaves the work of the first alone
 # jobs = 4            # that run at the same time; others wait
+# min_free = 268435456  # bytes of the disk that uploads leave free, for the record and for checkpoints
 # functions = []      # models of your own that a job may name: ["my_models:net"]
 """
 
@@ -43,6 +45,7 @@ class Serve:
     lease: float = 60.0
     jobs: int = 4
     functions: tuple[str, ...] = ()
+    min_free: int = 2**28
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
@@ -50,6 +53,8 @@ class Serve:
         for name in ("absent_after", "poll", "lease", "jobs"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
+        if self.min_free < 0:
+            raise ConfigError(f"min_free must not be negative, got {self.min_free}")
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,7 @@ class Federation:
         try:
             return (self.folder / name).read_bytes()
         except OSError as error:
-            raise ConfigError(f"cannot read {self.folder / name}: {error.strerror}") from None
+            raise ConfigError(f"cannot read {self.folder / name}: {error.strerror}") from error
 
     def private(self, name: str) -> Path:
         """One of its private files, which nobody else may read."""
@@ -104,11 +109,25 @@ class Federation:
     def token(self, party: str) -> keys.Token | None:
         """The token that was made for a party with the federation, if it still lies there."""
         path = self.folder / "tokens" / f"{party}.token"
-        return keys.Token.of(keys.read_private(path).decode()) if path.exists() else None
+        if not path.exists():
+            return None
+        try:
+            return keys.Token.of(keys.read_private(path).decode())
+        except (keys.IdentityError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: {error}; remove it, and make a new one with `hansa invite`") from None
+
+    def check(self) -> None:
+        """That the authority's key and certificate and the operator's certificate are what they were; the error names
+        the file that is not."""
+        authority = self.folder / "ca.pem"
+        key, shown = keys.read_key(self.folder / "ca.key"), keys.read_certificate(authority, authority)
+        if not keys.belong(key, shown):
+            raise ConfigError(f"the key {self.folder / 'ca.key'} and the certificate {authority} do not go together")
+        keys.read_certificate(self.folder / "operator.pem", authority)
 
     def issue(self, key: keys.PublicKey, name: str, role: str, days: int, hosts: Sequence[str] = ()) -> bytes:
         """A certificate by the federation's authority."""
-        authority = keys.key_of(keys.read_private(self.folder / "ca.key"))
+        authority = keys.read_key(self.folder / "ca.key")
         return keys.issue(authority, self.read("ca.pem"), key, name, role, self.name, days, hosts)
 
     def renew_server(self) -> None:
@@ -117,7 +136,7 @@ class Federation:
         key = keys.new_key()
         certificate = self.issue(key.public_key(), "aggregator", "server", SERVER_DAYS, hosts)
         keys.write_private(self.folder / "server.key", keys.key_bytes(key))
-        (self.folder / "server.pem").write_bytes(certificate)
+        disk.put(self.folder / "server.pem", [certificate], mode=disk.SHARED)
 
 
 def init(folder: Path, name: str, parties: Sequence[str], hosts: Sequence[str], port: int) -> Federation:
@@ -133,23 +152,26 @@ def init(folder: Path, name: str, parties: Sequence[str], hosts: Sequence[str], 
         authority, certificate, keys.new_key().public_key(), "aggregator", "server", name, 1, names
     )  # all are hosts
     try:
-        folder.mkdir(parents=True, mode=0o700)
+        disk.make_folder(folder.parent)
+        folder.mkdir(mode=0o700)
+        disk.sync_folder(folder.parent)
     except FileExistsError:
         raise ConfigError(f"{folder} exists already; choose another name, or remove it") from None
     except OSError as error:
         raise ConfigError(f"cannot make the folder {folder}: {error.strerror}") from None
-    (folder / "ca.pem").write_bytes(certificate)
+    disk.put(folder / "ca.pem", [certificate], mode=disk.SHARED)
     keys.write_private(folder / "ca.key", keys.key_bytes(authority))
-    (folder / "hosts").write_text("\n".join(names) + "\n")
+    disk.put(folder / "hosts", ["\n".join([*names, ""]).encode()], mode=disk.SHARED)
     federation.renew_server()
     operator = keys.new_key()
     keys.write_private(folder / "operator.key", keys.key_bytes(operator))
-    (folder / "operator.pem").write_bytes(federation.issue(operator.public_key(), "operator", "operator", 3650))
-    (folder / "tokens").mkdir(mode=0o700)
+    shown = federation.issue(operator.public_key(), "operator", "operator", 3650)
+    disk.put(folder / "operator.pem", [shown], mode=disk.SHARED)
+    disk.make_folder(folder / "tokens")
     for party in parties:
         token = keys.new_token(party, certificate)
         keys.write_private(folder / "tokens" / f"{party}.token", token.text().encode() + b"\n")
     text = TOML.format(name=name, folder=folder, parties=", ".join(f'"{p}"' for p in parties), url=url,
                        host=federation.serve.host, port=port)  # fmt: skip
-    (folder / "federation.toml").write_text(text)
+    disk.put(folder / "federation.toml", [text.encode()], mode=disk.SHARED)  # last: with it the federation is there
     return federation

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import msgspec
 from aiohttp import web
 
+from hansa.core import disk
 from hansa.core.errors import ConfigError, DataError, HansaError
 from hansa.core.runtime import complete_async
 from hansa.net import keys, signing
@@ -165,15 +166,18 @@ class Server:
                 return trouble(503, str(error), {"Retry-After": "1"})
             except LedgerError as error:
                 log.error("%s", error)
-                return trouble(503, str(error), {"Retry-After": "5"})
+                return trouble(507 if error.full else 503, str(error), {"Retry-After": "5"})
             except HansaError as error:
+                if isinstance(error.__cause__, OSError):  # not the fault of who asks: no more open files, say
+                    log.error("%s", error)
+                    return trouble(503, str(error), {"Retry-After": "5"})
                 return trouble(400, str(error))
             except ConnectionError:  # who asked has gone
                 raise
             except OSError as error:
                 log.error("%s", error)
-                return trouble(507 if error.errno == 28 else 503, f"the aggregator cannot store this: {error.strerror}",
-                               {"Retry-After": "5"})  # fmt: skip
+                status = 507 if error.errno in disk.FULL else 503
+                return trouble(status, f"the aggregator cannot store this: {error.strerror}", {"Retry-After": "5"})
 
         return handle
 

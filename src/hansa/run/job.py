@@ -208,7 +208,10 @@ class Job:
         """The aggregator's own samples, as they came with the order."""
         if self.order.central is None:
             return {}
-        tree: dict[str, Any] = codec.decode(self.runner.blobs.path(self.order.central.digest).read_bytes())
+        try:
+            tree: dict[str, Any] = codec.decode(self.runner.blobs.read(self.order.central.digest))
+        except (FileNotFoundError, DataError) as error:
+            raise DataError(f"the aggregator's own samples of {self.id} cannot be read: {error}") from None
         return tree
 
 
@@ -344,6 +347,8 @@ class Runner:
     def _start(self, id: str, order: Order) -> None:
         try:
             job = Job(id, order, self)
+        except LedgerError:  # it is started when the record can be written again
+            raise
         except HansaError as error:  # the parts it names are not here any more
             self.end(id, "failed", str(error))
             return
@@ -358,6 +363,9 @@ class Runner:
         def work() -> None:
             try:
                 job.run()
+            except (LedgerError, OSError) as error:  # how it ended could not be noted: it is begun again, and noted
+                log.error("the job is interrupted: %s", error, extra={"job": job.id})
+                self.closing.wait(PAUSE)
             finally:
                 self._ended(job)
 
@@ -370,7 +378,13 @@ class Runner:
         stopping = "SELECT 1 FROM jobs WHERE id = ? AND status = 'stopping'"
         with self._lock:
             self._running.pop(job.id, None)
-            if job.stopped.is_set() and self.ledger.one(stopping, job.id):
-                self.end(job.id, *STOPPED)  # it was interrupted before it could see that
-        if not self.closing.is_set():
-            self._start_waiting()
+        while not self.closing.is_set():
+            try:
+                with self._lock:
+                    if job.stopped.is_set() and self.ledger.one(stopping, job.id):
+                        self.end(job.id, *STOPPED)  # it was interrupted before it could see that
+                self._start_waiting()
+                return
+            except (LedgerError, OSError) as error:  # the disk is full, say: there is no hurry
+                log.error("no job can be started: %s", error)
+                self.closing.wait(PAUSE)

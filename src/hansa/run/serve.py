@@ -16,7 +16,7 @@ from typing import Any
 
 from aiohttp import web
 
-from hansa.core.disk import lock
+from hansa.core import disk
 from hansa.core.errors import ConfigError
 from hansa.net import keys
 from hansa.net.blobs import Blobs
@@ -96,21 +96,25 @@ class Aggregator:
     def __init__(self, federation: Federation) -> None:
         self.federation = federation
         self.state = federation.folder / "state"
-        self.state.mkdir(mode=0o700, exist_ok=True)
-        self._lock = lock(self.state / ".lock", f"another process serves {federation.folder}; stop it first")
-        try:
-            self._open(federation)
-        except BaseException:
-            self._lock.close()
-            raise
+        with contextlib.ExitStack() as undo:
+            try:
+                disk.make_folder(self.state)
+                taken = f"another process serves {federation.folder}; stop it first"
+                self._lock = undo.enter_context(disk.lock(self.state / ".lock", taken))
+                self._open(federation, undo)
+            except OSError as error:
+                raise ConfigError(f"cannot work in the folder {self.state}: {error.strerror}") from None
+            undo.pop_all()
 
-    def _open(self, federation: Federation) -> None:
+    def _open(self, federation: Federation, undo: contextlib.ExitStack) -> None:
+        federation.check()
         federation.renew_server()
         self.tls = keys.server_context(federation.folder / "server.pem", federation.private("server.key"),
                                        federation.folder / "ca.pem")  # fmt: skip
         federation.private("ca.key")
         self.ledger = Ledger(self.state / "hansa.db")
-        self.blobs = Blobs(self.state)
+        undo.callback(self.ledger.close)
+        self.blobs = Blobs(self.state, federation.serve.min_free)
         self.desk = Desk(federation.serve.absent_after, federation.serve.lease)
         self.registry = Registry(federation, self.ledger)
         self.runner = Runner(self.state, self.registry, self.ledger, self.blobs, self.desk)
