@@ -95,7 +95,8 @@ def entry_hash(before: str, *entry: Any) -> str:
 class Ledger:
     """The database. `write` hands a change to the writer; `all` and `one` read what was committed."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, timed: Callable[[float], None] = lambda seconds: None) -> None:
+        self._timed = timed  # is told the seconds of every commit
         self._queue: queue.SimpleQueue[tuple[Callable[[Writer], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._read_lock = threading.Lock()
         try:
@@ -122,6 +123,11 @@ class Ledger:
         future: Future[T] = Future()
         self._queue.put((change, future))
         return future
+
+    @property
+    def waiting(self) -> int:
+        """How many changes wait for the writer."""
+        return self._queue.qsize()
 
     def now(self, change: Callable[[Writer], T]) -> T:
         """As `write`, waiting for it."""
@@ -152,7 +158,9 @@ class Ledger:
             while not self._queue.empty() and len(batch) < 256:
                 batch.append(self._queue.get())
             # A change whose author has gone before its turn is left out; from its turn on it cannot be called off.
+            begun = time.perf_counter()
             self._commit([item for item in batch if item is not None and item[1].set_running_or_notify_cancel()])
+            self._timed(time.perf_counter() - begun)
             if None in batch:
                 return
 

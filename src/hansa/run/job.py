@@ -36,6 +36,7 @@ from hansa.net.asks import Closed, decide
 from hansa.net.blobs import Blobs, Gap
 from hansa.net.desk import Desk
 from hansa.net.ledger import Ledger, LedgerError, Writer
+from hansa.net.metrics import Metrics
 from hansa.net.points import reach
 from hansa.net.registry import Registry
 from hansa.net.runtime import Network, Stopped
@@ -59,6 +60,7 @@ class Job:
         self.id, self.order, self.runner = id, order, runner
         self.stopped = threading.Event()
         self.training: Training | None = None
+        self._closed = time.monotonic()  # when the last round was
         self.experiment = check_order(order, runner.functions, runner.registry.names)
         run = self.experiment.run
         # Parties that are invited while it runs are not of it, after a restart neither.
@@ -144,6 +146,12 @@ class Job:
         detail = {"replies": line["replies"], "asked": line["asked"], **numbers}
         detail |= {k: line[k] for k in ("empty", "missing", "rejected") if k in line}
         log.info("round closed", extra={"job": self.id, "round": line["round"], "detail": detail})
+        metrics, now = self.runner.metrics, time.monotonic()
+        metrics.rounds.labels("empty" if "empty" in line else "closed").inc()
+        metrics.round_seconds.observe(now - self._closed)
+        self._closed = now
+        for status in ("missing", "rejected"):
+            metrics.replies.labels(status).inc(len(line.get(status, ())))
 
     def _describe(self, loss: str | None, classes: int | None
                   ) -> Generator[Request, Any, tuple[Description, dict[str, str]]]:  # fmt: skip
@@ -219,7 +227,9 @@ def check_order(order: Order, functions: tuple[str, ...], parties: list[str]) ->
 class Runner:
     """The jobs of an aggregator: some run, others wait for their turn."""
 
-    def __init__(self, folder: Path, registry: Registry, ledger: Ledger, blobs: Blobs, desk: Desk) -> None:
+    def __init__(self, folder: Path, registry: Registry, ledger: Ledger, blobs: Blobs, desk: Desk,
+                 metrics: Metrics | None = None) -> None:  # fmt: skip
+        self.metrics = metrics or Metrics()
         self.folder, self.registry, self.ledger, self.blobs, self.desk = folder, registry, ledger, blobs, desk
         self.functions, self._most = registry.federation.serve.functions, registry.federation.serve.jobs
         self.closing = threading.Event()
