@@ -183,7 +183,9 @@ class League:
     """A federation's folder and its aggregator."""
 
     def __init__(self, folder: Path, parties: Sequence[str] = PARTIES, limits: Mapping[str, Any] | None = None,
+                 loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
                  **serve: Any) -> None:  # fmt: skip
+        self._loop_factory = loop
         self.folder, self._serve, self._limits = folder, {"admin": "", **serve}, dict(limits or {})
         init(folder, "league", parties, ["127.0.0.1"], 0)
         self.members: dict[str, Member] = {}
@@ -209,7 +211,8 @@ class League:
 
         def run() -> None:
             try:
-                asyncio.run(main())
+                with asyncio.Runner(loop_factory=self._loop_factory) as runner:
+                    runner.run(main())
             except BaseException as error:
                 failed.append(error)
                 ready.set()

@@ -15,7 +15,7 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from hansa.core.errors import ConfigError
 from hansa.net.limits import Buckets, Limits, Notes, place
@@ -43,8 +43,8 @@ class Connection(asyncio.Protocol):
         self._busy, self._counted = 0, True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport, self.deadline = transport, self._door.now() + self._door.limits.head
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods only
+        self.deadline = self._door.now() + self._door.limits.head
         self._door.open.add(self)
         self._inner.connection_made(transport)
 
@@ -93,10 +93,9 @@ class Connection(asyncio.Protocol):
 class Door:
     """Where connections come in. `make` gives the protocol that answers one."""
 
-    def __init__(self, make: Callable[[], Any], tls: ssl.SSLContext, limits: Limits, metrics: Metrics,
-                 strangers: Buckets) -> None:  # fmt: skip
+    def __init__(self, make: Callable[[], Any], tls: ssl.SSLContext, limits: Limits, metrics: Metrics) -> None:
         self._make, self._tls, self.limits, self.metrics = make, tls, limits, metrics
-        self.strangers = strangers
+        self.strangers = Buckets(limits.stranger_rate, limits.stranger_burst)
         self.open: set[Connection] = set()
         self._count = 0
         self._from: Counter[str] = Counter()

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from hansa.core.errors import HansaError
 from hansa.net.door import Connection
@@ -45,16 +46,31 @@ class Gate:
     `connected` says how many parties are there: so many are told when to come back.
     """
 
-    def __init__(self, limits: Limits, metrics: Metrics, strangers: Buckets, ledger: Ledger,
-                 connected: Callable[[], int]) -> None:  # fmt: skip
-        self.limits, self.metrics, self.strangers = limits, metrics, strangers
+    def __init__(self, limits: Limits, metrics: Metrics, ledger: Ledger, connected: Callable[[], int]) -> None:
+        self.limits, self.metrics = limits, metrics
         self._ledger, self._connected = ledger, connected
+        self.strangers = Buckets(limits.stranger_rate, limits.stranger_burst)
         self.known = Buckets(limits.party_rate, limits.party_burst)
         self.under_way: Counter[str] = Counter()  # requests of each certificate
         self.bodies = 0  # bytes of bodies that are in memory or on their way there
         self.closing = asyncio.Event()
         self._busy = 0
         self._notes = Notes()
+        self.logger = logging.Logger("hansa.http")  # what aiohttp says: it would print a traceback for any nonsense
+        self.logger.parent = log
+        self.logger.addFilter(self._said)
+
+    def _said(self, record: logging.LogRecord) -> bool:
+        """Whether something that aiohttp says is to be on standard error; nonsense from outside is so in one line."""
+        error = record.exc_info[1] if record.exc_info else None
+        nonsense = isinstance(error, HttpProcessingError)
+        if nonsense:
+            self.metrics.refused.labels("no proper request").inc()
+        left = self._notes.take(("http", None if nonsense else str(type(error))))
+        if nonsense and left is not None:
+            record.levelno, record.levelname, record.exc_info = logging.WARNING, "WARNING", None
+            record.detail = {"why": str(error)[:200], "left_out": left}
+        return left is not None
 
     @property
     def watched(self) -> Any:
@@ -132,7 +148,7 @@ class Gate:
         """Sum up who else was turned away and was not noted; of all, or where it is time to."""
         for key, count in self._notes.rest() if all else self._notes.due():
             event, name = key if isinstance(key, tuple) else ("denied", None)
-            self._noted(event, name, {"left_out": count})
+            self._noted(event, name if event != "http" else None, {"left_out": count})
 
 
 class Visit:

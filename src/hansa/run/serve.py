@@ -30,7 +30,7 @@ from hansa.net.federation import Federation
 from hansa.net.gate import Gate
 from hansa.net.home import Home
 from hansa.net.ledger import Ledger
-from hansa.net.limits import Buckets, Limits
+from hansa.net.limits import Limits
 from hansa.net.metrics import Metrics
 from hansa.net.party import Agent, Worker
 from hansa.net.registry import Registry
@@ -136,15 +136,13 @@ class Aggregator:
     async def serve(self, done: asyncio.Event, ready: Any = None) -> None:
         """Serve until `done`; `ready` is called with the port once parties can come."""
         table, limits = self.federation.serve, self._limits()
-        strangers = Buckets(limits.stranger_rate, limits.stranger_burst)
-        gate = Gate(limits, self.metrics, strangers, self.ledger, self._connected)
+        self.gate = gate = Gate(limits, self.metrics, self.ledger, self._connected)
         server = Server(self.registry, self.ledger, self.blobs, self.desk, self.runner, gate)
         runner = web.AppRunner(server.app(), access_log=None, keepalive_timeout=limits.idle, shutdown_timeout=1,
-                               lingering_time=min(10.0, limits.stall), max_line_size=4096, max_field_size=4096,
-                               max_headers=64)  # fmt: skip
+                               lingering_time=min(10.0, limits.stall), max_headers=64, logger=gate.logger)  # fmt: skip
         await runner.setup()
         assert runner.server is not None
-        door = Door(runner.server, self.tls, limits, self.metrics, strangers)
+        self.door = door = Door(runner.server, self.tls, limits, self.metrics)
         self.admin = admin = Admin(self.state, self.ledger, self.metrics, self._connected, table.disk_floor)
         summing_up = asyncio.ensure_future(_every(MINUTE, gate.note_left_out))
         try:
