@@ -42,7 +42,7 @@ from hansa.net.registry import Registry
 from hansa.net.runtime import Network, Stopped
 from hansa.net.wire import Order, pack, unpack
 from hansa.run.config import Experiment, is_function, learned, make_model, outputs_of, parse
-from hansa.run.loop import Training, check_settings
+from hansa.run.loop import NUMBER, Training, check_settings
 from hansa.run.records import ACTIVE, JobRecords, discard, needed_blobs
 from hansa.run.result import Result
 from hansa.run.simulate import NUMERICS
@@ -110,7 +110,7 @@ class Job:
         needed = self.order.min_parties
         if needed is None:  # all that can come
             needed = max(1, len(names) - len(self.runner.registry.lapsed() & set(names)))
-        self.network.present(0, needed, "begin")
+        self.network.present(0, max(needed, self.experiment.run.min_cohort), "begin")
         run, central = self.experiment.run, self._central()
         table = self.experiment.task
         about, why = yield from self._describe(central.get("loss") or table.loss, central.get("classes"))
@@ -175,8 +175,13 @@ class Job:
                 said[names[party]] = Description.of(reply)
             except DataError as error:
                 record.rejected[party] = str(error)
+        least = self.experiment.run.min_cohort
+        if 0 < len(said) < least:  # what all are told of the data is then made of too few
+            raise ConfigError(f"{len(said)} parties say what their data look like, and run.min_cohort is {least}")
         about, unfit = agreed(said, classes, self.experiment.task.prepare is not None) if said else (None, {})
         record.rejected |= {party: unfit[name] for party, name in enumerate(names) if name in unfit}
+        if least > 1:  # as for a round: of a single party no number is told
+            record.rejected = {party: NUMBER.sub("...", why) for party, why in record.rejected.items()}
         self.network.refused |= set(record.rejected)
         reasons = {names[p]: why for p, why in (record.missing | record.rejected).items()}
         self._note_absence(reasons)
