@@ -308,6 +308,14 @@ def test_a_certificate_has_so_many_connections_and_no_more(make: Callable[..., L
         line.close()
 
 
+def test_a_party_cannot_fill_the_record_with_certificates(make: Callable[..., League]) -> None:
+    league = make()
+    ann = league.enrolled("ann")
+    got = [ann.call("POST", "/v1/rotate", keys.request(keys.new_key(), "ann"), About()).status for _ in range(12)]
+    assert got == [200] * 10 + [429] * 2
+    assert len(league.events("certificate rotated")) == 10
+
+
 def test_bodies_in_memory_are_bounded_over_all_parties(make: Callable[..., League]) -> None:
     league = make(bodies=1500)
     ann, bob = league.enrolled("ann"), league.enrolled("bob")

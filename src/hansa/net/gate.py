@@ -23,6 +23,7 @@ from hansa.net.metrics import Metrics
 from hansa.net.wire import Trouble, pack
 
 log = logging.getLogger("hansa.net")
+ROTATIONS, AGAIN = 10, 3600.0  # certificates that a party gets at once, and the seconds after which it gets one more
 
 
 class Refused(HansaError):
@@ -51,6 +52,7 @@ class Gate:
         self._ledger, self._connected = ledger, connected
         self.strangers = Buckets(limits.stranger_rate, limits.stranger_burst)
         self.known = Buckets(limits.party_rate, limits.party_burst)
+        self._rotations = Buckets(1 / AGAIN, ROTATIONS)
         self.under_way: Counter[str] = Counter()  # requests of each certificate
         self.bodies = 0  # bytes of bodies that are in memory or on their way there
         self.closing = asyncio.Event()
@@ -124,6 +126,12 @@ class Gate:
     def wrong_token(self, request: web.Request) -> None:
         """Somebody tried to enrol and may not. A secret of 256 bits cannot be guessed; this is against the noise."""
         self.strangers.spend(place(request.remote or ""), self.limits.wrong_token)
+
+    def rotates(self, who: Identity) -> None:
+        """A party asks for a new certificate: each is a row in the record for good."""
+        wait = self._rotations.take(who.name)
+        if wait > 0:
+            self.too_much("certificates of a party", f"{who.name} has asked for too many certificates", wait)
 
     def too_much(self, reason: str, error: str, wait: float) -> NoReturn:
         self.metrics.refused.labels(reason).inc()

@@ -246,6 +246,7 @@ class Server:
 
     async def rotate(self, call: Call) -> web.Response:
         assert call.who is not None
+        self.gate.rotates(call.who)
         return await self._certify(self.registry.rotate(call.who, call.body))
 
     async def _certify(self, change: Callable[[Any], tuple[str, bytes]]) -> web.Response:

@@ -159,8 +159,7 @@ class Job:
         metrics.rounds.labels("empty" if "empty" in line else "closed").inc()
         metrics.round_seconds.observe(now - self._closed)
         self._closed = now
-        for status in ("missing", "rejected"):
-            metrics.replies.labels(status).inc(len(line.get(status, ())))
+        metrics.replies.labels("missing").inc(len(line.get("missing", ())))
 
     def _describe(self, loss: str | None, classes: int | None
                   ) -> Generator[Request, Any, tuple[Description, dict[str, str]]]:  # fmt: skip
