@@ -174,6 +174,17 @@ def test_a_question_for_work_is_held_longer_than_a_head_may_take(hasty: League) 
     line.close()
 
 
+def test_a_question_is_not_held_for_somebody_who_has_gone(hasty: League, caplog: pytest.LogCaptureFixture) -> None:
+    ann = hasty.enrolled("ann")
+    line = secured(hasty, ann)
+    line.send(f"GET /v1/work?instance={ann.instance} HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 1\r\n\r\n".encode())
+    until(lambda: counted(hasty, "held_polls") == 1)
+    line.close()
+    until(lambda: counted(hasty, "held_polls") == 0)  # a question is held for longer than this waits
+    until(lambda: not hasty.aggregator.gate.under_way)
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 def test_the_system_watches_every_connection_for_a_peer_that_has_gone(make: Callable[..., League]) -> None:
     league = make()
     ann = league.enrolled("ann")
@@ -226,7 +237,7 @@ def test_strangers_that_connect_too_often_are_refused_and_parties_do_not_count(m
 
 
 def test_many_handshakes_that_do_not_go_on_make_room_for_one_that_does(make: Callable[..., League]) -> None:
-    league = make(handshakes=4)
+    league = make(handshakes=4, handshake=2.0)
     stuck = [plain(league) for _ in range(4)]
     line = secured(league)
     line.send(b"GET /v1/ca HTTP/1.1\r\nHost: x\r\n\r\n")

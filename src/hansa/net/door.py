@@ -23,7 +23,7 @@ from hansa.net.metrics import Metrics
 
 log = logging.getLogger("hansa.net")
 BACKLOG = 4096
-PATIENCE = 2.0  # seconds after which a handshake makes room for others where there are too many
+PAUSE = 0.5  # seconds after which it is looked again whether there is room
 GOODBYE = 5.0  # seconds that the end of a TLS connection may take
 PROBES = 3  # that a silent peer leaves unanswered before it counts as gone
 EXPIRED = 10  # OpenSSL: the certificate has expired
@@ -33,13 +33,14 @@ class Connection(asyncio.Protocol):
     """One connection, on its way to the protocol that answers it. `deadline` is when what it has begun must be there:
     the head of a request. While a request is answered there is none."""
 
-    __slots__ = ("_busy", "_counted", "_door", "_inner", "certificate", "deadline", "place", "transport")
+    __slots__ = ("_busy", "_counted", "_door", "_inner", "certificate", "deadline", "place", "transport", "when_lost")
 
     def __init__(self, door: Door, where: str, inner: Any) -> None:
         self._door, self.place, self._inner = door, where, inner
         self.transport: asyncio.Transport | None = None
         self.certificate: bytes | None = None
         self.deadline: float | None = None
+        self.when_lost: Callable[[], None] | None = None
         self._busy, self._counted = 0, True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -66,6 +67,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.gone()
+        if self.when_lost is not None:
+            self.when_lost()
         self._inner.connection_lost(error)
 
     def gone(self) -> None:
@@ -153,15 +156,15 @@ class Door:
             while len(self._shaking) >= self.limits.handshakes:
                 self._room.clear()
                 oldest = next(iter(self._shaking))
-                if self.now() - self._shaking[oldest] > PATIENCE:
-                    oldest.cancel()
+                if self.now() - self._shaking[oldest] > self.limits.handshake / 2:
+                    oldest.cancel()  # it makes room for others
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._room.wait(), PATIENCE / 4)
+                    await asyncio.wait_for(self._room.wait(), PAUSE)
             try:
                 found, address = await loop.sock_accept(listener)
             except OSError as error:  # no file descriptors, say; who waits is accepted when there are some
                 self._tell("cannot accept", why=error.strerror)
-                await asyncio.sleep(PATIENCE / 4)
+                await asyncio.sleep(PAUSE)
                 continue
             where = place(address[0])
             reason = self._refuses(where)

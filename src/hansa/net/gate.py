@@ -4,11 +4,12 @@ those who were turned away."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from aiohttp import web
@@ -39,6 +40,35 @@ def trouble(status: int, error: str, headers: dict[str, str] | None = None) -> w
     """What went wrong as a response."""
     return web.Response(status=status, body=pack(Trouble(error[:4096])), content_type="application/msgpack",
                         headers=headers)  # fmt: skip
+
+
+def _connection(request: web.Request) -> Connection | None:
+    protocol = request.transport.get_protocol() if request.transport is not None else None
+    return protocol if isinstance(protocol, Connection) else None
+
+
+@contextlib.contextmanager
+def while_here(request: web.Request) -> Iterator[None]:
+    """What is awaited in here ends with a ConnectionResetError as soon as who made the request has gone."""
+    connection, task, lost = _connection(request), asyncio.current_task(), False
+    assert task is not None
+
+    def end() -> None:
+        nonlocal lost
+        lost = True
+        task.cancel()
+
+    if connection is not None:
+        connection.when_lost = end
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not lost or task.uncancel() > 0:
+            raise
+        raise ConnectionResetError("who asked has gone") from None
+    finally:
+        if connection is not None:
+            connection.when_lost = None
 
 
 class Gate:
@@ -80,8 +110,7 @@ class Gate:
 
         @web.middleware
         async def watched(request: web.Request, handler: Any) -> web.StreamResponse:
-            protocol = request.transport.get_protocol() if request.transport is not None else None
-            connection = protocol if isinstance(protocol, Connection) else None
+            connection = _connection(request)
             if connection is not None:
                 connection.begin()
             self._busy += 1
@@ -103,7 +132,9 @@ class Gate:
             except TimeoutError:
                 if connection is not None:
                     connection.cut("answer not taken")
-                raise ConnectionResetError("the answer was not taken") from None
+                return trouble(408, "the answer was not taken")  # to nobody: aiohttp sees that and ends in peace
+            except ConnectionError:
+                return trouble(400, "who asked has gone")
             finally:
                 self._busy -= 1
                 if connection is not None:

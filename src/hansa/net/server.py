@@ -25,7 +25,7 @@ from hansa.net.asks import Conflict, NotNow, Sent, Unasked, unoffered
 from hansa.net.blobs import CHUNK, Blobs, Gap
 from hansa.net.desk import Desk, Errand, Key
 from hansa.net.files import served
-from hansa.net.gate import Gate, Refused, Visit, trouble
+from hansa.net.gate import Gate, Refused, Visit, trouble, while_here
 from hansa.net.ledger import Ledger, LedgerError
 from hansa.net.registry import Denied, Registry
 from hansa.net.steps import Do, Wait, Write
@@ -278,7 +278,8 @@ class Server:
         ends = [asyncio.ensure_future(event.wait()) for event in (self.gate.closing, mine)]
         self.metrics.held.inc()
         try:
-            await asyncio.wait((waiting, *ends), return_when=asyncio.FIRST_COMPLETED)
+            with while_here(call.request):
+                await asyncio.wait((waiting, *ends), return_when=asyncio.FIRST_COMPLETED)
             work = waiting.result() if waiting.done() else None
         finally:
             self.metrics.held.dec()

@@ -184,8 +184,6 @@ class Job:
             except DataError as error:
                 record.rejected[party] = str(error)
         least = self.experiment.run.min_cohort
-        if 0 < len(said) < least:  # what all are told of the data is then made of too few
-            raise ConfigError(f"{len(said)} parties say what their data look like, and run.min_cohort is {least}")
         about, unfit = agreed(said, classes, self.experiment.task.prepare is not None) if said else (None, {})
         record.rejected |= {party: unfit[name] for party, name in enumerate(names) if name in unfit}
         if least > 1:  # as for a round: of a single party no number is told
@@ -195,6 +193,9 @@ class Job:
         self._note_absence(reasons)
         if about is None:
             raise ConfigError(f"no party takes part: {reasons}")
+        left = len(said) - len(unfit)
+        if left < least:  # what all are told of the data would be made of too few
+            raise ConfigError(f"a round needs {least} parties, and {left} are left that describe their data: {reasons}")
         yield Abort(0)
         return about, reasons
 
