@@ -9,12 +9,12 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, fields
 
 from hansa.core.errors import ConfigError
+from hansa.net.pacing import spread
 
 PIECE = 2**17  # bytes of a body that have to come, or to be taken, within `stall` seconds
 MOST = 2**16  # keys that have a bucket of their own
 FORGIVEN = 60.0  # seconds after which somebody may be noted again
 FIRST = 20  # notes about one and the same that are taken at once
-RETURN = 250.0  # parties a second that are asked to come back after a shutdown
 LATEST = 40  # seconds after which the last of them is asked to; a client adds up to half of it
 
 
@@ -148,4 +148,4 @@ def place(address: str) -> str:
 def come_back(connected: int, chance: float) -> int:
     """The seconds after which a party that is sent away by a shutdown is to come back: so spread (`chance` lies in
     0..1) that about 250 do in any second, and all within a minute."""
-    return 1 + int(chance * min(LATEST - 1, connected / RETURN))
+    return 1 + int(chance * min(LATEST - 1, spread(connected)))

@@ -27,12 +27,12 @@ from hansa.net.desk import Desk, Errand, Key
 from hansa.net.files import served
 from hansa.net.gate import Gate, Refused, Visit, trouble, while_here
 from hansa.net.ledger import Ledger, LedgerError
+from hansa.net.pacing import POLL, hold, scattered, told
 from hansa.net.registry import Denied, Registry
 from hansa.net.steps import Do, Wait, Write
 from hansa.net.taking import Taking
 from hansa.net.wire import (
     ENVELOPE,
-    POLL,
     PROTOCOLS,
     Admission,
     Answer,
@@ -97,9 +97,7 @@ class Server:
     def __init__(self, registry: Registry, ledger: Ledger, blobs: Blobs, desk: Desk, jobs: Jobs, gate: Gate) -> None:
         self.registry, self.ledger, self.blobs, self.desk, self.jobs = registry, ledger, blobs, desk, jobs
         self.gate, self.metrics = gate, gate.metrics
-        self._held: dict[tuple[int, str], asyncio.Event] = {}  # questions for work, and what calls them off
         self._seen: dict[bytes, keys.Identity] = {}
-        self._joined: set[str] = set()
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=CHUNK + 1, middlewares=[self.gate.watched])
@@ -202,7 +200,7 @@ class Server:
             first = self.registry.used(who)
             if first is not None:
                 await self._written(first)
-                self.registry.reload()
+                self.registry.reload_of(who.name)
             self._check(who)
             if who.role != route.role:
                 raise Denied(f"this is for the role {route.role}, and {who.name} has the role {who.role}")
@@ -260,8 +258,8 @@ class Server:
         if not re.fullmatch(r"[0-9a-f]{1,64}", instance):
             raise DataError("the query names no instance of the party")
         number = self.registry.number(call.name)
-        if call.name not in self._joined:
-            self._joined.add(call.name)
+        if call.name not in self.registry.met:
+            self.registry.met.add(call.name)
             await self._written(self.registry.joined(call.name))
         if self.desk.heard(number, instance):
             log.info("connected", extra={"party": call.name})
@@ -269,29 +267,21 @@ class Server:
 
     async def work(self, call: Call) -> web.Response:
         number, instance = await self._heard(call)
-        # One question of an instance is held: an earlier one is of a connection that it has given up.
-        mine, earlier = asyncio.Event(), self._held.get((number, instance))
-        if earlier is not None:
-            earlier.set()
-        self._held[number, instance] = mine
-        waiting = asyncio.ensure_future(self.desk.wait_for_work(number, instance, POLL))
-        ends = [asyncio.ensure_future(event.wait()) for event in (self.gate.closing, mine)]
+        longest = self.registry.federation.serve.poll
+        asked = _whole(call.query("wait", f"{POLL:.0f}"), "wait: expected seconds that the question may be held open")
+        seconds = scattered(min(asked, hold(self.desk.known, longest)))
         self.metrics.held.inc()
         try:
             with while_here(call.request):
-                await asyncio.wait((waiting, *ends), return_when=asyncio.FIRST_COMPLETED)
-            work = waiting.result() if waiting.done() else None
+                work = await self.desk.wait_for_work(number, instance, seconds)
         finally:
             self.metrics.held.dec()
-            for task in (waiting, *ends):
-                task.cancel()
-            if self._held.get((number, instance)) is mine:
-                del self._held[number, instance]
         assert call.who is not None
         self._check(call.who)  # it may have ended while the question was held open
         if work is None and self.gate.closing.is_set():
             raise self.gate.shutting_down()
-        return web.Response(status=204, headers={"Retry-After": "0"}) if work is None else packed(work)
+        pace = told(self.desk.known, longest)
+        return web.Response(status=204, headers={"Retry-After": "0", **pace}) if work is None else packed(work, pace)
 
     async def alive(self, call: Call) -> web.Response:
         await self._heard(call)
@@ -385,7 +375,6 @@ class Server:
         name = call.part("party")
         count = await self._written(self.registry.revoke(name))
         self.registry.reload()
-        self._joined.discard(name)
         self.desk.gone(self.registry.number(name))
         return web.json_response({"party": name, "certificates": count})
 
@@ -465,6 +454,6 @@ def _job_tree(row: sqlite3.Row) -> dict[str, Any]:
             "submitted": row["submitted"], "model": row["model"]}  # fmt: skip
 
 
-def packed(value: Any) -> web.Response:
+def packed(value: Any, headers: dict[str, str] | None = None) -> web.Response:
     """An envelope as a response."""
-    return web.Response(body=pack(value), content_type="application/msgpack")
+    return web.Response(body=pack(value), content_type="application/msgpack", headers=headers)

@@ -160,6 +160,7 @@ class Aggregator:
             admin.closing = True
             door.shut()
             gate.closing.set()
+            self.desk.dismiss()
             resting = asyncio.ensure_future(asyncio.to_thread(self.runner.close))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limits.shutdown):
