@@ -136,7 +136,7 @@ class Aggregator:
     async def serve(self, done: asyncio.Event, ready: Any = None) -> None:
         """Serve until `done`; `ready` is called with the port once parties can come."""
         table, limits = self.federation.serve, self._limits()
-        self.gate = gate = Gate(limits, self.metrics, self.ledger, self._connected)
+        self.gate = gate = Gate(limits, self.metrics, self.ledger, lambda: self.desk.known)
         server = Server(self.registry, self.ledger, self.blobs, self.desk, self.runner, gate)
         runner = web.AppRunner(server.app(), access_log=None, keepalive_timeout=limits.idle, shutdown_timeout=1,
                                lingering_time=min(10.0, limits.stall), max_headers=64, logger=gate.logger)  # fmt: skip
