@@ -100,7 +100,7 @@ class Server:
         self._seen: dict[bytes, keys.Identity] = {}
 
     def app(self) -> web.Application:
-        app = web.Application(client_max_size=CHUNK + 1, middlewares=[self.gate.watched])
+        app = web.Application(client_max_size=CHUNK + 1)
         ask = "/v1/jobs/{job}/asks/{round}/{phase}/{number}"
         for route in (
             Route("GET", "/v1/ca", "anyone", False, self.authority),

@@ -199,9 +199,6 @@ class Job:
         self._note_absence(reasons)
         if about is None:
             raise ConfigError(f"no party takes part: {reasons}")
-        left = len(said) - len(unfit)
-        if left < least:  # what all are told of the data would be made of too few
-            raise ConfigError(f"a round needs {least} parties, and {left} are left that describe their data: {reasons}")
         yield Abort(0)
         return about, reasons
 

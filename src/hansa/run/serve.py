@@ -138,7 +138,9 @@ class Aggregator:
         table, limits = self.federation.serve, self._limits()
         self.gate = gate = Gate(limits, self.metrics, self.ledger, lambda: self.desk.known)
         server = Server(self.registry, self.ledger, self.blobs, self.desk, self.runner, gate)
-        runner = web.AppRunner(server.app(), access_log=None, keepalive_timeout=limits.idle, shutdown_timeout=1,
+        app = server.app()
+        app.middlewares.append(gate.watched)
+        runner = web.AppRunner(app, access_log=None, keepalive_timeout=limits.idle, shutdown_timeout=1,
                                lingering_time=min(10.0, limits.stall), max_headers=64, logger=gate.logger)  # fmt: skip
         await runner.setup()
         assert runner.server is not None
