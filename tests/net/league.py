@@ -182,8 +182,11 @@ class Member:
 class League:
     """A federation's folder and its aggregator."""
 
-    def __init__(self, folder: Path, parties: Sequence[str] = PARTIES, **serve: Any) -> None:
-        self.folder, self._serve = folder, serve
+    def __init__(self, folder: Path, parties: Sequence[str] = PARTIES, limits: Mapping[str, Any] | None = None,
+                 loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
+                 **serve: Any) -> None:  # fmt: skip
+        self._loop_factory = loop
+        self.folder, self._serve, self._limits = folder, {"admin": "", **serve}, dict(limits or {})
         init(folder, "league", parties, ["127.0.0.1"], 0)
         self.members: dict[str, Member] = {}
         self._callers: list[Caller] = []
@@ -193,7 +196,8 @@ class League:
     def start(self) -> None:
         federation = Federation.open(self.folder)
         table = dataclasses.replace(federation.serve, host="127.0.0.1", port=self.port, **self._serve)
-        self.aggregator = Aggregator(dataclasses.replace(federation, serve=table))
+        limits = dataclasses.replace(federation.limits, **self._limits)
+        self.aggregator = Aggregator(dataclasses.replace(federation, serve=table, limits=limits))
         self.ledger, self.desk, self.runner = self.aggregator.ledger, self.aggregator.desk, self.aggregator.runner
         ready, failed = threading.Event(), []
 
@@ -207,7 +211,8 @@ class League:
 
         def run() -> None:
             try:
-                asyncio.run(main())
+                with asyncio.Runner(loop_factory=self._loop_factory) as runner:
+                    runner.run(main())
             except BaseException as error:
                 failed.append(error)
                 ready.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import tomllib
 from collections import Counter
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from hansa.core.errors import ConfigError
 from hansa.core.registry import fill
 from hansa.net import keys
 from hansa.net.client import https_url
+from hansa.net.limits import Limits
 
 SERVER_DAYS = 365  # that the aggregator's own certificate lasts; it is made anew as it starts
 TOML = """\
@@ -21,6 +23,24 @@ TOML = """\
 name = "{name}"
 parties = [{parties}]  # a party's number is its place here; new ones are added by `hansa invite`
 url = "{url}"  # where parties and the operator reach the aggregator
+
+[limits]
+# connections = 16384     # in all
+# per_address = 512       # connections from one address (IPv6: a /64); raise it for parties behind one NAT or balancer
+# handshakes = 256        # TLS handshakes at the same time; others wait to be accepted
+# handshake = 10          # seconds that one may take
+# head = 10               # seconds that the head of a request may take
+# stall = 30              # seconds for every 128 KiB of a body to come, or of an answer to be taken
+# idle = 90               # seconds after which a connection is closed on which nothing is asked
+# stranger_rate = 20      # connections and requests a second without a certificate, from one address
+# stranger_burst = 200    # of them that may come at once
+# wrong_token = 10        # what a wrong enrolment token costs of them
+# party_connections = 16  # of one certificate, at the same time
+# party_requests = 8      # of one certificate, at the same time
+# party_rate = 200        # requests a second of one certificate
+# party_burst = 1000      # of them that may come at once
+# bodies = 536870912      # bytes of request bodies in memory, in all
+# shutdown = 20           # seconds that requests under way have to end when the aggregator shuts down
 
 [serve]
 host = "{host}"  # the address to listen on
@@ -31,7 +51,10 @@ port = {port}
 # jobs = 4            # that run at the same time; others wait
 # min_free = 268435456  # bytes of the disk that uploads leave free, for the record and for checkpoints
 # functions = []      # models of your own that a job may name: ["my_models:net"]
+admin = "{admin}"  # health, readiness and Prometheus metrics over plain HTTP; "" for none
+# admin_open = false  # whether `admin` may be an address that other machines reach
 """
+ADMIN = 9464  # the admin port beside port 8443
 
 
 @dataclass(frozen=True)
@@ -46,15 +69,39 @@ class Serve:
     jobs: int = 4
     functions: tuple[str, ...] = ()
     min_free: int = 2**28
+    admin: str = f"127.0.0.1:{ADMIN}"
+    admin_open: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
             raise ConfigError(f"port must lie in 0..65535, got {self.port}")
+        if self.admin:
+            host, port = self.admin_at
+            if not self.admin_open and not _is_loopback(host):
+                raise ConfigError(
+                    f"admin: others than this machine could reach {host}:{port}, where there are neither TLS nor "
+                    "certificates; use 127.0.0.1, or set admin_open = true if the network is closed to them"
+                )
         for name in ("absent_after", "poll", "lease", "jobs"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
         if self.min_free < 0:
             raise ConfigError(f"min_free must not be negative, got {self.min_free}")
+
+    @property
+    def admin_at(self) -> tuple[str, int]:
+        """Host and port of the admin listener."""
+        host, _, port = self.admin.rpartition(":")
+        if not host or not port.isdecimal() or int(port) > 65535:
+            raise ConfigError(f'admin: expected HOST:PORT as in 127.0.0.1:{ADMIN}, or "" for none; got {self.admin!r}')
+        return host.strip("[]"), int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 @dataclass(frozen=True)
@@ -65,6 +112,7 @@ class Federation:
     parties: tuple[str, ...]
     url: str
     serve: Serve = Serve()
+    limits: Limits = Limits()
     folder: Path = field(default=Path(), compare=False)
 
     def __post_init__(self) -> None:
@@ -88,11 +136,14 @@ class Federation:
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ConfigError(f"cannot read {path}: {error}") from None
         serve = fill(Serve, tree.pop("serve", {}), where=f"{path}: serve")
+        limits = fill(Limits, tree.pop("limits", {}), where=f"{path}: limits")
         for name in tree:
             if name not in ("name", "parties", "url"):
-                raise ConfigError(f"{path}: unknown field {name!r}; known: name, parties, url and the table [serve]")
+                raise ConfigError(
+                    f"{path}: unknown field {name!r}; known: name, parties, url and the tables [serve], [limits]"
+                )
         federation: Federation = fill(cls, tree, where=str(path))
-        return dataclasses.replace(federation, serve=serve, folder=path.parent)
+        return dataclasses.replace(federation, serve=serve, limits=limits, folder=path.parent)
 
     def read(self, name: str) -> bytes:
         """One of the folder's public files."""
@@ -143,7 +194,7 @@ def init(folder: Path, name: str, parties: Sequence[str], hosts: Sequence[str], 
     """Make a new federation's folder: its file, its authority, the operator's key and a token for each party."""
     url_host = hosts[0] if hosts else "localhost"
     url = f"https://{f'[{url_host}]' if ':' in url_host else url_host}:{port}"
-    federation = Federation(name, tuple(parties), url, Serve(port=port), folder)
+    federation = Federation(name, tuple(parties), url, Serve(port=port), folder=folder)
     if not parties:
         raise ConfigError("a federation needs parties: --parties cleveland,hungary")
     authority, certificate = keys.make_ca(name)
@@ -172,6 +223,12 @@ def init(folder: Path, name: str, parties: Sequence[str], hosts: Sequence[str], 
         token = keys.new_token(party, certificate)
         keys.write_private(folder / "tokens" / f"{party}.token", token.text().encode() + b"\n")
     text = TOML.format(name=name, folder=folder, parties=", ".join(f'"{p}"' for p in parties), url=url,
-                       host=federation.serve.host, port=port)  # fmt: skip
+                       host=federation.serve.host, port=port, admin=_admin_beside(port))  # fmt: skip
     disk.put(folder / "federation.toml", [text.encode()], mode=disk.SHARED)  # last: with it the federation is there
     return federation
+
+
+def _admin_beside(port: int) -> str:
+    """Where the admin listener of a new federation is: federations on one machine that differ in their port do not get
+    in each other's way. Beside a port of the range that systems hand out it is any that is free."""
+    return f"127.0.0.1:{port + ADMIN - 8443 if 0 < port < 2**15 else 0}"

@@ -130,12 +130,14 @@ class Ledger:
     """The database. `write` hands a change to the writer; `all` and `one` read what was committed.
 
     `connect` opens a connection, for the writer and for readers. A database that is damaged, as far as SQLite can see
-    that without reading it twice (`quick_check`), is refused.
+    that without reading it twice (`quick_check`), is refused. `timed` is told the seconds of every commit.
     """
 
     _mark: Path | None = None  # a database in memory has none
 
-    def __init__(self, path: Path, connect: Callable[[Path], Any] = connect) -> None:
+    def __init__(self, path: Path, timed: Callable[[float], None] = lambda seconds: None,
+                 connect: Callable[[Path], Any] = connect) -> None:  # fmt: skip
+        self._timed = timed
         self._queue: queue.SimpleQueue[tuple[Callable[[Writer], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._read_lock = threading.Lock()
         try:
@@ -178,6 +180,11 @@ class Ledger:
         self._queue.put((change, future))
         return future
 
+    @property
+    def waiting(self) -> int:
+        """How many changes wait for the writer."""
+        return self._queue.qsize()
+
     def now(self, change: Callable[[Writer], T]) -> T:
         """As `write`, waiting for it."""
         return self.write(change).result()
@@ -218,7 +225,9 @@ class Ledger:
             while not self._queue.empty() and len(batch) < 256:
                 batch.append(self._queue.get())
             # A change whose author has gone before its turn is left out; from its turn on it cannot be called off.
+            begun = time.perf_counter()
             self._commit([item for item in batch if item is not None and item[1].set_running_or_notify_cancel()])
+            self._timed(time.perf_counter() - begun)
             if None in batch:
                 return
 
