@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import mmap
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ _SHORT = {  # in the order in which safetensors lays tensors out
 _LONG = {short: dtype for dtype, short in _SHORT.items()}
 _ORDER = {dtype: place for place, dtype in enumerate(_SHORT)}
 _MARK = "$tensor"
+_HALF = re.compile(r"(?<!\\)(?:\\\\)*\\u[dD][89a-fA-F]")  # half a character; `encode` writes whole ones as they are
 HEADER = 10**8  # bytes of a header, at most, as safetensors itself has it
 DIMENSIONS = 32  # of a tensor, at most
 ERRORS = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError, RuntimeError)
@@ -156,6 +158,8 @@ def _entry(name: str, dtype: str, shape: list[int], data_offsets: list[int]) -> 
 
 
 def _json(text: str) -> Any:
+    if _HALF.search(text):
+        raise ValueError("it has a text that is not valid Unicode")
     return json.loads(text, object_pairs_hook=_once)
 
 

@@ -29,13 +29,18 @@ from hansa.net.client import Client, Refusal
 from hansa.net.home import Home, Remembered
 from hansa.net.points import reach
 from hansa.net.signing import About
-from hansa.net.wire import Answer, Blob, Receipt, Work, pack, unpack
+from hansa.net.wire import Answer, Blob, Receipt, Work, pack, printable, unpack
 
 log = logging.getLogger("hansa.net")
 HEARTBEAT = 15.0  # seconds between two signs of life while it trains
 PAUSE = 1.0  # seconds before it asks for work again after something was refused
 FATAL = frozenset({401, 403, 426})  # statuses after which there is no point in asking again
+HEADER = 2**24  # bytes of the header of a message, at most: names, shapes, plain values
 Prepared = Callable[[int, dict[str, Any], str], Party]  # a party by number, from what its tasks says, on a device
+
+
+class Unreadable(DataError):
+    """What the aggregator has people fetch is no message."""
 
 
 class Worker:
@@ -147,12 +152,13 @@ class Agent:
         reply: Reply | str
         staged = False
         if refused is None:
-            with tempfile.TemporaryDirectory(dir=self.home.folder, prefix="fetch-") as folder:
-                if self._task is None or self._task[0] != work.task.digest:
-                    self._task = (work.task.digest, await self._fetch(f"{path}/task", work.task, Path(folder) / "task"))
-                message = await self._fetch(f"{path}/message", work.message, Path(folder) / "message")
-            reach("party.fetched")
-            reply, staged = await self._working(work, message, self._task[1])
+            try:
+                message, task = await self._told(path, work)
+            except Unreadable as error:
+                reply = str(error)
+            else:
+                reach("party.fetched")
+                reply, staged = await self._working(work, message, task)
         else:
             reply = refused
         try:
@@ -165,11 +171,21 @@ class Agent:
         extra["detail"]["why"] = reply if isinstance(reply, str) else None
         log.info(f"answer {receipt.status}", extra=extra)
 
+    async def _told(self, path: str, work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What an ask says, and the task that it is about."""
+        with tempfile.TemporaryDirectory(dir=self.home.folder, prefix="fetch-") as folder:
+            if self._task is None or self._task[0] != work.task.digest:
+                self._task = (work.task.digest, await self._fetch(f"{path}/task", work.task, Path(folder) / "task"))
+            return await self._fetch(f"{path}/message", work.message, Path(folder) / "message"), self._task[1]
+
     async def _fetch(self, path: str, blob: Blob, into: Path) -> dict[str, Any]:
         await self.client.fetch(path, blob, into)
-        tree = await asyncio.to_thread(lambda: codec.decode(into.read_bytes()))
+        try:
+            tree = await asyncio.to_thread(lambda: codec.decode(into.read_bytes(), HEADER))
+        except DataError as error:
+            raise Unreadable(str(error)) from None
         if not isinstance(tree, dict):
-            raise DataError("what was fetched is not a table")
+            raise Unreadable("not a valid message: it is not a table")
         return tree
 
     async def _working(self, work: Work, message: dict[str, Any], task: dict[str, Any]) -> tuple[Reply | str, bool]:
@@ -191,7 +207,7 @@ class Agent:
     async def _reply(self, path: str, about: About, reply: Reply | str, staged: bool) -> Receipt:
         data = b""
         if isinstance(reply, str):
-            answer = Answer(why=reply[:4096])
+            answer = Answer(why=printable(reply[:4096]))
         else:
             data = await asyncio.to_thread(codec.encode, reply.tree())
             answer = Answer(Blob(hashlib.sha256(data).hexdigest(), len(data)), staged)

@@ -24,6 +24,7 @@ from hansa.net import keys, signing
 from hansa.net.asks import Conflict, Sent, Unasked, standing, store_answer
 from hansa.net.blobs import CHUNK, Blobs, Gap
 from hansa.net.desk import Desk, Key, Offer
+from hansa.net.http import Refused, expected, in_a_sentence, read_body, trouble
 from hansa.net.ledger import Ledger, LedgerError
 from hansa.net.points import reach
 from hansa.net.registry import Denied, Registry
@@ -35,25 +36,18 @@ from hansa.net.wire import (
     Answer,
     Enrolment,
     Order,
-    Trouble,
     ask_name,
     pack,
+    printable,
     unpack,
 )  # fmt: skip
 
 log = logging.getLogger("hansa.net")
 PROTOCOL = "Hansa-Protocol"
 DIGEST = re.compile(r"[0-9a-f]{64}")
+ORDER = 2**18  # bytes of an order, at most: it may hold anything, and a byte can become a table
 CENTRAL = 2**34  # bytes of the aggregator's own samples, at most
 Handler = Callable[["Call"], Awaitable[web.StreamResponse]]
-
-
-class Refused(HansaError):
-    """A request that is answered with that status and that sentence."""
-
-    def __init__(self, status: int, error: str) -> None:
-        super().__init__(error)
-        self.status = status
 
 
 class Jobs(Protocol):
@@ -107,7 +101,7 @@ class Server:
         self.closing = asyncio.Event()
 
     def app(self) -> web.Application:
-        app = web.Application(client_max_size=CHUNK + 1)
+        app = web.Application(client_max_size=CHUNK + 1, middlewares=[in_a_sentence])
         ask = "/v1/jobs/{job}/asks/{round}/{phase}/{number}"
         for route in (
             Route("GET", "/v1/ca", "anyone", False, self.authority),
@@ -126,13 +120,13 @@ class Server:
             Route("POST", "/v1/parties/{party}/invite", "operator", True, self.invite),
             Route("POST", "/v1/parties/{party}/revoke", "operator", True, self.revoke),
             Route("GET", "/v1/jobs", "operator", False, self.list_jobs),
-            Route("POST", "/v1/jobs", "operator", True, self.submit),
+            Route("POST", "/v1/jobs", "operator", True, self.submit, ORDER),
             Route("GET", "/v1/jobs/{job}", "operator", False, self.show_job),
             Route("POST", "/v1/jobs/{job}/stop", "operator", True, self.stop),
             Route("GET", "/v1/jobs/{job}/model", "operator", False, self.model),
             Route("GET", "/v1/log", "operator", False, self.log),
         ):  # fmt: skip
-            app.router.add_route(route.method, route.path, self._guarded(route))
+            app.router.add_route(route.method, route.path, self._guarded(route), expect_handler=expected)
         return app
 
     def _guarded(self, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
@@ -220,11 +214,7 @@ class Server:
             self._check(who)
             if who.role != route.role:
                 raise Denied(f"this is for the role {route.role}, and {who.name} has the role {who.role}")
-        if (request.content_length or 0) > route.limit:
-            raise Refused(413, f"the body has {request.content_length} bytes, and at most {route.limit} are taken")
-        body = await request.read() if request.can_read_body else b""
-        if len(body) > route.limit:
-            raise Refused(413, f"the body is longer than the {route.limit} bytes that are taken")
+        body = await read_body(request, route.limit)
         about = None
         if route.signed:
             assert who is not None
@@ -344,8 +334,7 @@ class Server:
     async def reply(self, call: Call) -> web.Response:
         answer = unpack(call.body, Answer)
         if answer.why is not None:  # people will read it
-            plain = "".join(letter if letter.isprintable() else " " for letter in answer.why)
-            answer = msgspec.structs.replace(answer, why=plain)
+            answer = msgspec.structs.replace(answer, why=printable(answer.why))
         party, key, offer = self._offer(call)
         if (answer.blob is None) == (answer.why is None):
             raise DataError("an answer has either a blob or a reason why there is none")
@@ -476,12 +465,6 @@ def _job_tree(row: sqlite3.Row) -> dict[str, Any]:
 def packed(value: Any) -> web.Response:
     """An envelope as a response."""
     return web.Response(body=pack(value), content_type="application/msgpack")
-
-
-def trouble(status: int, error: str, headers: dict[str, str] | None = None) -> web.Response:
-    """What went wrong as a response."""
-    return web.Response(status=status, body=pack(Trouble(error[:4096])), content_type="application/msgpack",
-                        headers=headers)  # fmt: skip
 
 
 def served(path: Path, headers: dict[str, str] | None = None) -> web.FileResponse:

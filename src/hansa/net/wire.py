@@ -130,8 +130,13 @@ def unpack(data: bytes, kind: type[T]) -> T:
     try:
         value: T = _decoders[kind].decode(data)
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
-        raise DataError(f"not a valid {kind.__name__}: {error}") from None
+        raise DataError(f"not a valid {kind.__name__}: {str(error)[:200]}") from None
     return value
+
+
+def printable(text: str) -> str:
+    """A text of somebody else's as it may stand in a log or a message: on one line, and valid Unicode."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def ask_name(round: int, phase: str, number: int) -> str:

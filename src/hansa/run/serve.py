@@ -24,6 +24,7 @@ from hansa.net.client import Refusal
 from hansa.net.desk import Desk
 from hansa.net.federation import Federation
 from hansa.net.home import Home
+from hansa.net.http import STRICT
 from hansa.net.ledger import Ledger
 from hansa.net.party import Agent, Worker
 from hansa.net.registry import Registry
@@ -120,7 +121,7 @@ class Aggregator:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(FILES, hard)), hard))
         server = Server(self.registry, self.ledger, self.blobs, self.desk, self.runner)
-        runner = web.AppRunner(server.app(), access_log=None, keepalive_timeout=90, shutdown_timeout=5)
+        runner = web.AppRunner(server.app(), access_log=None, keepalive_timeout=90, shutdown_timeout=5, **STRICT)
         await runner.setup()
         table = self.federation.serve
         site = web.TCPSite(runner, table.host, table.port, ssl_context=self.tls, backlog=4096)
