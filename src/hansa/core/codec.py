@@ -171,11 +171,29 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _tree(plain: Any, tensors: dict[str, Tensor]) -> Any:
-    """The tree with its tensors, each of which is called by its path in it."""
-    tree, named = _join(plain, tensors), dict[str, Tensor]()
-    _split(tree, "", named)
-    if named.keys() != tensors.keys() or any(named[name] is not tensors[name] for name in named):
+    """The tree with its tensors, each of which is called by its path in it, and is there once."""
+    left = dict(tensors)
+    tree = _filled(plain, "", left)
+    if left:
         raise ValueError("its tensors are not called by their paths in its tree")
+    return tree
+
+
+def _filled(tree: Any, path: str, left: dict[str, Tensor]) -> Any:
+    """As `_join`, in place, for a header may hold a tree of a million values; each tensor is taken from `left`."""
+    if isinstance(tree, dict):
+        if _MARK in tree:
+            name = path or "."
+            if tree != {_MARK: name} or name not in left:
+                raise ValueError("its tensors are not called by their paths in its tree")
+            return left.pop(name)
+        for name, value in tree.items():
+            if isinstance(value, (dict, list)):
+                tree[name] = _filled(value, f"{path}/{name}" if path else name, left)
+    elif isinstance(tree, list):
+        for i, value in enumerate(tree):
+            if isinstance(value, (dict, list)):
+                tree[i] = _filled(value, f"{path}/{i}" if path else str(i), left)
     return tree
 
 

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from aiohttp import web
+from aiohttp import HttpVersion10, HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from hansa.core.errors import HansaError
@@ -59,6 +59,8 @@ async def expected(request: web.Request) -> None:
 async def in_a_sentence(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
                         ) -> web.StreamResponse:  # fmt: skip
     """What is refused before it reaches a route is answered as everything else is."""
+    if request.version not in (HttpVersion10, HttpVersion11):
+        return trouble(505, "this aggregator speaks HTTP/1.1")
     try:
         return await handler(request)
     except web.HTTPException as error:

@@ -36,6 +36,8 @@ HEARTBEAT = 15.0  # seconds between two signs of life while it trains
 PAUSE = 1.0  # seconds before it asks for work again after something was refused
 FATAL = frozenset({401, 403, 426})  # statuses after which there is no point in asking again
 HEADER = 2**24  # bytes of the header of a message, at most: names, shapes, plain values
+ASK = {"op": dict, "payload": dict, "round": int}
+TASK = {"task": dict, "preparations": list}
 Prepared = Callable[[int, dict[str, Any], str], Party]  # a party by number, from what its tasks says, on a device
 
 
@@ -62,6 +64,8 @@ class Worker:
             return f"it failed ({type(error).__name__}); its own log says more", False
 
     def _answer(self, work: Work, message: dict[str, Any], task: dict[str, Any]) -> tuple[Reply | str, bool]:
+        if not _complete(message, ASK) or not _complete(task, TASK):
+            raise DataError("what it is asked is not made as an ask is")
         op = op_of(message["op"], where="ask")
         about = task["task"]
         refused = self._policy.refuses_op(op) or self._policy.refuses_model(about.get("model"))
@@ -98,6 +102,10 @@ class Worker:
                 op.apply(party, step["payload"])
             self._ready = (name, party)
         return self._ready[1]
+
+
+def _complete(tree: dict[str, Any], kinds: dict[str, type]) -> bool:
+    return all(isinstance(tree.get(name), kind) for name, kind in kinds.items())
 
 
 def _moved(tree: Any, device: torch.device) -> Any:
