@@ -13,12 +13,13 @@ import pytest
 from hansa.net.asks import Sent, close_ask, open_ask, store_answer
 from hansa.net.blobs import Blobs
 from hansa.net.client import Client
+from hansa.net.desk import Errand
 from hansa.net.federation import Federation, init
 from hansa.net.home import Home, Remembered
 from hansa.net.ledger import Ledger
 from hansa.net.registry import Registry
 from hansa.net.signing import About
-from hansa.net.wire import Answer, Blob, Order, Receipt, pack, unpack
+from hansa.net.wire import Answer, Blob, Order, Receipt, Work, pack, unpack
 from hansa.run.serve import Aggregator
 
 KEY = ("job-1", 0, "round", 0)
@@ -180,6 +181,9 @@ def test_an_answer_that_was_fused_and_discarded_gets_its_receipt_again(tmp_path:
         add_job(aggregator.ledger)
         aggregator.ledger.now(open_ask(KEY, "digest", (0,), 0.0))
         aggregator.blobs.append("party.north", DIGEST, 0, DATA, 100)
+        blob = Blob(DIGEST, len(DATA))
+        asked = Work(KEY[0], "job", 0, *KEY[1:], blob, blob, None, None, None, 1)
+        aggregator.desk.offer([(0, Errand(asked, tmp_path, tmp_path, 100, lambda path: None))])
         async with enrolled(tmp_path, federation, url) as home, home.client(url) as client:
             first = await reply(client)
             aggregator.blobs.discard(DIGEST)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hansa.core import codec
 from hansa.net import asks, keys, signing
-from hansa.net.desk import Offer
+from hansa.net.desk import Errand
 from hansa.net.federation import Federation, init
 from hansa.net.home import Home
 from hansa.net.party import Agent, Worker
@@ -291,7 +291,7 @@ class League:
         blobs = [Blob(path.name.partition("-")[2], path.stat().st_size) for path in files]
         for party in parties:
             work = Work(asked.job, "job", party, *asked.key[1:], blobs[0], blobs[1], None, None, None, 1)
-            self.desk.offer([(party, Offer(work, files[0], files[1], limit))])
+            self.desk.offer([(party, Errand(work, files[0], files[1], limit, lambda path: None))])
         return asked
 
     def close_ask(self, asked: Asked, missing: Mapping[int, str] | None = None) -> None:

@@ -18,6 +18,7 @@ from hansa.net.blobs import Gap
 from hansa.net.desk import Key
 from hansa.net.ledger import Writer
 from hansa.net.points import reach
+from hansa.net.round import Decision
 from hansa.net.wire import Answer, Receipt, ask_name
 
 WHERE = "job = ? AND round = ? AND phase = ? AND number = ?"
@@ -31,41 +32,28 @@ class Unasked(HansaError):
     """A party answers what it was not asked."""
 
 
-@dataclass(frozen=True)
-class Closed:
-    """Who is in an ask, in the order of numbers, and why others are not."""
+def open_ask(key: Key, digest: str, parties: Sequence[int], now: float) -> Callable[[Writer], str | None]:
+    """Begin an ask, or find it begun, and perhaps closed: how. Another ask in its place is a ReplayError."""
 
-    members: tuple[int, ...]
-    missing: Mapping[int, str]
-
-    def text(self) -> str:
-        return json.dumps({"in": self.members, "missing": {str(k): why for k, why in self.missing.items()}})
-
-    @classmethod
-    def of(cls, text: str) -> Closed:
-        tree = json.loads(text)
-        return cls(tuple(tree["in"]), {int(party): why for party, why in tree["missing"].items()})
-
-
-Found = tuple[float, str | None]
-
-
-def open_ask(key: Key, digest: str, parties: Sequence[int], now: float) -> Callable[[Writer], Found]:
-    """Begin an ask, or find it begun: when it was, and how it was closed. Another ask in its place is a ReplayError."""
-
-    def change(db: Writer) -> Found:
-        row = db.one(f"SELECT digest, opened, closed FROM asks WHERE {WHERE}", *key)
+    def change(db: Writer) -> str | None:
+        row = db.one(f"SELECT digest, closed FROM asks WHERE {WHERE}", *key)
         if row is None:
             db.run("INSERT INTO asks VALUES (?, ?, ?, ?, ?, ?, ?, NULL)", *key, digest, json.dumps(parties), now)
-            return now, None
+            return None
         if row["digest"] != digest:
             raise ReplayError(
                 f"replay of round {key[1]} asked something else at {key[2]} {key[3]} than the original run did; was "
                 "the configuration or the code changed?"
             )
-        return row["opened"], row["closed"]
+        closed: str | None = row["closed"]
+        return closed
 
     return change
+
+
+class NotNow(HansaError):
+    """A party answers an ask that is open, and that its job does not offer just now: it has just been started again, or
+    is about to close it."""
 
 
 @dataclass(frozen=True)
@@ -86,65 +74,83 @@ class Reads(Protocol):
     def one(self, sql: str, *values: Any) -> sqlite3.Row | None: ...
 
 
+def unoffered(db: Reads, key: Key, party: int, name: str) -> HansaError:
+    """Why a party cannot go on with an ask that is not offered to it: it may try again, or it is not asked."""
+    ask = db.one(f"SELECT parties FROM asks WHERE {WHERE} AND closed IS NULL", *key)
+    where = f"{ask_name(*key[1:])} of the job {key[0]}"
+    if ask is not None and party in json.loads(ask["parties"]):
+        return NotNow(f"{where} is not offered just now; try again")
+    return Unasked(f"{name} is not asked {where} (any more)")
+
+
 def standing(db: Reads, key: Key, sent: Sent) -> Receipt | None:
     """The receipt of an answer that was stored before, or is too late to be; None for one that is to be stored."""
     blob = sent.answer.blob
     digest = blob.digest if blob is not None else None
-    before = db.one(f"SELECT blob, why FROM replies WHERE {WHERE} AND party = ? AND NOT given_up", *key, sent.party)
+    before = db.one(f"SELECT blob, why, rejected FROM replies WHERE {WHERE} AND party = ? AND NOT given_up", *key,
+                    sent.party)  # fmt: skip
     ask = db.one(f"SELECT parties, closed FROM asks WHERE {WHERE}", *key)
     if ask is None or sent.party not in json.loads(ask["parties"]):
         raise Unasked(f"{sent.name} was not asked {ask_name(*key[1:])} of the job {key[0]}")
     if before is not None:
-        if (before["blob"], before["why"]) != (digest, sent.answer.why):
+        rejected = before["why"] if before["rejected"] else None
+        if (before["blob"], None if before["rejected"] else before["why"]) != (digest, sent.answer.why):
             raise Conflict(
                 f"{sent.name} has already answered {ask_name(*key[1:])} of the job {key[0]}, and otherwise; the first "
                 "answer stands"
             )
-        return Receipt(*key, sent.name, digest, "accepted")
+        return _receipt(key, sent, rejected)
     return Receipt(*key, sent.name, digest, "late") if ask["closed"] is not None else None
 
 
-def store_answer(key: Key, sent: Sent, path: Path | None) -> Callable[[Writer], Receipt]:
+def _receipt(key: Key, sent: Sent, rejected: str | None) -> Receipt:
+    digest = sent.answer.blob.digest if sent.answer.blob is not None else None
+    return Receipt(*key, sent.name, digest, "accepted" if rejected is None else "rejected", rejected)
+
+
+def store_answer(key: Key, sent: Sent, path: Path | None, rejected: str | None = None) -> Callable[[Writer], Receipt]:
     """Keep an answer, once; on disk when the change is. `path` is where its blob lies; blobs are discarded by the
-    writer too, so one that is there now will stay."""
+    writer too, so one that is there now will stay. Of one that is `rejected`, for that reason, the blob need not."""
 
     def change(db: Writer) -> Receipt:
         receipt = standing(db, key, sent)
         if receipt is not None:
             return receipt
-        if path is not None and not path.exists():
+        if path is not None and rejected is None and not path.exists():
             raise Gap(0)
         blob = sent.answer.blob
         digest, size = (blob.digest, blob.size) if blob is not None else (None, 0)
+        bad = rejected is not None
         db.run(
             "INSERT INTO replies (job, round, phase, number, party, blob, size, staged, why, seconds, nonce, "
-            "signature) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            *key, sent.party, digest, size, sent.answer.staged, sent.answer.why, sent.seconds, sent.nonce,
-            sent.signature,
+            "signature, rejected, spent) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            *key, sent.party, digest, size, sent.answer.staged, sent.answer.why or rejected, sent.seconds, sent.nonce,
+            sent.signature, bad, bad,
         )  # fmt: skip
         reach("reply.written")
-        return Receipt(*key, sent.name, digest, "accepted")
+        return _receipt(key, sent, rejected)
 
     return change
 
 
-def close_ask(key: Key, enough: int | None, missing: Mapping[int, str]) -> Callable[[Writer], Closed]:
+def close_ask(key: Key, enough: int | None, missing: Mapping[int, str]) -> Callable[[Writer], Decision]:
     """Decide who is in an ask: those who have answered, the first `enough` of them; `missing` says why others are
     not. An ask that is closed stays as it is."""
 
-    def change(db: Writer) -> Closed:
+    def change(db: Writer) -> Decision:
         ask = db.one(f"SELECT closed FROM asks WHERE {WHERE}", *key)
         assert ask is not None
         if ask["closed"] is not None:
-            return Closed.of(ask["closed"])
+            return Decision.of(ask["closed"])
         rows = db.all(f"SELECT party, why FROM replies WHERE {WHERE} ORDER BY seq", *key)
         came = [row["party"] for row in rows if row["why"] is None]
         reasons = {**missing, **{row["party"]: row["why"] for row in rows if row["why"] is not None}}
         reasons |= dict.fromkeys(
             came[enough:] if enough is not None else (), "the cohort was complete before it answered"
         )
-        members = tuple(sorted(came[:enough]))
-        closed = Closed(members, {party: why for party, why in reasons.items() if party not in members})
+        members = set(came[:enough])
+        others = {party: why for party, why in reasons.items() if party not in members}
+        closed = Decision(tuple(sorted(members)), others)
         db.run(f"UPDATE asks SET closed = ? WHERE {WHERE}", closed.text(), *key)
         return closed
 
@@ -182,7 +188,7 @@ def give_up(key: Key, party: int, why: str) -> Callable[[Writer], None]:
             "signature, given_up) VALUES (?, ?, ?, ?, ?, NULL, 0, 0, ?, 0, '', '', 1)", *key, party, why,
         ).rowcount > 0  # fmt: skip
         if lost:
-            db.run(f"UPDATE asks SET closed = ? WHERE {WHERE}", Closed((), {party: why}).text(), *key)
+            db.run(f"UPDATE asks SET closed = ? WHERE {WHERE}", Decision((), {party: why}).text(), *key)
 
     return change
 

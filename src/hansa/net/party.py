@@ -13,7 +13,7 @@ import math
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -104,7 +104,7 @@ class Worker:
         return self._ready[1]
 
 
-def _complete(tree: dict[str, Any], kinds: dict[str, type]) -> bool:
+def _complete(tree: dict[str, Any], kinds: Mapping[str, type]) -> bool:
     return all(isinstance(tree.get(name), kind) for name, kind in kinds.items())
 
 

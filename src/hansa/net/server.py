@@ -20,14 +20,16 @@ import msgspec
 from aiohttp import web
 
 from hansa.core.errors import ConfigError, DataError, HansaError
+from hansa.core.runtime import complete_async
 from hansa.net import keys, signing
-from hansa.net.asks import Conflict, Sent, Unasked, standing, store_answer
+from hansa.net.asks import Conflict, NotNow, Sent, Unasked, unoffered
 from hansa.net.blobs import CHUNK, Blobs, Gap
-from hansa.net.desk import Desk, Key, Offer
+from hansa.net.desk import Desk, Errand, Key
 from hansa.net.http import Refused, expected, in_a_sentence, read_body, trouble
 from hansa.net.ledger import Ledger, LedgerError
-from hansa.net.points import reach
 from hansa.net.registry import Denied, Registry
+from hansa.net.steps import Do, Wait, Write
+from hansa.net.taking import Taking
 from hansa.net.wire import (
     ENVELOPE,
     POLL,
@@ -152,6 +154,8 @@ class Server:
                 return trouble(416, str(error), {"Hansa-At": str(error.at)})
             except Unasked as error:
                 return trouble(404, str(error))
+            except NotNow as error:
+                return trouble(503, str(error), {"Retry-After": "1"})
             except LedgerError as error:
                 log.error("%s", error)
                 return trouble(503, str(error), {"Retry-After": "5"})
@@ -232,6 +236,13 @@ class Server:
     async def _written(self, change: Callable[[Any], Any]) -> Any:
         return await asyncio.wrap_future(self.ledger.write(change))
 
+    async def _perform(self, step: Write | Do | Wait) -> Any:
+        """Do what a step of an answer wants, without holding up the loop."""
+        if isinstance(step, Write):
+            return await self._written(step.change)
+        assert isinstance(step, Do)
+        return await asyncio.to_thread(step.call)
+
     # Parties
 
     async def authority(self, call: Call) -> web.Response:
@@ -283,17 +294,17 @@ class Server:
         await self._heard(call)
         return web.Response(status=204)
 
-    def _offer(self, call: Call) -> tuple[int, Key, Offer | None]:
+    def _errand(self, call: Call) -> tuple[int, Key, Errand | None]:
         """The ask that the path names, as the calling party was asked it."""
         key, party = _key(call), self.registry.number(call.name)
         return party, key, self.desk.find(party, key)
 
-    def _asked(self, call: Call) -> tuple[int, Offer]:
-        party, key, offer = self._offer(call)
-        if offer is None:
-            raise Unasked(f"{call.name} is not asked {ask_name(*key[1:])} of the job {key[0]} (any more)")
-        self.desk.heard(party, offer.instance)  # a large model takes its time, and that is a sign of life
-        return party, offer
+    def _asked(self, call: Call) -> tuple[int, Errand]:
+        party, key, errand = self._errand(call)
+        if errand is None:
+            raise unoffered(self.ledger, key, party, call.name)
+        self.desk.heard(party, errand.instance)  # a large model takes its time, and that is a sign of life
+        return party, errand
 
     async def message(self, call: Call) -> web.StreamResponse:
         return served(self._asked(call)[1].message)
@@ -320,8 +331,8 @@ class Server:
         return web.Response(status=204, headers={"Hansa-At": str(here)})
 
     async def part(self, call: Call) -> web.Response:
-        _, offer = self._asked(call)
-        return await self._append(call, offer.limit)
+        _, errand = self._asked(call)
+        return await self._append(call, errand.limit)
 
     async def upload(self, call: Call) -> web.Response:
         return await self._append(call, CENTRAL)
@@ -335,28 +346,14 @@ class Server:
         answer = unpack(call.body, Answer)
         if answer.why is not None:  # people will read it
             answer = msgspec.structs.replace(answer, why=printable(answer.why))
-        party, key, offer = self._offer(call)
+        party, key, errand = self._errand(call)
         if (answer.blob is None) == (answer.why is None):
             raise DataError("an answer has either a blob or a reason why there is none")
-        seconds = self.desk.spent(offer) if offer is not None else 0.0
+        seconds = self.desk.spent(errand) if errand is not None else 0.0
         headers = call.request.headers
         sent = Sent(party, call.name, answer, seconds, headers[signing.NONCE], headers[signing.SIGNATURE])
-        receipt = standing(self.ledger, key, sent)
-        if receipt is None:  # only what will be stored is made a blob
-            path: Path | None = None
-            if answer.blob is not None:
-                blob = answer.blob
-                path = await asyncio.to_thread(self.blobs.finish, self._owner(call), blob.digest, blob.size)
-                reach("reply.stored")
-            accepted = False
-            try:
-                receipt = await self._written(store_answer(key, sent, path))
-                accepted = receipt.status == "accepted"
-            finally:
-                if path is not None and not accepted:
-                    await asyncio.to_thread(self.jobs.discard, [path.name])
-        reach("reply.acknowledged")
-        self.desk.answered(key, party, answer.why)
+        taking = Taking(self.ledger, self.blobs, self.desk, self.jobs.discard)
+        receipt = await complete_async(taking.steps(key, sent, self._owner(call), errand), self._perform)
         extra = {"job": key[0], "round": key[1], "party": call.name, "detail": {"ask": ask_name(*key[1:])}}
         log.info(f"answer {receipt.status}", extra=extra)
         return packed(receipt)

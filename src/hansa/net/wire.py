@@ -75,7 +75,8 @@ class Receipt(Struct, frozen=True):
     number: Count
     party: Name
     digest: Digest | None
-    status: str  # "accepted", or "late": the ask was closed before
+    status: str  # "accepted", "late" (the ask was closed before), or "rejected": it will not be fused
+    why: Text | None = None  # it was rejected
 
 
 class Enrolment(Struct, frozen=True):
