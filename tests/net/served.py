@@ -64,7 +64,8 @@ class Served(League):
         nobody = self.nobody()
         assert nobody.call("GET", "/v1/ca").status == 200
         nobody.close()
-        assert not [line for line in self.lines() if "trace" in line or line["level"] == "error"]
+        bad = [line for line in self.lines() if "trace" in line or line["level"] == "error"]
+        assert not bad, f"{len(bad)}, the first: {bad[0]}"
 
 
 def dial(league: League, files: tuple[Path, Path] | None = None) -> ssl.SSLSocket:

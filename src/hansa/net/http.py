@@ -69,14 +69,17 @@ async def in_a_sentence(request: web.Request, handler: Callable[[web.Request], A
 
 
 class OneLine(logging.Filter):
-    """What is no HTTP is a line of the log: anyone can send as much of it as he likes."""
+    """A request that is no HTTP, or that is cut off, is a line of the log: anyone can make as many as he likes."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
-        if isinstance(error, HttpProcessingError):
-            record.levelno, record.levelname = logging.WARNING, "WARNING"
-            record.msg, record.exc_info, record.exc_text = f"not HTTP, from {record.args}", None, None
-            record.args = ()
+        if isinstance(error, (HttpProcessingError, web.RequestPayloadError, ConnectionError)):
+            lost = isinstance(error, ConnectionError)
+            record.levelno = logging.INFO if lost else logging.WARNING
+            record.levelname = logging.getLevelName(record.levelno)
+            record.msg = "a request was cut off" if lost else "a request is not HTTP"
+            record.detail = {"from": record.args[0] if isinstance(record.args, tuple) and record.args else None}
+            record.args, record.exc_info, record.exc_text = (), None, None
         return True
 
 

@@ -33,9 +33,10 @@ from hansa.net.ledger import Ledger
 from hansa.net.points import reach
 from hansa.net.round import Answered, Asking, Closed, Decision, Looked, Offer, Started, Withdraw
 from hansa.net.steps import Do, Steps, Wait, Write
-from hansa.net.wire import Blob, Work, ask_name
+from hansa.net.wire import Blob, Work, ask_name, printable
 
 log = logging.getLogger("hansa.net")
+REASON = 1000  # letters, at most, of why a reply is rejected: it may name what the party named
 SLACK = 2**16  # bytes that a reply may be longer than expected: names of metrics
 TICK = 1.0  # seconds after which a waiting job looks whether somebody has gone absent
 LARGE = 1000.0  # times the model's own norm (and one) that an update may have where the run does not say
@@ -257,7 +258,8 @@ class Network:
                 reply = Stored.read(path)
             except DataError as error:
                 return str(error)
-            return fault(reply, op, payload, rules, ask.verb == "reduce")
+            reason = fault(reply, op, payload, rules, ask.verb == "reduce")
+            return None if reason is None else printable(reason[:REASON])
 
         limit = expected_size(op, payload) + SLACK
         return Errand(work, self.messages / message.digest, self.messages / task.digest, limit, check)

@@ -106,11 +106,24 @@ class Order(Struct, frozen=True):
     min_parties: Count | None = None
     mark: Annotated[str, Meta(max_length=64)] = ""
 
+    def __post_init__(self) -> None:
+        if not _plain(self.experiment):
+            raise DataError("an order's experiment has something else in it than tables, lists, texts and numbers")
+
 
 class Trouble(Struct, frozen=True):
     """What was wrong with a request, in one sentence."""
 
     error: Text
+
+
+def _plain(tree: Any) -> bool:
+    """Whether a tree is what a TOML file can hold, dates apart: the wire can carry more."""
+    if isinstance(tree, dict):
+        return all(isinstance(name, str) and _plain(value) for name, value in tree.items())
+    if isinstance(tree, (list, tuple)):
+        return all(map(_plain, tree))
+    return tree is None or isinstance(tree, (bool, int, float, str))
 
 
 _encoder = msgspec.msgpack.Encoder()
