@@ -14,11 +14,9 @@ import pytest
 import targets as readers
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from league import Asked, Caller
+from league import Caller
 from served import Served, dial, say, statuses
-
-from hansa.net import keys, signing, wire
-from hansa.net.signing import About
+from surface import BODIES, PARTS, WORDS, Everybody
 
 MORE = int(os.environ.get("HANSA_FUZZ", "1"))
 TARGETS = readers.targets()
@@ -103,61 +101,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     league.close()
 
 
-DIGEST = "ab" * 32
-ASK = Asked().path
-PARTS = [  # role, method, path, whether it is about an ask
-    ("party", "POST", "/v1/rotate", False), ("party", "GET", "/v1/work?instance=ab", False),
-    ("party", "POST", "/v1/alive?instance=ab", False), ("party", "GET", f"{ASK}/message", False),
-    ("party", "GET", f"{ASK}/task", False), ("party", "GET", f"{ASK}/parts/{DIGEST}", False),
-    ("party", "PUT", f"{ASK}/parts/{DIGEST}?at=0", True), ("party", "POST", f"{ASK}/reply", True),
-    ("operator", "GET", f"/v1/uploads/{DIGEST}", False), ("operator", "PUT", f"/v1/uploads/{DIGEST}?at=0", False),
-    ("operator", "GET", "/v1/parties", False), ("operator", "POST", "/v1/parties/dot/invite", False),
-    ("operator", "POST", "/v1/parties/cid/revoke", False), ("operator", "GET", "/v1/jobs", False),
-    ("operator", "POST", "/v1/jobs", False), ("operator", "GET", "/v1/jobs/job-1?after=0", False),
-    ("operator", "POST", "/v1/jobs/job-1/stop", False), ("operator", "GET", "/v1/jobs/job-1/model", False),
-    ("operator", "GET", "/v1/log?after=0", False), ("anyone", "GET", "/v1/ca", False),
-    ("anyone", "POST", "/v1/enrol", False),
-]  # fmt: skip
-BODIES = [
-    b"", b"x", bytes(5000), wire.pack(wire.Answer(why="no")), wire.pack(wire.Answer(wire.Blob(DIGEST, 1))),
-    wire.pack(wire.Enrolment("s" * 43, keys.request(readers.KEY, "ann"))), keys.request(readers.KEY, "ann"),
-    wire.pack(wire.Order("job", readers.TABLES[0])), wire.pack(wire.Order("job", readers.TABLES[1], None, 2, "mark")),
-]  # fmt: skip
-
-
-class Everybody:
-    """A caller for each role."""
-
-    def __init__(self, served: Served) -> None:
-        self.served = served
-        self.callers = {"party": served.enrolled("ann"), "operator": served.chief(), "anyone": served.nobody()}
-
-    def signed(self, role: str, method: str, path: str, body: bytes, ask: bool) -> dict[str, str]:
-        key = self.callers[role].key
-        return signing.sign(key, method, path, body, Asked().about if ask else About()) if key is not None else {}
-
-    def request(self, role: str, method: str, path: str, body: bytes, ask: bool) -> bytes:
-        """A request as bytes."""
-        lines = {"Host": "127.0.0.1", "Hansa-Protocol": "1", "Content-Length": str(len(body)),
-                 **self.signed(role, method, path, body, ask)}  # fmt: skip
-        head = "\r\n".join(
-            (f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in lines.items()), "", "")
-        )
-        return head.encode() + body
-
-
 @pytest.fixture(scope="module")
 def everybody(served: Served) -> Everybody:
     return Everybody(served)
-
-
-WORDS = [b"\r\n", b"\r\n\r\n", b"\x00", b"\xff", b"%00", b"%ff", b"..", b"%2e%2e%2f", b"Transfer-Encoding: chunked\r\n",
-         b"Content-Length: 5\r\n", b"Content-Encoding: gzip\r\n", b"Expect: 100-continue\r\n",
-         b"Connection: upgrade\r\n", b"Upgrade: websocket\r\n", b"Range: bytes=0-\r\n", b"Range: bytes=9-1,5-\r\n",
-         b"If-Modified-Since: x\r\n",
-         b"Cookie: \xff=\xff\r\n", b"Content-Type: multipart/form-data; boundary=\r\n",
-         b"HTTP/0.9", b"HTTP/9.9", b"CONNECT ", b"PATCH ", b"?", b"&", b"#", b" ", b"\t", b":",
-         b"9" * 5000, b"A" * 9000]  # fmt: skip
 
 
 def test_a_mutated_request_is_answered_or_the_connection_closed(served: Served, everybody: Everybody) -> None:
