@@ -130,8 +130,9 @@ def child(name: str, seconds: float, folder: Path, seed: int) -> int:
         found.run(data)
 
     wall = int(4 * seconds) + 60  # where others take the CPU
+    known = [f"-dict={words}"] if found.words else []
     atheris.Setup(
-        [sys.argv[0], str(corpus), *([f"-dict={words}"] if found.words else []), f"-artifact_prefix={place}/", f"-timeout={TIMEOUT}",
+        [sys.argv[0], str(corpus), *known, f"-artifact_prefix={place}/", f"-timeout={TIMEOUT}",
          f"-rss_limit_mb={MEMORY}", f"-max_len={LONGEST}", f"-seed={seed + 1}", f"-max_total_time={wall}",
          f"-runs={2**31 - 1}", "-print_final_stats=1"],
         once, enable_python_coverage=True,
