@@ -132,10 +132,10 @@ audit: $(TOOLS)
 
 # What is quick and what needs others comes first; what takes long comes last.
 release: test $(TOOLS)
-	@rm -rf build dist
+	@rm -rf build dist && mkdir dist
 	@echo "==> sdist and wheel"
-	@$(RELEASE)/bin/python -m build --no-isolation --outdir dist . > /dev/null
-	@$(RELEASE)/bin/python release/check_dist.py dist
+	@$(BIN)/python -c 'from setuptools import build_meta as b; b.build_sdist("dist"); b.build_wheel("dist")' > /dev/null
+	@$(BIN)/python release/check_dist.py dist
 	@echo "==> audit"
 	@$(MAKE) --no-print-directory audit
 	@echo "==> bill of materials"
