@@ -10,7 +10,9 @@ SEED        ?= 0
 FUZZ_MINUTES ?= 30
 JOBS        ?= 2
 AUDIT       ?=
-CAMPAIGNS   ?= fuzz chaos $(shell sed -nE 's/^(dst|power|weather):.*/\1/p' Makefile)
+CAMPAIGNS   ?= fuzz chaos $(shell sed -nE 's/^(dst|day|power|weather):.*/\1/p' Makefile)
+SEEDS       ?= 1000
+PARTIES     ?= 10000
 
 VENV := .venv
 BIN  := $(VENV)/bin
@@ -30,7 +32,8 @@ check-python = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo demo-net test lint chaos fuzz audit release bench bench-peers bench-fusion bench-deploy lock clean
+.PHONY: help setup demo demo-net test lint chaos dst day load fuzz audit release bench bench-peers bench-fusion \
+  bench-deploy lock clean
 
 help:
 	@echo "make demo    set up .venv and run the demonstration (DEMO_ARGS=... is passed on)"
@@ -41,6 +44,9 @@ help:
 	@echo "make fuzz    fuzz every reader of others' bytes and the routes (FUZZ_MINUTES=$(FUZZ_MINUTES) of CPU, JOBS=$(JOBS) at a time)"
 	@echo "make audit   look the locked requirements up among the known vulnerabilities (AUDIT=skip: do not)"
 	@echo "make release  make test, then sdist and wheel, audit, bill of materials into dist/, and CAMPAIGNS='$(CAMPAIGNS)'"
+	@echo "make load    connect many parties to one aggregator (PARTIES=$(PARTIES)): memory, idle CPU, rounds, a restart (BENCH_ARGS=...)"
+	@echo "make dst     simulate federations in worlds that fail, each from its seed (SEEDS=$(SEEDS) SEED=$(SEED) is the first)"
+	@echo "make day     simulate 24 hours of a job whose parties come and go; memory stays flat (SEED=$(SEED))"
 	@echo "make setup   set up .venv only"
 	@echo "make bench   time Hansa beside hand-written floors (BENCH_ARGS=... is passed on: --model cnn, --repeats 5)"
 	@echo "make bench-peers   the same beside Flower, pfl and FedJAX, installed apart (BENCH_ARGS=--nvflare: and NVFLARE)"
@@ -72,6 +78,15 @@ lint: $(READY)
 
 chaos: $(READY)
 	@$(BIN)/python tests/chaos/chaos.py --kills $(KILLS) --seed $(SEED)
+
+load: $(READY)
+	@$(BIN)/python benchmarks/load.py --parties $(PARTIES) --seed $(SEED) $(BENCH_ARGS)
+
+dst: $(READY)
+	@$(BIN)/python tests/dst/dst.py --seeds $(SEEDS) --first $(SEED)
+
+day: $(READY)
+	@$(BIN)/python tests/dst/day.py --seed $(SEED)
 
 bench: $(READY)
 	@$(BIN)/python benchmarks/compare.py $(BENCH_ARGS)

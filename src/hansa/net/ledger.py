@@ -33,6 +33,7 @@ CREATE TABLE IF NOT EXISTS tokens (
 CREATE TABLE IF NOT EXISTS certificates (
     fingerprint TEXT PRIMARY KEY, name TEXT NOT NULL, role TEXT NOT NULL, state TEXT NOT NULL, key TEXT NOT NULL,
     pem BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS certificates_by_name ON certificates (name);
 CREATE TABLE IF NOT EXISTS jobs (
     id TEXT PRIMARY KEY, name TEXT NOT NULL, submitted REAL NOT NULL, status TEXT NOT NULL, reason TEXT,
     order_ BLOB NOT NULL, central TEXT, checkpoint TEXT, model TEXT, summary TEXT);

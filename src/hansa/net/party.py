@@ -149,7 +149,8 @@ class Agent:
                 await asyncio.sleep(PAUSE)
 
     async def _work(self) -> Work | None:
-        _, data = await self.client.call("GET", f"/v1/work?instance={self._instance}")
+        wait = self.client.pace.hold  # what the aggregator said last that it does; the answer is waited for accordingly
+        _, data = await self.client.call("GET", f"/v1/work?instance={self._instance}&wait={wait:.0f}", wait=wait)
         return unpack(data, Work) if data else None
 
     async def _do(self, work: Work) -> None:
@@ -176,8 +177,8 @@ class Agent:
                 raise
             receipt = await self._reply(path, about, f"the aggregator does not take its reply: {error}", False)
         extra = _where(work)
-        extra["detail"]["why"] = reply if isinstance(reply, str) else None
-        log.info(f"answer {receipt.status}", extra=extra)
+        extra["detail"]["why"] = reply if isinstance(reply, str) else receipt.why
+        log.log(logging.INFO if receipt.why is None else logging.WARNING, f"answer {receipt.status}", extra=extra)
 
     async def _told(self, path: str, work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
         """What an ask says, and the task that it is about."""

@@ -38,6 +38,7 @@ from hansa.net.wire import Blob, Work, ask_name, printable
 log = logging.getLogger("hansa.net")
 REASON = 1000  # letters, at most, of why a reply is rejected: it may name what the party named
 SLACK = 2**16  # bytes that a reply may be longer than expected: names of metrics
+LOOK = 1e-5  # seconds for each party between two looks at who is there
 TICK = 1.0  # seconds after which a waiting job looks whether somebody has gone absent
 LARGE = 1000.0  # times the model's own norm (and one) that an update may have where the run does not say
 HEAVY = 10**9  # samples that a reply may count for where the run does not say
@@ -140,10 +141,11 @@ class Network:
                 found: list[int] = yield Write(decide(key, lambda here=here: here, time.time()))  # type: ignore[misc]
                 return found
             if not told:
-                away = [name for party, name in enumerate(self.parties) if party not in set(here)]
+                away = [self.parties[party] for party in sorted(set(range(len(self.parties))) - set(here))]
                 yield self._tell(f"waiting for {request.needed - len(here)} of: {', '.join(away[:20])}")
                 told = True
             yield Wait(TICK)
+            yield Do(lambda: time.sleep(len(self.parties) * LOOK))  # not for each that comes: there may be thousands
 
     def _tell(self, what: str | None) -> Write:
         """Have those who look at the job see what it waits for."""
@@ -199,7 +201,10 @@ class Network:
 
     def _ask(self, ask: Ask, key: Key) -> Steps[Decision]:
         """Have an ask answered, as its machine says."""
-        machine = Asking(ask.parties, ask.enough, self.deadline, self.desk.absent_after)
+        deadline = self.deadline
+        if deadline is not None and ask.phase.startswith(("describe", "prepare")):
+            deadline = max(deadline, self.desk.absent_after)  # it is the rounds': what comes before is not hurried
+        machine = Asking(ask.parties, ask.enough, deadline, self.desk.absent_after)
         news = self.desk.watch(key)
         here = frozenset(self.desk.present(ask.parties))
         before = {row["party"]: row["why"] for row in self._replies(key)}
@@ -209,7 +214,7 @@ class Network:
             while machine.decision is None:
                 for command in commands:
                     if isinstance(command, Offer):
-                        self.desk.offer((party, self._offer(ask, party)) for party in command.parties)
+                        self.desk.offer(self._offers(ask, command.parties))
                     elif isinstance(command, Withdraw):
                         self.desk.withdraw(key, ask.parties)
                     else:
@@ -241,16 +246,33 @@ class Network:
             norm = LARGE * (1.0 + float(torch.linalg.vector_norm(model["w"].to(torch.float64))))
         return dataclasses.replace(rules, max_norm=norm, max_weight=rules.max_weight or HEAVY)
 
-    def _offer(self, ask: Ask, party: int) -> Errand:
-        """An ask as one party gets it, with all that a party which comes late must know."""
+    def _offers(self, ask: Ask, parties: Sequence[int]) -> list[tuple[int, Errand]]:
+        """An ask as each party gets it, with all that a party which comes late must know. What is the same for all of
+        them is made once: there may be thousands."""
         name = ask_name(ask.round, ask.phase, ask.index)
-        message = self._publish((name, party if party in ask.each else None), lambda: ask.message(party))
         known = {"task": self.task, "preparations": self.preparations}
         task = self._publish(("task", len(self.preparations) if self.task else None), lambda: known)
-        tickets = (ask_name(*f.key[1:]) for f in self._flights.values() if f.ticket.party == party)  # one at most
-        work = Work(self.job, self.name, party, ask.round, ask.phase, ask.index, message, task, self._base.get(party),
-                    self._tip.get(party), next(tickets, None), self.rules.min_cohort)  # fmt: skip
-        op, payload, rules = ask.op, ask.payload_of(party), self._limited(ask)
+        pending = {f.ticket.party: ask_name(*f.key[1:]) for f in self._flights.values()}  # one at most
+        rules, task_file = self._limited(ask), self.messages / task.digest
+        shared: tuple[Blob, Path, int, Callable[[Path], str | None]] | None = None
+        out = []
+        for party in parties:
+            own = party in ask.each
+            if shared is None or own:
+                message = self._publish((name, party if own else None), lambda party=party: ask.message(party))  # type: ignore[misc]
+                given = message, self.messages / message.digest, *self._expected(ask, party, rules)
+                shared = shared if own else given
+            else:
+                given = shared
+            work = Work(self.job, self.name, party, ask.round, ask.phase, ask.index, given[0], task,
+                        self._base.get(party), self._tip.get(party), pending.get(party),
+                        self.rules.min_cohort)  # fmt: skip
+            out.append((party, Errand(work, given[1], task_file, given[2], given[3])))
+        return out
+
+    def _expected(self, ask: Ask, party: int, rules: Rules) -> tuple[int, Callable[[Path], str | None]]:
+        """The most bytes that a party's reply may have, and what says why it may not be fused."""
+        op, payload = ask.op, ask.payload_of(party)
         assert op is not None
 
         def check(path: Path) -> str | None:
@@ -261,8 +283,7 @@ class Network:
             reason = fault(reply, op, payload, rules, ask.verb == "reduce")
             return None if reason is None else printable(reason[:REASON])
 
-        limit = expected_size(op, payload) + SLACK
-        return Errand(work, self.messages / message.digest, self.messages / task.digest, limit, check)
+        return expected_size(op, payload) + SLACK, check
 
     def _publish(self, name: tuple[str, int | None], tree: Callable[[], Any]) -> Blob:
         """A file for parties to fetch. It may be lost: a replay makes it again."""
@@ -289,7 +310,7 @@ class Network:
     def _fly(self, ask: Ask) -> None:
         """Offer a ticket's ask to its party, unless it was answered."""
         if not self._replies(self._key(ask)):
-            self.desk.offer([(ask.parties[0], self._offer(ask, ask.parties[0]))])
+            self.desk.offer(self._offers(ask, ask.parties))
 
     def _next(self, request: Ask) -> Steps[Arrival]:
         if not self._flights:

@@ -1,0 +1,325 @@
+"""A federation in a simulated world: the aggregator's and the parties' own code, over a network that loses, delays,
+doubles and reorders, processes that die between any two steps, clocks that are wrong, and a disk that forgets.
+
+Real are: the server with its routes and checks, the client with its repetitions, the desk, the ledger's transactions in
+SQLite, blobs in files, jobs, rounds and their machine, the party's agent, worker and memory, keys and signatures.
+Simulated are: time, threads, TCP and TLS (who calls is known by its certificate), and death.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import json
+import logging
+import random
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import aiohttp
+import torch
+from clockwork import Clockwork, Stuck
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+from lives import Aggregator, Direct, Member, Thread, connect
+from promises import Promises
+
+from hansa.net import keys, party, runtime
+from hansa.net.federation import Federation, init
+from hansa.net.registry import Registry
+from hansa.net.wire import Receipt
+from hansa.run.join import preparer
+
+NAMES = ("ann", "bob", "cid", "dan", "eve", "fay", "gil", "hal", "ivy", "jim", "kay", "leo")
+HEAL = 400.0  # seconds after which nothing fails any more
+LIMIT = 30_000.0  # seconds by which the job must have ended
+
+
+@dataclass(frozen=True)
+class Weather:
+    """What goes wrong in a world, and how often; all of it drawn from the seed."""
+
+    parties: int
+    algorithm: str
+    rounds: int
+    asks: int
+    run: dict[str, Any]
+    prepare: bool
+    lost: float  # of requests, and of answers
+    doubled: float  # requests that come a second time, perhaps much later
+    delay: float  # seconds that a message takes, on average
+    pause: float  # seconds between two deaths, on average
+    fragile: float  # the chance to die at a named point
+    partition: float  # of the time that a party is cut off
+    skew: float  # seconds that clocks are off, at most
+    work: float  # seconds that a party's work takes, on average
+    absent_after: float
+    lease: float
+    min_parties: int
+
+    @classmethod
+    def of(cls, chance: Any) -> Weather:
+        parties, calm, work = chance.choice([2, 2, 3, 4]), chance.random() < 0.1, chance.choice([0.5, 5.0, 20.0])
+        run: dict[str, Any] = {"rounds": chance.choice([1, 1, 2, 3]), "seed": 1, "eval_parties": False, "quorum": 1}
+        algorithm = "tally" if chance.random() < 0.75 else "tally-async"
+        if algorithm == "tally-async":
+            run["cohort_size"] = chance.randint(1, parties)
+        elif chance.random() < 0.6:
+            run["deadline"] = chance.choice([5.0, 20.0, 60.0, 200.0]) + work
+        if algorithm == "tally-async":
+            pass
+        elif chance.random() < 0.3:
+            run["cohort"] = 0.5
+            if chance.random() < 0.5:
+                run["over_select"] = 2.0
+        else:
+            run["quorum"] = chance.choice([0.5, 1.0, 1, 2])
+            if chance.random() < 0.3:
+                run["min_cohort"] = 2
+        pick = (lambda *values: 0.0) if calm else (lambda *values: chance.choice(values))
+        return cls(
+            parties, algorithm, run["rounds"], chance.choice([1, 1, 2]), run, chance.random() < 0.2,
+            pick(0.0, 0.02, 0.1, 0.3), pick(0.0, 0.1, 0.3),
+            chance.choice([0.02, 0.2, 2.0]), pick(0.0, 15.0, 40.0, 100.0), pick(0.0, 0.002, 0.01),
+            pick(0.0, 0.0, 0.2), pick(0.0, 86_400.0), work,
+            chance.choice([40.0, 120.0, 300.0]), chance.choice([20.0, 60.0]), chance.randint(1, parties),
+        )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1)
+def template() -> tuple[Path, Federation, sqlite3.Connection]:
+    """A federation's folder with enrolled parties' folders, and its record; made once a process."""
+    base = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
+    root = Path(tempfile.mkdtemp(prefix="hansa-dst-", dir=base))
+    federation = init(root / "federation", "world", NAMES, ["localhost"], 8443)
+    db = connect()
+    ledger = Direct(db)
+    registry = Registry(federation, ledger)
+    for name in NAMES:
+        home, token, key = root / "homes" / name, federation.token(name), keys.new_key()
+        assert token is not None
+        home.mkdir(parents=True)
+        _, certificate = ledger.now(registry.enrol(token.secret, keys.request(key, name)))
+        ledger.now(lambda db: db.run("UPDATE certificates SET state = 'valid'").rowcount)
+        for file, data in (("key.pem", keys.key_bytes(key)), ("cert.pem", certificate),
+                           ("ca.pem", federation.read("ca.pem"))):  # fmt: skip
+            keys.write_private(home / file, data)
+        about = {"party": name, "federation": "world", "url": "https://localhost:8443", "instance": "0f" * 16}
+        keys.write_private(home / "party.json", json.dumps(about).encode())
+        (home / "party.toml").write_text("")
+    return root, federation, db
+
+
+@dataclass
+class World:
+    """One history. `run` lives through it, and says what broke."""
+
+    seed: int
+    fault: Callable[[World], None] | None = None  # for tests: breaks something first
+    broken: list[str] = field(default_factory=list)
+    receipts: list[Receipt] = field(default_factory=list)
+    errors: list[BaseException] = field(default_factory=list)
+    aggregator: Aggregator | None = None
+    ended: str | None = None
+    deaths: int = 0
+
+    def __post_init__(self) -> None:
+        self.loop = Clockwork(self.seed, LIMIT)
+        self.weather = self._forecast()
+        self.members: dict[int, Member] = {}
+        self._trace = hashlib.sha256()
+        self._cut: dict[str, float] = {}
+        root, self.federation, origin = template()
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{self.seed}-", dir=root))
+        self.names = NAMES[: self.weather.parties]
+        for name in self.names:
+            shutil.copytree(root / "homes" / name, self.folder / "homes" / name)
+        self.db = connect(self._database())
+        origin.backup(self.db)
+        self.db.execute("DELETE FROM parties WHERE number >= ?", (self.weather.parties,))
+        self.federation = Federation("world", self.names, self.federation.url, folder=self.federation.folder)
+        homes = {name: self.folder / "homes" / name for name in self.names}
+        self.keys = {name: keys.key_of((home / "key.pem").read_bytes()) for name, home in homes.items()}
+        self.certificates = {name: _der((home / "cert.pem").read_bytes()) for name, home in homes.items()}
+        (self.folder / "state").mkdir()
+
+    def _forecast(self) -> Weather:
+        return Weather.of(self.loop.chance)
+
+    def _database(self) -> str:
+        return ":memory:"
+
+    @property
+    def stormy(self) -> bool:
+        return self.loop.now < HEAL
+
+    def note(self, *what: Any) -> None:
+        """Something happened; a history is known by all that did, and when."""
+        self._trace.update(repr((self.loop.now, what)).encode())
+
+    @property
+    def trace(self) -> str:
+        return self._trace.hexdigest()
+
+    def fail(self, what: str) -> None:
+        if what not in self.broken:
+            self.broken.append(what)
+
+    def samples(self, number: int) -> Any:
+        return _prepared(number)
+
+    async def travel(self, name: str) -> None:
+        """Have a message of a party's on its way; where it is lost, who waits for it hears of it, sooner or later."""
+        chance = self.loop.chance
+        await asyncio.sleep(chance.expovariate(1 / self.weather.delay))
+        if self.stormy and (chance.random() < self.weather.lost or self._cut.get(name, 0.0) > self.loop.now):
+            await asyncio.sleep(chance.choice([0.0, 5.0, 60.0]))
+            raise aiohttp.ClientConnectionError("lost")
+
+    def died(self, life: Aggregator | Member) -> None:
+        """Somebody has died, and is started again after a while."""
+        self.deaths += 1
+        self.note("died", life.process.name)
+        pause = self._pause(life)
+        if isinstance(life, Aggregator):
+            self.aggregator = None
+            self.loop.call_later(pause, lambda: self.ended is None and Aggregator(self))
+        else:
+            self.loop.call_later(pause, lambda: self.ended is None and self._member(life.number))
+
+    def _pause(self, life: Aggregator | Member) -> float:
+        return self.loop.chance.expovariate(1 / 10.0)
+
+    def received(self, receipt: Receipt) -> None:
+        """A party has a receipt."""
+        self.receipts.append(receipt)
+
+    def _member(self, number: int) -> None:
+        self.members[number] = Member(self, number)
+
+    async def _strike(self) -> None:
+        """Deaths and partitions, at random moments, until the weather clears."""
+        chance = self.loop.chance
+        while self.stormy and self.weather.pause:
+            await asyncio.sleep(chance.expovariate(1 / self.weather.pause))
+            victim: Any = self.aggregator
+            if chance.random() < 0.6 and self.members:
+                victim = chance.choice(list(self.members.values()))
+            if victim is not None and self.stormy:
+                victim.process.kill()
+
+    async def _storm(self) -> None:
+        chance = self.loop.chance
+        while self.stormy and self.weather.partition:
+            await asyncio.sleep(chance.expovariate(1 / 60.0))
+            whom = self.names if chance.random() < 0.3 else [chance.choice(self.names)]
+            until = self.loop.now + chance.expovariate(1 / (240.0 * self.weather.partition))
+            self._cut |= dict.fromkeys(whom, until)
+
+    async def _history(self) -> None:
+        Aggregator(self)
+        for number in range(self.weather.parties):
+            self.loop.call_later(self.loop.chance.random() * 30.0, self._member, number)
+        weather = [self.loop.create_task(self._strike()), self.loop.create_task(self._storm())]
+        await self._until_ended()
+        for task in weather:
+            task.cancel()
+            if task.done() and not task.cancelled():
+                task.result()
+
+    async def _until_ended(self) -> None:
+        while self.ended is None:
+            await asyncio.sleep(5.0)
+            if any(not isinstance(error, aiohttp.ClientError) for error in self.errors):
+                self.ended = "broken"
+            row = self.db.execute("SELECT status FROM jobs").fetchone()
+            if row is not None and row["status"] in ("finished", "failed"):
+                # a crash after that is survived too; stragglers come and go for a while
+                if self.stormy:
+                    await asyncio.sleep(self.loop.chance.random() * 60.0)
+                self.ended = row["status"]
+
+    def run(self) -> World:
+        """Live through it, then check everything."""
+        unpack = party.unpack
+
+        def noted(data: bytes, kind: type[Any]) -> Any:
+            value = unpack(data, kind)
+            if kind is Receipt:
+                self.received(value)
+            return value
+
+        with quiet(), self.loop.running(), mock.patch.object(party, "threading", mock.MagicMock(Thread=Thread)), \
+                mock.patch.object(party, "unpack", noted), \
+                mock.patch.object(Thread, "work", self.weather.work), \
+                mock.patch.object(runtime, "TICK", 5.0):  # fmt: skip
+            random.seed(self.seed)  # what back-off draws from
+            asyncio.set_event_loop(self.loop)
+            if self.fault is not None:
+                self.fault(self)
+            try:
+                self.loop.run_until_complete(self._history())
+            except Stuck as error:
+                self.fail(f"{error}; {self._where()}")
+            finally:
+                self._end()
+        for error in self.errors:
+            if not isinstance(error, aiohttp.ClientError):
+                self.fail(f"a process failed: {error!r}")
+        if not self.broken:
+            Promises(self).check()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.db.close()
+        return self
+
+    def _where(self) -> str:
+        row = self.db.execute("SELECT status, reason FROM jobs").fetchone()
+        asks = self.db.execute("SELECT round, phase, number FROM asks WHERE closed IS NULL").fetchall()
+        return f"the job is {tuple(row) if row else None}, open asks {[tuple(ask) for ask in asks]}"
+
+    def _end(self) -> None:
+        """Everybody dies, and nobody comes back."""
+        self.ended = self.ended or "stuck"
+        for life in [self.aggregator, *self.members.values()]:
+            if life is not None:
+                life.process.on_death = [life._died] if isinstance(life, Member) else []
+                life.process.kill()
+        pending = asyncio.all_tasks(self.loop)
+        for task in pending:
+            task.cancel()
+        self.loop.limit = float("inf")
+        if pending:
+            self.loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
+        asyncio.set_event_loop(None)
+        self.loop.close()
+
+
+def _der(pem: bytes) -> bytes:
+    return x509.load_pem_x509_certificate(pem).public_bytes(Encoding.DER)
+
+
+@functools.lru_cache(maxsize=8)
+def _prepared(number: int) -> Any:
+    draw = torch.Generator().manual_seed(number)
+    x = torch.randn(4, 2, generator=draw, dtype=torch.float64)
+    return preparer(((x, torch.tensor([0, 1, 2, 1])), None))
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    logger = logging.getLogger("hansa")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
