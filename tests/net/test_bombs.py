@@ -59,7 +59,7 @@ LIES = {
     "a length past the end": framed({}, length=64),
     "no header": bytes(8),
     "seven bytes": bytes(7),
-    "a header over the limit": framed(b" " * (2**24 + 8)),
+    "a header over the limit": framed(b'{"__metadata__":{"tree":"{}"}}' + b" " * 2**24),
     "overlapping": holding(bytes(8), v=entry(), w=entry()),
     "partly overlapping": holding(bytes(12), v=entry(), w=entry(offsets=(4, 12))),
     "a gap": holding(bytes(24), v=entry(), w=entry(offsets=(16, 24))),

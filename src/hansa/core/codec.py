@@ -152,8 +152,6 @@ def _entry(name: str, dtype: str, shape: list[int], data_offsets: list[int]) -> 
             raise ValueError(f"shape or place of {name[:80]!r} is not one")
         if not all(type(number) is int and 0 <= number < 2**48 for number in numbers):
             raise ValueError(f"shape or place of {name[:80]!r} is not one")
-    if math.prod(extent for extent in shape if extent) >= 2**48:  # torch multiplies them, empty or not
-        raise ValueError(f"the shape of {name[:80]!r} is larger than any tensor's")
     return _LONG[dtype], shape, math.prod(shape) * _LONG[dtype].itemsize
 
 
