@@ -11,6 +11,7 @@ FUZZ_MINUTES ?= 30
 JOBS        ?= 2
 AUDIT       ?=
 CAMPAIGNS   ?= fuzz chaos $(shell sed -nE 's/^(dst|day|power|weather):.*/\1/p' Makefile)
+MINUTES     ?= 5
 SEEDS       ?= 1000
 PARTIES     ?= 10000
 
@@ -32,7 +33,7 @@ check-python = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo demo-net test lint chaos dst day load fuzz audit release bench bench-peers bench-fusion \
+.PHONY: help setup demo demo-net test lint chaos weather dst day load fuzz audit release bench bench-peers bench-fusion \
   bench-deploy lock clean
 
 help:
@@ -44,6 +45,7 @@ help:
 	@echo "make fuzz    fuzz every reader of others' bytes and the routes (FUZZ_MINUTES=$(FUZZ_MINUTES) of CPU, JOBS=$(JOBS) at a time)"
 	@echo "make audit   look the locked requirements up among the known vulnerabilities (AUDIT=skip: do not)"
 	@echo "make release  make test, then sdist and wheel, audit, bill of materials into dist/, and CAMPAIGNS='$(CAMPAIGNS)'"
+	@echo "make weather  run rounds over lines that delay, lose, break, fall silent and are cut off (MINUTES=$(MINUTES) SEED=$(SEED))"
 	@echo "make load    connect many parties to one aggregator (PARTIES=$(PARTIES)): memory, idle CPU, rounds, a restart (BENCH_ARGS=...)"
 	@echo "make dst     simulate federations in worlds that fail, each from its seed (SEEDS=$(SEEDS) SEED=$(SEED) is the first)"
 	@echo "make day     simulate 24 hours of a job whose parties come and go; memory stays flat (SEED=$(SEED))"
@@ -78,6 +80,9 @@ lint: $(READY)
 
 chaos: $(READY)
 	@$(BIN)/python tests/chaos/chaos.py --kills $(KILLS) --seed $(SEED)
+
+weather: $(READY)
+	@$(BIN)/python tests/chaos/weather.py --minutes $(MINUTES) --seed $(SEED)
 
 load: $(READY)
 	@$(BIN)/python benchmarks/load.py --parties $(PARTIES) --seed $(SEED) $(BENCH_ARGS)
