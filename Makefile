@@ -7,6 +7,10 @@ LOCK_ARGS   ?=
 BENCH_ARGS  ?=
 KILLS       ?= 100
 SEED        ?= 0
+FUZZ_MINUTES ?= 30
+JOBS        ?= 2
+AUDIT       ?=
+CAMPAIGNS   ?= fuzz chaos $(shell sed -nE 's/^(dst|day|power|weather):.*/\1/p' Makefile)
 MINUTES     ?= 5
 SEEDS       ?= 1000
 PARTIES     ?= 10000
@@ -20,13 +24,17 @@ READY := $(VENV)/.ready
 # Each peer of the benchmarks has an environment of its own, for their requirements exclude each other.
 PEERS := flower pfl fedjax $(if $(findstring --nvflare,$(BENCH_ARGS)),nvflare)
 ENVS  := benchmarks/.envs
+# What a release is made with has an environment of its own.
+RELEASE := .venv-release
+TOOLS   := $(RELEASE)/.ready
 
 check-python = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
   { echo "Hansa needs Python 3.11 or newer, and '$(PYTHON)' is not: name one with 'make PYTHON=...'." >&2; exit 1; }
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo demo-net test lint chaos power weather dst day load bench bench-peers bench-fusion bench-deploy lock clean
+.PHONY: help setup demo demo-net test lint chaos power weather dst day load fuzz audit release bench bench-peers \
+  bench-fusion bench-deploy lock clean
 
 help:
 	@echo "make demo    set up .venv and run the demonstration (DEMO_ARGS=... is passed on)"
@@ -34,6 +42,9 @@ help:
 	@echo "make test    set up .venv and run every check: ruff, mypy, pytest (PYTEST_ARGS=... replaces '$(PYTEST_ARGS)')"
 	@echo "make lint    set up .venv and run ruff and mypy only"
 	@echo "make chaos   kill an aggregator's and its parties' processes at random moments (KILLS=$(KILLS) SEED=$(SEED)) and check all"
+	@echo "make fuzz    fuzz every reader of others' bytes and the routes (FUZZ_MINUTES=$(FUZZ_MINUTES) of CPU, JOBS=$(JOBS) at a time)"
+	@echo "make audit   look the locked requirements up among the known vulnerabilities (AUDIT=skip: do not)"
+	@echo "make release  make test, then sdist and wheel, audit, bill of materials into dist/, and CAMPAIGNS='$(CAMPAIGNS)'"
 	@echo "make weather  run rounds over lines that delay, lose, break, fall silent and are cut off (MINUTES=$(MINUTES) SEED=$(SEED))"
 	@echo "make power   cut the power at random moments of simulated disks (SEEDS=$(SEEDS) histories) and check what was acknowledged"
 	@echo "make load    connect many parties to one aggregator (PARTIES=$(PARTIES)): memory, idle CPU, rounds, a restart (BENCH_ARGS=...)"
@@ -44,7 +55,7 @@ help:
 	@echo "make bench-peers   the same beside Flower, pfl and FedJAX, installed apart (BENCH_ARGS=--nvflare: and NVFLARE)"
 	@echo "make bench-fusion  time and memory of each fusion beside Flower's (BENCH_ARGS=... : --out-of-core, --gpu)"
 	@echo "make bench-deploy  rounds a second of deployments on loopback beside Flower's (BENCH_ARGS=... : --upload 400, --memory 1)"
-	@echo "make lock    solve requirements/*.in again into requirements/lock.txt (LOCK_ARGS=--upgrade for newer versions)"
+	@echo "make lock    solve requirements/*.in again into requirements/lock.txt and release.txt (LOCK_ARGS=--upgrade for newer versions)"
 	@echo "make clean   remove .venv, caches and build output"
 	@echo "PYTHON=...   the interpreter to build .venv with (3.11 or newer; now '$(PYTHON)')"
 
@@ -126,17 +137,51 @@ $(READY): $(DEPS) pyproject.toml
 	@$(PIP) install --no-build-isolation --no-deps -e .
 	@touch $@
 
+# The tools of a release see the project's own environment behind them, and change nothing in it.
+$(TOOLS): $(READY) requirements/release.txt
+	@echo "==> setting up $(@D)"
+	@$(PYTHON) -m venv --clear $(@D)
+	@$(@D)/bin/python -m pip --disable-pip-version-check -qq install --require-hashes --no-deps -r requirements/release.txt
+	@echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
+	  > "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth"
+	@touch $@
+
+fuzz: $(TOOLS)
+	@$(RELEASE)/bin/python tests/fuzz/fuzz.py --minutes $(FUZZ_MINUTES) --jobs $(JOBS)
+
+audit: $(TOOLS)
+	@mkdir -p dist
+	@if test "$(AUDIT)" = skip; then echo "no audit was made: AUDIT=skip"; else \
+	  $(RELEASE)/bin/python release/audit.py dist/audit.json requirements/lock.txt requirements/torch.txt; fi
+
+# What is quick and what needs others comes first; what takes long comes last.
+release: test $(TOOLS)
+	@rm -rf build dist && mkdir dist
+	@echo "==> sdist and wheel"
+	@$(BIN)/python -c 'from setuptools import build_meta as b; b.build_sdist("dist"); b.build_wheel("dist")' > /dev/null
+	@$(BIN)/python release/check_dist.py dist
+	@echo "==> audit"
+	@$(MAKE) --no-print-directory audit
+	@echo "==> bill of materials"
+	@$(RELEASE)/bin/cyclonedx-py environment $(BIN)/python --pyproject pyproject.toml --output-reproducible \
+	  -o dist/sbom.cdx.json && echo "dist/sbom.cdx.json"
+	@for campaign in $(CAMPAIGNS); do \
+	  echo "==> $$campaign"; $(MAKE) --no-print-directory $$campaign || exit 1; done
+	@echo "==> dist/ holds the release"
+
 # Hashes come from the public registry alone: extra indexes and local folders of wheels are left out of the solving.
+COMPILE := env -u PIP_FIND_LINKS -u PIP_EXTRA_INDEX_URL PIP_CONFIG_FILE=/dev/null CUSTOM_COMPILE_COMMAND="make lock" \
+  .venv-lock/bin/pip-compile -q --no-config --generate-hashes --allow-unsafe --strip-extras \
+  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host $(LOCK_ARGS)
+
 lock:
 	@$(check-python)
 	@test -x .venv-lock/bin/pip-compile || { $(PYTHON) -m venv --clear .venv-lock && \
 	  .venv-lock/bin/python -m pip --disable-pip-version-check -q install pip-tools==7.6.2; }
 	@echo "==> solving requirements/*.in (takes minutes)"
-	@env -u PIP_FIND_LINKS -u PIP_EXTRA_INDEX_URL PIP_CONFIG_FILE=/dev/null CUSTOM_COMPILE_COMMAND="make lock" \
-	  .venv-lock/bin/pip-compile -q --no-config --generate-hashes --allow-unsafe --strip-extras \
-	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host $(LOCK_ARGS) \
-	  -o requirements/lock.txt requirements/runtime.in requirements/dev.in
+	@$(COMPILE) -o requirements/lock.txt requirements/runtime.in requirements/dev.in
+	@$(COMPILE) -o requirements/release.txt requirements/release.in
 
 clean:
-	@rm -rf $(VENV) .venv-lock $(ENVS) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) .venv-lock $(RELEASE) $(ENVS) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

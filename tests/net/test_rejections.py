@@ -51,6 +51,7 @@ BAD: dict[str, tuple[Callable[[Reply], Reply], str]] = {
     "one more dimension": (changed(tensors={"w": lambda w: w[None]}), "has the shape"),
     "another type": (changed(tensors={"w": lambda w: w.to(torch.float32)}), "expected torch.float64"),
     "another name": (changed(tensors={"v": lambda w: w}), "it has the tensors"),
+    "a name of many letters": (changed(tensors={"\x1b[2J" * 2000: lambda w: w}), "it has the tensors"),
     "negative weight": (changed(weight=-5), "weight is -5"),
     "no weight": (changed(weight=0), "weight is 0"),
     "huge weight": (changed(weight=10**12), "over the limit of 1000000000"),

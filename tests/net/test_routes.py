@@ -223,12 +223,12 @@ def test_a_body_over_the_limit_is_413_before_it_is_read(scene: Scene) -> None:
     ann.close()
 
 
-def test_a_body_in_chunks_of_no_stated_length_is_held_to_the_limit(scene: Scene) -> None:
+def test_a_body_in_chunks_of_no_stated_length_is_not_read(scene: Scene) -> None:
     ann = scene.parties["ann"]
     signed = signing.sign(ann.key, "POST", Asked().path + "/reply", b"", Asked().about)  # type: ignore[arg-type]
     pieces = (b"x" * 2**16 for _ in range(17))
     ann.connection.request("POST", Asked().path + "/reply", pieces, {"Hansa-Protocol": "1", **signed},
                            encode_chunked=True)  # fmt: skip
     with ann.connection.getresponse() as response:
-        assert response.status == 413
+        assert response.status == 411
     ann.close()

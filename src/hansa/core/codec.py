@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import mmap
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as read_tensors
 from torch import Tensor
 
 from hansa.core.errors import DataError
@@ -27,6 +28,10 @@ _SHORT = {  # in the order in which safetensors lays tensors out
 _LONG = {short: dtype for dtype, short in _SHORT.items()}
 _ORDER = {dtype: place for place, dtype in enumerate(_SHORT)}
 _MARK = "$tensor"
+_HALF = re.compile(r"(?<!\\)(?:\\\\)*\\u[dD][89a-fA-F]")  # half a character; `encode` writes whole ones as they are
+HEADER = 10**8  # bytes of a header, at most, as safetensors itself has it
+DIMENSIONS = 32  # of a tensor, at most
+ERRORS = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError, RuntimeError)
 
 
 def _split(tree: Any, path: str, tensors: dict[str, Tensor]) -> Any:
@@ -90,17 +95,108 @@ def digest(tree: Any) -> str:
     return running.hexdigest()
 
 
-def decode(data: bytes) -> Any:
-    """The tree that `encode` was given. Tensors own fresh, aligned memory."""
+def decode(data: bytes, limit: int = HEADER) -> Any:
+    """The tree that `encode` was given. Tensors own fresh, aligned memory. The header may have `limit` bytes."""
     try:
-        length = int.from_bytes(data[:8], "little")
-        if len(data) < 8 or length > len(data) - 8:
-            raise ValueError("truncated")
-        plain = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["tree"])
-        tensors = {name: tensor.clone() for name, tensor in read_tensors(data).items()}
-        return _join(plain, tensors)
-    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DataError(f"not a valid message: {error}") from None
+        plain, entries = _entries(memoryview(data), limit)
+        tensors = {}
+        for name, entry in entries.items():
+            tensor = tensors[name] = torch.empty(entry.shape, dtype=entry.dtype)
+            if tensor.numel():
+                bytes_ = np.frombuffer(data, np.uint8, entry.size, entry.start)
+                tensor.view(-1).view(torch.uint8).numpy()[:] = bytes_
+        return _tree(plain, tensors)
+    except ERRORS as error:
+        raise _invalid(error) from None
+
+
+class Entry(NamedTuple):
+    """Where a tensor lies in a file, and what it is."""
+
+    dtype: torch.dtype
+    shape: list[int]
+    start: int
+    size: int
+
+
+def _entries(data: memoryview | mmap.mmap, limit: int) -> tuple[Any, dict[str, Entry]]:
+    """The tree of a file, less its tensors, and the tensors by name. They lie one behind the other in the order of
+    `encode`, so that each is aligned, and together they are what follows the header: nothing hides between them."""
+    length = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or length > len(data) - 8:
+        raise ValueError("it is cut off")
+    if length > limit:
+        raise ValueError(f"its header has {length} bytes, and at most {limit} are read")
+    header = _json(bytes(data[8 : 8 + length]).decode())
+    about = header.pop("__metadata__")
+    if not all(isinstance(text, str) for text in about.values()):
+        raise ValueError("what is said about it is no text")
+    plain, entries, at = _json(about["tree"]), dict[str, Entry](), 8 + length
+    found = ((name, *_entry(name, **entry), entry["data_offsets"]) for name, entry in header.items())
+    for name, dtype, shape, size, offsets in sorted(found, key=lambda entry: entry[4]):
+        begin, end = 8 + length + offsets[0], 8 + length + offsets[1]
+        if len(offsets) != 2 or begin != at or end - begin != size or end > len(data) or begin % dtype.itemsize:
+            raise ValueError(f"the bytes of {name[:80]!r} are not where they should be")
+        if dtype == torch.bool and size and int(np.frombuffer(data, np.uint8, size, begin).max()) > 1:
+            raise ValueError(f"{name[:80]!r} has values that are neither true nor false")
+        entries[name], at = Entry(dtype, shape, begin, size), end
+    if at != len(data):
+        raise ValueError("there are bytes behind the last tensor")
+    return plain, entries
+
+
+def _entry(name: str, dtype: str, shape: list[int], data_offsets: list[int]) -> tuple[torch.dtype, list[int], int]:
+    """The type of a tensor, its shape, and how many bytes it has, as its place in the header says."""
+    for numbers, most in ((shape, DIMENSIONS), (data_offsets, 2)):
+        if type(numbers) is not list or len(numbers) > most:
+            raise ValueError(f"shape or place of {name[:80]!r} is not one")
+        if not all(type(number) is int and 0 <= number < 2**48 for number in numbers):
+            raise ValueError(f"shape or place of {name[:80]!r} is not one")
+    return _LONG[dtype], shape, math.prod(shape) * _LONG[dtype].itemsize
+
+
+def _json(text: str) -> Any:
+    if _HALF.search(text):
+        raise ValueError("it has a text that is not valid Unicode")
+    return json.loads(text, object_pairs_hook=_once)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        raise ValueError("it has a name twice")
+    return table
+
+
+def _tree(plain: Any, tensors: dict[str, Tensor]) -> Any:
+    """The tree with its tensors, each of which is called by its path in it, and is there once."""
+    left = dict(tensors)
+    tree = _filled(plain, "", left)
+    if left:
+        raise ValueError("its tensors are not called by their paths in its tree")
+    return tree
+
+
+def _filled(tree: Any, path: str, left: dict[str, Tensor]) -> Any:
+    """As `_join`, in place, for a header may hold a tree of a million values; each tensor is taken from `left`."""
+    if isinstance(tree, dict):
+        if _MARK in tree:
+            name = path or "."
+            if tree != {_MARK: name} or name not in left:
+                raise ValueError("its tensors are not called by their paths in its tree")
+            return left.pop(name)
+        for name, value in tree.items():
+            if isinstance(value, (dict, list)):
+                tree[name] = _filled(value, f"{path}/{name}" if path else name, left)
+    elif isinstance(tree, list):
+        for i, value in enumerate(tree):
+            if isinstance(value, (dict, list)):
+                tree[i] = _filled(value, f"{path}/{i}" if path else str(i), left)
+    return tree
+
+
+def _invalid(error: Exception) -> DataError:
+    return DataError(f"not a valid message: {str(error)[:200]}")
 
 
 def devices(tree: Any) -> list[str]:
@@ -143,46 +239,16 @@ def size(tree: Any) -> int:
 
 def mapped(path: str | Path, limit: int = 2**20) -> tuple[Any, dict[str, int], mmap.mmap]:
     """The tree of a file, its tensors left where they are: where each begins in the file, and the file's mapping.
-
-    They are checked more strictly than `decode` checks them: each is called by its path in the tree, so that `starts`
-    says where what the tree holds is. The header may have `limit` bytes.
-    """
+    The header may have `limit` bytes."""
     try:
         with open(path, "rb") as file:
             memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        length = int.from_bytes(memory[:8], "little")
-        if len(memory) < 8 or length > min(limit, len(memory) - 8):
-            raise ValueError("its header is longer than it may be")
-        header = json.loads(memory[8 : 8 + length])
-        about = header.pop("__metadata__")
-        if not all(isinstance(text, str) for text in about.values()):
-            raise ValueError("what is said about it is no text")
-        plain = json.loads(about["tree"])
-        tensors, starts, at = {}, {}, 0
-        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-            begin, end = entry["data_offsets"]
-            dtype, count = _LONG[entry["dtype"]], 1
-            for extent in entry["shape"]:
-                if type(extent) is not int or extent < 0:
-                    raise ValueError(f"the shape of {name} is not one")
-                count *= extent
-            if (
-                type(begin) is not int
-                or type(end) is not int
-                or begin != at
-                or end - begin != count * dtype.itemsize
-                or 8 + length + end > len(memory)
-            ):
-                raise ValueError(f"the bytes of {name} are not where they should be")
-            starts[name], at = 8 + length + begin, end
-            values = torch.frombuffer(memory, dtype=dtype, count=count, offset=starts[name]) if count else None
-            tensors[name] = (torch.zeros(0, dtype=dtype) if values is None else values).view(entry["shape"])
-        if 8 + length + at != len(memory):
-            raise ValueError("there are bytes behind the last tensor")
-        tree, named = _join(plain, tensors), dict[str, Tensor]()
-        _split(tree, "", named)
-        if named.keys() != tensors.keys() or any(named[name] is not tensors[name] for name in named):
-            raise ValueError("its tensors are not called by their paths in its tree")
-        return tree, starts, memory
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, RuntimeError) as error:
-        raise DataError(f"not a valid message: {error}") from None
+        plain, entries = _entries(memory, limit)
+        tensors = {}
+        for name, (dtype, shape, start, size) in entries.items():
+            count = size // dtype.itemsize
+            values = torch.frombuffer(memory, dtype=dtype, count=count, offset=start) if count else None
+            tensors[name] = (torch.zeros(0, dtype=dtype) if values is None else values).view(shape)
+        return _tree(plain, tensors), {name: entry.start for name, entry in entries.items()}, memory
+    except ERRORS as error:
+        raise _invalid(error) from None

@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 import random
+import re
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -23,11 +24,13 @@ from hansa.net.blobs import CHUNK
 from hansa.net.pacing import MARGIN, Pace
 from hansa.net.points import reach
 from hansa.net.signing import About
-from hansa.net.wire import PROTOCOLS, Admission, Blob, Enrolment, Trouble, pack, unpack
+from hansa.net.wire import PROTOCOLS, Admission, Blob, Enrolment, Trouble, pack, printable, unpack
 
 log = logging.getLogger("hansa.net")
 LEAST, MOST = 0.5, 60.0  # seconds between which repeated attempts wait, at random
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504, 507})  # statuses that may pass by themselves
+SETBACKS = 8  # times that an upload may have to go back before it is given up
+LOSES = "the aggregator loses what is uploaded to it"
 PAGE = 2**28  # bytes of what an operator is told at once
 QUIET = 60.0  # seconds without a byte after which nothing is waited for any more: not to send one, nor to get one
 PIECE = 2**16  # bytes of a body that are sent at once: the loop does other things in between
@@ -86,7 +89,7 @@ class Client:
         connector = aiohttp.TCPConnector(ssl=self._tls, limit=4, keepalive_timeout=20, socket_factory=_socket)
         headers = {"Hansa-Protocol": ",".join(map(str, PROTOCOLS)), "Accept-Encoding": "identity"}
         self._session = aiohttp.ClientSession(connector=connector, headers=headers, trust_env=True,
-                                              auto_decompress=False)  # fmt: skip
+                                              auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar())  # fmt: skip
         self._session._retry_connection = False  # it would come back at once, with all others whose connection was cut
         return self
 
@@ -115,13 +118,12 @@ class Client:
             if 200 <= status < 300:
                 return got, data
             if status and status not in PASSING:
-                at = got.get("Hansa-At", "")
-                raise Refusal(status, why, int(at) if at.isdecimal() else None)
+                raise Refusal(status, why, _place(got))
             attempt += 1
             if self.patience is not None and attempt > self.patience:
                 raise Unreachable(f"no answer from {self.url}: {why}")
             asked = got.get("Retry-After", "")
-            seconds = paced(float(asked)) if asked.isdecimal() else pause(attempt)
+            seconds = paced(float(asked)) if re.fullmatch("[0-9]+", asked) else pause(attempt)
             if cut:  # and so it is for all the others; or there are too many of them at once
                 seconds = max(seconds, self.pace.back())
             log.info("no answer, trying again", extra={"detail": {"why": why[:200], "seconds": round(seconds, 2)}})
@@ -151,7 +153,10 @@ class Client:
 
     async def json(self, method: str, path: str, body: bytes = b"", about: About | None = None) -> Any:
         """The answer of an operator's route."""
-        return json.loads((await self.call(method, path, body, about, limit=PAGE))[1])
+        try:
+            return json.loads((await self.call(method, path, body, about, limit=PAGE))[1])
+        except (ValueError, RecursionError):
+            raise DataError(f"{self.url} answers {path} with what is no JSON") from None
 
     async def fetch(self, path: str, blob: Blob, into: Path) -> Path:
         """Download a blob, a chunk at a time, to `into`; what is there already is not fetched again."""
@@ -177,22 +182,25 @@ class Client:
         at = 0
         if blob.size > CHUNK:  # one chunk is sent as quickly as asked for
             headers, _ = await self.call("GET", f"{path}/{blob.digest}")
-            at = int(headers["Hansa-At"])
-        while at < blob.size:
-            chunk = bytes(data[at : at + CHUNK])
+            at = _stands(headers)
+        setbacks = 0
+        while at < blob.size and setbacks < SETBACKS:
+            chunk, before = bytes(data[at : at + CHUNK]), at
             try:
                 headers, _ = await self.call("PUT", f"{path}/{blob.digest}?at={at}", chunk, about)
+                at = _stands(headers)
             except Refusal as error:
                 if error.status != 416 or error.at is None:
                     raise
                 at = error.at
-                continue
-            at = int(headers["Hansa-At"])
+            setbacks += at <= before
+        if at < blob.size:
+            raise DataError(LOSES)
 
     async def hand_in(self, upload: str, blob: Blob | None, data: memoryview, path: str, body: bytes,
                       about: About) -> bytes:  # fmt: skip
         """Upload a blob, if there is one, then post what refers to it; once more where the upload has gone."""
-        for _ in range(8):
+        for _ in range(SETBACKS):
             if blob is not None:
                 await self.send(upload, blob, data, about)
                 reach("upload.sent")
@@ -201,7 +209,20 @@ class Client:
             except Refusal as error:
                 if error.status != 416:
                     raise
-        raise DataError("the aggregator loses what is uploaded to it")
+        raise DataError(LOSES)
+
+
+def _place(headers: Mapping[str, str]) -> int | None:
+    """At which byte the aggregator says that an upload stands."""
+    at = headers.get("Hansa-At", "")
+    return int(at) if re.fullmatch("[0-9]{1,15}", at) else None
+
+
+def _stands(headers: Mapping[str, str]) -> int:
+    at = _place(headers)
+    if at is None:
+        raise DataError("the aggregator does not say how far the upload is")
+    return at
 
 
 async def _pieces(body: bytes, patience: asyncio.Timeout) -> AsyncIterator[bytes]:
@@ -228,7 +249,7 @@ def _timeout(wait: float) -> aiohttp.ClientTimeout:
 
 def _sentence(data: bytes, status: int) -> str:
     try:
-        return unpack(data, Trouble).error
+        return printable(unpack(data, Trouble).error)
     except DataError:
         return f"it answered with the status {status}"
 

@@ -133,7 +133,7 @@ class Federation:
             tree = tomllib.loads(path.read_text())
         except FileNotFoundError:
             raise ConfigError(f"there is no file {path}; `hansa init-federation NAME` makes one") from None
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, no TOML, a number too long
             raise ConfigError(f"cannot read {path}: {error}") from None
         serve = fill(Serve, tree.pop("serve", {}), where=f"{path}: serve")
         limits = fill(Limits, tree.pop("limits", {}), where=f"{path}: limits")

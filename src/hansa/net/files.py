@@ -10,7 +10,7 @@ from aiohttp import web
 
 from hansa.core.errors import DataError
 from hansa.net.asks import Unasked
-from hansa.net.gate import Refused, trouble
+from hansa.net.http import Refused, trouble
 from hansa.net.limits import PIECE
 
 SMALL = 2**16  # bytes of a file that is kept in memory for all who fetch it

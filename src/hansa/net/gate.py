@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,31 +14,15 @@ from typing import Any, NoReturn
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from hansa.core.errors import HansaError
 from hansa.net.door import Connection
+from hansa.net.http import Refused, invite_body, trouble
 from hansa.net.keys import Identity
 from hansa.net.ledger import Ledger
 from hansa.net.limits import PIECE, Buckets, Limits, Notes, come_back, place
 from hansa.net.metrics import Metrics
-from hansa.net.wire import Trouble, pack
 
 log = logging.getLogger("hansa.net")
 ROTATIONS, AGAIN = 10, 3600.0  # certificates that a party gets at once, and the seconds after which it gets one more
-
-
-class Refused(HansaError):
-    """A request that is answered with that status and that sentence; perhaps with the seconds to wait."""
-
-    def __init__(self, status: int, error: str, wait: float | None = None) -> None:
-        super().__init__(error)
-        self.status = status
-        self.headers = {} if wait is None else {"Retry-After": str(max(1, math.ceil(wait)))}
-
-
-def trouble(status: int, error: str, headers: dict[str, str] | None = None) -> web.Response:
-    """What went wrong as a response."""
-    return web.Response(status=status, body=pack(Trouble(error[:4096])), content_type="application/msgpack",
-                        headers=headers)  # fmt: skip
 
 
 def _connection(request: web.Request) -> Connection | None:
@@ -95,7 +78,7 @@ class Gate:
     def _said(self, record: logging.LogRecord) -> bool:
         """Whether something that aiohttp says is to be on standard error; nonsense from outside is so in one line."""
         error = record.exc_info[1] if record.exc_info else None
-        nonsense = isinstance(error, HttpProcessingError)
+        nonsense = isinstance(error, (HttpProcessingError, web.RequestPayloadError, ConnectionError))
         if nonsense:
             self.metrics.refused.labels("no proper request").inc()
         left = self._notes.take(("http", None if nonsense else str(type(error))))
@@ -116,10 +99,7 @@ class Gate:
             self._busy += 1
             status = 500
             try:
-                try:
-                    response: web.StreamResponse = await handler(request)
-                except web.HTTPException as error:  # there is no such route
-                    response = trouble(error.status, error.reason)
+                response: web.StreamResponse = await handler(request)
                 status = response.status
                 if self.closing.is_set() and not response.prepared:
                     response.force_close()
@@ -229,12 +209,9 @@ class Visit:
     async def body(self, limit: int) -> bytes:
         """Its body, which may have so many bytes and has to keep coming."""
         request, gate = self._request, self._gate
-        if not request.can_read_body:
+        share = await invite_body(request, limit)
+        if share == 0:
             return b""
-        length = request.content_length
-        if (length or 0) > limit:
-            raise Refused(413, f"the body has {length} bytes, and at most {limit} are taken")
-        share = limit if length is None else length
         if gate.bodies > 0 and gate.bodies + share > gate.limits.bodies:
             gate.metrics.refused.labels("bodies in memory").inc()
             raise Refused(503, "too much is being uploaded at the same time", 1 + random.random() * 4)
@@ -244,11 +221,11 @@ class Visit:
         while True:
             try:
                 async with asyncio.timeout(gate.limits.stall):
-                    got += await request.content.readexactly(min(PIECE, limit + 1 - len(got)))
+                    got += await request.content.readexactly(min(PIECE, share - len(got)))
             except asyncio.IncompleteReadError as end:
                 return bytes(got + end.partial)
             except TimeoutError:
                 gate.metrics.dropped.labels("body too slow").inc()
                 raise Refused(408, f"the body comes slower than {PIECE} bytes in {gate.limits.stall:g} s") from None
-            if len(got) > limit:
-                raise Refused(413, f"the body is longer than the {limit} bytes that are taken")
+            if len(got) == share:
+                return bytes(got)

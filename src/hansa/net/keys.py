@@ -200,6 +200,7 @@ def identity(cert_der: bytes) -> Identity:
     try:
         cert = x509.load_der_x509_certificate(cert_der)
         subject, key = cert.subject, cert.public_key()
+        serial, until = cert.serial_number, cert.not_valid_after_utc.timestamp()
     except Exception:  # as for requests
         raise IdentityError("this is no certificate: expected one in DER (X.509)") from None
     if not isinstance(key, Ed25519PublicKey):
@@ -210,9 +211,9 @@ def identity(cert_der: bytes) -> Identity:
     return Identity(
         _name_in(subject, "certificate"),
         role,
-        cert.serial_number,
+        serial,
         key,
-        cert.not_valid_after_utc.timestamp(),
+        until,
         cert.fingerprint(hashes.SHA256()).hex(),
     )
 

@@ -13,7 +13,7 @@ import math
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,20 @@ from hansa.net.client import Client, Refusal
 from hansa.net.home import Home, Remembered
 from hansa.net.points import reach
 from hansa.net.signing import About
-from hansa.net.wire import Answer, Blob, Receipt, Work, pack, unpack
+from hansa.net.wire import Answer, Blob, Receipt, Work, pack, printable, unpack
 
 log = logging.getLogger("hansa.net")
 HEARTBEAT = 15.0  # seconds between two signs of life while it trains
 PAUSE = 1.0  # seconds before it asks for work again after something was refused
 FATAL = frozenset({401, 403, 426})  # statuses after which there is no point in asking again
+HEADER = 2**24  # bytes of the header of a message, at most: names, shapes, plain values
+ASK = {"op": dict, "payload": dict, "round": int}
+TASK = {"task": dict, "preparations": list}
 Prepared = Callable[[int, dict[str, Any], str], Party]  # a party by number, from what its tasks says, on a device
+
+
+class Unreadable(DataError):
+    """What the aggregator has people fetch is no message."""
 
 
 class Worker:
@@ -57,6 +64,8 @@ class Worker:
             return f"it failed ({type(error).__name__}); its own log says more", False
 
     def _answer(self, work: Work, message: dict[str, Any], task: dict[str, Any]) -> tuple[Reply | str, bool]:
+        if not _complete(message, ASK) or not _complete(task, TASK):
+            raise DataError("what it is asked is not made as an ask is")
         op = op_of(message["op"], where="ask")
         about = task["task"]
         refused = self._policy.refuses_op(op) or self._policy.refuses_model(about.get("model"))
@@ -93,6 +102,10 @@ class Worker:
                 op.apply(party, step["payload"])
             self._ready = (name, party)
         return self._ready[1]
+
+
+def _complete(tree: dict[str, Any], kinds: Mapping[str, type]) -> bool:
+    return all(isinstance(tree.get(name), kind) for name, kind in kinds.items())
 
 
 def _moved(tree: Any, device: torch.device) -> Any:
@@ -148,12 +161,13 @@ class Agent:
         reply: Reply | str
         staged = False
         if refused is None:
-            with tempfile.TemporaryDirectory(dir=self.home.folder, prefix="fetch-") as folder:
-                if self._task is None or self._task[0] != work.task.digest:
-                    self._task = (work.task.digest, await self._fetch(f"{path}/task", work.task, Path(folder) / "task"))
-                message = await self._fetch(f"{path}/message", work.message, Path(folder) / "message")
-            reach("party.fetched")
-            reply, staged = await self._working(work, message, self._task[1])
+            try:
+                message, task = await self._told(path, work)
+            except Unreadable as error:
+                reply = str(error)
+            else:
+                reach("party.fetched")
+                reply, staged = await self._working(work, message, task)
         else:
             reply = refused
         try:
@@ -166,11 +180,21 @@ class Agent:
         extra["detail"]["why"] = reply if isinstance(reply, str) else receipt.why
         log.log(logging.INFO if receipt.why is None else logging.WARNING, f"answer {receipt.status}", extra=extra)
 
+    async def _told(self, path: str, work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What an ask says, and the task that it is about."""
+        with tempfile.TemporaryDirectory(dir=self.home.folder, prefix="fetch-") as folder:
+            if self._task is None or self._task[0] != work.task.digest:
+                self._task = (work.task.digest, await self._fetch(f"{path}/task", work.task, Path(folder) / "task"))
+            return await self._fetch(f"{path}/message", work.message, Path(folder) / "message"), self._task[1]
+
     async def _fetch(self, path: str, blob: Blob, into: Path) -> dict[str, Any]:
         await self.client.fetch(path, blob, into)
-        tree = await asyncio.to_thread(lambda: codec.decode(into.read_bytes()))
+        try:
+            tree = await asyncio.to_thread(lambda: codec.decode(into.read_bytes(), HEADER))
+        except DataError as error:
+            raise Unreadable(str(error)) from None
         if not isinstance(tree, dict):
-            raise DataError("what was fetched is not a table")
+            raise Unreadable("not a valid message: it is not a table")
         return tree
 
     async def _working(self, work: Work, message: dict[str, Any], task: dict[str, Any]) -> tuple[Reply | str, bool]:
@@ -201,7 +225,7 @@ class Agent:
     async def _reply(self, path: str, about: About, reply: Reply | str, staged: bool) -> Receipt:
         data = b""
         if isinstance(reply, str):
-            answer = Answer(why=reply[:4096])
+            answer = Answer(why=printable(reply[:4096]))
         else:
             data = await asyncio.to_thread(codec.encode, reply.tree())
             answer = Answer(Blob(hashlib.sha256(data).hexdigest(), len(data)), staged)

@@ -62,7 +62,7 @@ class Policy:
             path.write_text(TOML)
         try:
             tree = tomllib.loads(path.read_text())
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, no TOML, a number too long
             raise ConfigError(f"cannot read {path}: {error}") from None
         policy: Policy = fill(cls, tree, where=str(path))
         return policy

@@ -32,9 +32,10 @@ from hansa.net.ledger import Ledger
 from hansa.net.points import reach
 from hansa.net.round import Answered, Asking, Closed, Decision, Looked, Offer, Started, Withdraw
 from hansa.net.steps import Do, Steps, Wait, Write
-from hansa.net.wire import Blob, Work, ask_name
+from hansa.net.wire import Blob, Work, ask_name, printable
 
 log = logging.getLogger("hansa.net")
+REASON = 1000  # letters, at most, of why a reply is rejected: it may name what the party named
 SLACK = 2**16  # bytes that a reply may be longer than expected: names of metrics
 LOOK = 1e-5  # seconds for each party between two looks at who is there
 TICK = 1.0  # seconds after which a waiting job looks whether somebody has gone absent
@@ -282,7 +283,8 @@ class Network:
                 reply = Stored.read(path)
             except DataError as error:
                 return str(error)
-            return fault(reply, op, payload, rules, ask.verb == "reduce")
+            reason = fault(reply, op, payload, rules, ask.verb == "reduce")
+            return None if reason is None else printable(reason[:REASON])
 
         return expected_size(op, payload) + SLACK, check
 

@@ -26,7 +26,8 @@ from hansa.net.asks import Conflict, NotNow, Sent, Unasked, unoffered
 from hansa.net.blobs import CHUNK, Blobs, Gap
 from hansa.net.desk import Desk, Errand, Key
 from hansa.net.files import served
-from hansa.net.gate import Gate, Refused, Visit, trouble, while_here
+from hansa.net.gate import Gate, Visit, while_here
+from hansa.net.http import Refused, expected, in_a_sentence, trouble
 from hansa.net.ledger import Ledger, LedgerError
 from hansa.net.pacing import POLL, hold, scattered, told
 from hansa.net.registry import Denied, Registry
@@ -41,12 +42,14 @@ from hansa.net.wire import (
     Order,
     ask_name,
     pack,
+    printable,
     unpack,
 )  # fmt: skip
 
 log = logging.getLogger("hansa.net")
 PROTOCOL = "Hansa-Protocol"
 DIGEST = re.compile(r"[0-9a-f]{64}")
+ORDER = 2**18  # bytes of an order, at most: it may hold anything, and a byte can become a table
 CENTRAL = 2**34  # bytes of the aggregator's own samples, at most
 Handler = Callable[["Call"], Awaitable[web.StreamResponse]]
 
@@ -101,7 +104,7 @@ class Server:
         self._seen: dict[bytes, keys.Identity] = {}
 
     def app(self) -> web.Application:
-        app = web.Application(client_max_size=CHUNK + 1)
+        app = web.Application(client_max_size=CHUNK + 1, middlewares=[in_a_sentence])
         ask = "/v1/jobs/{job}/asks/{round}/{phase}/{number}"
         for route in (
             Route("GET", "/v1/ca", "anyone", False, self.authority),
@@ -120,13 +123,13 @@ class Server:
             Route("POST", "/v1/parties/{party}/invite", "operator", True, self.invite),
             Route("POST", "/v1/parties/{party}/revoke", "operator", True, self.revoke),
             Route("GET", "/v1/jobs", "operator", False, self.list_jobs),
-            Route("POST", "/v1/jobs", "operator", True, self.submit),
+            Route("POST", "/v1/jobs", "operator", True, self.submit, ORDER),
             Route("GET", "/v1/jobs/{job}", "operator", False, self.show_job),
             Route("POST", "/v1/jobs/{job}/stop", "operator", True, self.stop),
             Route("GET", "/v1/jobs/{job}/model", "operator", False, self.model),
             Route("GET", "/v1/log", "operator", False, self.log),
         ):  # fmt: skip
-            app.router.add_route(route.method, route.path, self._guarded(route))
+            app.router.add_route(route.method, route.path, self._guarded(route), expect_handler=expected)
         return app
 
     def _guarded(self, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
@@ -343,8 +346,7 @@ class Server:
     async def reply(self, call: Call) -> web.Response:
         answer = unpack(call.body, Answer)
         if answer.why is not None:  # people will read it
-            plain = "".join(letter if letter.isprintable() else " " for letter in answer.why)
-            answer = msgspec.structs.replace(answer, why=plain)
+            answer = msgspec.structs.replace(answer, why=printable(answer.why))
         party, key, errand = self._errand(call)
         if (answer.blob is None) == (answer.why is None):
             raise DataError("an answer has either a blob or a reason why there is none")

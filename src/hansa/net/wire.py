@@ -105,11 +105,24 @@ class Order(Struct, frozen=True):
     min_parties: Count | None = None
     mark: Annotated[str, Meta(max_length=64)] = ""
 
+    def __post_init__(self) -> None:
+        if not _plain(self.experiment):
+            raise DataError("an order's experiment has something else in it than tables, lists, texts and numbers")
+
 
 class Trouble(Struct, frozen=True):
     """What was wrong with a request, in one sentence."""
 
     error: Text
+
+
+def _plain(tree: Any) -> bool:
+    """Whether a tree is what a TOML file can hold, dates apart: the wire can carry more."""
+    if isinstance(tree, dict):
+        return all(isinstance(name, str) and _plain(value) for name, value in tree.items())
+    if isinstance(tree, (list, tuple)):
+        return all(map(_plain, tree))
+    return tree is None or isinstance(tree, (bool, int, float, str))
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -130,8 +143,13 @@ def unpack(data: bytes, kind: type[T]) -> T:
     try:
         value: T = _decoders[kind].decode(data)
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
-        raise DataError(f"not a valid {kind.__name__}: {error}") from None
+        raise DataError(f"not a valid {kind.__name__}: {str(error)[:200]}") from None
     return value
+
+
+def printable(text: str) -> str:
+    """A text of somebody else's as it may stand in a log or a message: on one line, and valid Unicode."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def ask_name(round: int, phase: str, number: int) -> str:

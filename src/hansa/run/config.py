@@ -114,7 +114,7 @@ def read(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Experi
         raise ConfigError(f"there is no file {path}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # ValueError: no TOML, or a number too long
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     changes = _named(nest(overrides or {}))
     listed, change = tree.get("adversary"), changes.get("adversary")

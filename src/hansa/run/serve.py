@@ -143,9 +143,10 @@ class Aggregator:
         self.gate = gate = Gate(limits, self.metrics, self.ledger, lambda: self.desk.known)
         server = Server(self.registry, self.ledger, self.blobs, self.desk, self.runner, gate)
         app = server.app()
-        app.middlewares.append(gate.watched)
+        app.middlewares.insert(0, gate.watched)
         runner = web.AppRunner(app, access_log=None, keepalive_timeout=limits.idle, shutdown_timeout=1,
-                               lingering_time=min(10.0, limits.stall), max_headers=64, logger=gate.logger)  # fmt: skip
+                               lingering_time=min(10.0, limits.stall), max_headers=64, auto_decompress=False,
+                               logger=gate.logger)  # fmt: skip
         await runner.setup()
         assert runner.server is not None
         self.door = door = Door(runner.server, self.tls, limits, self.metrics)

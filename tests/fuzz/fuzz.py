@@ -1,0 +1,148 @@
+"""Fuzz every reader of others' bytes, led by what is reached in Hansa's code (atheris): so many minutes of CPU in all.
+
+    python tests/fuzz/fuzz.py --minutes 30 --jobs 2            all of them
+    python tests/fuzz/fuzz.py --minutes 5 --target codec.decode
+    python tests/fuzz/fuzz.py --target codec.decode --repeat runs/fuzz/codec.decode/crash-...
+
+What was reached stays in runs/fuzz, and the next campaign begins with it. An input is a failure where it makes a reader
+raise anything but a HansaError, takes more than 10 seconds or more than 1 GiB; it is kept, and the exit status is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve()
+sys.path[:0] = [str(HERE.parent), str(HERE.parents[1] / "net")]
+TIMEOUT, MEMORY, LONGEST = 10, 1024, 16384  # seconds of an input, MiB of the process, bytes of an input
+LIVE = ("http.raw", "http.whole")  # an aggregator's sockets
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=30.0, help="of CPU, over all targets")
+    parser.add_argument("--jobs", type=int, default=1, help="targets at the same time")
+    parser.add_argument("--target", action="append", help="only this one; may be given again")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, default=Path("runs/fuzz"), help="for what is reached and what fails")
+    parser.add_argument("--repeat", type=Path, help="run one target on this input, and nothing else")
+    parser.add_argument("--child", type=float, help=argparse.SUPPRESS)  # seconds of CPU
+    given = parser.parse_args()
+    if given.child is not None:
+        return child(given.target[0], given.child, given.folder, given.seed)
+    import targets
+
+    names = [*targets.targets(), *LIVE]
+    for name in given.target or ():
+        if name not in names:
+            parser.error(f"there is no target {name!r}; known: {', '.join(names)}")
+    if given.repeat is not None:
+        taken = target(given.target[0]).run(given.repeat.read_bytes())
+        print("taken" if taken else "refused")
+        return 0
+    return campaign(given.target or names, given)
+
+
+def campaign(names: list[str], given: argparse.Namespace) -> int:
+    """Every target in a process of its own; the verdict on one line."""
+    seconds = given.minutes * 60 / len(names)
+    start, failed, runs = time.monotonic(), [], 0
+    with concurrent.futures.ThreadPoolExecutor(given.jobs) as pool:
+        doing = {name: pool.submit(fuzz, name, seconds, given) for name in names}
+        for name, future in doing.items():
+            count, used, wrong = future.result()
+            runs += count
+            print(f"{name:18} {count:>9} executions  {used:6.1f} s of CPU  {wrong or 'ok'}", flush=True)
+            if wrong:
+                failed.append(name)
+    print(f"{'FAILED: ' + ', '.join(failed) if failed else 'ok'}: {len(names)} targets, {runs} executions in "
+          f"{given.minutes:g} minutes of CPU, {time.monotonic() - start:.0f} s")  # fmt: skip
+    return 1 if failed else 0
+
+
+def fuzz(name: str, seconds: float, given: argparse.Namespace) -> tuple[int, float, str]:
+    """Fuzz one target: how often it ran, how long, and what is wrong."""
+    folder: Path = given.folder / name
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "stats.json").unlink(missing_ok=True)
+    before = set(folder.glob("*-*"))
+    command = [sys.executable, str(HERE), "--target", name, "--child", str(seconds), "--folder", str(given.folder),
+               "--seed", str(given.seed)]  # fmt: skip
+    with open(folder / "output", "wb") as output:
+        status = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
+    stats = json.loads((folder / "stats.json").read_text()) if (folder / "stats.json").exists() else {}
+    wrong = ""
+    if status != 0 or not stats:
+        found = sorted(set(folder.glob("*-*")) - before)
+        repeat = f"python tests/fuzz/fuzz.py --target {name} --repeat {found[0]}" if found else "no input was kept"
+        wrong = f"FAILED with status {status}; {repeat}; see {folder / 'output'}"
+    return int(stats.get("runs", 0)), float(stats.get("seconds", 0.0)), wrong
+
+
+def target(name: str) -> Any:
+    """A target by name; those that are live are started."""
+    import targets
+
+    if name not in LIVE:
+        return targets.targets()[name]
+    from surface import Surface
+
+    return {found.name: found for found in Surface().targets()}[name]
+
+
+def child(name: str, seconds: float, folder: Path, seed: int) -> int:
+    """Fuzz in this process until so much CPU time has gone."""
+    import aiohttp.web
+    import atheris
+    import cryptography.x509
+    import sklearn
+    import torch
+
+    del aiohttp, cryptography, sklearn  # they, and all that they import, are not what is looked at
+    torch.set_num_threads(1)
+    with atheris.instrument_imports(include=["hansa"]):
+        found = target(name)
+    place = folder / name
+    corpus, words = place / "corpus", place / "words"
+    corpus.mkdir(exist_ok=True)
+    for number, data in enumerate(found.seeds):
+        (corpus / f"seed-{number}").write_bytes(data)
+    words.write_text("".join('"' + "".join(f"\\x{byte:02x}" for byte in word) + '"\n' for word in found.words if word))
+    runs, begun = 0, time.process_time()
+
+    def tell() -> None:
+        (place / "stats.json").write_text(json.dumps({"runs": runs, "seconds": time.process_time() - begun}))
+
+    def once(data: bytes) -> None:
+        nonlocal runs
+        runs += 1
+        if runs % 64 == 0 and time.process_time() - begun > seconds:
+            tell()
+            os._exit(0)
+        found.run(data)
+
+    wall = int(4 * seconds) + 60  # where others take the CPU
+    known = [f"-dict={words}"] if found.words else []
+    atheris.Setup(
+        [sys.argv[0], str(corpus), *known, f"-artifact_prefix={place}/", f"-timeout={TIMEOUT}",
+         f"-rss_limit_mb={MEMORY}", f"-max_len={LONGEST}", f"-seed={seed + 1}", f"-max_total_time={wall}",
+         f"-runs={2**31 - 1}", "-print_final_stats=1"],
+        once, enable_python_coverage=True,
+    )  # fmt: skip
+    try:
+        atheris.Fuzz()
+    finally:
+        tell()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
