@@ -311,17 +311,17 @@ class Light:
         """As `Client.call`: what fails in passing is tried again, in the same time."""
         attempt = 0
         while True:
-            cut, got = False, dict[str, str]()
+            got: Mapping[str, str] = {}
             try:
                 if self._line is None:
                     await self._dial()
                 assert self._line is not None
                 status, got, data = await self._line.request(self._said(method, path, body, about, headers or {}))
             except Cut:
-                status, cut = 0, attempt == 0
+                status = 0
                 self._drop()
             except TimeoutError:
-                status, cut = 0, True
+                status = 0
                 self.crowd.slow += 1
             except OSError:
                 status = 0
@@ -338,7 +338,7 @@ class Light:
             attempt += 1
             asked = got.get("Retry-After", "")
             seconds = paced(float(asked)) if asked.isdecimal() else pause(attempt)
-            if cut:
+            if not status:
                 seconds = max(seconds, self._pace.back())
             await asyncio.sleep(seconds)
 
