@@ -200,7 +200,10 @@ class Network:
 
     def _ask(self, ask: Ask, key: Key) -> Steps[Decision]:
         """Have an ask answered, as its machine says."""
-        machine = Asking(ask.parties, ask.enough, self.deadline, self.desk.absent_after)
+        deadline = self.deadline
+        if deadline is not None and ask.phase.startswith(("describe", "prepare")):
+            deadline = max(deadline, self.desk.absent_after)  # it is the rounds': what comes before is not hurried
+        machine = Asking(ask.parties, ask.enough, deadline, self.desk.absent_after)
         news = self.desk.watch(key)
         here = frozenset(self.desk.present(ask.parties))
         before = {row["party"]: row["why"] for row in self._replies(key)}
