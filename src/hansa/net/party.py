@@ -163,8 +163,8 @@ class Agent:
                 raise
             receipt = await self._reply(path, about, f"the aggregator does not take its reply: {error}", False)
         extra = _where(work)
-        extra["detail"]["why"] = reply if isinstance(reply, str) else None
-        log.info(f"answer {receipt.status}", extra=extra)
+        extra["detail"]["why"] = reply if isinstance(reply, str) else receipt.why
+        log.log(logging.INFO if receipt.why is None else logging.WARNING, f"answer {receipt.status}", extra=extra)
 
     async def _fetch(self, path: str, blob: Blob, into: Path) -> dict[str, Any]:
         await self.client.fetch(path, blob, into)
