@@ -148,16 +148,26 @@ def say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
 
 
+def enrolled(folder: Path, parties: int) -> Federation:
+    """The federation of a folder, made where there is none."""
+    if not folder.exists():
+        began = time.perf_counter()
+        init(folder, "load", ["p00000"], ["127.0.0.1"], free_port())
+        populate(folder, parties)
+        say(f"{parties} parties enrolled in {time.perf_counter() - began:.1f} s")
+    federation = Federation.open(folder)
+    if len(federation.parties) != parties:
+        raise SystemExit(f"{folder} is a federation of {len(federation.parties)} parties, not of {parties}")
+    return federation
+
+
 class Load:
     """The measurement."""
 
     def __init__(self, folder: Path, parties: int, ramp: float | None) -> None:
-        self.folder, self.parties, self.port = folder, parties, free_port()
-        began = time.perf_counter()
-        init(folder, "load", ["p00000"], ["127.0.0.1"], self.port)
-        populate(folder, parties)
-        say(f"{parties} parties enrolled in {time.perf_counter() - began:.1f} s")
-        self.operator = Operator(Federation.open(folder))
+        self.folder, self.parties = folder, parties
+        self.operator = Operator(enrolled(folder, parties))
+        self.port = self.operator.federation.serve.port
         self.server = served(folder)
         self.operator.wait_until_served()
         self.seconds = parties / COMING if ramp is None else ramp
@@ -245,7 +255,7 @@ class Load:
         """A round that all take part in."""
         tree = {"task": {"parties": ["their-own.csv"], "model": "logistic"},
                 "algorithm": {"name": "fedavg"}, "run": {"rounds": 1}}  # fmt: skip
-        before, began = cpu(self.server.pid), time.time()
+        before, began, told = cpu(self.server.pid), time.time(), 0
         id, _ = self.operator.submit(parse(tree), name, self.parties)
         while self.read("SELECT status FROM jobs WHERE id = ?", id)[0][0] not in ENDED:
             if time.time() - began > patience:
@@ -253,6 +263,9 @@ class Load:
                     f"the job {id} has not ended after {patience:g} s: {self.asks(id, self.crowds.seen())}"
                 )
             time.sleep(0.5)
+            if len(self.read("SELECT 1 FROM asks WHERE job = ? AND parties != '[]'", id)) > told:
+                told += 1
+                say(f"{name}: an ask is open; so far {self.asks(id, self.crowds.seen())}")
         job, seen = self.operator.job(id), self.crowds.seen()
         if job["status"] != "finished":
             raise SystemExit(f"the job {id} failed: {job['reason']}")
@@ -322,7 +335,7 @@ def main() -> None:
     parser.add_argument("--no-job", action="store_true", help="have no rounds")
     parser.add_argument("--patience", type=float, default=600.0, help="seconds that a job may take")
     parser.add_argument("--ramp", type=float, help="seconds in which they connect first; by default, 250 a second")
-    parser.add_argument("--folder", type=Path, help="where the federation is made; by default a temporary folder")
+    parser.add_argument("--folder", type=Path, help="the federation's, kept and used again; by default a temporary one")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--crowd", nargs=5, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -336,8 +349,8 @@ def main() -> None:
         return
     if hard < given.parties + 1000:
         raise SystemExit(f"{given.parties} parties need ulimit -Hn of {given.parties + 1000}, and it is {hard}")
-    with tempfile.TemporaryDirectory(dir=given.folder) as place:
-        load = Load(Path(place) / "load", given.parties, given.ramp)
+    with tempfile.TemporaryDirectory() as place:
+        load = Load(given.folder or Path(place) / "load", given.parties, given.ramp)
         try:
             load.connect()
             if given.idle:
@@ -354,7 +367,7 @@ def main() -> None:
             load.close()
             (HERE / "results").mkdir(exist_ok=True)
             (HERE / "results" / "load.json").write_text(json.dumps(load.found, indent=1) + "\n")
-            (HERE / "results" / "load.log").write_bytes((Path(place) / "load" / "serve.log").read_bytes())
+            (HERE / "results" / "load.log").write_bytes((load.folder / "serve.log").read_bytes())
     lines = verdict(load.found)
     print(f"| {given.parties} parties, {load.found['cores']} cores | measured | figure |\n|---|---|---|")
     for what, much, limit, right in lines:
