@@ -140,7 +140,7 @@ class Line(asyncio.Protocol):
                 self._transport.close()
 
     def connection_lost(self, error: Exception | None) -> None:
-        if self.secure.done() and self.secure.exception() is None:
+        if self.secure.done() and not self.secure.cancelled() and self.secure.exception() is None:
             self._gone()
         self._fail(error or Cut("the connection was closed"))
 
