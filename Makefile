@@ -26,7 +26,7 @@ check-python = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo demo-net test lint chaos weather dst day load bench bench-peers bench-fusion bench-deploy lock clean
+.PHONY: help setup demo demo-net test lint chaos power weather dst day load bench bench-peers bench-fusion bench-deploy lock clean
 
 help:
 	@echo "make demo    set up .venv and run the demonstration (DEMO_ARGS=... is passed on)"
@@ -35,6 +35,7 @@ help:
 	@echo "make lint    set up .venv and run ruff and mypy only"
 	@echo "make chaos   kill an aggregator's and its parties' processes at random moments (KILLS=$(KILLS) SEED=$(SEED)) and check all"
 	@echo "make weather  run rounds over lines that delay, lose, break, fall silent and are cut off (MINUTES=$(MINUTES) SEED=$(SEED))"
+	@echo "make power   cut the power at random moments of simulated disks (SEEDS=$(SEEDS) histories) and check what was acknowledged"
 	@echo "make load    connect many parties to one aggregator (PARTIES=$(PARTIES)): memory, idle CPU, rounds, a restart (BENCH_ARGS=...)"
 	@echo "make dst     simulate federations in worlds that fail, each from its seed (SEEDS=$(SEEDS) SEED=$(SEED) is the first)"
 	@echo "make day     simulate 24 hours of a job whose parties come and go; memory stays flat (SEED=$(SEED))"
@@ -72,6 +73,9 @@ chaos: $(READY)
 
 weather: $(READY)
 	@$(BIN)/python tests/chaos/weather.py --minutes $(MINUTES) --seed $(SEED)
+
+power: $(READY)
+	@$(BIN)/python tests/chaos/power.py --seeds $(SEEDS)
 
 load: $(READY)
 	@$(BIN)/python benchmarks/load.py --parties $(PARTIES) --seed $(SEED) $(BENCH_ARGS)

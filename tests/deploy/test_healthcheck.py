@@ -90,7 +90,9 @@ def other_ca() -> bytes:
 
 def federation(state: Path, port: int, ca: bytes) -> None:
     (state / "heart").mkdir()
-    (state / "heart" / "federation.toml").write_text(f'name = "heart"\n[serve]\nhost = "0.0.0.0"\nport = {port}\n')
+    (state / "heart" / "federation.toml").write_text(
+        f'name = "heart"\n[serve]\nhost = "0.0.0.0"\nport = {port}\nadmin = ""\n'
+    )
     (state / "heart" / "ca.pem").write_bytes(ca)
 
 
@@ -99,8 +101,8 @@ def party(state: Path, url: str, ca: bytes) -> None:
     (state / "ca.pem").write_bytes(ca)
 
 
-def check(state: Path) -> tuple[int, str]:
-    command = [sys.executable, str(DEPLOY / "healthcheck.py")]
+def check(state: Path, *words: str) -> tuple[int, str]:
+    command = [sys.executable, str(DEPLOY / "healthcheck.py"), *words]
     done = subprocess.run(command, cwd=state, capture_output=True, text=True, timeout=60)
     assert done.stderr.count("\n") <= 1, done.stderr
     return done.returncode, done.stderr
@@ -114,6 +116,31 @@ def test_an_aggregator_that_answers_is_well_whatever_host_its_certificate_names(
     monkeypatch.delenv("no_proxy", raising=False)
     federation(tmp_path, *served)
     assert check(tmp_path) == (0, "")
+
+
+class Unready(BaseHTTPRequestHandler):
+    """An admin port that says that it lives, and is not ready."""
+
+    def do_GET(self) -> None:
+        self.send_response({"/healthz": 200, "/readyz": 503}.get(self.path, 404))
+        self.end_headers()
+        self.wfile.write(b"the disk has 3 bytes left\n")
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_an_aggregator_with_an_admin_port_is_well_if_it_says_so(tmp_path: Path) -> None:
+    with HTTPServer(("127.0.0.1", 0), Unready) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        (tmp_path / "federation.toml").write_text(f'[serve]\nadmin = "127.0.0.1:{server.server_port}"\n')
+        assert check(tmp_path) == (1, "not well: the disk has 3 bytes left\n")
+        assert check(tmp_path, "--alive") == (0, "")
+        assert check(tmp_path, "--alive", str(tmp_path)) == (0, "")
+        server.shutdown()
+        thread.join()
+    assert check(tmp_path, "--alive")[0] == 1
 
 
 def test_a_party_that_reaches_the_aggregator_is_well(served: tuple[int, bytes], tmp_path: Path) -> None:

@@ -16,8 +16,11 @@ from wires import Session, SimulatedClient
 from hansa.core.runtime import complete_async
 from hansa.net.blobs import Blobs
 from hansa.net.desk import Desk
+from hansa.net.gate import Gate
 from hansa.net.home import Home
 from hansa.net.ledger import SCHEMA, Ledger, Writer
+from hansa.net.limits import Limits
+from hansa.net.metrics import Metrics
 from hansa.net.party import Agent, Worker
 from hansa.net.registry import Registry
 from hansa.net.runtime import Stopped
@@ -162,7 +165,10 @@ class Aggregator:
         registry = Registry(world.federation, ledger)
         self.runner = SimulatedRunner(world.folder / "state", registry, ledger, blobs, desk)
         self.runner.process = self.process
-        self.app = Server(registry, ledger, blobs, desk, self.runner).app()
+        gate = Gate(
+            Limits(party_rate=1e9, party_burst=10**9, party_requests=10**6), Metrics(), ledger, lambda: desk.known
+        )
+        self.app = Server(registry, ledger, blobs, desk, self.runner, gate).app()
         self.app.freeze()
         self.runner.resume()
         if not ledger.all("SELECT 1 FROM jobs"):

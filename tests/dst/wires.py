@@ -26,6 +26,9 @@ class _Transport:
     def __init__(self, certificate: bytes) -> None:
         self._certificate = certificate
 
+    def get_protocol(self) -> None:
+        return None
+
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return {"ssl_object": self, "peername": ("10.0.0.1", 1)}.get(name, default)
 

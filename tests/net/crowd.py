@@ -53,6 +53,8 @@ def populate(folder: Path, count: int) -> None:
     names = [f"p{number:05}" for number in range(count)]
     given = ", ".join(f'"{name}"' for name in names)
     lines = [f"parties = [{given}]" if line.startswith("parties = ") else line for line in text]
+    crowded = f"[limits]\nconnections = {4 * count}\nper_address = {4 * count}\nstranger_burst = {4 * count}"
+    lines = [crowded if line == "[limits]" else line for line in lines]  # they all come from one address
     (folder / "federation.toml").write_text("\n".join(lines) + "\n")
     federation = Federation.open(folder)
     (folder / "state").mkdir(mode=0o700, exist_ok=True)

@@ -182,8 +182,11 @@ class Member:
 class League:
     """A federation's folder and its aggregator."""
 
-    def __init__(self, folder: Path, parties: Sequence[str] = PARTIES, **serve: Any) -> None:
-        self.folder, self._serve = folder, serve
+    def __init__(self, folder: Path, parties: Sequence[str] = PARTIES, limits: Mapping[str, Any] | None = None,
+                 loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
+                 **serve: Any) -> None:  # fmt: skip
+        self._loop_factory = loop
+        self.folder, self._serve, self._limits = folder, {"admin": "", **serve}, dict(limits or {})
         init(folder, "league", parties, ["127.0.0.1"], 0)
         self.members: dict[str, Member] = {}
         self._callers: list[Caller] = []
@@ -193,7 +196,8 @@ class League:
     def start(self) -> None:
         federation = Federation.open(self.folder)
         table = dataclasses.replace(federation.serve, host="127.0.0.1", port=self.port, **self._serve)
-        self.aggregator = Aggregator(dataclasses.replace(federation, serve=table))
+        limits = dataclasses.replace(federation.limits, **self._limits)
+        self.aggregator = Aggregator(dataclasses.replace(federation, serve=table, limits=limits))
         self.ledger, self.desk, self.runner = self.aggregator.ledger, self.aggregator.desk, self.aggregator.runner
         ready, failed = threading.Event(), []
 
@@ -207,7 +211,8 @@ class League:
 
         def run() -> None:
             try:
-                asyncio.run(main())
+                with asyncio.Runner(loop_factory=self._loop_factory) as runner:
+                    runner.run(main())
             except BaseException as error:
                 failed.append(error)
                 ready.set()
@@ -335,6 +340,14 @@ class League:
         if running is not None:
             running[1].join(PATIENCE)
         return self.shown(job)
+
+    def ended_after_all(self, job: str) -> dict[str, Any]:
+        """The job once it has ended, however often it was begun again."""
+        end = time.monotonic() + 2 * PATIENCE
+        while self.shown(job)["status"] not in ("finished", "failed", "stopped"):
+            assert time.monotonic() < end, self.shown(job)
+            time.sleep(0.02)
+        return self.ended(job)
 
     def shown(self, job: str) -> dict[str, Any]:
         row = self.ledger.one("SELECT * FROM jobs WHERE id = ?", job)

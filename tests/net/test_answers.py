@@ -263,13 +263,13 @@ def test_a_blob_that_is_discarded_as_the_same_bytes_come_in_is_asked_for_again(l
         while league.ledger._queue.empty():
             pass
         hold.set()
+        done[0].join()
         return path
 
     done: list[threading.Thread] = []
     blobs.finish = finish  # type: ignore[method-assign]
     got = ann.reply(ask, Answer(blob))
     blobs.finish = finished  # type: ignore[method-assign]
-    done[0].join()
     assert got.status == 416 and got.headers["Hansa-At"] == "0" and blob.digest not in blobs
     ann.upload(ask, b"the same")
     assert ann.reply(ask, Answer(blob)).status == 200

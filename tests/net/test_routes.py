@@ -11,6 +11,9 @@ import pytest
 from league import Asked, Caller, League
 
 from hansa.net import keys, signing
+from hansa.net.gate import Gate
+from hansa.net.limits import Limits
+from hansa.net.metrics import Metrics
 from hansa.net.server import Server
 from hansa.net.signing import About
 from hansa.net.wire import Admission, Answer, pack, unpack
@@ -83,7 +86,8 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 def test_the_routes_are_these_and_no_others() -> None:
-    app = Server(*[None] * 5).app()  # type: ignore[arg-type]
+    gate = Gate(Limits(), Metrics(), None, lambda: 0)  # type: ignore[arg-type]
+    app = Server(*[None] * 5, gate).app()  # type: ignore[arg-type]
     found = {(route.method, route.resource.canonical) for route in app.router.routes() if route.resource is not None}
     assert found - {("HEAD", path) for _, path in found} == set(ROUTES)
     heads = {path for method, path in found if method == "HEAD"}

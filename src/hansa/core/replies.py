@@ -45,10 +45,11 @@ class Rules:
         return max(1, least, self.min_cohort)
 
     def of(self, ask: Ask) -> Rules:
-        """The rules of one ask: evaluation has neither quorum nor limits, preparation no more than a least cohort."""
+        """The rules of one ask: outside the rounds there is neither quorum nor limit, and a least cohort all the same;
+        only what each party says of its data (describe) is looked at one by one."""
         if ask.in_round:
             return self
-        return Rules(min_cohort=self.min_cohort if ask.phase.startswith("prepare") else 1)
+        return Rules(min_cohort=1 if ask.phase.startswith("describe") else self.min_cohort)
 
 
 class Malformed(str):
@@ -59,15 +60,16 @@ class Means:
     """Weighted means of named numbers; one that a party leaves out does not count for it."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, tuple[float, int]] = {}
+        self._sums: dict[str, tuple[float, int, int]] = {}
 
     def add(self, numbers: dict[str, float], weight: int) -> None:
         for name, value in numbers.items():
-            total, heard = self._sums.get(name, (0.0, 0))
-            self._sums[name] = (total + value * weight, heard + weight)
+            total, heard, count = self._sums.get(name, (0.0, 0, 0))
+            self._sums[name] = (total + value * weight, heard + weight, count + 1)
 
-    def result(self) -> dict[str, float]:
-        return {name: total / heard for name, (total, heard) in self._sums.items()}
+    def result(self, least: int = 1) -> dict[str, float]:
+        """The means of those numbers that so many parties have given."""
+        return {name: total / heard for name, (total, heard, count) in self._sums.items() if count >= least}
 
 
 class Medians(Means):
@@ -81,8 +83,8 @@ class Medians(Means):
         for name, value in numbers.items():
             self._values.setdefault(name, []).append(value)
 
-    def result(self) -> dict[str, float]:
-        return {name: statistics.median(values) for name, values in self._values.items()}
+    def result(self, least: int = 1) -> dict[str, float]:
+        return {name: statistics.median(values) for name, values in self._values.items() if len(values) >= least}
 
 
 @dataclass
@@ -335,7 +337,7 @@ class Answer:
             raise RoundAborted(
                 f"{self._count} usable replies of {len(self.ask.parties)} parties asked, quorum {needed}"
             )
-        metrics = self._means.result()
+        metrics = self._means.result(self.rules.min_cohort)
         if not self.ask.selects:
             self.record.metrics.update(metrics)
         if not self._summed:

@@ -61,6 +61,10 @@ class Fusion(Part):
         """
         raise TypeError(f"the fusion {self.name!r} fuses nothing")
 
+    def used(self, n: int) -> int:
+        """Of how many of n updates the result is made, where the rule leaves out a number that is known before."""
+        return n
+
     def __call__(self, updates: Any, weights: Any = None, **known: Any) -> Tensor:
         return self.examine(updates, weights, watch=False, **known).w
 

@@ -81,6 +81,9 @@ class Krum(Robust):
             w = combination(rows, torch.tensor([float(share > 0) for share in shares]), len(chosen))
         return Fused(w, shares, scores.tolist())
 
+    def used(self, n: int) -> int:
+        return 1
+
     def choose(self, scores: Tensor) -> set[int]:
         """Whom to keep: the lowest score, the first of equals."""
         return {int(scores.argmin())}
@@ -106,10 +109,11 @@ class MultiKrum(Krum):
         if self.m is not None and self.m > n:
             raise BoundError(f"multi-krum: the mean of m = {self.m} updates needs as many, got {n}")
 
+    def used(self, n: int) -> int:
+        return n - self.faulty(n) - 2 if self.m is None else self.m
+
     def choose(self, scores: Tensor) -> set[int]:
-        n = len(scores)
-        m = n - self.faulty(n) - 2 if self.m is None else self.m
-        return set(scores.sort(stable=True).indices[:m].tolist())
+        return set(scores.sort(stable=True).indices[: self.used(len(scores))].tolist())
 
 
 @register("bulyan")
@@ -124,6 +128,9 @@ class Bulyan(Krum):
 
     def faulty(self, n: int) -> int:
         return (n - 3) // 4 if self.f is None else self.f
+
+    def used(self, n: int) -> int:
+        return n - 2 * max(self.faulty(n), 0)
 
     def check(self, n: int) -> None:
         super(Krum, self).check(n)

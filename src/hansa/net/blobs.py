@@ -6,18 +6,22 @@ flushed after the rename. Chunks of an upload that was cut off stay, so that it 
 
 from __future__ import annotations
 
+import errno
 import hashlib
-import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hansa.core.disk import sync_folder
+from hansa.core import disk
 from hansa.core.errors import DataError, HansaError
-from hansa.net.points import reach
+from hansa.net.points import reach, steps
 
 CHUNK = 4 * 2**20  # bytes of one upload or download request
+LARGE, AHEAD = 2**20, 4  # bytes from which on a blob is verified ahead of its use, and how many are
 
 
 class Gap(HansaError):
@@ -30,21 +34,33 @@ class Gap(HansaError):
 
 def write_pieces(path: Path, pieces: Iterable[bytes | memoryview]) -> tuple[str, int]:
     """Write a file; gives the hash of its bytes and their number."""
-    running, size = hashlib.sha256(), 0
-    with open(path, "wb") as file:
+    running = hashlib.sha256()
+
+    def hashed() -> Iterator[bytes | memoryview]:
         for piece in pieces:
             running.update(piece)
-            size += file.write(piece)
+            yield piece
+
+    size = disk.write(path, hashed())
     return running.hexdigest(), size
 
 
-class Blobs:
-    """The blobs under one folder. Everything here blocks: call it from a thread that may."""
+class Damaged(DataError):
+    """A blob's bytes are not those that its name stands for."""
 
-    def __init__(self, folder: Path) -> None:
+
+class Blobs:
+    """The blobs under one folder. Everything here blocks: call it from a thread that may.
+
+    Where fewer than `min_free` bytes would be left on the disk, uploads are refused (ENOSPC), so that there is room for
+    the record of what was accepted and for checkpoints.
+    """
+
+    def __init__(self, folder: Path, min_free: int = 0) -> None:
+        self.min_free = min_free
         self.folder, self._parts = folder / "blobs", folder / "uploads"
         for place in (self.folder, self._parts):
-            place.mkdir(parents=True, exist_ok=True, mode=0o700)
+            disk.make_folder(place)
         self._hashes: dict[Path, tuple[int, Any]] = {}  # of uploads under way: bytes so far, and their hash
         self._begun: dict[str, set[Path]] = {}  # uploads that each owner has begun, and may have finished
         for part in self._parts.glob("*+*"):
@@ -69,9 +85,39 @@ class Blobs:
         self._publish(part, digest)
         return digest, size
 
+    def read(self, digest: str) -> bytes:
+        """A blob's bytes, which are those that were kept; Damaged where they are not."""
+        data = self.path(digest).read_bytes()
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise self._damaged(digest)
+        return data
+
+    def verified(self, digest: str) -> Path:
+        """Where a blob lies, its bytes being those that were kept; Damaged where they are not."""
+        if _hash_of(self.path(digest)).hexdigest() != digest:
+            raise self._damaged(digest)
+        return self.path(digest)
+
+    def verifying(self, digests: Iterable[str]) -> Iterator[Callable[[], Path]]:
+        """`verified` of each, to be called. Large blobs are looked at some ahead, in threads: to hash one takes as long
+        as to add it to the others, so on two cores it costs next to nothing."""
+        with ThreadPoolExecutor(2, "verify") as threads:
+            ahead: deque[Callable[[], Path]] = deque()
+            for digest in digests:
+                path = self.path(digest)
+                large = path.exists() and path.stat().st_size >= LARGE
+                look = threads.submit(self.verified, digest).result if large else partial(self.verified, digest)
+                ahead.append(look)
+                if len(ahead) > AHEAD:
+                    yield ahead.popleft()
+            yield from ahead
+
+    def _damaged(self, digest: str) -> Damaged:
+        return Damaged(f"the file {self.path(digest)} is damaged: its bytes do not have the hash that is its name")
+
     def discard(self, digest: str) -> None:
         """Forget a blob."""
-        self.path(digest).unlink(missing_ok=True)
+        disk.unlink(self.path(digest))
         reach("blob.discarded")
 
     def sweep(self, keep: set[str]) -> int:
@@ -80,7 +126,7 @@ class Blobs:
         for digest in gone:
             self.discard(digest)
         for part in self._parts.glob("own-*"):
-            part.unlink()
+            disk.unlink(part)
         return len(gone)
 
     def stands(self, owner: str, digest: str) -> int:
@@ -107,11 +153,14 @@ class Blobs:
                 for other in self._begun.get(owner, ()):
                     self._forget(other)
                 self._begun[owner] = {part}
+            if (left := disk.free(self._parts) - len(data)) < self.min_free:
+                raise OSError(
+                    errno.ENOSPC, f"it would leave {max(left, 0):,} bytes free, and {self.min_free:,} are kept"
+                )
             count, running = self._hashes.get(part, (-1, None))
             if count != here:
                 running = _hash_of(part) if here else hashlib.sha256()
-            with open(part, "ab") as file:
-                file.write(data)
+            disk.append(part, data)
             running.update(data)
             self._hashes[part] = (here + len(data), running)
             reach("upload.chunk")
@@ -133,24 +182,17 @@ class Blobs:
 
     def _publish(self, part: Path, digest: str) -> Path:
         path = self.path(digest)
-        with open(part, "rb") as file:
-            os.fsync(file.fileno())
-        reach("blob.fsync")
-        if not path.parent.exists():
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-            sync_folder(self.folder)
+        if not path.parent.is_dir():
+            disk.make_folder(path.parent)
             reach("blob.shelf")
-        os.replace(part, path)
-        reach("blob.rename")
-        sync_folder(path.parent)
-        reach("blob.folder")
+        disk.publish(part, path, steps("blob"))
         return path
 
     def _part(self, owner: str, digest: str) -> Path:
         return self._parts / f"{owner}+{digest}"  # no name has a plus, so that no owner's beginning is another's
 
     def _forget(self, part: Path) -> None:
-        part.unlink(missing_ok=True)
+        disk.unlink(part)
         self._hashes.pop(part, None)
 
     def _turn(self, part: Path) -> threading.Lock:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hansa.core import disk
 from hansa.core.errors import ConfigError
 from hansa.core.registry import fill
 from hansa.net import keys
 from hansa.net.client import https_url
+from hansa.net.limits import Limits
 
 SERVER_DAYS = 365  # that the aggregator's own certificate lasts; it is made anew as it starts
 TOML = """\
@@ -21,6 +24,24 @@ name = "{name}"
 parties = [{parties}]  # a party's number is its place here; new ones are added by `hansa invite`
 url = "{url}"  # where parties and the operator reach the aggregator
 
+[limits]
+# connections = 16384     # in all
+# per_address = 512       # connections from one address (IPv6: a /64); raise it for parties behind one NAT or balancer
+# handshakes = 256        # TLS handshakes at the same time; others wait to be accepted
+# handshake = 10          # seconds that one may take
+# head = 10               # seconds that the head of a request may take
+# stall = 30              # seconds for every 128 KiB of a body to come, or of an answer to be taken
+# idle = 90               # seconds after which a connection is closed on which nothing is asked
+# stranger_rate = 20      # connections and requests a second without a certificate, from one address
+# stranger_burst = 200    # of them that may come at once
+# wrong_token = 10        # what a wrong enrolment token costs of them
+# party_connections = 16  # of one certificate, at the same time
+# party_requests = 8      # of one certificate, at the same time
+# party_rate = 200        # requests a second of one certificate
+# party_burst = 1000      # of them that may come at once
+# bodies = 536870912      # bytes of request bodies in memory, in all
+# shutdown = 20           # seconds that requests under way have to end when the aggregator shuts down
+
 [serve]
 host = "{host}"  # the address to listen on
 port = {port}
@@ -28,8 +49,12 @@ port = {port}
 # poll = 300          # seconds that a party's question for work is held open, at most: 25, and longer for many parties
 # lease = 60          # seconds that a party's second instance leaves the work of the first alone
 # jobs = 4            # that run at the same time; others wait
+# min_free = 268435456  # bytes of the disk that uploads leave free, for the record and for checkpoints
 # functions = []      # models of your own that a job may name: ["my_models:net"]
+admin = "{admin}"  # health, readiness and Prometheus metrics over plain HTTP; "" for none
+# admin_open = false  # whether `admin` may be an address that other machines reach
 """
+ADMIN = 9464  # the admin port beside port 8443
 
 
 @dataclass(frozen=True)
@@ -43,13 +68,40 @@ class Serve:
     lease: float = 60.0
     jobs: int = 4
     functions: tuple[str, ...] = ()
+    min_free: int = 2**28
+    admin: str = f"127.0.0.1:{ADMIN}"
+    admin_open: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
             raise ConfigError(f"port must lie in 0..65535, got {self.port}")
+        if self.admin:
+            host, port = self.admin_at
+            if not self.admin_open and not _is_loopback(host):
+                raise ConfigError(
+                    f"admin: others than this machine could reach {host}:{port}, where there are neither TLS nor "
+                    "certificates; use 127.0.0.1, or set admin_open = true if the network is closed to them"
+                )
         for name in ("absent_after", "poll", "lease", "jobs"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
+        if self.min_free < 0:
+            raise ConfigError(f"min_free must not be negative, got {self.min_free}")
+
+    @property
+    def admin_at(self) -> tuple[str, int]:
+        """Host and port of the admin listener."""
+        host, _, port = self.admin.rpartition(":")
+        if not host or not port.isdecimal() or int(port) > 65535:
+            raise ConfigError(f'admin: expected HOST:PORT as in 127.0.0.1:{ADMIN}, or "" for none; got {self.admin!r}')
+        return host.strip("[]"), int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 @dataclass(frozen=True)
@@ -60,6 +112,7 @@ class Federation:
     parties: tuple[str, ...]
     url: str
     serve: Serve = Serve()
+    limits: Limits = Limits()
     folder: Path = field(default=Path(), compare=False)
 
     def __post_init__(self) -> None:
@@ -83,18 +136,21 @@ class Federation:
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ConfigError(f"cannot read {path}: {error}") from None
         serve = fill(Serve, tree.pop("serve", {}), where=f"{path}: serve")
+        limits = fill(Limits, tree.pop("limits", {}), where=f"{path}: limits")
         for name in tree:
             if name not in ("name", "parties", "url"):
-                raise ConfigError(f"{path}: unknown field {name!r}; known: name, parties, url and the table [serve]")
+                raise ConfigError(
+                    f"{path}: unknown field {name!r}; known: name, parties, url and the tables [serve], [limits]"
+                )
         federation: Federation = fill(cls, tree, where=str(path))
-        return dataclasses.replace(federation, serve=serve, folder=path.parent)
+        return dataclasses.replace(federation, serve=serve, limits=limits, folder=path.parent)
 
     def read(self, name: str) -> bytes:
         """One of the folder's public files."""
         try:
             return (self.folder / name).read_bytes()
         except OSError as error:
-            raise ConfigError(f"cannot read {self.folder / name}: {error.strerror}") from None
+            raise ConfigError(f"cannot read {self.folder / name}: {error.strerror}") from error
 
     def private(self, name: str) -> Path:
         """One of its private files, which nobody else may read."""
@@ -104,11 +160,25 @@ class Federation:
     def token(self, party: str) -> keys.Token | None:
         """The token that was made for a party with the federation, if it still lies there."""
         path = self.folder / "tokens" / f"{party}.token"
-        return keys.Token.of(keys.read_private(path).decode()) if path.exists() else None
+        if not path.exists():
+            return None
+        try:
+            return keys.Token.of(keys.read_private(path).decode())
+        except (keys.IdentityError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: {error}; remove it, and make a new one with `hansa invite`") from None
+
+    def check(self) -> None:
+        """That the authority's key and certificate and the operator's certificate are what they were; the error names
+        the file that is not."""
+        authority = self.folder / "ca.pem"
+        key, shown = keys.read_key(self.folder / "ca.key"), keys.read_certificate(authority, authority)
+        if not keys.belong(key, shown):
+            raise ConfigError(f"the key {self.folder / 'ca.key'} and the certificate {authority} do not go together")
+        keys.read_certificate(self.folder / "operator.pem", authority)
 
     def issue(self, key: keys.PublicKey, name: str, role: str, days: int, hosts: Sequence[str] = ()) -> bytes:
         """A certificate by the federation's authority."""
-        authority = keys.key_of(keys.read_private(self.folder / "ca.key"))
+        authority = keys.read_key(self.folder / "ca.key")
         return keys.issue(authority, self.read("ca.pem"), key, name, role, self.name, days, hosts)
 
     def renew_server(self) -> None:
@@ -117,14 +187,14 @@ class Federation:
         key = keys.new_key()
         certificate = self.issue(key.public_key(), "aggregator", "server", SERVER_DAYS, hosts)
         keys.write_private(self.folder / "server.key", keys.key_bytes(key))
-        (self.folder / "server.pem").write_bytes(certificate)
+        disk.put(self.folder / "server.pem", [certificate], mode=disk.SHARED)
 
 
 def init(folder: Path, name: str, parties: Sequence[str], hosts: Sequence[str], port: int) -> Federation:
     """Make a new federation's folder: its file, its authority, the operator's key and a token for each party."""
     url_host = hosts[0] if hosts else "localhost"
     url = f"https://{f'[{url_host}]' if ':' in url_host else url_host}:{port}"
-    federation = Federation(name, tuple(parties), url, Serve(port=port), folder)
+    federation = Federation(name, tuple(parties), url, Serve(port=port), folder=folder)
     if not parties:
         raise ConfigError("a federation needs parties: --parties cleveland,hungary")
     authority, certificate = keys.make_ca(name)
@@ -133,23 +203,32 @@ def init(folder: Path, name: str, parties: Sequence[str], hosts: Sequence[str], 
         authority, certificate, keys.new_key().public_key(), "aggregator", "server", name, 1, names
     )  # all are hosts
     try:
-        folder.mkdir(parents=True, mode=0o700)
+        disk.make_folder(folder.parent)
+        folder.mkdir(mode=0o700)
+        disk.sync_folder(folder.parent)
     except FileExistsError:
         raise ConfigError(f"{folder} exists already; choose another name, or remove it") from None
     except OSError as error:
         raise ConfigError(f"cannot make the folder {folder}: {error.strerror}") from None
-    (folder / "ca.pem").write_bytes(certificate)
+    disk.put(folder / "ca.pem", [certificate], mode=disk.SHARED)
     keys.write_private(folder / "ca.key", keys.key_bytes(authority))
-    (folder / "hosts").write_text("\n".join(names) + "\n")
+    disk.put(folder / "hosts", ["\n".join([*names, ""]).encode()], mode=disk.SHARED)
     federation.renew_server()
     operator = keys.new_key()
     keys.write_private(folder / "operator.key", keys.key_bytes(operator))
-    (folder / "operator.pem").write_bytes(federation.issue(operator.public_key(), "operator", "operator", 3650))
-    (folder / "tokens").mkdir(mode=0o700)
+    shown = federation.issue(operator.public_key(), "operator", "operator", 3650)
+    disk.put(folder / "operator.pem", [shown], mode=disk.SHARED)
+    disk.make_folder(folder / "tokens")
     for party in parties:
         token = keys.new_token(party, certificate)
         keys.write_private(folder / "tokens" / f"{party}.token", token.text().encode() + b"\n")
     text = TOML.format(name=name, folder=folder, parties=", ".join(f'"{p}"' for p in parties), url=url,
-                       host=federation.serve.host, port=port)  # fmt: skip
-    (folder / "federation.toml").write_text(text)
+                       host=federation.serve.host, port=port, admin=_admin_beside(port))  # fmt: skip
+    disk.put(folder / "federation.toml", [text.encode()], mode=disk.SHARED)  # last: with it the federation is there
     return federation
+
+
+def _admin_beside(port: int) -> str:
+    """Where the admin listener of a new federation is: federations on one machine that differ in their port do not get
+    in each other's way. Beside a port of the range that systems hand out it is any that is free."""
+    return f"127.0.0.1:{port + ADMIN - 8443 if 0 < port < 2**15 else 0}"

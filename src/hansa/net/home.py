@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
 import secrets
 import shutil
-import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from hansa.core import codec
-from hansa.core.disk import lock, sync_folder
+from hansa.core import codec, disk
 from hansa.core.errors import ConfigError, DataError
 from hansa.core.op import Memory
 from hansa.net import keys
 from hansa.net.client import Client, enrol, https_url
-from hansa.net.points import reach
+from hansa.net.points import reach, steps
 from hansa.net.policy import Policy
 from hansa.net.signing import About
 from hansa.net.wire import Admission, unpack
@@ -30,9 +28,9 @@ class Home:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            disk.make_folder(folder)
             taken = f"another process runs this party in {folder}; stop it, or give another --state"
-            self._lock = lock(folder / ".lock", taken)
+            self._lock = disk.lock(folder / ".lock", taken)
         except OSError as error:
             raise ConfigError(f"cannot work in the folder {folder}: {error.strerror}") from None
         self.policy = Policy.read(folder / "party.toml")
@@ -53,6 +51,8 @@ class Home:
             tree: dict[str, Any] = json.loads((self.folder / "party.json").read_text())
             if not {"party", "federation", "url", "instance"} <= set(tree):
                 raise ValueError("it does not say whose it is")
+            if tree.pop("sum", None) not in (None, _sum(tree)):
+                raise ValueError("it is damaged")
         except (OSError, ValueError, TypeError) as error:
             raise ConfigError(f"{self.folder / 'party.json'} cannot be read: {error}; enrol again") from None
         return tree
@@ -71,6 +71,7 @@ class Home:
         about = {"party": admission.party, "federation": admission.federation, "url": https_url(url),
                  "instance": secrets.token_hex(16), "token": token.digest(),
                  "certificate": keys.fingerprint(admission.certificate)}  # fmt: skip
+        about["sum"] = _sum(about)
         keys.write_private(self.folder / "party.json", json.dumps(about).encode())
         self.settle()
 
@@ -83,12 +84,14 @@ class Home:
 
     def client(self, url: str | None = None) -> Client:
         """A connection to the aggregator with this party's certificate."""
-        key = self.folder / "key.pem"
-        tls = keys.client_context(self.folder / "ca.pem", self.folder / "cert.pem", key)
-        return Client(url or self.about()["url"], tls, keys.key_of(keys.read_private(key)))
+        key, authority = self.folder / "key.pem", self.folder / "ca.pem"
+        for path in (authority, self.folder / "cert.pem"):  # OpenSSL does not look whether its own side is whole
+            keys.read_certificate(path, authority)
+        tls = keys.client_context(authority, self.folder / "cert.pem", key)
+        return Client(url or self.about()["url"], tls, keys.read_key(key))
 
     def identity(self) -> keys.Identity:
-        return keys.identity_of((self.folder / "cert.pem").read_bytes())
+        return keys.identity_of(keys.read_certificate(self.folder / "cert.pem", self.folder / "ca.pem"))
 
     async def rotate(self, client: Client) -> None:
         """A new key and a certificate for it. The old ones are good until the new one is used."""
@@ -108,14 +111,38 @@ class Home:
 
     def _take(self, which: str) -> None:
         fresh, certificate = self.folder / f"key.{which}.pem", self.folder / f"cert.{which}.pem"
-        if certificate.exists() and fresh.exists():
-            os.replace(fresh, self.folder / "key.pem")
+        if not certificate.exists():
+            return
+        if fresh.exists():
+            disk.rename(fresh, self.folder / "key.pem")
             reach("rotation.key")
-        if certificate.exists():
-            os.replace(certificate, self.folder / "cert.pem")
-            reach("rotation.certificate")
-            sync_folder(self.folder)
-            reach("rotation.settled")
+        disk.sync_folder(self.folder)  # or a power failure could leave the certificate without its key
+        reach("rotation.kept")
+        disk.rename(certificate, self.folder / "cert.pem")
+        reach("rotation.certificate")
+        disk.sync_folder(self.folder)
+        reach("rotation.settled")
+
+
+def _sum(about: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+
+
+def sealed(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    """A file's pieces with their hash at the end: nobody else knows it."""
+    running = hashlib.sha256()
+    for piece in pieces:
+        running.update(piece)
+        yield piece
+    yield running.digest()
+
+
+def unsealed(data: bytes) -> bytes:
+    """What was sealed; a DataError where it is not what it was."""
+    body = data[:-32]
+    if hashlib.sha256(body).digest() != data[-32:]:
+        raise DataError("the file is damaged")
+    return body
 
 
 class Remembered:
@@ -137,12 +164,12 @@ class Remembered:
         keep = {self._path(job, ask) for ask in (tip, *others) if ask is not None}
         for path in (self.folder / job).glob("*.safetensors"):
             if path not in keep:
-                path.unlink()
+                disk.unlink(path)
                 reach("party.forgot")
         if tip is None:
             return {}
         try:
-            memory: Memory = codec.decode(self._path(job, tip).read_bytes())
+            memory: Memory = codec.decode(unsealed(self._path(job, tip).read_bytes()))
         except (OSError, DataError):
             return None
         return memory
@@ -150,15 +177,5 @@ class Remembered:
     def stage(self, job: str, ask: str, memory: Memory) -> None:
         """Keep what is to be remembered if this ask's reply is fused; on disk before this returns."""
         path = self._path(job, ask)
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        part = path.with_suffix(f".{threading.get_ident()}.part")
-        with open(part, "wb") as file:
-            for piece in codec.pieces(memory):
-                file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
-        reach("memory.fsync")
-        os.replace(part, path)
-        reach("memory.rename")
-        sync_folder(path.parent)
-        reach("party.remembered")
+        disk.make_folder(path.parent)
+        disk.put(path, sealed(codec.pieces(memory)), steps("memory"))

@@ -24,13 +24,14 @@ from pathlib import Path
 
 import msgspec
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from hansa.core.disk import sync_folder
+from hansa.core import disk
 from hansa.core.errors import ConfigError, HansaError
-from hansa.net.points import reach
+from hansa.net.points import steps
 
 ROLES = ("party", "operator", "server")
 LIMIT = 16 * 1024  # bytes of any key, certificate, request or token that is read: the real ones are under 2 KiB
@@ -216,6 +217,11 @@ def identity(cert_der: bytes) -> Identity:
     )
 
 
+def belong(key: Ed25519PrivateKey, cert_pem: bytes) -> bool:
+    """Whether a certificate is one of that key."""
+    return _certificate(cert_pem).public_key() == key.public_key()
+
+
 def identity_of(cert_pem: bytes) -> Identity:
     """As `identity`, of a certificate in PEM."""
     return identity(_certificate(cert_pem).public_bytes(serialization.Encoding.DER))
@@ -327,22 +333,8 @@ def write_private(path: Path, data: bytes) -> None:
     """Write a file that only its owner can ever read; what was there is replaced whole or not at all."""
     if path.is_symlink():
         raise ConfigError(f"{path} is a symbolic link; a private file is not written through one")
-    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            reach("private.fsync")
-            os.replace(part, path)
-            reach("private.rename")
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
-        sync_folder(path.parent)
-        reach("private.folder")
+        disk.put(path, [data], steps("private"))
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 
@@ -358,6 +350,30 @@ def read_private(path: Path) -> bytes:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     _check_size(data, f"file {path}")
+    return data
+
+
+def read_key(path: Path) -> Ed25519PrivateKey:
+    """The private key in a private file; the error names the file where there is none in it."""
+    data = read_private(path)
+    try:
+        return key_of(data)
+    except IdentityError as error:
+        raise IdentityError(f"{path}: {error}") from None
+
+
+def read_certificate(path: Path, authority: Path) -> bytes:
+    """The certificate in a file, as the authority signed it (which signed its own too); the error names the file where
+    it is damaged, or somebody else's."""
+    data, issuer = _read_certificate(path), _read_certificate(authority)
+    try:
+        certificate = _certificate(data)
+    except IdentityError as error:
+        raise IdentityError(f"{path}: {error}") from None
+    try:
+        certificate.verify_directly_issued_by(_certificate(issuer))
+    except (ValueError, TypeError, InvalidSignature, IdentityError):
+        raise IdentityError(f"{path} is damaged, or was not signed by the authority of {authority}") from None
     return data
 
 
@@ -459,7 +475,7 @@ def _trust_only(context: ssl.SSLContext, ca_pem: bytes) -> None:
 
 
 def _show(context: ssl.SSLContext, cert: Path, key: Path) -> None:
-    key_of(read_private(key))  # private and not encrypted: OpenSSL would stop to ask for a password
+    read_key(key)  # private and not encrypted: OpenSSL would stop to ask for a password
     _certificate(_read_certificate(cert))
     try:
         context.load_cert_chain(cert, key)

@@ -3,10 +3,16 @@
 There is one writer, a thread that takes all changes that wait, makes them in one transaction and tells their authors
 when it is on disk (`synchronous=FULL`): what was acknowledged is never lost, and many replies share one flush. The log
 only grows; each entry's hash covers the one before, so its head stands for all of it.
+
+Beside the database a small file, `hansa.mark`, says how many commits there were; it is written after each of them and
+not flushed. A database that has fewer has lost some of what was acknowledged, by a damaged or removed write-ahead log
+say, which SQLite takes for the end of what was written; it is refused. After a clean end the mark also has the hash of
+the database, whose pages have no checksums: one that has changed meanwhile is refused too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import queue
@@ -18,8 +24,9 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hansa.core import disk
 from hansa.core.errors import ConfigError, HansaError
-from hansa.net.points import reach
+from hansa.net.points import reach, steps
 
 T = TypeVar("T")
 Rows = list[sqlite3.Row]
@@ -54,12 +61,32 @@ CREATE INDEX IF NOT EXISTS replies_by_blob ON replies (blob) WHERE spent = 0;
 CREATE TABLE IF NOT EXISTS log (
     seq INTEGER PRIMARY KEY, at REAL NOT NULL, job TEXT, round INTEGER, party TEXT, event TEXT NOT NULL,
     detail TEXT NOT NULL, hash TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS commits (n INTEGER NOT NULL);
+INSERT INTO commits SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM commits);
 """
 VERSION = 1
 
 
+# What a change itself does wrong; all other errors of the database are about its files.
+ITS_OWN = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.InterfaceError, sqlite3.DataError)
+BROKEN = (sqlite3.Error, UnicodeDecodeError)  # the latter: of a message that quotes a damaged page
+
+
 class LedgerError(HansaError):
-    """The record cannot be written or read."""
+    """The record cannot be written or read; `full` where there is no room for it."""
+
+    def __init__(self, why: str, full: bool = False) -> None:
+        super().__init__(why)
+        self.full = full
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """A connection whose commits are on the disk when they return."""
+    db = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
+    db.row_factory = sqlite3.Row
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = FULL")
+    return db
 
 
 class Writer:
@@ -67,6 +94,11 @@ class Writer:
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
+        self.afterwards: list[Callable[[Writer], None]] = []
+
+    def after(self, action: Callable[[Writer], None]) -> None:
+        """Have something done once this commit is on the disk, before any other change and before the result comes."""
+        self.afterwards.append(action)
 
     def run(self, sql: str, *values: Any) -> sqlite3.Cursor:
         return self._db.execute(sql, values)
@@ -95,35 +127,63 @@ def entry_hash(before: str, *entry: Any) -> str:
 
 
 class Ledger:
-    """The database. `write` hands a change to the writer; `all` and `one` read what was committed."""
+    """The database. `write` hands a change to the writer; `all` and `one` read what was committed.
 
-    def __init__(self, path: Path) -> None:
+    `connect` opens a connection, for the writer and for readers. A database that is damaged, as far as SQLite can see
+    that without reading it twice (`quick_check`), is refused. `timed` is told the seconds of every commit.
+    """
+
+    _mark: Path | None = None  # a database in memory has none
+
+    def __init__(self, path: Path, timed: Callable[[float], None] = lambda seconds: None,
+                 connect: Callable[[Path], Any] = connect) -> None:  # fmt: skip
+        self._timed = timed
         self._queue: queue.SimpleQueue[tuple[Callable[[Writer], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._read_lock = threading.Lock()
         try:
-            path.touch(mode=0o600, exist_ok=True)
-            self._db, self._reader = self._connect(path), self._connect(path)
+            self._path, mark = path, path.with_suffix(".mark")
+            marked, digest = _marked(mark)
+            if not path.exists():
+                if marked is not None:
+                    raise LedgerError(f"the record {path} is gone; bring it back from a copy, or remove {mark}")
+                disk.write(path, ())
+                disk.sync_folder(path.parent)
+                reach("ledger.created")
+            if digest is not None and not self._ahead() and _hash(path) != digest:
+                raise LedgerError(f"the record {path} is not what it was when the aggregator ended: it was damaged or "
+                                  f"changed; bring it back from a copy, or remove {mark}")  # fmt: skip
+            self._db, self._reader = connect(path), connect(path)
+            found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if found != "ok":
+                raise LedgerError(f"the record {path} is damaged: {' '.join(found.split())}; bring it back from a copy")
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
             if version not in (0, VERSION):
                 raise ConfigError(f"{path} was made by another version of hansa (format {version}, this is {VERSION})")
             self._db.executescript(f"{SCHEMA} PRAGMA user_version = {VERSION};")
-        except (sqlite3.Error, OSError) as error:
-            raise LedgerError(f"the record {path} cannot be opened: {error}") from None
+            commits = self._db.execute("SELECT n FROM commits").fetchone()[0]
+            if marked is not None and commits < marked:
+                raise LedgerError(
+                    f"the record {path} has {commits} of the {marked} commits that were acknowledged: its write-ahead "
+                    f"log {path.name}-wal was damaged or removed, or an older copy was put in its place; bring back "
+                    f"the right one, or remove {mark} to go on without what is lost"
+                )
+            disk.put(mark, [_mark(commits)], steps("mark"))  # from now on its hash changes
+            self._mark = mark
+        except (*BROKEN, OSError) as error:
+            raise LedgerError(f"the record {path} cannot be opened: {' '.join(str(error).split())}") from None
         self._thread = threading.Thread(target=self._work, name="ledger", daemon=True)
         self._thread.start()
-
-    def _connect(self, path: Path) -> sqlite3.Connection:
-        db = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
-        db.row_factory = sqlite3.Row
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = FULL")
-        return db
 
     def write(self, change: Callable[[Writer], T]) -> Future[T]:
         """Make a change; its result comes once it is on disk. An error in it undoes it, and only it."""
         future: Future[T] = Future()
         self._queue.put((change, future))
         return future
+
+    @property
+    def waiting(self) -> int:
+        """How many changes wait for the writer."""
+        return self._queue.qsize()
 
     def now(self, change: Callable[[Writer], T]) -> T:
         """As `write`, waiting for it."""
@@ -132,8 +192,11 @@ class Ledger:
     def all(self, sql: str, *values: Any) -> Rows:
         try:
             with self._read_lock:
-                return self._reader.execute(sql, values).fetchall()
-        except sqlite3.OperationalError as error:
+                rows: Rows = self._reader.execute(sql, values).fetchall()
+                return rows
+        except ITS_OWN:
+            raise
+        except BROKEN as error:
             raise LedgerError(f"the aggregator's record cannot be read: {error}") from None
 
     def one(self, sql: str, *values: Any) -> sqlite3.Row | None:
@@ -144,9 +207,17 @@ class Ledger:
         """Finish what waits, then close."""
         self._queue.put(None)
         self._thread.join()
-        self._db.close()
-        with self._read_lock:
+        with contextlib.suppress(*BROKEN, OSError), self._read_lock:
+            commits = self._db.execute("SELECT n FROM commits").fetchone()[0]
+            self._db.close()
             self._reader.close()
+            if self._mark is not None and not self._ahead():  # nobody else has it open
+                disk.put(self._mark, [_mark(commits, _hash(self._path))], steps("mark"))
+
+    def _ahead(self) -> bool:
+        """Whether there is something in the write-ahead log that is not in the database yet."""
+        ahead = self._path.with_name(f"{self._path.name}-wal")
+        return ahead.exists() and ahead.stat().st_size > 0
 
     def _work(self) -> None:
         while True:
@@ -154,36 +225,77 @@ class Ledger:
             while not self._queue.empty() and len(batch) < 256:
                 batch.append(self._queue.get())
             # A change whose author has gone before its turn is left out; from its turn on it cannot be called off.
+            begun = time.perf_counter()
             self._commit([item for item in batch if item is not None and item[1].set_running_or_notify_cancel()])
+            self._timed(time.perf_counter() - begun)
             if None in batch:
                 return
 
     def _commit(self, batch: list[tuple[Callable[[Writer], Any], Future[Any]]]) -> None:
-        done: list[tuple[Future[Any], Any]] = []
+        done: list[tuple[Future[Any], Any, list[Callable[[Writer], None]]]] = []
         try:
             self._db.execute("BEGIN IMMEDIATE")
             for change, future in batch:
                 self._db.execute("SAVEPOINT change")
                 try:
-                    result = change(Writer(self._db))
-                except sqlite3.OperationalError:  # a full disk, an I/O error: nothing of the batch is kept
-                    raise
+                    writer = Writer(self._db)
+                    result = change(writer)
                 except BaseException as error:
+                    if isinstance(error, BROKEN) and not isinstance(error, ITS_OWN):
+                        raise  # a full disk, a damaged file: nothing of the batch is kept
                     self._db.execute("ROLLBACK TO change")
                     future.set_exception(error)
                 else:
-                    done.append((future, result))
+                    done.append((future, result, writer.afterwards))
                 self._db.execute("RELEASE change")
+            self._db.execute("UPDATE commits SET n = n + 1")
+            commits = self._db.execute("SELECT n FROM commits").fetchone()[0]
             reach("ledger.execute")
             self._db.execute("COMMIT")
             reach("ledger.commit")
-        except sqlite3.Error as error:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            failure = LedgerError(f"the aggregator's record cannot be written: {error}")
+        except BROKEN as error:
+            with contextlib.suppress(sqlite3.Error):
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+            full = getattr(error, "sqlite_errorname", "") == "SQLITE_FULL"
+            failure = LedgerError(f"the aggregator's record cannot be written: {error}", full)
             for _, future in batch:
                 if not future.done():
                     future.set_exception(failure)
             return
-        for future, result in done:
-            future.set_result(result)
+        if self._mark is not None:
+            with contextlib.suppress(OSError):  # without it there is less to compare with, and nothing else
+                disk.overwrite(self._mark, _mark(commits))
+        for future, result, afterwards in done:
+            try:
+                for action in afterwards:
+                    action(Writer(self._db))
+            except BROKEN as error:
+                future.set_exception(LedgerError(f"the aggregator's record cannot be read: {error}"))
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+
+def _mark(commits: int, digest: str = "-") -> bytes:
+    text = f"{commits:020} {digest:64}"  # always as long: it is written over
+    return f"{text} {hashlib.sha256(text.encode()).hexdigest()}\n".encode()
+
+
+def _marked(path: Path) -> tuple[int | None, str | None]:
+    """How many commits a mark speaks of, and the database's hash; None where it does not say, or where there is none,
+    or where it was cut off as it was written."""
+    try:
+        data = path.read_bytes()
+        commits, digest, _ = data.decode().split()
+        if data == _mark(int(commits), digest):
+            return int(commits), None if digest == "-" else digest
+    except (OSError, ValueError):
+        pass
+    return None, None
+
+
+def _hash(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

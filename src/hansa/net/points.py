@@ -9,13 +9,15 @@ NAMES = (
     "private.fsync", "private.rename", "private.folder",
     # The aggregator.
     "blob.written", "blob.fsync", "blob.shelf", "blob.rename", "blob.folder", "blob.discarded", "upload.chunk",
-    "ledger.execute", "ledger.commit", "job.submitted", "message.rename", "reply.stored", "reply.written",
+    "ledger.created", "mark.fsync", "mark.rename", "mark.folder", "ledger.execute", "ledger.commit",
+    "job.submitted", "message.rename", "reply.stored", "reply.written",
     "reply.acknowledged",
     "ask.opened", "ask.closed", "ticket.taken", "round.fused", "model.save", "model.saved", "round.closed",
     "job.model", "job.finished",
     # A party.
-    "party.fetched", "party.forgot", "party.trained", "memory.fsync", "memory.rename", "party.remembered",
-    "upload.sent", "party.received", "rotation.certified", "rotation.key", "rotation.certificate", "rotation.settled",
+    "party.fetched", "party.forgot", "party.trained", "memory.fsync", "memory.rename", "memory.folder",
+    "upload.sent", "party.received", "rotation.certified", "rotation.key", "rotation.kept", "rotation.certificate",
+    "rotation.settled",
 )  # fmt: skip
 
 _hook: Callable[[str], None] | None = None
@@ -25,6 +27,11 @@ def install(hook: Callable[[str], None] | None) -> None:
     """Have `hook` called with the name of every point that is reached; None for nobody."""
     global _hook
     _hook = hook
+
+
+def steps(name: str) -> Callable[[str], None]:
+    """The points of a durable write, after its fsync, its rename and its folder's fsync: NAME.fsync and so on."""
+    return lambda step: reach(f"{name}.{step}")
 
 
 def reach(name: str) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from typing import Any
 
 import torch
 
-from hansa.core import codec
+from hansa.core import codec, disk
 from hansa.core.errors import AlgorithmError, ConfigError, DataError, RoundAborted, RuntimeFailure
 from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket, op_config, op_of
 from hansa.core.op import DataOp, Op, Reply
@@ -27,7 +26,7 @@ from hansa.core.replies import Malformed, Record, Rules, arrive, combine, expect
 from hansa.core.runtime import Abort, Attend, Commit, Open, Request, complete
 from hansa.core.sums import Stored
 from hansa.net.asks import WHERE, close_ask, decide, give_up, open_ask, take_ticket
-from hansa.net.blobs import Blobs, write_pieces
+from hansa.net.blobs import Blobs, Damaged, write_pieces
 from hansa.net.desk import Desk, Errand, Key
 from hansa.net.ledger import Ledger
 from hansa.net.points import reach
@@ -170,9 +169,10 @@ class Network:
             self.refused |= {party for party in decision.missing if party in rows}
 
         def outcomes() -> Iterator[tuple[int, Reply | str]]:
+            checks = self.blobs.verifying(rows[party]["blob"] for party in ask.parties if party in members)
             for party in ask.parties:
                 if party in members:
-                    yield party, self._reply(rows[party]["blob"])
+                    yield party, self._reply(next(checks), rows[party]["blob"])
                 elif party in rows and rows[party]["rejected"]:
                     yield party, Malformed(rows[party]["why"])
                 else:
@@ -190,11 +190,14 @@ class Network:
     def _replies(self, key: Key) -> list[Any]:
         return self.ledger.all(f"SELECT party, blob, staged, why, rejected, seconds FROM replies WHERE {WHERE}", *key)
 
-    def _reply(self, digest: str) -> Reply | Malformed:
+    def _reply(self, check: Callable[[], Path], digest: str) -> Reply | Malformed:
         try:
-            return Stored.read(self.blobs.path(digest))
+            return Stored.read(check())
         except FileNotFoundError:
             raise RuntimeFailure(f"the reply {digest} is in the ledger and not among the blobs") from None
+        except Damaged as error:  # not the party's fault, and its reply is lost: better than to fuse something else
+            log.error("%s", error, extra={"job": self.job})
+            return Malformed(error)
         except DataError as error:
             return Malformed(error)
 
@@ -202,7 +205,7 @@ class Network:
         """Have an ask answered, as its machine says."""
         deadline = self.deadline
         if deadline is not None and ask.phase.startswith(("describe", "prepare")):
-            deadline = max(deadline, self.desk.absent_after)  # it is the rounds': what comes before is not hurried
+            deadline *= 2.0 ** min(_attempt(ask), 20)  # a job does not begin without it, so who is slow gets his time
         machine = Asking(ask.parties, ask.enough, deadline, self.desk.absent_after)
         news = self.desk.watch(key)
         here = frozenset(self.desk.present(ask.parties))
@@ -288,7 +291,7 @@ class Network:
         if name not in self._written:
             part = self.messages / "part"
             blob = Blob(*write_pieces(part, codec.pieces(tree())))
-            os.replace(part, self.messages / blob.digest)
+            disk.rename(part, self.messages / blob.digest)
             reach("message.rename")
             self._written[name] = blob
         return self._written[name]
@@ -326,7 +329,11 @@ class Network:
         (row,) = self._replies(flight.key)
         self.desk.withdraw(flight.key, [flight.ticket.party])
         ask = Ask("submit", *flight.key[1:], flight.op, flight.payload, (flight.ticket.party,))
-        reply = Malformed(row["why"]) if row["rejected"] else row["why"] or self._reply(row["blob"])
+        reply = (
+            Malformed(row["why"])
+            if row["rejected"]
+            else row["why"] or self._reply(lambda: self.blobs.verified(row["blob"]), row["blob"])
+        )
         arrival = arrive(flight.ticket, flight.op, flight.payload, reply, self._limited(ask), self._record)
         if arrival.reply is None:
             self._lost += 1
@@ -390,3 +397,8 @@ class Network:
             op, payload = op_of(kept["op"], where="checkpoint"), tree["payloads"][kept["payload"]]
             self._flights[ticket.id] = Flight(ticket, key, op, payload, time.monotonic())
             self._fly(Ask("submit", key[1], key[2], key[3], op, payload, (ticket.party,)))
+
+
+def _attempt(ask: Ask) -> int:
+    """How often what comes before the rounds was tried before: it is asked again until somebody answers."""
+    return ask.index if ask.phase == "describe" else int(ask.phase.removeprefix("prepare").removeprefix("-") or 0)

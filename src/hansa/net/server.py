@@ -7,25 +7,26 @@ route but two. Every lookup goes by the authenticated identity: a party finds on
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import logging
 import re
 import sqlite3
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 from aiohttp import web
 
+from hansa.core import disk
 from hansa.core.errors import ConfigError, DataError, HansaError
 from hansa.core.runtime import complete_async
 from hansa.net import keys, signing
 from hansa.net.asks import Conflict, NotNow, Sent, Unasked, unoffered
 from hansa.net.blobs import CHUNK, Blobs, Gap
 from hansa.net.desk import Desk, Errand, Key
+from hansa.net.files import served
+from hansa.net.gate import Gate, Refused, Visit, trouble, while_here
 from hansa.net.ledger import Ledger, LedgerError
 from hansa.net.pacing import POLL, hold, scattered, told
 from hansa.net.registry import Denied, Registry
@@ -38,7 +39,6 @@ from hansa.net.wire import (
     Answer,
     Enrolment,
     Order,
-    Trouble,
     ask_name,
     pack,
     unpack,
@@ -47,17 +47,8 @@ from hansa.net.wire import (
 log = logging.getLogger("hansa.net")
 PROTOCOL = "Hansa-Protocol"
 DIGEST = re.compile(r"[0-9a-f]{64}")
-SMALL = 2**16  # bytes of a file that is kept in memory for all who fetch it
 CENTRAL = 2**34  # bytes of the aggregator's own samples, at most
 Handler = Callable[["Call"], Awaitable[web.StreamResponse]]
-
-
-class Refused(HansaError):
-    """A request that is answered with that status and that sentence."""
-
-    def __init__(self, status: int, error: str) -> None:
-        super().__init__(error)
-        self.status = status
 
 
 class Jobs(Protocol):
@@ -104,10 +95,10 @@ class Route:
 class Server:
     """The routes over the ledger, the blobs, the desk and the jobs."""
 
-    def __init__(self, registry: Registry, ledger: Ledger, blobs: Blobs, desk: Desk, jobs: Jobs) -> None:
+    def __init__(self, registry: Registry, ledger: Ledger, blobs: Blobs, desk: Desk, jobs: Jobs, gate: Gate) -> None:
         self.registry, self.ledger, self.blobs, self.desk, self.jobs = registry, ledger, blobs, desk, jobs
+        self.gate, self.metrics = gate, gate.metrics
         self._seen: dict[bytes, keys.Identity] = {}
-        self.closing = asyncio.Event()
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=CHUNK + 1)
@@ -142,20 +133,21 @@ class Server:
         """The handler behind its checks; what goes wrong is answered in one sentence, and never with a traceback."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
+            visit = Visit(self.gate, request)
             try:
-                return await route.handler(await self._admit(route, request))
+                return await route.handler(await self._admit(route, request, visit))
             except web.HTTPException as error:
                 return trouble(error.status, error.reason)
             except Refused as error:
-                return trouble(error.status, str(error))
+                return trouble(error.status, str(error), error.headers)
             except Denied as error:
-                self._note("denied", request, str(error))
+                self.gate.note("denied", request, self._peer(request), str(error))
                 return trouble(403, str(error))
             except signing.SignatureError as error:
-                self._note("denied", request, str(error))
+                self.gate.note("denied", request, self._peer(request), str(error))
                 return trouble(401, str(error))
             except Conflict as error:
-                self._note("conflict", request, str(error))
+                self.gate.note("conflict", request, self._peer(request), str(error))
                 return trouble(409, str(error))
             except Gap as error:
                 return trouble(416, str(error), {"Hansa-At": str(error.at)})
@@ -165,31 +157,22 @@ class Server:
                 return trouble(503, str(error), {"Retry-After": "1"})
             except LedgerError as error:
                 log.error("%s", error)
-                return trouble(503, str(error), {"Retry-After": "5"})
+                return trouble(507 if error.full else 503, str(error), {"Retry-After": "5"})
             except HansaError as error:
+                if isinstance(error.__cause__, OSError):  # not the fault of who asks: no more open files, say
+                    log.error("%s", error)
+                    return trouble(503, str(error), {"Retry-After": "5"})
                 return trouble(400, str(error))
             except ConnectionError:  # who asked has gone
                 raise
             except OSError as error:
                 log.error("%s", error)
-                return trouble(507 if error.errno == 28 else 503, f"the aggregator cannot store this: {error.strerror}",
-                               {"Retry-After": "5"})  # fmt: skip
+                status = 507 if error.errno in disk.FULL else 503
+                return trouble(status, f"the aggregator cannot store this: {error.strerror}", {"Retry-After": "5"})
+            finally:
+                visit.end()
 
         return handle
-
-    def _note(self, event: str, request: web.Request, why: str) -> None:
-        """Keep in the log that somebody was turned away."""
-        who = self._peer(request)
-        name = who.name if who is not None else None
-        detail: dict[str, Any] = {
-            "method": request.method,
-            "path": request.path[:256],
-            "why": why[:512],
-            "from": request.remote,
-        }
-        log.warning(event, extra={"party": name, "detail": detail})
-        if who is not None:  # what a stranger does must not make the record grow
-            self.ledger.write(lambda db: db.log(event, party=name, **detail))
 
     def _peer(self, request: web.Request) -> keys.Identity | None:
         """Whom the client's certificate names, the CA's signature on it having been checked in the handshake."""
@@ -203,7 +186,7 @@ class Server:
             self._seen[der] = keys.identity(der)
         return self._seen[der]
 
-    async def _admit(self, route: Route, request: web.Request) -> Call:
+    async def _admit(self, route: Route, request: web.Request, visit: Visit) -> Call:
         spoken = request.headers.get(PROTOCOL, "")
         known = {version.strip() for version in spoken.split(",")} & {str(version) for version in PROTOCOLS}
         if not known and route.handler != self.authority:
@@ -213,9 +196,9 @@ class Server:
                 f"this aggregator speaks version {ours} of the protocol and the request version "
                 f"{spoken[:32] or 'none'}; bring both to the same version of hansa",
             )
-        who = None
+        who = self._peer(request)
+        visit.enter(who)
         if route.role != "anyone":
-            who = self._peer(request)
             if who is None:
                 raise Refused(401, "this needs a client certificate; enrol first (hansa join --token-file ...)")
             first = self.registry.used(who)
@@ -225,11 +208,7 @@ class Server:
             self._check(who)
             if who.role != route.role:
                 raise Denied(f"this is for the role {route.role}, and {who.name} has the role {who.role}")
-        if (request.content_length or 0) > route.limit:
-            raise Refused(413, f"the body has {request.content_length} bytes, and at most {route.limit} are taken")
-        body = await request.read() if request.can_read_body else b""
-        if len(body) > route.limit:
-            raise Refused(413, f"the body is longer than the {route.limit} bytes that are taken")
+        body = await visit.body(route.limit)
         about = None
         if route.signed:
             assert who is not None
@@ -262,10 +241,15 @@ class Server:
 
     async def enrol(self, call: Call) -> web.Response:
         given = unpack(call.body, Enrolment)
-        return await self._certify(self.registry.enrol(given.secret, given.request))
+        try:
+            return await self._certify(self.registry.enrol(given.secret, given.request))
+        except Denied:  # a secret has 256 bits and cannot be guessed; this is against the noise
+            self.gate.wrong_token(call.request)
+            raise
 
     async def rotate(self, call: Call) -> web.Response:
         assert call.who is not None
+        self.gate.rotates(call.who)
         return await self._certify(self.registry.rotate(call.who, call.body))
 
     async def _certify(self, change: Callable[[Any], tuple[str, bytes]]) -> web.Response:
@@ -288,14 +272,19 @@ class Server:
 
     async def work(self, call: Call) -> web.Response:
         number, instance = await self._heard(call)
-        if self.closing.is_set():
-            return trouble(503, "the aggregator is shutting down", {"Retry-After": "2"})
         longest = self.registry.federation.serve.poll
         asked = _whole(call.query("wait", f"{POLL:.0f}"), "wait: expected seconds that the question may be held open")
         seconds = scattered(min(asked, hold(self.desk.known, longest)))
-        work = await self.desk.wait_for_work(number, instance, seconds)
+        self.metrics.held.inc()
+        try:
+            with while_here(call.request):
+                work = await self.desk.wait_for_work(number, instance, seconds)
+        finally:
+            self.metrics.held.dec()
         assert call.who is not None
         self._check(call.who)  # it may have ended while the question was held open
+        if work is None and self.gate.closing.is_set():
+            raise self.gate.shutting_down()
         pace = told(self.desk.known, longest)
         return web.Response(status=204, headers={"Retry-After": "0", **pace}) if work is None else packed(work, pace)
 
@@ -316,10 +305,10 @@ class Server:
         return party, errand
 
     async def message(self, call: Call) -> web.StreamResponse:
-        return served(call.request, self._asked(call)[1].message)
+        return await served(call.request, self._asked(call)[1].message, self.gate.limits.stall)
 
     async def task(self, call: Call) -> web.StreamResponse:
-        return served(call.request, self._asked(call)[1].task)
+        return await served(call.request, self._asked(call)[1].task, self.gate.limits.stall)
 
     def _owner(self, call: Call) -> str:
         assert call.who is not None
@@ -364,6 +353,7 @@ class Server:
         sent = Sent(party, call.name, answer, seconds, headers[signing.NONCE], headers[signing.SIGNATURE])
         taking = Taking(self.ledger, self.blobs, self.desk, self.jobs.discard)
         receipt = await complete_async(taking.steps(key, sent, self._owner(call), errand), self._perform)
+        self.metrics.replies.labels(receipt.status).inc()
         extra = {"job": key[0], "round": key[1], "party": call.name, "detail": {"ask": ask_name(*key[1:])}}
         log.info(f"answer {receipt.status}", extra=extra)
         return packed(receipt)
@@ -438,7 +428,8 @@ class Server:
         row = self._job(call)
         if row["model"] is None:
             raise Refused(404, f"the job {row['id']} has no model yet; it is {row['status']}")
-        return served(call.request, self.blobs.path(row["model"]), {"Hansa-Digest": row["model"]})
+        path = self.blobs.path(row["model"])
+        return await served(call.request, path, self.gate.limits.stall, {"Hansa-Digest": row["model"]})
 
     async def log(self, call: Call) -> web.Response:
         after = _whole(call.query("after", "0"), "after: expected an entry's number")
@@ -471,31 +462,3 @@ def _job_tree(row: sqlite3.Row) -> dict[str, Any]:
 def packed(value: Any, headers: dict[str, str] | None = None) -> web.Response:
     """An envelope as a response."""
     return web.Response(body=pack(value), content_type="application/msgpack", headers=headers)
-
-
-def trouble(status: int, error: str, headers: dict[str, str] | None = None) -> web.Response:
-    """What went wrong as a response."""
-    return web.Response(status=status, body=pack(Trouble(error[:4096])), content_type="application/msgpack",
-                        headers=headers)  # fmt: skip
-
-
-def served(request: web.Request, path: Path, headers: dict[str, str] | None = None) -> web.StreamResponse:
-    """A file, whole or the range that was asked for. It is called by its hash: a small one is read once for all."""
-    try:
-        data, asked = _small(path), request.http_range
-    except (OSError, ValueError):  # which the other way answers
-        data = None
-    if data is not None and "Range" in request.headers:
-        start, stop = asked.start or 0, len(data) if asked.stop is None else min(asked.stop, len(data))
-        if 0 <= start < stop:
-            given = {**(headers or {}), "Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"}
-            return web.Response(status=206, body=data[start:stop], headers=given)
-    return web.FileResponse(path, chunk_size=CHUNK // 4, headers=headers)
-
-
-@functools.lru_cache(maxsize=64)
-def _small(path: Path) -> bytes | None:
-    """The bytes of a file, where they are few."""
-    with open(path, "rb") as file:
-        data = file.read(SMALL + 1)
-    return data if len(data) <= SMALL else None

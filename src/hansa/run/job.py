@@ -37,13 +37,14 @@ from hansa.net.asks import decide
 from hansa.net.blobs import Blobs, Gap
 from hansa.net.desk import Desk
 from hansa.net.ledger import Ledger, LedgerError, Writer
+from hansa.net.metrics import Metrics
 from hansa.net.points import reach
 from hansa.net.registry import Registry
 from hansa.net.round import Decision
 from hansa.net.runtime import Network, Stopped
 from hansa.net.wire import Order, pack, unpack
 from hansa.run.config import Experiment, is_function, learned, make_model, outputs_of, parse
-from hansa.run.loop import Training, check_settings
+from hansa.run.loop import NUMBER, Training, check_settings
 from hansa.run.records import ACTIVE, JobRecords, discard, needed_blobs
 from hansa.run.result import Result
 from hansa.run.simulate import NUMERICS
@@ -61,6 +62,7 @@ class Job:
         self.id, self.order, self.runner = id, order, runner
         self.stopped = threading.Event()
         self.training: Training | None = None
+        self._closed = time.monotonic()  # when the last round was
         self.experiment = check_order(order, runner.functions, runner.registry.names)
         run = self.experiment.run
         # Parties that are invited while it runs are not of it, after a restart neither.
@@ -118,7 +120,7 @@ class Job:
         needed = self.order.min_parties
         if needed is None:  # all that can come
             needed = max(1, len(names) - len(self.runner.registry.lapsed() & set(names)))
-        yield Attend(0, needed, "begin")
+        yield Attend(0, max(needed, self.experiment.run.min_cohort), "begin")
         run, central = self.experiment.run, self._central()
         table = self.experiment.task
         about, why = yield from self._describe(central.get("loss") or table.loss, central.get("classes"))
@@ -154,6 +156,11 @@ class Job:
         detail = {"replies": line["replies"], "asked": line["asked"], **numbers}
         detail |= {k: line[k] for k in ("empty", "missing", "rejected") if k in line}
         log.info("round closed", extra={"job": self.id, "round": line["round"], "detail": detail})
+        metrics, now = self.runner.metrics, time.monotonic()
+        metrics.rounds.labels("empty" if "empty" in line else "closed").inc()
+        metrics.round_seconds.observe(now - self._closed)
+        self._closed = now
+        metrics.replies.labels("missing").inc(len(line.get("missing", ())))
 
     def _describe(self, loss: str | None, classes: int | None
                   ) -> Generator[Request, Any, tuple[Description, dict[str, str]]]:  # fmt: skip
@@ -182,8 +189,11 @@ class Job:
                 said[names[party]] = Description.of(reply)
             except DataError as error:
                 record.rejected[party] = str(error)
+        least = self.experiment.run.min_cohort
         about, unfit = agreed(said, classes, self.experiment.task.prepare is not None) if said else (None, {})
         record.rejected |= {party: unfit[name] for party, name in enumerate(names) if name in unfit}
+        if least > 1:  # as for a round: of a single party no number is told
+            record.rejected = {party: NUMBER.sub("...", why) for party, why in record.rejected.items()}
         self.network.refused |= set(record.rejected)
         reasons = {names[p]: why for p, why in (record.missing | record.rejected).items()}
         self._note_absence(reasons)
@@ -208,7 +218,10 @@ class Job:
         """The aggregator's own samples, as they came with the order."""
         if self.order.central is None:
             return {}
-        tree: dict[str, Any] = codec.decode(self.runner.blobs.path(self.order.central.digest).read_bytes())
+        try:
+            tree: dict[str, Any] = codec.decode(self.runner.blobs.read(self.order.central.digest))
+        except (FileNotFoundError, DataError) as error:
+            raise DataError(f"the aggregator's own samples of {self.id} cannot be read: {error}") from None
         return tree
 
 
@@ -234,7 +247,9 @@ def check_order(order: Order, functions: tuple[str, ...], parties: list[str]) ->
 class Runner:
     """The jobs of an aggregator: some run, others wait for their turn."""
 
-    def __init__(self, folder: Path, registry: Registry, ledger: Ledger, blobs: Blobs, desk: Desk) -> None:
+    def __init__(self, folder: Path, registry: Registry, ledger: Ledger, blobs: Blobs, desk: Desk,
+                 metrics: Metrics | None = None) -> None:  # fmt: skip
+        self.metrics = metrics or Metrics()
         self.folder, self.registry, self.ledger, self.blobs, self.desk = folder, registry, ledger, blobs, desk
         self.functions, self._most = registry.federation.serve.functions, registry.federation.serve.jobs
         self.closing = threading.Event()
@@ -344,6 +359,8 @@ class Runner:
     def _start(self, id: str, order: Order) -> None:
         try:
             job = Job(id, order, self)
+        except LedgerError:  # it is started when the record can be written again
+            raise
         except HansaError as error:  # the parts it names are not here any more
             self.end(id, "failed", str(error))
             return
@@ -358,6 +375,9 @@ class Runner:
         def work() -> None:
             try:
                 job.run()
+            except (LedgerError, OSError) as error:  # how it ended could not be noted: it is begun again, and noted
+                log.error("the job is interrupted: %s", error, extra={"job": job.id})
+                self.closing.wait(PAUSE)
             finally:
                 self._ended(job)
 
@@ -370,7 +390,13 @@ class Runner:
         stopping = "SELECT 1 FROM jobs WHERE id = ? AND status = 'stopping'"
         with self._lock:
             self._running.pop(job.id, None)
-            if job.stopped.is_set() and self.ledger.one(stopping, job.id):
-                self.end(job.id, *STOPPED)  # it was interrupted before it could see that
-        if not self.closing.is_set():
-            self._start_waiting()
+        while not self.closing.is_set():
+            try:
+                with self._lock:
+                    if job.stopped.is_set() and self.ledger.one(stopping, job.id):
+                        self.end(job.id, *STOPPED)  # it was interrupted before it could see that
+                self._start_waiting()
+                return
+            except (LedgerError, OSError) as error:  # the disk is full, say: there is no hurry
+                log.error("no job can be started: %s", error)
+                self.closing.wait(PAUSE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import time
 from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from hansa.core.runtime import Abort, Attend, Clock, Commit, Open, Request
 from hansa.core.task import Known, Task
 from hansa.core.trusted import Trusted
 from hansa.data.prepare import Preparation
+from hansa.fusion import Fusion
 from hansa.run.settings import Run, higher_is_better
 from hansa.run.work import LocalWork
 from hansa.select import Kept
@@ -33,6 +35,7 @@ from hansa.select import Kept
 log = logging.getLogger("hansa")
 ATTEMPTS = 100  # to learn a preparation, where parties may come and go
 Steps = Generator[Request, Any, Any]
+NUMBER = re.compile(r"-?\b\d[\d.,e+-]*|\b(?:nan|inf)\b")
 
 
 def check_settings(algorithm: Algorithm, run: Run, problem: Problem, protocol: SumProtocol | None = None) -> None:
@@ -52,6 +55,13 @@ def check_settings(algorithm: Algorithm, run: Run, problem: Problem, protocol: S
     needed = run.rules().needed(problem.cohort_size)
     if needed > problem.cohort_size:
         raise ConfigError(f"the quorum of {needed} can never be met: a round asks {problem.cohort_size} parties")
+    rule = getattr(algorithm, "fusion", None)
+    used = rule.used(problem.cohort_size) if isinstance(rule, Fusion) else problem.cohort_size
+    if isinstance(rule, Fusion) and run.min_cohort > 1 and used < run.min_cohort:
+        raise ConfigError(
+            f"run.min_cohort: {rule.name} makes the new model of the updates of {used} of {problem.cohort_size} "
+            f"parties, and {run.min_cohort} is the least; use another fusion"
+        )
     if run.over_select and algorithm.participation != "cohort":
         raise ConfigError(f"run.over_select: {algorithm.name} has no cohort that a few more could join; leave it out")
     if algorithm.participation == "own":
@@ -247,7 +257,14 @@ class Training:
                 fed.by_size = select.by_size and len(fed.cohort) < select.pool(chooser, progress.selection)
                 if not fed.cohort:
                     raise RoundAborted("no party could be selected")
-            return await self.algorithm.round(fed, state)
+            out = await self.algorithm.round(fed, state)
+            for finding in fed.findings if self.run.min_cohort > 1 else ():
+                used = sum(share > 0 for share in finding.shares)
+                if used < self.run.min_cohort:
+                    raise RoundAborted(
+                        f"{finding.rule} kept the updates of {used} parties, and min_cohort is {self.run.min_cohort}"
+                    )
+            return out
 
         empty = None
         try:
@@ -280,8 +297,12 @@ class Training:
             line["empty"] = empty
         for name, who in (("missing", record.missing), ("rejected", record.rejected)):
             if who:
-                line[name] = {self.holdings.name(party): reason for party, reason in who.items()}
+                line[name] = {self.holdings.name(party): self._of_one(reason) for party, reason in who.items()}
         return record.metrics | line | (self._found(fed, record) if empty is None else {})
+
+    def _of_one(self, reason: str) -> str:
+        """What may be told of a single party: with a min_cohort why its reply was not used, and no number from it."""
+        return reason if self.run.min_cohort == 1 else NUMBER.sub("...", reason)
 
     def _found(self, fed: Federation, record: Record) -> dict[str, Any]:
         """What the fusion found about single parties, by name; and where the attackers are known, which part of those
@@ -297,6 +318,9 @@ class Training:
             if hostile:
                 out["exclusion_recall"] = caught / hostile
         for finding in fed.findings:
+            if self.run.min_cohort > 1:  # shares and scores are numbers about single parties
+                out["fusion"] = {"rule": finding.rule, "excluded": [name(p) for p in finding.excluded]}
+                continue
             out["fusion"] = {
                 "rule": finding.rule,
                 "shares": {name(p): share for p, share in zip(finding.parties, finding.shares, strict=True)},
@@ -333,7 +357,8 @@ class Training:
         return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in found.items()}
 
     def _evaluate_parties(self, name: str, payload: dict[str, Any]) -> Generator[Request, Any, dict[str, Any]]:
-        """Each party's metrics on its own test samples: mean, worst tenth, variance, and the mean over samples."""
+        """Each party's metrics on its own test samples: mean, worst tenth, variance, and the mean over samples. With a
+        min_cohort, only what is made of so many parties."""
 
         async def ask(fed: Federation) -> Gathered:
             return await fed.gather(Evaluate(name), payload, parties=fed.parties)
@@ -345,16 +370,20 @@ class Training:
             yield Abort(self.progress.round)
             return {}
         out: dict[str, Any] = {}
+        least = self.run.min_cohort
         for metric in sorted({m for reply in answers.replies for m in reply.metrics}):
             pairs = [(r.metrics[metric], r.weight) for r in answers.replies if metric in r.metrics]
+            if len(pairs) < least:
+                continue
             values = sorted((v for v, _ in pairs), reverse=not higher_is_better(metric))
             mean = sum(values) / len(values)
             tenth = values[: math.ceil(len(values) / 10)]
             out[f"party_{metric}_mean"] = mean
-            out[f"party_{metric}_worst_tenth"] = sum(tenth) / len(tenth)
+            if len(tenth) >= least:
+                out[f"party_{metric}_worst_tenth"] = sum(tenth) / len(tenth)
             out[f"party_{metric}_variance"] = sum((v - mean) * (v - mean) for v in values) / len(values)
             out[metric] = sum(v * n for v, n in pairs) / sum(n for _, n in pairs)
-        if len(answers.parties) <= 100:
+        if len(answers.parties) <= 100 and least == 1:
             who = map(self.holdings.name, answers.parties)
             out["parties"] = {name: r.metrics for name, r in zip(who, answers.replies, strict=True)}
         return out

@@ -125,6 +125,9 @@ class Operator:
             return self._do(fetch).replace(out)
         except OSError as error:
             raise ConfigError(f"cannot write {out}: {error.strerror}") from None
+        except DataError:
+            raise DataError(f"the model of {id} is damaged at the aggregator: it does not have the hash {job['model']}"
+                            ) from None  # fmt: skip
 
     def log(self, job: str | None = None) -> list[dict[str, Any]]:
         """The aggregator's log, all of it or what is about one job."""

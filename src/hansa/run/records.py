@@ -60,7 +60,7 @@ class JobRecords:
         if row is None or row["checkpoint"] is None:
             return None
         try:
-            tree: dict[str, Any] = codec.decode(self.blobs.path(row["checkpoint"]).read_bytes())
+            tree: dict[str, Any] = codec.decode(self.blobs.read(row["checkpoint"]))
         except (OSError, DataError) as error:
             raise DataError(f"the checkpoint of {self.job} is damaged: {error}") from None
         return tree
@@ -81,11 +81,12 @@ def needed_blobs(db: Any) -> set[str]:
 
 def discard(ledger: Ledger, blobs: Blobs, candidates: list[str]) -> None:
     """Forget those of the blobs that nothing needs. The writer does it, which also takes new answers: no answer can
-    come in between."""
+    come in between. It does it after its commit: what was made unneeded together with it might otherwise still be
+    needed after a power failure."""
     if not candidates:
         return
 
-    def change(db: Writer) -> None:
+    def unneeded(db: Writer) -> None:
         for blob in candidates:
             used = db.one(
                 "SELECT 1 FROM replies WHERE blob = ? AND spent = 0 UNION ALL SELECT 1 FROM jobs WHERE model = ? "
@@ -95,4 +96,4 @@ def discard(ledger: Ledger, blobs: Blobs, candidates: list[str]) -> None:
             if used is None:
                 blobs.discard(blob)
 
-    ledger.now(change)
+    ledger.now(lambda db: db.after(unneeded))

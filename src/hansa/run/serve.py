@@ -4,27 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import logging
+import os
 import resource
 import signal
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
-from hansa.core.disk import lock
+from hansa.core import disk
 from hansa.core.errors import ConfigError
 from hansa.net import keys
+from hansa.net.admin import Admin
 from hansa.net.blobs import Blobs
 from hansa.net.client import Refusal
 from hansa.net.desk import Desk
+from hansa.net.door import Door
 from hansa.net.federation import Federation
+from hansa.net.gate import Gate
 from hansa.net.home import Home
 from hansa.net.ledger import Ledger
+from hansa.net.limits import Limits
+from hansa.net.metrics import Metrics
 from hansa.net.party import Agent, Worker
 from hansa.net.registry import Registry
 from hansa.net.server import Server
@@ -35,6 +42,8 @@ log = logging.getLogger("hansa.net")
 RENEW = 30 * 86400  # seconds before its end at which a party renews its certificate
 AGAIN = 86400  # seconds after which it does so again where the authority's own end is near
 FILES = 65536  # that an aggregator may have open, where the system lets it
+SPARE = 256  # of them that are not for connections: the ledger, blobs, messages
+MINUTE = 60.0  # seconds between two times at which what was left out of the log is summed up
 
 
 class Structured(logging.Formatter):
@@ -85,9 +94,17 @@ def run_loop(main: Coroutine[Any, Any, None]) -> None:
 
 
 def _until_told(done: asyncio.Event) -> None:
+    """Have the first signal set `done`, and the second end the process at once: what counts is on disk."""
     loop = asyncio.get_running_loop()
+
+    def told(sign: int) -> None:
+        if done.is_set():
+            log.warning("told a second time: ending at once")
+            os._exit(128 + sign)
+        done.set()
+
     for sign in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(sign, done.set)
+        loop.add_signal_handler(sign, told, sign)
 
 
 class Aggregator:
@@ -96,53 +113,93 @@ class Aggregator:
     def __init__(self, federation: Federation) -> None:
         self.federation = federation
         self.state = federation.folder / "state"
-        self.state.mkdir(mode=0o700, exist_ok=True)
-        self._lock = lock(self.state / ".lock", f"another process serves {federation.folder}; stop it first")
-        try:
-            self._open(federation)
-        except BaseException:
-            self._lock.close()
-            raise
+        with contextlib.ExitStack() as undo:
+            try:
+                disk.make_folder(self.state)
+                taken = f"another process serves {federation.folder}; stop it first"
+                self._lock = undo.enter_context(disk.lock(self.state / ".lock", taken))
+                self._open(federation, undo)
+            except OSError as error:
+                raise ConfigError(f"cannot work in the folder {self.state}: {error.strerror}") from None
+            undo.pop_all()
 
-    def _open(self, federation: Federation) -> None:
+    def _open(self, federation: Federation, undo: contextlib.ExitStack) -> None:
+        federation.check()
         federation.renew_server()
         self.tls = keys.server_context(federation.folder / "server.pem", federation.private("server.key"),
                                        federation.folder / "ca.pem")  # fmt: skip
         federation.private("ca.key")
-        self.ledger = Ledger(self.state / "hansa.db")
-        self.blobs = Blobs(self.state)
+        self.metrics = Metrics()
+        self.ledger = Ledger(self.state / "hansa.db", self.metrics.commit_seconds.observe)
+        undo.callback(self.ledger.close)
+        self.blobs = Blobs(self.state, federation.serve.min_free)
         self.desk = Desk(federation.serve.absent_after, federation.serve.lease)
         self.registry = Registry(federation, self.ledger)
-        self.runner = Runner(self.state, self.registry, self.ledger, self.blobs, self.desk)
+        self.runner = Runner(self.state, self.registry, self.ledger, self.blobs, self.desk, self.metrics)
 
     async def serve(self, done: asyncio.Event, ready: Any = None) -> None:
         """Serve until `done`; `ready` is called with the port once parties can come."""
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(FILES, hard)), hard))
-        server = Server(self.registry, self.ledger, self.blobs, self.desk, self.runner)
-        runner = web.AppRunner(server.app(), access_log=None, keepalive_timeout=90, shutdown_timeout=5)
+        table, limits = self.federation.serve, self._limits()
+        self.gate = gate = Gate(limits, self.metrics, self.ledger, lambda: self.desk.known)
+        server = Server(self.registry, self.ledger, self.blobs, self.desk, self.runner, gate)
+        app = server.app()
+        app.middlewares.append(gate.watched)
+        runner = web.AppRunner(app, access_log=None, keepalive_timeout=limits.idle, shutdown_timeout=1,
+                               lingering_time=min(10.0, limits.stall), max_headers=64, logger=gate.logger)  # fmt: skip
         await runner.setup()
-        table = self.federation.serve
-        site = web.TCPSite(runner, table.host, table.port, ssl_context=self.tls, backlog=4096)
+        assert runner.server is not None
+        self.door = door = Door(runner.server, self.tls, limits, self.metrics)
+        self.admin = admin = Admin(self.state, self.ledger, self.metrics, self._connected, table.min_free)
+        summing_up = asyncio.ensure_future(_every(MINUTE, gate.note_left_out))
         try:
-            try:
-                await site.start()
-            except OSError as error:
-                raise ConfigError(f"cannot listen on {table.host}:{table.port}: {error.strerror}") from None
+            admin_port = await admin.start(*table.admin_at) if table.admin else None
+            port = await door.start(table.host, table.port)
             self.runner.resume()
-            port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
-            log.info("serving", extra={"detail": {"federation": self.federation.name, "port": port}})
+            admin.starting = False
+            about = {"federation": self.federation.name, "port": port, "admin": admin_port}
+            log.info("serving", extra={"detail": about})
             if ready is not None:
                 ready(port)
             await done.wait()
         finally:
             log.info("shutting down")
-            server.closing.set()
+            admin.closing = True
+            door.shut()
+            gate.closing.set()
             self.desk.dismiss()
-            await asyncio.to_thread(self.runner.close)
+            resting = asyncio.ensure_future(asyncio.to_thread(self.runner.close))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limits.shutdown):
+                    await gate.rest()
+            await resting
+            summing_up.cancel()
+            gate.note_left_out(all=True)
+            await door.close()
             await runner.cleanup()
+            await admin.stop()
             self.ledger.close()
             self._lock.close()
+
+    def _connected(self) -> int:
+        return len(self.desk.present(self.registry.numbers.values()))
+
+    def _limits(self) -> Limits:
+        """The limits, with no more connections than there can be files."""
+        limits = self.federation.limits
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        files = max(soft, min(FILES, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+        if limits.connections > files - SPARE:
+            about = {"connections": max(1, files - SPARE), "why": f"the process may open {files} files (ulimit -n)"}
+            log.warning("fewer connections than configured", extra={"detail": about})
+            limits = dataclasses.replace(limits, connections=max(1, files - SPARE))
+        return limits
+
+
+async def _every(seconds: float, do: Callable[[], None]) -> None:
+    while True:
+        await asyncio.sleep(seconds)
+        do()
 
 
 def serve(path: Path, as_json: bool = False) -> None:

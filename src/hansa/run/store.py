@@ -10,8 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from hansa.core import codec
-from hansa.core.disk import lock, sync_folder
+from hansa.core import codec, disk
 from hansa.core.errors import ConfigError, DataError
 
 METRICS, CHECKPOINT, MODEL = "metrics.jsonl", "checkpoint.safetensors", "model.safetensors"
@@ -20,13 +19,7 @@ EXPERIMENT, SUMMARY, LOCK = "experiment.json", "summary.json", ".lock"
 
 def write_atomic(path: Path, data: bytes) -> None:
     """Write a file so that a crash leaves the old one or the new one, never a part."""
-    part = path.with_name(path.name + ".part")
-    with open(part, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
-    sync_folder(path.parent)
+    disk.put(path, [data], mode=disk.SHARED)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -53,7 +46,7 @@ class Store:
     def lock(self) -> None:
         """Keep other processes from running this run; the lock goes when this one ends, however it ends."""
         taken = f"another process is at work on the run {self.path}; wait for it, or stop it"
-        self._lock = lock(self.path / LOCK, taken)
+        self._lock = disk.lock(self.path / LOCK, taken)
 
     def create(self, experiment: dict[str, Any]) -> None:
         """Begin a new run here; a folder that holds one already is refused."""

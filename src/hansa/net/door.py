@@ -1,0 +1,283 @@
+"""The aggregator's front door: it accepts connections as far as the limits go, sees to TLS, and cuts off who does not
+go on.
+
+aiohttp has limits for what a request says, and none for how slowly it is said; and a handshake that fails leaves no
+trace there. So connections are accepted here, and each is watched on its way to aiohttp's own protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import socket
+import ssl
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, cast
+
+from hansa.core.errors import ConfigError
+from hansa.net.limits import Buckets, Limits, Notes, place
+from hansa.net.metrics import Metrics
+
+log = logging.getLogger("hansa.net")
+BACKLOG = 4096
+PAUSE = 0.5  # seconds after which it is looked again whether there is room
+GOODBYE = 5.0  # seconds that the end of a TLS connection may take
+PROBES = 3  # that a silent peer leaves unanswered before it counts as gone
+EXPIRED = 10  # OpenSSL: the certificate has expired
+
+
+class Connection(asyncio.Protocol):
+    """One connection, on its way to the protocol that answers it. `deadline` is when what it has begun must be there:
+    the head of a request. While a request is answered there is none."""
+
+    __slots__ = ("_busy", "_counted", "_door", "_inner", "certificate", "deadline", "place", "transport", "when_lost")
+
+    def __init__(self, door: Door, where: str, inner: Any) -> None:
+        self._door, self.place, self._inner = door, where, inner
+        self.transport: asyncio.Transport | None = None
+        self.certificate: bytes | None = None
+        self.deadline: float | None = None
+        self.when_lost: Callable[[], None] | None = None
+        self._busy, self._counted = 0, True
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods only
+        self.deadline = self._door.now() + self._door.limits.head
+        self._door.open.add(self)
+        self._inner.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._door.metrics.bytes_in.inc(len(data))
+        if not self._busy and self.deadline is None:
+            self.deadline = self._door.now() + self._door.limits.head
+        self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        self._inner.eof_received()
+        return None
+
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._inner.resume_writing()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.gone()
+        if self.when_lost is not None:
+            self.when_lost()
+        self._inner.connection_lost(error)
+
+    def gone(self) -> None:
+        """It does not count any more."""
+        if self._counted:
+            self._counted = False
+            self._door.left(self)
+
+    def begin(self) -> None:
+        """A request has come whole, but for its body."""
+        self._busy += 1
+        self.deadline = None
+
+    def end(self) -> None:
+        """It has been answered."""
+        self._busy -= 1
+
+    def cut(self, reason: str) -> None:
+        """Close it at once."""
+        self._door.metrics.dropped.labels(reason).inc()
+        if self.transport is not None:
+            self.transport.abort()
+
+
+class Door:
+    """Where connections come in. `make` gives the protocol that answers one."""
+
+    def __init__(self, make: Callable[[], Any], tls: ssl.SSLContext, limits: Limits, metrics: Metrics) -> None:
+        self._make, self._tls, self.limits, self.metrics = make, tls, limits, metrics
+        self.strangers = Buckets(limits.stranger_rate, limits.stranger_burst)
+        self.open: set[Connection] = set()
+        self._count = 0
+        self._from: Counter[str] = Counter()
+        self._certificates: Counter[bytes] = Counter()
+        self._shaking: dict[asyncio.Task[None], float] = {}
+        self._room = asyncio.Event()
+        self._notes = Notes()
+        self._sockets: list[socket.socket] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @staticmethod
+    def now() -> float:
+        return asyncio.get_running_loop().time()
+
+    async def start(self, host: str, port: int) -> int:
+        """Accept connections; gives the port."""
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            for family, *_, address in dict.fromkeys(found):
+                at = (address[0], port, *address[2:])
+                listener = socket.create_server(at, family=family, backlog=BACKLOG)
+                listener.setblocking(False)
+                self._sockets.append(listener)
+                port = listener.getsockname()[1]
+        except OSError as error:
+            self.shut()
+            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+        self._tasks = [loop.create_task(self._accept(listener)) for listener in self._sockets]
+        self._tasks.append(loop.create_task(self._watch()))
+        return port
+
+    def shut(self) -> None:
+        """Accept no more; connections that are open stay."""
+        for task in [*self._tasks[:-1], *self._shaking]:
+            task.cancel()
+        for listener in self._sockets:
+            listener.close()
+        self._sockets = []
+
+    async def close(self) -> None:
+        """Close what is still open."""
+        self.shut()
+        for connection in list(self.open):
+            if connection.transport is not None:
+                connection.transport.abort()
+        for task in [*self._tasks, *self._shaking]:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            while len(self._shaking) >= self.limits.handshakes:
+                self._room.clear()
+                oldest = next(iter(self._shaking))
+                if self.now() - self._shaking[oldest] > self.limits.handshake / 2:
+                    oldest.cancel()  # it makes room for others
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._room.wait(), PAUSE)
+            try:
+                found, address = await loop.sock_accept(listener)
+            except OSError as error:  # no file descriptors, say; who waits is accepted when there are some
+                self._tell("cannot accept", why=error.strerror)
+                await asyncio.sleep(PAUSE)
+                continue
+            where = place(address[0])
+            reason = self._refuses(where)
+            if reason is not None:
+                self.metrics.refused.labels(reason).inc()
+                self._tell("refused", peer=address[0], why=reason)
+                found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # no goodbye
+                found.close()
+                continue
+            self._count += 1
+            self._from[where] += 1
+            self.metrics.connections.set(self._count)
+            task = loop.create_task(self._greet(found, address[0], where))
+            self._shaking[task] = self.now()
+            task.add_done_callback(self._greeted)
+
+    def _refuses(self, where: str) -> str | None:
+        if self._count >= self.limits.connections:
+            return "connections in all"
+        if self._from[where] >= self.limits.per_address:
+            return "connections of an address"
+        return "rate of strangers" if self.strangers.take(where) > 0 else None
+
+    def _greeted(self, task: asyncio.Task[None]) -> None:
+        del self._shaking[task]
+        self._room.set()
+
+    async def _greet(self, found: socket.socket, address: str, where: str) -> None:
+        """The handshake. Who shows a certificate of this federation is no stranger, and gets the token back."""
+        connection = Connection(self, where, self._make())
+        reason: str | None = None
+        try:
+            _tune(found, self.limits)
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: connection, found, ssl=self._tls, ssl_handshake_timeout=self.limits.handshake,
+                ssl_shutdown_timeout=GOODBYE)  # fmt: skip
+        except ssl.SSLCertVerificationError as error:
+            reason = "certificate expired" if error.verify_code == EXPIRED else "certificate not accepted"
+            self._tell("handshake failed", peer=address, why=error.verify_message)
+        except ssl.SSLError as error:
+            reason = "no proper TLS"
+            self._tell("handshake failed", peer=address, why=error.reason or str(error))
+        except ConnectionAbortedError:
+            reason = "too slow"
+            self._tell("handshake failed", peer=address, why="it took too long")
+        except OSError:
+            reason = "it went away"
+        except asyncio.CancelledError:
+            found.close()
+            connection.gone()
+            raise
+        if reason is not None:
+            self.metrics.handshake_failures.labels(reason).inc()
+            found.close()
+            connection.gone()
+            return
+        self._know(connection)
+
+    def _know(self, connection: Connection) -> None:
+        tls = connection.transport.get_extra_info("ssl_object") if connection.transport is not None else None
+        shown = tls.getpeercert(binary_form=True) if tls is not None else None
+        if not shown or connection not in self.open:
+            return
+        self.strangers.spend(connection.place, -1)
+        connection.certificate = mark = hashlib.sha256(shown).digest()
+        self._certificates[mark] += 1
+        if self._certificates[mark] > self.limits.party_connections:
+            self.metrics.refused.labels("connections of a party").inc()
+            connection.cut("too many")
+
+    def left(self, connection: Connection) -> None:
+        """A connection has gone."""
+        self.open.discard(connection)
+        self._count -= 1
+        counters: tuple[tuple[Counter[Any], str | bytes | None], ...] = (
+            (self._from, connection.place), (self._certificates, connection.certificate))  # fmt: skip
+        for counter, key in counters:
+            if key is not None:
+                counter[key] -= 1
+                if counter[key] <= 0:  # nobody who has gone is remembered
+                    del counter[key]
+        self.metrics.connections.set(self._count)
+
+    def _tell(self, event: str, **detail: Any) -> None:
+        """On standard error, at a bounded rate."""
+        left = self._notes.take(event)
+        if left is not None:
+            log.warning(event, extra={"detail": detail | ({"left_out": left} if left else {})})
+
+    async def _watch(self) -> None:
+        """Cut off who does not go on; and see how late the loop is."""
+        loop = asyncio.get_running_loop()
+        tick, swept = min(1.0, self.limits.head / 4), loop.time()
+        while True:
+            due = loop.time() + tick
+            await asyncio.sleep(tick)
+            now = loop.time()
+            self.metrics.lag.set(max(0.0, now - due))
+            for connection in [c for c in self.open if c.deadline is not None and c.deadline < now]:
+                connection.cut("no request")
+            if now - swept > 60:
+                swept = now
+                self.strangers.prune()
+                for event, count in self._notes.due():
+                    log.warning(str(event), extra={"detail": {"left_out": count}})
+
+
+def _tune(found: socket.socket, limits: Limits) -> None:
+    """Have the system notice a peer that has gone, or that takes nothing, also while nothing is said to it."""
+    found.setblocking(False)
+    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", max(1, int(limits.stall))), ("TCP_KEEPINTVL", max(1, int(limits.stall / 5))),
+                        ("TCP_KEEPCNT", PROBES), ("TCP_USER_TIMEOUT", int(limits.stall * 1000))):  # fmt: skip
+        if hasattr(socket, name):  # Linux
+            found.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

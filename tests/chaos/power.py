@@ -1,0 +1,445 @@
+"""`make power SEEDS=1000`: cut the power of an aggregator and a party, again and again, and see that nothing that was
+acknowledged is lost.
+
+Each seed is a history of some lives. In each life the real ledger, blobs, registry, asks, job records, and a party's
+home and memory are driven through a random sequence of what an aggregator and its parties do; then the power fails
+after a random one of the operations on the disk, and the next life begins with what a file system could show
+(brownout.py says what is real and what is simulated). A seed gives the same history each time, but for keys and times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from brownout import Connection, Journal
+
+from hansa.core import codec, disk
+from hansa.net import asks, home, keys
+from hansa.net.blobs import Blobs, Gap
+from hansa.net.federation import Federation, init
+from hansa.net.home import Home, Remembered
+from hansa.net.ledger import Ledger, entry_hash
+from hansa.net.registry import Registry
+from hansa.net.wire import Admission, Answer, Blob, ask_name, pack
+from hansa.run.job import Runner
+from hansa.run.records import JobRecords, discard, needed_blobs
+
+PARTIES = ("ann", "bob", "cid")
+LIVES, STEPS = 4, 14
+OPERATOR = "operator.operator"
+
+
+class Lost(AssertionError):
+    """Something that was acknowledged is not there."""
+
+
+def need(true: Any, what: str) -> None:
+    if not true:
+        raise Lost(what)
+
+
+@dataclass
+class Promises:
+    """What was acknowledged, each with how many operations on the disk had been made by then."""
+
+    receipts: dict[tuple[Any, ...], tuple[int, str]] = field(default_factory=dict)  # (ask, party): blob
+    closed: dict[tuple[Any, ...], tuple[int, str]] = field(default_factory=dict)
+    rounds: dict[tuple[str, int], tuple[int, str]] = field(default_factory=dict)  # the model's hash
+    ended: dict[str, tuple[int, str]] = field(default_factory=dict)  # the model's blob
+    entries: dict[int, tuple[int, str]] = field(default_factory=dict)  # of the log
+    tokens: dict[str, tuple[int, str]] = field(default_factory=dict)
+    revoked: dict[str, tuple[int, str]] = field(default_factory=dict)
+    staged: dict[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
+    forgotten: dict[tuple[str, str], tuple[int, None]] = field(default_factory=dict)  # from when on it may be gone
+    enrolled: dict[str, tuple[int, None]] = field(default_factory=dict)
+
+    def until(self, at: int) -> None:
+        """Forget what had not been acknowledged when the power failed; the rest was, before the next life."""
+        for kind in vars(self).values():
+            for name in [name for name, (when, _) in kind.items() if when > at]:
+                del kind[name]
+            for name, (_, value) in kind.items():
+                kind[name] = (0, value)
+
+
+class Line:
+    """A party's connection to the aggregator, without a network."""
+
+    def __init__(self, life: Life) -> None:
+        self.life = life
+
+    async def call(self, method: str, path: str, body: bytes, about: Any) -> tuple[dict[str, str], bytes]:
+        life = self.life
+        name, pem = life.ledger.now(life.registry.rotate(life.home.identity(), body))
+        return {}, pack(Admission("league", name, pem))
+
+
+def at_once(work: Any) -> None:
+    """Run a coroutine that waits for nothing."""
+    try:
+        work.send(None)
+    except StopIteration:
+        return
+    raise AssertionError("it waits")
+
+
+class Life:
+    """An aggregator and a party from their start to the power failure."""
+
+    def __init__(self, root: Path, chance: random.Random, promises: Promises, synchronous: str) -> None:
+        self.chance, self.promises, self.journal = chance, promises, Journal(root)
+        self.folder, self.synchronous = root / "aggregator", synchronous
+        disk.observe(self.journal)
+        self.serve()
+        # As `hansa join` does.
+        self.home = Home(root / "party" / "home")
+        self.home.settle()
+        self.memory = Remembered(self.home.folder / "memory")
+
+    def serve(self) -> None:
+        """As `hansa serve` starts."""
+        opened: list[Connection] = []
+
+        def connect(path: Path) -> Connection:
+            opened.append(opened[0] if opened else Connection(self.journal, path, self.synchronous))
+            return opened[0]
+
+        state = self.folder / "state"
+        self.federation = Federation.open(self.folder)
+        disk.make_folder(state)
+        self.federation.renew_server()
+        self.ledger = Ledger(state / "hansa.db", connect)
+        self.blobs = Blobs(state)
+        self.registry = Registry(self.federation, self.ledger)
+        self.blobs.sweep(self.ledger.now(lambda db: (db.log("started"), needed_blobs(db))[1]))
+
+    def restart(self) -> None:
+        """The aggregator ends cleanly, and is started again."""
+        self.ledger.close()
+        self.serve()
+
+    def end(self) -> None:
+        disk.observe(None)
+        self.ledger.close()
+        self.home.close()
+
+    def promise(self, kind: str, name: Any, value: Any) -> None:
+        getattr(self.promises, kind)[name] = (len(self.journal.events), value)
+        last = self.ledger.one("SELECT seq, hash FROM log ORDER BY seq DESC LIMIT 1")
+        if last is not None:
+            self.promises.entries[last["seq"]] = (len(self.journal.events), last["hash"])
+
+    # What is done
+
+    def step(self) -> None:
+        doing = self.chance.choices(
+            (self.submit, self.open, self.answer, self.answer, self.answer, self.close, self.close_round, self.finish,
+             self.certificate, self.invite, self.revoke, self.forget, self.leave_upload, self.restart),
+            (2, 3, 3, 3, 3, 2, 4, 1, 2, 1, 0.2, 1, 1, 0.7),
+        )[0]  # fmt: skip
+        doing()
+
+    def _any(self, sql: str, *values: Any) -> Any:
+        rows = self.ledger.all(sql, *values)
+        return self.chance.choice(rows) if rows else None
+
+    def _data(self, most: int = 6000) -> bytes:
+        return self.chance.randbytes(self.chance.choice((1, 511, 512, 700, most)))
+
+    def _job(self) -> str | None:
+        row = self._any("SELECT id FROM jobs WHERE status = 'running'")
+        return row["id"] if row is not None else None
+
+    def _round(self, job: str) -> int:
+        row = self.ledger.one("SELECT max(round) AS n FROM rounds WHERE job = ?", job)
+        return (row["n"] if row is not None and row["n"] is not None else -1) + 1
+
+    def upload(self, owner: str, data: bytes) -> Blob:
+        digest, at = hashlib.sha256(data).hexdigest(), self.blobs.stands(owner, hashlib.sha256(data).hexdigest())
+        while at < len(data):
+            piece = data[at : at + self.chance.choice((300, 1024, 4096))]
+            at = self.blobs.append(owner, digest, at, piece, 2**20)
+        return Blob(digest, len(data))
+
+    def submit(self) -> None:
+        central = self._data()
+        blob = self.upload(OPERATOR, central)
+        self.blobs.finish(OPERATOR, blob.digest, blob.size)
+        row = self.ledger.one("SELECT count(*) AS n FROM jobs")
+        assert row is not None
+        id = f"job-{row['n'] + 1}"
+
+        def change(db: Any) -> None:
+            db.run("INSERT INTO jobs (id, name, submitted, status, order_, central) VALUES (?, 'job', 0, 'running', "
+                   "?, ?)", id, b"order", blob.digest)  # fmt: skip
+            db.log("job submitted", id)
+
+        self.ledger.now(change)
+        self.promise("closed", (id, 0, "parties", 0), None)
+        self.ledger.now(asks.decide((id, 0, "parties", 0), lambda: list(PARTIES), 0.0))
+
+    def open(self) -> None:
+        if (job := self._job()) is not None:
+            key = (job, self._round(job), self.chance.choice(("round", "describe")), self.chance.randrange(2))
+            self.ledger.now(asks.open_ask(key, "digest", [0, 1, 2], 0.0))
+
+    def answer(self) -> None:
+        ask = self._any("SELECT * FROM asks WHERE phase IN ('round', 'describe') AND closed IS NULL")
+        if ask is None:
+            self.open()
+            return
+        key = (ask["job"], ask["round"], ask["phase"], ask["number"])
+        party, staged = self.chance.randrange(3), False
+        if party == 0 and self.chance.random() < 0.7:
+            number = self.chance.random()
+            # From the first operation on the old one may be gone, and none is promised until it returns.
+            self.promises.staged.pop((key[0], ask_name(*key[1:])), None)
+            self.memory.stage(key[0], ask_name(*key[1:]), {"m": torch.full((150,), number, dtype=torch.float64)})
+            self.promise("staged", (key[0], ask_name(*key[1:])), number)
+            staged = True
+        before = self.promises.receipts.get((*key, party))
+        blob = self.upload(f"party.{PARTIES[party]}", b"shared" if self.chance.random() < 0.1 else self._data())
+        sent = asks.Sent(party, PARTIES[party], Answer(blob, staged), 0.0, "", "")
+        try:
+            receipt = asks.standing(self.ledger, key, sent)
+            if receipt is None:
+                path = self.blobs.finish(f"party.{PARTIES[party]}", blob.digest, blob.size)
+                receipt = self.ledger.now(asks.store_answer(key, sent, path))
+        except asks.Conflict:
+            need(self.ledger.one("SELECT 1 FROM replies WHERE party = ?", party), "a conflict with nothing")
+            return
+        except Gap:
+            raise Lost("an upload was whole, and is not there") from None
+        if receipt.status == "accepted":
+            need(
+                before is None or before[1] == blob.digest, f"another answer of {PARTIES[party]} to {key} was accepted"
+            )
+            self.promise("receipts", (*key, party), blob.digest)
+        else:
+            discard(self.ledger, self.blobs, [blob.digest])
+
+    def close(self) -> None:
+        ask = self._any("SELECT * FROM asks WHERE phase IN ('round', 'describe') AND closed IS NULL")
+        if ask is not None:
+            key = (ask["job"], ask["round"], ask["phase"], ask["number"])
+            self.promise("closed", key, self.ledger.now(asks.close_ask(key, None, {})).text())
+
+    def records(self, job: str) -> JobRecords:
+        network: Any = SimpleNamespace(parties=PARTIES, members=(0, 1), flights=[])
+        return JobRecords(job, self.ledger, self.blobs, network)
+
+    def close_round(self) -> None:
+        if (job := self._job()) is None:
+            self.submit()
+            return
+        number = self._round(job)
+        params = torch.full((self.chance.choice((10, 300)),), self.chance.random(), dtype=torch.float64)
+        records = self.records(job)
+        records.append({"round": number})
+        records.checkpoint({"round": number, "state": {"params": params}})
+        self.promise("rounds", (job, number), codec.digest(params))
+
+    def finish(self) -> None:
+        if (job := self._job()) is not None:
+            model, _ = self.blobs.put([self._data()])
+            runner: Any = SimpleNamespace(ledger=self.ledger, blobs=self.blobs)
+            Runner.end(runner, job, "finished", "all rounds", model, {})
+            self.promise("ended", job, model)
+
+    def certificate(self) -> None:
+        """Enrol the party, or renew its certificate and use it."""
+        if not self.home.enrolled:
+            token = keys.Token.of((self.folder / "tokens" / "ann.token").read_text())
+
+            async def enrol(url: str, token: keys.Token, request: bytes) -> tuple[bytes, Admission]:
+                name, pem = self.ledger.now(self.registry.enrol(token.secret, request))
+                return self.federation.read("ca.pem"), Admission("league", name, pem)
+
+            with mock.patch.object(home, "enrol", enrol):
+                at_once(self.home.enrol("https://localhost:1", token))
+            self.promise("enrolled", "ann", None)
+        else:
+            at_once(self.home.rotate(Line(self)))  # type: ignore[arg-type]
+        self.registry.reload()
+        used = self.registry.used(self.home.identity())
+        if used is not None and self.chance.random() < 0.7:
+            self.ledger.now(used)
+            self.registry.reload()
+
+    def invite(self) -> None:
+        token, change = self.registry.invite("bob")
+        self.ledger.now(change)
+        self.promise("tokens", token.digest(), "bob")
+
+    def revoke(self) -> None:
+        self.ledger.now(self.registry.revoke("cid"))
+        self.promise("revoked", "cid", "")
+
+    def forget(self) -> None:
+        names = list(self.promises.staged)
+        if names:
+            job, keep = self.chance.choice(names)
+            for name in names:
+                if name[0] == job and name[1] != keep:
+                    self.promises.forgotten[name] = (len(self.journal.events), None)
+            self.memory.recall(job, keep)
+
+    def leave_upload(self) -> None:
+        """An upload that is cut off."""
+        data = self._data()
+        self.blobs.append("party.bob", hashlib.sha256(data).hexdigest(), 0, data[: len(data) // 2 + 1], 2**20)
+
+    # What must hold
+
+    def check(self) -> None:
+        ledger, promises = self.ledger, self.promises
+        need(ledger.all("PRAGMA integrity_check")[0][0] == "ok", "the database is damaged")
+        for (*key, party), (_, digest) in promises.receipts.items():
+            row = ledger.one(f"SELECT blob FROM replies WHERE {asks.WHERE} AND party = ?", *key, party)
+            need(row is not None and row["blob"] == digest, f"the answer of {PARTIES[party]} to {key}")
+        for key, (_, text) in promises.closed.items():
+            if text is None:
+                need(ledger.one("SELECT 1 FROM jobs WHERE id = ?", key[0]), f"the job {key[0]}")
+                continue
+            row = ledger.one(f"SELECT closed FROM asks WHERE {asks.WHERE}", *key)
+            need(row is not None and row["closed"] == text, f"how {key} was closed")
+        for (job, number), (_, model) in promises.rounds.items():
+            row = ledger.one("SELECT model FROM rounds WHERE job = ? AND round = ?", job, number)
+            need(row is not None and row["model"] == model, f"the round {number} of {job}")
+        for job, (_, model) in promises.ended.items():
+            row = ledger.one("SELECT status, model FROM jobs WHERE id = ?", job)
+            need(row is not None and (row["status"], row["model"]) == ("finished", model), f"the end of {job}")
+        for digest, (_, party) in promises.tokens.items():
+            row = ledger.one("SELECT party FROM tokens WHERE digest = ?", digest)
+            need(row is not None and row["party"] == party, "a token")
+        for name in promises.revoked:
+            sql = "SELECT 1 FROM tokens WHERE party = ? AND void = 0 AND certificate IS NULL"
+            need(not ledger.one(sql, name), f"{name} is not revoked any more")
+        self._check_log()
+        self._check_blobs()
+        self._check_party()
+
+    def _check_log(self) -> None:
+        rows = self.ledger.all("SELECT * FROM log ORDER BY seq")
+        hashes, head = {row["seq"]: row["hash"] for row in rows}, "0" * 64
+        for row in rows:
+            entry = (row[name] for name in ("seq", "at", "job", "round", "party", "event", "detail"))
+            head = entry_hash(head, *entry)
+            need(head == row["hash"], f"the log's entry {row['seq']}")
+        for seq, (_, hash) in self.promises.entries.items():
+            need(hashes.get(seq) == hash, f"the log's entry {seq}")
+
+    def _check_blobs(self) -> None:
+        for digest in needed_blobs(self.ledger):
+            need(digest in self.blobs, f"the blob {digest}")
+            self.blobs.verified(digest)
+        need(set(self.blobs) == needed_blobs(self.ledger), "a blob that nothing needs stayed")
+        for row in self.ledger.all("SELECT id FROM jobs WHERE status = 'running' AND checkpoint IS NOT NULL"):
+            tree = self.records(row["id"]).restore()
+            need(tree is not None and tree["round"] == self._round(row["id"]) - 1, f"the checkpoint of {row['id']}")
+
+    def _check_party(self) -> None:
+        for (job, ask), (_, number) in self.promises.staged.items():
+            if (job, ask) not in self.promises.forgotten:
+                memory = self.memory.recall(job, ask, [name for of, name in self.promises.staged if of == job])
+                need(memory is not None and memory["m"][7] == number, f"the memory of {job} {ask}")
+        need(self.home.enrolled or not self.promises.enrolled, "who the party is")
+        if self.home.enrolled:
+            folder, who = self.home.folder, self.home.identity()
+            keys.client_context(folder / "ca.pem", folder / "cert.pem", folder / "key.pem")  # they go together
+            need(self.registry.admits(who), "the party's certificate is not valid")
+
+
+def history(seed: int, template: Path, folder: Path, lives: int = LIVES, steps: int = STEPS,
+            synchronous: str = "FULL") -> int:  # fmt: skip
+    """One seed: so many lives, each ended by the power; gives how many operations on the disk there were."""
+    chance, promises, made = random.Random(seed), Promises(), 0
+    root = folder / "0"
+    shutil.copytree(template, root)
+    for number in range(lives + 1):
+        life = Life(root, chance, promises, synchronous)
+        try:
+            life.check()
+            if number == lives:
+                return made
+            for _ in range(chance.randint(1, steps)):
+                life.step()
+        finally:
+            life.end()
+        made += len(life.journal.events)
+        at = life.journal.moment(chance)
+        spared = chance.choice((frozenset(), frozenset(), frozenset({"party"}), frozenset({"aggregator"})))
+        promises.until(at)
+        life.journal.fail(at, folder / str(number + 1), chance, spared)
+        shutil.rmtree(root)
+        root = folder / str(number + 1)
+    raise AssertionError
+
+
+def template(folder: Path) -> Path:
+    """A federation's folder and a place for a party, as they are before the first start."""
+    (folder / "template" / "party").mkdir(parents=True)
+    init(folder / "template" / "aggregator", "league", PARTIES, ["127.0.0.1"], 1)
+    return folder / "template"
+
+
+def fast() -> str | None:
+    """A folder in memory, where there is one."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+def campaign(seeds: range, tell: Callable[[str], None] = lambda line: None, **given: Any) -> tuple[int, int]:
+    """Many seeds; gives how many power failures there were and among how many operations. A failure names its seed."""
+    failures = made = 0
+    with tempfile.TemporaryDirectory(dir=fast(), prefix="hansa-power-") as place:
+        folder = Path(place)
+        first = template(folder)
+        for count, seed in enumerate(seeds):
+            (folder / f"seed-{seed}").mkdir()
+            try:
+                made += history(seed, first, folder / f"seed-{seed}", **given)
+            except BaseException as error:
+                error.add_note(f"seed {seed}")
+                raise
+            shutil.rmtree(folder / f"seed-{seed}")
+            failures += given.get("lives", LIVES)
+            if count % 100 == 99:
+                tell(f"{count + 1} seeds")
+    return failures, made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=1000)
+    parser.add_argument("--first", type=int, default=0, help="the first seed: with --seeds 1, to repeat one")
+    given = parser.parse_args()
+    began = time.monotonic()
+
+    def tell(line: str) -> None:
+        print(f"{time.monotonic() - began:7.1f} s  {line}", flush=True)
+
+    try:
+        failures, made = campaign(range(given.first, given.first + given.seeds), tell)
+    except Exception as error:
+        seed = next((note for note in error.__notes__ if note.startswith("seed ")), "seed ?").removeprefix("seed ")
+        print(f"lost: {error} (repeat with: python tests/chaos/power.py --first {seed} --seeds 1)", file=sys.stderr)
+        raise SystemExit(1) from error
+    tell(f"{given.seeds} seeds, {failures} power failures among {made} operations: nothing acknowledged was lost")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""A slice of the power-loss campaign, and that it would find what it looks for: take a flush away, and something that
+was acknowledged is lost within a few seeds."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from brownout import Connection, Journal
+from power import Life, Lost, Promises, campaign, fast, template
+
+from hansa.core import disk
+from hansa.core.errors import HansaError
+from hansa.net import keys
+from hansa.net.home import Home
+from hansa.net.ledger import Ledger
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """A folder that is quick to flush, where there is one."""
+    with tempfile.TemporaryDirectory(dir=fast(), prefix="hansa-power-") as folder:
+        yield Path(folder)
+
+
+def test_what_was_acknowledged_outlives_the_power() -> None:
+    failures, operations = campaign(range(12))
+    assert failures == 48 and operations > 5000
+
+
+def skipped(monkeypatch: pytest.MonkeyPatch, name: str, which: Callable[[Path], bool] = lambda path: True) -> None:
+    """Leave out one of the gateway's operations, for the paths it is about."""
+    real = getattr(disk, name)
+    monkeypatch.setattr(disk, name, lambda path: None if which(path) else real(path))
+
+
+def lost(**given: Any) -> str:
+    with pytest.raises((Lost, HansaError)) as found:
+        campaign(range(150), **given)
+    return str(found.value)
+
+
+def test_a_record_that_is_not_flushed_at_commit_is_found_out() -> None:
+    lost(synchronous="OFF")
+
+
+def test_blobs_that_are_not_flushed_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    skipped(monkeypatch, "flush", lambda path: path.parent.name == "uploads")
+    assert "damaged" in lost()
+
+
+def test_names_of_blobs_that_are_not_flushed_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    skipped(monkeypatch, "sync_folder", lambda path: path.parent.name == "blobs")
+    assert "the blob " in lost()
+
+
+def test_new_folders_that_are_not_flushed_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    skipped(monkeypatch, "sync_folder", lambda path: path.name in ("blobs", "memory"))
+    assert any(what in lost() for what in ("the blob ", "the memory "))
+
+
+def test_a_memory_that_is_not_flushed_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    skipped(monkeypatch, "flush", lambda path: "memory" in path.parts)
+    assert "the memory " in lost()
+
+
+def test_a_party_whose_key_and_certificate_are_not_flushed_in_order_is_found_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    skipped(monkeypatch, "sync_folder", lambda path: path.name == "home")
+    lost()
+
+
+def test_whenever_the_power_fails_in_a_rotation_key_and_certificate_go_together(memory: Path) -> None:
+    root = memory / "first"
+    shutil.copytree(template(memory), root)
+    life = Life(root, random.Random(0), Promises(), "FULL")
+    try:
+        life.certificate()  # it enrols
+        began = len(life.journal.events)
+        life.certificate()
+    finally:
+        life.end()
+    party = [at for at, event in enumerate(life.journal.events) if at >= began and event[1].parts[0] == "party"]
+    for at in party:
+        for seed in range(8):
+            into = memory / f"{at}-{seed}"
+            life.journal.fail(at + 1, into, random.Random(seed))
+            home = Home(into / "party" / "home")
+            home.settle()
+            home.close()
+            keys.client_context(*(home.folder / name for name in ("ca.pem", "cert.pem", "key.pem")))
+            shutil.rmtree(into)
+
+
+def test_whenever_the_power_fails_as_a_record_is_closed_or_opened_it_is_opened_again(memory: Path) -> None:
+    """Its mark must not speak of a database that is not there yet, or not any more."""
+    root = memory / "root"
+    (root / "machine").mkdir(parents=True)
+    journal, acknowledged = Journal(root), list[int]()
+
+    def opened(folder: Path, watch: Journal) -> Ledger:
+        connection = Connection(watch, folder / "machine" / "hansa.db")
+        return Ledger(folder / "machine" / "hansa.db", lambda path: connection)
+
+    disk.observe(journal)
+    for _ in range(2):
+        ledger = opened(root, journal)
+        for _ in range(2):
+            ledger.now(lambda db: db.log("event"))
+            acknowledged.append(len(journal.events))
+        ledger.close()
+    disk.observe(None)
+    for at in [*range(acknowledged[1], acknowledged[2], 3), *range(acknowledged[3], len(journal.events) + 1)]:
+        for seed in range(6):
+            into = memory / f"{at}-{seed}"
+            journal.fail(at, into, random.Random(seed))
+            ledger = opened(into, Journal(into))
+            assert len(ledger.all("SELECT * FROM log")) >= sum(at >= done for done in acknowledged)
+            ledger.close()
+            shutil.rmtree(into)
+
+
+# The disk that loses power
+
+
+def written(root: Path, *steps: Callable[[], Any]) -> Journal:
+    journal = Journal(root)
+    disk.observe(journal)
+    try:
+        for step in steps:
+            step()
+    finally:
+        disk.observe(None)
+    return journal
+
+
+def outcomes(journal: Journal, at: int, root: Path) -> set[str]:
+    """All that may be found in the machine's folder, over many power failures."""
+    found = set()
+    for seed in range(60):
+        into = root.with_name(f"after-{at}-{seed}")
+        journal.fail(at, into, random.Random(seed))
+        files = sorted(path for path in into.rglob("*") if path.is_file())
+        found.add(" ".join(f"{path.name}:{path.read_bytes().decode()}" for path in files if path.name[0] != "."))
+        shutil.rmtree(into)
+    return found
+
+
+def test_a_durable_write_is_seen_as_it_was_or_whole_and_once_it_returned_whole(memory: Path) -> None:
+    root = memory / "root"
+    (root / "machine").mkdir(parents=True)
+    path = root / "machine" / "file"
+    disk.put(path, [b"old"])
+    journal = written(root, lambda: disk.put(path, [b"n", b"ew"]))
+    for at in range(len(journal.events)):
+        assert outcomes(journal, at, root) <= {"file:old", "file:new"}
+    assert outcomes(journal, len(journal.events) - 1, root) == {"file:old", "file:new"}
+    assert outcomes(journal, len(journal.events), root) == {"file:new"}
+
+
+def test_what_is_not_flushed_may_be_gone_torn_or_zeros(memory: Path) -> None:
+    root = memory / "root"
+    (root / "machine").mkdir(parents=True)
+    journal = written(root, lambda: disk.write(root / "machine" / "file", [b"abc"]))
+    found = outcomes(journal, len(journal.events), root)
+    assert {"", "file:", "file:abc", "file:\0\0\0"} <= found and found & {"file:a", "file:ab"}

@@ -1,0 +1,489 @@
+"""Limits, over real sockets: what is said too slowly, too often or too long is cut off, and others are still served."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import logging
+import re
+import select
+import socket
+import ssl
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from league import PATIENCE, Caller, League
+
+from hansa.core.errors import ConfigError
+from hansa.core.registry import fill
+from hansa.net import keys
+from hansa.net.federation import TOML, Federation, Serve, init
+from hansa.net.limits import FIRST, Buckets, Limits, Notes, come_back, place
+from hansa.net.signing import About
+from hansa.net.wire import Enrolment, pack
+
+QUICK = {"handshake": 0.3, "head": 0.3, "stall": 0.3, "idle": 0.6}
+LOOPS = {"asyncio": None, "uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture(params=sorted(LOOPS))
+def hasty(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[League]:
+    """A federation whose aggregator waits for nobody."""
+    league = League(tmp_path / "league", limits=QUICK, loop=LOOPS[request.param])
+    yield league
+    league.close()
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., League]]:
+    made: list[League] = []
+
+    def one(**limits: Any) -> League:
+        made.append(League(tmp_path / f"league-{len(made)}", limits=limits))
+        return made[-1]
+
+    yield one
+    for league in made:
+        league.close()
+
+
+def counted(league: League, name: str, **labels: str) -> float:
+    return league.aggregator.metrics.registry.get_sample_value(f"hansa_{name}", labels) or 0.0
+
+
+def until(found: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not found():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)
+
+
+def plain(league: League) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", league.port), timeout=PATIENCE)
+
+
+def secured(league: League, caller: Caller | None = None) -> ssl.SSLSocket:
+    tls = caller._tls if caller is not None else keys.client_context(league.folder / "ca.pem")
+    return tls.wrap_socket(plain(league), server_hostname="127.0.0.1")
+
+
+def closed(line: socket.socket) -> bytes:
+    """What still came until the other end closed the connection; it must do so."""
+    got = b""
+    try:
+        while piece := line.recv(65536):
+            got += piece
+    except TimeoutError:
+        raise AssertionError("the connection was not closed") from None
+    except OSError:
+        pass
+    line.close()
+    return got
+
+
+def turned_away(league: League) -> None:
+    """Somebody who connects now is sent away before he can say anything."""
+    with contextlib.suppress(ConnectionResetError):
+        assert closed(plain(league)) == b""
+
+
+# Too slow
+
+
+def test_who_begins_no_handshake_is_cut_off(hasty: League) -> None:
+    assert closed(plain(hasty)) == b""
+    until(lambda: counted(hasty, "handshake_failures_total", reason="too slow") == 1)
+    until(lambda: counted(hasty, "open_connections") == 0)
+
+
+def test_who_sends_a_handshake_byte_by_byte_is_cut_off(hasty: League) -> None:
+    line = plain(hasty)
+    with contextlib.suppress(OSError):
+        for byte in b"\x16\x03\x01\x02\x00\x01" * 100:
+            line.send(bytes([byte]))
+            time.sleep(0.02)
+    assert b"HTTP" not in closed(line)
+    until(lambda: counted(hasty, "open_connections") == 0)
+
+
+def test_who_asks_nothing_after_the_handshake_is_cut_off(hasty: League) -> None:
+    assert closed(secured(hasty)) == b""
+    until(lambda: counted(hasty, "connections_dropped_total", reason="no request") == 1)
+
+
+def test_a_head_that_comes_in_drops_is_cut_off(hasty: League) -> None:
+    line = secured(hasty)
+    with contextlib.suppress(OSError):
+        for byte in b"GET /v1/ca HTTP/1.1\r\nHost: x\r\n" + b"X-A: b\r\n" * 100:
+            line.send(bytes([byte]))
+            time.sleep(0.01)
+    assert closed(line) == b""
+    until(lambda: counted(hasty, "connections_dropped_total", reason="no request") == 1)
+
+
+def test_a_second_head_that_comes_in_drops_is_cut_off(hasty: League) -> None:
+    line = secured(hasty)
+    line.send(b"GET /v1/ca HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert line.recv(65536).startswith(b"HTTP/1.1 200")
+    line.send(b"GET /v1/")
+    assert b"HTTP" not in closed(line)
+    until(lambda: counted(hasty, "connections_dropped_total", reason="no request") == 1)
+
+
+def test_a_body_that_stops_is_answered_and_cut_off(hasty: League) -> None:
+    ann = hasty.enrolled("ann")
+    line = secured(hasty, ann)
+    line.send(b"POST /v1/rotate HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 1\r\nContent-Length: 1000\r\n\r\nabc")
+    assert closed(line).startswith(b"HTTP/1.1 408")
+    until(lambda: counted(hasty, "connections_dropped_total", reason="body too slow") == 1)
+
+
+def test_who_does_not_take_its_answer_is_cut_off(hasty: League) -> None:
+    ann = hasty.enrolled("ann")
+    ask = hasty.ask(parties=[0], message=bytes(2**24))
+    open_before = counted(hasty, "open_connections")
+    with socket.socket() as line:
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        line.connect(("127.0.0.1", hasty.port))
+        with ann._tls.wrap_socket(line, server_hostname="127.0.0.1") as held:
+            held.send(f"GET {ask.path}/message HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 1\r\n\r\n".encode())
+            until(lambda: counted(hasty, "open_connections") <= open_before)
+    shown = hasty.aggregator.metrics.text().decode()
+    assert "POST /v1/alive" in shown and counted(hasty, "open_connections") <= open_before
+
+
+def test_a_connection_on_which_nothing_is_asked_is_closed(hasty: League) -> None:
+    line = secured(hasty)
+    line.send(b"GET /v1/ca HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert b"BEGIN CERTIFICATE" in closed(line)
+
+
+def test_a_question_for_work_is_held_longer_than_a_head_may_take(hasty: League) -> None:
+    ann = hasty.enrolled("ann")
+    line = secured(hasty, ann)
+    line.settimeout(1.0)
+    line.send(f"GET /v1/work?instance={ann.instance} HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 1\r\n\r\n".encode())
+    with pytest.raises(TimeoutError):
+        line.recv(1)
+    assert counted(hasty, "held_polls") == 1
+    line.close()
+
+
+def test_a_question_is_not_held_for_somebody_who_has_gone(hasty: League, caplog: pytest.LogCaptureFixture) -> None:
+    ann = hasty.enrolled("ann")
+    line = secured(hasty, ann)
+    line.send(f"GET /v1/work?instance={ann.instance} HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 1\r\n\r\n".encode())
+    until(lambda: counted(hasty, "held_polls") == 1)
+    line.close()
+    until(lambda: counted(hasty, "held_polls") == 0)  # a question is held for longer than this waits
+    until(lambda: not hasty.aggregator.gate.under_way)
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_the_system_watches_every_connection_for_a_peer_that_has_gone(make: Callable[..., League]) -> None:
+    league = make()
+    ann = league.enrolled("ann")
+    (found,) = (c.transport.get_extra_info("socket") for c in league.aggregator.door.open
+                if c.transport.get_extra_info("peername") == ann.connection.sock.getsockname())  # fmt: skip
+    read = lambda name: found.getsockopt(socket.IPPROTO_TCP, getattr(socket, name))  # noqa: E731
+    assert found.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    assert read("TCP_KEEPIDLE") + read("TCP_KEEPINTVL") * read("TCP_KEEPCNT") < 60
+    assert 0 < read("TCP_USER_TIMEOUT") <= 60_000
+
+
+# Too much
+
+
+def test_an_address_has_so_many_connections_and_no_more(make: Callable[..., League]) -> None:
+    league = make(per_address=3)
+    lines = [secured(league) for _ in range(3)]
+    turned_away(league)
+    assert counted(league, "refused_total", reason="connections of an address") == 1
+    lines.pop().close()
+    until(lambda: counted(league, "open_connections") == 2)
+    lines.append(secured(league))
+    lines[-1].send(b"GET /v1/ca HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert lines[-1].recv(100).startswith(b"HTTP/1.1 200")
+    for line in lines:
+        line.close()
+
+
+def test_there_are_so_many_connections_in_all_and_no_more(make: Callable[..., League]) -> None:
+    league = make(connections=2)
+    lines = [secured(league) for _ in range(2)]
+    turned_away(league)
+    assert counted(league, "refused_total", reason="connections in all") == 1
+    for line in lines:
+        line.close()
+
+
+def test_strangers_that_connect_too_often_are_refused_and_parties_do_not_count(make: Callable[..., League]) -> None:
+    league = make(stranger_burst=12, stranger_rate=0.001)
+    ann = league.enrolled("ann")  # two strangers' tokens: a connection and a request are of two kinds
+    for _ in range(20):
+        line = secured(league, ann)
+        line.send(f"POST /v1/alive?instance={ann.instance} HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 1\r\n\r\n".encode())
+        assert line.recv(100).startswith(b"HTTP/1.1 204")
+        line.close()
+    for _ in range(11):
+        secured(league).close()
+    turned_away(league)
+    assert counted(league, "refused_total", reason="rate of strangers") == 1
+
+
+def test_many_handshakes_that_do_not_go_on_make_room_for_one_that_does(make: Callable[..., League]) -> None:
+    league = make(handshakes=4, handshake=2.0)
+    stuck = [plain(league) for _ in range(4)]
+    line = secured(league)
+    line.send(b"GET /v1/ca HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert line.recv(100).startswith(b"HTTP/1.1 200")
+    for each in (*stuck, line):
+        each.close()
+
+
+def test_a_stranger_that_asks_too_often_is_told_when_to_come_back(make: Callable[..., League]) -> None:
+    league = make(stranger_burst=5, stranger_rate=0.1)
+    ann, nobody = league.enrolled("ann"), league.nobody()
+    got = [nobody.call("GET", "/v1/ca") for _ in range(6)]
+    assert [one.status for one in got] == [200] * 4 + [429] * 2
+    assert int(got[-1].headers["Retry-After"]) >= 1 and "too many" in got[-1].error
+    assert ann.call("POST", f"/v1/alive?instance={ann.instance}").status == 204
+    assert counted(league, "refused_total", reason="requests of strangers") == 2
+
+
+def test_wrong_tokens_slow_a_stranger_down_and_leave_no_trace_in_the_record(make: Callable[..., League]) -> None:
+    league = make(stranger_burst=20, stranger_rate=0.1, wrong_token=8)
+    before = len(league.ledger.all("SELECT seq FROM log"))
+    nobody, body = league.nobody(), pack(Enrolment("x" * 43, keys.request(keys.new_key(), "ann")))
+    got = [nobody.call("POST", "/v1/enrol", body).status for _ in range(5)]
+    assert got == [403, 403, 403, 429, 429]
+    assert len(league.ledger.all("SELECT seq FROM log")) == before
+
+
+def test_a_party_that_asks_too_often_is_told_when_to_come_back_and_others_are_served(
+    make: Callable[..., League],
+) -> None:
+    league = make(party_burst=6, party_rate=0.5)
+    ann, bob = league.enrolled("ann"), league.enrolled("bob")
+    got = [ann.call("POST", f"/v1/alive?instance={ann.instance}") for _ in range(8)]
+    assert [one.status for one in got] == [204] * 5 + [429] * 3
+    assert int(got[-1].headers["Retry-After"]) == 2 and "ann may make 0.5 requests a second" in got[-1].error
+    assert bob.call("POST", f"/v1/alive?instance={bob.instance}").status == 204
+
+
+def test_a_party_makes_so_many_requests_at_the_same_time_and_no_more(make: Callable[..., League]) -> None:
+    league = make(party_requests=2)
+    ann = league.enrolled("ann")
+    lines = [secured(league, ann) for _ in range(2)]
+    for k, line in enumerate(lines):
+        line.send(f"GET /v1/work?instance={k:032x} HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 1\r\n\r\n".encode())
+    until(lambda: counted(league, "held_polls") == 2)
+    got = ann.call("POST", f"/v1/alive?instance={ann.instance}")
+    assert got.status == 429 and "2 requests at the same time" in got.error
+    league.ask(parties=[0])
+    assert any(line in select.select(lines, [], [], PATIENCE)[0] for line in lines)  # one of them got it
+    until(lambda: ann.call("POST", f"/v1/alive?instance={ann.instance}").status == 204)
+    for line in lines:
+        line.close()
+
+
+def test_one_question_for_work_of_an_instance_is_held(make: Callable[..., League]) -> None:
+    league = make()
+    ann = league.enrolled("ann")
+    lines = [secured(league, ann) for _ in range(2)]
+    question = f"GET /v1/work?instance={ann.instance} HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 1\r\n\r\n".encode()
+    lines[0].send(question)
+    until(lambda: counted(league, "held_polls") == 1)
+    lines[1].send(question)
+    assert lines[0].recv(100).startswith(b"HTTP/1.1 204")
+    assert counted(league, "held_polls") == 1
+    league.ask(parties=[0])
+    assert lines[1].recv(100).startswith(b"HTTP/1.1 200")
+    for line in lines:
+        line.close()
+
+
+def test_a_certificate_has_so_many_connections_and_no_more(make: Callable[..., League]) -> None:
+    league = make(party_connections=3)
+    ann = league.enrolled("ann")
+    lines = [secured(league, ann) for _ in range(2)]
+    assert closed(secured(league, ann)) == b""
+    assert counted(league, "refused_total", reason="connections of a party") == 1
+    assert ann.call("POST", f"/v1/alive?instance={ann.instance}").status == 204
+    for line in lines:
+        line.close()
+
+
+def test_a_party_cannot_fill_the_record_with_certificates(make: Callable[..., League]) -> None:
+    league = make()
+    ann = league.enrolled("ann")
+    got = [ann.call("POST", "/v1/rotate", keys.request(keys.new_key(), "ann"), About()).status for _ in range(12)]
+    assert got == [200] * 10 + [429] * 2
+    assert len(league.events("certificate rotated")) == 10
+
+
+def test_bodies_in_memory_are_bounded_over_all_parties(make: Callable[..., League]) -> None:
+    league = make(bodies=1500)
+    ann, bob = league.enrolled("ann"), league.enrolled("bob")
+    line = secured(league, ann)
+    line.send(b"POST /v1/rotate HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 1\r\nContent-Length: 1000\r\n\r\nabc")
+    until(lambda: bob.call("POST", "/v1/rotate", bytes(1000)).status == 503)
+    line.close()
+    until(lambda: bob.call("POST", "/v1/rotate", bytes(1000)).status == 401)  # it is not signed
+
+
+def test_a_head_that_is_too_long_is_refused_in_a_line(make: Callable[..., League], caplog: Any) -> None:
+    league = make()
+    for head in (b"X-A: " + b"b" * 20000 + b"\r\n", b"X-A: b\r\n" * 200, b"no header\x00\r\n"):
+        line = secured(league)
+        line.send(b"GET /v1/ca HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n")
+        assert closed(line).startswith(b"HTTP/1.0 400")
+    assert counted(league, "refused_total", reason="no proper request") == 3
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+# What is kept of it
+
+
+def test_what_a_party_is_denied_is_in_the_log_at_a_bounded_rate_and_all_of_it_is_counted(
+    make: Callable[..., League],
+) -> None:
+    league = make()
+    ann = league.enrolled("ann")
+    for _ in range(FIRST + 30):
+        assert ann.call("GET", "/v1/jobs").status == 403
+    assert len(league.events("denied")) == FIRST
+    league.stop()
+    league.start()
+    entries = league.events("denied")
+    assert len(entries) == FIRST + 1 and entries[-1]["party"] == "ann" and '"left_out": 30' in entries[-1]["detail"]
+
+
+def shown(
+    league: League, name: str, when: datetime.timedelta, monkeypatch: pytest.MonkeyPatch, days: int = 1
+) -> Caller:
+    """A caller whose certificate was made at another time, by the federation's authority."""
+    now = datetime.datetime.now(datetime.UTC)
+    key = keys.new_key()
+    with monkeypatch.context() as patch:
+        patch.setattr(keys, "_now", lambda: now + when)
+        pem = Federation.open(league.folder).issue(key.public_key(), name, "party", days)
+    return league.certified(name, key, pem)
+
+
+def test_a_certificate_that_is_expired_or_of_another_authority_is_refused_and_who_showed_it_is_told(
+    make: Callable[..., League], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    league = make()
+    other = init(tmp_path / "other", "other", ["ann"], ["127.0.0.1"], 0)
+    key = keys.new_key()
+    foreign = league.certified("ann", key, other.issue(key.public_key(), "ann", "party", 1))
+    expired = shown(league, "ann", datetime.timedelta(days=-3), monkeypatch)
+    caplog.set_level(logging.WARNING, "hansa.net")
+    for caller, reason in ((foreign, "certificate not accepted"), (expired, "certificate expired")):
+        with contextlib.suppress(OSError):
+            caller.call("POST", f"/v1/alive?instance={caller.instance}")
+            raise AssertionError("it was let in")
+        until(lambda reason=reason: counted(league, "handshake_failures_total", reason=reason) == 1)  # type: ignore[misc]
+    said = [record.detail for record in caplog.records if record.getMessage() == "handshake failed"]
+    assert [line["peer"] for line in said] == ["127.0.0.1"] * 2
+    assert "expired" in said[1]["why"]
+
+
+@pytest.mark.parametrize("days", [-1, 1])
+def test_a_clock_that_is_a_day_off_does_not_matter(
+    make: Callable[..., League], days: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The aggregator's clock is a day off: what it certifies now, itself and a party, is good where it is another day.
+    Certificates begin two days before they are made; an aggregator has a year and a party 90 days until they end."""
+    now = datetime.datetime.now(datetime.UTC)
+    monkeypatch.setattr(keys, "_now", lambda: now + datetime.timedelta(days=days))
+    real = time.time
+    monkeypatch.setattr("hansa.net.registry.time.time", lambda: real() + days * 86400)
+    league = make()
+    ann = league.enrolled("ann")
+    assert ann.call("POST", f"/v1/alive?instance={ann.instance}").status == 204
+    body = keys.request(keys.new_key(), "ann")
+    assert ann.call("POST", "/v1/rotate", body, About()).status == 200
+
+
+# Buckets and settings
+
+
+def test_a_bucket_gives_its_burst_then_its_rate() -> None:
+    now = [0.0]
+    bucket = Buckets(2.0, 3, lambda: now[0])
+    assert [bucket.take("a") for _ in range(4)] == [0, 0, 0, 0.5]
+    assert bucket.take("b") == 0
+    now[0] = 0.5
+    assert bucket.take("a") == 0 and bucket.take("a") == 0.5
+    now[0] = 100.0
+    assert [bucket.take("a") for _ in range(4)] == [0, 0, 0, 0.5]
+    bucket.spend("a", 100)
+    now[0] = 102.0
+    assert bucket.take("a") == 0.0, "a debt is no larger than a burst"
+
+
+def test_buckets_do_not_grow_with_those_who_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hansa.net.limits.MOST", 10)
+    now = [0.0]
+    bucket = Buckets(1.0, 2, lambda: now[0])
+    for k in range(100):
+        bucket.take(k)
+    assert len(bucket) <= 11
+    assert bucket.take("another") > 0, "those beyond share one"
+    now[0] = 10.0
+    assert bucket.take("another") == 0
+
+
+def test_notes_tell_how_many_were_left_out() -> None:
+    now = [0.0]
+    notes = Notes(lambda: now[0])
+    taken = [notes.take("a") for _ in range(FIRST + 5)]
+    assert taken == [0] * FIRST + [None] * 5
+    assert notes.due() == []
+    now[0] = 61.0
+    assert notes.take("a") == 5
+    assert notes.take("a") is None
+    assert notes.rest() == [("a", 1)] and notes.rest() == []
+
+
+def test_an_ipv6_network_is_one_place() -> None:
+    assert place("2001:db8::1") == place("2001:db8::2:3") != place("2001:db8:0:1::1")
+    assert place("192.0.2.1") == "192.0.2.1" != place("192.0.2.2")
+
+
+def test_after_a_shutdown_parties_come_back_spread_over_a_minute_if_there_are_many() -> None:
+    waits = [come_back(10_000, k / 10_000) * (1 + k % 97 / 97 / 2) for k in range(10_000)]  # as a client waits
+    assert max(waits) <= 60
+    assert max(sum(second <= wait < second + 1 for wait in waits) for second in range(60)) <= 400
+    assert come_back(5, 0.999) == 1
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"connections": 0}, "connections must be positive, got 0"),
+        ({"stall": 120.0}, "stall must be 60 seconds at most"),
+        ({"per_adress": 3}, "per_address"),
+    ],
+)
+def test_a_limit_that_is_none_gets_a_sentence(table: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        fill(Limits, table, where="limits")
+
+
+def test_the_file_of_a_new_federation_shows_every_limit_with_its_default() -> None:
+    text = TOML.format(name="x", folder="x", parties='"a"', url="https://x:1", host="0.0.0.0", port=8443,
+                       admin="127.0.0.1:9464")  # fmt: skip
+    tree = tomllib.loads(re.sub(r"^# (\w+ = )", r"\1", text, flags=re.M))
+    assert fill(Limits, tree["limits"], where="limits") == Limits()
+    assert set(tree["limits"]) == {field.name for field in dataclasses.fields(Limits)}
+    assert fill(Serve, tree["serve"], where="serve") == Serve()
+    assert set(tree["serve"]) == {field.name for field in dataclasses.fields(Serve)}

@@ -1,0 +1,161 @@
+"""The end of an aggregator: nobody new, those under way finish, everybody is told when to come back."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import uvloop
+from league import PARTIES, PATIENCE, Caller, League, samples
+
+from hansa.net import keys
+from hansa.net.federation import init
+from hansa.net.signing import sign
+
+LOOPS = {"asyncio": None, "uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture(params=sorted(LOOPS))
+def league(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[League]:
+    league = League(tmp_path / "league", loop=LOOPS[request.param])
+    yield league
+    for member in league.members.values():
+        member.leave()
+
+
+def tell(league: League) -> None:
+    """Tell the aggregator to end."""
+    league._loop.call_soon_threadsafe(league._done.set)
+
+
+def ended(league: League) -> None:
+    league._thread.join(PATIENCE)
+    assert not league._thread.is_alive()
+    for caller in league._callers:
+        caller.close()
+
+
+def held(league: League) -> float:
+    return league.aggregator.metrics.registry.get_sample_value("hansa_held_polls") or 0.0
+
+
+def until(found: object) -> None:
+    end = time.monotonic() + PATIENCE
+    while not found():  # type: ignore[operator]
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+
+
+def test_questions_that_are_held_are_answered_with_when_to_come_back(league: League) -> None:
+    callers, got = [league.enrolled(name) for name in PARTIES], []
+
+    def wait(caller: Caller) -> None:
+        got.append(caller.call("GET", f"/v1/work?instance={caller.instance}"))
+
+    threads = [threading.Thread(target=wait, args=(caller,)) for caller in callers]
+    for thread in threads:
+        thread.start()
+    until(lambda: held(league) == 3)
+    tell(league)
+    for thread in threads:
+        thread.join(PATIENCE)
+    ended(league)
+    assert [one.status for one in got] == [503] * 3
+    assert all(int(one.headers["Retry-After"]) >= 1 for one in got)
+    assert all(one.headers["Connection"] == "close" for one in got)
+
+
+def test_an_upload_under_way_is_finished_and_nobody_new_is_let_in(league: League) -> None:
+    ann, bob = league.enrolled("ann"), league.enrolled("bob")
+    ask = league.ask(parties=[0])
+    data, digest = bytes(1000), "ab" * 32
+    path = f"{ask.path}/parts/{digest}?at=0"
+    assert ann.key is not None
+    head = {"Host": "x", "Hansa-Protocol": "1", "Content-Length": "1000", **sign(ann.key, "PUT", path, data, ask.about)}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in head.items())
+    raw = socket.create_connection(("127.0.0.1", league.port), timeout=PATIENCE)
+    line = ann._tls.wrap_socket(raw, server_hostname="127.0.0.1")
+    line.send(f"PUT {path} HTTP/1.1\r\n{lines}\r\n".encode() + data[:500])
+    until(lambda: _bodies(league) == 1000)
+    tell(league)
+    until(lambda: not league.aggregator.door._sockets)
+    late = bob.call("POST", f"/v1/alive?instance={bob.instance}")
+    assert late.status == 503 and "shutting down" in late.error and int(late.headers["Retry-After"]) >= 1
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", league.port), timeout=PATIENCE).recv(1)
+        raise OSError  # on some systems the connection is made and closed
+    line.send(data[500:])
+    assert line.recv(1000).startswith(b"HTTP/1.1 204")
+    line.close()
+    ended(league)
+    league.start()
+    assert league.aggregator.blobs.stands("party.ann", digest) == 1000
+    league.stop()
+
+
+def _bodies(league: League) -> int:
+    return league.aggregator.gate.bodies
+
+
+def test_an_upload_that_does_not_end_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    league = League(tmp_path / "league", limits={"shutdown": 0.2})
+    nobody = league.nobody()
+    nobody.connection.putrequest("POST", "/v1/enrol")
+    nobody.connection.putheader("Hansa-Protocol", "1")
+    nobody.connection.putheader("Content-Length", "1000")
+    nobody.connection.endheaders(b"abc")
+    until(lambda: _bodies(league) == 1000)
+    tell(league)
+    ended(league)
+
+
+def test_a_job_comes_to_rest_and_goes_on(tmp_path: Path) -> None:
+    league = League(tmp_path / "league")
+    tree = {"task": {"parties": ["x"], "model": "logistic"}, "algorithm": {"name": "fedavg"}, "run": {"rounds": 30}}
+    for party, name in enumerate(PARTIES):
+        league.join(name, samples(party))
+    job = league.submit(tree)
+    until(lambda: len(league.shown(job)["rounds"]) >= 2)
+    league.stop()
+    league.start()
+    assert league.ended(job)["status"] == "finished"
+    assert [line["round"] for line in league.shown(job)["rounds"]] == list(range(1, 31))
+    league.close()
+
+
+def test_a_process_that_is_told_to_end_does_so_with_0_and_told_twice_does_so_at_once(tmp_path: Path) -> None:
+    init(tmp_path / "heart", "heart", ["ann"], ["127.0.0.1"], 0)
+    for twice in (False, True):
+        command = [
+            sys.executable,
+            "-c",
+            "from hansa.cli import main; main()",
+            "serve",
+            str(tmp_path / "heart"),
+            "--json",
+        ]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            line = next(line for line in process.stderr if '"serving"' in line)
+            port = int(line.partition('"port": ')[2].partition(",")[0])
+            if twice:  # with somebody under way, for whom it would wait
+                tls = keys.client_context(tmp_path / "heart" / "ca.pem")
+                raw = tls.wrap_socket(socket.create_connection(("127.0.0.1", port)), server_hostname="127.0.0.1")
+                raw.send(b"POST /v1/enrol HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 1\r\nContent-Length: 9\r\n\r\nabc")
+                raw.send(b"d")
+                time.sleep(0.2)
+            process.send_signal(signal.SIGTERM)
+            assert any("shutting down" in line for line in process.stderr)
+            if twice:
+                process.send_signal(signal.SIGTERM)
+            process.stderr.read()
+            assert process.wait(PATIENCE) == (128 + signal.SIGTERM if twice else 0)
+            if twice:
+                raw.close()
