@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -147,19 +148,29 @@ def say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
 
 
+def enrolled(folder: Path, parties: int) -> Federation:
+    """The federation of a folder, made where there is none."""
+    if not folder.exists():
+        began = time.perf_counter()
+        init(folder, "load", ["p00000"], ["127.0.0.1"], free_port())
+        populate(folder, parties)
+        say(f"{parties} parties enrolled in {time.perf_counter() - began:.1f} s")
+    federation = Federation.open(folder)
+    if len(federation.parties) != parties:
+        raise SystemExit(f"{folder} is a federation of {len(federation.parties)} parties, not of {parties}")
+    return federation
+
+
 class Load:
     """The measurement."""
 
-    def __init__(self, folder: Path, parties: int) -> None:
-        self.folder, self.parties, self.port = folder, parties, free_port()
-        began = time.perf_counter()
-        init(folder, "load", ["p00000"], ["127.0.0.1"], self.port)
-        populate(folder, parties)
-        say(f"{parties} parties enrolled in {time.perf_counter() - began:.1f} s")
-        self.operator = Operator(Federation.open(folder))
+    def __init__(self, folder: Path, parties: int, ramp: float | None) -> None:
+        self.folder, self.parties = folder, parties
+        self.operator = Operator(enrolled(folder, parties))
+        self.port = self.operator.federation.serve.port
         self.server = served(folder)
         self.operator.wait_until_served()
-        self.seconds = parties / COMING
+        self.seconds = parties / COMING if ramp is None else ramp
         self.crowds = Crowds(folder, self.port, parties, self.seconds)
         self.found: dict[str, Any] = {"parties": parties, "cores": len(os.sched_getaffinity(0))}
 
@@ -220,45 +231,54 @@ class Load:
         self.found["idle"] = {"percent": round(100 * used, 2), "seconds": seconds, **self.memory()}
         say(f"idle: {self.found['idle']}")
 
-    def job(self, name: str) -> None:
+    def read(self, sql: str, *values: Any) -> list[Any]:
+        """What the ledger holds."""
+        with contextlib.closing(sqlite3.connect(f"file:{self.folder / 'state' / 'hansa.db'}?mode=ro", uri=True)) as db:
+            return db.execute(sql, values).fetchall()
+
+    def asks(self, id: str, seen: list[dict[str, Any]]) -> dict[str, Any]:
+        """By phase, how many parties had what an ask brought them, and when the last of them, since it was opened."""
+        found: dict[str, Any] = {}
+        asks = self.read("SELECT round, phase, number, opened FROM asks WHERE job = ? AND parties != '[]'", id)
+        for round_, phase, number, opened in asks:
+            told = [s["told"].get(f"{id}/{round_}/{phase}/{number}") for s in seen]
+            given = [t for t in told if t is not None]
+            found[phase] = entry = dict[str, Any]()
+            for what in ("work", "fetched", "accepted"):
+                entry[what] = sum(t[what] for t in given)
+                entry[f"{what}_s"] = round(max((t[f"{what}_last"] for t in given), default=opened) - opened, 2)
+            for (closed,) in self.read("SELECT closed FROM rounds WHERE job = ?", id) if phase == "round" else ():
+                entry["closed_s"] = round(closed - opened, 2)
+        return found
+
+    def job(self, name: str, patience: float) -> None:
         """A round that all take part in."""
         tree = {"task": {"parties": ["their-own.csv"], "model": "logistic"},
                 "algorithm": {"name": "fedavg"}, "run": {"rounds": 1}}  # fmt: skip
-        before, began = cpu(self.server.pid), time.time()
+        before, began, told = cpu(self.server.pid), time.time(), 0
         id, _ = self.operator.submit(parse(tree), name, self.parties)
-        while (job := self.operator.job(id))["status"] not in ENDED:
-            if time.time() - began > 240:
-                raise SystemExit(f"the job {id} does not end: {job}")
-            time.sleep(1.0)
+        while self.read("SELECT status FROM jobs WHERE id = ?", id)[0][0] not in ENDED:
+            if time.time() - began > patience:
+                raise SystemExit(
+                    f"the job {id} has not ended after {patience:g} s: {self.asks(id, self.crowds.seen())}"
+                )
+            time.sleep(0.5)
+            if len(self.read("SELECT 1 FROM asks WHERE job = ? AND parties != '[]'", id)) > told:
+                told += 1
+                say(f"{name}: an ask is open; so far {self.asks(id, self.crowds.seen())}")
+        job, seen = self.operator.job(id), self.crowds.seen()
         if job["status"] != "finished":
             raise SystemExit(f"the job {id} failed: {job['reason']}")
-        seen = self.crowds.seen()
-        found: dict[str, Any] = {"cpu_s": round(cpu(self.server.pid) - before, 1)}
-        with sqlite3.connect(f"file:{self.folder / 'state' / 'hansa.db'}?mode=ro", uri=True) as db:
-            asks = db.execute("SELECT round, phase, number, opened FROM asks WHERE job = ? AND parties != '[]'", (id,))
-            for round_, phase, number, opened in asks.fetchall():
-                told = [s["told"].get(f"{id}/{round_}/{phase}/{number}") for s in seen]
-                given = [t for t in told if t is not None]
-                entry: dict[str, Any] = {}
-                for what in ("work", "fetched", "accepted"):
-                    entry[what] = sum(t[what] for t in given)
-                    entry[f"{what}_s"] = round(max((t[f"{what}_last"] for t in given), default=opened) - opened, 2)
-                found[phase] = entry
-                if phase == "round":
-                    (closed,) = db.execute("SELECT closed FROM rounds WHERE job = ?", (id,)).fetchone()
-                    entry["closed_s"] = round(closed - opened, 2)
         (line,) = job["rounds"]
         start = next(s["start"][id] for s in seen if id in s["start"])
-        out = self.folder / f"{id}.safetensors"
-        self.operator.pull(id, out)
-        params = codec.decode(out.read_bytes())["params"]
+        out = self.operator.pull(id, self.folder / f"{id}.safetensors")
+        model = torch.cat([value.view(-1) for value in codec.decode(out.read_bytes())["params"].values()])
         mean = (self.parties - 1) / 2000
-        model = torch.cat([params[name].view(-1) for name in params])
         moved = (model.sum() - torch.tensor(start).sum()).abs() / len(model) - mean
-        found |= {"asked": line["asked"], "replies": line["replies"],
-                  "model_right": bool(moved.abs() <= 1e-3 * mean), **self.memory()}  # fmt: skip
-        self.found[name] = found
-        say(f"{name}: {found}")
+        self.found[name] = self.asks(id, seen) | {
+            "cpu_s": round(cpu(self.server.pid) - before, 1), "asked": line["asked"], "replies": line["replies"],
+            "model_right": bool(moved.abs() <= 1e-3 * mean), **self.memory()}  # fmt: skip
+        say(f"{name}: {self.found[name]}")
 
     def restart(self, name: str, sign: signal.Signals) -> None:
         self.crowds.seen()
@@ -313,7 +333,9 @@ def main() -> None:
     parser.add_argument("--graceful", action="store_true", help="end and restart it with SIGTERM too")
     parser.add_argument("--no-restart", action="store_true", help="do not kill and restart it")
     parser.add_argument("--no-job", action="store_true", help="have no rounds")
-    parser.add_argument("--folder", type=Path, help="where the federation is made; by default a temporary folder")
+    parser.add_argument("--patience", type=float, default=600.0, help="seconds that a job may take")
+    parser.add_argument("--ramp", type=float, help="seconds in which they connect first; by default, 250 a second")
+    parser.add_argument("--folder", type=Path, help="the federation's, kept and used again; by default a temporary one")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--crowd", nargs=5, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -327,25 +349,25 @@ def main() -> None:
         return
     if hard < given.parties + 1000:
         raise SystemExit(f"{given.parties} parties need ulimit -Hn of {given.parties + 1000}, and it is {hard}")
-    with tempfile.TemporaryDirectory(dir=given.folder) as place:
-        load = Load(Path(place) / "load", given.parties)
+    with tempfile.TemporaryDirectory() as place:
+        load = Load(given.folder or Path(place) / "load", given.parties, given.ramp)
         try:
             load.connect()
             if given.idle:
                 load.idle(given.idle)
             if not given.no_job:
-                load.job("job")
+                load.job("job", given.patience)
             for name, sign, wanted in (("killed", signal.SIGKILL, not given.no_restart),
                                        ("ended", signal.SIGTERM, given.graceful)):  # fmt: skip
                 if wanted:
                     load.restart(name, sign)
                     if not given.no_job:
-                        load.job(f"job-{name}")
+                        load.job(f"job-{name}", given.patience)
         finally:
             load.close()
             (HERE / "results").mkdir(exist_ok=True)
             (HERE / "results" / "load.json").write_text(json.dumps(load.found, indent=1) + "\n")
-            (HERE / "results" / "load.log").write_bytes((Path(place) / "load" / "serve.log").read_bytes())
+            (HERE / "results" / "load.log").write_bytes((load.folder / "serve.log").read_bytes())
     lines = verdict(load.found)
     print(f"| {given.parties} parties, {load.found['cores']} cores | measured | figure |\n|---|---|---|")
     for what, much, limit, right in lines:

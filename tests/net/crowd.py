@@ -76,8 +76,8 @@ def populate(folder: Path, count: int) -> None:
 class Line(asyncio.Protocol):
     """One TLS connection over which one request at a time is made."""
 
-    def __init__(self, context: ssl.SSLContext, certificate: Path) -> None:
-        self._context, self._certificate = context, certificate
+    def __init__(self, context: ssl.SSLContext, certificate: Path, gone: Callable[[], None]) -> None:
+        self._context, self._certificate, self._gone = context, certificate, gone
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._got = b""
         self._head: Head | None = None
@@ -142,6 +142,8 @@ class Line(asyncio.Protocol):
                 self._transport.close()
 
     def connection_lost(self, error: Exception | None) -> None:
+        if self.secure.done() and not self.secure.cancelled() and self.secure.exception() is None:
+            self._gone()
         self._fail(error or Cut("the connection was closed"))
 
     def eof_received(self) -> bool:
@@ -216,6 +218,10 @@ class Crowd:
         for place, number in enumerate(self.numbers):
             party = Light(self, number)
             self._tasks.append(asyncio.ensure_future(party.stay(seconds * place / len(self.numbers))))
+
+    def gone(self) -> None:
+        """A connection has ended."""
+        self.connected -= 1
 
     def failed(self) -> list[str]:
         """Why parties have left, where some have."""
@@ -313,17 +319,17 @@ class Light:
         """As `Client.call`: what fails in passing is tried again, in the same time."""
         attempt = 0
         while True:
-            cut, got = False, dict[str, str]()
+            got: Mapping[str, str] = {}
             try:
                 if self._line is None:
                     await self._dial()
                 assert self._line is not None
                 status, got, data = await self._line.request(self._said(method, path, body, about, headers or {}))
             except Cut:
-                status, cut = 0, attempt == 0
+                status = 0
                 self._drop()
             except TimeoutError:
-                status, cut = 0, True
+                status = 0
                 self.crowd.slow += 1
             except OSError:
                 status = 0
@@ -340,7 +346,7 @@ class Light:
             attempt += 1
             asked = got.get("Retry-After", "")
             seconds = paced(float(asked)) if asked.isdecimal() else pause(attempt)
-            if cut:
+            if not status:
                 seconds = max(seconds, self._pace.back())
             await asyncio.sleep(seconds)
 
@@ -349,8 +355,8 @@ class Light:
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(30):
             here = f"127.{1 + self.number // 62500}.{self.number // 250 % 250}.{1 + self.number % 250}"
-            _, line = await loop.create_connection(lambda: Line(crowd.context, self._certificate), crowd.host,
-                                                   crowd.port, local_addr=(here, 0))  # fmt: skip
+            _, line = await loop.create_connection(lambda: Line(crowd.context, self._certificate, crowd.gone),
+                                                   crowd.host, crowd.port, local_addr=(here, 0))  # fmt: skip
             crowd.dialled.append(time.time())
             try:
                 await line.secure
@@ -365,7 +371,6 @@ class Light:
         if self._line is not None:
             self._line.close()
             self._line = None
-            self.crowd.connected -= 1
 
     def _said(self, method: str, path: str, body: bytes, about: About | None, headers: Mapping[str, str]) -> bytes:
         every = {"Host": f"{self.crowd.host}:{self.crowd.port}", "Hansa-Protocol": "1", "Accept-Encoding": "identity",

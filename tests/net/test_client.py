@@ -111,9 +111,9 @@ def test_a_connection_that_is_cut_comes_back_within_the_time_that_the_aggregator
         far.answers = [None, good]
         assert far.call("GET", "/x")[1] == b"good"
     assert len(far.slept) == 25 and max(far.slept) > 100  # not at once, nor within the second of a first pause
-    far.slept, far.answers = [], [saying(503), None, good]
+    far.slept, far.answers = [], [saying(503), good]
     far.call("GET", "/x")
-    assert max(far.slept) <= 2  # it was spread already
+    assert max(far.slept) <= 1  # it is there and says something
 
 
 def test_the_aggregators_pace_is_kept(far: Far) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,9 @@ import torch
 from crowd import Crowd, populate
 from league import PATIENCE, League
 
+from hansa.core import codec
+from hansa.core.op import Reply
+from hansa.core.sums import COPIED, Stored
 from hansa.net import pacing
 from hansa.net.pacing import Pace
 
@@ -82,6 +86,15 @@ def test_each_of_many_parties_is_known_by_its_own_certificate(throng: League) ->
         assert {entry["party"] for entry in throng.events("certificate in use")} == {
             f"p{number:05}" for number in range(MANY)
         }
+
+
+def test_thousands_of_small_stored_replies_hold_no_file_open_and_a_large_one_is_mapped(tmp_path: Path) -> None:
+    for name, size in (("small", 8), ("large", COPIED)):
+        (tmp_path / name).write_bytes(codec.encode(Reply({"update": torch.ones(size)}).tree()))
+    before = len(os.listdir("/proc/self/fd"))
+    small, large = [[Stored.read(tmp_path / name) for _ in range(20)] for name in ("small", "large")]
+    assert len(os.listdir("/proc/self/fd")) - before == len(large)
+    assert all(reply.memory is None and reply.tensors["update"].sum() == 8 for reply in small)
 
 
 def test_questions_are_held_longer_where_many_ask_and_never_longer_than_the_federation_allows() -> None:

@@ -110,10 +110,8 @@ class Client:
                 raise Unreachable(f"{self.url} is not the aggregator it should be: {error.certificate_error}") from None
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 status, got, data, why = 0, {}, b"", str(error) or type(error).__name__
-                slow = isinstance(error, TimeoutError)
-                cut = slow or (attempt == 0 and not isinstance(error, aiohttp.ClientConnectorError))
             else:
-                why, cut = _sentence(data, status), False
+                why = _sentence(data, status)
                 self.pace.heed(got)
             if 200 <= status < 300:
                 return got, data
@@ -124,7 +122,7 @@ class Client:
                 raise Unreachable(f"no answer from {self.url}: {why}")
             asked = got.get("Retry-After", "")
             seconds = paced(float(asked)) if re.fullmatch("[0-9]+", asked) else pause(attempt)
-            if cut:  # and so it is for all the others; or there are too many of them at once
+            if not status:  # it may be so for all the others too
                 seconds = max(seconds, self.pace.back())
             log.info("no answer, trying again", extra={"detail": {"why": why[:200], "seconds": round(seconds, 2)}})
             await asyncio.sleep(seconds)

@@ -49,7 +49,7 @@ class Pace:
         self.spread = _seconds(headers.get(SPREAD), self.spread)
 
     def back(self, chance: Callable[[], float] = random.random) -> float:
-        """Seconds before the first attempt to come back after a connection was cut."""
+        """Seconds, at least, before an attempt to come back when a connection was cut or there is none to be had."""
         return chance() * self.spread
 
 
