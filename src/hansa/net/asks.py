@@ -14,11 +14,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hansa.core.errors import HansaError, ReplayError
+from hansa.core.op import Reply
 from hansa.net.blobs import Gap
 from hansa.net.desk import Key
+from hansa.net.evidence import ACCEPTED, REFUSED, Notary, Statement
 from hansa.net.ledger import Writer
 from hansa.net.points import reach
-from hansa.net.wire import Answer, Receipt, ask_name
+from hansa.net.registry import Denied
+from hansa.net.wire import Answer, Receipt, ask_name, pack, unpack
 
 WHERE = "job = ? AND round = ? AND phase = ? AND number = ?"
 
@@ -70,14 +73,15 @@ def open_ask(key: Key, digest: str, parties: Sequence[int], now: float) -> Calla
 
 @dataclass(frozen=True)
 class Sent:
-    """An answer as it came in: whose it is, how long it took, and what signs it."""
+    """An answer as it came in: whose it is, how long it took, what its party says of it, and which certificate's key
+    signed that."""
 
     party: int
     name: str
     answer: Answer
     seconds: float
-    nonce: str
-    signature: str
+    statement: Statement
+    certificate: str
 
 
 class Reads(Protocol):
@@ -86,46 +90,61 @@ class Reads(Protocol):
     def one(self, sql: str, *values: Any) -> sqlite3.Row | None: ...
 
 
-def standing(db: Reads, key: Key, sent: Sent) -> Receipt | None:
+def standing(db: Reads, key: Key, sent: Sent, notary: Notary) -> Receipt | None:
     """The receipt of an answer that was stored before, or is too late to be; None for one that is to be stored."""
     blob = sent.answer.blob
     digest = blob.digest if blob is not None else None
-    before = db.one(f"SELECT blob, why FROM replies WHERE {WHERE} AND party = ? AND NOT given_up", *key, sent.party)
+    before = db.one(f"SELECT blob, why, receipt FROM replies WHERE {WHERE} AND party = ? AND NOT given_up", *key,
+                    sent.party)  # fmt: skip
     ask = db.one(f"SELECT parties, closed FROM asks WHERE {WHERE}", *key)
     if ask is None or sent.party not in json.loads(ask["parties"]):
         raise Unasked(f"{sent.name} was not asked {ask_name(*key[1:])} of the job {key[0]}")
     if before is not None:
-        if (before["blob"], before["why"]) != (digest, sent.answer.why):
+        receipt = unpack(before["receipt"], Receipt)
+        if (before["blob"], before["why"]) != (digest, sent.answer.why) or receipt.statement != sent.statement.digest():
             raise Conflict(
                 f"{sent.name} has already answered {ask_name(*key[1:])} of the job {key[0]}, and otherwise; the first "
                 "answer stands"
             )
-        return Receipt(*key, sent.name, digest, "accepted")
-    return Receipt(*key, sent.name, digest, "late") if ask["closed"] is not None else None
+        return receipt
+    return notary.receipt(sent.statement, sent.answer.signature, "late") if ask["closed"] is not None else None
 
 
 def store_answer(key: Key, sent: Sent, path: Path | None) -> Callable[[Writer], Receipt]:
-    """Keep an answer, once; on disk when the change is. `path` is where its blob lies; blobs are discarded by the
-    writer too, so one that is there now will stay."""
+    """Keep an answer, once, as an entry of the log; on disk when the change is. `path` is where its blob lies; blobs
+    are discarded by the writer too, so one that is there now will stay. That its certificate counts is looked at here
+    once more, so that the log never has an answer after the end of the certificate that signed it."""
 
     def change(db: Writer) -> Receipt:
-        receipt = standing(db, key, sent)
+        receipt = standing(db, key, sent, db.notary)
         if receipt is not None:
             return receipt
         if path is not None and not path.exists():
             raise Gap(0)
-        blob = sent.answer.blob
-        digest, size = (blob.digest, blob.size) if blob is not None else (None, 0)
+        known = db.one("SELECT state FROM certificates WHERE fingerprint = ? AND name = ?", sent.certificate, sent.name)
+        if known is None or known["state"] != "valid":
+            raise Denied(f"the certificate of {sent.name} is not valid here (any more); enrol again with a new token")
+        answer, said = sent.answer, sent.statement
+        digest, size = (answer.blob.digest, answer.blob.size) if answer.blob is not None else (None, 0)
+        entry = db.log(ACCEPTED if answer.why is None else REFUSED, key[0], key[1], sent.name,
+                       **said.detail(answer.signature, sent.certificate))  # fmt: skip
+        receipt = db.notary.receipt(said, answer.signature, "accepted", entry - 1, entry, db.root(entry))
         db.run(
-            "INSERT INTO replies (job, round, phase, number, party, blob, size, staged, why, seconds, nonce, "
-            "signature) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            *key, sent.party, digest, size, sent.answer.staged, sent.answer.why, sent.seconds, sent.nonce,
-            sent.signature,
+            "INSERT INTO replies (job, round, phase, number, party, blob, size, staged, why, seconds, entry, receipt) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            *key, sent.party, digest, size, answer.staged, answer.why, sent.seconds, entry, pack(receipt),
         )  # fmt: skip
         reach("reply.written")
-        return Receipt(*key, sent.name, digest, "accepted")
+        return receipt
 
     return change
+
+
+def weight_differs(reply: Reply, answer: Answer) -> str | None:
+    """Why a reply's weight is not what its party signed, or None."""
+    if reply.weight == answer.weight:
+        return None
+    return f"its reply has the weight {reply.weight}, and its statement says {answer.weight}"
 
 
 def close_ask(key: Key, enough: int | None, missing: Mapping[int, str]) -> Callable[[Writer], Closed]:
@@ -178,8 +197,8 @@ def give_up(key: Key, party: int, why: str) -> Callable[[Writer], None]:
 
     def change(db: Writer) -> None:
         lost = db.run(
-            "INSERT OR IGNORE INTO replies (job, round, phase, number, party, blob, size, staged, why, seconds, nonce, "
-            "signature, given_up) VALUES (?, ?, ?, ?, ?, NULL, 0, 0, ?, 0, '', '', 1)", *key, party, why,
+            "INSERT OR IGNORE INTO replies (job, round, phase, number, party, blob, size, staged, why, seconds, "
+            "given_up) VALUES (?, ?, ?, ?, ?, NULL, 0, 0, ?, 0, 1)", *key, party, why,
         ).rowcount > 0  # fmt: skip
         if lost:
             db.run(f"UPDATE asks SET closed = ? WHERE {WHERE}", Closed((), {party: why}).text(), *key)

@@ -2,12 +2,11 @@
 
 There is one writer, a thread that takes all changes that wait, makes them in one transaction and tells their authors
 when it is on disk (`synchronous=FULL`): what was acknowledged is never lost, and many replies share one flush. The log
-only grows; each entry's hash covers the one before, so its head stands for all of it.
+only grows, and is a Merkle tree (`hansa.net.merkle`): its root stands for all of it.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import queue
 import sqlite3
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hansa.core.errors import ConfigError, HansaError
+from hansa.net import merkle
+from hansa.net.evidence import ENTRY, Head, Notary, entry_line, head_line
 from hansa.net.points import reach
 
 T = TypeVar("T")
@@ -45,15 +46,17 @@ CREATE TABLE IF NOT EXISTS asks (
 CREATE TABLE IF NOT EXISTS replies (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
     job TEXT NOT NULL, round INTEGER NOT NULL, phase TEXT NOT NULL, number INTEGER NOT NULL, party INTEGER NOT NULL,
-    blob TEXT, size INTEGER NOT NULL, staged INTEGER NOT NULL, why TEXT, seconds REAL NOT NULL, nonce TEXT NOT NULL,
-    signature TEXT NOT NULL, given_up INTEGER NOT NULL DEFAULT 0, spent INTEGER NOT NULL DEFAULT 0,
+    blob TEXT, size INTEGER NOT NULL, staged INTEGER NOT NULL, why TEXT, seconds REAL NOT NULL, entry INTEGER,
+    receipt BLOB, given_up INTEGER NOT NULL DEFAULT 0, spent INTEGER NOT NULL DEFAULT 0,
     UNIQUE (job, round, phase, number, party));
 CREATE INDEX IF NOT EXISTS replies_by_blob ON replies (blob) WHERE spent = 0;
 CREATE TABLE IF NOT EXISTS log (
     seq INTEGER PRIMARY KEY, at REAL NOT NULL, job TEXT, round INTEGER, party TEXT, event TEXT NOT NULL,
-    detail TEXT NOT NULL, hash TEXT NOT NULL);
+    detail TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS nodes (
+    level INTEGER NOT NULL, place INTEGER NOT NULL, hash BLOB NOT NULL, PRIMARY KEY (level, place)) WITHOUT ROWID;
 """
-VERSION = 1
+VERSION = 2
 
 
 class LedgerError(HansaError):
@@ -63,8 +66,13 @@ class LedgerError(HansaError):
 class Writer:
     """What a change is given: it may read and write, and add to the log; all of it is committed, or none."""
 
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
+    def __init__(self, db: sqlite3.Connection, ledger: Ledger) -> None:
+        self._db, self._ledger = db, ledger
+
+    @property
+    def notary(self) -> Notary:
+        """Who signs what the log says."""
+        return self._ledger.notary
 
     def run(self, sql: str, *values: Any) -> sqlite3.Cursor:
         return self._db.execute(sql, values)
@@ -77,25 +85,47 @@ class Writer:
         return self._db.execute(sql, values).fetchall()
 
     def log(self, event: str, job: str | None = None, round: int | None = None, party: str | None = None,
-            **detail: Any) -> str:  # fmt: skip
-        """Add an entry; gives the log's new head."""
-        last = self.one("SELECT seq, hash FROM log ORDER BY seq DESC LIMIT 1")
-        seq, before = (last["seq"] + 1, last["hash"]) if last is not None else (1, "0" * 64)
-        at, text = time.time(), json.dumps(detail, sort_keys=True)
-        head = entry_hash(before, seq, at, job, round, party, event, text)
-        self.run("INSERT INTO log VALUES (?, ?, ?, ?, ?, ?, ?, ?)", seq, at, job, round, party, event, text, head)
-        return head
+            **detail: Any) -> int:  # fmt: skip
+        """Add an entry; gives its number, which is the length of the log from then on."""
+        size = self.size()
+        entry = (size + 1, time.time(), job, round, party, event, json.dumps(detail, sort_keys=True))
+        self.run("INSERT INTO log VALUES (?, ?, ?, ?, ?, ?, ?)", *entry)
+        merkle.append(_Table(self._db), size, merkle.leaf_hash(entry_line(*entry)))
+        return size + 1
+
+    def size(self) -> int:
+        """The number of the log's entries."""
+        return int(self._db.execute("SELECT coalesce(max(seq), 0) FROM log").fetchone()[0])
+
+    def root(self, size: int) -> str:
+        """The root of the log's first entries."""
+        return merkle.root(_Table(self._db), size).hex()
+
+    def head(self, size: int, job: str | None = None, round: int | None = None, model: str | None = None) -> Head:
+        """The signed head of the log's first entries."""
+        return self.notary.head(job, round, model, size, self.root(size))
 
 
-def entry_hash(before: str, *entry: Any) -> str:
-    """The hash of a log's entry, which covers that of the entry before."""
-    return hashlib.sha256(f"{before}{json.dumps(entry)}".encode()).hexdigest()
+class _Table:
+    """The tree's nodes in the database."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    def get(self, level: int, place: int) -> bytes:
+        row = self._db.execute("SELECT hash FROM nodes WHERE level = ? AND place = ?", (level, place)).fetchone()
+        return bytes(row[0])
+
+    def put(self, level: int, place: int, node: bytes) -> None:
+        self._db.execute("INSERT INTO nodes VALUES (?, ?, ?)", (level, place, node))
 
 
 class Ledger:
-    """The database. `write` hands a change to the writer; `all` and `one` read what was committed."""
+    """The database. `write` hands a change to the writer; `all` and `one` read what was committed. The log begins with
+    who signs it (`notary`), and goes on only under the same key."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, notary: Notary | None = None) -> None:
+        self._notary = notary
         self._queue: queue.SimpleQueue[tuple[Callable[[Writer], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._read_lock = threading.Lock()
         try:
@@ -109,6 +139,12 @@ class Ledger:
             raise LedgerError(f"the record {path} cannot be opened: {error}") from None
         self._thread = threading.Thread(target=self._work, name="ledger", daemon=True)
         self._thread.start()
+        if notary is not None:
+            try:
+                self.now(_begin(notary))
+            except BaseException:
+                self.close()
+                raise
 
     def _connect(self, path: Path) -> sqlite3.Connection:
         db = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
@@ -126,6 +162,13 @@ class Ledger:
     def now(self, change: Callable[[Writer], T]) -> T:
         """As `write`, waiting for it."""
         return self.write(change).result()
+
+    @property
+    def notary(self) -> Notary:
+        """Who signs what the log says."""
+        if self._notary is None:
+            raise LedgerError("this record was opened without the key that signs its log")
+        return self._notary
 
     def all(self, sql: str, *values: Any) -> Rows:
         try:
@@ -163,7 +206,7 @@ class Ledger:
             for change, future in batch:
                 self._db.execute("SAVEPOINT change")
                 try:
-                    result = change(Writer(self._db))
+                    result = change(Writer(self._db, self))
                 except sqlite3.OperationalError:  # a full disk, an I/O error: nothing of the batch is kept
                     raise
                 except BaseException as error:
@@ -185,3 +228,30 @@ class Ledger:
             return
         for future, result in done:
             future.set_result(result)
+
+
+def _begin(notary: Notary) -> Callable[[Writer], None]:
+    def change(db: Writer) -> None:
+        first = db.one("SELECT detail FROM log WHERE seq = 1")
+        if first is None:
+            db.log("log begun", **notary.beginning())
+        elif json.loads(first["detail"]) != notary.beginning():
+            raise ConfigError(
+                "the record was begun with another log.key, ca.pem or name of the federation than its folder has now; "
+                "put back those that it was begun with"
+            )
+
+    return change
+
+
+def log_lines(db: Any, after: int, size: int) -> list[bytes]:
+    """The lines of an exported log for its entries after one and up to another: each entry, as the leaf that it is,
+    and after an entry that closes a round the round's signed head."""
+    rows = db.all("SELECT l.*, r.head FROM log l LEFT JOIN rounds r ON l.event = 'round closed' AND r.job = l.job AND "
+                  "r.round = l.round WHERE l.seq > ? AND l.seq <= ? ORDER BY l.seq", after, size)  # fmt: skip
+    out = []
+    for row in rows:
+        out.append(entry_line(*(row[name] for name in ENTRY)) + b"\n")
+        if row["head"] is not None:
+            out.append(head_line(row["head"]))
+    return out

@@ -26,6 +26,7 @@ from hansa.core.sums import Stored
 from hansa.net.asks import WHERE, Closed, close_ask, decide, give_up, open_ask, take_ticket
 from hansa.net.blobs import Blobs, write_pieces
 from hansa.net.desk import Desk, Key, Offer
+from hansa.net.evidence import shown_model
 from hansa.net.ledger import Ledger
 from hansa.net.points import reach
 from hansa.net.wire import Blob, Work, ask_name
@@ -69,7 +70,9 @@ class Network:
     def __post_init__(self) -> None:
         self.messages.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.members: tuple[int, ...] = ()  # whose replies the last round fused
-        self._fused: set[int] = set()
+        self.used: tuple[tuple[Key, int], ...] = ()  # which: by ask and party
+        self.models: dict[int, str] = {}  # the hash of the global model after each closed round; 0: before the first
+        self._fused: set[tuple[Key, int]] = set()
         self.refused: set[int] = set()
         self.preparations: list[dict[str, Any]] = []
         self._record = Record()
@@ -79,6 +82,7 @@ class Network:
         self._tickets = self._lost = 0
         self._began = time.time()
         self._written: dict[tuple[str, int | None], Blob] = {}
+        self._shown: dict[tuple[str, int | None], bool] = {}
 
     def answer(self, request: Request) -> Any:
         """Answer an ask, or open, commit or abort a round."""
@@ -87,7 +91,8 @@ class Network:
             return frozenset(flight.ticket.party for flight in self._flights.values())
         if isinstance(request, Commit):
             reach("round.fused")
-            self._base, self.members = dict(self._tip), tuple(sorted(self._fused))
+            self._base, self.used = dict(self._tip), tuple(sorted(self._fused))
+            self.members = tuple(sorted({party for _, party in self.used}))
             return None
         if isinstance(request, Abort):
             self._tip = dict(self._base)
@@ -159,7 +164,7 @@ class Network:
 
         answer = combine(ask, outcomes(), self.rules, self._record, self.messages)
         for party in self._record.fused:
-            self._fused.add(party)
+            self._fused.add((key, party))
             if rows[party]["staged"]:
                 self._tip[party] = ask_name(*key[1:])
         if isinstance(ask.op, DataOp):
@@ -219,10 +224,18 @@ class Network:
         task = self._publish(("task", len(self.preparations) if self.task else None), lambda: known)
         tickets = (ask_name(*f.key[1:]) for f in self._flights.values() if f.ticket.party == party)  # one at most
         work = Work(self.job, self.name, party, ask.round, ask.phase, ask.index, message, task, self._base.get(party),
-                    self._tip.get(party), next(tickets, None), self.rules.min_cohort)  # fmt: skip
+                    self._tip.get(party), next(tickets, None), self.rules.min_cohort, self.models.get(ask.round),
+                    self._shows(ask, party))  # fmt: skip
         assert ask.op is not None
         limit = expected_size(ask.op, ask.payload_of(party)) + SLACK
         return Offer(work, self.messages / message.digest, self.messages / task.digest, limit)
+
+    def _shows(self, ask: Ask, party: int) -> bool:
+        """Whether a message holds the very model with which its round began, so that a party can compare the hash."""
+        name = (ask_name(ask.round, ask.phase, ask.index), party if party in ask.each else None)
+        if name not in self._shown:
+            self._shown[name] = shown_model(ask.payload_of(party)) == self.models.get(ask.round, "")
+        return self._shown[name]
 
     def _publish(self, name: tuple[str, int | None], tree: Callable[[], Any]) -> Blob:
         """A file for parties to fetch. It may be lost: a replay makes it again."""
@@ -272,7 +285,7 @@ class Network:
             self._lost += 1
             return arrival
         self._lost = 0
-        self._fused.add(flight.ticket.party)
+        self._fused.add((flight.key, flight.ticket.party))
         if row["staged"]:
             self._tip[flight.ticket.party] = ask_name(*flight.key[1:])
         return arrival
@@ -312,6 +325,7 @@ class Network:
         for blob in set(self._written.values()) - set(kept.values()):
             (self.messages / blob.digest).unlink(missing_ok=True)
         self._written = kept
+        self._shown = {name: shown for name, shown in self._shown.items() if name in kept}
 
     def close(self) -> None:
         """Nothing of this job is asked any more."""

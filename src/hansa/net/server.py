@@ -24,7 +24,8 @@ from hansa.net import keys, signing
 from hansa.net.asks import Conflict, Sent, Unasked, standing, store_answer
 from hansa.net.blobs import CHUNK, Blobs, Gap
 from hansa.net.desk import Desk, Key, Offer
-from hansa.net.ledger import Ledger, LedgerError
+from hansa.net.evidence import signed_by, stated
+from hansa.net.ledger import Ledger, LedgerError, log_lines
 from hansa.net.points import reach
 from hansa.net.registry import Denied, Registry
 from hansa.net.wire import (
@@ -51,9 +52,9 @@ Handler = Callable[["Call"], Awaitable[web.StreamResponse]]
 class Refused(HansaError):
     """A request that is answered with that status and that sentence."""
 
-    def __init__(self, status: int, error: str) -> None:
+    def __init__(self, status: int, error: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(error)
-        self.status = status
+        self.status, self.headers = status, headers
 
 
 class Jobs(Protocol):
@@ -131,6 +132,9 @@ class Server:
             Route("POST", "/v1/jobs/{job}/stop", "operator", True, self.stop),
             Route("GET", "/v1/jobs/{job}/model", "operator", False, self.model),
             Route("GET", "/v1/log", "operator", False, self.log),
+            Route("GET", "/v1/log/head", "operator", False, self.log_head),
+            Route("GET", "/v1/log/lines", "operator", False, self.log_lines),
+            Route("GET", "/v1/log/certificate", "party", False, self.log_certificate),
         ):  # fmt: skip
             app.router.add_route(route.method, route.path, self._guarded(route))
         return app
@@ -144,7 +148,7 @@ class Server:
             except web.HTTPException as error:
                 return trouble(error.status, error.reason)
             except Refused as error:
-                return trouble(error.status, str(error))
+                return trouble(error.status, str(error), error.headers)
             except Denied as error:
                 self._note("denied", request, str(error))
                 return trouble(403, str(error))
@@ -342,18 +346,22 @@ class Server:
         return web.Response(status=204, headers={"Hansa-At": str(here)})
 
     async def reply(self, call: Call) -> web.Response:
+        assert call.who is not None
         answer = unpack(call.body, Answer)
+        if (answer.blob is None) == (answer.why is None) or (answer.blob is None) != (answer.weight is None):
+            raise DataError("an answer has either a blob and its weight or a reason why there is none")
+        statement = stated(self.registry.federation.name, call.name, _key(call), answer)
+        if not signed_by(call.who.key, answer.signature, statement.signed_bytes()):
+            raise signing.SignatureError(f"{call.name} has not signed what this answer says")
         if answer.why is not None:  # people will read it
             plain = "".join(letter if letter.isprintable() else " " for letter in answer.why)
             answer = msgspec.structs.replace(answer, why=plain)
         party, key, offer = self._offer(call)
-        if (answer.blob is None) == (answer.why is None):
-            raise DataError("an answer has either a blob or a reason why there is none")
         seconds = self.desk.spent(offer) if offer is not None else 0.0
-        headers = call.request.headers
-        sent = Sent(party, call.name, answer, seconds, headers[signing.NONCE], headers[signing.SIGNATURE])
-        receipt = standing(self.ledger, key, sent)
+        sent = Sent(party, call.name, answer, seconds, statement, call.who.fingerprint)
+        receipt = standing(self.ledger, key, sent, self.ledger.notary)
         if receipt is None:  # only what will be stored is made a blob
+            self._same_ask(offer, answer)
             path: Path | None = None
             if answer.blob is not None:
                 blob = answer.blob
@@ -371,6 +379,15 @@ class Server:
         extra = {"job": key[0], "round": key[1], "party": call.name, "detail": {"ask": ask_name(*key[1:])}}
         log.info(f"answer {receipt.status}", extra=extra)
         return packed(receipt)
+
+    def _same_ask(self, offer: Offer | None, answer: Answer) -> None:
+        """That an answer is to what was asked, which only the job itself can tell."""
+        if offer is None:
+            raise Refused(503, "the job is not ready to take this answer yet; send it again", {"Retry-After": "1"})
+        if answer.message != offer.work.message.digest:
+            raise DataError("the answer was signed for another message than the one that was sent")
+        if (answer.model, answer.shown) != (offer.work.model, offer.work.shown):
+            raise DataError("the answer was signed for another base model than the one that was sent")
 
     # The operator
 
@@ -429,7 +446,12 @@ class Server:
         row, after = self._job(call), _whole(call.query("after", "0"), "after: expected a round's number")
         rounds = self.ledger.all("SELECT * FROM rounds WHERE job = ? AND round > ? ORDER BY round", row["id"], after)
         lines = [
-            {**json.loads(r["line"]), "members": json.loads(r["members"]), "model": r["model"], "head": r["head"]}
+            {
+                **json.loads(r["line"]),
+                "members": json.loads(r["members"]),
+                "model": r["model"],
+                "head": json.loads(r["head"]),
+            }
             for r in rounds
         ]
         summary = json.loads(row["summary"]) if row["summary"] else None
@@ -449,6 +471,20 @@ class Server:
         after = _whole(call.query("after", "0"), "after: expected an entry's number")
         rows = self.ledger.all("SELECT * FROM log WHERE seq > ? ORDER BY seq LIMIT 1000", after)
         return web.json_response([{**dict(row), "detail": json.loads(row["detail"])} for row in rows])
+
+    async def log_head(self, call: Call) -> web.Response:
+        """The signed head of the log as it is now."""
+        head = await self._written(lambda db: db.head(db.size()))
+        return web.json_response(msgspec.structs.asdict(head))
+
+    async def log_lines(self, call: Call) -> web.Response:
+        """The lines of an exported log, up to 1000 entries of it, with the heads of the rounds that they close."""
+        after, size = (_whole(call.query(name, "0"), f"{name}: expected an entry's number") for name in ("after", "to"))
+        return web.Response(body=b"".join(log_lines(self.ledger, after, min(size, after + 1000))))
+
+    async def log_certificate(self, call: Call) -> web.Response:
+        """The certificate of the key that signs receipts."""
+        return web.Response(body=self.ledger.notary.certificate, content_type="application/x-pem-file")
 
 
 def _whole(text: str, error: str) -> int:

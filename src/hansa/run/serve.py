@@ -109,7 +109,7 @@ class Aggregator:
         self.tls = keys.server_context(federation.folder / "server.pem", federation.private("server.key"),
                                        federation.folder / "ca.pem")  # fmt: skip
         federation.private("ca.key")
-        self.ledger = Ledger(self.state / "hansa.db")
+        self.ledger = Ledger(self.state / "hansa.db", federation.notary())
         self.blobs = Blobs(self.state)
         self.desk = Desk(federation.serve.absent_after, federation.serve.lease)
         self.registry = Registry(federation, self.ledger)
