@@ -57,6 +57,7 @@ CREATE TABLE IF NOT EXISTS nodes (
     level INTEGER NOT NULL, place INTEGER NOT NULL, hash BLOB NOT NULL, PRIMARY KEY (level, place)) WITHOUT ROWID;
 """
 VERSION = 2
+LINES = 1000  # entries of the log that are handed out at once
 
 
 class LedgerError(HansaError):

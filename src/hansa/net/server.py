@@ -25,7 +25,7 @@ from hansa.net.asks import Conflict, Sent, Unasked, standing, store_answer
 from hansa.net.blobs import CHUNK, Blobs, Gap
 from hansa.net.desk import Desk, Key, Offer
 from hansa.net.evidence import signed_by, stated
-from hansa.net.ledger import Ledger, LedgerError, log_lines
+from hansa.net.ledger import LINES, Ledger, LedgerError, log_lines
 from hansa.net.points import reach
 from hansa.net.registry import Denied, Registry
 from hansa.net.wire import (
@@ -478,9 +478,9 @@ class Server:
         return web.json_response(msgspec.structs.asdict(head))
 
     async def log_lines(self, call: Call) -> web.Response:
-        """The lines of an exported log, up to 1000 entries of it, with the heads of the rounds that they close."""
+        """The lines of an exported log, so many entries of it, with the heads of the rounds that they close."""
         after, size = (_whole(call.query(name, "0"), f"{name}: expected an entry's number") for name in ("after", "to"))
-        return web.Response(body=b"".join(log_lines(self.ledger, after, min(size, after + 1000))))
+        return web.Response(body=b"".join(log_lines(self.ledger, after, min(size, after + LINES))))
 
     async def log_certificate(self, call: Call) -> web.Response:
         """The certificate of the key that signs receipts."""
