@@ -121,7 +121,8 @@ def test_an_honest_log_verifies_with_all_receipts(scene: Scene) -> None:
     assert found.entries == scene.entries and found.rounds == 7 and found.refusals == 1
     assert found.authority == keys.fingerprint(scene.authority)
     kept = [one for home in scene.homes() for path in (home / "receipts").glob("*") for one in read_receipts(path)]
-    assert found.receipts == len(kept) == found.updates + found.refusals
+    assert found.receipts == len(kept)  # some perhaps late: tickets that were under way when their job ended
+    assert sum(one.receipt.status == "accepted" for one in kept) == found.updates + found.refusals
     assert 3 * 3 + 3 * 2 + 2 <= found.fused < found.updates
     assert verify(scene.log) == Report(**{**vars(found), "receipts": 0})
     events = {entry["event"] for entry in scene.plain()}
