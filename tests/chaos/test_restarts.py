@@ -14,7 +14,7 @@ from msgspec import structs
 from hansa.net.asks import Sent, close_ask, open_ask, store_answer
 from hansa.net.blobs import Blobs
 from hansa.net.client import Client
-from hansa.net.desk import Offer
+from hansa.net.desk import Errand
 from hansa.net.evidence import stated
 from hansa.net.federation import Federation, init
 from hansa.net.home import Home, Remembered
@@ -190,7 +190,7 @@ def test_an_answer_that_was_fused_and_discarded_gets_its_receipt_again(tmp_path:
         add_job(aggregator.ledger)
         aggregator.ledger.now(open_ask(KEY, "digest", (0,), 0.0))
         asked = Work(KEY[0], "job", 0, *KEY[1:], Blob("0" * 64, 1), Blob("0" * 64, 1), None, None, None, 1)
-        aggregator.desk.offer([(0, Offer(asked, tmp_path, tmp_path, 100))])
+        aggregator.desk.offer([(0, Errand(asked, tmp_path, tmp_path, 100, lambda path, answer: None))])
         aggregator.blobs.append("party.north", DIGEST, 0, DATA, 100)
         async with enrolled(tmp_path, federation, url) as home, home.client(url) as client:
             first = await reply(client)

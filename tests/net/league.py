@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hansa.core import codec
 from hansa.net import asks, keys, signing
-from hansa.net.desk import Offer
+from hansa.net.desk import Errand
 from hansa.net.evidence import Notary, stated
 from hansa.net.federation import Federation, init
 from hansa.net.home import Home
@@ -316,7 +316,7 @@ class League:
         blobs = [Blob(path.name.partition("-")[2], path.stat().st_size) for path in files]
         for party in parties:
             work = Work(asked.job, "job", party, *asked.key[1:], blobs[0], blobs[1], None, None, None, 1)
-            self.desk.offer([(party, Offer(work, files[0], files[1], limit))])
+            self.desk.offer([(party, Errand(work, files[0], files[1], limit, lambda path, answer: None))])
         return asked
 
     def told(self, name: str, asked: Asked) -> dict[str, Any]:

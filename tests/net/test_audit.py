@@ -315,6 +315,19 @@ def wrong_round(entries: list[Tree]) -> None:
     closing("one-1", 3, entries)["round"] = 4
 
 
+def claimed(entries: list[Tree]) -> None:
+    """An update said to be another party's."""
+    entry = entries[index(entries, "update accepted", phase="round")]
+    entry["party"] = "bob" if entry["party"] == "ann" else "ann"
+
+
+def rejected_after_all(entries: list[Tree]) -> None:
+    """An update that a round has fused was never taken."""
+    entry = entries[index(entries, "update accepted", phase="round")]
+    entry["event"] = "update rejected"
+    entry["detail"]["rejected"] = "it is not liked"
+
+
 def overwritten(entries: list[Tree]) -> None:
     """An update that is repeated under the same ask."""
     place = index(entries, "update accepted", phase="round")
@@ -331,7 +344,7 @@ FORGERIES: list[tuple[Change, str]] = [
     edit("update accepted", "signature is not that of", where=UPDATE, staged=True),
     edit("update accepted", "signature is not that of", where=UPDATE, shown=False),
     edit("update accepted", "signature is not that of", where=UPDATE, signature="0" * 128),
-    edit("update accepted", "was not one of cid that was valid", where=UPDATE, party_="cid"),
+    (claimed, "was not one of .* that was valid then"),
     edit("update accepted", "was not one of", where=UPDATE, certificate="ab" * 32),
     edit("update accepted", "signature is not that of", where=UPDATE, job_="two-1"),
     edit("update accepted", "signature is not that of", where=UPDATE, round_=1),
@@ -361,6 +374,7 @@ FORGERIES: list[tuple[Change, str]] = [
     (enrolled_twice, "was issued before"),
     (wrong_round, "next round was 3, and this is 4"),
     (overwritten, "had ended before"),
+    (rejected_after_all, "no update of the job that no round has fused yet"),
 ]
 
 

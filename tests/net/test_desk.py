@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hansa.net import desk as desks
-from hansa.net.desk import Desk, Offer
+from hansa.net.desk import Desk, Errand
 from hansa.net.wire import Blob, Work
 
 
@@ -28,9 +28,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-def offer(number: int = 0, round: int = 0, job: str = "job-1") -> Offer:
+def offer(number: int = 0, round: int = 0, job: str = "job-1") -> Errand:
     blob = Blob("ab" * 32, 1)
-    return Offer(Work(job, "job", 0, round, "round", number, blob, blob, None, None, None, 1), Path(), Path(), 100)
+    return Errand(
+        Work(job, "job", 0, round, "round", number, blob, blob, None, None, None, 1),
+        Path(),
+        Path(),
+        100,
+        lambda path: None,
+    )
 
 
 def test_work_is_given_out_in_the_order_in_which_it_was_offered() -> None:

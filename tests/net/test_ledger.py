@@ -14,10 +14,11 @@ from league import notary
 
 from hansa.core.errors import ConfigError
 from hansa.net import points
-from hansa.net.asks import Closed, close_ask, decide, open_ask, take_ticket
+from hansa.net.asks import close_ask, decide, open_ask, take_ticket
 from hansa.net.evidence import ENTRY, entry_line
 from hansa.net.ledger import Ledger, LedgerError, Writer, log_lines
 from hansa.net.merkle import Frontier, leaf_hash
+from hansa.net.round import Decision
 
 
 @pytest.fixture
@@ -215,8 +216,8 @@ def answered(ledger: Ledger, party: int, why: str | None = None, key: tuple[str,
 
 
 def test_an_ask_is_opened_once_and_another_in_its_place_fails_loudly(ledger: Ledger) -> None:
-    assert ledger.now(open_ask(KEY, "d", [0, 1], 5.0)) == (5.0, None)
-    assert ledger.now(open_ask(KEY, "d", [0, 1], 9.0)) == (5.0, None)
+    assert ledger.now(open_ask(KEY, "d", [0, 1], 5.0)) is None
+    assert ledger.now(open_ask(KEY, "d", [0, 1], 9.0)) is None
     with pytest.raises(Exception, match="asked something else"):
         ledger.now(open_ask(KEY, "other", [0, 1], 9.0))
 
@@ -235,8 +236,8 @@ def test_an_ask_is_closed_once_with_the_first_to_answer(ledger: Ledger) -> None:
         2: "it was away",
     }
     answered(ledger, 2)
-    assert ledger.now(close_ask(KEY, None, {})) == closed == Closed.of(closed.text())
-    assert ledger.now(open_ask(KEY, "d", [0, 1, 2, 3, 4], 9.0)) == (5.0, closed.text())
+    assert ledger.now(close_ask(KEY, None, {})) == closed == Decision.of(closed.text())
+    assert ledger.now(open_ask(KEY, "d", [0, 1, 2, 3, 4], 9.0)) == closed.text()
 
 
 def test_tickets_come_back_in_the_order_in_which_they_were_answered(ledger: Ledger) -> None:

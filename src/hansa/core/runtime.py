@@ -15,6 +15,7 @@ from hansa.core.op import Payload
 from hansa.core.replies import Record
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -69,10 +70,19 @@ class Clock(Protocol):
     def plan(self, ask: Ask) -> Plan: ...
 
 
-Request = Ask | Open | Commit | Abort
+@dataclass(frozen=True)
+class Attend:
+    """Where time is real: a round may begin once so many parties are there. Answer: those that are."""
+
+    round: int
+    needed: int
+    phase: str = "present"
 
 
-def complete(run: Generator[Request, Any, T], answer: Callable[[Request], Any]) -> T:
+Request = Ask | Open | Commit | Abort | Attend
+
+
+def complete(run: Generator[R, Any, T], answer: Callable[[R], Any]) -> T:
     """Step a run to its end; an error while answering is raised inside it."""
     try:
         request = next(run)
@@ -90,7 +100,7 @@ def complete(run: Generator[Request, Any, T], answer: Callable[[Request], Any]) 
         run.close()
 
 
-async def complete_async(run: Generator[Request, Any, T], answer: Callable[[Request], Awaitable[Any]]) -> T:
+async def complete_async(run: Generator[R, Any, T], answer: Callable[[R], Awaitable[Any]]) -> T:
     """As `complete`, for a runtime that awaits. A cancellation is raised inside the run, which may not swallow it."""
     try:
         request = next(run)

@@ -13,15 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from hansa.core.errors import HansaError, ReplayError
+from hansa.core.errors import DataError, HansaError, ReplayError
 from hansa.core.op import Reply
 from hansa.net.blobs import Gap
 from hansa.net.desk import Key
-from hansa.net.evidence import ACCEPTED, REFUSED, Notary, Statement
+from hansa.net.evidence import ACCEPTED, REFUSED, REJECTED, Notary, Statement
 from hansa.net.ledger import Writer
 from hansa.net.points import reach
 from hansa.net.registry import Denied
-from hansa.net.wire import Answer, Receipt, ask_name, pack, unpack
+from hansa.net.round import Decision
+from hansa.net.wire import Answer, Receipt, Work, ask_name, pack, unpack
 
 WHERE = "job = ? AND round = ? AND phase = ? AND number = ?"
 
@@ -34,41 +35,28 @@ class Unasked(HansaError):
     """A party answers what it was not asked."""
 
 
-@dataclass(frozen=True)
-class Closed:
-    """Who is in an ask, in the order of numbers, and why others are not."""
+def open_ask(key: Key, digest: str, parties: Sequence[int], now: float) -> Callable[[Writer], str | None]:
+    """Begin an ask, or find it begun, and perhaps closed: how. Another ask in its place is a ReplayError."""
 
-    members: tuple[int, ...]
-    missing: Mapping[int, str]
-
-    def text(self) -> str:
-        return json.dumps({"in": self.members, "missing": {str(k): why for k, why in self.missing.items()}})
-
-    @classmethod
-    def of(cls, text: str) -> Closed:
-        tree = json.loads(text)
-        return cls(tuple(tree["in"]), {int(party): why for party, why in tree["missing"].items()})
-
-
-Found = tuple[float, str | None]
-
-
-def open_ask(key: Key, digest: str, parties: Sequence[int], now: float) -> Callable[[Writer], Found]:
-    """Begin an ask, or find it begun: when it was, and how it was closed. Another ask in its place is a ReplayError."""
-
-    def change(db: Writer) -> Found:
-        row = db.one(f"SELECT digest, opened, closed FROM asks WHERE {WHERE}", *key)
+    def change(db: Writer) -> str | None:
+        row = db.one(f"SELECT digest, closed FROM asks WHERE {WHERE}", *key)
         if row is None:
             db.run("INSERT INTO asks VALUES (?, ?, ?, ?, ?, ?, ?, NULL)", *key, digest, json.dumps(parties), now)
-            return now, None
+            return None
         if row["digest"] != digest:
             raise ReplayError(
                 f"replay of round {key[1]} asked something else at {key[2]} {key[3]} than the original run did; was "
                 "the configuration or the code changed?"
             )
-        return row["opened"], row["closed"]
+        closed: str | None = row["closed"]
+        return closed
 
     return change
+
+
+class NotNow(HansaError):
+    """A party answers an ask that is open, and that its job does not offer just now: it has just been started again, or
+    is about to close it."""
 
 
 @dataclass(frozen=True)
@@ -90,18 +78,25 @@ class Reads(Protocol):
     def one(self, sql: str, *values: Any) -> sqlite3.Row | None: ...
 
 
+def unoffered(db: Reads, key: Key, party: int, name: str) -> HansaError:
+    """Why a party cannot go on with an ask that is not offered to it: it may try again, or it is not asked."""
+    ask = db.one(f"SELECT parties FROM asks WHERE {WHERE} AND closed IS NULL", *key)
+    where = f"{ask_name(*key[1:])} of the job {key[0]}"
+    if ask is not None and party in json.loads(ask["parties"]):
+        return NotNow(f"{where} is not offered just now; try again")
+    return Unasked(f"{name} is not asked {where} (any more)")
+
+
 def standing(db: Reads, key: Key, sent: Sent, notary: Notary) -> Receipt | None:
     """The receipt of an answer that was stored before, or is too late to be; None for one that is to be stored."""
-    blob = sent.answer.blob
-    digest = blob.digest if blob is not None else None
-    before = db.one(f"SELECT blob, why, receipt FROM replies WHERE {WHERE} AND party = ? AND NOT given_up", *key,
+    before = db.one(f"SELECT receipt FROM replies WHERE {WHERE} AND party = ? AND NOT given_up", *key,
                     sent.party)  # fmt: skip
     ask = db.one(f"SELECT parties, closed FROM asks WHERE {WHERE}", *key)
     if ask is None or sent.party not in json.loads(ask["parties"]):
         raise Unasked(f"{sent.name} was not asked {ask_name(*key[1:])} of the job {key[0]}")
     if before is not None:
         receipt = unpack(before["receipt"], Receipt)
-        if (before["blob"], before["why"]) != (digest, sent.answer.why) or receipt.statement != sent.statement.digest():
+        if receipt.statement != sent.statement.digest():
             raise Conflict(
                 f"{sent.name} has already answered {ask_name(*key[1:])} of the job {key[0]}, and otherwise; the first "
                 "answer stands"
@@ -110,29 +105,48 @@ def standing(db: Reads, key: Key, sent: Sent, notary: Notary) -> Receipt | None:
     return notary.receipt(sent.statement, sent.answer.signature, "late") if ask["closed"] is not None else None
 
 
-def store_answer(key: Key, sent: Sent, path: Path | None) -> Callable[[Writer], Receipt]:
+def check_answered(work: Work, answer: Answer) -> None:
+    """That an answer was signed for what was asked; a DataError where it was not."""
+    if answer.message != work.message.digest:
+        raise DataError("the answer was signed for another message than the one that was sent")
+    if (answer.model, answer.shown) != (work.model, work.shown):
+        raise DataError("the answer was signed for another base model than the one that was sent")
+
+
+def weight_differs(reply: Reply, answer: Answer) -> str | None:
+    """Why a reply's weight is not what its party signed, or None."""
+    if reply.weight == answer.weight:
+        return None
+    return f"its weight is {reply.weight}, and its party signed {answer.weight}"
+
+
+def store_answer(key: Key, sent: Sent, path: Path | None, rejected: str | None = None) -> Callable[[Writer], Receipt]:
     """Keep an answer, once, as an entry of the log; on disk when the change is. `path` is where its blob lies; blobs
-    are discarded by the writer too, so one that is there now will stay. That its certificate counts is looked at here
-    once more, so that the log never has an answer after the end of the certificate that signed it."""
+    are discarded by the writer too, so one that is there now will stay. Of one that is `rejected`, for that reason, the
+    blob need not. That its certificate counts is looked at here once more, so that the log never has an answer after
+    the end of the certificate that signed it."""
 
     def change(db: Writer) -> Receipt:
         receipt = standing(db, key, sent, db.notary)
         if receipt is not None:
             return receipt
-        if path is not None and not path.exists():
+        if path is not None and rejected is None and not path.exists():
             raise Gap(0)
         known = db.one("SELECT state FROM certificates WHERE fingerprint = ? AND name = ?", sent.certificate, sent.name)
         if known is None or known["state"] != "valid":
             raise Denied(f"the certificate of {sent.name} is not valid here (any more); enrol again with a new token")
-        answer, said = sent.answer, sent.statement
+        answer, said, bad = sent.answer, sent.statement, rejected is not None
         digest, size = (answer.blob.digest, answer.blob.size) if answer.blob is not None else (None, 0)
-        entry = db.log(ACCEPTED if answer.why is None else REFUSED, key[0], key[1], sent.name,
-                       **said.detail(answer.signature, sent.certificate))  # fmt: skip
-        receipt = db.notary.receipt(said, answer.signature, "accepted", entry - 1, entry, db.root(entry))
+        event = REJECTED if bad else ACCEPTED if answer.why is None else REFUSED
+        entry = db.log(event, key[0], key[1], sent.name, **said.detail(answer.signature, sent.certificate),
+                       **({"rejected": rejected} if bad else {}))  # fmt: skip
+        receipt = db.notary.receipt(said, answer.signature, "rejected" if bad else "accepted", entry - 1, entry,
+                                    db.root(entry), rejected)  # fmt: skip
         db.run(
-            "INSERT INTO replies (job, round, phase, number, party, blob, size, staged, why, seconds, entry, receipt) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            *key, sent.party, digest, size, answer.staged, answer.why, sent.seconds, entry, pack(receipt),
+            "INSERT INTO replies (job, round, phase, number, party, blob, size, staged, why, seconds, entry, receipt, "
+            "rejected, spent) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            *key, sent.party, digest, size, answer.staged, answer.why or rejected, sent.seconds, entry, pack(receipt),
+            bad, bad,
         )  # fmt: skip
         reach("reply.written")
         return receipt
@@ -140,30 +154,24 @@ def store_answer(key: Key, sent: Sent, path: Path | None) -> Callable[[Writer], 
     return change
 
 
-def weight_differs(reply: Reply, answer: Answer) -> str | None:
-    """Why a reply's weight is not what its party signed, or None."""
-    if reply.weight == answer.weight:
-        return None
-    return f"its reply has the weight {reply.weight}, and its statement says {answer.weight}"
-
-
-def close_ask(key: Key, enough: int | None, missing: Mapping[int, str]) -> Callable[[Writer], Closed]:
+def close_ask(key: Key, enough: int | None, missing: Mapping[int, str]) -> Callable[[Writer], Decision]:
     """Decide who is in an ask: those who have answered, the first `enough` of them; `missing` says why others are
     not. An ask that is closed stays as it is."""
 
-    def change(db: Writer) -> Closed:
+    def change(db: Writer) -> Decision:
         ask = db.one(f"SELECT closed FROM asks WHERE {WHERE}", *key)
         assert ask is not None
         if ask["closed"] is not None:
-            return Closed.of(ask["closed"])
+            return Decision.of(ask["closed"])
         rows = db.all(f"SELECT party, why FROM replies WHERE {WHERE} ORDER BY seq", *key)
         came = [row["party"] for row in rows if row["why"] is None]
         reasons = {**missing, **{row["party"]: row["why"] for row in rows if row["why"] is not None}}
         reasons |= dict.fromkeys(
             came[enough:] if enough is not None else (), "the cohort was complete before it answered"
         )
-        members = tuple(sorted(came[:enough]))
-        closed = Closed(members, {party: why for party, why in reasons.items() if party not in members})
+        members = set(came[:enough])
+        others = {party: why for party, why in reasons.items() if party not in members}
+        closed = Decision(tuple(sorted(members)), others)
         db.run(f"UPDATE asks SET closed = ? WHERE {WHERE}", closed.text(), *key)
         return closed
 
@@ -201,7 +209,7 @@ def give_up(key: Key, party: int, why: str) -> Callable[[Writer], None]:
             "given_up) VALUES (?, ?, ?, ?, ?, NULL, 0, 0, ?, 0, 1)", *key, party, why,
         ).rowcount > 0  # fmt: skip
         if lost:
-            db.run(f"UPDATE asks SET closed = ? WHERE {WHERE}", Closed((), {party: why}).text(), *key)
+            db.run(f"UPDATE asks SET closed = ? WHERE {WHERE}", Decision((), {party: why}).text(), *key)
 
     return change
 

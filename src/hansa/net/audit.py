@@ -18,7 +18,7 @@ import msgspec
 
 from hansa.core.errors import DataError, HansaError
 from hansa.net import keys, merkle
-from hansa.net.evidence import ACCEPTED, REFUSED, Head, Statement, canonical, receipt_fault, signed_by
+from hansa.net.evidence import ACCEPTED, REFUSED, REJECTED, Head, Statement, canonical, receipt_fault, signed_by
 from hansa.net.receipts import Kept, read_receipts
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -62,7 +62,9 @@ class Entry:
 
     def statement(self, federation: str) -> tuple[Statement, str, str]:
         """What a party said by an answer, its signature, and the certificate whose key is said to have made it."""
-        tree = {**self.detail, "federation": federation, "party": self.party, "job": self.job, "round": self.round}
+        rejected = self.event == REJECTED and isinstance(self.detail.get("rejected"), str)
+        told = {name: value for name, value in self.detail.items() if not (rejected and name == "rejected")}
+        tree = {**told, "federation": federation, "party": self.party, "job": self.job, "round": self.round}
         signature, certificate = (tree.pop(name, None) for name in ("signature", "certificate"))
         if not isinstance(signature, str) or not isinstance(certificate, str):
             raise self.fault("it has no signature, or no certificate")
@@ -74,7 +76,7 @@ class Entry:
             raise self.fault(f"it is not a statement: {error}") from None
         if (said.update is None) == (said.why is None) or (said.update is None) != (said.weight is None):
             raise self.fault("it has both an update and a reason why there is none, or neither")
-        if (self.event == ACCEPTED) != (said.why is None):
+        if (self.event == REFUSED) != (said.why is not None):
             raise self.fault("its name and what it says do not fit")
         return said, signature, certificate
 
@@ -138,6 +140,7 @@ class Report:
     entries: int = 0
     updates: int = 0
     refusals: int = 0
+    rejected: int = 0
     rounds: int = 0
     fused: int = 0
     receipts: int = 0
@@ -147,9 +150,9 @@ class Report:
         """One line."""
         receipts = f"; {self.receipts} receipts are all in it" if self.receipts else ""
         return (
-            f"the log of {self.federation} is whole: {self.entries} entries, {self.updates} updates and "
-            f"{self.refusals} refusals signed by their parties, {self.rounds} rounds closed with {self.fused} of "
-            f"them{receipts}; authority {self.authority}"
+            f"the log of {self.federation} is whole: {self.entries} entries, {self.updates} updates, {self.rejected} "
+            f"that were rejected and {self.refusals} refusals signed by their parties, {self.rounds} rounds closed "
+            f"with {self.fused} of them{receipts}; authority {self.authority}"
         )
 
 
@@ -173,7 +176,7 @@ class Audit:
         self._due: Entry | None = None  # the closing whose head must come next
         self._whole = False
         self._late: dict[tuple[str, Ask], str] = {}
-        self._last: tuple[str, str] | None = None  # the statement and the signature of the last entry
+        self._last: tuple[str, str, str, str | None] | None = None  # of the last entry, as its receipt has it
         self._kept: dict[int, list[tuple[str, Kept]]] = {}  # by the size of the log that they name
         for where, kept in receipts:
             self._expect(where, kept)
@@ -249,7 +252,7 @@ class Audit:
             self._use(entry)
         elif entry.event == "revoked":
             self._revoke(entry)
-        elif entry.event in (ACCEPTED, REFUSED):
+        elif entry.event in (ACCEPTED, REJECTED, REFUSED):
             self._answer(entry)
         elif entry.event == "job begun":
             job = self._job(entry)
@@ -334,9 +337,13 @@ class Audit:
         if said.model != (job.models[said.round] if said.round < len(job.models) else None):
             raise entry.fault(f"it was made for another model than the one with which round {said.round + 1} began")
         job.answered.add(_ask(said))
-        self._last = (said.digest(), signature)
+        status = "rejected" if entry.event == REJECTED else "accepted"
+        self._last = (said.digest(), signature, status, entry.detail.get("rejected"))
         if said.why is not None:
             self.report.refusals += 1
+            return
+        if entry.event == REJECTED:
+            self.report.rejected += 1
             return
         self.report.updates += 1
         if said.phase.startswith("round"):
@@ -382,7 +389,8 @@ class Audit:
                 continue
             if receipt.root != self.tree.root().hex():
                 raise Fault(f"{where}: the log that it was given for had another root at {receipt.size} entries")
-            if receipt.index != self.tree.size - 1 or self._last != (receipt.statement, receipt.signature):
+            said = (receipt.statement, receipt.signature, receipt.status, receipt.why)
+            if receipt.index != self.tree.size - 1 or self._last != said:
                 raise Fault(f"{where}: entry {self.tree.size} is another than the one it was given for")
             self.report.receipts += 1
 

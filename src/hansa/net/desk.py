@@ -15,19 +15,21 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hansa.net.wire import Work
+from hansa.net.wire import Answer, Work
 
 Key = tuple[str, int, str, int]  # an ask: job, round, phase, number
 
 
 @dataclass
-class Offer:
-    """An ask for one party. A lease says which instance of the party has taken it, and until when it is let alone."""
+class Errand:
+    """An ask for one party. A lease says which instance of the party has taken it, and until when it is let alone.
+    `check` says what is wrong with a reply, or nothing."""
 
     work: Work
     message: Path
     task: Path
     limit: int  # bytes of the answer
+    check: Callable[[Path, Answer], str | None]
     instance: str | None = None
     until: float = 0.0
     taken: float | None = None
@@ -43,14 +45,14 @@ class Desk:
 
     def __init__(self, absent_after: float, lease: float) -> None:
         self.absent_after, self.lease = absent_after, lease
-        self._offers: dict[int, dict[Key, Offer]] = {}
+        self._offers: dict[int, dict[Key, Errand]] = {}
         self._heard: dict[int, float] = {}
         self._gone: set[int] = set()
         self._polls: dict[int, set[Callable[[], None]]] = {}
         self._answers: dict[Key, dict[int, str | None]] = {}
         self.changed = threading.Condition()
 
-    def offer(self, offers: Iterable[tuple[int, Offer]]) -> None:
+    def offer(self, offers: Iterable[tuple[int, Errand]]) -> None:
         """Have parties asked; those that wait for work are told at once."""
         with self.changed:
             wake = []
@@ -61,9 +63,17 @@ class Desk:
             call()
 
     def watch(self, key: Key) -> dict[int, str | None]:
-        """The answers to an ask as they come in, until it is withdrawn: by party, why there is no reply, or None."""
+        """From now on answers to an ask are noted here, until it is withdrawn: by party, why there is none, or None."""
         with self.changed:
             return self._answers.setdefault(key, {})
+
+    def take_news(self, key: Key) -> list[tuple[int, str | None]]:
+        """The answers that were noted since the last time."""
+        with self.changed:
+            news = self._answers.get(key, {})
+            found = list(news.items())
+            news.clear()
+            return found
 
     def answered(self, key: Key, party: int, why: str | None) -> None:
         """A party's answer is on disk; it need not be asked again, and the job that waits for it looks."""
@@ -80,7 +90,7 @@ class Desk:
             for party in parties:
                 self._offers.get(party, {}).pop(key, None)
 
-    def find(self, party: int, key: Key) -> Offer | None:
+    def find(self, party: int, key: Key) -> Errand | None:
         """What a party is asked under that key; None where it is not asked."""
         with self.changed:
             return self._offers.get(party, {}).get(key)
@@ -95,7 +105,7 @@ class Desk:
                     return offer.work
         return None
 
-    def spent(self, offer: Offer) -> float:
+    def spent(self, offer: Errand) -> float:
         """The seconds since an offer was first taken."""
         return 0.0 if offer.taken is None else time.monotonic() - offer.taken
 

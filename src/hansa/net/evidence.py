@@ -22,7 +22,7 @@ from hansa.core.params import Params
 from hansa.net import keys
 from hansa.net.wire import Answer, Count, Digest, Name, Receipt, Signature, Text, Weight
 
-ACCEPTED, REFUSED = "update accepted", "update refused"  # how the log calls an answer, and why there is none
+ACCEPTED, REJECTED, REFUSED = "update accepted", "update rejected", "update refused"  # by the aggregator, by the party
 ENTRY = ("seq", "at", "job", "round", "party", "event", "detail")  # the columns of an entry
 NOTHING = b"\xff" * 8  # the length of a field that is not there
 
@@ -107,7 +107,7 @@ class Head(Struct, frozen=True):
 def receipt_bytes(federation: str, receipt: Receipt) -> bytes:
     """What the aggregator signs of a receipt; all else in it is in the statement, whose hash this covers."""
     return framed("receipt", [federation, receipt.statement, receipt.signature, receipt.status, receipt.index,
-                              receipt.size, receipt.root])  # fmt: skip
+                              receipt.size, receipt.root, receipt.why])  # fmt: skip
 
 
 class Notary:
@@ -122,11 +122,11 @@ class Notary:
         return {"federation": self.federation, "authority": self.authority.decode(), "log": self.certificate.decode()}
 
     def receipt(self, statement: Statement, signature: str, status: str, index: int | None = None,
-                size: int | None = None, root: str | None = None) -> Receipt:  # fmt: skip
+                size: int | None = None, root: str | None = None, why: str | None = None) -> Receipt:  # fmt: skip
         """A receipt, signed."""
         said = statement
         receipt = Receipt(said.job, said.round, said.phase, said.number, said.party, said.update, status,
-                          said.digest(), signature, index, size, root, "")  # fmt: skip
+                          said.digest(), signature, index, size, root, why, "")  # fmt: skip
         return structs.replace(receipt, countersignature=self._sign(receipt_bytes(self.federation, receipt)))
 
     def head(self, job: str | None, round: int | None, model: str | None, size: int, root: str) -> Head:

@@ -17,7 +17,7 @@ from hansa.core.federation import Arrival, Ask, Gathered, Ticket
 from hansa.core.journal import Journal
 from hansa.core.op import Reply
 from hansa.core.replies import Malformed, Record, Rules, arrive, combine, inboxes
-from hansa.core.runtime import Abort, Clock, Commit, Open, Plan, Request
+from hansa.core.runtime import Abort, Attend, Clock, Commit, Open, Plan, Request
 
 LIMIT = 1 << 32  # no message is longer
 
@@ -125,6 +125,8 @@ class ProcessRuntime:
             return frozenset(flight[0].party for flight in self._flights.values())
         if isinstance(request, (Commit, Abort)):
             return await self._settle(keep=isinstance(request, Commit))
+        if isinstance(request, Attend):
+            raise AlgorithmError("who is there is asked only where time is real")
         if request.verb == "submit":
             return self._submit(request)
         if request.verb == "next":

@@ -58,6 +58,7 @@ class Receipts:
         if not self.folder.exists():
             self.folder.mkdir(mode=0o700)
             sync_folder(self._home)
+            reach("receipts.folder")
         with open(path, "ab+") as file:
             end = file.seek(0, os.SEEK_END)
             if end and _last_byte(file) != b"\n":  # cut off in the middle of a line, on which nobody has acted
@@ -65,7 +66,7 @@ class Receipts:
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
-        reach("receipt.written")
+        reach("receipt.fsync")
         if fresh:
             sync_folder(self.folder)
         reach("receipt.kept")

@@ -7,6 +7,7 @@ job that is begun again from its last checkpoint takes the same ones.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import shutil
@@ -16,24 +17,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hansa.core import codec
 from hansa.core.errors import AlgorithmError, ConfigError, DataError, RoundAborted, RuntimeFailure
 from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket, op_config, op_of
 from hansa.core.op import DataOp, Op, Reply
-from hansa.core.replies import Malformed, Record, Rules, arrive, combine, expected_size
-from hansa.core.runtime import Abort, Commit, Open, Request
+from hansa.core.replies import Malformed, Record, Rules, arrive, combine, expected_size, fault
+from hansa.core.runtime import Abort, Attend, Commit, Open, Request, complete
 from hansa.core.sums import Stored
-from hansa.net.asks import WHERE, Closed, close_ask, decide, give_up, open_ask, take_ticket
+from hansa.net.asks import WHERE, close_ask, decide, give_up, open_ask, take_ticket, weight_differs
 from hansa.net.blobs import Blobs, write_pieces
-from hansa.net.desk import Desk, Key, Offer
+from hansa.net.desk import Desk, Errand, Key
 from hansa.net.evidence import shown_model
 from hansa.net.ledger import Ledger
 from hansa.net.points import reach
-from hansa.net.wire import Blob, Work, ask_name
+from hansa.net.round import Answered, Asking, Closed, Decision, Looked, Offer, Started, Withdraw
+from hansa.net.steps import Do, Steps, Wait, Write
+from hansa.net.wire import Answer, Blob, Work, ask_name
 
 log = logging.getLogger("hansa.net")
 SLACK = 2**16  # bytes that a reply may be longer than expected: names of metrics
 TICK = 1.0  # seconds after which a waiting job looks whether somebody has gone absent
+LARGE = 1000.0  # times the model's own norm (and one) that an update may have where the run does not say
+HEAVY = 10**9  # samples that a reply may count for where the run does not say
 
 
 class Stopped(BaseException):
@@ -80,12 +87,15 @@ class Network:
         self._tip: dict[int, str] = {}
         self._flights: dict[int, Flight] = {}
         self._tickets = self._lost = 0
-        self._began = time.time()
         self._written: dict[tuple[str, int | None], Blob] = {}
         self._shown: dict[tuple[str, int | None], bool] = {}
 
     def answer(self, request: Request) -> Any:
-        """Answer an ask, or open, commit or abort a round."""
+        """Answer a request, in the job's thread."""
+        return complete(self.steps(request), self.perform)
+
+    def steps(self, request: Request) -> Steps[Any]:
+        """Answer an ask, say who is there, or open, commit or abort a round."""
         if isinstance(request, Open):
             self._record, self._lost, self._fused = request.record, 0, set()
             return frozenset(flight.ticket.party for flight in self._flights.values())
@@ -97,72 +107,81 @@ class Network:
         if isinstance(request, Abort):
             self._tip = dict(self._base)
             return None
+        if isinstance(request, Attend):
+            return (yield from self._attend(request))
         if request.verb == "submit":
-            return self._submit(request)
+            return (yield from self._submit(request))
         if request.verb == "next":
-            return self._next(request)
+            return (yield from self._next(request))
         if request.verb == "exchange":
             raise ConfigError(
                 "parties that talk to each other would have to do so through the aggregator, in the clear"
             )
-        return self._collect(request)
+        return (yield from self._collect(request))
 
-    def present(self, round: int, needed: int, phase: str = "present") -> Sequence[int]:
-        """The parties that are there as a round begins, once there are so many; on a replay, those that were."""
-        key, told = (self.job, round, phase, 0), False
-        while True:
-            row = self.ledger.one(f"SELECT closed FROM asks WHERE {WHERE}", *key)
-            here = [p for p in self.desk.present(range(len(self.parties))) if p not in self.refused]
-            if row is not None or len(here) >= needed:
-                if told:
-                    self._tell(None)
-                found: list[int] = self.ledger.now(decide(key, lambda here=here: here, time.time()))  # type: ignore[misc]
-                return found
-            if not told:
-                away = [name for party, name in enumerate(self.parties) if party not in here]
-                self._tell(f"waiting for {needed - len(here)} of: {', '.join(away[:20])}")
-                told = True
-            self._wait()
-
-    def _tell(self, what: str | None) -> None:
-        """Have those who look at the job see what it waits for."""
-        if what is not None:
-            log.info(what, extra={"job": self.job})
-        self.ledger.now(lambda db: db.run("UPDATE jobs SET reason = ? WHERE id = ?", what, self.job).rowcount)
-
-    def _wait(self, seconds: float = TICK, until: Callable[[], bool] = lambda: False) -> None:
-        """Wait for that, or for news where there is nothing special to wait for, but no longer than a moment."""
+    def perform(self, step: Write | Do | Wait) -> Any:
+        """Do what a step wants, in the job's thread; a job that is to stop is interrupted where it waits."""
+        if isinstance(step, Write):
+            return self.ledger.now(step.change)
+        if isinstance(step, Do):
+            return step.call()
         if self.stopping():
             raise Stopped
         with self.desk.changed:
-            if not until():
-                self.desk.changed.wait(min(TICK, max(seconds, 0.0)))
+            if not step.until():
+                self.desk.changed.wait(step.seconds)
+        return None
+
+    def _attend(self, request: Attend) -> Steps[Sequence[int]]:
+        """The parties that are there as a round begins, once there are so many; on a replay, those that were."""
+        key, told = (self.job, request.round, request.phase, 0), False
+        while True:
+            row = self.ledger.one(f"SELECT closed FROM asks WHERE {WHERE}", *key)
+            here = [p for p in self.desk.present(range(len(self.parties))) if p not in self.refused]
+            if row is not None or len(here) >= request.needed:
+                if told:
+                    yield self._tell(None)
+                found: list[int] = yield Write(decide(key, lambda here=here: here, time.time()))  # type: ignore[misc]
+                return found
+            if not told:
+                away = [name for party, name in enumerate(self.parties) if party not in set(here)]
+                yield self._tell(f"waiting for {request.needed - len(here)} of: {', '.join(away[:20])}")
+                told = True
+            yield Wait(TICK)
+
+    def _tell(self, what: str | None) -> Write:
+        """Have those who look at the job see what it waits for."""
+        if what is not None:
+            log.info(what, extra={"job": self.job})
+        return Write(lambda db: db.run("UPDATE jobs SET reason = ? WHERE id = ?", what, self.job).rowcount)
 
     def _key(self, ask: Ask) -> Key:
         return self.job, ask.round, ask.phase, ask.index
 
-    def _collect(self, ask: Ask) -> Reduced | Gathered:
+    def _collect(self, ask: Ask) -> Steps[Reduced | Gathered]:
         key = self._key(ask)
         if ask.each:
             self._record.bytes_down += sum(ask.sizes())
         elif ask.parties:
             self._record.bytes_down += codec.size(ask.message(ask.parties[0])) * len(ask.parties)
-        opened, text = self.ledger.now(open_ask(key, ask.digest(), ask.parties, time.time()))
+        text = yield Write(open_ask(key, ask.digest(), ask.parties, time.time()))
         reach("ask.opened")
-        closed = Closed.of(text) if text is not None else self._wait_for(ask, key, opened)
-        rows = {row["party"]: row for row in self._replies(key)}
-        self._record.seconds = {party: rows[party]["seconds"] for party in closed.members}
+        decision = Decision.of(text) if text is not None else (yield from self._ask(ask, key))
+        rows, members = {row["party"]: row for row in self._replies(key)}, set(decision.members)
+        self._record.seconds = {party: rows[party]["seconds"] for party in decision.members}
         if ask.phase == "describe":
-            self.refused |= {party for party in closed.missing if party in rows}
+            self.refused |= {party for party in decision.missing if party in rows}
 
         def outcomes() -> Iterator[tuple[int, Reply | str]]:
             for party in ask.parties:
-                if party in closed.members:
+                if party in members:
                     yield party, self._reply(rows[party]["blob"])
+                elif party in rows and rows[party]["rejected"]:
+                    yield party, Malformed(rows[party]["why"])
                 else:
-                    yield party, closed.missing.get(party, "it did not answer")
+                    yield party, decision.missing.get(party, "it did not answer")
 
-        answer = combine(ask, outcomes(), self.rules, self._record, self.messages)
+        answer = combine(ask, outcomes(), self._limited(ask), self._record, self.messages)
         for party in self._record.fused:
             self._fused.add((key, party))
             if rows[party]["staged"]:
@@ -172,7 +191,7 @@ class Network:
         return self._record.timed(answer)
 
     def _replies(self, key: Key) -> list[Any]:
-        return self.ledger.all(f"SELECT party, blob, staged, why, seconds FROM replies WHERE {WHERE}", *key)
+        return self.ledger.all(f"SELECT party, blob, staged, why, rejected, seconds FROM replies WHERE {WHERE}", *key)
 
     def _reply(self, digest: str) -> Reply | Malformed:
         try:
@@ -182,41 +201,51 @@ class Network:
         except DataError as error:
             return Malformed(error)
 
-    def _wait_for(self, ask: Ask, key: Key, opened: float) -> Closed:
-        """Offer an ask to its parties until all, or enough of them, have answered, or its time is over."""
-        answers = self.desk.watch(key)
-        with self.desk.changed:
-            answers.update({row["party"]: row["why"] for row in self._replies(key)})
-        opened = max(opened, self._began)  # while the aggregator was away nobody could answer
-        here = set(self.desk.present(ask.parties))
-        missing = {p: "it is not connected" for p in ask.parties if p not in here and p not in answers}
-        waiting = set(ask.parties) - set(answers) - set(missing)
-        self.desk.offer((party, self._offer(ask, party)) for party in sorted(waiting))
-
-        def done() -> bool:
-            enough = ask.enough is not None and sum(why is None for why in answers.values()) >= ask.enough
-            return enough or len(answers.keys() | missing.keys()) >= len(ask.parties)
-
+    def _ask(self, ask: Ask, key: Key) -> Steps[Decision]:
+        """Have an ask answered, as its machine says."""
+        machine = Asking(ask.parties, ask.enough, self.deadline, self.desk.absent_after)
+        news = self.desk.watch(key)
+        here = frozenset(self.desk.present(ask.parties))
+        before = {row["party"]: row["why"] for row in self._replies(key)}
+        looked = time.monotonic()
+        commands = machine.handle(Started(looked, here, before))
         try:
-            while True:
-                with self.desk.changed:  # for answers come in from the event loop
-                    if done():
-                        break
-                    waiting = set(ask.parties) - set(answers) - set(missing)
-                left = TICK if self.deadline is None else opened + self.deadline - time.time()
-                if left <= 0:
-                    missing |= dict.fromkeys(waiting, f"it did not answer within the deadline of {self.deadline:g} s")
-                    break
-                away = waiting - set(self.desk.present(waiting))
-                missing |= dict.fromkeys(away, f"it was not heard of for {self.desk.absent_after:g} s")
-                self._wait(left, done)
+            while machine.decision is None:
+                for command in commands:
+                    if isinstance(command, Offer):
+                        self.desk.offer((party, self._offer(ask, party)) for party in command.parties)
+                    elif isinstance(command, Withdraw):
+                        self.desk.withdraw(key, ask.parties)
+                    else:
+                        decision: Decision = yield Write(close_ask(key, ask.enough, command.missing))
+                        machine.handle(Closed(decision))
+                        reach("ask.closed")
+                        return decision
+                look = min(looked + TICK, machine.until)
+                yield Wait(max(0.0, look - time.monotonic()), lambda: bool(news))
+                commands = []
+                for party, why in self.desk.take_news(key):
+                    commands = commands or machine.handle(Answered(party, why))
+                if not commands and time.monotonic() >= look:  # not for every answer: there may be thousands
+                    looked = time.monotonic()
+                    here = frozenset(self.desk.present(machine.waiting))
+                    commands = machine.handle(Looked(looked, here))
         finally:
             self.desk.withdraw(key, ask.parties)
-        closed = self.ledger.now(close_ask(key, ask.enough, missing))
-        reach("ask.closed")
-        return closed
+        raise AssertionError("an ask that was decided is over")
 
-    def _offer(self, ask: Ask, party: int) -> Offer:
+    def _limited(self, ask: Ask) -> Rules:
+        """The rules for the replies of an ask. Where the run says nothing else, an update that dwarfs the model, or a
+        weight that no number of samples is, is taken for an error or an attack."""
+        rules = self.rules.of(ask)
+        if not ask.in_round or ask.op is None:
+            return rules
+        norm, model = rules.max_norm, ask.payload.get("model")
+        if norm is None and isinstance(model, Mapping) and isinstance(model.get("w"), torch.Tensor):
+            norm = LARGE * (1.0 + float(torch.linalg.vector_norm(model["w"].to(torch.float64))))
+        return dataclasses.replace(rules, max_norm=norm, max_weight=rules.max_weight or HEAVY)
+
+    def _offer(self, ask: Ask, party: int) -> Errand:
         """An ask as one party gets it, with all that a party which comes late must know."""
         name = ask_name(ask.round, ask.phase, ask.index)
         message = self._publish((name, party if party in ask.each else None), lambda: ask.message(party))
@@ -226,9 +255,18 @@ class Network:
         work = Work(self.job, self.name, party, ask.round, ask.phase, ask.index, message, task, self._base.get(party),
                     self._tip.get(party), next(tickets, None), self.rules.min_cohort, self.models.get(ask.round),
                     self._shows(ask, party))  # fmt: skip
-        assert ask.op is not None
-        limit = expected_size(ask.op, ask.payload_of(party)) + SLACK
-        return Offer(work, self.messages / message.digest, self.messages / task.digest, limit)
+        op, payload, rules = ask.op, ask.payload_of(party), self._limited(ask)
+        assert op is not None
+
+        def check(path: Path, answer: Answer) -> str | None:
+            try:
+                reply = Stored.read(path)
+            except DataError as error:
+                return str(error)
+            return weight_differs(reply, answer) or fault(reply, op, payload, rules, ask.verb == "reduce")
+
+        limit = expected_size(op, payload) + SLACK
+        return Errand(work, self.messages / message.digest, self.messages / task.digest, limit, check)
 
     def _shows(self, ask: Ask, party: int) -> bool:
         """Whether a message holds the very model with which its round began, so that a party can compare the hash."""
@@ -247,12 +285,12 @@ class Network:
             self._written[name] = blob
         return self._written[name]
 
-    def _submit(self, ask: Ask) -> Ticket:
+    def _submit(self, ask: Ask) -> Steps[Ticket]:
         (party,) = ask.parties
         assert ask.op is not None
         key = self._key(ask)
         self._record.bytes_down += codec.size(ask.message(party))
-        self.ledger.now(open_ask(key, ask.digest(), ask.parties, time.time()))
+        yield Write(open_ask(key, ask.digest(), ask.parties, time.time()))
         ticket = Ticket(self._tickets, party, ask.round)
         self._tickets += 1
         self._flights[ticket.id] = Flight(ticket, key, ask.op, ask.payload, time.monotonic())
@@ -264,23 +302,24 @@ class Network:
         if not self._replies(self._key(ask)):
             self.desk.offer([(ask.parties[0], self._offer(ask, ask.parties[0]))])
 
-    def _next(self, request: Ask) -> Arrival:
+    def _next(self, request: Ask) -> Steps[Arrival]:
         if not self._flights:
             raise AlgorithmError("next() was awaited with no ticket under way")
         if self._lost > max(100, 10 * len(self.parties)):
             raise RoundAborted(f"{self._lost} tickets in a row were lost")
         key = self._key(request)
-        self.ledger.now(open_ask(key, request.digest(), (), time.time()))
+        yield Write(open_ask(key, request.digest(), (), time.time()))
         under_way = {id: flight.key for id, flight in self._flights.items()}
-        while (found := self.ledger.now(take_ticket(key, under_way))) is None:
-            if not self._give_up_absent():
-                self._wait()
+        while (found := (yield Write(take_ticket(key, under_way)))) is None:
+            if not (yield from self._give_up_absent()):
+                yield Wait(TICK)
         reach("ticket.taken")
         flight = self._flights.pop(found)
         (row,) = self._replies(flight.key)
         self.desk.withdraw(flight.key, [flight.ticket.party])
-        reply = self._reply(row["blob"]) if row["why"] is None else row["why"]
-        arrival = arrive(flight.ticket, flight.op, flight.payload, reply, self.rules, self._record)
+        ask = Ask("submit", *flight.key[1:], flight.op, flight.payload, (flight.ticket.party,))
+        reply = Malformed(row["why"]) if row["rejected"] else row["why"] or self._reply(row["blob"])
+        arrival = arrive(flight.ticket, flight.op, flight.payload, reply, self._limited(ask), self._record)
         if arrival.reply is None:
             self._lost += 1
             return arrival
@@ -290,14 +329,14 @@ class Network:
             self._tip[flight.ticket.party] = ask_name(*flight.key[1:])
         return arrival
 
-    def _give_up_absent(self) -> bool:
+    def _give_up_absent(self) -> Steps[bool]:
         """Have the tickets of parties that have gone come back as lost; whether there were any."""
         here = set(self.desk.present([flight.ticket.party for flight in self._flights.values()]))
         late = time.monotonic() - self.desk.absent_after  # each ticket is given that time, or one party could lose many
         gone = [f for f in self._flights.values() if f.ticket.party not in here and f.since <= late]
         for flight in gone:
             why = f"it was not heard of for {self.desk.absent_after:g} s"
-            self.ledger.now(give_up(flight.key, flight.ticket.party, why))
+            yield Write(give_up(flight.key, flight.ticket.party, why))
             self.desk.withdraw(flight.key, [flight.ticket.party])
         return bool(gone)
 

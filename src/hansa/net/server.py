@@ -20,14 +20,16 @@ import msgspec
 from aiohttp import web
 
 from hansa.core.errors import ConfigError, DataError, HansaError
+from hansa.core.runtime import complete_async
 from hansa.net import keys, signing
-from hansa.net.asks import Conflict, Sent, Unasked, standing, store_answer
+from hansa.net.asks import Conflict, NotNow, Sent, Unasked, unoffered
 from hansa.net.blobs import CHUNK, Blobs, Gap
-from hansa.net.desk import Desk, Key, Offer
+from hansa.net.desk import Desk, Errand, Key
 from hansa.net.evidence import signed_by, stated
 from hansa.net.ledger import LINES, Ledger, LedgerError, log_lines
-from hansa.net.points import reach
 from hansa.net.registry import Denied, Registry
+from hansa.net.steps import Do, Wait, Write
+from hansa.net.taking import Taking
 from hansa.net.wire import (
     ENVELOPE,
     POLL,
@@ -162,6 +164,8 @@ class Server:
                 return trouble(416, str(error), {"Hansa-At": str(error.at)})
             except Unasked as error:
                 return trouble(404, str(error))
+            except NotNow as error:
+                return trouble(503, str(error), {"Retry-After": "1"})
             except LedgerError as error:
                 log.error("%s", error)
                 return trouble(503, str(error), {"Retry-After": "5"})
@@ -246,6 +250,13 @@ class Server:
     async def _written(self, change: Callable[[Any], Any]) -> Any:
         return await asyncio.wrap_future(self.ledger.write(change))
 
+    async def _perform(self, step: Write | Do | Wait) -> Any:
+        """Do what a step of an answer wants, without holding up the loop."""
+        if isinstance(step, Write):
+            return await self._written(step.change)
+        assert isinstance(step, Do)
+        return await asyncio.to_thread(step.call)
+
     # Parties
 
     async def authority(self, call: Call) -> web.Response:
@@ -297,17 +308,17 @@ class Server:
         await self._heard(call)
         return web.Response(status=204)
 
-    def _offer(self, call: Call) -> tuple[int, Key, Offer | None]:
+    def _errand(self, call: Call) -> tuple[int, Key, Errand | None]:
         """The ask that the path names, as the calling party was asked it."""
         key, party = _key(call), self.registry.number(call.name)
         return party, key, self.desk.find(party, key)
 
-    def _asked(self, call: Call) -> tuple[int, Offer]:
-        party, key, offer = self._offer(call)
-        if offer is None:
-            raise Unasked(f"{call.name} is not asked {ask_name(*key[1:])} of the job {key[0]} (any more)")
-        self.desk.heard(party, offer.instance)  # a large model takes its time, and that is a sign of life
-        return party, offer
+    def _asked(self, call: Call) -> tuple[int, Errand]:
+        party, key, errand = self._errand(call)
+        if errand is None:
+            raise unoffered(self.ledger, key, party, call.name)
+        self.desk.heard(party, errand.instance)  # a large model takes its time, and that is a sign of life
+        return party, errand
 
     async def message(self, call: Call) -> web.StreamResponse:
         return served(self._asked(call)[1].message)
@@ -334,8 +345,8 @@ class Server:
         return web.Response(status=204, headers={"Hansa-At": str(here)})
 
     async def part(self, call: Call) -> web.Response:
-        _, offer = self._asked(call)
-        return await self._append(call, offer.limit)
+        _, errand = self._asked(call)
+        return await self._append(call, errand.limit)
 
     async def upload(self, call: Call) -> web.Response:
         return await self._append(call, CENTRAL)
@@ -356,38 +367,14 @@ class Server:
         if answer.why is not None:  # people will read it
             plain = "".join(letter if letter.isprintable() else " " for letter in answer.why)
             answer = msgspec.structs.replace(answer, why=plain)
-        party, key, offer = self._offer(call)
-        seconds = self.desk.spent(offer) if offer is not None else 0.0
+        party, key, errand = self._errand(call)
+        seconds = self.desk.spent(errand) if errand is not None else 0.0
         sent = Sent(party, call.name, answer, seconds, statement, call.who.fingerprint)
-        receipt = standing(self.ledger, key, sent, self.ledger.notary)
-        if receipt is None:  # only what will be stored is made a blob
-            self._same_ask(offer, answer)
-            path: Path | None = None
-            if answer.blob is not None:
-                blob = answer.blob
-                path = await asyncio.to_thread(self.blobs.finish, self._owner(call), blob.digest, blob.size)
-                reach("reply.stored")
-            accepted = False
-            try:
-                receipt = await self._written(store_answer(key, sent, path))
-                accepted = receipt.status == "accepted"
-            finally:
-                if path is not None and not accepted:
-                    await asyncio.to_thread(self.jobs.discard, [path.name])
-        reach("reply.acknowledged")
-        self.desk.answered(key, party, answer.why)
+        taking = Taking(self.ledger, self.blobs, self.desk, self.jobs.discard)
+        receipt = await complete_async(taking.steps(key, sent, self._owner(call), errand), self._perform)
         extra = {"job": key[0], "round": key[1], "party": call.name, "detail": {"ask": ask_name(*key[1:])}}
         log.info(f"answer {receipt.status}", extra=extra)
         return packed(receipt)
-
-    def _same_ask(self, offer: Offer | None, answer: Answer) -> None:
-        """That an answer is to what was asked, which only the job itself can tell."""
-        if offer is None:
-            raise Refused(503, "the job is not ready to take this answer yet; send it again", {"Retry-After": "1"})
-        if answer.message != offer.work.message.digest:
-            raise DataError("the answer was signed for another message than the one that was sent")
-        if (answer.model, answer.shown) != (offer.work.model, offer.work.shown):
-            raise DataError("the answer was signed for another base model than the one that was sent")
 
     # The operator
 

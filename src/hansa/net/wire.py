@@ -91,12 +91,13 @@ class Receipt(Struct, frozen=True):
     number: Count
     party: Name
     digest: Digest | None
-    status: Annotated[str, Meta(max_length=64)]  # "accepted", or "late": the ask was closed before
+    status: Annotated[str, Meta(max_length=64)]  # "accepted", "late" (the ask was closed), "rejected": it is not fused
     statement: Digest
     signature: Signature
     index: Count | None
     size: Count | None
     root: Digest | None
+    why: Text | None  # it was rejected
     countersignature: str
 
 

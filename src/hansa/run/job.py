@@ -13,7 +13,7 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +29,16 @@ from hansa.core.federation import Federation, Gathered
 from hansa.core.objective import Objective
 from hansa.core.params import Params, ParamSpec
 from hansa.core.replies import Record
-from hansa.core.runtime import Abort, Open, Request, complete
+from hansa.core.runtime import Abort, Attend, Open, Request, complete
 from hansa.core.task import Known, Task
 from hansa.data.describe import Describe, Description, agreed
-from hansa.net.asks import Closed, decide
+from hansa.net.asks import decide
 from hansa.net.blobs import Blobs, Gap
 from hansa.net.desk import Desk
 from hansa.net.ledger import Ledger, LedgerError, Writer
 from hansa.net.points import reach
 from hansa.net.registry import Registry
+from hansa.net.round import Decision
 from hansa.net.runtime import Network, Stopped
 from hansa.net.wire import Order, pack, unpack
 from hansa.run.config import Experiment, is_function, learned, make_model, outputs_of, parse
@@ -70,9 +71,15 @@ class Job:
     def run(self) -> None:
         """All of it, in this thread."""
         torch.set_num_threads(1)
+        with self.ending():
+            self.finish(complete(self.steps(), self.network.answer))
+
+    @contextlib.contextmanager
+    def ending(self) -> Iterator[None]:
+        """However the job's work ends within this, it is noted; what only stops it for now leaves it to be resumed."""
         status, reason = "failed", ""
         try:
-            self._finish(complete(self._steps(), self.network.answer))
+            yield
             return
         except Stopped:
             if not self.stopped.is_set():
@@ -91,7 +98,8 @@ class Job:
             self.network.close()
         self.runner.end(self.id, status, reason)
 
-    def _finish(self, state: State) -> None:
+    def finish(self, state: State) -> None:
+        """Keep the final model, and note that the job has ended."""
         assert self.training is not None
         lines = self.training.history
         if lines and all("empty" in line for line in lines):
@@ -103,12 +111,13 @@ class Job:
         summary = {name: value for name, value in result.summary.items() if name != "run_dir"}
         self.runner.end(self.id, "finished", str(self.training.progress.stopped), digest, summary)
 
-    def _steps(self) -> Generator[Request, Any, State]:
+    def steps(self) -> Generator[Request, Any, State]:
+        """The whole job, as requests to its runtime."""
         names = self.network.parties
         needed = self.order.min_parties
         if needed is None:  # all that can come
             needed = max(1, len(names) - len(self.runner.registry.lapsed() & set(names)))
-        self.network.present(0, needed, "begin")
+        yield Attend(0, needed, "begin")
         run, central = self.experiment.run, self._central()
         table = self.experiment.task
         about, why = yield from self._describe(central.get("loss") or table.loss, central.get("classes"))
@@ -135,7 +144,7 @@ class Job:
             raise ConfigError(f"a round needs {needed} parties, and {left} are left that do not refuse the job: {why}")
         self.training = Training(
             self.experiment.algorithm, task, dataclasses.replace(run, checkpoint_seconds=0.0), objective, known,
-            records, self.network, on_round=self._tell, present=lambda round: self.network.present(round, needed),
+            records, self.network, on_round=self._tell, attended=needed,
         )  # fmt: skip
         records.begin(codec.digest(self.training.state.params))
         return (yield from self.training.steps())
@@ -298,7 +307,7 @@ class Runner:
                    json.dumps(summary) if summary is not None else None, id)  # fmt: skip
             spent = db.all("SELECT blob FROM replies WHERE job = ? AND spent = 0", id)
             db.run("UPDATE replies SET spent = 1 WHERE job = ?", id)
-            db.run("UPDATE asks SET closed = ? WHERE job = ? AND closed IS NULL", Closed((), {}).text(), id)
+            db.run("UPDATE asks SET closed = ? WHERE job = ? AND closed IS NULL", Decision((), {}).text(), id)
             db.log(f"job {status}", id, reason=reason, model=model)
             return [b for b in [row["checkpoint"], row["central"], *(r["blob"] for r in spent)] if b is not None]
 
@@ -336,19 +345,27 @@ class Runner:
         begun = "UPDATE jobs SET status = 'running' WHERE id = ? AND status IN ('waiting', 'running')"
         self.ledger.now(lambda db: db.run(begun, id).rowcount)
 
+        self._running[id] = (job, self._launch(job))
+
+    def _launch(self, job: Job) -> threading.Thread:
+        """Have a job run, in a thread of its own."""
+
         def work() -> None:
             try:
                 job.run()
             finally:
-                with self._lock:
-                    self._running.pop(id, None)
-                    if job.stopped.is_set() and self.ledger.one(
-                        "SELECT 1 FROM jobs WHERE id = ? AND status = 'stopping'", id
-                    ):
-                        self.end(id, *STOPPED)  # it was interrupted before it could see that
-                if not self.closing.is_set():
-                    self._start_waiting()
+                self._ended(job)
 
-        thread = threading.Thread(target=work, name=f"job {id}", daemon=True)
-        self._running[id] = (job, thread)
+        thread = threading.Thread(target=work, name=f"job {job.id}", daemon=True)
         thread.start()
+        return thread
+
+    def _ended(self, job: Job) -> None:
+        """A job does not run any more: another may."""
+        stopping = "SELECT 1 FROM jobs WHERE id = ? AND status = 'stopping'"
+        with self._lock:
+            self._running.pop(job.id, None)
+            if job.stopped.is_set() and self.ledger.one(stopping, job.id):
+                self.end(job.id, *STOPPED)  # it was interrupted before it could see that
+        if not self.closing.is_set():
+            self._start_waiting()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ from hansa.core.op import DataOp
 from hansa.core.predictor import Evaluate, evaluate
 from hansa.core.registry import lookup
 from hansa.core.replies import Record
-from hansa.core.runtime import Abort, Clock, Commit, Open, Request
+from hansa.core.runtime import Abort, Attend, Clock, Commit, Open, Request
 from hansa.core.task import Known, Task
 from hansa.core.trusted import Trusted
 from hansa.data.prepare import Preparation
@@ -109,7 +109,7 @@ class Training:
     protocol: SumProtocol | None = None
     on_round: Callable[[dict[str, Any]], None] | None = None
     clock: Clock | None = None  # simulated time, the runtime's own
-    present: Callable[[int], Sequence[int]] | None = None  # where time is real: who is there as a round begins
+    attended: int | None = None  # where time is real: how many parties must be there as a round begins
     threads: int = field(default_factory=torch.get_num_threads)  # for the central evaluation
     history: list[dict[str, Any]] = field(default_factory=list)
     progress: Progress = field(default_factory=Progress)
@@ -226,8 +226,8 @@ class Training:
             chooser.cohort_size, fed.enough = asked, chooser.cohort_size
         state = State(self.state.params, now, self.state.slots)
         began = 0.0
-        if self.present is not None:
-            fed.available = chooser.available = self.present(now)
+        if self.attended is not None:
+            fed.available = chooser.available = yield Attend(now, self.attended)
         if self.clock is not None:
             began = self.clock.now
             fed.available = chooser.available = self.clock.available(now)

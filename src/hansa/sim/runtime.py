@@ -13,7 +13,7 @@ from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket, op_co
 from hansa.core.objective import Objective
 from hansa.core.op import DataOp, Memory, Op, Payload, PeerOp, Replies, Reply
 from hansa.core.replies import Outcomes, Record, Rules, arrive, combine, inboxes
-from hansa.core.runtime import Abort, Clock, Commit, Open, Plan, Request, shortened
+from hansa.core.runtime import Abort, Attend, Clock, Commit, Open, Plan, Request, shortened
 from hansa.core.task import Holdings
 from hansa.local.solver import LocalSolver
 from hansa.sim.engine import Block, Job, Outcome, ReferenceEngine
@@ -131,6 +131,8 @@ class Simulation:
         if isinstance(request, Abort):
             self._staged = {}
             return None
+        if isinstance(request, Attend):
+            raise AlgorithmError("who is there is asked only where time is real")
         if request.verb == "submit":
             return self._submit(request)
         if request.verb == "next":
