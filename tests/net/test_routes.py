@@ -156,7 +156,7 @@ def test_who_is_turned_away_is_in_the_log(scene: Scene) -> None:
     scene.league.ledger.now(lambda db: None)
     rows = scene.league.ledger.all("SELECT * FROM log WHERE event = 'denied' ORDER BY seq DESC LIMIT 2")
     assert [row["party"] for row in rows] == ["bob", "bob"]
-    assert '"path": "/v1/parties"' in rows[1]["detail"]
+    assert '"path":"/v1/parties"' in rows[1]["detail"]
 
 
 def test_the_authoritys_certificate_is_public_and_needs_no_version(scene: Scene) -> None:

@@ -157,10 +157,9 @@ def receipt_fault(receipt: Receipt, statement: Statement, signature: str, log: k
 def entry_line(seq: int, at: float, job: str | None, round: int | None, party: str | None, event: str,
                detail: str) -> bytes:  # fmt: skip
     """An entry as a leaf of the tree, which is its line in an exported log: JSON, in ASCII, the names in the order of
-    the alphabet and no blanks outside texts. `detail` is JSON already."""
-    plain = {"at": at, "detail": json.loads(detail), "event": event, "job": job, "party": party, "round": round,
-             "seq": seq}  # fmt: skip
-    return canonical(plain)
+    the alphabet and no blanks outside texts. `detail` is such JSON already."""
+    rest = {"event": event, "job": job, "party": party, "round": round, "seq": seq}
+    return b'{"at":%s,"detail":%s,%s' % (canonical(at), detail.encode(), canonical(rest)[1:])
 
 
 def canonical(tree: Any) -> bytes:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from hansa.core.errors import ConfigError, HansaError
 from hansa.net import merkle
-from hansa.net.evidence import ENTRY, Head, Notary, entry_line, head_line
+from hansa.net.evidence import ENTRY, Head, Notary, canonical, entry_line, head_line
 from hansa.net.points import reach
 
 T = TypeVar("T")
@@ -90,7 +90,7 @@ class Writer:
             **detail: Any) -> int:  # fmt: skip
         """Add an entry; gives its number, which is the length of the log from then on."""
         size = self.size()
-        entry = (size + 1, time.time(), job, round, party, event, json.dumps(detail, sort_keys=True))
+        entry = (size + 1, time.time(), job, round, party, event, canonical(detail).decode())
         self.run("INSERT INTO log VALUES (?, ?, ?, ?, ?, ?, ?)", *entry)
         merkle.append(_Table(self._db), size, merkle.leaf_hash(entry_line(*entry)))
         return size + 1
