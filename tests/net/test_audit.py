@@ -11,13 +11,17 @@ from typing import Any
 
 import msgspec
 import pytest
-from league import PARTIES, Caller, League, draft, samples
+import torch
+from league import PARTIES, Asked, Caller, League, draft, samples
 from msgspec import structs
 from typer.testing import CliRunner
 
 from hansa.cli import audit as commands
+from hansa.core import codec
 from hansa.core.errors import DataError
 from hansa.core.federation import Ask
+from hansa.core.op import Reply
+from hansa.data.describe import KINDS
 from hansa.net import client, keys, merkle, runtime
 from hansa.net.audit import Fault, Report, verify
 from hansa.net.evidence import Notary, Statement, canonical, framed, head_line, receipt_fault, stated
@@ -530,6 +534,35 @@ def test_an_answer_to_another_message_or_model_than_was_sent_is_not_taken(league
     got = ann.reply(ask, draft(blob))
     assert got.status == 503 and got.headers["Retry-After"] == "1"
     assert league.replies(ask) == {}
+
+
+def test_a_reply_with_another_weight_than_was_signed_is_rejected_and_the_log_says_so(league: League) -> None:
+    """Both have it in writing: what the party signed, and why the aggregator did not take it."""
+    cid = league.enrolled("cid")
+    job = league.submit({"task": TASK, "algorithm": "fedavg", "run": {"rounds": 1}}, min_parties=1)
+    work = cid.work()
+    assert work is not None
+    ask = Asked(work.job, work.round, work.phase, work.number)
+    about = torch.tensor([1, 3, *[0] * 7, 2, KINDS.index("class"), 0, 0], dtype=torch.int64)
+    answer = draft(cid.upload(ask, codec.encode(Reply({"about": about}, 1).tree())), weight=2)
+    got = cid.reply(ask, answer)
+    why = "its weight is 1, and its party signed 2"
+    assert got.status == 200 and (got.receipt.status, got.receipt.why) == ("rejected", why)
+    assert cid.reply(ask, answer).body == got.body
+    log = keys.identity_of((league.folder / "log.pem").read_bytes())
+    signed = cid.signed(ask, answer)
+    said = stated("league", "cid", ask.key, signed)
+    assert receipt_fault(got.receipt, said, signed.signature, log) is None
+    for other in ({"why": "it is ugly"}, {"why": None}, {"status": "accepted"}):
+        assert receipt_fault(structs.replace(got.receipt, **other), said, signed.signature, log) is not None
+    (entry,) = league.events("update rejected")
+    assert json.loads(entry["detail"])["rejected"] == why
+    assert league.ended(job)["status"] == "failed"
+    out, kept = league.folder / "log.jsonl", league.folder / "cid.jsonl"
+    league.operator.export(out)
+    kept.write_bytes(canonical({"receipt": structs.asdict(got.receipt), "statement": structs.asdict(said)}) + b"\n")
+    found = verify(out, receipts=[kept])
+    assert (found.rejected, found.receipts, found.updates) == (1, 1, 0)
 
 
 def test_a_receipt_is_for_its_statement_and_signed_by_the_logs_key(league: League, ann: Caller) -> None:
