@@ -7,6 +7,7 @@ LOCK_ARGS   ?=
 BENCH_ARGS  ?=
 KILLS       ?= 100
 SEED        ?= 0
+PARTIES     ?= 10000
 
 VENV := .venv
 BIN  := $(VENV)/bin
@@ -23,7 +24,7 @@ check-python = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo demo-net test lint chaos bench bench-peers bench-fusion bench-deploy lock clean
+.PHONY: help setup demo demo-net test lint chaos load bench bench-peers bench-fusion bench-deploy lock clean
 
 help:
 	@echo "make demo    set up .venv and run the demonstration (DEMO_ARGS=... is passed on)"
@@ -31,6 +32,7 @@ help:
 	@echo "make test    set up .venv and run every check: ruff, mypy, pytest (PYTEST_ARGS=... replaces '$(PYTEST_ARGS)')"
 	@echo "make lint    set up .venv and run ruff and mypy only"
 	@echo "make chaos   kill an aggregator's and its parties' processes at random moments (KILLS=$(KILLS) SEED=$(SEED)) and check all"
+	@echo "make load    connect many parties to one aggregator (PARTIES=$(PARTIES)): memory, idle CPU, rounds, a restart (BENCH_ARGS=...)"
 	@echo "make setup   set up .venv only"
 	@echo "make bench   time Hansa beside hand-written floors (BENCH_ARGS=... is passed on: --model cnn, --repeats 5)"
 	@echo "make bench-peers   the same beside Flower, pfl and FedJAX, installed apart (BENCH_ARGS=--nvflare: and NVFLARE)"
@@ -62,6 +64,9 @@ lint: $(READY)
 
 chaos: $(READY)
 	@$(BIN)/python tests/chaos/chaos.py --kills $(KILLS) --seed $(SEED)
+
+load: $(READY)
+	@$(BIN)/python benchmarks/load.py --parties $(PARTIES) --seed $(SEED) $(BENCH_ARGS)
 
 bench: $(READY)
 	@$(BIN)/python benchmarks/compare.py $(BENCH_ARGS)

@@ -335,7 +335,7 @@ def rejected_after_all(entries: list[Tree]) -> None:
 def overwritten(entries: list[Tree]) -> None:
     """An update that is repeated under the same ask."""
     place = index(entries, "update accepted", phase="round")
-    entries.append(copy.deepcopy(entries[place]))
+    entries.insert(place, copy.deepcopy(entries[place]))
 
 
 UPDATE = {"phase": "round"}
@@ -377,7 +377,7 @@ FORGERIES: list[tuple[Change, str]] = [
     (after_the_end, "had ended before"),
     (enrolled_twice, "was issued before"),
     (wrong_round, "next round was 3, and this is 4"),
-    (overwritten, "had ended before"),
+    (overwritten, "had answered this ask before"),
     (rejected_after_all, "no update of the job that no round has fused yet"),
 ]
 

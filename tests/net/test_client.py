@@ -48,6 +48,7 @@ class Far:
         self.answers: list[Callable[[], web.Response] | None] = []
         self.asked: list[web.BaseRequest] = []
         self.slept: list[float] = []
+        self.told: dict[str, str] = {}
         sleep = asyncio.sleep
 
         async def nap(seconds: float, *given: Any) -> None:
@@ -76,6 +77,7 @@ class Far:
             try:
                 client = Client(f"https://127.0.0.1:{port}/", keys.unverified_context(), key, patience)
                 client.url = f"http://127.0.0.1:{port}"  # what is looked at here does not depend on TLS
+                client.pace.heed(self.told)
                 async with client:
                     return await client.call(*given, **more)
             finally:
@@ -101,6 +103,17 @@ def test_what_fails_in_passing_is_tried_again(far: Far) -> None:
     far.answers = [None, saying(503), saying(500), lambda: web.Response(status=502, body=b"<html>"), saying(429), good]
     assert far.call("POST", "/x")[1] == b"good"
     assert len(far.slept) == 5 and all(0.5 <= seconds <= 16 for seconds in far.slept)
+
+
+def test_a_connection_that_is_cut_comes_back_within_the_time_that_the_aggregator_gave_to_all(far: Far) -> None:
+    far.told = {"Hansa-Spread": "600"}
+    for _ in range(25):
+        far.answers = [None, good]
+        assert far.call("GET", "/x")[1] == b"good"
+    assert len(far.slept) == 25 and max(far.slept) > 100  # not at once, nor within the second of a first pause
+    far.slept, far.answers = [], [saying(503), None, good]
+    far.call("GET", "/x")
+    assert max(far.slept) <= 2  # it was spread already
 
 
 def test_the_aggregators_pace_is_kept(far: Far) -> None:

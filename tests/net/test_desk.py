@@ -92,7 +92,7 @@ def test_a_party_that_waits_for_work_is_there_however_long_it_waits(clock: Clock
         desk = Desk(5, 10)
         waiting = asyncio.ensure_future(desk.wait_for_work(0, "a", 60))
         await asyncio.sleep(0)
-        clock.now += 20
+        clock.now += 6
         assert desk.present([0]) == [0]
         desk.offer([(0, offer())])
         await waiting
@@ -182,5 +182,19 @@ def test_who_is_sent_away_is_told_at_once_and_is_not_there_any_more() -> None:
         desk.gone(0)
         assert [await each for each in asked] == [None, None]
         assert desk.present([0]) == [] and desk._polls == {}
+
+    run(main())
+
+
+def test_an_earlier_question_of_the_same_instance_is_let_go_and_one_of_another_stays() -> None:
+    async def main() -> None:
+        desk = Desk(10, 10)
+        first, other = (asyncio.ensure_future(desk.wait_for_work(0, name, 60)) for name in "ab")
+        await asyncio.sleep(0)
+        second = asyncio.ensure_future(desk.wait_for_work(0, "a", 60))
+        assert await first is None and not other.done() and not second.done()
+        assert desk.present([0]) == [0]
+        desk.dismiss()
+        assert await other is None and await second is None
 
     run(main())

@@ -20,6 +20,9 @@ from hansa.core.rows import FileRows
 BLOCK = 32  # replies that are added before their sum is
 SMALL = 2**20  # numbers that fit a cache
 WIDE = 2**22  # numbers of a stored reply from which on it is summed in blocks of columns
+COPIED = (
+    2**16
+)  # bytes of a stored reply up to which it is read: each mapping holds a file open, and there are thousands
 EXACT = 2**29  # float32 numbers times smaller whole numbers are exact in float64
 
 
@@ -119,6 +122,9 @@ class Stored(Reply):
         """The reply that a file holds; a DataError where it holds none."""
         tree, starts, memory = codec.mapped(path)
         reply = Reply.of_tree(tree)
+        if len(memory) <= COPIED:
+            copies = [{name: t.clone() for name, t in group.items()} for group in (reply.tensors, reply.maxima)]
+            return cls(copies[0], reply.weight, copies[1], reply.metrics, path, starts)
         return cls(reply.tensors, reply.weight, reply.maxima, reply.metrics, path, starts, memory)
 
     @property

@@ -6,6 +6,7 @@ refused and logged. Who is in an ask is decided once, when it is closed; an answ
 
 from __future__ import annotations
 
+import functools
 import json
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
@@ -78,11 +79,17 @@ class Reads(Protocol):
     def one(self, sql: str, *values: Any) -> sqlite3.Row | None: ...
 
 
+@functools.lru_cache(maxsize=16)
+def _parties(text: str) -> frozenset[int]:
+    """Who is asked, as the record has it; it is looked up for each of their answers."""
+    return frozenset(json.loads(text))
+
+
 def unoffered(db: Reads, key: Key, party: int, name: str) -> HansaError:
     """Why a party cannot go on with an ask that is not offered to it: it may try again, or it is not asked."""
     ask = db.one(f"SELECT parties FROM asks WHERE {WHERE} AND closed IS NULL", *key)
     where = f"{ask_name(*key[1:])} of the job {key[0]}"
-    if ask is not None and party in json.loads(ask["parties"]):
+    if ask is not None and party in _parties(ask["parties"]):
         return NotNow(f"{where} is not offered just now; try again")
     return Unasked(f"{name} is not asked {where} (any more)")
 
@@ -92,7 +99,7 @@ def standing(db: Reads, key: Key, sent: Sent, notary: Notary) -> Receipt | None:
     before = db.one(f"SELECT receipt FROM replies WHERE {WHERE} AND party = ? AND NOT given_up", *key,
                     sent.party)  # fmt: skip
     ask = db.one(f"SELECT parties, closed FROM asks WHERE {WHERE}", *key)
-    if ask is None or sent.party not in json.loads(ask["parties"]):
+    if ask is None or sent.party not in _parties(ask["parties"]):
         raise Unasked(f"{sent.name} was not asked {ask_name(*key[1:])} of the job {key[0]}")
     if before is not None:
         receipt = unpack(before["receipt"], Receipt)

@@ -450,10 +450,15 @@ def receipts_in(places: Sequence[Path]) -> list[tuple[str, Kept]]:
 
 
 def verify(path: Path, authority: bytes | None = None, receipts: Sequence[Path] = ()) -> Report:
-    """Look at a whole log; a Fault names the first thing that is wrong with it."""
+    """Look at a whole log in a file; a Fault names the first thing that is wrong with it."""
+    return verify_lines(read_lines(path), authority, receipts)
+
+
+def verify_lines(lines: Iterable[bytes], authority: bytes | None = None, receipts: Sequence[Path] = ()) -> Report:
+    """Look at the lines of a whole log."""
     audit = Audit(authority, receipts_in(receipts))
-    for line in read_lines(path):
+    for line in lines:
         audit.line(line)
     if audit.tree.size == 0:
-        raise DataError(f"{path} is empty; `hansa log FEDERATION --out FILE` exports a log")
+        raise DataError("this is no log, but empty; `hansa log FEDERATION --out FILE` exports one")
     return audit.done()

@@ -46,6 +46,9 @@ class Blobs:
         for place in (self.folder, self._parts):
             place.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._hashes: dict[Path, tuple[int, Any]] = {}  # of uploads under way: bytes so far, and their hash
+        self._begun: dict[str, set[Path]] = {}  # uploads that each owner has begun, and may have finished
+        for part in self._parts.glob("*+*"):
+            self._begun.setdefault(part.name.partition("+")[0], set()).add(part)
         self._locks = [threading.Lock() for _ in range(64)]
 
     def path(self, digest: str) -> Path:
@@ -101,8 +104,9 @@ class Blobs:
                 self._forget(part)
                 raise DataError(f"the upload is longer than the {limit} bytes it may have")
             if here == 0:  # a party works at one thing at a time: what it has left of others it will not go on with
-                for other in self._parts.glob(f"{owner}+*"):
+                for other in self._begun.get(owner, ()):
                     self._forget(other)
+                self._begun[owner] = {part}
             count, running = self._hashes.get(part, (-1, None))
             if count != here:
                 running = _hash_of(part) if here else hashlib.sha256()

@@ -20,6 +20,7 @@ import aiohttp
 from hansa.core.errors import ConfigError, DataError, HansaError
 from hansa.net import keys, signing
 from hansa.net.blobs import CHUNK
+from hansa.net.pacing import MARGIN, Pace
 from hansa.net.points import reach
 from hansa.net.signing import About
 from hansa.net.wire import PROTOCOLS, Admission, Blob, Enrolment, Trouble, pack, unpack
@@ -28,7 +29,7 @@ log = logging.getLogger("hansa.net")
 LEAST, MOST = 0.5, 60.0  # seconds between which repeated attempts wait, at random
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504, 507})  # statuses that may pass by themselves
 PAGE = 2**28  # bytes of what an operator is told at once
-QUIET = aiohttp.ClientTimeout(total=None, connect=30, sock_connect=30, sock_read=60)
+QUIET = 60.0  # seconds without a byte after which an answer is not waited for any more
 
 
 class Refusal(HansaError):
@@ -73,13 +74,15 @@ class Client:
                  ) -> None:  # fmt: skip
         self.url, self._tls, self._key = https_url(url), tls, key
         self.patience = patience  # how many failures in a row are put up with; None for any number
+        self.pace = Pace()
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Client:
         connector = aiohttp.TCPConnector(ssl=self._tls, limit=4, keepalive_timeout=75)
         headers = {"Hansa-Protocol": ",".join(map(str, PROTOCOLS)), "Accept-Encoding": "identity"}
-        self._session = aiohttp.ClientSession(connector=connector, timeout=QUIET, headers=headers, trust_env=True,
+        self._session = aiohttp.ClientSession(connector=connector, headers=headers, trust_env=True,
                                               auto_decompress=False)  # fmt: skip
+        self._session._retry_connection = False  # it would come back at once, with all others whose connection was cut
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -88,19 +91,22 @@ class Client:
 
     async def call(self, method: str, path: str, body: bytes = b"", about: About | None = None,
                    headers: Mapping[str, str] | None = None,
-                   limit: int = CHUNK) -> tuple[Mapping[str, str], bytes]:  # fmt: skip
-        """The headers and body of the answer, which may have `limit` bytes. With `about` the request is signed. What
-        fails in passing is tried again; what is refused is a Refusal."""
+                   limit: int = CHUNK, wait: float = 0.0) -> tuple[Mapping[str, str], bytes]:  # fmt: skip
+        """The headers and body of the answer, which may have `limit` bytes and may take `wait` seconds to come. With
+        `about` the request is signed. What fails in passing is tried again; what is refused is a Refusal."""
         attempt = 0
         while True:
             try:
-                status, got, data = await self._once(method, path, body, about, headers or {}, limit)
+                status, got, data = await self._once(method, path, body, about, headers or {}, limit, wait)
             except aiohttp.ClientConnectorCertificateError as error:
                 raise Unreachable(f"{self.url} is not the aggregator it should be: {error.certificate_error}") from None
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 status, got, data, why = 0, {}, b"", str(error) or type(error).__name__
+                slow = isinstance(error, TimeoutError)
+                cut = slow or (attempt == 0 and not isinstance(error, aiohttp.ClientConnectorError))
             else:
-                why = _sentence(data, status)
+                why, cut = _sentence(data, status), False
+                self.pace.heed(got)
             if 200 <= status < 300:
                 return got, data
             if status and status not in PASSING:
@@ -109,13 +115,15 @@ class Client:
             attempt += 1
             if self.patience is not None and attempt > self.patience:
                 raise Unreachable(f"no answer from {self.url}: {why}")
-            wait = got.get("Retry-After", "")
-            seconds = paced(float(wait)) if wait.isdecimal() else pause(attempt)
+            asked = got.get("Retry-After", "")
+            seconds = paced(float(asked)) if asked.isdecimal() else pause(attempt)
+            if cut:  # and so it is for all the others; or there are too many of them at once
+                seconds = max(seconds, self.pace.back())
             log.info("no answer, trying again", extra={"detail": {"why": why[:200], "seconds": round(seconds, 2)}})
             await asyncio.sleep(seconds)
 
     async def _once(self, method: str, path: str, body: bytes, about: About | None, headers: Mapping[str, str],
-                    limit: int) -> tuple[int, Mapping[str, str], bytes]:  # fmt: skip
+                    limit: int, wait: float) -> tuple[int, Mapping[str, str], bytes]:  # fmt: skip
         assert self._session is not None
         signed: dict[str, str] = {}
         if about is not None:
@@ -124,7 +132,7 @@ class Client:
             signed = signing.sign(self._key, method, path, body, about)
         data = io.BytesIO(body) if body else None  # which is sent in pieces: the loop does other things in between
         async with self._session.request(method, self.url + path, data=data, headers={**headers, **signed},
-                                         allow_redirects=False) as answer:  # fmt: skip
+                                         allow_redirects=False, timeout=_timeout(wait)) as answer:  # fmt: skip
             got = bytearray()
             async for piece in answer.content.iter_any():
                 got += piece
@@ -191,6 +199,10 @@ class Client:
                 if error.status != 416:
                     raise
         raise DataError("the aggregator loses what is uploaded to it")
+
+
+def _timeout(wait: float) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(total=None, connect=30, sock_connect=30, sock_read=max(QUIET, wait + MARGIN))
 
 
 def _sentence(data: bytes, status: int) -> str:

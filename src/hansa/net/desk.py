@@ -7,17 +7,17 @@ in memory only: after a restart jobs offer again what was not answered.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from hansa.net.wire import Answer, Work
 
 Key = tuple[str, int, str, int]  # an ask: job, round, phase, number
+Check = Callable[[Path, Answer], str | None]  # what is wrong with an answer's blob, or None
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Errand:
     message: Path
     task: Path
     limit: int  # bytes of the answer
-    check: Callable[[Path, Answer], str | None]
+    check: Check
     instance: str | None = None
     until: float = 0.0
     taken: float | None = None
@@ -37,6 +37,39 @@ class Errand:
     @property
     def key(self) -> Key:
         return self.work.job, self.work.round, self.work.phase, self.work.number
+
+
+class Poll:
+    """A question for work that is held open; it belongs to a loop, and only that touches it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, instance: str) -> None:
+        self.loop, self.instance, self.away = loop, instance, False
+        self._ready: asyncio.Future[None] | None = None
+
+    async def look(self, seconds: float) -> None:
+        """Wait until it is woken, or that long. There is one for each party, so it makes do without a task."""
+        self._ready = self.loop.create_future()
+        timer = self.loop.call_later(seconds, self.wake)
+        try:
+            await self._ready
+        finally:
+            timer.cancel()
+
+    def wake(self) -> None:
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_result(None)
+
+
+def _wake(polls: Collection[Poll], away: bool = False) -> None:
+    """Have those look who wait for work, all in one go; or send them away. Any thread may."""
+
+    def wake(polls: list[Poll]) -> None:
+        for poll in polls:
+            poll.away = poll.away or away
+            poll.wake()
+
+    for loop in {poll.loop for poll in polls}:
+        loop.call_soon_threadsafe(wake, [poll for poll in polls if poll.loop is loop])
 
 
 class Desk:
@@ -48,19 +81,18 @@ class Desk:
         self._offers: dict[int, dict[Key, Errand]] = {}
         self._heard: dict[int, float] = {}
         self._gone: set[int] = set()
-        self._polls: dict[int, set[Callable[[], None]]] = {}
+        self._polls: dict[int, set[Poll]] = {}
         self._answers: dict[Key, dict[int, str | None]] = {}
         self.changed = threading.Condition()
 
     def offer(self, offers: Iterable[tuple[int, Errand]]) -> None:
         """Have parties asked; those that wait for work are told at once."""
         with self.changed:
-            wake = []
+            wake: list[Poll] = []
             for party, offer in offers:
                 self._offers.setdefault(party, {})[offer.key] = offer
                 wake += list(self._polls.get(party, ()))
-        for call in wake:
-            call()
+        _wake(wake)
 
     def watch(self, key: Key) -> dict[int, str | None]:
         """From now on answers to an ask are noted here, until it is withdrawn: by party, why there is none, or None."""
@@ -134,8 +166,7 @@ class Desk:
             self._heard.pop(party, None)  # what it was asked stays, should it be let in again
             wake = self._polls.pop(party, set())
             self.changed.notify_all()
-        for call in wake:
-            call()
+        _wake(wake, away=True)
 
     def _present(self, party: int, now: float) -> bool:
         heard = self._heard.get(party)
@@ -153,35 +184,40 @@ class Desk:
         with self.changed:
             self.changed.notify_all()
 
-    async def wait_for_work(self, party: int, instance: str, seconds: float) -> Work | None:
-        """As `take`, waiting up to that long for something to do."""
-        loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    @property
+    def known(self) -> int:
+        """How many parties there are to reckon with."""
+        return len(self._heard)
 
-        def wake() -> None:
-            loop.call_soon_threadsafe(ready.set)
-
+    def dismiss(self) -> None:
+        """Send everybody away who waits for work: the aggregator shuts down."""
         with self.changed:
-            self._polls.setdefault(party, set()).add(wake)
+            polls = [poll for party in self._polls.values() for poll in party]
+        _wake(polls, away=True)
+
+    async def wait_for_work(self, party: int, instance: str, seconds: float) -> Work | None:
+        """As `take`, waiting up to that long for something to do. One question of an instance is held: an earlier one
+        is of a connection that it has given up."""
+        loop = asyncio.get_running_loop()
+        poll, end = Poll(loop, instance), loop.time() + seconds
+        with self.changed:
+            polls = self._polls.setdefault(party, set())
+            _wake([earlier for earlier in polls if earlier.instance == instance], away=True)
+            polls.add(poll)
         try:
-            end = loop.time() + seconds
-            while (work := self.take(party, instance)) is None:
-                ready.clear()
-                left = end - loop.time()
-                if left <= 0:
+            while (work := self.take(party, instance)) is None and not poll.away:
+                left = min(end - loop.time(), self._free_in(party))
+                if end <= loop.time():
                     return None
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(ready.wait(), min(left, self._free_in(party)))
-                if wake not in self._polls.get(party, ()):  # it was sent away
-                    return None
-            return work
+                await poll.look(left)
+            return None if poll.away else work
         finally:
             with self.changed:
                 polls = self._polls.get(party, set())
-                here = wake in polls
-                polls.discard(wake)
+                polls.discard(poll)
                 if not polls:
                     self._polls.pop(party, None)
-            if here:
+            if not poll.away:
                 self.heard(party)
 
     def _free_in(self, party: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ url = "{url}"  # where parties and the operator reach the aggregator
 host = "{host}"  # the address to listen on
 port = {port}
 # absent_after = 300  # seconds without a word after which a party is not waited for
+# poll = 300          # seconds that a party's question for work is held open, at most: 25, and longer for many parties
 # lease = 60          # seconds that a party's second instance leaves the work of the first alone
 # jobs = 4            # that run at the same time; others wait
 # functions = []      # models of your own that a job may name: ["my_models:net"]
@@ -39,6 +41,7 @@ class Serve:
     host: str = "0.0.0.0"
     port: int = 8443
     absent_after: float = 300.0
+    poll: float = 300.0
     lease: float = 60.0
     jobs: int = 4
     functions: tuple[str, ...] = ()
@@ -46,7 +49,7 @@ class Serve:
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
             raise ConfigError(f"port must lie in 0..65535, got {self.port}")
-        for name in ("absent_after", "lease", "jobs"):
+        for name in ("absent_after", "poll", "lease", "jobs"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
 
@@ -65,9 +68,9 @@ class Federation:
         keys.valid_name(self.name)
         for name in self.parties:
             keys.valid_name(name)
-        twice = {name for name in self.parties if self.parties.count(name) > 1}
+        twice = [name for name, count in Counter(self.parties).items() if count > 1]
         if twice:
-            raise ConfigError(f"parties: {sorted(twice)[0]!r} is there twice")
+            raise ConfigError(f"parties: {min(twice)!r} is there twice")
         https_url(self.url)
 
     @classmethod

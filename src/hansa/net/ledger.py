@@ -34,6 +34,7 @@ CREATE TABLE IF NOT EXISTS tokens (
 CREATE TABLE IF NOT EXISTS certificates (
     fingerprint TEXT PRIMARY KEY, name TEXT NOT NULL, role TEXT NOT NULL, state TEXT NOT NULL, key TEXT NOT NULL,
     pem BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS certificates_by_name ON certificates (name);
 CREATE TABLE IF NOT EXISTS jobs (
     id TEXT PRIMARY KEY, name TEXT NOT NULL, submitted REAL NOT NULL, status TEXT NOT NULL, reason TEXT,
     order_ BLOB NOT NULL, central TEXT, checkpoint TEXT, model TEXT, summary TEXT);
@@ -143,7 +144,7 @@ class Ledger:
         self._thread.start()
         if notary is not None:
             try:
-                self.now(_begin(notary))
+                self.now(begin(notary))
             except BaseException:
                 self.close()
                 raise
@@ -232,7 +233,9 @@ class Ledger:
             future.set_result(result)
 
 
-def _begin(notary: Notary) -> Callable[[Writer], None]:
+def begin(notary: Notary) -> Callable[[Writer], None]:
+    """Begin a log with who signs it; a ConfigError where it was begun with another."""
+
     def change(db: Writer) -> None:
         first = db.one("SELECT detail FROM log WHERE seq = 1")
         if first is None:

@@ -142,7 +142,8 @@ class Agent:
                 await asyncio.sleep(PAUSE)
 
     async def _work(self) -> Work | None:
-        _, data = await self.client.call("GET", f"/v1/work?instance={self._instance}")
+        wait = self.client.pace.hold  # what the aggregator said last that it does; the answer is waited for accordingly
+        _, data = await self.client.call("GET", f"/v1/work?instance={self._instance}&wait={wait:.0f}", wait=wait)
         return unpack(data, Work) if data else None
 
     async def _do(self, work: Work) -> None:

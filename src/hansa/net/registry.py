@@ -16,7 +16,7 @@ from hansa.net.ledger import Ledger, Writer
 
 DAYS = 90  # that a party's certificate lasts
 TOKEN_DAYS = 30  # that a token can be used
-DECLARE = "INSERT OR IGNORE INTO parties (number, name) VALUES ((SELECT count(*) FROM parties), ?)"
+DECLARE = "INSERT OR IGNORE INTO parties (number, name) VALUES ((SELECT coalesce(max(number) + 1, 0) FROM parties), ?)"
 
 
 class Denied(HansaError):
@@ -32,13 +32,24 @@ class Registry:
         ledger.now(_trust(keys.identity_of(federation.read("operator.pem")), federation.read("operator.pem")))
         self._valid: dict[str, str] = {}  # fingerprint: state
         self.numbers: dict[str, int] = {}
+        self.met: set[str] = set()  # who has joined
         self.reload()
 
     def reload(self) -> None:
         """Take what the ledger says."""
         rows = self.ledger.all("SELECT fingerprint, state FROM certificates WHERE state IN ('new', 'valid')")
         self._valid = {row["fingerprint"]: row["state"] for row in rows}
-        self.numbers = {row["name"]: row["number"] for row in self.ledger.all("SELECT name, number FROM parties")}
+        parties = self.ledger.all("SELECT name, number, joined FROM parties")
+        self.numbers = {row["name"]: row["number"] for row in parties}
+        self.met = {row["name"] for row in parties if row["joined"]}
+
+    def reload_of(self, name: str) -> None:
+        """Take what the ledger says of one name's certificates: thousands that come for the first time cost no more."""
+        for row in self.ledger.all("SELECT fingerprint, state FROM certificates WHERE name = ?", name):
+            if row["state"] in ("new", "valid"):
+                self._valid[row["fingerprint"]] = row["state"]
+            else:
+                self._valid.pop(row["fingerprint"], None)
 
     @property
     def names(self) -> list[str]:

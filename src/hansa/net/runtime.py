@@ -28,7 +28,7 @@ from hansa.core.runtime import Abort, Attend, Commit, Open, Request, complete
 from hansa.core.sums import Stored
 from hansa.net.asks import WHERE, close_ask, decide, give_up, open_ask, take_ticket, weight_differs
 from hansa.net.blobs import Blobs, write_pieces
-from hansa.net.desk import Desk, Errand, Key
+from hansa.net.desk import Check, Desk, Errand, Key
 from hansa.net.evidence import shown_model
 from hansa.net.ledger import Ledger
 from hansa.net.points import reach
@@ -38,6 +38,7 @@ from hansa.net.wire import Answer, Blob, Work, ask_name
 
 log = logging.getLogger("hansa.net")
 SLACK = 2**16  # bytes that a reply may be longer than expected: names of metrics
+LOOK = 1e-5  # seconds for each party between two looks at who is there
 TICK = 1.0  # seconds after which a waiting job looks whether somebody has gone absent
 LARGE = 1000.0  # times the model's own norm (and one) that an update may have where the run does not say
 HEAVY = 10**9  # samples that a reply may count for where the run does not say
@@ -88,7 +89,6 @@ class Network:
         self._flights: dict[int, Flight] = {}
         self._tickets = self._lost = 0
         self._written: dict[tuple[str, int | None], Blob] = {}
-        self._shown: dict[tuple[str, int | None], bool] = {}
 
     def answer(self, request: Request) -> Any:
         """Answer a request, in the job's thread."""
@@ -144,10 +144,11 @@ class Network:
                 found: list[int] = yield Write(decide(key, lambda here=here: here, time.time()))  # type: ignore[misc]
                 return found
             if not told:
-                away = [name for party, name in enumerate(self.parties) if party not in set(here)]
+                away = [self.parties[party] for party in sorted(set(range(len(self.parties))) - set(here))]
                 yield self._tell(f"waiting for {request.needed - len(here)} of: {', '.join(away[:20])}")
                 told = True
             yield Wait(TICK)
+            yield Do(lambda: time.sleep(len(self.parties) * LOOK))  # not for each that comes: there may be thousands
 
     def _tell(self, what: str | None) -> Write:
         """Have those who look at the job see what it waits for."""
@@ -203,7 +204,10 @@ class Network:
 
     def _ask(self, ask: Ask, key: Key) -> Steps[Decision]:
         """Have an ask answered, as its machine says."""
-        machine = Asking(ask.parties, ask.enough, self.deadline, self.desk.absent_after)
+        deadline = self.deadline
+        if deadline is not None and ask.phase.startswith(("describe", "prepare")):
+            deadline = max(deadline, self.desk.absent_after)  # it is the rounds': what comes before is not hurried
+        machine = Asking(ask.parties, ask.enough, deadline, self.desk.absent_after)
         news = self.desk.watch(key)
         here = frozenset(self.desk.present(ask.parties))
         before = {row["party"]: row["why"] for row in self._replies(key)}
@@ -213,7 +217,7 @@ class Network:
             while machine.decision is None:
                 for command in commands:
                     if isinstance(command, Offer):
-                        self.desk.offer((party, self._offer(ask, party)) for party in command.parties)
+                        self.desk.offer(self._offers(ask, command.parties))
                     elif isinstance(command, Withdraw):
                         self.desk.withdraw(key, ask.parties)
                     else:
@@ -245,17 +249,35 @@ class Network:
             norm = LARGE * (1.0 + float(torch.linalg.vector_norm(model["w"].to(torch.float64))))
         return dataclasses.replace(rules, max_norm=norm, max_weight=rules.max_weight or HEAVY)
 
-    def _offer(self, ask: Ask, party: int) -> Errand:
-        """An ask as one party gets it, with all that a party which comes late must know."""
+    def _offers(self, ask: Ask, parties: Sequence[int]) -> list[tuple[int, Errand]]:
+        """An ask as each party gets it, with all that a party which comes late must know. What is the same for all of
+        them is made once: there may be thousands."""
         name = ask_name(ask.round, ask.phase, ask.index)
-        message = self._publish((name, party if party in ask.each else None), lambda: ask.message(party))
         known = {"task": self.task, "preparations": self.preparations}
         task = self._publish(("task", len(self.preparations) if self.task else None), lambda: known)
-        tickets = (ask_name(*f.key[1:]) for f in self._flights.values() if f.ticket.party == party)  # one at most
-        work = Work(self.job, self.name, party, ask.round, ask.phase, ask.index, message, task, self._base.get(party),
-                    self._tip.get(party), next(tickets, None), self.rules.min_cohort, self.models.get(ask.round),
-                    self._shows(ask, party))  # fmt: skip
-        op, payload, rules = ask.op, ask.payload_of(party), self._limited(ask)
+        pending = {f.ticket.party: ask_name(*f.key[1:]) for f in self._flights.values()}  # one at most
+        rules, task_file = self._limited(ask), self.messages / task.digest
+        model, shown = self.models.get(ask.round), self._shows(ask, ask.payload)
+        shared: tuple[Blob, Path, int, Check] | None = None
+        out = []
+        for party in parties:
+            own = party in ask.each
+            if shared is None or own:
+                message = self._publish((name, party if own else None), lambda party=party: ask.message(party))  # type: ignore[misc]
+                given = message, self.messages / message.digest, *self._expected(ask, party, rules)
+                shared = shared if own else given
+            else:
+                given = shared
+            shows = self._shows(ask, ask.each[party]) if own and "model" in ask.each[party] else shown
+            work = Work(self.job, self.name, party, ask.round, ask.phase, ask.index, given[0], task,
+                        self._base.get(party), self._tip.get(party), pending.get(party),
+                        self.rules.min_cohort, model, shows)  # fmt: skip
+            out.append((party, Errand(work, given[1], task_file, given[2], given[3])))
+        return out
+
+    def _expected(self, ask: Ask, party: int, rules: Rules) -> tuple[int, Check]:
+        """The most bytes that a party's reply may have, and what says why it may not be fused."""
+        op, payload = ask.op, ask.payload_of(party)
         assert op is not None
 
         def check(path: Path, answer: Answer) -> str | None:
@@ -265,15 +287,11 @@ class Network:
                 return str(error)
             return weight_differs(reply, answer) or fault(reply, op, payload, rules, ask.verb == "reduce")
 
-        limit = expected_size(op, payload) + SLACK
-        return Errand(work, self.messages / message.digest, self.messages / task.digest, limit, check)
+        return expected_size(op, payload) + SLACK, check
 
-    def _shows(self, ask: Ask, party: int) -> bool:
-        """Whether a message holds the very model with which its round began, so that a party can compare the hash."""
-        name = (ask_name(ask.round, ask.phase, ask.index), party if party in ask.each else None)
-        if name not in self._shown:
-            self._shown[name] = shown_model(ask.payload_of(party)) == self.models.get(ask.round, "")
-        return self._shown[name]
+    def _shows(self, ask: Ask, payload: Mapping[str, Any]) -> bool:
+        """Whether a payload holds the very model with which its round began, so that a party can compare the hash."""
+        return ask.round in self.models and shown_model(payload) == self.models[ask.round]
 
     def _publish(self, name: tuple[str, int | None], tree: Callable[[], Any]) -> Blob:
         """A file for parties to fetch. It may be lost: a replay makes it again."""
@@ -300,7 +318,7 @@ class Network:
     def _fly(self, ask: Ask) -> None:
         """Offer a ticket's ask to its party, unless it was answered."""
         if not self._replies(self._key(ask)):
-            self.desk.offer([(ask.parties[0], self._offer(ask, ask.parties[0]))])
+            self.desk.offer(self._offers(ask, ask.parties))
 
     def _next(self, request: Ask) -> Steps[Arrival]:
         if not self._flights:
@@ -364,7 +382,6 @@ class Network:
         for blob in set(self._written.values()) - set(kept.values()):
             (self.messages / blob.digest).unlink(missing_ok=True)
         self._written = kept
-        self._shown = {name: shown for name, shown in self._shown.items() if name in kept}
 
     def close(self) -> None:
         """Nothing of this job is asked any more."""

@@ -7,6 +7,7 @@ route but two. Every lookup goes by the authenticated identity: a party finds on
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 import re
@@ -27,12 +28,12 @@ from hansa.net.blobs import CHUNK, Blobs, Gap
 from hansa.net.desk import Desk, Errand, Key
 from hansa.net.evidence import signed_by, stated
 from hansa.net.ledger import LINES, Ledger, LedgerError, log_lines
+from hansa.net.pacing import POLL, hold, scattered, told
 from hansa.net.registry import Denied, Registry
 from hansa.net.steps import Do, Wait, Write
 from hansa.net.taking import Taking
 from hansa.net.wire import (
     ENVELOPE,
-    POLL,
     PROTOCOLS,
     Admission,
     Answer,
@@ -47,6 +48,7 @@ from hansa.net.wire import (
 log = logging.getLogger("hansa.net")
 PROTOCOL = "Hansa-Protocol"
 DIGEST = re.compile(r"[0-9a-f]{64}")
+SMALL = 2**16  # bytes of a file that is kept in memory for all who fetch it
 CENTRAL = 2**34  # bytes of the aggregator's own samples, at most
 Handler = Callable[["Call"], Awaitable[web.StreamResponse]]
 
@@ -106,7 +108,6 @@ class Server:
     def __init__(self, registry: Registry, ledger: Ledger, blobs: Blobs, desk: Desk, jobs: Jobs) -> None:
         self.registry, self.ledger, self.blobs, self.desk, self.jobs = registry, ledger, blobs, desk, jobs
         self._seen: dict[bytes, keys.Identity] = {}
-        self._joined: set[str] = set()
         self.closing = asyncio.Event()
 
     def app(self) -> web.Application:
@@ -224,7 +225,7 @@ class Server:
             first = self.registry.used(who)
             if first is not None:
                 await self._written(first)
-                self.registry.reload()
+                self.registry.reload_of(who.name)
             self._check(who)
             if who.role != route.role:
                 raise Denied(f"this is for the role {route.role}, and {who.name} has the role {who.role}")
@@ -281,8 +282,8 @@ class Server:
         if not re.fullmatch(r"[0-9a-f]{1,64}", instance):
             raise DataError("the query names no instance of the party")
         number = self.registry.number(call.name)
-        if call.name not in self._joined:
-            self._joined.add(call.name)
+        if call.name not in self.registry.met:
+            self.registry.met.add(call.name)
             await self._written(self.registry.joined(call.name))
         if self.desk.heard(number, instance):
             log.info("connected", extra={"party": call.name})
@@ -292,17 +293,14 @@ class Server:
         number, instance = await self._heard(call)
         if self.closing.is_set():
             return trouble(503, "the aggregator is shutting down", {"Retry-After": "2"})
-        waiting = asyncio.ensure_future(self.desk.wait_for_work(number, instance, POLL))
-        closing = asyncio.ensure_future(self.closing.wait())
-        try:
-            await asyncio.wait((waiting, closing), return_when=asyncio.FIRST_COMPLETED)
-            work = waiting.result() if waiting.done() else None
-        finally:
-            for task in (waiting, closing):
-                task.cancel()
+        longest = self.registry.federation.serve.poll
+        asked = _whole(call.query("wait", f"{POLL:.0f}"), "wait: expected seconds that the question may be held open")
+        seconds = scattered(min(asked, hold(self.desk.known, longest)))
+        work = await self.desk.wait_for_work(number, instance, seconds)
         assert call.who is not None
         self._check(call.who)  # it may have ended while the question was held open
-        return web.Response(status=204, headers={"Retry-After": "0"}) if work is None else packed(work)
+        pace = told(self.desk.known, longest)
+        return web.Response(status=204, headers={"Retry-After": "0", **pace}) if work is None else packed(work, pace)
 
     async def alive(self, call: Call) -> web.Response:
         await self._heard(call)
@@ -321,10 +319,10 @@ class Server:
         return party, errand
 
     async def message(self, call: Call) -> web.StreamResponse:
-        return served(self._asked(call)[1].message)
+        return served(call.request, self._asked(call)[1].message)
 
     async def task(self, call: Call) -> web.StreamResponse:
-        return served(self._asked(call)[1].task)
+        return served(call.request, self._asked(call)[1].task)
 
     def _owner(self, call: Call) -> str:
         assert call.who is not None
@@ -398,7 +396,6 @@ class Server:
         name = call.part("party")
         count = await self._written(self.registry.revoke(name))
         self.registry.reload()
-        self._joined.discard(name)
         self.desk.gone(self.registry.number(name))
         return web.json_response({"party": name, "certificates": count})
 
@@ -452,7 +449,7 @@ class Server:
         row = self._job(call)
         if row["model"] is None:
             raise Refused(404, f"the job {row['id']} has no model yet; it is {row['status']}")
-        return served(self.blobs.path(row["model"]), {"Hansa-Digest": row["model"]})
+        return served(call.request, self.blobs.path(row["model"]), {"Hansa-Digest": row["model"]})
 
     async def log(self, call: Call) -> web.Response:
         after = _whole(call.query("after", "0"), "after: expected an entry's number")
@@ -496,9 +493,9 @@ def _job_tree(row: sqlite3.Row) -> dict[str, Any]:
             "submitted": row["submitted"], "model": row["model"]}  # fmt: skip
 
 
-def packed(value: Any) -> web.Response:
+def packed(value: Any, headers: dict[str, str] | None = None) -> web.Response:
     """An envelope as a response."""
-    return web.Response(body=pack(value), content_type="application/msgpack")
+    return web.Response(body=pack(value), content_type="application/msgpack", headers=headers)
 
 
 def trouble(status: int, error: str, headers: dict[str, str] | None = None) -> web.Response:
@@ -507,6 +504,23 @@ def trouble(status: int, error: str, headers: dict[str, str] | None = None) -> w
                         headers=headers)  # fmt: skip
 
 
-def served(path: Path, headers: dict[str, str] | None = None) -> web.FileResponse:
-    """A file, whole or the range that was asked for."""
+def served(request: web.Request, path: Path, headers: dict[str, str] | None = None) -> web.StreamResponse:
+    """A file, whole or the range that was asked for. It is called by its hash: a small one is read once for all."""
+    try:
+        data, asked = _small(path), request.http_range
+    except (OSError, ValueError):  # which the other way answers
+        data = None
+    if data is not None and "Range" in request.headers:
+        start, stop = asked.start or 0, len(data) if asked.stop is None else min(asked.stop, len(data))
+        if 0 <= start < stop:
+            given = {**(headers or {}), "Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"}
+            return web.Response(status=206, body=data[start:stop], headers=given)
     return web.FileResponse(path, chunk_size=CHUNK // 4, headers=headers)
+
+
+@functools.lru_cache(maxsize=64)
+def _small(path: Path) -> bytes | None:
+    """The bytes of a file, where they are few."""
+    with open(path, "rb") as file:
+        data = file.read(SMALL + 1)
+    return data if len(data) <= SMALL else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import logging
 import shutil
@@ -166,11 +167,16 @@ class Job:
         async def ask(fed: Federation) -> Gathered:
             return await fed.gather(Describe(loss or ("cross_entropy" if classes else None)), parties=fed.parties)
 
-        yield Open(0, record)
-        fed = Federation(range(count), 0, self.experiment.run.seed, count, phase="describe")
         answers: Gathered | None = None
-        with contextlib.suppress(RoundAborted):
-            answers = yield from drive(ask(fed), "describe")
+        fed = Federation(range(count), 0, self.experiment.run.seed, count, phase="describe")
+        for attempt in itertools.count(1):
+            yield Open(0, record)
+            with contextlib.suppress(RoundAborted):
+                answers = yield from drive(ask(fed), "describe")
+            if answers is not None or len(self.network.refused | set(record.rejected)) == count:
+                break
+            record.missing.clear()  # nobody answers for now: the job waits, as it does for a round's parties
+            yield Attend(0, 1, f"begin-{attempt}")
         names, said = self.network.parties, dict[str, Description]()
         for party, reply in zip(answers.parties, answers.replies, strict=True) if answers is not None else ():
             try:

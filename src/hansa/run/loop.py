@@ -31,6 +31,7 @@ from hansa.run.work import LocalWork
 from hansa.select import Kept
 
 log = logging.getLogger("hansa")
+ATTEMPTS = 10  # to learn a preparation, where parties may come and go
 Steps = Generator[Request, Any, Any]
 
 
@@ -197,10 +198,16 @@ class Training:
             await fed.gather(op, payload)
             return op, payload
 
-        try:
-            op, payload = yield from self._apart("prepare", learn)
-        except RoundAborted as reason:
-            raise ConfigError(f"the preparation {preparation.name!r} could not be learned: {reason}") from None
+        for attempt in range(ATTEMPTS):
+            try:
+                op, payload = yield from self._apart(f"prepare-{attempt}" if attempt else "prepare", learn)
+                break
+            except RoundAborted as reason:
+                if self.attended is None or attempt + 1 == ATTEMPTS:
+                    told = f"the preparation {preparation.name!r} could not be learned: {reason}"
+                    raise ConfigError(told) from None
+                yield Abort(self.progress.round)
+                yield Attend(0, self.attended, f"prepare-{attempt + 1}-present")
         self.preparation = (op, payload)
         if self.test is not None:
             self.test = (op.transform(self.test[0], payload), self.test[1])

@@ -19,7 +19,7 @@ from hansa.net.points import reach
 from hansa.net.runtime import Network
 
 ACTIVE = "status IN ('waiting', 'running', 'stopping')"
-LASTING = ("describe", "prepare", "begin")  # phases whose replies a job needs until it ends
+LASTING = "(phase LIKE 'describe%' OR phase LIKE 'prepare%')"  # whose replies a job needs until it ends
 
 
 class JobRecords:
@@ -68,7 +68,7 @@ class JobRecords:
             before = db.one("SELECT checkpoint FROM jobs WHERE id = ?", self.job)
             db.run("UPDATE jobs SET checkpoint = ? WHERE id = ?", digest, self.job)
             done = db.all(f"SELECT seq, job, round, phase, number, blob FROM replies WHERE job = ? AND round < ? AND "
-                          f"spent = 0 AND phase NOT IN {LASTING}", self.job, number)  # fmt: skip
+                          f"spent = 0 AND NOT {LASTING}", self.job, number)  # fmt: skip
             done = [row for row in done if (row["job"], row["round"], row["phase"], row["number"]) not in under_way]
             db.run(f"UPDATE replies SET spent = 1 WHERE seq IN ({','.join(str(row['seq']) for row in done)})")
             old = [before["checkpoint"]] if before is not None and before["checkpoint"] != digest else []

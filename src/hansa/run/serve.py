@@ -138,6 +138,7 @@ class Aggregator:
         finally:
             log.info("shutting down")
             server.closing.set()
+            self.desk.dismiss()
             await asyncio.to_thread(self.runner.close)
             await runner.cleanup()
             self.ledger.close()

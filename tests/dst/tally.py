@@ -1,0 +1,84 @@
+"""What simulated federations compute: sums of whole numbers that depend on who was fused when, and how often before.
+
+A model that was fused from a lost, doubled or stale update, or with a party's memory out of step, is another number.
+`expected` computes it a second time, from who was in each ask, without any of the code under test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+import hansa
+from hansa.core.algorithm import Algorithm, Problem, State
+from hansa.core.federation import Federation
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
+
+MODULUS = 2**20
+
+
+def share(party: int, round: int, model: int, times: int) -> int:
+    """What a party says in a round, given the model it was sent and how often it was fused before."""
+    return (party * 7919 + round * 104729 + model * 31 + times * 613) % 1009
+
+
+@hansa.register("tallying")
+@dataclass(frozen=True)
+class Tallying(Op):
+    """A party's share; it remembers how often it was fused."""
+
+    def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        times = int(memory["times"]) if memory else 0
+        said = share(party.id, party.round, int(payload["model"]["w"][0]), times)
+        reply = Reply({"said": torch.tensor([said, times], dtype=torch.float64)}, weight=party.id + 1)
+        return reply, {"times": torch.tensor(times + 1)}
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        return {"said": ((2,), torch.float64)}
+
+
+@hansa.register("tally")
+@dataclass(frozen=True)
+class Tally(Algorithm):
+    """Adds up what the parties say, in so many asks a round."""
+
+    asks: int = 1
+    trains: ClassVar[bool] = True
+
+    @property
+    def verbs(self) -> frozenset[str]:
+        return frozenset({"reduce"})
+
+    def init(self, problem: Problem) -> State:
+        return State(problem.initial._replace(w=torch.zeros_like(problem.initial.w)))
+
+    async def round(self, fed: Federation, state: State) -> State:
+        w = state.params.w.clone()
+        for _ in range(self.asks):
+            answer = await fed.reduce(Tallying(), {"model": {**state.params._asdict(), "w": w}})
+            w = w.clone()
+            w[0] = (w[0] + answer.sums["said"][0]) % MODULUS
+            w[1] = (w[1] + answer.sums["said"][1]) % MODULUS
+        return state.replace(state.params._replace(w=w))
+
+
+def expected(rounds: Sequence[Sequence[Sequence[int]] | None], start: Sequence[float]) -> list[float]:
+    """The model after rounds, each given by who was in each of its asks, or None for an empty one."""
+    w, times = list(start), dict[int, int]()
+    for round, asks in enumerate(rounds):
+        for members in asks or ():
+            said = [(party + 1, share(party, round, int(w[0]), times.get(party, 0))) for party in members]
+            remembered = sum((party + 1) * times.get(party, 0) for party in members)
+            w[0] = (w[0] + sum(weight * value for weight, value in said)) % MODULUS
+            w[1] = (w[1] + remembered) % MODULUS
+            times |= {party: times.get(party, 0) + 1 for party in members}
+    return w
+
+
+def experiment(run: dict[str, Any], asks: int) -> dict[str, Any]:
+    """The tables of a job."""
+    task = {"parties": ["a.npz"], "model": "logistic", "dtype": "float64"}
+    return {"task": task, "algorithm": {"name": "tally", "asks": asks}, "run": run}
