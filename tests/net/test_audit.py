@@ -413,6 +413,15 @@ def test_a_history_without_an_update_is_found_by_its_receipt(scene: Scene) -> No
         fails(path, "another root|another than the one it was given for|this one has", scene, receipts=[home])
 
 
+def test_an_entry_that_nobody_but_the_aggregator_signs_cannot_be_rewritten_either(scene: Scene) -> None:
+    """What every receipt is for is still there, at its place; only the root tells."""
+    entries = scene.plain()
+    entries[index(entries, "started")]["detail"]["plan"] = "another"
+    path = scene.forged(entries)
+    assert verify(path, scene.authority).entries == scene.entries
+    fails(path, "had another root at", scene, receipts=scene.homes()[:1])
+
+
 def test_a_log_that_is_cut_off_and_signed_anew_is_found_by_the_receipts(scene: Scene) -> None:
     path = scene.forged(scene.plain()[:30])
     assert verify(path).entries == 30
@@ -557,7 +566,8 @@ def test_a_reply_with_another_weight_than_was_signed_is_rejected_and_the_log_say
         assert receipt_fault(structs.replace(got.receipt, **other), said, signed.signature, log) is not None
     (entry,) = league.events("update rejected")
     assert json.loads(entry["detail"])["rejected"] == why
-    assert league.ended(job)["status"] == "failed"
+    league.operator.stop(job)
+    assert league.ended(job)["status"] == "stopped"
     out, kept = league.folder / "log.jsonl", league.folder / "cid.jsonl"
     league.operator.export(out)
     kept.write_bytes(canonical({"receipt": structs.asdict(got.receipt), "statement": structs.asdict(said)}) + b"\n")
