@@ -7,6 +7,7 @@ LOCK_ARGS   ?=
 BENCH_ARGS  ?=
 KILLS       ?= 100
 SEED        ?= 0
+SEEDS       ?= 1000
 PARTIES     ?= 10000
 
 VENV := .venv
@@ -24,7 +25,7 @@ check-python = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo demo-net test lint chaos load bench bench-peers bench-fusion bench-deploy lock clean
+.PHONY: help setup demo demo-net test lint chaos dst day load bench bench-peers bench-fusion bench-deploy lock clean
 
 help:
 	@echo "make demo    set up .venv and run the demonstration (DEMO_ARGS=... is passed on)"
@@ -33,6 +34,8 @@ help:
 	@echo "make lint    set up .venv and run ruff and mypy only"
 	@echo "make chaos   kill an aggregator's and its parties' processes at random moments (KILLS=$(KILLS) SEED=$(SEED)) and check all"
 	@echo "make load    connect many parties to one aggregator (PARTIES=$(PARTIES)): memory, idle CPU, rounds, a restart (BENCH_ARGS=...)"
+	@echo "make dst     simulate federations in worlds that fail, each from its seed (SEEDS=$(SEEDS) SEED=$(SEED) is the first)"
+	@echo "make day     simulate 24 hours of a job whose parties come and go; memory stays flat (SEED=$(SEED))"
 	@echo "make setup   set up .venv only"
 	@echo "make bench   time Hansa beside hand-written floors (BENCH_ARGS=... is passed on: --model cnn, --repeats 5)"
 	@echo "make bench-peers   the same beside Flower, pfl and FedJAX, installed apart (BENCH_ARGS=--nvflare: and NVFLARE)"
@@ -67,6 +70,12 @@ chaos: $(READY)
 
 load: $(READY)
 	@$(BIN)/python benchmarks/load.py --parties $(PARTIES) --seed $(SEED) $(BENCH_ARGS)
+
+dst: $(READY)
+	@$(BIN)/python tests/dst/dst.py --seeds $(SEEDS) --first $(SEED)
+
+day: $(READY)
+	@$(BIN)/python tests/dst/day.py --seed $(SEED)
 
 bench: $(READY)
 	@$(BIN)/python benchmarks/compare.py $(BENCH_ARGS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -65,6 +65,47 @@ class Tally(Algorithm):
         return state.replace(state.params._replace(w=w))
 
 
+@hansa.register("tally-async")
+@dataclass(frozen=True)
+class TallyAsync(Tally):
+    """The same without rounds that wait for anybody: what comes is added, whoever is idle is asked again."""
+
+    asks: int = 2  # arrivals a round
+    participation: ClassVar[Literal["cohort", "all", "own"]] = "own"
+
+    @property
+    def verbs(self) -> frozenset[str]:
+        return frozenset({"submit", "next"})
+
+    async def round(self, fed: Federation, state: State) -> State:
+        w, added = state.params.w.clone(), 0
+        while added < self.asks:
+            for party in fed.available:
+                if party not in fed.busy and len(fed.busy) < fed.cohort_size:
+                    await fed.submit(Tallying(), {"model": {**state.params._asdict(), "w": w.clone()}}, party)
+            arrival = await fed.next()
+            if arrival.reply is not None:
+                w[0] = (w[0] + arrival.reply.weight * arrival.reply.tensors["said"][0]) % MODULUS
+                w[1] = (w[1] + arrival.reply.weight * arrival.reply.tensors["said"][1]) % MODULUS
+                added += 1
+        return state.replace(state.params._replace(w=w))
+
+
+def expected_async(events: Sequence[tuple[int, int | None, int | None]], start: Sequence[float]) -> list[float]:
+    """The model after events in their order: (round, party, None) for a ticket, (round, None, n) for the n-th one's
+    coming back, (round, None, -1) for one that came back lost."""
+    w, times, tickets = list(start), dict[int, int](), list[tuple[int, int, int, int]]()
+    for round, party, back in events:
+        if party is not None:
+            tickets.append((party, round, int(w[0]), times.get(party, 0)))
+        elif back is not None and back >= 0:
+            who, asked, model, before = tickets[back]
+            w[0] = (w[0] + (who + 1) * share(who, asked, model, before)) % MODULUS
+            w[1] = (w[1] + (who + 1) * before) % MODULUS
+            times[who] = times.get(who, 0) + 1
+    return w
+
+
 def expected(rounds: Sequence[Sequence[Sequence[int]] | None], start: Sequence[float]) -> list[float]:
     """The model after rounds, each given by who was in each of its asks, or None for an empty one."""
     w, times = list(start), dict[int, int]()
@@ -78,7 +119,8 @@ def expected(rounds: Sequence[Sequence[Sequence[int]] | None], start: Sequence[f
     return w
 
 
-def experiment(run: dict[str, Any], asks: int) -> dict[str, Any]:
+def experiment(algorithm: str, run: dict[str, Any], asks: int, prepare: bool) -> dict[str, Any]:
     """The tables of a job."""
     task = {"parties": ["a.npz"], "model": "logistic", "dtype": "float64"}
-    return {"task": task, "algorithm": {"name": "tally", "asks": asks}, "run": run}
+    task |= {"prepare": "standardise"} if prepare else {}
+    return {"task": task, "algorithm": {"name": algorithm, "asks": asks}, "run": run}

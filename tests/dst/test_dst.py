@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from world import SimulatedLedger, World
+from day import Day
+from lives import SimulatedLedger
+from world import World
 
 from hansa.core import codec
 from hansa.net import asks, taking
@@ -27,6 +29,12 @@ def test_a_seed_is_a_history() -> None:
     first, again, other = (World(seed).run() for seed in (3, 3, 4))
     assert first.trace == again.trace != other.trace
     assert first.loop.now == again.loop.now and first.deaths == again.deaths
+
+
+def test_hours_of_a_job_whose_parties_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Day, "hours", 1.0)
+    day = Day(5).run()
+    assert day.broken == [] and day.samples_taken[-1][2] > 30
 
 
 def broken_by(change: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch, most: int = 60) -> str:
@@ -98,7 +106,7 @@ def test_a_ledger_that_loses_a_commit_is_noticed(monkeypatch: pytest.MonkeyPatch
             if self._process.loop.chance.random() < 0.02:
                 self._db.execute("BEGIN")
                 for change, future in batch:
-                    future.set_result(change(Writer(self._db)))
+                    future.set_result(change(Writer(self._db, self)))
                 self._db.execute("ROLLBACK")
             else:
                 real(self, batch)

@@ -81,7 +81,7 @@ class Desk:
         self._offers: dict[int, dict[Key, Errand]] = {}
         self._heard: dict[int, float] = {}
         self._gone: set[int] = set()
-        self._polls: dict[int, set[Poll]] = {}
+        self._polls: dict[int, dict[Poll, None]] = {}  # in the order in which they came
         self._answers: dict[Key, dict[int, str | None]] = {}
         self.changed = threading.Condition()
 
@@ -164,7 +164,7 @@ class Desk:
         with self.changed:
             self._gone.add(party)
             self._heard.pop(party, None)  # what it was asked stays, should it be let in again
-            wake = self._polls.pop(party, set())
+            wake = list(self._polls.pop(party, {}))
             self.changed.notify_all()
         _wake(wake, away=True)
 
@@ -201,9 +201,9 @@ class Desk:
         loop = asyncio.get_running_loop()
         poll, end = Poll(loop, instance), loop.time() + seconds
         with self.changed:
-            polls = self._polls.setdefault(party, set())
+            polls = self._polls.setdefault(party, {})
             _wake([earlier for earlier in polls if earlier.instance == instance], away=True)
-            polls.add(poll)
+            polls[poll] = None
         try:
             while (work := self.take(party, instance)) is None and not poll.away:
                 left = min(end - loop.time(), self._free_in(party))
@@ -213,8 +213,8 @@ class Desk:
             return None if poll.away else work
         finally:
             with self.changed:
-                polls = self._polls.get(party, set())
-                polls.discard(poll)
+                polls = self._polls.get(party, {})
+                polls.pop(poll, None)
                 if not polls:
                     self._polls.pop(party, None)
             if not poll.away:

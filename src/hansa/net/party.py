@@ -170,8 +170,8 @@ class Agent:
             why = f"the aggregator does not take its reply: {error}"
             receipt = await self._reply(path, about, work, why, False)
         extra = _where(work)
-        extra["detail"]["why"] = reply if isinstance(reply, str) else None
-        log.info(f"answer {receipt.status}", extra=extra)
+        extra["detail"]["why"] = reply if isinstance(reply, str) else receipt.why
+        log.log(logging.INFO if receipt.why is None else logging.WARNING, f"answer {receipt.status}", extra=extra)
 
     async def _fetch(self, path: str, blob: Blob, into: Path) -> dict[str, Any]:
         await self.client.fetch(path, blob, into)

@@ -31,7 +31,7 @@ from hansa.run.work import LocalWork
 from hansa.select import Kept
 
 log = logging.getLogger("hansa")
-ATTEMPTS = 10  # to learn a preparation, where parties may come and go
+ATTEMPTS = 100  # to learn a preparation, where parties may come and go
 Steps = Generator[Request, Any, Any]
 
 

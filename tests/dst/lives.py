@@ -1,0 +1,215 @@
+"""Processes of a simulated world: lives of an aggregator and of parties, with all that is theirs while they last."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import tally
+from clockwork import Process, alive
+from wires import Session, SimulatedClient
+
+from hansa.core.runtime import complete_async
+from hansa.net.blobs import Blobs
+from hansa.net.desk import Desk
+from hansa.net.evidence import Notary
+from hansa.net.home import Home
+from hansa.net.ledger import SCHEMA, Ledger, Writer
+from hansa.net.party import Agent, Worker
+from hansa.net.registry import Registry
+from hansa.net.runtime import Stopped
+from hansa.net.server import Server
+from hansa.net.steps import Do, Wait, Write
+from hansa.net.wire import Order
+from hansa.run.job import Job, Runner
+
+if TYPE_CHECKING:
+    from world import World
+
+
+def connect(path: str = ":memory:") -> sqlite3.Connection:
+    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    db.row_factory = sqlite3.Row
+    db.executescript(SCHEMA)
+    return db
+
+
+class Direct(Ledger):
+    """The ledger over a database in memory, each change at once; its transactions are the real ones."""
+
+    def __init__(self, db: sqlite3.Connection, notary: Notary) -> None:
+        self._db = self._reader = db
+        self._notary = notary
+        self._read_lock = nullcontext()  # type: ignore[assignment]
+
+    def write(self, change: Callable[[Writer], Any]) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._commit([(change, future)])
+        return future
+
+    def close(self) -> None:
+        pass
+
+
+class SimulatedLedger(Direct):
+    """The same for a process: what waits is committed together, a little later, or never if it dies."""
+
+    def __init__(self, db: sqlite3.Connection, notary: Notary, process: Process) -> None:
+        super().__init__(db, notary)
+        self._process = process
+        self._waiting: list[tuple[Callable[[Writer], Any], Future[Any]]] = []
+
+    def write(self, change: Callable[[Writer], Any]) -> Future[Any]:
+        alive()
+        future: Future[Any] = Future()
+        self._waiting.append((change, future))
+        if len(self._waiting) == 1:
+            self._process.later(self._process.loop.chance.random() * 0.05, self._flush)
+        return future
+
+    def now(self, change: Callable[[Writer], Any]) -> Any:
+        future = self.write(change)
+        self._flush()
+        return future.result()
+
+    def _flush(self) -> None:
+        batch, self._waiting = self._waiting, []
+        batch = [item for item in batch if item[1].set_running_or_notify_cancel()]
+        if batch:
+            alive()
+            try:
+                self._commit(batch)
+            finally:
+                if self._db.in_transaction:  # it died in the middle
+                    self._db.execute("ROLLBACK")
+
+
+class News:
+    """The desk's condition, for tasks in place of threads."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[asyncio.Future[None], None] = {}
+
+    def __enter__(self) -> News:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def notify_all(self) -> None:
+        for future in self.waiting:
+            if not future.done():
+                future.set_result(None)
+        self.waiting.clear()
+
+    async def wait(self, seconds: float) -> None:
+        future = asyncio.get_running_loop().create_future()
+        self.waiting[future] = None
+        await asyncio.wait((future,), timeout=seconds)
+        self.waiting.pop(future, None)
+
+
+class SimulatedRunner(Runner):
+    """Jobs as tasks in place of threads."""
+
+    process: Process
+
+    def _launch(self, job: Job) -> Any:
+        async def perform(step: Write | Do | Wait) -> Any:
+            alive()
+            if isinstance(step, Write):
+                return await asyncio.wrap_future(self.ledger.write(step.change))
+            if isinstance(step, Do):
+                return step.call()
+            if job.network.stopping():
+                raise Stopped
+            news: Any = self.desk.changed
+            if not step.until():
+                await news.wait(step.seconds)
+            return None
+
+        async def work() -> None:
+            await asyncio.sleep(0)
+            with job.ending():
+                state = await complete_async(
+                    job.steps(), lambda request: complete_async(job.network.steps(request), perform)
+                )
+                job.finish(state)
+            self._ended(job)
+
+        return self.process.spawn(work())
+
+
+class Aggregator:
+    """A life of the aggregator, from its start to its death."""
+
+    def __init__(self, world: World) -> None:
+        self.world, weather, loop = world, world.weather, world.loop
+        skew = loop.chance.uniform(-weather.skew, weather.skew)
+        self.process = Process(loop, "aggregator", skew, weather.fragile if world.stormy else 0.0)
+        self.process.on_death.append(lambda: world.died(self))
+        self.process.errors = world.errors
+        self.process.spawn(self._start())
+
+    async def _start(self) -> None:
+        world = self.world
+        ledger = SimulatedLedger(world.db, world.notary, self.process)
+        blobs = Blobs(world.folder / "state")
+        desk = Desk(world.weather.absent_after, world.weather.lease)
+        desk.changed = News()  # type: ignore[assignment]
+        registry = Registry(world.federation, ledger)
+        self.runner = SimulatedRunner(world.folder / "state", registry, ledger, blobs, desk)
+        self.runner.process = self.process
+        self.app = Server(registry, ledger, blobs, desk, self.runner).app()
+        self.app.freeze()
+        self.runner.resume()
+        if not ledger.all("SELECT 1 FROM jobs"):
+            weather = world.weather
+            tree = tally.experiment(weather.algorithm, weather.run, weather.asks, weather.prepare)
+            order = Order("job", tree, None, weather.min_parties, "mark")
+            self.runner.submit(order)
+        world.aggregator = self
+
+
+class Member:
+    """A life of a party."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world, self.number, self.name = world, number, world.names[number]
+        skew = world.loop.chance.uniform(-world.weather.skew, world.weather.skew)
+        self.process = Process(world.loop, self.name, skew, world.weather.fragile if world.stormy else 0.0)
+        self.process.on_death.append(self._died)
+        self.home: Home | None = None
+        self.process.errors = world.errors
+        self.process.spawn(self._live())
+
+    def _died(self) -> None:
+        if self.home is not None:
+            self.home.close()
+        self.world.died(self)
+
+    async def _live(self) -> None:
+        world = self.world
+        self.home = Home(world.folder / "homes" / self.name)
+        worker = Worker(self.home, world.samples(self.number))
+        client = SimulatedClient("https://localhost:8443", None, world.keys[self.name])  # type: ignore[arg-type]
+        client._session = Session(world, self.name, world.certificates[self.name])  # type: ignore[assignment]
+        await Agent(self.home, client, worker).stay()
+
+
+class Thread:
+    """A party's work: it takes a while, and goes with its process."""
+
+    work = 1.0
+
+    def __init__(self, target: Callable[[], None], **_: Any) -> None:
+        self._target = target
+
+    def start(self) -> None:
+        process = alive()
+        assert process is not None
+        process.later(process.loop.chance.expovariate(1 / self.work), self._target)
