@@ -476,6 +476,17 @@ def test_a_receipt_says_late_only_of_what_the_log_does_not_have(scene: Scene) ->
     fails(scene.log, "says that the answer was late", scene, receipts=[path])
 
 
+def test_a_receipt_for_something_else_than_the_log_has_convicts_whoever_signed_it(scene: Scene) -> None:
+    """The aggregator acknowledged one thing and logged another, or took it and logged that it did not."""
+    kept = read_receipts(scene.receipts / "ann" / "receipts" / "one-1.jsonl")[2]
+    path, one = scene.folder / "promised.jsonl", kept.receipt
+    heavier = structs.replace(kept.statement, weight=100)
+    for said, status, why in ((heavier, "accepted", None), (kept.statement, "rejected", "it is not liked")):
+        given = scene.notary.receipt(said, one.signature, status, one.index, one.size, one.root, why)
+        path.write_bytes(canonical({"receipt": structs.asdict(given), "statement": structs.asdict(said)}) + b"\n")
+        fails(scene.log, "is another than the one it was given for", scene, receipts=[path])
+
+
 def test_a_last_line_of_receipts_that_was_cut_off_is_none_and_is_written_over(scene: Scene, tmp_path: Path) -> None:
     source = scene.receipts / "ann" / "receipts" / "one-1.jsonl"
     whole, path = source.read_bytes(), tmp_path / "receipts" / "one-1.jsonl"
