@@ -68,8 +68,8 @@ class Weather:
 
     @classmethod
     def of(cls, chance: Any) -> Weather:
-        parties, calm, work = chance.randint(2, 4), chance.random() < 0.1, chance.choice([0.5, 5.0, 20.0])
-        run: dict[str, Any] = {"rounds": chance.randint(1, 3), "seed": 1, "eval_parties": False, "quorum": 1}
+        parties, calm, work = chance.choice([2, 2, 3, 4]), chance.random() < 0.1, chance.choice([0.5, 5.0, 20.0])
+        run: dict[str, Any] = {"rounds": chance.choice([1, 1, 2, 3]), "seed": 1, "eval_parties": False, "quorum": 1}
         algorithm = "tally" if chance.random() < 0.75 else "tally-async"
         if algorithm == "tally-async":
             run["cohort_size"] = chance.randint(1, parties)

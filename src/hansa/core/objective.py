@@ -20,9 +20,10 @@ EVALUATION_BATCH = 1024
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """PyTorch's global generator set from a key inside, and left as it was."""
+    """PyTorch's global generator of the CPU, where modules are made, set from a key inside and left as it was."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(rng.key(seed, "init") & 0x7FFFFFFFFFFFFFFF)
+        # not torch.manual_seed: without a GPU it keeps a note of every call, for ever
+        torch.default_generator.manual_seed(rng.key(seed, "init") & 0x7FFFFFFFFFFFFFFF)
         yield
 
 
