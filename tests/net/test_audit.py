@@ -27,7 +27,7 @@ from hansa.net.audit import Fault, Report, verify
 from hansa.net.evidence import Notary, Statement, canonical, framed, head_line, receipt_fault, stated
 from hansa.net.federation import Federation
 from hansa.net.home import Home
-from hansa.net.proof import Proof, check, prove
+from hansa.net.proof import Proof, Shown, check, prove
 from hansa.net.receipts import BadReceipt, Receipts, read_receipts
 from hansa.net.wire import Blob, Receipt, pack
 
@@ -724,6 +724,53 @@ def test_a_proof_is_of_one_round_and_one_party(scene: Scene, proof: Proof) -> No
             check(mixed)
     with pytest.raises(Fault, match="another authority"):
         check(proof, keys.make_ca("league")[1])
+
+
+def by_hand(scene: Scene, proof: Proof, change: Change) -> Proof:
+    """The proof of bob's update in round 2 that the aggregator could make of a history of its own."""
+    entries = scene.plain()
+    change(entries)
+    nodes = merkle.Memory()
+    for number, entry in enumerate(entries, 1):
+        merkle.append(nodes, number - 1, merkle.leaf_hash(canonical({**entry, "seq": number})))
+    closed = next(k for k, e in enumerate(entries) if e["event"] == "round closed" and e["round"] == 2)
+    said = proof.updates[0].entry["seq"] - 1
+
+    def path(place: int) -> list[str]:
+        return [node.hex() for node in merkle.inclusion(nodes, place, closed + 1)]
+
+    detail, root = entries[closed]["detail"], merkle.root(nodes, closed + 1).hex()
+    head = scene.notary.head(entries[closed]["job"], 2, detail["model"], closed + 1, root)
+    shown = structs.replace(proof.updates[0], entry=entries[said], path=path(said))
+    return structs.replace(proof, head=head, closing=Shown(entries[closed], path(closed)), updates=[shown])
+
+
+def test_a_proof_by_an_aggregator_that_lies_proves_nothing(scene: Scene, proof: Proof) -> None:
+    place = proof.updates[0].entry["seq"] - 1
+
+    def rejected(entries: list[Tree]) -> None:
+        entries[place]["event"] = "update rejected"
+        entries[place]["detail"]["rejected"] = "it is not liked"
+
+    def elsewhere(entries: list[Tree]) -> None:
+        closing("one-1", 2, entries)["job"] = "three-1"
+
+    def from_another(entries: list[Tree]) -> None:
+        closing("one-1", 2, entries)["detail"]["before"] = "ab" * 32
+
+    def heavier(entries: list[Tree]) -> None:
+        entries[place]["detail"]["weight"] = 100
+
+    assert check(by_hand(scene, proof, lambda entries: None)).party == "bob"
+    for change, words in ((rejected, "does not name it"), (elsewhere, "does not name it"), (heavier, "not that of bob"),
+                          (from_another, "made for another model")):  # fmt: skip
+        with pytest.raises(Fault, match=words):
+            check(by_hand(scene, proof, change))
+    key = keys.identity_of(proof.updates[0].certificate.encode()).key
+    for name in ("bob", "zoe"):  # the same key, certified once more
+        other = Federation.open(scene.folder / "league").issue(key, name, "party", 9).decode()
+        with pytest.raises(Fault, match="not that of bob"):
+            check(structs.replace(proof, updates=[structs.replace(proof.updates[0], certificate=other)]))
 
 
 # The commands
