@@ -820,3 +820,16 @@ def test_an_export_is_of_pages_and_shows_heads(scene: Scene, league: League, mon
     out = league.folder / "out.jsonl"
     count = league.operator.export(out)
     assert count == 32 and verify(out).entries == 32 and not out.with_name("out.jsonl.part").exists()
+
+
+def test_a_certificate_counts_for_its_role_its_federation_and_its_authority_alone() -> None:
+    authority, pem = keys.make_ca("league")
+    made = keys.issue(authority, pem, keys.new_key().public_key(), "log", "log", "league", 9)
+    assert keys.certified(made, pem, "log", "league").role == "log"
+    for given in ((made, pem, "party", "league"), (made, pem, "log", "other"), (made, keys.make_ca("league")[1], "log",
+                  "league"), (pem, pem, "log", "league"), (b"none", pem, "log", "league")):  # fmt: skip
+        with pytest.raises(keys.IdentityError):
+            keys.certified(*given)
+    assert keys.check_authority(pem) == keys.fingerprint(pem)
+    with pytest.raises(keys.IdentityError, match="no certificate authority"):
+        keys.check_authority(made)
