@@ -7,6 +7,7 @@ LOCK_ARGS   ?=
 BENCH_ARGS  ?=
 KILLS       ?= 100
 SEED        ?= 0
+MINUTES     ?= 5
 SEEDS       ?= 1000
 PARTIES     ?= 10000
 
@@ -25,7 +26,7 @@ check-python = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo demo-net test lint chaos dst day load bench bench-peers bench-fusion bench-deploy lock clean
+.PHONY: help setup demo demo-net test lint chaos weather dst day load bench bench-peers bench-fusion bench-deploy lock clean
 
 help:
 	@echo "make demo    set up .venv and run the demonstration (DEMO_ARGS=... is passed on)"
@@ -33,6 +34,7 @@ help:
 	@echo "make test    set up .venv and run every check: ruff, mypy, pytest (PYTEST_ARGS=... replaces '$(PYTEST_ARGS)')"
 	@echo "make lint    set up .venv and run ruff and mypy only"
 	@echo "make chaos   kill an aggregator's and its parties' processes at random moments (KILLS=$(KILLS) SEED=$(SEED)) and check all"
+	@echo "make weather  run rounds over lines that delay, lose, break, fall silent and are cut off (MINUTES=$(MINUTES) SEED=$(SEED))"
 	@echo "make load    connect many parties to one aggregator (PARTIES=$(PARTIES)): memory, idle CPU, rounds, a restart (BENCH_ARGS=...)"
 	@echo "make dst     simulate federations in worlds that fail, each from its seed (SEEDS=$(SEEDS) SEED=$(SEED) is the first)"
 	@echo "make day     simulate 24 hours of a job whose parties come and go; memory stays flat (SEED=$(SEED))"
@@ -67,6 +69,9 @@ lint: $(READY)
 
 chaos: $(READY)
 	@$(BIN)/python tests/chaos/chaos.py --kills $(KILLS) --seed $(SEED)
+
+weather: $(READY)
+	@$(BIN)/python tests/chaos/weather.py --minutes $(MINUTES) --seed $(SEED)
 
 load: $(READY)
 	@$(BIN)/python benchmarks/load.py --parties $(PARTIES) --seed $(SEED) $(BENCH_ARGS)

@@ -82,12 +82,14 @@ def note_receipts(path: Path) -> None:
     party.unpack = noting  # type: ignore[assignment]
 
 
-def live(arguments: list[str], log: Path, doom: Doom | None, receipts: Path | None) -> None:
-    """`hansa ARGUMENTS`, in this process, with what it prints in a file."""
+def live(arguments: list[str], log: Path, doom: Doom | None = None, receipts: Path | None = None,
+         quick: bool = True) -> None:  # fmt: skip
+    """`hansa ARGUMENTS`, in this process, with what it prints in a file; `quick` to come back after short pauses."""
     written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(written, 1)
     os.dup2(written, 2)
-    client.LEAST, client.MOST, party.PAUSE = 0.05, 1.0, 0.05  # who was killed is back at once: no need to wait for long
+    if quick:  # who was killed is back at once: no need to wait for long
+        client.LEAST, client.MOST, party.PAUSE = 0.05, 1.0, 0.05
     if receipts is not None:
         note_receipts(receipts)
     if doom is not None:

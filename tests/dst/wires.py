@@ -79,10 +79,9 @@ class Session:
         self.world, self.name, self.certificate = world, name, certificate
 
     def request(self, method: str, url: str, data: Any = None, headers: Any = None, **given: Any) -> Any:
-        body = data.read() if data is not None else b""
         target = url.removeprefix("https://localhost:8443")
         every = CIMultiDict({**headers, "Hansa-Protocol": "1"})
-        return _Exchange(self, method, target, every, body)
+        return _Exchange(self, method, target, every, data)
 
     async def close(self) -> None:
         pass
@@ -94,10 +93,12 @@ class _Exchange:
     method: str
     target: str
     headers: CIMultiDict[str]
-    body: bytes
+    data: Any  # pieces
+    body: bytes = b""
 
     async def __aenter__(self) -> Answer:
         world, chance = self.session.world, self.session.world.loop.chance
+        self.body = b"".join([piece async for piece in self.data]) if self.data is not None else b""
         await world.travel(self.session.name)
         if world.stormy and chance.random() < world.weather.doubled:
             # the same bytes again, at any time: a network may do so, and so may somebody who recorded them

@@ -89,7 +89,8 @@ def unoffered(db: Reads, key: Key, party: int, name: str) -> HansaError:
     """Why a party cannot go on with an ask that is not offered to it: it may try again, or it is not asked."""
     ask = db.one(f"SELECT parties FROM asks WHERE {WHERE} AND closed IS NULL", *key)
     where = f"{ask_name(*key[1:])} of the job {key[0]}"
-    if ask is not None and party in _parties(ask["parties"]):
+    answered = db.one(f"SELECT 1 FROM replies WHERE {WHERE} AND party = ?", *key, party) is not None
+    if ask is not None and party in _parties(ask["parties"]) and not answered:
         return NotNow(f"{where} is not offered just now; try again")
     return Unasked(f"{name} is not asked {where} (any more)")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import io
 import json
 import logging
 import random
+import socket
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,7 +29,12 @@ log = logging.getLogger("hansa.net")
 LEAST, MOST = 0.5, 60.0  # seconds between which repeated attempts wait, at random
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504, 507})  # statuses that may pass by themselves
 PAGE = 2**28  # bytes of what an operator is told at once
-QUIET = 60.0  # seconds without a byte after which an answer is not waited for any more
+QUIET = 60.0  # seconds without a byte after which nothing is waited for any more: not to send one, nor to get one
+PIECE = 2**16  # bytes of a body that are sent at once: the loop does other things in between
+OPTIONS = {  # of sockets, where the system has them: who has gone is noticed within a minute
+    "TCP_NODELAY": 1, "TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000,
+    "TCP_NOTSENT_LOWAT": 2 * PIECE,  # no more waits to go out, so that what was taken has gone out
+}  # fmt: skip
 
 
 class Refusal(HansaError):
@@ -78,7 +83,7 @@ class Client:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Client:
-        connector = aiohttp.TCPConnector(ssl=self._tls, limit=4, keepalive_timeout=75)
+        connector = aiohttp.TCPConnector(ssl=self._tls, limit=4, keepalive_timeout=20, socket_factory=_socket)
         headers = {"Hansa-Protocol": ",".join(map(str, PROTOCOLS)), "Accept-Encoding": "identity"}
         self._session = aiohttp.ClientSession(connector=connector, headers=headers, trust_env=True,
                                               auto_decompress=False)  # fmt: skip
@@ -130,9 +135,13 @@ class Client:
             if self._key is None:
                 raise HansaError("there is no key to sign this with")
             signed = signing.sign(self._key, method, path, body, about)
-        data = io.BytesIO(body) if body else None  # which is sent in pieces: the loop does other things in between
-        async with self._session.request(method, self.url + path, data=data, headers={**headers, **signed},
-                                         allow_redirects=False, timeout=_timeout(wait)) as answer:  # fmt: skip
+        signed |= {"Content-Length": str(len(body))} if body else {}
+        async with (
+            asyncio.timeout(None) as patience,  # aiohttp waits for answers no longer than it is told; to send, for ever
+            self._session.request(method, self.url + path, data=_pieces(body, patience) if body else None,
+                                  headers={**headers, **signed}, allow_redirects=False,
+                                  timeout=_timeout(wait)) as answer,
+        ):  # fmt: skip
             got = bytearray()
             async for piece in answer.content.iter_any():
                 got += piece
@@ -199,6 +208,24 @@ class Client:
                 if error.status != 416:
                     raise
         raise DataError("the aggregator loses what is uploaded to it")
+
+
+async def _pieces(body: bytes, patience: asyncio.Timeout) -> AsyncIterator[bytes]:
+    """A body, a piece at a time, each of which must go out in time."""
+    for at in range(0, len(body), PIECE):
+        patience.reschedule(asyncio.get_running_loop().time() + QUIET)
+        yield body[at : at + PIECE]
+    patience.reschedule(None)
+
+
+def _socket(address: Any) -> socket.socket:
+    """A socket for a connection to that address."""
+    made = socket.socket(*address[:3])
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in OPTIONS.items():
+        if hasattr(socket, name):
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return made
 
 
 def _timeout(wait: float) -> aiohttp.ClientTimeout:

@@ -191,10 +191,19 @@ class Agent:
 
         # Not waited for when the process is told to end: what it was doing will be asked for again.
         threading.Thread(target=run, name="work", daemon=True).start()
-        waiting = asyncio.wrap_future(doing)
-        while not (await asyncio.wait((waiting,), timeout=HEARTBEAT))[0]:
+        waiting, beating = asyncio.wrap_future(doing), asyncio.ensure_future(self._beat())
+        try:
+            await asyncio.wait((waiting, beating), return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                beating.result()  # it was refused
+            return waiting.result()
+        finally:
+            beating.cancel()  # it may hang on a dead connection, and the answer need not wait for that
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT)
             await self.client.call("POST", f"/v1/alive?instance={self._instance}")
-        return waiting.result()
 
     async def _reply(self, path: str, about: About, work: Work, reply: Reply | str, staged: bool) -> Receipt:
         """Send an answer with a signed statement of it; its receipt, which is checked and on disk."""

@@ -237,6 +237,7 @@ class Server:
         about = None
         if route.signed:
             assert who is not None
+            self._check(who)  # it may have ended while the body was on its way
             about = signing.verify(who.key, request.method, request.raw_path, body, request.headers)
         call = Call(request, who, body, about)
         if about is not None and about != (_about(_key(call)) if "round" in request.match_info else signing.About()):

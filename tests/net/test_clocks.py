@@ -1,0 +1,130 @@
+"""Clocks that are a day off, or jump by a day in the middle of a round, do not matter."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cryptography import x509
+from league import PARTIES, Asked, Caller, League, samples
+
+from hansa.core import codec
+from hansa.core.op import Reply
+from hansa.data.describe import KINDS
+from hansa.net import client, keys, runtime
+from hansa.net.wire import Answer
+
+TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}
+DAY = 86400.0
+
+
+class Clock:
+    """The clock on the wall of this process: everybody in it reads this one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.off, right = 0.0, time.time
+        monkeypatch.setattr(time, "time", lambda: right() + self.off)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    monkeypatch.setattr(runtime, "TICK", 0.05)
+    monkeypatch.setattr(client, "LEAST", 0.02)
+    monkeypatch.setattr(client, "MOST", 0.1)
+    return Clock(monkeypatch)
+
+
+def tree(**run: Any) -> dict[str, Any]:
+    return {"task": TASK, "algorithm": "fedavg", "run": {"rounds": 2, **run}}
+
+
+def join(league: League, *names: str) -> None:
+    for name in names:
+        league.join(name, samples(PARTIES.index(name)))
+
+
+def silent_from_now_on(league: League, job: str) -> Caller:
+    """Cid, who says what its data look like, and then nothing: each round is over at its deadline."""
+    cid, ask = league.enrolled("cid"), Asked(job, 0, "describe", 0)
+    league.until(lambda: league.desk.find(2, ask.key) is not None)
+    about = torch.tensor([1, 3, *[0] * 7, 2, KINDS.index("class"), 0, 0], dtype=torch.int64)
+    assert cid.reply(ask, Answer(cid.upload(ask, codec.encode(Reply({"about": about}).tree())))).status == 200
+    league.until(lambda: league.desk.find(2, (job, 0, "round", 0)) is not None)
+    return cid
+
+
+@pytest.mark.parametrize("jump", [DAY, -DAY])
+def test_a_jump_in_the_middle_of_a_round_does_not_close_it(league: League, clock: Clock, jump: float) -> None:
+    """Its deadline is far away, whatever the wall says: who answers after the jump is in."""
+    join(league, "ann", "bob")
+    league.enrolled("cid")
+    job = league.submit(tree(deadline=600.0))
+    league.until(lambda: league.desk.find(2, (job, 0, "describe", 0)) is not None)
+    clock.off = jump
+    waiting = league.runner._running[job][1]
+    waiting.join(0.5)  # time to make the mistake
+    assert waiting.is_alive()
+    rows = league.ledger.all("SELECT closed FROM asks WHERE job = ? AND phase = 'describe'", job)
+    assert [row["closed"] for row in rows] == [None]
+    league.operator.revoke("cid")
+    ended = league.ended(job)
+    assert ended["status"] == "finished" and [line["members"] for line in ended["rounds"]] == [["ann", "bob"]] * 2
+
+
+@pytest.mark.parametrize("jump", [DAY, -DAY])
+def test_a_jump_in_the_middle_of_a_round_does_not_hold_it_open(league: League, clock: Clock, jump: float) -> None:
+    join(league, "ann", "bob")
+    job = league.submit(tree(deadline=0.5, quorum=2))
+    silent_from_now_on(league, job)
+    clock.off = jump
+    ended = league.ended(job)
+    assert ended["status"] == "finished" and [line["members"] for line in ended["rounds"]] == [["ann", "bob"]] * 2
+    assert all("deadline of 0.5 s" in line["missing"]["cid"] for line in ended["rounds"])
+
+
+@pytest.mark.parametrize("jump", [DAY, -DAY])
+def test_an_aggregator_that_comes_back_with_another_clock_goes_on(league: League, clock: Clock, jump: float) -> None:
+    join(league, "ann", "bob")
+    job = league.submit(tree(deadline=1.0, quorum=1))
+    silent = silent_from_now_on(league, job)
+    league.stop()
+    clock.off = jump
+    league.start()
+    again = league.caller(silent.key, silent.files, "cid")
+    assert again.call("POST", f"/v1/alive?instance={again.instance}").status == 204
+    ended = league.ended(job)
+    assert len(ended["rounds"]) == 2 and ended["status"] != "running", "it is held open by a day"
+    assert all("deadline of 1 s" in line["missing"]["cid"] for line in ended["rounds"])
+
+
+@pytest.mark.parametrize("jump", [DAY, -DAY])
+def test_parties_and_certificates_of_a_day_ago_or_from_tomorrow_count(
+    found: Callable[..., League], clock: Clock, jump: float
+) -> None:
+    """Enrolment, rotation and work, with the aggregator's clock off by a day since before or since after enrolment."""
+    league = found()
+    before: Caller = league.enrolled("ann")
+    clock.off = jump
+    after = league.enrolled("bob")
+    for caller in (before, after):
+        assert caller.call("POST", f"/v1/alive?instance={caller.instance}").status == 204
+    assert league.operator.invite("dora") is not None
+    clock.off = 0.0
+    for caller in (before, after, league.enrolled("dora")):
+        assert caller.call("POST", f"/v1/alive?instance={caller.instance}").status == 204
+
+
+def test_what_is_issued_now_is_good_where_it_is_yesterday_or_tomorrow(league: League) -> None:
+    """Each side's TLS looks at its own clock; so each certificate must be good at the other's."""
+    ann = league.enrolled("ann")
+    assert ann.files is not None
+    now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
+    for path in (league.folder / "ca.pem", league.folder / "server.pem", league.folder / "operator.pem", ann.files[0]):
+        made = x509.load_pem_x509_certificate(Path(path).read_bytes())
+        assert made.not_valid_before_utc < now - day and made.not_valid_after_utc > now + day
+    assert day < keys.BACKDATED
