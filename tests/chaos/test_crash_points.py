@@ -31,7 +31,8 @@ SYNCHRONOUS = {
     "north-east": [("private.fsync", 6), ("rotation.certified", 1), ("rotation.key", 1), ("rotation.kept", 1),
                    ("rotation.certificate", 1), ("rotation.settled", 1), ("memory.fsync", 1),
                    ("memory.rename", 1), ("party.forgot", 2)],
-    "south": [("private.folder", 1), ("memory.folder", 1), ("party.received", 5), ("upload.sent", 2),
+    "south": [("private.folder", 1), ("receipts.folder", 1), ("receipt.fsync", 1), ("receipt.kept", 1),
+              ("memory.folder", 1), ("party.received", 5), ("upload.sent", 2),
               ("party.trained", 2)],
 }  # fmt: skip
 ASYNCHRONOUS = {

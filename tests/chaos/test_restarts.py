@@ -9,11 +9,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from hansa.net.asks import Sent, close_ask, open_ask, store_answer
 from hansa.net.blobs import Blobs
 from hansa.net.client import Client
 from hansa.net.desk import Errand
+from hansa.net.evidence import stated
 from hansa.net.federation import Federation, init
 from hansa.net.home import Home, Remembered
 from hansa.net.ledger import Ledger
@@ -25,7 +27,7 @@ from hansa.run.serve import Aggregator
 KEY = ("job-1", 0, "round", 0)
 DATA = b"a reply"
 DIGEST = hashlib.sha256(DATA).hexdigest()
-ANSWER = Answer(Blob(DIGEST, len(DATA)))
+UNSIGNED = Answer("0" * 64, "", Blob(DIGEST, len(DATA)), 1)
 EXPERIMENT = {"task": {"dataset": "heart", "model": "logistic"}, "algorithm": {"name": "fedavg"}}
 
 
@@ -35,8 +37,12 @@ def federation(tmp_path: Path) -> Federation:
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    return Ledger(tmp_path / "hansa.db")
+def ledger(tmp_path: Path, federation: Federation) -> Ledger:
+    ledger = Ledger(tmp_path / "hansa.db", federation.notary())
+    ledger.now(
+        lambda db: db.run("INSERT INTO certificates VALUES ('mark', 'north', 'party', 'valid', '', '')").rowcount
+    )
+    return ledger
 
 
 def add_job(ledger: Ledger, status: str = "running") -> None:
@@ -45,7 +51,8 @@ def add_job(ledger: Ledger, status: str = "running") -> None:
 
 
 def sent(party: int = 0) -> Sent:
-    return Sent(party, "north", ANSWER, 0.0, "nonce", "signature")
+    said = stated("chaos", "north", KEY, UNSIGNED)
+    return Sent(party, "north", structs.replace(UNSIGNED, signature="0" * 128), 0.0, said, "mark")
 
 
 def test_a_federation_can_be_opened_again_and_a_known_party_invited(tmp_path: Path, federation: Federation) -> None:
@@ -172,7 +179,9 @@ async def enrolled(tmp_path: Path, federation: Federation, url: str) -> AsyncIte
 
 async def reply(client: Client) -> Receipt:
     about = About(KEY[0], KEY[1], "0/round/0")
-    _, got = await client.call("POST", "/v1/jobs/job-1/asks/0/round/0/reply", pack(ANSWER), about)
+    said = stated("chaos", "north", KEY, UNSIGNED)
+    answer = structs.replace(UNSIGNED, signature=client.sign(said.signed_bytes()))
+    _, got = await client.call("POST", "/v1/jobs/job-1/asks/0/round/0/reply", pack(answer), about)
     return unpack(got, Receipt)
 
 
@@ -180,10 +189,9 @@ def test_an_answer_that_was_fused_and_discarded_gets_its_receipt_again(tmp_path:
     async def work(aggregator: Aggregator, url: str) -> None:
         add_job(aggregator.ledger)
         aggregator.ledger.now(open_ask(KEY, "digest", (0,), 0.0))
+        asked = Work(KEY[0], "job", 0, *KEY[1:], Blob("0" * 64, 1), Blob("0" * 64, 1), None, None, None, 1)
+        aggregator.desk.offer([(0, Errand(asked, tmp_path, tmp_path, 100, lambda path, answer: None))])
         aggregator.blobs.append("party.north", DIGEST, 0, DATA, 100)
-        blob = Blob(DIGEST, len(DATA))
-        asked = Work(KEY[0], "job", 0, *KEY[1:], blob, blob, None, None, None, 1)
-        aggregator.desk.offer([(0, Errand(asked, tmp_path, tmp_path, 100, lambda path: None))])
         async with enrolled(tmp_path, federation, url) as home, home.client(url) as client:
             first = await reply(client)
             aggregator.blobs.discard(DIGEST)

@@ -16,6 +16,7 @@ from wires import Session, SimulatedClient
 from hansa.core.runtime import complete_async
 from hansa.net.blobs import Blobs
 from hansa.net.desk import Desk
+from hansa.net.evidence import Notary
 from hansa.net.gate import Gate
 from hansa.net.home import Home
 from hansa.net.ledger import SCHEMA, Ledger, Writer
@@ -43,8 +44,9 @@ def connect(path: str = ":memory:") -> sqlite3.Connection:
 class Direct(Ledger):
     """The ledger over a database in memory, each change at once; its transactions are the real ones."""
 
-    def __init__(self, db: sqlite3.Connection) -> None:
+    def __init__(self, db: sqlite3.Connection, notary: Notary) -> None:
         self._db = self._reader = db
+        self._notary = notary
         self._read_lock = nullcontext()  # type: ignore[assignment]
 
     def write(self, change: Callable[[Writer], Any]) -> Future[Any]:
@@ -59,8 +61,8 @@ class Direct(Ledger):
 class SimulatedLedger(Direct):
     """The same for a process: what waits is committed together, a little later, or never if it dies."""
 
-    def __init__(self, db: sqlite3.Connection, process: Process) -> None:
-        super().__init__(db)
+    def __init__(self, db: sqlite3.Connection, notary: Notary, process: Process) -> None:
+        super().__init__(db, notary)
         self._process = process
         self._waiting: list[tuple[Callable[[Writer], Any], Future[Any]]] = []
 
@@ -158,7 +160,7 @@ class Aggregator:
 
     async def _start(self) -> None:
         world = self.world
-        ledger = SimulatedLedger(world.db, self.process)
+        ledger = SimulatedLedger(world.db, world.notary, self.process)
         blobs = Blobs(world.folder / "state")
         desk = Desk(world.weather.absent_after, world.weather.lease)
         desk.changed = News()  # type: ignore[assignment]

@@ -8,10 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import tally
 import torch
+from lives import Direct
+from msgspec import structs
 
 from hansa.core import codec
+from hansa.core.errors import HansaError
+from hansa.net.audit import verify_lines
 from hansa.net.blobs import Blobs
-from hansa.net.ledger import Writer
+from hansa.net.evidence import head_line
+from hansa.net.ledger import log_lines
 from hansa.run.records import needed_blobs
 
 if TYPE_CHECKING:
@@ -41,6 +46,7 @@ class Promises:
             self.fail(f"the rounds are {[line['round'] for line in lines]}")
         self._check_receipts()
         self._check_log(len(lines), job["status"])
+        self._check_audit()
         start = [0.0] * WIDTH
         if self.weather.algorithm == "tally":
             wanted = tally.expected(self._check_rounds(lines, empty), start)
@@ -62,6 +68,18 @@ class Promises:
                 self.fail(f"an acknowledged update is lost: {receipt}")
             if receipt.status == "rejected":
                 self.fail(f"a good update was rejected: {receipt}")
+
+    def _check_audit(self) -> None:
+        """The log verifies, with all the receipts that parties have kept."""
+        record = Direct(self.db, self.world.notary)
+        size = record.now(lambda db: db.size())
+        head = record.now(lambda db: db.head(size))
+        lines = [line[:-1] for line in log_lines(record, 0, size)]
+        kept = sorted((self.world.folder / "homes").glob("*/receipts/*.jsonl"))
+        try:
+            verify_lines([*lines, head_line(json.dumps(structs.asdict(head)))[:-1]], None, kept)
+        except HansaError as error:
+            self.fail(f"the log does not verify: {error}")
 
     def _check_log(self, rounds: int, status: str) -> None:
         entries = self.db.execute("SELECT event, round FROM log").fetchall()
@@ -134,7 +152,7 @@ class Promises:
     def _check_model(self, digest: str, wanted: list[float]) -> None:
         state = self.world.folder / "state"
         if self.world.deaths:  # who dies before he has tidied up does so when he starts again
-            Blobs(state).sweep(needed_blobs(Writer(self.db)))
+            Blobs(state).sweep(needed_blobs(Direct(self.db, self.world.notary)))
         here = {path.name for path in state.glob("blobs/??/*")}
         if here != {digest}:
             self.fail(f"of the blobs {here} only the model {digest} should be left")

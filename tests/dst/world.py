@@ -34,6 +34,7 @@ from promises import Promises
 
 from hansa.net import keys, party, runtime
 from hansa.net.federation import Federation, init
+from hansa.net.ledger import begin
 from hansa.net.registry import Registry
 from hansa.net.wire import Receipt
 from hansa.run.join import preparer
@@ -101,16 +102,20 @@ def template() -> tuple[Path, Federation, sqlite3.Connection]:
     root = Path(tempfile.mkdtemp(prefix="hansa-dst-", dir=base))
     federation = init(root / "federation", "world", NAMES, ["localhost"], 8443)
     db = connect()
-    ledger = Direct(db)
+    ledger = Direct(db, federation.notary())
+    ledger.now(begin(federation.notary()))
     registry = Registry(federation, ledger)
     for name in NAMES:
         home, token, key = root / "homes" / name, federation.token(name), keys.new_key()
         assert token is not None
         home.mkdir(parents=True)
         _, certificate = ledger.now(registry.enrol(token.secret, keys.request(key, name)))
-        ledger.now(lambda db: db.run("UPDATE certificates SET state = 'valid'").rowcount)
+        registry.reload()
+        used = registry.used(keys.identity_of(certificate))
+        assert used is not None
+        ledger.now(used)
         for file, data in (("key.pem", keys.key_bytes(key)), ("cert.pem", certificate),
-                           ("ca.pem", federation.read("ca.pem"))):  # fmt: skip
+                           ("ca.pem", federation.read("ca.pem")), ("log.pem", federation.read("log.pem"))):  # fmt: skip
             keys.write_private(home / file, data)
         about = {"party": name, "federation": "world", "url": "https://localhost:8443", "instance": "0f" * 16}
         keys.write_private(home / "party.json", json.dumps(about).encode())
@@ -146,6 +151,7 @@ class World:
         origin.backup(self.db)
         self.db.execute("DELETE FROM parties WHERE number >= ?", (self.weather.parties,))
         self.federation = Federation("world", self.names, self.federation.url, folder=self.federation.folder)
+        self.notary = self.federation.notary()
         homes = {name: self.folder / "homes" / name for name in self.names}
         self.keys = {name: keys.key_of((home / "key.pem").read_bytes()) for name, home in homes.items()}
         self.certificates = {name: _der((home / "cert.pem").read_bytes()) for name, home in homes.items()}

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import structs
 
 from hansa.core import codec
 from hansa.core.federation import op_of
@@ -30,6 +31,7 @@ from hansa.core.op import Reply
 from hansa.data.describe import DIMENSIONS
 from hansa.net import keys, signing
 from hansa.net.client import PASSING, paced, pause
+from hansa.net.evidence import stated
 from hansa.net.federation import Federation
 from hansa.net.ledger import Ledger, Writer
 from hansa.net.pacing import Pace
@@ -60,13 +62,14 @@ def populate(folder: Path, count: int) -> None:
     (folder / "state").mkdir(mode=0o700, exist_ok=True)
     place = folder / "crowd"
     place.mkdir(mode=0o700)
-    ledger = Ledger(folder / "state" / "hansa.db")
+    ledger = Ledger(folder / "state" / "hansa.db", federation.notary())
     registry = Registry(federation, ledger)
 
     def change(db: Writer) -> None:
         for name in names:
             key = keys.new_key()
-            pem, _ = registry._issue(db, key.public_key(), name)
+            pem, mark = registry._issue(db, key.public_key(), name)
+            db.log("enrolled", party=name, certificate=mark, pem=pem.decode())
             (place / f"{name}.pem").write_bytes(pem + keys.key_bytes(key))
 
     ledger.now(change)
@@ -209,6 +212,7 @@ class Crowd:
 
     def __post_init__(self) -> None:
         self.context = keys.client_context(self.folder / "ca.pem")
+        self.federation = Federation.open(self.folder).name
         self._trees: dict[str, Any] = {}
         self._replies: dict[str, Callable[[int], Reply]] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -307,9 +311,18 @@ class Light:
         data = crowd.reply(work, message)
         blob = Blob(hashlib.sha256(data).hexdigest(), len(data))
         await self._call("PUT", f"{path}/parts/{blob.digest}?at=0", data, about)
-        _, got = await self._call("POST", f"{path}/reply", pack(Answer(blob)), about)
+        answer = Answer(work.message.digest, "", blob, 1, False, None, work.model, work.shown)
+        said = stated(crowd.federation, f"p{self.number:05}", (work.job, work.round, work.phase, work.number), answer)
+        answer = structs.replace(answer, signature=self._signer().sign(said.signed_bytes()).hex())
+        _, got = await self._call("POST", f"{path}/reply", pack(answer), about)
         if unpack(got, Receipt).status == "accepted":
             told.note("accepted")
+
+    def _signer(self) -> keys.PrivateKey:
+        if self._key is None:
+            text = self._certificate.read_bytes()
+            self._key = keys.key_of(text[text.index(b"-----BEGIN PRIVATE KEY") :])
+        return self._key
 
     async def _fetch(self, path: str, blob: Blob) -> bytes:
         return (await self._call("GET", path, headers={"Range": f"bytes=0-{blob.size - 1}"}))[1]
@@ -376,10 +389,7 @@ class Light:
         every = {"Host": f"{self.crowd.host}:{self.crowd.port}", "Hansa-Protocol": "1", "Accept-Encoding": "identity",
                  "Accept": "*/*", "User-Agent": "Python/3.11 aiohttp/3.14.5", **headers}  # fmt: skip
         if about is not None:
-            if self._key is None:
-                text = self._certificate.read_bytes()
-                self._key = keys.key_of(text[text.index(b"-----BEGIN PRIVATE KEY") :])
-            every |= signing.sign(self._key, method, path, body, about)
+            every |= signing.sign(self._signer(), method, path, body, about)
         if body:
             every |= {"Content-Length": str(len(body)), "Content-Type": "application/octet-stream"}
         lines = "".join(f"{name}: {value}\r\n" for name, value in every.items())

@@ -17,13 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from hansa.core import codec
 from hansa.net import asks, keys, signing
 from hansa.net.desk import Errand
+from hansa.net.evidence import Notary, stated
 from hansa.net.federation import Federation, init
 from hansa.net.home import Home
+from hansa.net.ledger import Ledger
 from hansa.net.party import Agent, Worker
 from hansa.net.signing import About
 from hansa.net.wire import Admission, Answer, Blob, Enrolment, Order, Receipt, Trouble, Work, ask_name, pack, unpack
@@ -50,6 +53,11 @@ class Answered:
     @property
     def receipt(self) -> Receipt:
         return unpack(self.body, Receipt)
+
+
+def draft(blob: Blob | None = None, staged: bool = False, why: str | None = None, weight: int = 1) -> Answer:
+    """An answer, not signed yet."""
+    return Answer("0" * 64, "0" * 128, blob, weight if blob is not None else None, staged, why)
 
 
 class Caller:
@@ -96,8 +104,24 @@ class Caller:
         assert self.put(ask, blob.digest, 0, data).status == 204
         return blob
 
+    def signed(self, ask: Asked, answer: Answer) -> Answer:
+        """An answer to what was asked, signed by the caller's key as the caller's own."""
+        assert self.key is not None
+        answer = structs.replace(answer, **self.league.told(self.name, ask))
+        said = stated("league", self.name, ask.key, answer)
+        return structs.replace(answer, signature=self.key.sign(said.signed_bytes()).hex())
+
     def reply(self, ask: Asked, answer: Answer, **given: Any) -> Answered:
-        return self.call("POST", f"{ask.path}/reply", pack(answer), ask.about, **given)
+        """Hand in an answer, signed."""
+        return self.call("POST", f"{ask.path}/reply", pack(self.signed(ask, answer)), ask.about, **given)
+
+    def sent(self, ask: Asked, answer: Answer) -> asks.Sent:
+        """An answer as the aggregator has it once it has looked at its signatures."""
+        assert self.files is not None
+        answer = self.signed(ask, answer)
+        said = stated("league", self.name, ask.key, answer)
+        return asks.Sent(self.league.number(self.name), self.name, answer, 0.0, said,
+                         keys.fingerprint(self.files[0].read_bytes()))  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,6 +214,7 @@ class League:
         init(folder, "league", parties, ["127.0.0.1"], 0)
         self.members: dict[str, Member] = {}
         self._callers: list[Caller] = []
+        self._told: dict[Any, dict[str, Any]] = {}
         self.port = 0
         self.start()
 
@@ -296,8 +321,16 @@ class League:
         blobs = [Blob(path.name.partition("-")[2], path.stat().st_size) for path in files]
         for party in parties:
             work = Work(asked.job, "job", party, *asked.key[1:], blobs[0], blobs[1], None, None, None, 1)
-            self.desk.offer([(party, Errand(work, files[0], files[1], limit, lambda path: None))])
+            self.desk.offer([(party, Errand(work, files[0], files[1], limit, lambda path, answer: None))])
         return asked
+
+    def told(self, name: str, asked: Asked) -> dict[str, Any]:
+        """What a party was told with an ask, as its answer repeats it; also when it is not asked any more."""
+        offer = self.desk.find(self.number(name), asked.key)
+        if offer is not None:
+            work = offer.work
+            self._told[name, asked] = {"message": work.message.digest, "model": work.model, "shown": work.shown}
+        return self._told.get((name, asked), {})
 
     def close_ask(self, asked: Asked, missing: Mapping[int, str] | None = None) -> None:
         self.desk.withdraw(asked.key, range(8))
@@ -361,6 +394,28 @@ class League:
         digest = self.shown(job)["model"]
         assert digest is not None, self.shown(job)["reason"]
         return codec.decode(self.aggregator.blobs.path(digest).read_bytes())
+
+
+class Signer:
+    """A party that a ledger knows, without an aggregator: its answers as the ledger is given them."""
+
+    def __init__(self, ledger: Ledger, number: int, name: str) -> None:
+        self.number, self.name, self._key = number, name, keys.new_key()
+        self._certificate = hashlib.sha256(name.encode()).hexdigest()
+        row = (self._certificate, name, self._key.public_key().public_bytes_raw().hex())
+        ledger.now(lambda db: db.run("INSERT INTO certificates VALUES (?, ?, 'party', 'valid', ?, '')", *row).rowcount)
+
+    def sent(self, key: Any, answer: Answer) -> asks.Sent:
+        said = stated("league", self.name, key, answer)
+        answer = structs.replace(answer, signature=self._key.sign(said.signed_bytes()).hex())
+        return asks.Sent(self.number, self.name, answer, 0.0, said, self._certificate)
+
+
+def notary() -> Notary:
+    """A key for a log of its own."""
+    authority, pem = keys.make_ca("league")
+    key = keys.new_key()
+    return Notary("league", key, keys.issue(authority, pem, key.public_key(), "log", "log", "league", 9), pem)
 
 
 def samples(party: int, n: int = 12, features: int = 3, classes: int = 2) -> Samples:

@@ -12,14 +12,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from league import PATIENCE, Asked, Caller, League, Member, samples
+from league import PATIENCE, Asked, Caller, League, Member, draft, samples
 
 from hansa.net import client as clients
 from hansa.net import keys
 from hansa.net import party as parties
 from hansa.net.blobs import CHUNK
 from hansa.net.client import Client, Unreachable
-from hansa.net.wire import Answer, Blob
+from hansa.net.wire import Blob
 from hansa.testing.proxy import Faults, Proxy, ProxyThread
 
 
@@ -62,7 +62,7 @@ def test_a_slow_line_gets_a_chunk_through_that_takes_longer_than_anybody_waits(
             await sending(client, ask, blob, data)
 
     asyncio.run(main())
-    assert ann.reply(ask, Answer(blob)).receipt.status == "accepted"
+    assert ann.reply(ask, draft(blob)).receipt.status == "accepted"
 
 
 def test_an_upload_into_a_partition_is_given_up_and_goes_on_when_it_heals(
@@ -86,7 +86,7 @@ def test_an_upload_into_a_partition_is_given_up_and_goes_on_when_it_heals(
             await asyncio.wait_for(sending(client, ask, blob, data), 20)
 
     asyncio.run(main())
-    assert ann.reply(ask, Answer(blob)).receipt.status == "accepted"
+    assert ann.reply(ask, draft(blob)).receipt.status == "accepted"
 
 
 @pytest.mark.parametrize("how", ["silence", "reset"])
@@ -108,7 +108,7 @@ def test_a_connection_that_breaks_in_any_way_is_replaced(
             assert proxy.counts["connections"] >= 2
 
     asyncio.run(main())
-    assert ann.reply(ask, Answer(blob)).receipt.status == "accepted"
+    assert ann.reply(ask, draft(blob)).receipt.status == "accepted"
 
 
 def test_a_sign_of_life_that_hangs_does_not_hold_up_the_answer(league: League, monkeypatch: pytest.MonkeyPatch) -> None:

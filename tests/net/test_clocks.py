@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 import torch
 from cryptography import x509
-from league import PARTIES, Asked, Caller, League, samples
+from league import PARTIES, Asked, Caller, League, draft, samples
 
 from hansa.core import codec
 from hansa.core.op import Reply
 from hansa.data.describe import KINDS
 from hansa.net import client, keys, runtime
-from hansa.net.wire import Answer
 
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}
 DAY = 86400.0
@@ -53,7 +52,7 @@ def silent_from_now_on(league: League, job: str) -> Caller:
     cid, ask = league.enrolled("cid"), Asked(job, 0, "describe", 0)
     league.until(lambda: league.desk.find(2, ask.key) is not None)
     about = torch.tensor([1, 3, *[0] * 7, 2, KINDS.index("class"), 0, 0], dtype=torch.int64)
-    assert cid.reply(ask, Answer(cid.upload(ask, codec.encode(Reply({"about": about}).tree())))).status == 200
+    assert cid.reply(ask, draft(cid.upload(ask, codec.encode(Reply({"about": about}).tree())))).status == 200
     league.until(lambda: league.desk.find(2, (job, 0, "round", 0)) is not None)
     return cid
 

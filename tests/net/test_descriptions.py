@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from league import PARTIES, Asked, League, samples
+from league import PARTIES, Asked, League, draft, samples
 
 import hansa
 from hansa.core import codec
@@ -17,7 +17,7 @@ from hansa.core.op import Reply
 from hansa.core.registry import build
 from hansa.data.describe import CLASSES, DIMENSIONS, KINDS
 from hansa.net import client, party, runtime
-from hansa.net.wire import Answer, Work
+from hansa.net.wire import Work
 from hansa.run.config import make_model
 from hansa.run.join import Samples
 
@@ -273,7 +273,7 @@ def test_a_name_that_is_not_unicode_is_a_malformed_reply(league: League, group: 
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     blob = cid.upload(ask, struct.pack("<Q", len(text)) + text + struct.pack("<qd", 1, 0.0))
-    assert cid.reply(ask, Answer(blob)).status == 200
+    assert cid.reply(ask, draft(blob)).status == 200
     ended = league.ended(job)
     assert ended["status"] == "finished", ended["reason"]
     assert [line["members"] for line in ended["rounds"]] == [["ann", "bob"]] * 2

@@ -12,11 +12,11 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID
-from league import Caller, League
+from league import Caller, League, draft
 
 from hansa.net import keys, signing
 from hansa.net.signing import About
-from hansa.net.wire import Answer, pack
+from hansa.net.wire import pack
 
 DAY = datetime.timedelta(days=1)
 
@@ -128,7 +128,7 @@ def test_a_certificate_by_the_authority_that_is_not_on_record_is_denied_and_logg
     got = unknown.call("POST", f"/v1/alive?instance={unknown.instance}")
     assert got.status == 403 and "not valid here" in got.error
     (entry,) = league.events("denied")
-    assert entry["party"] == "ann" and '"path": "/v1/alive"' in entry["detail"]
+    assert entry["party"] == "ann" and '"path":"/v1/alive"' in entry["detail"]
 
 
 def test_a_party_cannot_make_itself_the_operator(league: League, ann: Caller) -> None:
@@ -150,7 +150,7 @@ def test_a_party_cannot_make_itself_the_operator(league: League, ann: Caller) ->
 def test_what_bob_signed_does_not_come_from_ann(league: League, ann: Caller) -> None:
     bob, ask = league.enrolled("bob"), league.ask()
     for signer, sender in ((bob, ann), (ann, bob)):
-        got = sender.call("POST", f"{ask.path}/reply", pack(Answer(why="no")), ask.about, key=signer.key)
+        got = sender.call("POST", f"{ask.path}/reply", pack(draft(why="no")), ask.about, key=signer.key)
         assert got.status == 401 and "does not fit its content and sender" in got.error
     assert league.replies(ask) == {} and [e["party"] for e in league.events("denied")] == ["ann", "bob"]
 
@@ -173,7 +173,8 @@ def test_a_path_other_than_the_signed_one_is_refused_however_it_is_written(
     league: League, ann: Caller, old: str, new: str
 ) -> None:
     """Even where it is the same path to the router, it is not what was signed."""
-    ask, other, body = league.ask(), league.ask(number=1), pack(Answer(why="no"))
+    ask, other = league.ask(), league.ask(number=1)
+    body = pack(ann.signed(ask, draft(why="no")))
     league.ask(job="job-2")
     path = f"{ask.path}/reply"
     headers = signing.sign(ann.key, "POST", path, body, ask.about)  # type: ignore[arg-type]
@@ -185,7 +186,7 @@ def test_a_path_other_than_the_signed_one_is_refused_however_it_is_written(
 
 def test_a_header_twice_is_one_too_many(league: League, ann: Caller) -> None:
     """One to be checked and another to be believed: whichever comes first, what was not signed does not count."""
-    ask, body = league.ask(), pack(Answer(why="no"))
+    ask, body = league.ask(), pack(draft(why="no"))
     later = league.ask(round=1)
     path = f"{later.path}/reply"
     signed = signing.sign(ann.key, "POST", f"{ask.path}/reply", body, ask.about)  # type: ignore[arg-type]

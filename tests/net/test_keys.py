@@ -150,6 +150,8 @@ def test_a_certificate_is_no_authority_and_serves_its_role_alone(role: str, ca: 
         names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         assert names.get_values_for_type(x509.DNSName) == ["example.org"]
         assert [str(address) for address in names.get_values_for_type(x509.IPAddress)] == ["::1"]
+    elif role == "log":
+        assert uses == [ExtendedKeyUsageOID.TIME_STAMPING]  # for no connection
     else:
         assert uses == [ExtendedKeyUsageOID.CLIENT_AUTH]
     subject = {a.oid: a.value for a in cert.subject}

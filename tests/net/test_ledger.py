@@ -10,11 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from league import notary
 
 from hansa.core.errors import ConfigError
 from hansa.net import points
 from hansa.net.asks import close_ask, decide, open_ask, take_ticket
-from hansa.net.ledger import Ledger, LedgerError, Writer, entry_hash
+from hansa.net.evidence import ENTRY, entry_line
+from hansa.net.ledger import Ledger, LedgerError, Writer, log_lines
+from hansa.net.merkle import Frontier, leaf_hash
 from hansa.net.round import Decision
 
 
@@ -143,30 +146,62 @@ def test_a_file_that_is_none_or_of_another_version_is_refused(tmp_path: Path) ->
     with pytest.raises(LedgerError, match="cannot be opened"):
         Ledger(tmp_path / "bad.db")
     db = sqlite3.connect(tmp_path / "new.db")
-    db.execute("PRAGMA user_version = 99")
+    db.execute("PRAGMA user_version = 1")
     db.close()
     with pytest.raises(ConfigError, match="another version of hansa"):
         Ledger(tmp_path / "new.db")
 
 
-def test_each_entry_of_the_log_stands_for_all_before_it(tmp_path: Path) -> None:
+def test_the_logs_root_stands_for_every_entry_and_stays_what_it_was(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "hansa.db")
-    heads = [ledger.now(lambda db, k=k: db.log("event", "job-1", k, "ann", why=f"reason {k}")) for k in range(3)]
+    sizes = [ledger.now(lambda db, k=k: db.log("event", "job-1", k, "ann", why=f"reason {k}")) for k in range(5)]
     ledger.close()
     ledger = Ledger(tmp_path / "hansa.db")
-    heads.append(ledger.now(lambda db: db.log("after a restart")))
+    sizes.append(ledger.now(lambda db: db.log("after a restart")))
+    assert sizes == [1, 2, 3, 4, 5, 6]
     rows = ledger.all("SELECT * FROM log ORDER BY seq")
-    head = "0" * 64
-    for row, said in zip(rows, heads, strict=True):
-        entry = [row[name] for name in ("seq", "at", "job", "round", "party", "event", "detail")]
-        assert entry_hash(head, *entry) == row["hash"] == said
-        assert entry_hash("x" + head[1:], *entry) != row["hash"]
+    entries = [[row[name] for name in ENTRY] for row in rows]
+    roots = [ledger.now(lambda db, size=size: db.root(size)) for size in range(7)]
+    grown = Frontier()
+    for size, entry in enumerate(entries, 1):
+        assert json.loads(entry_line(*entry))["seq"] == size
+        assert b"".join(log_lines(ledger, size - 1, size)) == entry_line(*entry) + b"\n"
+        grown.append(leaf_hash(entry_line(*entry)))
+        assert grown.root().hex() == roots[size]
         for k, changed in enumerate(entry):
-            other = [*entry[:k], "other" if isinstance(changed, str) else 7, *entry[k + 1 :]]
-            assert entry_hash(head, *other) != row["hash"]
-        head = row["hash"]
-    assert [row["seq"] for row in rows] == [1, 2, 3, 4] and json.loads(rows[0]["detail"]) == {"why": "reason 0"}
+            other = [*entry[:k], '"other"' if isinstance(changed, str) else 7, *entry[k + 1 :]]
+            assert entry_line(*other) != entry_line(*entry)
+    assert len(set(roots)) == 7 and json.loads(entries[0][6]) == {"why": "reason 0"}
     ledger.close()
+
+
+def test_an_entry_that_is_undone_leaves_the_tree_as_it_was(ledger: Ledger) -> None:
+    def half(db: Writer) -> None:
+        db.log("half")
+        raise ValueError("no further")
+
+    ledger.now(lambda db: db.log("one"))
+    before = ledger.now(lambda db: db.root(1))
+    with pytest.raises(ValueError, match="no further"):
+        ledger.now(half)
+    assert ledger.now(lambda db: db.log("two")) == 2 and ledger.now(lambda db: db.root(1)) == before
+    assert len(ledger.all("SELECT * FROM nodes")) == 3
+
+
+def test_a_log_goes_on_only_under_the_key_it_was_begun_with(tmp_path: Path) -> None:
+    mine = notary()
+    for _ in range(2):
+        ledger = Ledger(tmp_path / "hansa.db", mine)
+        (entry,) = ledger.all("SELECT * FROM log")
+        assert entry["event"] == "log begun" and json.loads(entry["detail"]) == mine.beginning()
+        ledger.close()
+    with pytest.raises(ConfigError, match="put back those that it was begun with"):
+        Ledger(tmp_path / "hansa.db", notary())
+    Ledger(tmp_path / "hansa.db", mine).close()
+    bare = Ledger(tmp_path / "hansa.db")
+    with pytest.raises(LedgerError, match="without the key"):
+        bare.now(lambda db: db.head(1))
+    bare.close()
 
 
 # What asks go through
@@ -175,8 +210,8 @@ KEY = ("job-1", 0, "round", 0)
 
 
 def answered(ledger: Ledger, party: int, why: str | None = None, key: tuple[str, int, str, int] = KEY) -> None:
-    sql = ("INSERT INTO replies (job, round, phase, number, party, blob, size, staged, why, seconds, nonce, signature) "
-           "VALUES (?, ?, ?, ?, ?, 'b', 1, 0, ?, 0, '', '')")  # fmt: skip
+    sql = ("INSERT INTO replies (job, round, phase, number, party, blob, size, staged, why, seconds) "
+           "VALUES (?, ?, ?, ?, ?, 'b', 1, 0, ?, 0)")  # fmt: skip
     ledger.now(lambda db: db.run(sql, *key, party, why).rowcount)
 
 

@@ -171,7 +171,10 @@ def test_who_refuses_a_job_is_left_out_and_the_log_says_why(league: League, text
     assert ended["status"] == "finished" and [line["members"] for line in ended["rounds"]] == [["ann", "bob"]] * 2
     (entry,) = league.events("not taking part")
     assert entry["job"] == job and entry["party"] == "cid" and why in entry["detail"]
-    assert [e["event"] for e in league.operator.log(job) if e["party"] == "cid"] == ["not taking part"]
+    assert [e["event"] for e in league.operator.log(job) if e["party"] == "cid"] == [
+        "update refused",
+        "not taking part",
+    ]
 
 
 @pytest.mark.parametrize(

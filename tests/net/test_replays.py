@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from league import PARTIES, Answered, Asked, Caller, League, samples
+from league import PARTIES, Answered, Asked, Caller, League, draft, samples
 
 import hansa
 from hansa.core import codec
@@ -20,7 +20,7 @@ from hansa.net import client as clients
 from hansa.net import keys, signing
 from hansa.net.client import Client
 from hansa.net.signing import About
-from hansa.net.wire import Admission, Answer, Blob, pack, unpack
+from hansa.net.wire import Admission, Blob, pack, unpack
 from hansa.run.config import make_model
 
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}
@@ -74,7 +74,7 @@ class Taped:
 
     def __init__(self, league: League, ask: Asked, caller: Caller) -> None:
         self.put = recorded(caller, "PUT", f"{ask.path}/parts/{BLOB.digest}?at=0", DATA, ask.about)
-        self.reply = recorded(caller, "POST", f"{ask.path}/reply", pack(Answer(BLOB)), ask.about)
+        self.reply = recorded(caller, "POST", f"{ask.path}/reply", pack(caller.signed(ask, draft(BLOB))), ask.about)
 
 
 @pytest.fixture
@@ -207,7 +207,9 @@ def test_chunks_doubled_and_in_any_order_give_the_bytes_or_nothing(league: Leagu
                     got = tap.send(recorded(ann, "PUT", path, chunks[which], ask.about))
                     assert got.status in (204, 416) if not accepted else got.status == 404
                 else:
-                    got = tap.send(recorded(ann, "POST", f"{ask.path}/reply", pack(Answer(BLOB)), ask.about))
+                    got = tap.send(
+                        recorded(ann, "POST", f"{ask.path}/reply", pack(ann.signed(ask, draft(BLOB))), ask.about)
+                    )
                     assert got.status == 416 or got.receipt.status == "accepted"
                     accepted += [got.body] if got.status == 200 else []
         assert accepted and set(accepted) == {accepted[0]}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from league import PARTIES, PATIENCE, League, samples
+from league import PARTIES, PATIENCE, Asked, League, Signer, draft, notary, samples
 
 import hansa
 from hansa.core import codec
@@ -22,7 +22,7 @@ from hansa.data.describe import KINDS
 from hansa.data.prepare import ApplyStandardise, ColumnMoments
 from hansa.local import SGD
 from hansa.net import client, points, runtime
-from hansa.net.asks import Sent, give_up, open_ask, store_answer, take_ticket
+from hansa.net.asks import give_up, open_ask, store_answer, take_ticket
 from hansa.net.blobs import Blobs
 from hansa.net.desk import Desk
 from hansa.net.ledger import Ledger
@@ -127,13 +127,11 @@ def test_a_round_without_its_quorum_is_empty_and_leaves_the_model_as_it_was(leag
 
 def test_over_selection_closes_a_round_with_the_first_to_answer(league: League) -> None:
     join(league, "ann", "bob")
-    league.enrolled("cid")
+    cid = league.enrolled("cid")
     job = league.submit(tree(cohort_size=2, over_select=0.5), min_parties=3)
     key = (job, 0, "describe", 0)
     league.until(lambda: league.desk.find(2, key) is not None)
-    league.ledger.now(
-        store_answer(key, Sent(2, "cid", described(league), 0.0, "", ""), None)
-    )  # and from then on nothing
+    league.ledger.now(store_answer(key, cid.sent(Asked(*key), described(league)), None))  # and from then on nothing
     league.desk.answered(key, 2, None)
     ended = league.ended(job)
     assert ended["status"] == "finished"
@@ -146,7 +144,7 @@ def described(league: League) -> Answer:
     """What cid would have said of its data."""
     about = torch.tensor([1, 3, *[0] * 7, 2, KINDS.index("class"), 0, 0], dtype=torch.int64)
     digest, size = league.aggregator.blobs.put([codec.encode(Reply({"about": about}).tree())])
-    return Answer(Blob(digest, size))
+    return draft(Blob(digest, size))
 
 
 def test_a_party_that_goes_silent_is_given_up_after_a_while(found: Callable[..., League]) -> None:
@@ -212,7 +210,7 @@ def test_a_party_that_drops_and_comes_back_goes_on_with_its_memory(league: Leagu
 
 def test_a_job_is_stopped_while_it_waits(league: League) -> None:
     join(league, "ann", "bob")
-    league.enrolled("cid")
+    cid = league.enrolled("cid")
     job = league.submit(tree())
     key = (job, 0, "describe", 0)
     league.until(lambda: league.desk.find(2, key) is not None)
@@ -221,8 +219,8 @@ def test_a_job_is_stopped_while_it_waits(league: League) -> None:
     assert ended["status"] == "stopped" and ended["reason"] == "stopped by the operator" and ended["model"] is None
     assert league.operator.stop(job) is False
     assert league.desk.find(2, key) is None
-    cid = Sent(2, "cid", Answer(why="too late"), 0.0, "", "")
-    assert league.ledger.now(store_answer(key, cid, None)).status == "late"
+    late = cid.sent(Asked(*key), draft(why="too late"))
+    assert league.ledger.now(store_answer(key, late, None)).status == "late"
     assert list(league.aggregator.blobs) == []
 
 
@@ -292,7 +290,7 @@ def test_nothing_of_an_ended_job_stays_but_its_model_and_its_record(league: Leag
 
 @pytest.fixture
 def parts(tmp_path: Path) -> Iterator[tuple[Ledger, Blobs, Desk]]:
-    ledger = Ledger(tmp_path / "hansa.db")
+    ledger = Ledger(tmp_path / "hansa.db", notary())
     yield ledger, Blobs(tmp_path), Desk(0.2, 10)
     ledger.close()
 
@@ -327,7 +325,7 @@ def test_a_party_that_was_given_up_and_answers_after_all_does_not_count_twice(
     def answer(party: int) -> None:
         reply = Reply({"w": torch.full((3,), float(party))}, 1, metrics={"train_loss": 1.0})
         digest, size = blobs.put([codec.encode(reply.tree())])
-        sent = Sent(party, PARTIES[party], Answer(Blob(digest, size)), 0.0, "", "")
+        sent = Signer(ledger, party, PARTIES[party]).sent(key, draft(Blob(digest, size)))
         ledger.now(store_answer(key, sent, blobs.path(digest)))
         desk.answered(key, party, None)
 
@@ -361,12 +359,12 @@ def test_a_ticket_is_given_up_once_and_its_answer_is_late_from_then_on(parts: tu
     keys = [("job-1", 0, "round", k) for k in range(3)]
     for key in keys:
         ledger.now(open_ask(key, "d", [0], 1.0))
-    sent = Sent(0, "ann", Answer(why="it would rather not"), 0.0, "nonce", "signature")
-    assert ledger.now(store_answer(keys[0], sent, None)).status == "accepted"
+    ann, no = Signer(ledger, 0, "ann"), draft(why="it would rather not")
+    assert ledger.now(store_answer(keys[0], ann.sent(keys[0], no), None)).status == "accepted"
     for key in keys[:2]:
         ledger.now(give_up(key, 0, "it has gone"))
         ledger.now(give_up(key, 0, "it has gone"))
-    assert [ledger.now(store_answer(key, sent, None)).status for key in keys[:2]] == ["accepted", "late"]
+    assert [ledger.now(store_answer(key, ann.sent(key, no), None)).status for key in keys[:2]] == ["accepted", "late"]
     rows = ledger.all("SELECT number, why FROM replies ORDER BY seq")
     assert [tuple(row) for row in rows] == [(0, "it would rather not"), (1, "it has gone")]
     assert ledger.now(take_ticket(keys[2], {5: keys[1]})) == 5

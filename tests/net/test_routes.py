@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from league import Asked, Caller, League
+from league import Asked, Caller, League, draft
 
 from hansa.net import keys, signing
 from hansa.net.gate import Gate
@@ -16,7 +16,7 @@ from hansa.net.limits import Limits
 from hansa.net.metrics import Metrics
 from hansa.net.server import Server
 from hansa.net.signing import About
-from hansa.net.wire import Admission, Answer, pack, unpack
+from hansa.net.wire import Admission, pack, unpack
 
 ASK = "/v1/jobs/{job}/asks/{round}/{phase}/{number}"
 ROUTES = {  # method and path: who may, and whether it is signed
@@ -41,6 +41,9 @@ ROUTES = {  # method and path: who may, and whether it is signed
     ("POST", "/v1/jobs/{job}/stop"): ("operator", True),
     ("GET", "/v1/jobs/{job}/model"): ("operator", False),
     ("GET", "/v1/log"): ("operator", False),
+    ("GET", "/v1/log/head"): ("operator", False),
+    ("GET", "/v1/log/lines"): ("operator", False),
+    ("GET", "/v1/log/certificate"): ("party", False),
 }
 GUARDED = [(*route, *how) for route, how in ROUTES.items() if how[0] != "anyone"]
 SIGNED = [(method, path, role) for (method, path), (role, signed) in ROUTES.items() if signed]
@@ -153,11 +156,11 @@ def test_a_right_signature_is_let_in_everywhere(scene: Scene) -> None:
 
 def test_who_is_turned_away_is_in_the_log(scene: Scene) -> None:
     scene.parties["bob"].call("GET", "/v1/parties?x=1")
-    scene.parties["bob"].call("POST", Asked().path + "/reply", pack(Answer(why="no")), About("job-2", 0, "0/round/0"))
+    scene.parties["bob"].call("POST", Asked().path + "/reply", pack(draft(why="no")), About("job-2", 0, "0/round/0"))
     scene.league.ledger.now(lambda db: None)
     rows = scene.league.ledger.all("SELECT * FROM log WHERE event = 'denied' ORDER BY seq DESC LIMIT 2")
     assert [row["party"] for row in rows] == ["bob", "bob"]
-    assert '"path": "/v1/parties"' in rows[1]["detail"]
+    assert '"path":"/v1/parties"' in rows[1]["detail"]
 
 
 def test_the_authoritys_certificate_is_public_and_needs_no_version(scene: Scene) -> None:

@@ -170,10 +170,15 @@ def log(
     job: Annotated[
         str | None, typer.Argument(metavar="JOB", help="One job: its rounds and what happened in it.")
     ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Write the whole log to a file, for `hansa audit`.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Print the aggregator's log, or one job's rounds and its part of the log."""
+    """Print the aggregator's log, or one job's rounds and its part of the log; or export all of it."""
     operator = _operator(federation)
+    if out is not None:
+        count = operator.export(out)
+        _say(as_json, {"log": str(out), "entries": count}, f"wrote {count} entries to {out}")
+        return
     shown = operator.job(job) if job is not None else None
     entries = operator.log(job)
     if as_json:
@@ -181,6 +186,9 @@ def log(
         return
     if shown is not None and shown["rounds"]:
         print_rounds(shown["rounds"])
+        for line in shown["rounds"]:
+            head = line["head"]
+            typer.echo(f"round {head['round']}: signed head of {head['size']} entries, root {head['root']}")
     for entry in entries:
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry["at"]))
         where = " ".join(f"{k}={entry[k]}" for k in ("job", "round", "party") if entry[k] is not None)

@@ -14,13 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from hansa.core.errors import HansaError, ReplayError
+from hansa.core.errors import DataError, HansaError, ReplayError
+from hansa.core.op import Reply
 from hansa.net.blobs import Gap
 from hansa.net.desk import Key
+from hansa.net.evidence import ACCEPTED, REFUSED, REJECTED, Notary, Statement
 from hansa.net.ledger import Writer
 from hansa.net.points import reach
+from hansa.net.registry import Denied
 from hansa.net.round import Decision
-from hansa.net.wire import Answer, Receipt, ask_name
+from hansa.net.wire import Answer, Receipt, Work, ask_name, pack, unpack
 
 WHERE = "job = ? AND round = ? AND phase = ? AND number = ?"
 
@@ -59,14 +62,15 @@ class NotNow(HansaError):
 
 @dataclass(frozen=True)
 class Sent:
-    """An answer as it came in: whose it is, how long it took, and what signs it."""
+    """An answer as it came in: whose it is, how long it took, what its party says of it, and which certificate's key
+    signed that."""
 
     party: int
     name: str
     answer: Answer
     seconds: float
-    nonce: str
-    signature: str
+    statement: Statement
+    certificate: str
 
 
 class Reads(Protocol):
@@ -91,52 +95,69 @@ def unoffered(db: Reads, key: Key, party: int, name: str) -> HansaError:
     return Unasked(f"{name} is not asked {where} (any more)")
 
 
-def standing(db: Reads, key: Key, sent: Sent) -> Receipt | None:
+def standing(db: Reads, key: Key, sent: Sent, notary: Notary) -> Receipt | None:
     """The receipt of an answer that was stored before, or is too late to be; None for one that is to be stored."""
-    blob = sent.answer.blob
-    digest = blob.digest if blob is not None else None
-    before = db.one(f"SELECT blob, why, rejected FROM replies WHERE {WHERE} AND party = ? AND NOT given_up", *key,
+    before = db.one(f"SELECT receipt FROM replies WHERE {WHERE} AND party = ? AND NOT given_up", *key,
                     sent.party)  # fmt: skip
     ask = db.one(f"SELECT parties, closed FROM asks WHERE {WHERE}", *key)
     if ask is None or sent.party not in _parties(ask["parties"]):
         raise Unasked(f"{sent.name} was not asked {ask_name(*key[1:])} of the job {key[0]}")
     if before is not None:
-        rejected = before["why"] if before["rejected"] else None
-        if (before["blob"], None if before["rejected"] else before["why"]) != (digest, sent.answer.why):
+        receipt = unpack(before["receipt"], Receipt)
+        if receipt.statement != sent.statement.digest():
             raise Conflict(
                 f"{sent.name} has already answered {ask_name(*key[1:])} of the job {key[0]}, and otherwise; the first "
                 "answer stands"
             )
-        return _receipt(key, sent, rejected)
-    return Receipt(*key, sent.name, digest, "late") if ask["closed"] is not None else None
+        return receipt
+    return notary.receipt(sent.statement, sent.answer.signature, "late") if ask["closed"] is not None else None
 
 
-def _receipt(key: Key, sent: Sent, rejected: str | None) -> Receipt:
-    digest = sent.answer.blob.digest if sent.answer.blob is not None else None
-    return Receipt(*key, sent.name, digest, "accepted" if rejected is None else "rejected", rejected)
+def check_answered(work: Work, answer: Answer) -> None:
+    """That an answer was signed for what was asked; a DataError where it was not."""
+    if answer.message != work.message.digest:
+        raise DataError("the answer was signed for another message than the one that was sent")
+    if (answer.model, answer.shown) != (work.model, work.shown):
+        raise DataError("the answer was signed for another base model than the one that was sent")
+
+
+def weight_differs(reply: Reply, answer: Answer) -> str | None:
+    """Why a reply's weight is not what its party signed, or None."""
+    if reply.weight == answer.weight:
+        return None
+    return f"its weight is {reply.weight}, and its party signed {answer.weight}"
 
 
 def store_answer(key: Key, sent: Sent, path: Path | None, rejected: str | None = None) -> Callable[[Writer], Receipt]:
-    """Keep an answer, once; on disk when the change is. `path` is where its blob lies; blobs are discarded by the
-    writer too, so one that is there now will stay. Of one that is `rejected`, for that reason, the blob need not."""
+    """Keep an answer, once, as an entry of the log; on disk when the change is. `path` is where its blob lies; blobs
+    are discarded by the writer too, so one that is there now will stay. Of one that is `rejected`, for that reason, the
+    blob need not. That its certificate counts is looked at here once more, so that the log never has an answer after
+    the end of the certificate that signed it."""
 
     def change(db: Writer) -> Receipt:
-        receipt = standing(db, key, sent)
+        receipt = standing(db, key, sent, db.notary)
         if receipt is not None:
             return receipt
         if path is not None and rejected is None and not path.exists():
             raise Gap(0)
-        blob = sent.answer.blob
-        digest, size = (blob.digest, blob.size) if blob is not None else (None, 0)
-        bad = rejected is not None
+        known = db.one("SELECT state FROM certificates WHERE fingerprint = ? AND name = ?", sent.certificate, sent.name)
+        if known is None or known["state"] != "valid":
+            raise Denied(f"the certificate of {sent.name} is not valid here (any more); enrol again with a new token")
+        answer, said, bad = sent.answer, sent.statement, rejected is not None
+        digest, size = (answer.blob.digest, answer.blob.size) if answer.blob is not None else (None, 0)
+        event = REJECTED if bad else ACCEPTED if answer.why is None else REFUSED
+        entry = db.log(event, key[0], key[1], sent.name, **said.detail(answer.signature, sent.certificate),
+                       **({"rejected": rejected} if bad else {}))  # fmt: skip
+        receipt = db.notary.receipt(said, answer.signature, "rejected" if bad else "accepted", entry - 1, entry,
+                                    db.root(entry), rejected)  # fmt: skip
         db.run(
-            "INSERT INTO replies (job, round, phase, number, party, blob, size, staged, why, seconds, nonce, "
-            "signature, rejected, spent) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            *key, sent.party, digest, size, sent.answer.staged, sent.answer.why or rejected, sent.seconds, sent.nonce,
-            sent.signature, bad, bad,
+            "INSERT INTO replies (job, round, phase, number, party, blob, size, staged, why, seconds, entry, receipt, "
+            "rejected, spent) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            *key, sent.party, digest, size, answer.staged, answer.why or rejected, sent.seconds, entry, pack(receipt),
+            bad, bad,
         )  # fmt: skip
         reach("reply.written")
-        return _receipt(key, sent, rejected)
+        return receipt
 
     return change
 
@@ -192,8 +213,8 @@ def give_up(key: Key, party: int, why: str) -> Callable[[Writer], None]:
 
     def change(db: Writer) -> None:
         lost = db.run(
-            "INSERT OR IGNORE INTO replies (job, round, phase, number, party, blob, size, staged, why, seconds, nonce, "
-            "signature, given_up) VALUES (?, ?, ?, ?, ?, NULL, 0, 0, ?, 0, '', '', 1)", *key, party, why,
+            "INSERT OR IGNORE INTO replies (job, round, phase, number, party, blob, size, staged, why, seconds, "
+            "given_up) VALUES (?, ?, ?, ?, ?, NULL, 0, 0, ?, 0, 1)", *key, party, why,
         ).rowcount > 0  # fmt: skip
         if lost:
             db.run(f"UPDATE asks SET closed = ? WHERE {WHERE}", Decision((), {party: why}).text(), *key)

@@ -149,6 +149,12 @@ class Client:
                     raise DataError(f"{self.url} answers {path} with more than {limit} bytes")
             return answer.status, answer.headers, bytes(got)
 
+    def sign(self, data: bytes) -> str:
+        """The signature of this side's key under something."""
+        if self._key is None:
+            raise HansaError("there is no key to sign this with")
+        return self._key.sign(data).hex()
+
     async def json(self, method: str, path: str, body: bytes = b"", about: About | None = None) -> Any:
         """The answer of an operator's route."""
         try:

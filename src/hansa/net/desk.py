@@ -14,9 +14,10 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hansa.net.wire import Work
+from hansa.net.wire import Answer, Work
 
 Key = tuple[str, int, str, int]  # an ask: job, round, phase, number
+Check = Callable[[Path, Answer], str | None]  # what is wrong with an answer's blob, or None
 
 
 @dataclass
@@ -28,7 +29,7 @@ class Errand:
     message: Path
     task: Path
     limit: int  # bytes of the answer
-    check: Callable[[Path], str | None]
+    check: Check
     instance: str | None = None
     until: float = 0.0
     taken: float | None = None

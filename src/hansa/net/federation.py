@@ -15,8 +15,10 @@ from hansa.core.errors import ConfigError
 from hansa.core.registry import fill
 from hansa.net import keys
 from hansa.net.client import https_url
+from hansa.net.evidence import Notary
 from hansa.net.limits import Limits
 
+LOG_DAYS = 3650  # that the certificate of the log's key lasts
 SERVER_DAYS = 365  # that the aggregator's own certificate lasts; it is made anew as it starts
 TOML = """\
 # The federation {name}. `hansa serve {folder}/federation.toml` runs its aggregator.
@@ -181,6 +183,14 @@ class Federation:
         authority = keys.read_key(self.folder / "ca.key")
         return keys.issue(authority, self.read("ca.pem"), key, name, role, self.name, days, hosts)
 
+    def notary(self) -> Notary:
+        """The key that signs the log, with the certificates that show whose it is."""
+        authority, certificate = self.read("ca.pem"), self.read("log.pem")
+        key = keys.read_key(self.folder / "log.key")
+        if keys.certified(certificate, authority, "log", self.name).key != key.public_key():
+            raise ConfigError(f"{self.folder / 'log.pem'} is not the certificate of {self.folder / 'log.key'}")
+        return Notary(self.name, key, certificate, authority)
+
     def renew_server(self) -> None:
         """A fresh certificate for the aggregator itself, for the hosts in `hosts`."""
         hosts = self.read("hosts").decode().split()
@@ -214,6 +224,9 @@ def init(folder: Path, name: str, parties: Sequence[str], hosts: Sequence[str], 
     keys.write_private(folder / "ca.key", keys.key_bytes(authority))
     disk.put(folder / "hosts", ["\n".join([*names, ""]).encode()], mode=disk.SHARED)
     federation.renew_server()
+    log = keys.new_key()
+    keys.write_private(folder / "log.key", keys.key_bytes(log))
+    disk.put(folder / "log.pem", [federation.issue(log.public_key(), "log", "log", LOG_DAYS)], mode=disk.SHARED)
     operator = keys.new_key()
     keys.write_private(folder / "operator.key", keys.key_bytes(operator))
     shown = federation.issue(operator.public_key(), "operator", "operator", 3650)

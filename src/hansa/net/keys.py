@@ -33,7 +33,8 @@ from hansa.core import disk
 from hansa.core.errors import ConfigError, HansaError
 from hansa.net.points import steps
 
-ROLES = ("party", "operator", "server")
+ROLES = ("party", "operator", "server", "log")
+USES = {"server": ExtendedKeyUsageOID.SERVER_AUTH, "log": ExtendedKeyUsageOID.TIME_STAMPING}  # others: to connect
 LIMIT = 16 * 1024  # bytes of any key, certificate, request or token that is read: the real ones are under 2 KiB
 BACKDATED = datetime.timedelta(days=2)  # a certificate is good at once, also where the clock is behind
 LONGEST = 36500  # days that a certificate may be asked to last
@@ -165,7 +166,8 @@ def issue(
     """A certificate (PEM) by which the CA says that `public_key` belongs to `name` in `role`.
 
     A server's certificate names its `hosts` (DNS names or IP addresses) and serves to accept connections only; a
-    party's or an operator's serves to open them only. It never outlives the CA's own certificate.
+    party's or an operator's serves to open them only; the log's serves for no connection, but to say what was there
+    and when. It never outlives the CA's own certificate.
     """
     ca = _certificate(ca_pem)
     if ca.public_key() != ca_key.public_key():
@@ -175,8 +177,8 @@ def issue(
     if role not in ROLES:
         raise ConfigError(f"there is no role {role!r}; expected one of {', '.join(ROLES)}")
     if (role == "server") != bool(hosts):
-        raise ConfigError("a server's certificate names one host or more, a party's or an operator's names none")
-    use = ExtendedKeyUsageOID.SERVER_AUTH if role == "server" else ExtendedKeyUsageOID.CLIENT_AUTH
+        raise ConfigError("a server's certificate names one host or more, any other names none")
+    use = USES.get(role, ExtendedKeyUsageOID.CLIENT_AUTH)
     until = min(_now() + _lasting(days), ca.not_valid_after_utc)
     builder = (
         _unsigned(_subject(name, role, federation), ca.subject, public_key, ca_key.public_key(), until)
@@ -226,6 +228,34 @@ def belong(key: Ed25519PrivateKey, cert_pem: bytes) -> bool:
 def identity_of(cert_pem: bytes) -> Identity:
     """As `identity`, of a certificate in PEM."""
     return identity(_certificate(cert_pem).public_bytes(serialization.Encoding.DER))
+
+
+def certified(cert_pem: bytes, ca_pem: bytes, role: str, federation: str) -> Identity:
+    """Whom a certificate (PEM) names, if the CA's key signed it for that role in that federation; an IdentityError if
+    not. Whether its time is over is the caller's to see to."""
+    cert, ca, who = _certificate(cert_pem), _certificate(ca_pem), identity_of(cert_pem)
+    try:
+        cert.verify_directly_issued_by(ca)
+        lasting = cert.extensions.get_extension_for_class(x509.BasicConstraints).value
+        named = _only(cert.subject, NameOID.ORGANIZATION_NAME, "certificate", "federation (O)")
+    except (ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound):
+        raise IdentityError(f"the certificate of {who.name} is not by the federation's authority") from None
+    if who.role != role or named != federation or lasting.ca:
+        raise IdentityError(
+            f"the certificate of {who.name} is for the role {who.role} in {named[:80]!r}; expected {role} in "
+            f"{federation!r}"
+        )
+    return who
+
+
+def check_authority(ca_pem: bytes) -> str:
+    """The fingerprint of a CA's certificate, which must be signed by its own key; an IdentityError where it is not."""
+    ca = _certificate(ca_pem)
+    try:
+        ca.verify_directly_issued_by(ca)
+    except (ValueError, TypeError, InvalidSignature):
+        raise IdentityError("this is no certificate authority: the certificate is not signed by its own key") from None
+    return ca.fingerprint(hashes.SHA256()).hex()
 
 
 def _now() -> datetime.datetime:

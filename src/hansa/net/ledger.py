@@ -2,7 +2,7 @@
 
 There is one writer, a thread that takes all changes that wait, makes them in one transaction and tells their authors
 when it is on disk (`synchronous=FULL`): what was acknowledged is never lost, and many replies share one flush. The log
-only grows; each entry's hash covers the one before, so its head stands for all of it.
+only grows, and is a Merkle tree (`hansa.net.merkle`): its root stands for all of it.
 
 Beside the database a small file, `hansa.mark`, says how many commits there were; it is written after each of them and
 not flushed. A database that has fewer has lost some of what was acknowledged, by a damaged or removed write-ahead log
@@ -26,6 +26,8 @@ from typing import Any, TypeVar
 
 from hansa.core import disk
 from hansa.core.errors import ConfigError, HansaError
+from hansa.net import merkle
+from hansa.net.evidence import ENTRY, Head, Notary, canonical, entry_line, head_line
 from hansa.net.points import reach, steps
 
 T = TypeVar("T")
@@ -53,18 +55,21 @@ CREATE TABLE IF NOT EXISTS asks (
 CREATE TABLE IF NOT EXISTS replies (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
     job TEXT NOT NULL, round INTEGER NOT NULL, phase TEXT NOT NULL, number INTEGER NOT NULL, party INTEGER NOT NULL,
-    blob TEXT, size INTEGER NOT NULL, staged INTEGER NOT NULL, why TEXT, seconds REAL NOT NULL, nonce TEXT NOT NULL,
-    signature TEXT NOT NULL, given_up INTEGER NOT NULL DEFAULT 0, spent INTEGER NOT NULL DEFAULT 0,
+    blob TEXT, size INTEGER NOT NULL, staged INTEGER NOT NULL, why TEXT, seconds REAL NOT NULL, entry INTEGER,
+    receipt BLOB, given_up INTEGER NOT NULL DEFAULT 0, spent INTEGER NOT NULL DEFAULT 0,
     rejected INTEGER NOT NULL DEFAULT 0,
     UNIQUE (job, round, phase, number, party));
 CREATE INDEX IF NOT EXISTS replies_by_blob ON replies (blob) WHERE spent = 0;
 CREATE TABLE IF NOT EXISTS log (
     seq INTEGER PRIMARY KEY, at REAL NOT NULL, job TEXT, round INTEGER, party TEXT, event TEXT NOT NULL,
-    detail TEXT NOT NULL, hash TEXT NOT NULL);
+    detail TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS nodes (
+    level INTEGER NOT NULL, place INTEGER NOT NULL, hash BLOB NOT NULL, PRIMARY KEY (level, place)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS commits (n INTEGER NOT NULL);
 INSERT INTO commits SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM commits);
 """
-VERSION = 1
+VERSION = 2
+LINES = 1000  # entries of the log that are handed out at once
 
 
 # What a change itself does wrong; all other errors of the database are about its files.
@@ -92,9 +97,14 @@ def connect(path: Path) -> sqlite3.Connection:
 class Writer:
     """What a change is given: it may read and write, and add to the log; all of it is committed, or none."""
 
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
+    def __init__(self, db: sqlite3.Connection, ledger: Ledger) -> None:
+        self._db, self._ledger = db, ledger
         self.afterwards: list[Callable[[Writer], None]] = []
+
+    @property
+    def notary(self) -> Notary:
+        """Who signs what the log says."""
+        return self._ledger.notary
 
     def after(self, action: Callable[[Writer], None]) -> None:
         """Have something done once this commit is on the disk, before any other change and before the result comes."""
@@ -111,33 +121,54 @@ class Writer:
         return self._db.execute(sql, values).fetchall()
 
     def log(self, event: str, job: str | None = None, round: int | None = None, party: str | None = None,
-            **detail: Any) -> str:  # fmt: skip
-        """Add an entry; gives the log's new head."""
-        last = self.one("SELECT seq, hash FROM log ORDER BY seq DESC LIMIT 1")
-        seq, before = (last["seq"] + 1, last["hash"]) if last is not None else (1, "0" * 64)
-        at, text = time.time(), json.dumps(detail, sort_keys=True)
-        head = entry_hash(before, seq, at, job, round, party, event, text)
-        self.run("INSERT INTO log VALUES (?, ?, ?, ?, ?, ?, ?, ?)", seq, at, job, round, party, event, text, head)
-        return head
+            **detail: Any) -> int:  # fmt: skip
+        """Add an entry; gives its number, which is the length of the log from then on."""
+        size = self.size()
+        entry = (size + 1, time.time(), job, round, party, event, canonical(detail).decode())
+        self.run("INSERT INTO log VALUES (?, ?, ?, ?, ?, ?, ?)", *entry)
+        merkle.append(_Table(self._db), size, merkle.leaf_hash(entry_line(*entry)))
+        return size + 1
+
+    def size(self) -> int:
+        """The number of the log's entries."""
+        return int(self._db.execute("SELECT coalesce(max(seq), 0) FROM log").fetchone()[0])
+
+    def root(self, size: int) -> str:
+        """The root of the log's first entries."""
+        return merkle.root(_Table(self._db), size).hex()
+
+    def head(self, size: int, job: str | None = None, round: int | None = None, model: str | None = None) -> Head:
+        """The signed head of the log's first entries."""
+        return self.notary.head(job, round, model, size, self.root(size))
 
 
-def entry_hash(before: str, *entry: Any) -> str:
-    """The hash of a log's entry, which covers that of the entry before."""
-    return hashlib.sha256(f"{before}{json.dumps(entry)}".encode()).hexdigest()
+class _Table:
+    """The tree's nodes in the database."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    def get(self, level: int, place: int) -> bytes:
+        row = self._db.execute("SELECT hash FROM nodes WHERE level = ? AND place = ?", (level, place)).fetchone()
+        return bytes(row[0])
+
+    def put(self, level: int, place: int, node: bytes) -> None:
+        self._db.execute("INSERT INTO nodes VALUES (?, ?, ?)", (level, place, node))
 
 
 class Ledger:
     """The database. `write` hands a change to the writer; `all` and `one` read what was committed.
 
-    `connect` opens a connection, for the writer and for readers. A database that is damaged, as far as SQLite can see
-    that without reading it twice (`quick_check`), is refused. `timed` is told the seconds of every commit.
+    The log begins with who signs it (`notary`), and goes on only under the same key. `connect` opens a connection, for
+    the writer and for readers. A database that is damaged, as far as SQLite can see that without reading it twice
+    (`quick_check`), is refused. `timed` is told the seconds of every commit.
     """
 
     _mark: Path | None = None  # a database in memory has none
 
-    def __init__(self, path: Path, timed: Callable[[float], None] = lambda seconds: None,
+    def __init__(self, path: Path, notary: Notary | None = None, timed: Callable[[float], None] = lambda seconds: None,
                  connect: Callable[[Path], Any] = connect) -> None:  # fmt: skip
-        self._timed = timed
+        self._notary, self._timed = notary, timed
         self._queue: queue.SimpleQueue[tuple[Callable[[Writer], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._read_lock = threading.Lock()
         try:
@@ -173,6 +204,12 @@ class Ledger:
             raise LedgerError(f"the record {path} cannot be opened: {' '.join(str(error).split())}") from None
         self._thread = threading.Thread(target=self._work, name="ledger", daemon=True)
         self._thread.start()
+        if notary is not None:
+            try:
+                self.now(begin(notary))
+            except BaseException:
+                self.close()
+                raise
 
     def write(self, change: Callable[[Writer], T]) -> Future[T]:
         """Make a change; its result comes once it is on disk. An error in it undoes it, and only it."""
@@ -188,6 +225,13 @@ class Ledger:
     def now(self, change: Callable[[Writer], T]) -> T:
         """As `write`, waiting for it."""
         return self.write(change).result()
+
+    @property
+    def notary(self) -> Notary:
+        """Who signs what the log says."""
+        if self._notary is None:
+            raise LedgerError("this record was opened without the key that signs its log")
+        return self._notary
 
     def all(self, sql: str, *values: Any) -> Rows:
         try:
@@ -238,7 +282,7 @@ class Ledger:
             for change, future in batch:
                 self._db.execute("SAVEPOINT change")
                 try:
-                    writer = Writer(self._db)
+                    writer = Writer(self._db, self)
                     result = change(writer)
                 except BaseException as error:
                     if isinstance(error, BROKEN) and not isinstance(error, ITS_OWN):
@@ -269,7 +313,7 @@ class Ledger:
         for future, result, afterwards in done:
             try:
                 for action in afterwards:
-                    action(Writer(self._db))
+                    action(Writer(self._db, self))
             except BROKEN as error:
                 future.set_exception(LedgerError(f"the aggregator's record cannot be read: {error}"))
             except BaseException as error:
@@ -299,3 +343,32 @@ def _marked(path: Path) -> tuple[int | None, str | None]:
 def _hash(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def begin(notary: Notary) -> Callable[[Writer], None]:
+    """Begin a log with who signs it; a ConfigError where it was begun with another."""
+
+    def change(db: Writer) -> None:
+        first = db.one("SELECT detail FROM log WHERE seq = 1")
+        if first is None:
+            db.log("log begun", **notary.beginning())
+        elif json.loads(first["detail"]) != notary.beginning():
+            raise ConfigError(
+                "the record was begun with another log.key, ca.pem or name of the federation than its folder has now; "
+                "put back those that it was begun with"
+            )
+
+    return change
+
+
+def log_lines(db: Any, after: int, size: int) -> list[bytes]:
+    """The lines of an exported log for its entries after one and up to another: each entry, as the leaf that it is,
+    and after an entry that closes a round the round's signed head."""
+    rows = db.all("SELECT l.*, r.head FROM log l LEFT JOIN rounds r ON l.event = 'round closed' AND r.job = l.job AND "
+                  "r.round = l.round WHERE l.seq > ? AND l.seq <= ? ORDER BY l.seq", after, size)  # fmt: skip
+    out = []
+    for row in rows:
+        out.append(entry_line(*(row[name] for name in ENTRY)) + b"\n")
+        if row["head"] is not None:
+            out.append(head_line(row["head"]))
+    return out

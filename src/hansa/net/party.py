@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from hansa.core import codec
@@ -26,8 +27,10 @@ from hansa.core.errors import ConfigError, DataError, HansaError
 from hansa.core.federation import op_of
 from hansa.core.op import DataOp, Op, Party, Reply, perform
 from hansa.net.client import Client, Refusal
+from hansa.net.evidence import shown_model, stated
 from hansa.net.home import Home, Remembered
 from hansa.net.points import reach
+from hansa.net.receipts import Receipts
 from hansa.net.signing import About
 from hansa.net.wire import Answer, Blob, Receipt, Work, pack, printable, unpack
 
@@ -73,6 +76,8 @@ class Worker:
             return refused, False
         if isinstance(op, DataOp):  # what it does to the data is a part of the task from now on
             return Reply({}), False
+        if work.shown and shown_model(message["payload"]) != work.model:
+            return "the message does not hold the model that its round is said to begin with", False
         party = self._party(work, task)
         party.round = message["round"]
         memory = self._memory.recall(work.job, work.tip, {work.base, work.pending})
@@ -130,6 +135,7 @@ class Agent:
         self.home, self.client, self.worker = home, client, worker
         self._instance = home.about()["instance"]
         self._task: tuple[str, dict[str, Any]] | None = None
+        self._receipts = Receipts(home.folder)
 
     async def stay(self, until: float = math.inf) -> None:
         """Ask for work and do it, until that time (seconds since 1970), which ends no work that was begun; a Refusal
@@ -171,11 +177,12 @@ class Agent:
         else:
             reply = refused
         try:
-            receipt = await self._reply(path, about, reply, staged)
+            receipt = await self._reply(path, about, work, reply, staged)
         except Refusal as error:
             if error.status != 400:
                 raise
-            receipt = await self._reply(path, about, f"the aggregator does not take its reply: {error}", False)
+            why = f"the aggregator does not take its reply: {error}"
+            receipt = await self._reply(path, about, work, why, False)
         extra = _where(work)
         extra["detail"]["why"] = reply if isinstance(reply, str) else receipt.why
         log.log(logging.INFO if receipt.why is None else logging.WARNING, f"answer {receipt.status}", extra=extra)
@@ -222,15 +229,23 @@ class Agent:
             await asyncio.sleep(HEARTBEAT)
             await self.client.call("POST", f"/v1/alive?instance={self._instance}")
 
-    async def _reply(self, path: str, about: About, reply: Reply | str, staged: bool) -> Receipt:
-        data = b""
+    async def _reply(self, path: str, about: About, work: Work, reply: Reply | str, staged: bool) -> Receipt:
+        """Send an answer with a signed statement of it; its receipt, which is checked and on disk."""
+        data, blob, weight, why = b"", None, None, None
         if isinstance(reply, str):
-            answer = Answer(why=printable(reply[:4096]))
+            why = printable(reply[:4096])
         else:
             data = await asyncio.to_thread(codec.encode, reply.tree())
-            answer = Answer(Blob(hashlib.sha256(data).hexdigest(), len(data)), staged)
+            blob, weight = Blob(hashlib.sha256(data).hexdigest(), len(data)), reply.weight
+        answer = Answer(work.message.digest, "", blob, weight, staged, why, work.model, work.shown)
+        known = self.home.about()
+        await self._receipts.expect(self.client, known["federation"])
+        key = (work.job, work.round, work.phase, work.number)
+        statement = stated(known["federation"], known["party"], key, answer)
+        answer = msgspec.structs.replace(answer, signature=self.client.sign(statement.signed_bytes()))
         got = await self.client.hand_in(f"{path}/parts", answer.blob, memoryview(data), f"{path}/reply", pack(answer),
                                         about)  # fmt: skip
         receipt = unpack(got, Receipt)
+        await self._receipts.keep(receipt, statement, answer.signature)
         reach("party.received")
         return receipt

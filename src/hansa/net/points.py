@@ -16,8 +16,8 @@ NAMES = (
     "job.model", "job.finished",
     # A party.
     "party.fetched", "party.forgot", "party.trained", "memory.fsync", "memory.rename", "memory.folder",
-    "upload.sent", "party.received", "rotation.certified", "rotation.key", "rotation.kept", "rotation.certificate",
-    "rotation.settled",
+    "upload.sent", "receipts.folder", "receipt.fsync", "receipt.kept", "party.received",
+    "rotation.certified", "rotation.key", "rotation.kept", "rotation.certificate", "rotation.settled",
 )  # fmt: skip
 
 _hook: Callable[[str], None] | None = None

@@ -130,7 +130,7 @@ class Registry:
                 raise Denied("the token has expired; ask the operator for a new one")
             pem, fingerprint = self._issue(db, key, name)
             db.run("UPDATE tokens SET certificate = ? WHERE digest = ?", fingerprint, digest)
-            db.log("enrolled", party=name, certificate=fingerprint)
+            db.log("enrolled", party=name, certificate=fingerprint, pem=pem.decode())
             return name, pem
 
         return change
@@ -148,7 +148,7 @@ class Registry:
             if issued is not None:
                 return name, issued["pem"]
             pem, fingerprint = self._issue(db, key, name)
-            db.log("certificate rotated", party=name, certificate=fingerprint)
+            db.log("certificate rotated", party=name, certificate=fingerprint, pem=pem.decode())
             return name, pem
 
         return change
@@ -178,12 +178,14 @@ class Registry:
         self.number(name)
 
         def change(db: Writer) -> int:
-            count = db.run("UPDATE certificates SET state = 'revoked' WHERE name = ? AND role = 'party' AND state IN "
-                           "('new', 'valid')", name).rowcount  # fmt: skip
+            ended = db.all("SELECT fingerprint, pem FROM certificates WHERE name = ? AND role = 'party' AND state IN "
+                           "('new', 'valid') ORDER BY fingerprint", name)  # fmt: skip
+            for row in ended:
+                db.run("UPDATE certificates SET state = 'revoked' WHERE fingerprint = ?", row["fingerprint"])
             db.run("UPDATE tokens SET void = 1 WHERE party = ?", name)
             db.run("UPDATE parties SET joined = 0 WHERE name = ?", name)
-            db.log("revoked", party=name, certificates=count)
-            return count
+            db.log("revoked", party=name, certificates={row["fingerprint"]: row["pem"].decode() for row in ended})
+            return len(ended)
 
         return change
 

@@ -25,14 +25,15 @@ from hansa.core.op import DataOp, Op, Reply
 from hansa.core.replies import Malformed, Record, Rules, arrive, combine, expected_size, fault
 from hansa.core.runtime import Abort, Attend, Commit, Open, Request, complete
 from hansa.core.sums import Stored
-from hansa.net.asks import WHERE, close_ask, decide, give_up, open_ask, take_ticket
+from hansa.net.asks import WHERE, close_ask, decide, give_up, open_ask, take_ticket, weight_differs
 from hansa.net.blobs import Blobs, Damaged, write_pieces
-from hansa.net.desk import Desk, Errand, Key
+from hansa.net.desk import Check, Desk, Errand, Key
+from hansa.net.evidence import shown_model
 from hansa.net.ledger import Ledger
 from hansa.net.points import reach
 from hansa.net.round import Answered, Asking, Closed, Decision, Looked, Offer, Started, Withdraw
 from hansa.net.steps import Do, Steps, Wait, Write
-from hansa.net.wire import Blob, Work, ask_name, printable
+from hansa.net.wire import Answer, Blob, Work, ask_name, printable
 
 log = logging.getLogger("hansa.net")
 REASON = 1000  # letters, at most, of why a reply is rejected: it may name what the party named
@@ -77,7 +78,9 @@ class Network:
     def __post_init__(self) -> None:
         self.messages.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.members: tuple[int, ...] = ()  # whose replies the last round fused
-        self._fused: set[int] = set()
+        self.used: tuple[tuple[Key, int], ...] = ()  # which: by ask and party
+        self.models: dict[int, str] = {}  # the hash of the global model after each closed round; 0: before the first
+        self._fused: set[tuple[Key, int]] = set()
         self.refused: set[int] = set()
         self.preparations: list[dict[str, Any]] = []
         self._record = Record()
@@ -98,7 +101,8 @@ class Network:
             return frozenset(flight.ticket.party for flight in self._flights.values())
         if isinstance(request, Commit):
             reach("round.fused")
-            self._base, self.members = dict(self._tip), tuple(sorted(self._fused))
+            self._base, self.used = dict(self._tip), tuple(sorted(self._fused))
+            self.members = tuple(sorted({party for _, party in self.used}))
             return None
         if isinstance(request, Abort):
             self._tip = dict(self._base)
@@ -181,7 +185,7 @@ class Network:
 
         answer = combine(ask, outcomes(), self._limited(ask), self._record, self.messages)
         for party in self._record.fused:
-            self._fused.add(party)
+            self._fused.add((key, party))
             if rows[party]["staged"]:
                 self._tip[party] = ask_name(*key[1:])
         if isinstance(ask.op, DataOp):
@@ -257,7 +261,8 @@ class Network:
         task = self._publish(("task", len(self.preparations) if self.task else None), lambda: known)
         pending = {f.ticket.party: ask_name(*f.key[1:]) for f in self._flights.values()}  # one at most
         rules, task_file = self._limited(ask), self.messages / task.digest
-        shared: tuple[Blob, Path, int, Callable[[Path], str | None]] | None = None
+        model, shown = self.models.get(ask.round), self._shows(ask, ask.payload)
+        shared: tuple[Blob, Path, int, Check] | None = None
         out = []
         for party in parties:
             own = party in ask.each
@@ -267,26 +272,31 @@ class Network:
                 shared = shared if own else given
             else:
                 given = shared
+            shows = self._shows(ask, ask.each[party]) if own and "model" in ask.each[party] else shown
             work = Work(self.job, self.name, party, ask.round, ask.phase, ask.index, given[0], task,
                         self._base.get(party), self._tip.get(party), pending.get(party),
-                        self.rules.min_cohort)  # fmt: skip
+                        self.rules.min_cohort, model, shows)  # fmt: skip
             out.append((party, Errand(work, given[1], task_file, given[2], given[3])))
         return out
 
-    def _expected(self, ask: Ask, party: int, rules: Rules) -> tuple[int, Callable[[Path], str | None]]:
+    def _expected(self, ask: Ask, party: int, rules: Rules) -> tuple[int, Check]:
         """The most bytes that a party's reply may have, and what says why it may not be fused."""
         op, payload = ask.op, ask.payload_of(party)
         assert op is not None
 
-        def check(path: Path) -> str | None:
+        def check(path: Path, answer: Answer) -> str | None:
             try:
                 reply = Stored.read(path)
             except DataError as error:
                 return str(error)
-            reason = fault(reply, op, payload, rules, ask.verb == "reduce")
+            reason = weight_differs(reply, answer) or fault(reply, op, payload, rules, ask.verb == "reduce")
             return None if reason is None else printable(reason[:REASON])
 
         return expected_size(op, payload) + SLACK, check
+
+    def _shows(self, ask: Ask, payload: Mapping[str, Any]) -> bool:
+        """Whether a payload holds the very model with which its round began, so that a party can compare the hash."""
+        return ask.round in self.models and shown_model(payload) == self.models[ask.round]
 
     def _publish(self, name: tuple[str, int | None], tree: Callable[[], Any]) -> Blob:
         """A file for parties to fetch. It may be lost: a replay makes it again."""
@@ -341,7 +351,7 @@ class Network:
             self._lost += 1
             return arrival
         self._lost = 0
-        self._fused.add(flight.ticket.party)
+        self._fused.add((flight.key, flight.ticket.party))
         if row["staged"]:
             self._tip[flight.ticket.party] = ask_name(*flight.key[1:])
         return arrival

@@ -25,10 +25,11 @@ from hansa.net import keys, signing
 from hansa.net.asks import Conflict, NotNow, Sent, Unasked, unoffered
 from hansa.net.blobs import CHUNK, Blobs, Gap
 from hansa.net.desk import Desk, Errand, Key
+from hansa.net.evidence import signed_by, stated
 from hansa.net.files import served
 from hansa.net.gate import Gate, Visit, while_here
 from hansa.net.http import Refused, expected, in_a_sentence, trouble
-from hansa.net.ledger import Ledger, LedgerError
+from hansa.net.ledger import LINES, Ledger, LedgerError, log_lines
 from hansa.net.pacing import POLL, hold, scattered, told
 from hansa.net.registry import Denied, Registry
 from hansa.net.steps import Do, Wait, Write
@@ -128,6 +129,9 @@ class Server:
             Route("POST", "/v1/jobs/{job}/stop", "operator", True, self.stop),
             Route("GET", "/v1/jobs/{job}/model", "operator", False, self.model),
             Route("GET", "/v1/log", "operator", False, self.log),
+            Route("GET", "/v1/log/head", "operator", False, self.log_head),
+            Route("GET", "/v1/log/lines", "operator", False, self.log_lines),
+            Route("GET", "/v1/log/certificate", "party", False, self.log_certificate),
         ):  # fmt: skip
             app.router.add_route(route.method, route.path, self._guarded(route), expect_handler=expected)
         return app
@@ -344,15 +348,18 @@ class Server:
         return web.Response(status=204, headers={"Hansa-At": str(here)})
 
     async def reply(self, call: Call) -> web.Response:
+        assert call.who is not None
         answer = unpack(call.body, Answer)
+        if (answer.blob is None) == (answer.why is None) or (answer.blob is None) != (answer.weight is None):
+            raise DataError("an answer has either a blob and its weight or a reason why there is none")
+        statement = stated(self.registry.federation.name, call.name, _key(call), answer)
+        if not signed_by(call.who.key, answer.signature, statement.signed_bytes()):
+            raise signing.SignatureError(f"{call.name} has not signed what this answer says")
         if answer.why is not None:  # people will read it
             answer = msgspec.structs.replace(answer, why=printable(answer.why))
         party, key, errand = self._errand(call)
-        if (answer.blob is None) == (answer.why is None):
-            raise DataError("an answer has either a blob or a reason why there is none")
         seconds = self.desk.spent(errand) if errand is not None else 0.0
-        headers = call.request.headers
-        sent = Sent(party, call.name, answer, seconds, headers[signing.NONCE], headers[signing.SIGNATURE])
+        sent = Sent(party, call.name, answer, seconds, statement, call.who.fingerprint)
         taking = Taking(self.ledger, self.blobs, self.desk, self.jobs.discard)
         receipt = await complete_async(taking.steps(key, sent, self._owner(call), errand), self._perform)
         self.metrics.replies.labels(receipt.status).inc()
@@ -416,7 +423,12 @@ class Server:
         row, after = self._job(call), _whole(call.query("after", "0"), "after: expected a round's number")
         rounds = self.ledger.all("SELECT * FROM rounds WHERE job = ? AND round > ? ORDER BY round", row["id"], after)
         lines = [
-            {**json.loads(r["line"]), "members": json.loads(r["members"]), "model": r["model"], "head": r["head"]}
+            {
+                **json.loads(r["line"]),
+                "members": json.loads(r["members"]),
+                "model": r["model"],
+                "head": json.loads(r["head"]),
+            }
             for r in rounds
         ]
         summary = json.loads(row["summary"]) if row["summary"] else None
@@ -437,6 +449,20 @@ class Server:
         after = _whole(call.query("after", "0"), "after: expected an entry's number")
         rows = self.ledger.all("SELECT * FROM log WHERE seq > ? ORDER BY seq LIMIT 1000", after)
         return web.json_response([{**dict(row), "detail": json.loads(row["detail"])} for row in rows])
+
+    async def log_head(self, call: Call) -> web.Response:
+        """The signed head of the log as it is now."""
+        head = await self._written(lambda db: db.head(db.size()))
+        return web.json_response(msgspec.structs.asdict(head))
+
+    async def log_lines(self, call: Call) -> web.Response:
+        """The lines of an exported log, so many entries of it, with the heads of the rounds that they close."""
+        after, size = (_whole(call.query(name, "0"), f"{name}: expected an entry's number") for name in ("after", "to"))
+        return web.Response(body=b"".join(log_lines(self.ledger, after, min(size, after + LINES))))
+
+    async def log_certificate(self, call: Call) -> web.Response:
+        """The certificate of the key that signs receipts."""
+        return web.Response(body=self.ledger.notary.certificate, content_type="application/x-pem-file")
 
 
 def _whole(text: str, error: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hansa.net.asks import Sent, standing, store_answer, unoffered
+from hansa.net.asks import Sent, check_answered, standing, store_answer, unoffered
 from hansa.net.blobs import Blobs
 from hansa.net.desk import Desk, Errand, Key
 from hansa.net.ledger import Ledger
@@ -26,7 +26,7 @@ class Taking:
     def steps(self, key: Key, sent: Sent, owner: str, errand: Errand | None) -> Steps[Receipt]:
         """Take a party's answer; `owner` is whose upload its blob is, `errand` what it was asked, if it still is. A
         reply that may not be fused is refused here: the receipt says why, and its party need not wonder."""
-        receipt = standing(self.ledger, key, sent)
+        receipt = standing(self.ledger, key, sent, self.ledger.notary)
         if receipt is None:  # only what will be stored is made a blob
             receipt = yield from self._store(key, sent, owner, errand)
         reach("reply.acknowledged")
@@ -34,17 +34,18 @@ class Taking:
         return receipt
 
     def _store(self, key: Key, sent: Sent, owner: str, errand: Errand | None) -> Steps[Receipt]:
+        if errand is None:
+            raise unoffered(self.ledger, key, sent.party, sent.name)
+        check_answered(errand.work, sent.answer)
         blob = sent.answer.blob
         if blob is None:
             receipt: Receipt = yield Write(store_answer(key, sent, None))
             return receipt
-        if errand is None:
-            raise unoffered(self.ledger, key, sent.party, sent.name)
         path = yield Do(lambda: self.blobs.finish(owner, blob.digest, blob.size))
         reach("reply.stored")
         needed = False
         try:
-            rejected: str | None = yield Do(lambda: errand.check(path))
+            rejected: str | None = yield Do(lambda: errand.check(path, sent.answer))
             receipt = yield Write(store_answer(key, sent, path, rejected))
             needed = receipt.status == "accepted"
         finally:

@@ -22,6 +22,8 @@ Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A
 Text = Annotated[str, Meta(max_length=4096)]
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
+Weight = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Signature = Annotated[str, Meta(pattern=r"^[0-9a-f]{128}\Z")]
 
 
 class Blob(Struct, frozen=True):
@@ -35,7 +37,8 @@ class Work(Struct, frozen=True):
     """What a party, by its number, is asked to do. The blob `message` holds op and payload, `task` what is learned.
 
     `base` is the ask under which the party staged what it is to remember for good, `tip` the one on whose memory this
-    ask builds, `pending` that of a ticket under way, which may be fused later; None where there is none.
+    ask builds, `pending` that of a ticket under way, which may be fused later; None where there is none. `model` is the
+    hash of the global model with which the ask's round began; where the message shows it, the party can compare.
     """
 
     job: Name
@@ -50,6 +53,8 @@ class Work(Struct, frozen=True):
     tip: Text | None
     pending: Text | None
     min_cohort: Count
+    model: Digest | None = None
+    shown: bool = False
 
     @property
     def ask(self) -> str:
@@ -58,15 +63,26 @@ class Work(Struct, frozen=True):
 
 
 class Answer(Struct, frozen=True):
-    """A party's answer: a blob, or why there is none. `staged` says that it will remember something if it is fused."""
+    """A party's answer: a blob and the weight it asks for, or why there is none. `staged` says that it will remember
+    something if it is fused. `signature` is that of its statement (`hansa.net.evidence`), of which the answer holds
+    what the aggregator does not know from elsewhere."""
 
+    message: Digest
+    signature: Signature
     blob: Blob | None = None
+    weight: Weight | None = None
     staged: bool = False
     why: Text | None = None
+    model: Digest | None = None
+    shown: bool = False
 
 
 class Receipt(Struct, frozen=True):
-    """What the aggregator has on disk of a party's answer; the same answer always gets the same receipt."""
+    """What the aggregator has on disk of a party's answer; the same answer always gets the same receipt.
+
+    It names the hash of the party's statement, the statement's signature, the place of its entry in the log and the
+    log's size and root right after it, and is signed with the log's key. What is late is in no entry.
+    """
 
     job: Name
     round: Count
@@ -74,8 +90,14 @@ class Receipt(Struct, frozen=True):
     number: Count
     party: Name
     digest: Digest | None
-    status: str  # "accepted", "late" (the ask was closed before), or "rejected": it will not be fused
-    why: Text | None = None  # it was rejected
+    status: Annotated[str, Meta(max_length=64)]  # "accepted", "late" (the ask was closed), "rejected": it is not fused
+    statement: Digest
+    signature: Signature
+    index: Count | None
+    size: Count | None
+    root: Digest | None
+    why: Text | None  # it was rejected
+    countersignature: str
 
 
 class Enrolment(Struct, frozen=True):

@@ -149,6 +149,7 @@ class Job:
             self.experiment.algorithm, task, dataclasses.replace(run, checkpoint_seconds=0.0), objective, known,
             records, self.network, on_round=self._tell, attended=needed,
         )  # fmt: skip
+        records.begin(codec.digest(self.training.state.params))
         return (yield from self.training.steps())
 
     def _tell(self, line: dict[str, Any]) -> None:

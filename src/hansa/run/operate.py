@@ -16,8 +16,10 @@ from hansa.core import codec
 from hansa.core.errors import ConfigError, DataError, HansaError
 from hansa.data.party_files import load_party_file
 from hansa.net import keys
-from hansa.net.client import Client, Unreachable
+from hansa.net.client import PAGE, Client, Unreachable
+from hansa.net.evidence import head_line
 from hansa.net.federation import Federation
+from hansa.net.ledger import LINES
 from hansa.net.signing import About
 from hansa.net.wire import Blob, Order, pack
 from hansa.run.config import Experiment, keep_trusted, load_data
@@ -137,6 +139,28 @@ class Operator:
             if not entries:
                 return [entry for entry in out if job is None or entry["job"] == job]
             out += entries
+
+    def export(self, out: Path) -> int:
+        """Write the whole log, as it is now, to a file; how many entries that were."""
+        part = out.with_name(out.name + ".part")
+
+        async def fetch(client: Client) -> int:
+            head = await client.json("GET", "/v1/log/head")
+            after, size = 0, int(head["size"])
+            with open(part, "wb") as file:
+                while after < size:
+                    _, lines = await client.call("GET", f"/v1/log/lines?after={after}&to={size}", limit=PAGE)
+                    file.write(lines)
+                    after = min(size, after + LINES)
+                file.write(head_line(json.dumps(head)))
+            return size
+
+        try:
+            count = self._do(fetch)
+            part.replace(out)
+        except OSError as error:
+            raise ConfigError(f"cannot write {out}: {error.strerror}") from None
+        return count
 
     def parties(self) -> list[dict[str, Any]]:
         """The parties: who has enrolled, who is connected."""

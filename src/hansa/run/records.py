@@ -7,9 +7,13 @@ import json
 import time
 from typing import Any
 
+import msgspec
+
 from hansa.core import codec
 from hansa.core.errors import DataError
+from hansa.net.asks import WHERE
 from hansa.net.blobs import Blobs
+from hansa.net.desk import Key
 from hansa.net.ledger import Ledger, Writer
 from hansa.net.points import reach
 from hansa.net.runtime import Network
@@ -25,21 +29,40 @@ class JobRecords:
         self.job, self.ledger, self.blobs, self.network = job, ledger, blobs, network
         self._line: dict[str, Any] = {}
 
+    def begin(self, initial: str) -> None:
+        """Note, once, the hash of the model that a job begins with; from then on asks name that of their round."""
+
+        def change(db: Writer) -> None:
+            if db.one("SELECT 1 FROM log WHERE job = ? AND event = 'job begun'", self.job) is None:
+                db.log("job begun", self.job, model=initial)
+
+        self.ledger.now(change)
+        rows = self.ledger.all("SELECT round, model FROM rounds WHERE job = ?", self.job)
+        self.network.models = {0: initial} | {row["round"]: row["model"] for row in rows}
+
     def append(self, line: dict[str, Any]) -> None:
         self._line = line
 
     def checkpoint(self, tree: dict[str, Any]) -> None:
-        """Close a round: who is in, the hash of the new model, the metrics, and the log's head, all at once."""
+        """Close a round: who is in, by which entries of the log, the hashes of the model before and after, the metrics,
+        and the log's signed head, all at once."""
         reach("model.save")
         digest, _ = self.blobs.put(codec.pieces(tree))
         reach("model.saved")
         model, line = codec.digest(tree["state"]["params"]), self._line
         number = line["round"]
-        members = [self.network.parties[p] for p in self.network.members] if "empty" not in line else []
+        empty = line.get("empty")
+        members = [self.network.parties[p] for p in self.network.members] if empty is None else []
+        used = [of for of in self.network.used if not of[0][2].startswith("select")] if empty is None else []
+        told: dict[str, Any] = {name: line[name] for name in ("missing", "rejected") if name in line}
+        told |= {"excluded": line["fusion"]["excluded"]} if "fusion" in line else {}
         under_way = {flight.key for flight in self.network.flights}
 
         def change(db: Writer) -> list[str]:
-            head = db.log("round closed", self.job, number, members=members, model=model, empty=line.get("empty"))
+            fused = [_fused(db, key, party, self.network.parties[party]) for key, party in used]
+            size = db.log("round closed", self.job, number, members=fused, before=self.network.models[number - 1],
+                          model=model, empty=empty, **told)  # fmt: skip
+            head = json.dumps(msgspec.structs.asdict(db.head(size, self.job, number, model)))
             row = (self.job, number, time.time(), json.dumps(members), model, head, json.dumps(line))
             db.run("INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?)", *row)
             before = db.one("SELECT checkpoint FROM jobs WHERE id = ?", self.job)
@@ -52,6 +75,7 @@ class JobRecords:
             return [blob for blob in [*old, *(row["blob"] for row in done)] if blob is not None]
 
         old = self.ledger.now(change)
+        self.network.models[number] = model
         reach("round.closed")
         discard(self.ledger, self.blobs, old)
 
@@ -68,6 +92,13 @@ class JobRecords:
     def history(self) -> list[dict[str, Any]]:
         rows = self.ledger.all("SELECT line FROM rounds WHERE job = ? ORDER BY round", self.job)
         return [json.loads(row["line"]) for row in rows]
+
+
+def _fused(db: Writer, key: Key, party: int, name: str) -> dict[str, Any]:
+    """A reply that a round fused, as the round's entry names it."""
+    row = db.one(f"SELECT entry, blob FROM replies WHERE {WHERE} AND party = ?", *key, party)
+    assert row is not None
+    return {"party": name, "index": row["entry"] - 1, "update": row["blob"]}
 
 
 def needed_blobs(db: Any) -> set[str]:

@@ -130,7 +130,7 @@ class Aggregator:
                                        federation.folder / "ca.pem")  # fmt: skip
         federation.private("ca.key")
         self.metrics = Metrics()
-        self.ledger = Ledger(self.state / "hansa.db", self.metrics.commit_seconds.observe)
+        self.ledger = Ledger(self.state / "hansa.db", federation.notary(), self.metrics.commit_seconds.observe)
         undo.callback(self.ledger.close)
         self.blobs = Blobs(self.state, federation.serve.min_free)
         self.desk = Desk(federation.serve.absent_after, federation.serve.lease)
