@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 from aiohttp import web
 from aiohttp.http_parser import RawRequestMessage
+from aiohttp.streams import EMPTY_PAYLOAD
 from clockwork import alive
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
@@ -137,9 +138,11 @@ class _Exchange:
         message = RawRequestMessage(self.method, self.target, aiohttp.HttpVersion11, headers, raw, False, None, False,
                                     False, URL(self.target, encoded=True))  # fmt: skip
         protocol: Any = _Protocol(_Transport(self.session.certificate))
-        payload = aiohttp.StreamReader(protocol, 2**23, loop=loop)
-        payload.feed_data(self.body)
-        payload.feed_eof()
+        payload: Any = EMPTY_PAYLOAD
+        if self.body:
+            payload = aiohttp.StreamReader(protocol, 2**23, loop=loop)
+            payload.feed_data(self.body)
+            payload.feed_eof()
         task: Any = asyncio.current_task()
         request = web.Request(message, payload, protocol, None, task, loop, client_max_size=2**23)
         response = await aggregator.app._handle(request)

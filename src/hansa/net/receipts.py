@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec import structs
 
-from hansa.core.disk import sync_folder
+from hansa.core import disk
 from hansa.core.errors import DataError, HansaError
 from hansa.net import keys
 from hansa.net.client import Client
@@ -54,33 +53,27 @@ class Receipts:
         return keys.certified(path.read_bytes(), authority, "log", federation)
 
     def _append(self, path: Path, line: bytes) -> None:
-        fresh = not path.exists()
-        if not self.folder.exists():
-            self.folder.mkdir(mode=0o700)
-            sync_folder(self._home)
-            reach("receipts.folder")
-        with open(path, "ab+") as file:
-            end = file.seek(0, os.SEEK_END)
-            if end and _last_byte(file) != b"\n":  # cut off in the middle of a line, on which nobody has acted
-                file.truncate(_whole_lines(path))
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
+        disk.make_folder(self.folder)
+        reach("receipts.folder")
+        if path.exists() and (kept := _whole_lines(path)) is not None:  # cut off in a line, on which nobody has acted
+            disk.put(path, [kept])
+        disk.append(path, line)
+        disk.flush(path)
         reach("receipt.fsync")
-        if fresh:
-            sync_folder(self.folder)
+        disk.sync_folder(self.folder)
         reach("receipt.kept")
 
 
-def _last_byte(file: Any) -> bytes:
-    file.seek(-1, os.SEEK_END)
-    last: bytes = file.read(1)
-    return last
-
-
-def _whole_lines(path: Path) -> int:
-    """The length of a file up to its last end of a line."""
-    return path.read_bytes().rfind(b"\n") + 1
+def _whole_lines(path: Path) -> bytes | None:
+    """The whole lines of a file whose last one was cut off; None where none was."""
+    with open(path, "rb") as file:
+        if file.seek(0, os.SEEK_END) == 0:
+            return None
+        file.seek(-1, os.SEEK_END)
+        if file.read() == b"\n":
+            return None
+    data = path.read_bytes()
+    return data[: data.rfind(b"\n") + 1]
 
 
 class Kept(msgspec.Struct, frozen=True):
