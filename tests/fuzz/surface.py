@@ -27,11 +27,14 @@ PARTS = [  # role, method, path, whether it is about an ask
     ("operator", "POST", "/v1/parties/cid/revoke", False), ("operator", "GET", "/v1/jobs", False),
     ("operator", "POST", "/v1/jobs", False), ("operator", "GET", "/v1/jobs/job-1?after=0", False),
     ("operator", "POST", "/v1/jobs/job-1/stop", False), ("operator", "GET", "/v1/jobs/job-1/model", False),
-    ("operator", "GET", "/v1/log?after=0", False), ("anyone", "GET", "/v1/ca", False),
+    ("operator", "GET", "/v1/log?after=0", False),
+    ("operator", "GET", "/v1/log/head", False), ("operator", "GET", "/v1/log/lines?after=0&size=9", False),
+    ("party", "GET", "/v1/log/certificate", False), ("anyone", "GET", "/v1/ca", False),
     ("anyone", "POST", "/v1/enrol", False),
 ]  # fmt: skip
 BODIES = [
-    b"", b"x", bytes(5000), wire.pack(wire.Answer(why="no")), wire.pack(wire.Answer(wire.Blob(DIGEST, 1))),
+    b"", b"x", bytes(5000), wire.pack(wire.Answer(DIGEST, "0" * 128, why="no")),
+    wire.pack(wire.Answer(DIGEST, "0" * 128, wire.Blob(DIGEST, 1), 3)),
     wire.pack(wire.Enrolment("s" * 43, keys.request(readers.KEY, "ann"))), keys.request(readers.KEY, "ann"),
     wire.pack(wire.Order("job", readers.TABLES[0])), wire.pack(wire.Order("job", readers.TABLES[1], None, 2, "mark")),
 ]  # fmt: skip

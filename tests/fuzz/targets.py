@@ -206,8 +206,8 @@ def _envelopes() -> list[Target]:
     samples: list[msgspec.Struct] = [
         blob,
         wire.Work("job-1", "job", 0, 1, "round", 0, blob, blob, None, "1/round/0", None, 2),
-        wire.Answer(blob, True),
-        wire.Answer(why="no"),
+        wire.Answer("0" * 64, "0" * 128, blob, 3, True),
+        wire.Answer("0" * 64, "0" * 128, why="no"),
         wire.Receipt("job-1", 1, "round", 0, "ann", "ab" * 32, "accepted"),
         wire.Enrolment("s" * 43, b"request"),
         wire.Admission("league", "ann", b"certificate"),

@@ -176,12 +176,12 @@ ENVELOPES = {
     "a name that is no text": b"\x81\xc4\x03why\xa1x",
     "no UTF-8": b"\x81\xa3why\xa2\xff\xfe",
     "half a character": b"\x81\xa3why\xa3\xed\xa0\x80",
-    "bytes left over": pack(Answer(why="no")) + b"\xc0",
-    "a text over its limit": pack(msgspec.structs.replace(Answer(), why="x" * 4097)),
+    "bytes left over": pack(Answer("0" * 64, "0" * 128, why="no")) + b"\xc0",
+    "a text over its limit": pack(msgspec.structs.replace(Answer("0" * 64, "0" * 128), why="x" * 4097)),
     "a size below zero": msgspec.msgpack.encode({"blob": {"digest": "0" * 64, "size": -1}}),
     "a size of 2^64": b"\x81\xa4blob\x82\xa6digest\xd9\x40" + b"0" * 64 + b"\xa4size\xcf" + b"\xff" * 8,
     "a size that is not finite": b"\x81\xa4blob\x82\xa6digest\xd9\x40" + b"0" * 64 + b"\xa4size\xcb\x7f\xf0" + bytes(6),
-    "a digest with a line's end": pack(Answer(Blob("0" * 64 + "\n", 1))),
+    "a digest with a line's end": pack(Answer("0" * 64, "0" * 128, Blob("0" * 64 + "\n", 1), 1)),
     "deep in an order": ORDERED + b"\x91" * 100_000,
     "an order over its limit": ORDERED + b"\xdd\x00\x10\x00\x00" + b"\x90" * ENVELOPE,
     "nothing": b"",
@@ -348,7 +348,7 @@ def test_what_two_readers_could_read_in_two_ways_is_refused(served: Served, line
 
 def test_expectations_are_met_only_for_who_is_let_in(served: Served, ann: Caller) -> None:
     wait, path = "Expect: 100-continue", Asked().path + "/reply"
-    body = pack(Answer(why="no"))
+    body = pack(Answer("0" * 64, "0" * 128, why="no"))
     with Watch(served):
         assert asked(served, head("POST", path, wait, f"Content-Length: {len(body)}", CLOSE))[0] == 401
         assert asked(served, head("POST", path, wait, "Content-Length: 9999999", CLOSE), ann.files)[0] == 413

@@ -11,7 +11,7 @@ from hansa.run import demo_net
 from hansa.run.store import MODEL
 from hansa.testing import NetworkPool, check_network, experiment_for
 
-ALGORITHMS = registered("algorithm")
+ALGORITHMS = {name: part for name, part in registered("algorithm").items() if part.__module__.startswith("hansa.")}
 PEER_TO_PEER = ["dpsgd"]
 
 

@@ -100,7 +100,7 @@ def die_at(write: int, folder: Path) -> None:
         if left[0] == 0:
             if stat.S_ISREG(found.st_mode):
                 kept = on_disk.get(found.st_ino, 0)
-                os.ftruncate(file, kept + (found.st_size - kept) // 2)
+                os.truncate(os.readlink(f"/proc/self/fd/{file}"), kept + (found.st_size - kept) // 2)
             os.kill(os.getpid(), signal.SIGKILL)
         real(file)
         on_disk[found.st_ino] = found.st_size

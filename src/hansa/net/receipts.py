@@ -55,8 +55,8 @@ class Receipts:
     def _append(self, path: Path, line: bytes) -> None:
         disk.make_folder(self.folder)
         reach("receipts.folder")
-        if path.exists() and (kept := _whole_lines(path)) is not None:  # cut off in a line, on which nobody has acted
-            disk.put(path, [kept])
+        if path.exists() and (whole := _whole_lines(path)) is not None:  # cut off in a line, on which nobody has acted
+            disk.cut(path, whole)
         disk.append(path, line)
         disk.flush(path)
         reach("receipt.fsync")
@@ -64,16 +64,15 @@ class Receipts:
         reach("receipt.kept")
 
 
-def _whole_lines(path: Path) -> bytes | None:
-    """The whole lines of a file whose last one was cut off; None where none was."""
+def _whole_lines(path: Path) -> int | None:
+    """The length of the whole lines of a file whose last one was cut off; None where none was."""
     with open(path, "rb") as file:
         if file.seek(0, os.SEEK_END) == 0:
             return None
         file.seek(-1, os.SEEK_END)
         if file.read() == b"\n":
             return None
-    data = path.read_bytes()
-    return data[: data.rfind(b"\n") + 1]
+    return path.read_bytes().rfind(b"\n") + 1
 
 
 class Kept(msgspec.Struct, frozen=True):
