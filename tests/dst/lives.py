@@ -161,11 +161,11 @@ class Aggregator:
     async def _start(self) -> None:
         world = self.world
         ledger = SimulatedLedger(world.db, world.notary, self.process)
-        blobs = Blobs(world.folder / "state")
+        blobs = Blobs(world.state, min_free=0)
         desk = Desk(world.weather.absent_after, world.weather.lease)
         desk.changed = News()  # type: ignore[assignment]
         registry = Registry(world.federation, ledger)
-        self.runner = SimulatedRunner(world.folder / "state", registry, ledger, blobs, desk)
+        self.runner = SimulatedRunner(world.state, registry, ledger, blobs, desk)
         self.runner.process = self.process
         gate = Gate(
             Limits(party_rate=1e9, party_burst=10**9, party_requests=10**6), Metrics(), ledger, lambda: desk.known
@@ -200,7 +200,7 @@ class Member:
 
     async def _live(self) -> None:
         world = self.world
-        self.home = Home(world.folder / "homes" / self.name)
+        self.home = Home(world.folder / self.name / "home")
         worker = Worker(self.home, world.samples(self.number))
         client = SimulatedClient("https://localhost:8443", None, world.keys[self.name])  # type: ignore[arg-type]
         client._session = Session(world, self.name, world.certificates[self.name])  # type: ignore[assignment]

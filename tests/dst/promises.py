@@ -37,7 +37,7 @@ class Promises:
         job = self.db.execute("SELECT * FROM jobs").fetchone()
         lines = self.db.execute("SELECT * FROM rounds ORDER BY round").fetchall()
         empty = [json.loads(line["line"]).get("empty") is not None for line in lines]
-        fine = job["status"] in ("finished", "stopped") or (job["status"] == "failed" and all(empty))
+        fine = job["status"] in ("finished", "stopped") or (job["status"] == "failed" and bool(empty) and all(empty))
         if not fine:
             self.fail(f"the job {job['status']}: {job['reason']}")
             return
@@ -66,7 +66,7 @@ class Promises:
             row = stored.get((receipt.job, receipt.round, receipt.phase, receipt.number, receipt.party))
             if receipt.status == "accepted" and (row is None or row["given_up"] or row["blob"] != receipt.digest):
                 self.fail(f"an acknowledged update is lost: {receipt}")
-            if receipt.status == "rejected":
+            if receipt.status == "rejected" and (row is None or not row["rejected"] or "not finite" not in row["why"]):
                 self.fail(f"a good update was rejected: {receipt}")
 
     def _check_audit(self) -> None:
@@ -75,7 +75,7 @@ class Promises:
         size = record.now(lambda db: db.size())
         head = record.now(lambda db: db.head(size))
         lines = [line[:-1] for line in log_lines(record, 0, size)]
-        kept = sorted((self.world.folder / "homes").glob("*/receipts/*.jsonl"))
+        kept = sorted(self.world.folder.glob("*/home/receipts/*.jsonl"))
         try:
             verify_lines([*lines, head_line(json.dumps(structs.asdict(head)))[:-1]], None, kept)
         except HansaError as error:
@@ -150,7 +150,7 @@ class Promises:
         return events
 
     def _check_model(self, digest: str, wanted: list[float]) -> None:
-        state = self.world.folder / "state"
+        state = self.world.state
         if self.world.deaths:  # who dies before he has tidied up does so when he starts again
             Blobs(state).sweep(needed_blobs(Direct(self.db, self.world.notary)))
         here = {path.name for path in state.glob("blobs/??/*")}

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
+from clockwork import alive
 
 import hansa
 from hansa.core.algorithm import Algorithm, Problem, State
+from hansa.core.errors import PartyError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 
@@ -28,10 +30,21 @@ def share(party: int, round: int, model: int, times: int) -> int:
 @hansa.register("tallying")
 @dataclass(frozen=True)
 class Tallying(Op):
-    """A party's share; it remembers how often it was fused."""
+    """A party's share; it remembers how often it was fused. Now and then it refuses, or says something that is none."""
+
+    moody: ClassVar[float] = 0.0
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         times = int(memory["times"]) if memory else 0
+        process = alive()
+        assert process is not None
+        mood = (
+            process.loop.chance.choice(["", "not today", "bad"]) if process.loop.chance.random() < self.moody else None
+        )
+        if mood in ("", "not today"):
+            raise PartyError(mood)
+        if mood == "bad":
+            return Reply({"said": torch.full((2,), float("nan"), dtype=torch.float64)}), {"times": torch.tensor(99)}
         said = share(party.id, party.round, int(payload["model"]["w"][0]), times)
         reply = Reply({"said": torch.tensor([said, times], dtype=torch.float64)}, weight=party.id + 1)
         return reply, {"times": torch.tensor(times + 1)}

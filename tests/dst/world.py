@@ -1,5 +1,6 @@
 """A federation in a simulated world: the aggregator's and the parties' own code, over a network that loses, delays,
-doubles and reorders, processes that die between any two steps, clocks that are wrong, and a disk that forgets.
+doubles and reorders, processes that die between any two steps, clocks that are wrong, and disks that forget what was
+not flushed when the power fails (of files; SQLite is in memory here, and on such a disk in `tests/chaos/power.py`).
 
 Real are: the server with its routes and checks, the client with its repetitions, the desk, the ledger's transactions in
 SQLite, blobs in files, jobs, rounds and their machine, the party's agent, worker and memory, keys and signatures.
@@ -9,6 +10,7 @@ Simulated are: time, threads, TCP and TLS (who calls is known by its certificate
 from __future__ import annotations
 
 import asyncio
+import atexit
 import functools
 import hashlib
 import json
@@ -16,22 +18,28 @@ import logging
 import random
 import shutil
 import sqlite3
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+sys.path.append(str(Path(__file__).parents[1] / "chaos"))  # the disk that loses power
+
 import aiohttp
+import tally
 import torch
+from brownout import Journal
 from clockwork import Clockwork, Stuck
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 from lives import Aggregator, Direct, Member, Thread, connect
 from promises import Promises
 
+from hansa.core import disk
 from hansa.net import keys, party, runtime
 from hansa.net.federation import Federation, init
 from hansa.net.ledger import begin
@@ -62,6 +70,8 @@ class Weather:
     partition: float  # of the time that a party is cut off
     skew: float  # seconds that clocks are off, at most
     work: float  # seconds that a party's work takes, on average
+    moody: float  # the chance that a party refuses, or says what is no reply
+    power: float  # of deaths that are a power failure
     absent_after: float
     lease: float
     min_parties: int
@@ -90,7 +100,7 @@ class Weather:
             parties, algorithm, run["rounds"], chance.choice([1, 1, 2]), run, chance.random() < 0.2,
             pick(0.0, 0.02, 0.1, 0.3), pick(0.0, 0.1, 0.3),
             chance.choice([0.02, 0.2, 2.0]), pick(0.0, 15.0, 40.0, 100.0), pick(0.0, 0.002, 0.01),
-            pick(0.0, 0.0, 0.2), pick(0.0, 86_400.0), work,
+            pick(0.0, 0.0, 0.2), pick(0.0, 86_400.0), work, pick(0.0, 0.0, 0.1), pick(0.0, 0.5, 1.0),
             chance.choice([40.0, 120.0, 300.0]), chance.choice([20.0, 60.0]), chance.randint(1, parties),
         )  # fmt: skip
 
@@ -100,6 +110,7 @@ def template() -> tuple[Path, Federation, sqlite3.Connection]:
     """A federation's folder with enrolled parties' folders, and its record; made once a process."""
     base = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
     root = Path(tempfile.mkdtemp(prefix="hansa-dst-", dir=base))
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
     federation = init(root / "federation", "world", NAMES, ["localhost"], 8443)
     db = connect()
     ledger = Direct(db, federation.notary())
@@ -128,7 +139,6 @@ class World:
     """One history. `run` lives through it, and says what broke."""
 
     seed: int
-    fault: Callable[[World], None] | None = None  # for tests: breaks something first
     broken: list[str] = field(default_factory=list)
     receipts: list[Receipt] = field(default_factory=list)
     errors: list[BaseException] = field(default_factory=list)
@@ -146,16 +156,18 @@ class World:
         self.folder = Path(tempfile.mkdtemp(prefix=f"{self.seed}-", dir=root))
         self.names = NAMES[: self.weather.parties]
         for name in self.names:
-            shutil.copytree(root / "homes" / name, self.folder / "homes" / name)
+            shutil.copytree(root / "homes" / name, self.folder / name / "home")
         self.db = connect(self._database())
         origin.backup(self.db)
         self.db.execute("DELETE FROM parties WHERE number >= ?", (self.weather.parties,))
         self.federation = Federation("world", self.names, self.federation.url, folder=self.federation.folder)
         self.notary = self.federation.notary()
-        homes = {name: self.folder / "homes" / name for name in self.names}
+        homes = {name: self.folder / name / "home" for name in self.names}
         self.keys = {name: keys.key_of((home / "key.pem").read_bytes()) for name, home in homes.items()}
         self.certificates = {name: _der((home / "cert.pem").read_bytes()) for name, home in homes.items()}
-        (self.folder / "state").mkdir()
+        self.state = self.folder / "aggregator" / "state"
+        self.state.mkdir(parents=True)
+        self.journals = {name: Journal(self.folder / name) for name in ("aggregator", *self.names)}
 
     def _forecast(self) -> Weather:
         return Weather.of(self.loop.chance)
@@ -194,12 +206,26 @@ class World:
         """Somebody has died, and is started again after a while."""
         self.deaths += 1
         self.note("died", life.process.name)
+        if self.loop.chance.random() < self.weather.power:
+            self._lose_power(life.process.name)
         pause = self._pause(life)
         if isinstance(life, Aggregator):
             self.aggregator = None
             self.loop.call_later(pause, lambda: self.ended is None and Aggregator(self))
         else:
             self.loop.call_later(pause, lambda: self.ended is None and self._member(life.number))
+
+    def _lose_power(self, machine: str) -> None:
+        """What a machine's disk had not flushed is gone, or torn."""
+        folder, journal = self.folder / machine, self.journals[machine]
+        journal.fail(len(journal.events), self.folder / "after", self.loop.chance)
+        shutil.rmtree(folder)
+        (self.folder / "after").rename(folder)
+        self.journals[machine] = Journal(folder)
+
+    def _observe(self, what: str, path: Path, *more: Any) -> None:
+        if "messages" not in path.parts:  # which may be lost at any time, and are made again
+            self.journals[path.relative_to(self.folder).parts[0]](what, path, *more)
 
     def _pause(self, life: Aggregator | Member) -> float:
         return self.loop.chance.expovariate(1 / 10.0)
@@ -266,17 +292,18 @@ class World:
         with quiet(), self.loop.running(), mock.patch.object(party, "threading", mock.MagicMock(Thread=Thread)), \
                 mock.patch.object(party, "unpack", noted), \
                 mock.patch.object(Thread, "work", self.weather.work), \
+                mock.patch.object(tally.Tallying, "moody", self.weather.moody), \
                 mock.patch.object(runtime, "TICK", 5.0):  # fmt: skip
             random.seed(self.seed)  # what back-off draws from
             asyncio.set_event_loop(self.loop)
-            if self.fault is not None:
-                self.fault(self)
+            disk.observe(self._observe)
             try:
                 self.loop.run_until_complete(self._history())
             except Stuck as error:
                 self.fail(f"{error}; {self._where()}")
             finally:
                 self._end()
+                disk.observe(None)
         for error in self.errors:
             if not isinstance(error, aiohttp.ClientError):
                 self.fail(f"a process failed: {error!r}")

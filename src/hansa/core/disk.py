@@ -115,6 +115,16 @@ def rename(path: Path, to: Path) -> None:
     os.replace(path, to)
 
 
+def set_aside(paths: Iterable[Path], folder: Path) -> None:
+    """Move files and folders, those that are there, into a folder; on the disk before this returns."""
+    make_folder(folder)
+    for path in paths:
+        if path.exists():
+            rename(path, folder / path.name)
+            sync_folder(folder)
+            sync_folder(path.parent)
+
+
 def unlink(path: Path) -> None:
     """Remove a file, if it is there; on the disk once the folder is flushed."""
     if _observer is not None:

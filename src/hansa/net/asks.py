@@ -153,8 +153,8 @@ def store_answer(key: Key, sent: Sent, path: Path | None, rejected: str | None =
         db.run(
             "INSERT INTO replies (job, round, phase, number, party, blob, size, staged, why, seconds, entry, receipt, "
             "rejected, spent) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            *key, sent.party, digest, size, answer.staged, answer.why or rejected, sent.seconds, entry, pack(receipt),
-            bad, bad,
+            *key, sent.party, digest, size, answer.staged, rejected if bad else answer.why, sent.seconds, entry,
+            pack(receipt), bad, bad,
         )  # fmt: skip
         reach("reply.written")
         return receipt

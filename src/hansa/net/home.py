@@ -66,6 +66,7 @@ class Home:
         token the party enrols anew, and keeps its policy and its memory."""
         key = self._made("key.enrol.pem")
         authority, admission = await enrol(url, token, keys.request(key, token.party))
+        self._part_from_others(authority)
         keys.write_private(self.folder / "ca.pem", authority)
         keys.write_private(self.folder / "cert.enrol.pem", admission.certificate)
         about = {"party": admission.party, "federation": admission.federation, "url": https_url(url),
@@ -74,6 +75,14 @@ class Home:
         about["sum"] = _sum(about)
         keys.write_private(self.folder / "party.json", json.dumps(about).encode())
         self.settle()
+
+    def _part_from_others(self, authority: bytes) -> None:
+        """Set aside what belongs to a federation with another authority: its log's certificate, receipts and memory."""
+        before = self.folder / "ca.pem"
+        if before.exists() and before.read_bytes() != authority:
+            mark = hashlib.sha256(before.read_bytes()).hexdigest()[:8]
+            disk.set_aside([self.folder / name for name in ("log.pem", "receipts", "memory")],
+                           self.folder / f"before-{mark}")  # fmt: skip
 
     def _made(self, name: str) -> keys.PrivateKey:
         """A key that is not in use yet; one that was made and not certified is taken again."""

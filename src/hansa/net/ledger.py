@@ -60,9 +60,12 @@ CREATE TABLE IF NOT EXISTS replies (
     rejected INTEGER NOT NULL DEFAULT 0,
     UNIQUE (job, round, phase, number, party));
 CREATE INDEX IF NOT EXISTS replies_by_blob ON replies (blob) WHERE spent = 0;
+CREATE INDEX IF NOT EXISTS replies_unspent ON replies (job, round) WHERE spent = 0;
 CREATE TABLE IF NOT EXISTS log (
     seq INTEGER PRIMARY KEY, at REAL NOT NULL, job TEXT, round INTEGER, party TEXT, event TEXT NOT NULL,
     detail TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS log_begun ON log (job) WHERE event = 'job begun';
+CREATE INDEX IF NOT EXISTS log_absent ON log (job) WHERE event = 'not taking part';
 CREATE TABLE IF NOT EXISTS nodes (
     level INTEGER NOT NULL, place INTEGER NOT NULL, hash BLOB NOT NULL, PRIMARY KEY (level, place)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS commits (n INTEGER NOT NULL);

@@ -28,8 +28,8 @@ def spread(parties: int) -> float:
 
 
 def scattered(seconds: float, chance: Callable[[], float] = random.random) -> float:
-    """A tenth more or less, so that those who came together do not come together again."""
-    return seconds * (0.9 + 0.2 * chance())
+    """Up to a fifth less, so that those who came together do not come together again."""
+    return seconds * (0.8 + 0.2 * chance())
 
 
 def told(parties: int, longest: float) -> dict[str, str]:

@@ -233,7 +233,7 @@ class Agent:
         """Send an answer with a signed statement of it; its receipt, which is checked and on disk."""
         data, blob, weight, why = b"", None, None, None
         if isinstance(reply, str):
-            why = printable(reply[:4096])
+            why = printable(reply[:4096]) or "it gives no reason"
         else:
             data = await asyncio.to_thread(codec.encode, reply.tree())
             blob, weight = Blob(hashlib.sha256(data).hexdigest(), len(data)), reply.weight

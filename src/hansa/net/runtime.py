@@ -289,7 +289,7 @@ class Network:
                 reply = Stored.read(path)
             except DataError as error:
                 return str(error)
-            reason = weight_differs(reply, answer) or fault(reply, op, payload, rules, ask.verb == "reduce")
+            reason = weight_differs(reply, answer) or fault(reply, op, payload, rules, ask.verb != "gather")
             return None if reason is None else printable(reason[:REASON])
 
         return expected_size(op, payload) + SLACK, check

@@ -30,7 +30,7 @@ class Taking:
         if receipt is None:  # only what will be stored is made a blob
             receipt = yield from self._store(key, sent, owner, errand)
         reach("reply.acknowledged")
-        self.desk.answered(key, sent.party, receipt.why or sent.answer.why)
+        self.desk.answered(key, sent.party, sent.answer.why if receipt.why is None else receipt.why)
         return receipt
 
     def _store(self, key: Key, sent: Sent, owner: str, errand: Errand | None) -> Steps[Receipt]:

@@ -20,6 +20,7 @@ BLOB = 2**36  # bytes of a blob, at most
 T = TypeVar("T")
 Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z")]
 Text = Annotated[str, Meta(max_length=4096)]
+Reason = Annotated[str, Meta(min_length=1, max_length=4096)]
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Weight = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -72,7 +73,7 @@ class Answer(Struct, frozen=True):
     blob: Blob | None = None
     weight: Weight | None = None
     staged: bool = False
-    why: Text | None = None
+    why: Reason | None = None
     model: Digest | None = None
     shown: bool = False
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import itertools
 import json
 import logging
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 
 import hansa
-from hansa.core import codec
+from hansa.core import codec, disk
 from hansa.core.algorithm import Algorithm, Problem, State
 from hansa.core.determinism import set_deterministic
 from hansa.core.driver import drive
@@ -51,6 +52,7 @@ from hansa.run.simulate import NUMERICS
 from hansa.run.work import LocalWork
 
 log = logging.getLogger("hansa.net")
+PASSING = {*disk.FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 PAUSE = 5.0  # seconds before a job that could not be written is tried again
 STOPPED = ("stopped", "stopped by the operator")
 
@@ -88,12 +90,13 @@ class Job:
             if not self.stopped.is_set():
                 return  # the aggregator shuts down: the job goes on when it is back
             status, reason = STOPPED
-        except (LedgerError, OSError) as error:  # a full disk, say: the job goes on when it can be written again
-            log.error("the job is interrupted: %s", error, extra={"job": self.id})
-            self.runner.closing.wait(PAUSE)
-            return
-        except (RoundAborted, HansaError) as error:
+        except (RoundAborted, LedgerError, HansaError, OSError) as error:
+            passing = isinstance(error, LedgerError) or (isinstance(error, OSError) and error.errno in PASSING)
             reason = str(error)
+            if passing:  # a full disk, say: the job goes on when it can be written again
+                log.error("the job is interrupted: %s", error, extra={"job": self.id})
+                self.runner.closing.wait(PAUSE)
+                return
         except Exception as error:
             log.exception("the job failed", extra={"job": self.id})
             reason = f"{type(error).__name__}: {error}"

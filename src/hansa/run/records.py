@@ -52,8 +52,8 @@ class JobRecords:
         model, line = codec.digest(tree["state"]["params"]), self._line
         number = line["round"]
         empty = line.get("empty")
-        members = [self.network.parties[p] for p in self.network.members] if empty is None else []
         used = [of for of in self.network.used if not of[0][2].startswith("select")] if empty is None else []
+        members = [self.network.parties[party] for party in sorted({party for _, party in used})]
         told: dict[str, Any] = {name: line[name] for name in ("missing", "rejected") if name in line}
         told |= {"excluded": line["fusion"]["excluded"]} if "fusion" in line else {}
         under_way = {flight.key for flight in self.network.flights}
@@ -85,7 +85,7 @@ class JobRecords:
             return None
         try:
             tree: dict[str, Any] = codec.decode(self.blobs.read(row["checkpoint"]))
-        except (OSError, DataError) as error:
+        except (FileNotFoundError, DataError) as error:  # other errors pass: then it is read again
             raise DataError(f"the checkpoint of {self.job} is damaged: {error}") from None
         return tree
 
