@@ -36,6 +36,7 @@ from hansa.net.blobs import Blobs, Damaged
 from hansa.net.federation import Federation, Serve, init
 from hansa.net.home import Home, Remembered
 from hansa.net.ledger import Ledger, LedgerError, Writer
+from hansa.net.receipts import Receipts, read_receipts
 from hansa.net.signing import About
 from hansa.net.wire import Blob, Enrolment, pack
 from hansa.run import job as jobs
@@ -603,6 +604,35 @@ def test_an_aggregator_refuses_to_start_on_a_disk_that_cannot_be_written(tmp_pat
         with pytest.raises(HansaError, match="Read-only file system"):
             Aggregator(Federation.open(tmp_path / "federation"))
         disk.observe(None)
+
+
+@pytest.mark.parametrize("what", ("mkdir", "create", "write", "fsync", "folder"))
+def test_a_party_whose_disk_is_full_keeps_its_receipt_when_there_is_room_and_goes_on(league: League, what: str) -> None:
+    for name in PARTIES:
+        league.join(name, samples(PARTIES.index(name)))
+    kept = league.folder / "homes" / "ann" / "receipts"
+    fault = Faulty(kept, errno.ENOSPC, what, 3)
+    ended = league.ended(league.submit(TREE))
+    assert ended["status"] == "finished" and fault.left == 0
+    assert [line["members"] for line in ended["rounds"]] == [list(PARTIES)] * 2
+    answered = {row["entry"] for row in league.ledger.all("SELECT entry FROM replies WHERE party = 0")}
+    held = [one.receipt.size for one in read_receipts(kept / f"{ended['id']}.jsonl")]
+    assert set(held) == answered
+
+
+def test_receipts_whose_flush_failed_are_written_anew(tmp_path: Path) -> None:
+    receipts, path = Receipts(tmp_path), tmp_path / "receipts" / "job.jsonl"
+    receipts._append(path, b"1\n")
+    Faulty(tmp_path, errno.EIO, "fsync")
+    with pytest.raises(OSError):
+        receipts._append(path, b"2\n")
+    seen: list[str] = []
+    disk.observe(lambda what, path, *more: seen.append(what))
+    receipts._append(path, b"2\n")
+    assert path.read_bytes() == b"1\n2\n2\n" and seen[:4] == ["create", "write", "fsync", "rename"]
+    seen.clear()
+    receipts._append(path, b"3\n")
+    assert seen == ["write", "fsync", "folder"]
 
 
 @HARM

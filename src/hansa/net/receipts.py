@@ -16,7 +16,7 @@ from hansa.core.errors import DataError, HansaError
 from hansa.net import keys
 from hansa.net.client import Client
 from hansa.net.evidence import Statement, canonical, receipt_fault, signed_by
-from hansa.net.points import reach
+from hansa.net.points import reach, steps
 from hansa.net.wire import Receipt
 
 LINE = 2**17  # bytes, of which a line has fewer
@@ -33,6 +33,7 @@ class Receipts:
     def __init__(self, home: Path) -> None:
         self._home, self.folder = home, home / "receipts"
         self._log: keys.Identity | None = None
+        self._doubtful: set[Path] = set()  # whose last flush failed: nobody knows what of them is on the disk
 
     async def expect(self, client: Client, federation: str) -> None:
         """Know whose signature receipts must have, before anything is sent."""
@@ -67,16 +68,18 @@ class Receipts:
         if not path.exists():
             _, pem = await client.call("GET", "/v1/log/certificate", limit=keys.LIMIT)
             keys.certified(pem, authority, "log", federation)
-            keys.write_private(path, pem)
+            disk.put(path, [pem], steps("private"))
         return keys.certified(path.read_bytes(), authority, "log", federation)
 
     def _append(self, path: Path, line: bytes) -> None:
         disk.make_folder(self.folder)
         reach("receipts.folder")
-        if path.exists() and (end := _torn(path)) is not None:  # a line on which nobody has acted
-            keys.write_private(path, path.read_bytes()[:end])
+        if path.exists() and ((end := _torn(path)) is not None or path in self._doubtful):
+            disk.put(path, [path.read_bytes()[:end]], steps("private"))  # less a line on which nobody has acted
         disk.append(path, line)
+        self._doubtful.add(path)
         disk.flush(path)
+        self._doubtful.discard(path)
         reach("receipt.fsync")
         disk.sync_folder(self.folder)
         reach("receipt.kept")
