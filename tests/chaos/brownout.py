@@ -198,6 +198,8 @@ class Journal:
         if what == "folder":
             _folder(root, path).flush()
             return
+        if what == "unlink" and not _there(root, path.parent):
+            return
         parent, name = _folder(root, path.parent), path.name
         if what == "rename":
             to, node = _folder(root, more[0].parent), parent.seen.pop(name)
@@ -237,6 +239,14 @@ def _folder(root: Folder, path: Path) -> Folder:
         assert isinstance(node, Folder)
         root = node
     return root
+
+
+def _there(root: Folder, path: Path) -> bool:
+    try:
+        _folder(root, path)
+    except KeyError:
+        return False
+    return True
 
 
 def _folders(folder: Folder) -> Iterator[Folder]:

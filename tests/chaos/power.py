@@ -2,14 +2,17 @@
 acknowledged is lost.
 
 Each seed is a history of some lives. In each life the real ledger, blobs, registry, asks, job records, and a party's
-home and memory are driven through a random sequence of what an aggregator and its parties do; then the power fails
-after a random one of the operations on the disk, and the next life begins with what a file system could show
-(brownout.py says what is real and what is simulated). A seed gives the same history each time, but for keys and times.
+home, memory and receipts are driven through a random sequence of what an aggregator and its parties do; then the power
+fails after a random one of the operations on the disk, and the next life begins with what a file system could show
+(brownout.py says what is real and what is simulated). Each life begins with a look at all that was promised, and the
+log is audited as a stranger would, with the party's receipts. A seed gives the same history each time, but for keys and
+times.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import hashlib
 import os
 import random
@@ -26,21 +29,27 @@ from unittest import mock
 
 import torch
 from brownout import Connection, Journal
+from msgspec import structs
 
 from hansa.core import codec, disk
-from hansa.net import asks, home, keys
+from hansa.net import asks, audit, home, keys, merkle
 from hansa.net.blobs import Blobs, Gap
+from hansa.net.evidence import ENTRY, canonical, entry_line, stated
 from hansa.net.federation import Federation, init
 from hansa.net.home import Home, Remembered
-from hansa.net.ledger import Ledger, entry_hash
-from hansa.net.registry import Registry
-from hansa.net.wire import Admission, Answer, Blob, ask_name, pack
+from hansa.net.ledger import Ledger, log_lines
+from hansa.net.receipts import Receipts, read_receipts
+from hansa.net.registry import Denied, Registry
+from hansa.net.wire import Admission, Answer, Blob, Receipt, ask_name, pack, unpack
 from hansa.run.job import Runner
 from hansa.run.records import JobRecords, discard, needed_blobs
 
 PARTIES = ("ann", "bob", "cid")
 LIVES, STEPS = 4, 14
+RUNNING = "job IN (SELECT id FROM jobs WHERE status = 'running')"
 OPERATOR = "operator.operator"
+MESSAGE = "0" * 64  # the hash of what was asked
+KEYS = {name: keys.new_key() for name in PARTIES[1:]}  # of those whose machines do not fail
 
 
 class Lost(AssertionError):
@@ -56,11 +65,12 @@ def need(true: Any, what: str) -> None:
 class Promises:
     """What was acknowledged, each with how many operations on the disk had been made by then."""
 
-    receipts: dict[tuple[Any, ...], tuple[int, str]] = field(default_factory=dict)  # (ask, party): blob
+    receipts: dict[tuple[Any, ...], tuple[int, bytes]] = field(default_factory=dict)  # (ask, party): as it was given
+    kept: dict[tuple[str, bytes], tuple[int, None]] = field(default_factory=dict)  # (job, receipt), by the party
     closed: dict[tuple[Any, ...], tuple[int, str]] = field(default_factory=dict)
     rounds: dict[tuple[str, int], tuple[int, str]] = field(default_factory=dict)  # the model's hash
     ended: dict[str, tuple[int, str]] = field(default_factory=dict)  # the model's blob
-    entries: dict[int, tuple[int, str]] = field(default_factory=dict)  # of the log
+    heads: dict[int, tuple[int, str]] = field(default_factory=dict)  # the log's roots, by its size
     tokens: dict[str, tuple[int, str]] = field(default_factory=dict)
     revoked: dict[str, tuple[int, str]] = field(default_factory=dict)
     staged: dict[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
@@ -76,14 +86,37 @@ class Promises:
                 kind[name] = (0, value)
 
 
+class Nodes:
+    """The nodes of the log's tree, as anybody reads them."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    @property
+    def size(self) -> int:
+        return int(self._ledger.all("SELECT count(*) FROM log")[0][0])
+
+    def get(self, level: int, place: int) -> bytes:
+        row = self._ledger.one("SELECT hash FROM nodes WHERE level = ? AND place = ?", level, place)
+        need(row is not None, f"the node {place} of level {level} of the log's tree")
+        assert row is not None
+        return bytes(row["hash"])
+
+    def put(self, level: int, place: int, node: bytes) -> None:
+        raise NotImplementedError
+
+
 class Line:
     """A party's connection to the aggregator, without a network."""
 
     def __init__(self, life: Life) -> None:
         self.life = life
 
-    async def call(self, method: str, path: str, body: bytes, about: Any) -> tuple[dict[str, str], bytes]:
+    async def call(self, method: str, path: str, body: bytes = b"", about: Any = None,
+                   limit: int = 0) -> tuple[dict[str, str], bytes]:  # fmt: skip
         life = self.life
+        if path == "/v1/log/certificate":
+            return {}, life.ledger.notary.certificate
         name, pem = life.ledger.now(life.registry.rotate(life.home.identity(), body))
         return {}, pack(Admission("league", name, pem))
 
@@ -109,6 +142,7 @@ class Life:
         self.home = Home(root / "party" / "home")
         self.home.settle()
         self.memory = Remembered(self.home.folder / "memory")
+        self.receipts = Receipts(self.home.folder)
 
     def serve(self) -> None:
         """As `hansa serve` starts."""
@@ -122,7 +156,7 @@ class Life:
         self.federation = Federation.open(self.folder)
         disk.make_folder(state)
         self.federation.renew_server()
-        self.ledger = Ledger(state / "hansa.db", connect)
+        self.ledger = Ledger(state / "hansa.db", self.federation.notary(), connect=connect)
         self.blobs = Blobs(state)
         self.registry = Registry(self.federation, self.ledger)
         self.blobs.sweep(self.ledger.now(lambda db: (db.log("started"), needed_blobs(db))[1]))
@@ -139,9 +173,8 @@ class Life:
 
     def promise(self, kind: str, name: Any, value: Any) -> None:
         getattr(self.promises, kind)[name] = (len(self.journal.events), value)
-        last = self.ledger.one("SELECT seq, hash FROM log ORDER BY seq DESC LIMIT 1")
-        if last is not None:
-            self.promises.entries[last["seq"]] = (len(self.journal.events), last["hash"])
+        nodes = Nodes(self.ledger)
+        self.promises.heads[nodes.size] = (len(self.journal.events), merkle.root(nodes, nodes.size).hex())
 
     # What is done
 
@@ -164,9 +197,14 @@ class Life:
         row = self._any("SELECT id FROM jobs WHERE status = 'running'")
         return row["id"] if row is not None else None
 
-    def _round(self, job: str) -> int:
-        row = self.ledger.one("SELECT max(round) AS n FROM rounds WHERE job = ?", job)
-        return (row["n"] if row is not None and row["n"] is not None else -1) + 1
+    def _closed(self, job: str) -> int:
+        """How many rounds of a job are closed; those that are asked now are asked in the round of that number."""
+        row = self.ledger.one("SELECT coalesce(max(round), 0) AS n FROM rounds WHERE job = ?", job)
+        assert row is not None
+        return int(row["n"])
+
+    def _open_ask(self) -> Any:
+        return self._any(f"SELECT * FROM asks WHERE phase IN ('round', 'describe') AND closed IS NULL AND {RUNNING}")
 
     def upload(self, owner: str, data: bytes) -> Blob:
         digest, at = hashlib.sha256(data).hexdigest(), self.blobs.stands(owner, hashlib.sha256(data).hexdigest())
@@ -194,61 +232,105 @@ class Life:
 
     def open(self) -> None:
         if (job := self._job()) is not None:
-            key = (job, self._round(job), self.chance.choice(("round", "describe")), self.chance.randrange(2))
+            self.records(job, begin=True)
+            key = (job, self._closed(job), self.chance.choice(("round", "describe")), self.chance.randrange(2))
             self.ledger.now(asks.open_ask(key, "digest", [0, 1, 2], 0.0))
 
     def answer(self) -> None:
-        ask = self._any("SELECT * FROM asks WHERE phase IN ('round', 'describe') AND closed IS NULL")
+        """A party answers, or answers again, and keeps the receipt."""
+        # What is late is answered too.
+        ask = self._open_ask() if self.chance.random() < 0.9 else self._any(
+            f"SELECT * FROM asks WHERE phase IN ('round', 'describe') AND {RUNNING}")  # fmt: skip
         if ask is None:
             self.open()
             return
-        key = (ask["job"], ask["round"], ask["phase"], ask["number"])
-        party, staged = self.chance.randrange(3), False
-        if party == 0 and self.chance.random() < 0.7:
+        key, party, staged = (ask["job"], ask["round"], ask["phase"], ask["number"]), self.chance.randrange(3), False
+        try:
+            key_of_party, certificate = self.signer(PARTIES[party])
+        except Denied:
+            need(self._revoked(PARTIES[party]), f"{PARTIES[party]} is denied, and was not revoked")
+            return
+        # The same ask mostly gets the same answer, as it does after a crash.
+        data = random.Random(str((key, party))).randbytes(900) if self.chance.random() < 0.8 else self._data()
+        if party == 0 and data[0] < 180:
             number = self.chance.random()
             # From the first operation on the old one may be gone, and none is promised until it returns.
             self.promises.staged.pop((key[0], ask_name(*key[1:])), None)
             self.memory.stage(key[0], ask_name(*key[1:]), {"m": torch.full((150,), number, dtype=torch.float64)})
             self.promise("staged", (key[0], ask_name(*key[1:])), number)
             staged = True
-        before = self.promises.receipts.get((*key, party))
-        blob = self.upload(f"party.{PARTIES[party]}", b"shared" if self.chance.random() < 0.1 else self._data())
-        sent = asks.Sent(party, PARTIES[party], Answer(blob, staged), 0.0, "", "")
+        blob = self.upload(f"party.{PARTIES[party]}", b"shared" if data[0] < 25 else data)
+        answer = Answer(MESSAGE, "", blob, 1, staged, model=self.records(key[0], begin=True).network.models[key[1]])
+        said = stated("league", PARTIES[party], key, answer)
+        answer = structs.replace(answer, signature=key_of_party.sign(said.signed_bytes()).hex())
+        sent = asks.Sent(party, PARTIES[party], answer, 0.0, said, keys.fingerprint(certificate))
+        if party == 0:
+            at_once(self.receipts.expect(Line(self), "league"))  # type: ignore[arg-type]
         try:
-            receipt = asks.standing(self.ledger, key, sent)
-            if receipt is None:
-                path = self.blobs.finish(f"party.{PARTIES[party]}", blob.digest, blob.size)
-                receipt = self.ledger.now(asks.store_answer(key, sent, path))
+            receipt = self._receipt(key, sent, blob)
         except asks.Conflict:
             need(self.ledger.one("SELECT 1 FROM replies WHERE party = ?", party), "a conflict with nothing")
             return
         except Gap:
             raise Lost("an upload was whole, and is not there") from None
+        if party == 0:
+            asyncio.run(self.receipts.keep(receipt, said, answer.signature))
+            self.promise("kept", (key[0], pack(receipt)), None)
+
+    def _receipt(self, key: tuple[str, int, str, int], sent: asks.Sent, blob: Blob) -> Receipt:
+        """As the aggregator gives it; one that was given before is the same."""
+        before = self.promises.receipts.get((*key, sent.party))
+        receipt = asks.standing(self.ledger, key, sent, self.ledger.notary)
+        if receipt is None:
+            path = self.blobs.finish(f"party.{sent.name}", blob.digest, blob.size)
+            receipt = self.ledger.now(asks.store_answer(key, sent, path))
         if receipt.status == "accepted":
-            need(
-                before is None or before[1] == blob.digest, f"another answer of {PARTIES[party]} to {key} was accepted"
-            )
-            self.promise("receipts", (*key, party), blob.digest)
+            need(before is None or before[1] == pack(receipt), f"{sent.name} got another receipt for {key} than before")
+            self.promise("receipts", (*key, sent.party), pack(receipt))
+            assert receipt.size is not None and receipt.root is not None
+            self.promises.heads[receipt.size] = (len(self.journal.events), receipt.root)
         else:
             discard(self.ledger, self.blobs, [blob.digest])
+        return receipt
+
+    def signer(self, name: str) -> tuple[keys.PrivateKey, bytes]:
+        """A party's key and certificate, which is in use."""
+        if name == PARTIES[0]:
+            if not self.home.enrolled:
+                self.certificate()
+            key, pem = keys.read_key(self.home.folder / "key.pem"), (self.home.folder / "cert.pem").read_bytes()
+        else:
+            key, token = KEYS[name], keys.Token.of((self.folder / "tokens" / f"{name}.token").read_text())
+            _, pem = self.ledger.now(self.registry.enrol(token.secret, keys.request(key, name)))
+        self.registry.reload()
+        if (used := self.registry.used(keys.identity_of(pem))) is not None:
+            self.ledger.now(used)
+        return key, pem
+
+    def _revoked(self, name: str) -> bool:
+        self.ledger.now(lambda db: None)  # who is denied hears of it before the writer has ended
+        return self.ledger.one("SELECT 1 FROM log WHERE event = 'revoked' AND party = ?", name) is not None
 
     def close(self) -> None:
-        ask = self._any("SELECT * FROM asks WHERE phase IN ('round', 'describe') AND closed IS NULL")
-        if ask is not None:
+        if (ask := self._open_ask()) is not None:
             key = (ask["job"], ask["round"], ask["phase"], ask["number"])
             self.promise("closed", key, self.ledger.now(asks.close_ask(key, None, {})).text())
 
-    def records(self, job: str) -> JobRecords:
-        network: Any = SimpleNamespace(parties=PARTIES, members=(0, 1), flights=[])
-        return JobRecords(job, self.ledger, self.blobs, network)
+    def records(self, job: str, begin: bool = False) -> JobRecords:
+        network: Any = SimpleNamespace(parties=PARTIES, members=(0, 1), flights=[], used=[], models={})
+        records = JobRecords(job, self.ledger, self.blobs, network)
+        if begin:
+            records.begin(hashlib.sha256(job.encode()).hexdigest())
+        return records
 
     def close_round(self) -> None:
         if (job := self._job()) is None:
             self.submit()
             return
-        number = self._round(job)
+        records, number = self.records(job, begin=True), self._closed(job) + 1
+        rows = self.ledger.all("SELECT * FROM replies WHERE job = ? AND phase = 'round' AND spent = 0", job)
+        records.network.used = [((job, row["round"], "round", row["number"]), row["party"]) for row in rows]
         params = torch.full((self.chance.choice((10, 300)),), self.chance.random(), dtype=torch.float64)
-        records = self.records(job)
         records.append({"round": number})
         records.checkpoint({"round": number, "state": {"params": params}})
         self.promise("rounds", (job, number), codec.digest(params))
@@ -281,9 +363,9 @@ class Life:
             self.registry.reload()
 
     def invite(self) -> None:
-        token, change = self.registry.invite("bob")
+        token, change = self.registry.invite("dan")
         self.ledger.now(change)
-        self.promise("tokens", token.digest(), "bob")
+        self.promise("tokens", token.digest(), "dan")
 
     def revoke(self) -> None:
         self.ledger.now(self.registry.revoke("cid"))
@@ -308,9 +390,10 @@ class Life:
     def check(self) -> None:
         ledger, promises = self.ledger, self.promises
         need(ledger.all("PRAGMA integrity_check")[0][0] == "ok", "the database is damaged")
-        for (*key, party), (_, digest) in promises.receipts.items():
-            row = ledger.one(f"SELECT blob FROM replies WHERE {asks.WHERE} AND party = ?", *key, party)
-            need(row is not None and row["blob"] == digest, f"the answer of {PARTIES[party]} to {key}")
+        for (*key, party), (_, given) in promises.receipts.items():
+            row = ledger.one(f"SELECT blob, receipt FROM replies WHERE {asks.WHERE} AND party = ?", *key, party)
+            same = row is not None and (row["receipt"], row["blob"]) == (given, unpack(given, Receipt).digest)
+            need(same, f"the answer of {PARTIES[party]} to {key}")
         for key, (_, text) in promises.closed.items():
             if text is None:
                 need(ledger.one("SELECT 1 FROM jobs WHERE id = ?", key[0]), f"the job {key[0]}")
@@ -334,14 +417,22 @@ class Life:
         self._check_party()
 
     def _check_log(self) -> None:
-        rows = self.ledger.all("SELECT * FROM log ORDER BY seq")
-        hashes, head = {row["seq"]: row["hash"] for row in rows}, "0" * 64
-        for row in rows:
-            entry = (row[name] for name in ("seq", "at", "job", "round", "party", "event", "detail"))
-            head = entry_hash(head, *entry)
-            need(head == row["hash"], f"the log's entry {row['seq']}")
-        for seq, (_, hash) in self.promises.entries.items():
-            need(hashes.get(seq) == hash, f"the log's entry {seq}")
+        """Its tree is that of its entries, and what was promised of it is its beginning."""
+        nodes, tree, roots = Nodes(self.ledger), merkle.Frontier(), dict[int, str]()
+        for row in self.ledger.all("SELECT * FROM log ORDER BY seq"):
+            tree.append(merkle.leaf_hash(entry_line(*(row[name] for name in ENTRY))))
+            roots[tree.size] = tree.root().hex()
+            need(merkle.root(nodes, tree.size) == tree.root(), f"the log's tree at {tree.size} entries")
+        for size, (_, root) in self.promises.heads.items():
+            need(roots.get(size) == root, f"the log's first {size} entries")
+
+    def audit(self) -> None:
+        """As a stranger looks at the exported log, with the receipts that the party has."""
+        size = Nodes(self.ledger).size
+        last = structs.asdict(self.ledger.now(lambda db: db.head(size)))
+        lines = [line.rstrip(b"\n") for line in log_lines(self.ledger, 0, size)] + [canonical({"head": last})]
+        kept = [self.home.folder] if any(self.receipts.folder.glob("*.jsonl")) else []
+        audit.verify_lines(lines, self.federation.read("ca.pem"), kept)
 
     def _check_blobs(self) -> None:
         for digest in needed_blobs(self.ledger):
@@ -350,13 +441,20 @@ class Life:
         need(set(self.blobs) == needed_blobs(self.ledger), "a blob that nothing needs stayed")
         for row in self.ledger.all("SELECT id FROM jobs WHERE status = 'running' AND checkpoint IS NOT NULL"):
             tree = self.records(row["id"]).restore()
-            need(tree is not None and tree["round"] == self._round(row["id"]) - 1, f"the checkpoint of {row['id']}")
+            need(tree is not None and tree["round"] == self._closed(row["id"]), f"the checkpoint of {row['id']}")
 
     def _check_party(self) -> None:
         for (job, ask), (_, number) in self.promises.staged.items():
             if (job, ask) not in self.promises.forgotten:
                 memory = self.memory.recall(job, ask, [name for of, name in self.promises.staged if of == job])
                 need(memory is not None and memory["m"][7] == number, f"the memory of {job} {ask}")
+        held = {
+            (path.stem, pack(kept.receipt))
+            for path in self.receipts.folder.glob("*.jsonl")
+            for kept in read_receipts(path)
+        }
+        for job, receipt in self.promises.kept:
+            need((job, receipt) in held, f"a receipt of the job {job}")
         need(self.home.enrolled or not self.promises.enrolled, "who the party is")
         if self.home.enrolled:
             folder, who = self.home.folder, self.home.identity()
@@ -374,6 +472,7 @@ def history(seed: int, template: Path, folder: Path, lives: int = LIVES, steps: 
         life = Life(root, chance, promises, synchronous)
         try:
             life.check()
+            life.audit()
             if number == lives:
                 return made
             for _ in range(chance.randint(1, steps)):

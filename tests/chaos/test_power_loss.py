@@ -3,6 +3,7 @@ was acknowledged is lost within a few seeds."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 import shutil
 import tempfile
@@ -12,13 +13,17 @@ from typing import Any
 
 import pytest
 from brownout import Connection, Journal
-from power import Life, Lost, Promises, campaign, fast, template
+from msgspec import structs
+from power import Life, Line, Lost, Promises, campaign, fast, template
 
 from hansa.core import disk
 from hansa.core.errors import HansaError
 from hansa.net import keys
+from hansa.net.evidence import canonical, stated
 from hansa.net.home import Home
 from hansa.net.ledger import Ledger
+from hansa.net.receipts import BadReceipt, Receipts, read_receipts
+from hansa.net.wire import Answer, Receipt
 
 
 @pytest.fixture
@@ -69,6 +74,16 @@ def test_a_memory_that_is_not_flushed_is_found_out(monkeypatch: pytest.MonkeyPat
     assert "the memory " in lost()
 
 
+def test_receipts_that_are_not_flushed_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    skipped(monkeypatch, "flush", lambda path: path.parent.name == "receipts")
+    assert "receipt" in lost()
+
+
+def test_names_of_receipts_that_are_not_flushed_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    skipped(monkeypatch, "sync_folder", lambda path: path.name == "receipts")
+    assert "a receipt of the job " in lost()
+
+
 def test_a_party_whose_key_and_certificate_are_not_flushed_in_order_is_found_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -98,6 +113,62 @@ def test_whenever_the_power_fails_in_a_rotation_key_and_certificate_go_together(
             shutil.rmtree(into)
 
 
+def test_whenever_the_power_fails_as_a_receipt_is_kept_the_next_one_follows_whole_lines(memory: Path) -> None:
+    """Of the line that was being written nothing is left, or all, or it is torn, with zeros in the middle of it too."""
+    root, chance = memory / "root", random.Random(0)
+    folder = Path("machine") / "receipts"
+    lines = [canonical({"receipt": _receipt(k), "statement": _statement(k)}) + b"\n" for k in range(3)]
+    (root / "machine").mkdir(parents=True)
+    kept = Receipts(root / "machine")
+    kept._append(root / folder / "job.jsonl", lines[0])
+    journal, torn = written(root, lambda: kept._append(root / folder / "job.jsonl", lines[1])), 0
+    for at in range(len(journal.events) + 1):
+        for seed in range(60):
+            into = memory / f"{at}-{seed}"
+            journal.fail(at, into, chance)
+            path = into / folder / "job.jsonl"
+            found = path.read_bytes()
+            torn += found not in (lines[0], lines[0] + lines[1])
+            assert len(read_receipts(path)) in ((2,) if at == len(journal.events) else (1, 2))
+            Receipts(into / "machine")._append(path, lines[2])
+            assert path.read_bytes() in (b"".join(lines), lines[0] + lines[2])
+            read_receipts(path)
+            shutil.rmtree(into)
+    assert torn > 20
+
+
+def _statement(number: int) -> dict[str, Any]:
+    answer = Answer("0" * 64, "0" * 128, why="x" * 2000)
+    return structs.asdict(stated("league", "ann", ("job", 0, "round", number), answer))
+
+
+def _receipt(number: int) -> dict[str, Any]:
+    return structs.asdict(Receipt("job", 0, "round", number, "ann", None, "late", "0" * 64, "0" * 128, None, None, None,
+                                  None, ""))  # fmt: skip
+
+
+def test_a_party_that_answers_again_with_a_new_key_takes_the_receipt_of_what_it_signed_before(memory: Path) -> None:
+    """The power failed before it had the receipt, and its certificate was renewed when it came back."""
+    life = Life(template(memory), random.Random(0), Promises(), "FULL")
+    try:
+        first, _ = life.signer("ann")
+        answer = Answer("0" * 64, "", why="there was none")
+        said = stated("league", "ann", ("job", 0, "round", 0), answer)
+        signed = first.sign(said.signed_bytes()).hex()
+        for _ in range(2):
+            life.certificate()
+        again = life.signer("ann")[0].sign(said.signed_bytes()).hex()
+        asyncio.run(life.receipts.expect(Line(life), "league"))  # type: ignore[arg-type]
+        asyncio.run(life.receipts.keep(life.ledger.notary.receipt(said, signed, "late"), said, again))
+        (kept,) = read_receipts(life.receipts.folder / "job.jsonl")
+        assert again != kept.receipt.signature == signed
+        another = keys.new_key().sign(said.signed_bytes()).hex()
+        with pytest.raises(BadReceipt, match="something else than was sent"):
+            asyncio.run(life.receipts.keep(life.ledger.notary.receipt(said, another, "late"), said, again))
+    finally:
+        life.end()
+
+
 def test_whenever_the_power_fails_as_a_record_is_closed_or_opened_it_is_opened_again(memory: Path) -> None:
     """Its mark must not speak of a database that is not there yet, or not any more."""
     root = memory / "root"
@@ -106,7 +177,7 @@ def test_whenever_the_power_fails_as_a_record_is_closed_or_opened_it_is_opened_a
 
     def opened(folder: Path, watch: Journal) -> Ledger:
         connection = Connection(watch, folder / "machine" / "hansa.db")
-        return Ledger(folder / "machine" / "hansa.db", lambda path: connection)
+        return Ledger(folder / "machine" / "hansa.db", connect=lambda path: connection)
 
     disk.observe(journal)
     for _ in range(2):

@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 import torch
-from league import PARTIES, PATIENCE, Asked, Caller, League, samples
+from league import PARTIES, PATIENCE, Asked, Caller, League, draft, samples
 
 import hansa
 from hansa.core import codec, disk
@@ -36,8 +36,9 @@ from hansa.net.blobs import Blobs, Damaged
 from hansa.net.federation import Federation, Serve, init
 from hansa.net.home import Home, Remembered
 from hansa.net.ledger import Ledger, LedgerError, Writer
+from hansa.net.receipts import Receipts, read_receipts
 from hansa.net.signing import About
-from hansa.net.wire import Answer, Blob, Enrolment, pack
+from hansa.net.wire import Blob, Enrolment, pack
 from hansa.run import job as jobs
 from hansa.run.config import make_model
 from hansa.run.records import discard
@@ -96,7 +97,7 @@ def answer(caller: Caller, ask: Asked, data: bytes = b"a reply") -> Any:
     """Upload and answer, as far as it gets."""
     blob = Blob(hashlib.sha256(data).hexdigest(), len(data))
     sent = caller.put(ask, blob.digest, 0, data)
-    return sent if sent.status != 204 else caller.reply(ask, Answer(blob))
+    return sent if sent.status != 204 else caller.reply(ask, draft(blob))
 
 
 # No room
@@ -152,7 +153,7 @@ def test_a_file_that_may_not_grow_is_left_as_long_as_it_was(shared: tuple[League
     assert got.status == 507 and got.error == "the aggregator cannot store this: File too large"
     assert league.aggregator.blobs.stands("party.ann", digest) == 2**20
     assert ann.put(ask, digest, 2**20, data[2**20 :]).status == 204
-    assert ann.reply(ask, Answer(Blob(digest, len(data)))).receipt.status == "accepted"
+    assert ann.reply(ask, draft(Blob(digest, len(data)))).receipt.status == "accepted"
 
 
 def test_a_record_that_is_full_or_read_only_is_said_and_goes_on_when_it_can(shared: tuple[League, Caller]) -> None:
@@ -163,7 +164,7 @@ def test_a_record_that_is_full_or_read_only_is_said_and_goes_on_when_it_can(shar
     pages = db.execute("PRAGMA page_count").fetchone()[0]
     db.execute(f"PRAGMA max_page_count = {pages}")
     try:
-        got = [ann.reply(league.ask(number=next(COUNT)), Answer(why=why)) for _ in range(6)][-1]
+        got = [ann.reply(league.ask(number=next(COUNT)), draft(why=why)) for _ in range(6)][-1]
     except LedgerError as error:  # to open the ask needed one
         assert error.full
     else:
@@ -182,7 +183,7 @@ def test_uploads_leave_the_last_of_the_disk_to_the_record(found: Callable[..., L
     ask = league.ask()
     got = answer(ann, ask)
     assert got.status == 507 and "bytes free, and 4,611,686,018,427,387,904 are kept" in got.error
-    assert ann.reply(ask, Answer(why="there is no room for it")).receipt.status == "accepted"
+    assert ann.reply(ask, draft(why="there is no room for it")).receipt.status == "accepted"
     assert disk.free(league.folder) > 0
     with pytest.raises(ConfigError, match="min_free must not be negative"):
         Serve(min_free=-1)
@@ -234,30 +235,30 @@ def simulated() -> Any:
 
 # No more open files
 
-LIMITED = (
-    "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)); from hansa.cli import main; main()"
-)
 
-
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="the limits of another process can be set on Linux alone")
 def test_an_aggregator_without_open_files_says_so_and_goes_on_when_it_has_some(tmp_path: Path) -> None:
-    """A real process, which the kernel lets have 64."""
+    """A real process, which from some moment on the kernel lets have no more than it has."""
     with contextlib.closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     folder = tmp_path / "federation"
     init(folder, "league", PARTIES, ["127.0.0.1"], port)
-    process = subprocess.Popen([sys.executable, "-c", LIMITED, "serve", str(folder)], stderr=subprocess.PIPE, text=True)
-    idle: list[socket.socket] = []
+    command = [sys.executable, "-c", "from hansa.cli import main; main()", "serve", str(folder)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    callers: list[Caller] = []
     said: list[str] = []
     assert process.stderr is not None
     try:
         assert any(" serving " in line for line in process.stderr)
-        threading.Thread(target=said.extend, args=(process.stderr,), daemon=True).start()
+        reader = threading.Thread(target=said.extend, args=(process.stderr,), daemon=True)
+        reader.start()
         place: Any = SimpleNamespace(folder=folder, port=port)
         files = folder / "operator.pem", folder / "operator.key"
-        chief = Caller(place, keys.key_of(files[1].read_bytes()), files, "operator")
         token = keys.Token.of((folder / "tokens" / "ann.token").read_text())
-        stranger, request = Caller(place), keys.request(keys.new_key(), "ann")
+        callers += Caller(place, keys.key_of(files[1].read_bytes()), files, "operator"), Caller(place), Caller(place)
+        chief, stranger, late = callers
+        request = keys.request(keys.new_key(), "ann")
 
         def upload() -> Any:
             data = str(next(COUNT)).encode()  # not what is there already
@@ -266,31 +267,44 @@ def test_an_aggregator_without_open_files_says_so_and_goes_on_when_it_has_some(t
         def enrol() -> Any:
             return stranger.call("POST", "/v1/enrol", pack(Enrolment(token.secret, request)))
 
-        assert chief.call("GET", "/v1/jobs").status == 200 and stranger.call("GET", "/v1/ca").status == 200
-        while len(idle) < 200:
-            idle.append(socket.create_connection(("127.0.0.1", port), 5))
-            if len(idle) > 30 and (got := upload()).status != 204:
-                break
+        assert upload().status == 204 and stranger.call("GET", "/v1/ca").status == 200
+        before = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        taken = {int(name) for name in os.listdir(f"/proc/{process.pid}/fd")}
+        lowest = next(number for number in range(len(taken) + 1) if number not in taken)
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (lowest, before[1]))
+        got = upload()
         assert got.status == 503 and got.error == "the aggregator cannot store this: Too many open files"
         assert (got := enrol()).status == 503 and "Too many open files" in got.error
+        # Who comes now waits, and the process does not spin meanwhile.
+        coming, came = (
+            threading.Thread(target=lambda: came.append(late.call("GET", "/v1/ca")), daemon=True),
+            list[Any](),
+        )
+        used, began = cpu_seconds(process.pid), time.monotonic()
+        coming.start()
+        coming.join(1.5)
+        assert not came and coming.is_alive()
+        assert cpu_seconds(process.pid) - used < (time.monotonic() - began) / 2
         assert chief.call("GET", "/v1/jobs").body == b"[]"  # what needs none goes on
         assert process.poll() is None
-        for connection in idle:
-            connection.close()
-        end = time.monotonic() + PATIENCE
-        while (upload().status, enrol().status) != (204, 200):
-            assert time.monotonic() < end
-        other = Caller(place)
-        assert other.call("GET", "/v1/ca").status == 200
-        for caller in (chief, stranger, other):
-            caller.close()
-        assert len(said) < 1000
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, before)
+        coming.join(PATIENCE)
+        assert [one.status for one in came] == [200]
+        assert (upload().status, enrol().status) == (204, 200)
     finally:
-        for connection in idle:
-            connection.close()
+        for caller in callers:
+            caller.close()
         process.terminate()
         assert process.wait(20) == 0
+        reader.join(PATIENCE)
         process.stderr.close()
+    assert sum("cannot accept" in line for line in said) >= 1 and len(said) < 50
+
+
+def cpu_seconds(process: int) -> float:
+    """The processor's time that a process has used."""
+    spent = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return sum(map(int, spent)) / os.sysconf("SC_CLK_TCK")
 
 
 # Damaged blobs
@@ -553,8 +567,8 @@ def test_a_blob_stays_where_an_answer_needs_it_that_comes_with_its_discarding(tm
     forgetting.start()
     while ledger._queue.empty():
         time.sleep(0.001)
-    sql = ("INSERT INTO replies (job, round, phase, number, party, blob, size, staged, seconds, nonce, signature) "
-           "VALUES ('job-1', 0, 'round', 0, 0, ?, 6, 0, 0, '', '')")  # fmt: skip
+    sql = ("INSERT INTO replies (job, round, phase, number, party, blob, size, staged, seconds) "
+           "VALUES ('job-1', 0, 'round', 0, 0, ?, 6, 0, 0)")  # fmt: skip
     answered = ledger.write(lambda db: db.run(sql, digest).rowcount)
     go.set()
     forgetting.join()
@@ -590,6 +604,35 @@ def test_an_aggregator_refuses_to_start_on_a_disk_that_cannot_be_written(tmp_pat
         with pytest.raises(HansaError, match="Read-only file system"):
             Aggregator(Federation.open(tmp_path / "federation"))
         disk.observe(None)
+
+
+@pytest.mark.parametrize("what", ("mkdir", "create", "write", "fsync", "folder"))
+def test_a_party_whose_disk_is_full_keeps_its_receipt_when_there_is_room_and_goes_on(league: League, what: str) -> None:
+    for name in PARTIES:
+        league.join(name, samples(PARTIES.index(name)))
+    kept = league.folder / "homes" / "ann" / "receipts"
+    fault = Faulty(kept, errno.ENOSPC, what, 3)
+    ended = league.ended(league.submit(TREE))
+    assert ended["status"] == "finished" and fault.left == 0
+    assert [line["members"] for line in ended["rounds"]] == [list(PARTIES)] * 2
+    answered = {row["entry"] for row in league.ledger.all("SELECT entry FROM replies WHERE party = 0")}
+    held = [one.receipt.size for one in read_receipts(kept / f"{ended['id']}.jsonl")]
+    assert set(held) == answered
+
+
+def test_receipts_whose_flush_failed_are_written_anew(tmp_path: Path) -> None:
+    receipts, path = Receipts(tmp_path), tmp_path / "receipts" / "job.jsonl"
+    receipts._append(path, b"1\n")
+    Faulty(tmp_path, errno.EIO, "fsync")
+    with pytest.raises(OSError):
+        receipts._append(path, b"2\n")
+    seen: list[str] = []
+    disk.observe(lambda what, path, *more: seen.append(what))
+    receipts._append(path, b"2\n")
+    assert path.read_bytes() == b"1\n2\n2\n" and seen[:4] == ["create", "write", "fsync", "rename"]
+    seen.clear()
+    receipts._append(path, b"3\n")
+    assert seen == ["write", "fsync", "folder"]
 
 
 @HARM

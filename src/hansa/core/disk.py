@@ -78,13 +78,6 @@ def append(path: Path, data: Bytes) -> None:
             raise
 
 
-def cut(path: Path, size: int) -> None:
-    """Cut a file off, not yet durably."""
-    if _observer is not None:
-        _observer("truncate", path, size)
-    os.truncate(path, size)
-
-
 def overwrite(path: Path, data: Bytes) -> None:
     """Write over a file's beginning, not durably: for what may be lost, and costs a microsecond or so. (To cut a file
     off and write it anew makes some file systems flush it.)"""

@@ -125,12 +125,24 @@ class Home:
         if fresh.exists():
             disk.rename(fresh, self.folder / "key.pem")
             reach("rotation.key")
+        self._retire()
         disk.sync_folder(self.folder)  # or a power failure could leave the certificate without its key
         reach("rotation.kept")
         disk.rename(certificate, self.folder / "cert.pem")
         reach("rotation.certificate")
         disk.sync_folder(self.folder)
         reach("rotation.settled")
+
+    def _retire(self) -> None:
+        """Keep the certificate whose time is over: receipts of what its key signed may still come."""
+        try:
+            certificate = (self.folder / "cert.pem").read_bytes()
+        except FileNotFoundError:
+            return
+        path = self.folder / "former.pem"
+        before = path.read_bytes() if path.exists() else b""
+        if certificate not in before:
+            keys.write_private(path, before + certificate)
 
 
 def _sum(about: dict[str, Any]) -> str:

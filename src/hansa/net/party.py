@@ -150,7 +150,7 @@ class Agent:
                     raise
                 log.warning(str(error))
                 await asyncio.sleep(PAUSE)
-            except DataError as error:
+            except (DataError, OSError) as error:  # the latter: no room on its own disk, say, which may pass
                 log.warning(str(error))
                 await asyncio.sleep(PAUSE)
 
@@ -246,6 +246,12 @@ class Agent:
         got = await self.client.hand_in(f"{path}/parts", answer.blob, memoryview(data), f"{path}/reply", pack(answer),
                                         about)  # fmt: skip
         receipt = unpack(got, Receipt)
-        await self._receipts.keep(receipt, statement, answer.signature)
+        while True:
+            try:
+                await self._receipts.keep(receipt, statement, answer.signature)
+                break
+            except OSError as error:  # it will not be given again: nothing else is done before it is kept
+                log.error("the receipt cannot be kept yet: %s", error, extra=_where(work))
+                await asyncio.sleep(PAUSE)
         reach("party.received")
         return receipt

@@ -7,15 +7,19 @@ import os
 from pathlib import Path
 
 import msgspec
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from msgspec import structs
 
 from hansa.core import disk
 from hansa.core.errors import DataError, HansaError
 from hansa.net import keys
 from hansa.net.client import Client
-from hansa.net.evidence import Statement, canonical, receipt_fault
-from hansa.net.points import reach
+from hansa.net.evidence import Statement, canonical, receipt_fault, signed_by
+from hansa.net.points import reach, steps
 from hansa.net.wire import Receipt
+
+LINE = 2**17  # bytes, of which a line has fewer
 
 
 class BadReceipt(HansaError):
@@ -29,6 +33,7 @@ class Receipts:
     def __init__(self, home: Path) -> None:
         self._home, self.folder = home, home / "receipts"
         self._log: keys.Identity | None = None
+        self._doubtful: set[Path] = set()  # whose last flush failed: nobody knows what of them is on the disk
 
     async def expect(self, client: Client, federation: str) -> None:
         """Know whose signature receipts must have, before anything is sent."""
@@ -38,41 +43,64 @@ class Receipts:
     async def keep(self, receipt: Receipt, statement: Statement, signature: str) -> None:
         """Check a receipt and keep it; a BadReceipt where it is none for that statement."""
         assert self._log is not None
+        if self._signed_before(statement, receipt.signature):
+            signature = receipt.signature
         fault = receipt_fault(receipt, statement, signature, self._log)
         if fault is not None:
             raise BadReceipt(f"the aggregator's receipt for {statement.job} {statement.round} is not good: {fault}")
         line = canonical({"receipt": structs.asdict(receipt), "statement": structs.asdict(statement)})
         await asyncio.to_thread(self._append, self.folder / f"{statement.job}.jsonl", line + b"\n")
 
+    def _signed_before(self, statement: Statement, signature: str) -> bool:
+        """Whether the party signed this with a key that it had before. The first answer counts, and so does its
+        receipt: one who did not hear of it, got a new certificate and answered again is given the same."""
+        try:
+            former = x509.load_pem_x509_certificates((self._home / "former.pem").read_bytes())
+        except (OSError, ValueError):
+            return False
+        owned = (certificate.public_key() for certificate in former)
+        return any(
+            isinstance(key, Ed25519PublicKey) and signed_by(key, signature, statement.signed_bytes()) for key in owned
+        )
+
     async def _pinned(self, client: Client, federation: str) -> keys.Identity:
         path, authority = self._home / "log.pem", (self._home / "ca.pem").read_bytes()
         if not path.exists():
             _, pem = await client.call("GET", "/v1/log/certificate", limit=keys.LIMIT)
             keys.certified(pem, authority, "log", federation)
-            keys.write_private(path, pem)
+            disk.put(path, [pem], steps("private"))
         return keys.certified(path.read_bytes(), authority, "log", federation)
 
     def _append(self, path: Path, line: bytes) -> None:
         disk.make_folder(self.folder)
         reach("receipts.folder")
-        if path.exists() and (whole := _whole_lines(path)) is not None:  # cut off in a line, on which nobody has acted
-            disk.cut(path, whole)
+        if path.exists() and ((end := _torn(path)) is not None or path in self._doubtful):
+            disk.put(path, [path.read_bytes()[:end]], steps("private"))  # less a line on which nobody has acted
         disk.append(path, line)
+        self._doubtful.add(path)
         disk.flush(path)
+        self._doubtful.discard(path)
         reach("receipt.fsync")
         disk.sync_folder(self.folder)
         reach("receipt.kept")
 
 
-def _whole_lines(path: Path) -> int | None:
-    """The length of the whole lines of a file whose last one was cut off; None where none was."""
+def _torn(path: Path) -> int | None:
+    """Where the last line of a file begins that was cut off as it was written; None where none was."""
     with open(path, "rb") as file:
-        if file.seek(0, os.SEEK_END) == 0:
-            return None
-        file.seek(-1, os.SEEK_END)
-        if file.read() == b"\n":
-            return None
-    return path.read_bytes().rfind(b"\n") + 1
+        start = max(0, file.seek(0, os.SEEK_END) - LINE)
+        file.seek(start)
+        tail = file.read()
+    whole = len(_whole(tail))
+    return None if whole == len(tail) else start + whole
+
+
+def _whole(data: bytes) -> bytes:
+    """The bytes up to the last line, if that was cut off as it was written: its end is missing, or after a power
+    failure there are zeros in the place of what had not reached the disk."""
+    end = data.rfind(b"\n") + 1
+    begin = data.rfind(b"\n", 0, end - 1) + 1 if end else 0
+    return data[:begin] if b"\0" in data[begin:end] else data[:end]
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -85,7 +113,7 @@ class Kept(msgspec.Struct, frozen=True):
 def read_receipts(path: Path) -> list[Kept]:
     """The receipts in a file; a last line that was cut off does not count. A DataError where another is none."""
     try:
-        lines = path.read_bytes().split(b"\n")[:-1]
+        lines = _whole(path.read_bytes()).split(b"\n")[:-1]
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from None
     decoder, out = msgspec.json.Decoder(Kept), []
