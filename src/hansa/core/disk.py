@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import glob
 import os
 import secrets
 from collections.abc import Callable, Iterable
@@ -144,6 +145,7 @@ def make_folder(path: Path) -> None:
     sync_folder(path.parent)
 
 
+PART = ".{}.{}.part"  # a file that is not whole yet: its name, and a random one
 SHARED = 0o666  # the mode of a file that is no secret, less what the process keeps from others
 
 
@@ -165,7 +167,7 @@ def publish(part: Path, path: Path, step: Step = _unnoted) -> None:
 
 def put(path: Path, pieces: Iterable[Bytes], step: Step = _unnoted, mode: int = 0o600) -> None:
     """Write a file whole and durably, in the place of what was there; by its mode only its owner can ever read it."""
-    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    part = path.with_name(PART.format(path.name, secrets.token_hex(8)))
     try:
         write(part, pieces, new=True, mode=mode)
     except BaseException:
@@ -173,6 +175,12 @@ def put(path: Path, pieces: Iterable[Bytes], step: Step = _unnoted, mode: int = 
             unlink(part)
         raise
     publish(part, path, step)
+
+
+def sweep(path: Path) -> None:
+    """Remove what writers of a file have left of it who were killed before it was whole; for who alone may write it."""
+    for part in path.parent.glob(PART.format(glob.escape(path.name), "[0-9a-f]" * 16)):
+        unlink(part)
 
 
 def free(folder: Path) -> int:
