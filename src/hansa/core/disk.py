@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import glob
 import os
 import secrets
 from collections.abc import Callable, Iterable
@@ -177,9 +176,10 @@ def put(path: Path, pieces: Iterable[Bytes], step: Step = _unnoted, mode: int = 
     publish(part, path, step)
 
 
-def sweep(path: Path) -> None:
-    """Remove what writers of a file have left of it who were killed before it was whole; for who alone may write it."""
-    for part in path.parent.glob(PART.format(glob.escape(path.name), "[0-9a-f]" * 16)):
+def sweep(folder: Path, name: str = "*") -> None:
+    """Remove what `put` had of files in a folder, or of the one of that name, when it was killed; for who alone may
+    write them."""
+    for part in folder.glob(PART.format(name, "[0-9a-f]" * 16)):
         unlink(part)
 
 

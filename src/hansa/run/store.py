@@ -50,7 +50,7 @@ class Store:
         taken = f"another process is at work on the run {self.path}; wait for it, or stop it"
         self._lock = disk.lock(self.path / LOCK, taken)
         for name in (EXPERIMENT, METRICS, CHECKPOINT, MODEL, SUMMARY):
-            disk.sweep(self.path / name)
+            disk.sweep(self.path, name)
 
     def create(self, experiment: dict[str, Any]) -> None:
         """Begin a new run here; a folder that holds one already is refused."""
