@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("hansa", deadline=None, database=None, derandomize=True, print_blob=False)
+settings.register_profile(
+    "hansa", deadline=None, database=None, derandomize=True, print_blob=False,
+    suppress_health_check=[HealthCheck.too_slow],  # which says how busy the machine is
+)  # fmt: skip
 settings.load_profile("hansa")
 torch.set_num_threads(1)  # the models are tiny, and tests run side by side

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 import targets as readers
-from league import Asked, League
+from league import PLENTY, Asked, League
 from served import dial, hear, say, statuses
 
 from hansa.net import keys, server, signing, wire
@@ -90,7 +90,7 @@ class Surface:
         logging.getLogger().addHandler(self._failures)
         logging.getLogger("hansa").setLevel(logging.INFO)
         server.POLL = 0.05  # questions for work are not held open for long
-        self._league = League(Path(self._kept.name) / "league")
+        self._league = League(Path(self._kept.name) / "league", limits=PLENTY)
         self._everybody = Everybody(self._league)
 
     def raw(self, data: bytes) -> None:

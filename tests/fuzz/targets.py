@@ -29,6 +29,7 @@ from hansa.data.describe import Describe, Description
 from hansa.local import SGD
 from hansa.net import keys, signing, wire
 from hansa.net.client import https_url
+from hansa.net.evidence import Notary, stated
 from hansa.net.federation import Federation
 from hansa.net.policy import TOML, Policy
 from hansa.run.config import parse
@@ -203,12 +204,16 @@ def _messages() -> list[Target]:
 
 def _envelopes() -> list[Target]:
     blob = wire.Blob("ab" * 32, 7)
+    answer = wire.Answer("0" * 64, "0" * 128, blob, 3, True)
+    notary, statement = Notary("league", KEY, b"", b""), stated("league", "ann", ("job-1", 1, "round", 0), answer)
     samples: list[msgspec.Struct] = [
         blob,
         wire.Work("job-1", "job", 0, 1, "round", 0, blob, blob, None, "1/round/0", None, 2),
-        wire.Answer("0" * 64, "0" * 128, blob, 3, True),
+        answer,
         wire.Answer("0" * 64, "0" * 128, why="no"),
-        wire.Receipt("job-1", 1, "round", 0, "ann", "ab" * 32, "accepted"),
+        notary.receipt(statement, answer.signature, "accepted", 4, 5, "ef" * 32),
+        notary.receipt(statement, answer.signature, "rejected", 4, 5, "ef" * 32, "no"),
+        notary.receipt(statement, answer.signature, "late"),
         wire.Enrolment("s" * 43, b"request"),
         wire.Admission("league", "ann", b"certificate"),
         wire.Order("job", TABLES[0], blob, 2, "mark"),

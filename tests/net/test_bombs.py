@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from league import Asked, Caller
+from league import Asked, Caller, draft
 from served import MIB, Served, dial, hear, hear_one, say, statuses
 
 from hansa.core import codec
@@ -348,7 +348,7 @@ def test_what_two_readers_could_read_in_two_ways_is_refused(served: Served, line
 
 def test_expectations_are_met_only_for_who_is_let_in(served: Served, ann: Caller) -> None:
     wait, path = "Expect: 100-continue", Asked().path + "/reply"
-    body = pack(Answer("0" * 64, "0" * 128, why="no"))
+    body = pack(ann.signed(Asked(), draft(why="no")))
     with Watch(served):
         assert asked(served, head("POST", path, wait, f"Content-Length: {len(body)}", CLOSE))[0] == 401
         assert asked(served, head("POST", path, wait, "Content-Length: 9999999", CLOSE), ann.files)[0] == 413
@@ -358,7 +358,7 @@ def test_expectations_are_met_only_for_who_is_let_in(served: Served, ann: Caller
             stream.sendall(head("POST", path, wait, f"Content-Length: {len(body)}", *lines, CLOSE))
             assert stream.recv(100).startswith(b"HTTP/1.1 100 Continue\r\n\r\n")
             stream.sendall(body)
-            assert statuses(hear(stream)) == [404], "the ask is not there, but the signature was taken"
+            assert statuses(hear(stream)) == [404], "the ask is not there, but the signatures were taken"
 
 
 def test_old_versions_and_pipelines_are_answered_in_order(served: Served) -> None:

@@ -20,7 +20,7 @@ from hansa.net import keys, points
 from hansa.net.blobs import Blobs
 from hansa.net.client import Refusal
 from hansa.net.desk import Desk
-from hansa.net.home import Home
+from hansa.net.home import Home, Remembered
 from hansa.net.ledger import Ledger
 from hansa.net.runtime import Network
 from hansa.run import serve
@@ -41,6 +41,22 @@ def test_a_party_that_was_revoked_enrols_anew_with_a_new_token(league: League, t
     assert home.identity().key.public_bytes_raw() != before.key.public_bytes_raw()
     assert not list(home.folder.glob("*.enrol.pem"))
     home.close()
+
+
+def test_what_a_killed_party_had_half_written_is_gone_when_it_comes_back(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    remembered = Remembered(home.folder / "memory")
+    remembered.stage("job-1", "0/round/0", {"w": torch.ones(2)})
+    left = [home.folder / f".key.pem.{'0a' * 8}.part", home.folder / "memory" / "job-1" / f".x.{'0a' * 8}.part"]
+    for path in left:
+        path.write_bytes(b"half")
+    with pytest.raises(ConfigError, match="another process runs this party"):
+        Home(tmp_path / "home")
+    assert all(path.exists() for path in left)
+    home.close()
+    Home(tmp_path / "home").close()
+    assert not any(path.exists() for path in left)
+    assert remembered.recall("job-1", "0/round/0") is not None
 
 
 @pytest.mark.parametrize("point", ["private.rename", "rotation.key", "rotation.certificate"])

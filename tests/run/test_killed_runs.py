@@ -14,7 +14,8 @@ import torch
 from doomed import CASES, EXPERIMENTS, case_folder
 
 import hansa
-from hansa.core import codec
+from hansa.core import codec, disk
+from hansa.run.store import Store
 
 ALL = [(name, case) for name, cases in CASES.items() for case in cases]
 
@@ -176,3 +177,38 @@ def test_without_a_checkpoint_the_run_starts_again(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "checkpoint.safetensors").exists()
     found = run(tmp_path / "run", resume=True)
     assert untimed(found.history) == untimed(run(None).history)
+
+
+def test_only_who_has_the_run_removes_what_a_killed_writer_left_and_only_of_the_runs_own_files(tmp_path: Path) -> None:
+    stopped(tmp_path / "run")
+    left = [tmp_path / "run" / f".{name}.{'0a' * 8}.part" for name in ("checkpoint.safetensors", "experiment.json")]
+    others = [tmp_path / "run" / name for name in (f".report.html.{'0a' * 8}.part", ".checkpoint.safetensors.old.part")]
+    for path in (*left, *others):
+        path.write_bytes(b"half")
+    working = Store(tmp_path / "run")
+    with disk.lock(tmp_path / "run" / ".lock", "taken"):
+        with pytest.raises(hansa.ConfigError, match="another process is at work"):
+            working.lock()
+        assert all(path.exists() for path in left)
+    run(tmp_path / "run", resume=True)
+    assert not any(path.exists() for path in left) and all(path.exists() for path in others)
+
+
+def test_a_run_is_kept_from_others_until_its_last_file_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = Store.finish
+
+    def finishing(store: Store, *given: Any) -> None:
+        with pytest.raises(hansa.ConfigError, match="another process is at work"):
+            Store(store.path).lock()
+        finish(store, *given)
+        finished.append(store.path)
+
+    finished: list[Path] = []
+    monkeypatch.setattr(Store, "finish", finishing)
+    run(tmp_path / "run")
+    assert finished == [tmp_path / "run"]
+    after = Store(tmp_path / "run")
+    after.lock()
+    after.close()

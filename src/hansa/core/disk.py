@@ -147,6 +147,7 @@ def make_folder(path: Path) -> None:
     sync_folder(path.parent)
 
 
+PART = ".{}.{}.part"  # a file that is not whole yet: its name, and a random one
 SHARED = 0o666  # the mode of a file that is no secret, less what the process keeps from others
 
 
@@ -168,7 +169,7 @@ def publish(part: Path, path: Path, step: Step = _unnoted) -> None:
 
 def put(path: Path, pieces: Iterable[Bytes], step: Step = _unnoted, mode: int = 0o600) -> None:
     """Write a file whole and durably, in the place of what was there; by its mode only its owner can ever read it."""
-    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    part = path.with_name(PART.format(path.name, secrets.token_hex(8)))
     try:
         write(part, pieces, new=True, mode=mode)
     except BaseException:
@@ -176,6 +177,13 @@ def put(path: Path, pieces: Iterable[Bytes], step: Step = _unnoted, mode: int = 
             unlink(part)
         raise
     publish(part, path, step)
+
+
+def sweep(folder: Path, name: str = "*") -> None:
+    """Remove what `put` had of files in a folder, or of the one of that name, when it was killed; for who alone may
+    write them."""
+    for part in folder.glob(PART.format(name, "[0-9a-f]" * 16)):
+        unlink(part)
 
 
 def free(folder: Path) -> int:

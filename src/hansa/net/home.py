@@ -36,6 +36,8 @@ class Home:
         self.policy = Policy.read(folder / "party.toml")
         for cut_off in folder.glob("fetch-*"):  # what was being fetched when the last process ended
             shutil.rmtree(cut_off, ignore_errors=True)
+        for place in (folder, *folder.glob("memory/*")):
+            disk.sweep(place)
 
     def close(self) -> None:
         """Let another process work here."""

@@ -95,23 +95,23 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
                             probe=None if band is None else band.probe(holdings))  # fmt: skip
         if band is not None:
             record["attackers"] = [holdings.name(party) for party in sorted(band.attackers)]
-        if store is not None:
-            record["data"] = data
-            if resume:
-                _same_run(store.experiment(), record, force)
-            else:
-                store.create(record)
-            store.lock()
         try:
+            if store is not None:
+                record["data"] = data
+                store.lock()  # until all of it is written
+                if resume:
+                    _same_run(store.experiment(), record, force)
+                else:
+                    store.create(record)
             with threads(1):
                 state = complete(training.steps(), runtime.answer)
+            result = Result(training, state, record, folder)
+            if store is not None:
+                store.finish(result.saved_model(), result.summary)
         finally:
             engine.close()
             if store is not None:
                 store.close()
-    result = Result(training, state, record, folder)
-    if store is not None:
-        store.finish(result.saved_model(), result.summary)
     return result
 
 

@@ -44,19 +44,26 @@ class Store:
         self._lock: Any = None
 
     def lock(self) -> None:
-        """Keep other processes from running this run; the lock goes when this one ends, however it ends."""
+        """Keep other processes from running this run; the lock goes when this one ends, however it ends. What one that
+        was killed has left of files that it did not finish is removed."""
+        self._make()
         taken = f"another process is at work on the run {self.path}; wait for it, or stop it"
         self._lock = disk.lock(self.path / LOCK, taken)
+        for name in (EXPERIMENT, METRICS, CHECKPOINT, MODEL, SUMMARY):
+            disk.sweep(self.path, name)
 
     def create(self, experiment: dict[str, Any]) -> None:
         """Begin a new run here; a folder that holds one already is refused."""
         if (self.path / EXPERIMENT).exists():
             raise ConfigError(f"{self.path} already holds a run; choose another folder, or `hansa resume {self.path}`")
+        self._make()
+        write_json(self.path / EXPERIMENT, experiment)
+
+    def _make(self) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"cannot make the folder {self.path}: {error.strerror}") from None
-        write_json(self.path / EXPERIMENT, experiment)
 
     def experiment(self) -> dict[str, Any]:
         value: dict[str, Any] = read_json(self.path / EXPERIMENT)
