@@ -1,11 +1,13 @@
 """Check what was built: python release/check_dist.py dist
 
-One wheel and one sdist of the version in pyproject.toml; each file of the package in both and nothing beside it; the
-wheel installs into an empty folder and its `hansa --version` works from there.
+One wheel and one sdist of the version in pyproject.toml; each file of the package in both and nothing beside it (the
+sdist also holds what is outside `src/hansa`), no key and no database anywhere; the wheel installs into an empty folder,
+and the package and its `hansa --version` work from there.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tarfile
@@ -42,11 +44,11 @@ def check(dist: Path) -> list[str]:
         if not any(name.endswith("LICENSE") for name in archive.namelist()):
             wrong.append("the wheel has no LICENSE")
     with tarfile.open(sdists[0]) as tar:
-        packed = {name.partition("/")[2] for name in tar.getnames()}
+        packed = {member.name.partition("/")[2] for member in tar.getmembers() if not member.isdir()}
     sources = {name.removeprefix("src/") for name in packed if name.startswith("src/hansa/")}
     for what, difference in (
         ("the wheel lacks", wanted - names), ("the wheel has beside the package", names - wanted),
-        ("the sdist lacks", wanted - sources),
+        ("the sdist lacks", wanted - sources), ("the sdist has beside the package", sources - wanted),
         ("a release must not have", {name for name in names | packed if name.endswith(PRIVATE)}),
     ):  # fmt: skip
         wrong += [f"{what} {name}" for name in sorted(difference)]
@@ -62,6 +64,10 @@ def installed(wheel: Path, version: str) -> list[str]:
         done = subprocess.run([sys.executable, "-c", ask], cwd=folder, capture_output=True, text=True, check=False)
         if done.stdout.split() != [version, str(Path(folder) / "hansa" / "__init__.py")]:
             return [f"the installed wheel does not import: {done.stdout} {done.stderr[-500:]}"]
+        done = subprocess.run([Path(folder) / "bin" / "hansa", "--version"], cwd=folder, capture_output=True, text=True,
+                              check=False, env={**os.environ, "PYTHONPATH": folder})  # fmt: skip
+        if done.stdout != f"hansa {version}\n":
+            return [f"the installed `hansa --version` does not work: {done.stdout} {done.stderr[-500:]}"]
     return []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import json
 import math
@@ -19,6 +20,7 @@ from typing import Any
 import pytest
 
 from hansa.core.errors import ConfigError
+from hansa.testing import proxy as module
 from hansa.testing.proxy import BUFFER, NEAR, SEGMENT, Dice, Faults, Proxy, ProxyThread, parse_faults
 
 SOON = 20.0  # seconds after which what should come has not
@@ -512,6 +514,53 @@ def test_bad_words_are_answered_in_one_sentence(
         main(["proxy", *words])
     out, err = capsys.readouterr()
     assert ended.value.code == 2 and out == "" and err.count("\n") == 1 and re.search(said, err)
+
+
+@pytest.mark.parametrize("where", ("accept", "socket"))
+def test_without_open_files_it_says_so_and_accepts_again_when_it_has_some(
+    monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Either for the client's side or, once that is accepted, for the server's."""
+    monkeypatch.setattr(module, "PAUSE", 0.01)
+    left = 2
+
+    def failing() -> None:
+        nonlocal left
+        if left > 0:
+            left -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    async def main() -> None:
+        loop, make = asyncio.get_running_loop(), module._socket
+        accept = loop.sock_accept
+
+        async def accepting(listener: socket.socket) -> Any:
+            failing()
+            return await accept(listener)
+
+        def making(near: Any) -> socket.socket:
+            if near[1] != 0:  # not the one that listens
+                failing()
+            return make(near)
+
+        if where == "accept":
+            monkeypatch.setattr(loop, "sock_accept", accepting)
+        else:
+            monkeypatch.setattr(module, "_socket", making)
+        told: list[dict[str, Any]] = []
+        async with through(tell=told.append) as (proxy, _):
+            if where == "socket":
+                for _ in range(2):
+                    reader, writer = await connect(proxy)
+                    assert await reader.read() == b""  # it is told at once
+                    writer.close()
+            streams = await connect(proxy)
+            assert await say(streams, b"hello") == b"hello"
+            assert told == [{"event": "not accepted", "why": "Too many open files"}] * 2
+            assert proxy.counts["not accepted"] == 2 and proxy.counts["connections"] == 1
+            streams[1].close()
+
+    run(main())
 
 
 def test_faults_on_the_command_line_are_in_milliseconds() -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import re
+import shutil
+import subprocess
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "release"))
+import check_dist  # noqa: E402
 from audit import verdict  # noqa: E402
 
 FINE = {"name": "a", "version": "1", "vulns": []}
@@ -42,3 +48,35 @@ def test_the_tools_of_a_release_are_pinned_with_hashes_and_agree_with_the_lock()
     assert all(f"{name}=={version} \\\n    --hash=sha256:" in text for name, version in tools.items())
     assert all(locked[name] == version for name, version in tools.items() if name in locked)
     assert "://" not in text, "no registry is named"
+
+
+@pytest.mark.parametrize("more", ("", "src/hansa/left_over.py", "tests/more.py", "tests/ca.key"))
+def test_a_release_holds_the_package_and_nothing_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: str
+) -> None:
+    monkeypatch.setattr(check_dist, "package", lambda: {"hansa/__init__.py"})
+    monkeypatch.setattr(check_dist, "installed", lambda wheel, version: [])
+    found = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)
+    assert found is not None
+    with zipfile.ZipFile(tmp_path / f"hansa-{found[1]}-py3-none-any.whl", "w") as wheel:
+        for name in ("hansa/__init__.py", f"hansa-{found[1]}.dist-info/LICENSE"):
+            wheel.writestr(name, "")
+    with tarfile.open(tmp_path / f"hansa-{found[1]}.tar.gz", "w:gz") as sdist:
+        folder = tarfile.TarInfo(f"hansa-{found[1]}/src/hansa/net")
+        folder.type = tarfile.DIRTYPE
+        sdist.addfile(folder)
+        for name in filter(None, ("src/hansa/__init__.py", more)):
+            sdist.addfile(tarfile.TarInfo(f"hansa-{found[1]}/{name}"), io.BytesIO())
+    wrong = {
+        "src/hansa/left_over.py": ["the sdist has beside the package hansa/left_over.py"],
+        "tests/ca.key": ["a release must not have tests/ca.key"],
+    }
+    assert check_dist.check(tmp_path) == wrong.get(more, [])
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+def test_a_release_simulates_as_many_worlds_as_its_figure_says() -> None:
+    said = subprocess.run(["make", "-n", "release", "CAMPAIGNS=power dst"], cwd=ROOT, capture_output=True, text=True,
+                          check=True).stdout  # fmt: skip
+    assert "dst.py --seeds 100000 " in said and "power.py --seeds 1000\n" in said
+    assert "`make dst SEEDS=100000`" in (ROOT / "docs" / "reliability.md").read_text()

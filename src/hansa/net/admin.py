@@ -39,7 +39,11 @@ class Admin:
             path for folder in ("blobs", "uploads") for path in (state / folder).rglob("*"))))  # fmt: skip
         metrics.show("disk_free_bytes", "Bytes that are free on the disk of the state",
                      lambda: disk.free(state))  # fmt: skip
-        metrics.show("ready", "1 where /readyz says so", lambda: float(not self._unready()))
+        metrics.show(
+            "ready",
+            "1 where it has started, does not shut down and has room on its disk; /readyz also tries the ledger",
+            lambda: float(not self._unready()),
+        )
 
     async def start(self, host: str, port: int) -> int:
         """Listen; gives the port."""

@@ -6,6 +6,7 @@ flushed after the rename. Chunks of an upload that was cut off stay, so that it 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import threading
@@ -80,9 +81,14 @@ class Blobs:
     def put(self, pieces: Iterable[bytes | memoryview]) -> tuple[str, int]:
         """Keep some bytes; on disk before this returns. Gives their hash and their number."""
         part = self._parts / f"own-{threading.get_ident()}"
-        digest, size = write_pieces(part, pieces)
-        reach("blob.written")
-        self._publish(part, digest)
+        try:
+            digest, size = write_pieces(part, pieces)
+            reach("blob.written")
+            self._publish(part, digest)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                disk.unlink(part)
+            raise
         return digest, size
 
     def read(self, digest: str) -> bytes:
@@ -131,7 +137,8 @@ class Blobs:
 
     def stands(self, owner: str, digest: str) -> int:
         """How many bytes of an upload are here. What others have sent does not count: nobody learns of it so."""
-        with self._turn(part := self._part(owner, digest)):
+        part = self._part(owner, digest)
+        with self._turn(owner):
             return part.stat().st_size if part.exists() else 0
 
     def append(self, owner: str, digest: str, at: int, data: bytes, limit: int) -> int:
@@ -140,7 +147,8 @@ class Blobs:
         `owner` keeps the uploads of different parties apart. A chunk that leaves a gap is a Gap. One that makes the
         upload longer than `limit` is a DataError, and nothing of the upload stays.
         """
-        with self._turn(part := self._part(owner, digest)):
+        part = self._part(owner, digest)
+        with self._turn(owner):
             here = part.stat().st_size if part.exists() else 0
             if at + len(data) <= here:
                 return here
@@ -168,7 +176,8 @@ class Blobs:
 
     def finish(self, owner: str, digest: str, size: int) -> Path:
         """Make a whole upload a blob; on disk before this returns. One that is not what it should be is discarded."""
-        with self._turn(part := self._part(owner, digest)):
+        part = self._part(owner, digest)
+        with self._turn(owner):
             here = part.stat().st_size if part.exists() else 0
             if here < size or here == 0:
                 raise Gap(here)
@@ -195,9 +204,9 @@ class Blobs:
         disk.unlink(part)
         self._hashes.pop(part, None)
 
-    def _turn(self, part: Path) -> threading.Lock:
-        """One thread at a time at each upload."""
-        return self._locks[hash(part) % len(self._locks)]
+    def _turn(self, owner: str) -> threading.Lock:
+        """One thread at a time at each owner's uploads: to begin one forgets the others."""
+        return self._locks[hash(owner) % len(self._locks)]
 
 
 def _hash_of(path: Path) -> Any:

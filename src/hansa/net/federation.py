@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
+import re
 import tomllib
 from collections import Counter
 from collections.abc import Sequence
@@ -94,8 +95,10 @@ class Serve:
     def admin_at(self) -> tuple[str, int]:
         """Host and port of the admin listener."""
         host, _, port = self.admin.rpartition(":")
-        if not host or not port.isdecimal() or int(port) > 65535:
-            raise ConfigError(f'admin: expected HOST:PORT as in 127.0.0.1:{ADMIN}, or "" for none; got {self.admin!r}')
+        if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
+            raise ConfigError(
+                f'admin: expected HOST:PORT as in 127.0.0.1:{ADMIN}, or "" for none; got {self.admin[:80]!r}'
+            )
         return host.strip("[]"), int(port)
 
 
@@ -137,6 +140,9 @@ class Federation:
             raise ConfigError(f"there is no file {path}; `hansa init-federation NAME` makes one") from None
         except (OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, no TOML, a number too long
             raise ConfigError(f"cannot read {path}: {error}") from None
+        for name in ("serve", "limits"):
+            if not isinstance(tree.get(name, {}), dict):
+                raise ConfigError(f"{path}: {name} must be a table, which begins with the line [{name}]")
         serve = fill(Serve, tree.pop("serve", {}), where=f"{path}: serve")
         limits = fill(Limits, tree.pop("limits", {}), where=f"{path}: limits")
         for name in tree:
@@ -185,6 +191,12 @@ class Federation:
 
     def notary(self) -> Notary:
         """The key that signs the log, with the certificates that show whose it is."""
+        if not any((self.folder / name).exists() for name in ("log.pem", "log.key")):
+            raise ConfigError(
+                f"{self.folder} has no log.key and no log.pem, as federations that an older version of hansa made; "
+                "finish its jobs with the version that made it, or make a new federation with `hansa init-federation` "
+                "and enrol the parties again"
+            )
         authority, certificate = self.read("ca.pem"), self.read("log.pem")
         key = keys.read_key(self.folder / "log.key")
         if keys.certified(certificate, authority, "log", self.name).key != key.public_key():

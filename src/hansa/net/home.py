@@ -56,12 +56,23 @@ class Home:
             if tree.pop("sum", None) not in (None, _sum(tree)):
                 raise ValueError("it is damaged")
         except (OSError, ValueError, TypeError) as error:
-            raise ConfigError(f"{self.folder / 'party.json'} cannot be read: {error}; enrol again") from None
+            raise ConfigError(
+                f"{self.folder / 'party.json'} cannot be read: {error}; enrol again, with the aggregator's URL "
+                "and a new token"
+            ) from None
         return tree
 
     def knows(self, token: keys.Token) -> bool:
-        """Whether this is the token that the party enrolled with."""
-        return self.enrolled and self.about().get("token") == token.digest()
+        """Whether this is the token that the party enrolled with; not where that cannot be read any more: enrolling
+        again writes it anew."""
+        return bool(self._said("token") == token.digest())
+
+    def _said(self, name: str) -> Any:
+        """What `party.json` says about something; None where it does not, or cannot be read."""
+        try:
+            return self.about().get(name)
+        except ConfigError:
+            return None
 
     async def enrol(self, url: str, token: keys.Token) -> None:
         """Make a key, have it certified, keep both. Interrupted, it can be done again with the same token; with another
@@ -115,7 +126,7 @@ class Home:
     def settle(self) -> None:
         """Take up a new key whose certificate has come; after a crash in the middle too."""
         enrolled = self.folder / "cert.enrol.pem"
-        known = self.about().get("certificate") if self.enrolled and enrolled.exists() else None
+        known = self._said("certificate") if enrolled.exists() else None
         if known is not None and known == keys.fingerprint(enrolled.read_bytes()):
             self._take("enrol")  # not if it was cut off before the party was written down
         self._take("new")

@@ -7,7 +7,8 @@ only grows, and is a Merkle tree (`hansa.net.merkle`): its root stands for all o
 Beside the database a small file, `hansa.mark`, says how many commits there were; it is written after each of them and
 not flushed. A database that has fewer has lost some of what was acknowledged, by a damaged or removed write-ahead log
 say, which SQLite takes for the end of what was written; it is refused. After a clean end the mark also has the hash of
-the database, whose pages have no checksums: one that has changed meanwhile is refused too.
+the database, whose pages have no checksums: one that has changed meanwhile is refused too. The hash goes from the mark
+before the database is opened, so that a start that fails leaves no hash of what it may have changed.
 """
 
 from __future__ import annotations
@@ -91,9 +92,13 @@ class LedgerError(HansaError):
 def connect(path: Path) -> sqlite3.Connection:
     """A connection whose commits are on the disk when they return."""
     db = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
-    db.row_factory = sqlite3.Row
-    db.execute("PRAGMA journal_mode = WAL")
-    db.execute("PRAGMA synchronous = FULL")
+    try:
+        db.row_factory = sqlite3.Row
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+    except BaseException:
+        db.close()
+        raise
     return db
 
 
@@ -163,8 +168,8 @@ class Ledger:
     """The database. `write` hands a change to the writer; `all` and `one` read what was committed.
 
     The log begins with who signs it (`notary`), and goes on only under the same key. `connect` opens a connection, for
-    the writer and for readers. A database that is damaged, as far as SQLite can see that without reading it twice
-    (`quick_check`), is refused. `timed` is told the seconds of every commit.
+    the writer and for readers. A database that did not end cleanly and is damaged, as far as SQLite can see that
+    without reading it twice (`quick_check`), is refused. `timed` is told the seconds of every commit.
     """
 
     _mark: Path | None = None  # a database in memory has none
@@ -183,25 +188,20 @@ class Ledger:
                 disk.write(path, ())
                 disk.sync_folder(path.parent)
                 reach("ledger.created")
-            if digest is not None and not self._ahead() and _hash(path) != digest:
+            as_it_ended = digest is not None and not self._ahead()
+            if as_it_ended and _hash(path) != digest:
                 raise LedgerError(f"the record {path} is not what it was when the aggregator ended: it was damaged or "
                                   f"changed; bring it back from a copy, or remove {mark}")  # fmt: skip
-            self._db, self._reader = connect(path), connect(path)
-            found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
-            if found != "ok":
-                raise LedgerError(f"the record {path} is damaged: {' '.join(found.split())}; bring it back from a copy")
-            version = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if version not in (0, VERSION):
-                raise ConfigError(f"{path} was made by another version of hansa (format {version}, this is {VERSION})")
-            self._db.executescript(f"{SCHEMA} PRAGMA user_version = {VERSION};")
-            commits = self._db.execute("SELECT n FROM commits").fetchone()[0]
-            if marked is not None and commits < marked:
-                raise LedgerError(
-                    f"the record {path} has {commits} of the {marked} commits that were acknowledged: its write-ahead "
-                    f"log {path.name}-wal was damaged or removed, or an older copy was put in its place; bring back "
-                    f"the right one, or remove {mark} to go on without what is lost"
-                )
-            disk.put(mark, [_mark(commits)], steps("mark"))  # from now on its hash changes
+            if marked is not None and digest is not None:  # from now on it changes
+                disk.put(mark, [_mark(marked)], steps("mark"))
+            with contextlib.ExitStack() as opened:  # what is open is closed where this fails
+                self._db = connect(path)
+                opened.callback(self._db.close)
+                self._reader = connect(path)
+                opened.callback(self._reader.close)
+                commits = self._prepare(marked, checked=as_it_ended)
+                disk.put(mark, [_mark(commits)], steps("mark"))
+                opened.pop_all()
             self._mark = mark
         except (*BROKEN, OSError) as error:
             raise LedgerError(f"the record {path} cannot be opened: {' '.join(str(error).split())}") from None
@@ -213,6 +213,32 @@ class Ledger:
             except BaseException:
                 self.close()
                 raise
+
+    def _prepare(self, marked: int | None, checked: bool) -> int:
+        """Look whether the database is whole, of this version and as far as its mark says; gives how many commits there
+        were. A database that was `checked` against its hash is whole."""
+        path, mark = self._path, self._path.with_suffix(".mark")
+        found = "ok" if checked else self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if found != "ok":
+            raise LedgerError(f"the record {path} is damaged: {' '.join(found.split())}; bring it back from a copy")
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if version not in (0, VERSION):
+            raise ConfigError(
+                f"{path} was made by another version of hansa (format {version}, this is {VERSION}); finish its jobs "
+                "with the version that made it, or make a new federation with `hansa init-federation` and enrol the "
+                "parties again"
+            )
+        self._db.executescript(SCHEMA)
+        if version != VERSION:  # to set it writes, even where it stays the same
+            self._db.execute(f"PRAGMA user_version = {VERSION}")
+        commits: int = self._db.execute("SELECT n FROM commits").fetchone()[0]
+        if marked is not None and commits < marked:
+            raise LedgerError(
+                f"the record {path} has {commits} of the {marked} commits that were acknowledged: its write-ahead "
+                f"log {path.name}-wal was damaged or removed, or an older copy was put in its place; bring back "
+                f"the right one, or remove {mark} to go on without what is lost"
+            )
+        return commits
 
     def write(self, change: Callable[[Writer], T]) -> Future[T]:
         """Make a change; its result comes once it is on disk. An error in it undoes it, and only it."""

@@ -15,6 +15,7 @@ PIECE = 2**17  # bytes of a body that have to come, or to be taken, within `stal
 MOST = 2**16  # keys that have a bucket of their own
 FORGIVEN = 60.0  # seconds after which somebody may be noted again
 FIRST = 20  # notes about one and the same that are taken at once
+LEAST = 0.1  # seconds that anything may take, however little somebody wants to give
 LATEST = 40  # seconds after which the last of them is asked to; a client adds up to half of it
 
 
@@ -55,6 +56,10 @@ class Limits:
             value = getattr(self, spec.name)
             if not 0 < value < math.inf:
                 raise ConfigError(f"{spec.name} must be positive, got {value}")
+        for name in ("handshake", "head", "stall", "idle", "shutdown"):
+            if getattr(self, name) < LEAST:
+                raise ConfigError(f"{name} must be {LEAST:g} seconds at least, got {getattr(self, name):g}: nobody is "
+                                  "so quick")  # fmt: skip
         for name, most in (("handshake", 60), ("head", 60), ("stall", 60)):
             if getattr(self, name) > most:
                 raise ConfigError(

@@ -44,12 +44,16 @@ class Registry:
         self.met = {row["name"] for row in parties if row["joined"]}
 
     def reload_of(self, name: str) -> None:
-        """Take what the ledger says of one name's certificates: thousands that come for the first time cost no more."""
+        """Take what the ledger says of one name: thousands that come for the first time cost no more."""
         for row in self.ledger.all("SELECT fingerprint, state FROM certificates WHERE name = ?", name):
             if row["state"] in ("new", "valid"):
                 self._valid[row["fingerprint"]] = row["state"]
             else:
                 self._valid.pop(row["fingerprint"], None)
+        party = self.ledger.one("SELECT number, joined FROM parties WHERE name = ?", name)
+        if party is not None:
+            self.numbers[name] = party["number"]
+            (self.met.add if party["joined"] else self.met.discard)(name)
 
     @property
     def names(self) -> list[str]:

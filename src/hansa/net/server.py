@@ -261,7 +261,7 @@ class Server:
 
     async def _certify(self, change: Callable[[Any], tuple[str, bytes]]) -> web.Response:
         name, pem = await self._written(change)
-        self.registry.reload()
+        self.registry.reload_of(name)
         return packed(Admission(self.registry.federation.name, name, pem))
 
     async def _heard(self, call: Call) -> tuple[int, str]:
@@ -271,8 +271,8 @@ class Server:
             raise DataError("the query names no instance of the party")
         number = self.registry.number(call.name)
         if call.name not in self.registry.met:
-            self.registry.met.add(call.name)
             await self._written(self.registry.joined(call.name))
+            self.registry.met.add(call.name)
         if self.desk.heard(number, instance):
             log.info("connected", extra={"party": call.name})
         return number, instance
@@ -382,13 +382,13 @@ class Server:
     async def invite(self, call: Call) -> web.Response:
         token, change = self.registry.invite(call.part("party"))
         await self._written(change)
-        self.registry.reload()
+        self.registry.reload_of(token.party)
         return web.json_response({"party": token.party, "token": token.text()})
 
     async def revoke(self, call: Call) -> web.Response:
         name = call.part("party")
         count = await self._written(self.registry.revoke(name))
-        self.registry.reload()
+        self.registry.reload_of(name)
         self.desk.gone(self.registry.number(name))
         return web.json_response({"party": name, "certificates": count})
 

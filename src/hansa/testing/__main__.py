@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import math
+import re
 import signal
 import sys
 import time
@@ -34,8 +35,8 @@ class Parser(argparse.ArgumentParser):
 def address(text: str) -> Address:
     """HOST:PORT."""
     host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"expected HOST:PORT, got {text!r}")
+    if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
+        raise ConfigError(f"expected HOST:PORT, got {text[:80]!r}")
     return host.strip("[]"), int(port)
 
 

@@ -35,6 +35,7 @@ READ = 2**16  # bytes taken at once
 NEAR, FAR = 2**16, 2**20  # bytes under way in a direction, at most: without latency, and with
 BUFFER = 2**16  # bytes of each socket's own buffers, so that a slow reader is felt by who writes
 STEP = 0.02  # seconds between two pieces of a throttled direction
+PAUSE = 0.1  # seconds after which a connection is accepted that could not be
 SLOWEST = 60.0  # seconds that a lost segment stands still, at most
 
 Way = Literal["up", "down"]
@@ -203,11 +204,8 @@ class Direction:
 class Connection:
     """A client's connection through the proxy. `up` and `down` are its own faults, where they are not the proxy's."""
 
-    def __init__(self, proxy: Proxy, number: int, client: socket.socket) -> None:
-        self.proxy, self.number, self.client = proxy, number, client
-        self.server = _socket(proxy.to)
-        for side in (self.client, self.server):
-            side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def __init__(self, proxy: Proxy, number: int, client: socket.socket, server: socket.socket) -> None:
+        self.proxy, self.number, self.client, self.server = proxy, number, client, server
         self.up: Faults | None = None
         self.down: Faults | None = None
         self.gates: dict[Way, asyncio.Event] = {way: asyncio.Event() for way in WAYS}
@@ -377,11 +375,22 @@ class Proxy:
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            client, _ = await loop.sock_accept(listener)
-            client.setblocking(False)
+            sides: list[socket.socket] = []
+            try:
+                sides.append((await loop.sock_accept(listener))[0])
+                sides.append(_socket(self.to))
+                for side in sides:
+                    side.setblocking(False)
+                    side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            except OSError as error:  # no more open files, say; who waits to be accepted goes on waiting
+                for side in sides:
+                    side.close()
+                self.note("not accepted", why=error.strerror)
+                await asyncio.sleep(PAUSE)
+                continue
             self.counts["connections"] += 1
             number = self.counts["connections"]
-            self.connections[number] = Connection(self, number, client)
+            self.connections[number] = Connection(self, number, *sides)
             self._set_gates()
 
     async def _partitioned(self, begin: float, seconds: float) -> None:
