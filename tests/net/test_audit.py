@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import copy
 import dataclasses
 import json
@@ -433,9 +434,9 @@ FORGERIES: list[tuple[Change, str]] = [
     (at(float("inf")), "its time is none"),
     (at(-1.0), "its time is none"),
     (at(10**400), "its time is none"),
-    edit("log begun", "letters that are none", authority="\ud800"),
-    edit("log begun", "letters that are none", log="\ud800"),
-    edit("enrolled", "letters that are none", pem="\ud800"),
+    edit("log begun", "cannot be read", authority="\ud800"),
+    edit("log begun", "cannot be read", log="\ud800"),
+    edit("enrolled", "cannot be read", pem="\ud800"),
     edit(
         "certificate in use",
         r"entry [0-9]+ \(certificate in use\): ann fine \[2J +had",
@@ -830,14 +831,22 @@ def test_a_proof_says_whether_its_party_was_shown_the_model(scene: Scene, proof:
     assert f"for the round that began with {found.before}" in unseen and "made from" not in unseen
 
 
+def another_algorithm(pem: str) -> str:
+    """A certificate for a key of a kind that there is not."""
+    data = base64.b64decode("".join(pem.splitlines()[1:-1])).replace(b"\x2b\x65\x70\x03\x21", b"\x1b\x65\x70\x03\x21")
+    return f"-----BEGIN CERTIFICATE-----\n{base64.encodebytes(data).decode()}-----END CERTIFICATE-----\n"
+
+
 @pytest.mark.parametrize("name", ["authority", "log", "certificate"])
-def test_a_proof_with_letters_that_are_none_is_a_fault(proof: Proof, name: str) -> None:
-    if name == "certificate":
-        bad = structs.replace(proof, updates=[structs.replace(proof.updates[0], certificate="\ud800")])
-    else:
-        bad = structs.replace(proof, **{name: "\ud800"})
-    with pytest.raises(Fault, match="letters that are none"):
-        check(bad)
+def test_a_proof_with_a_certificate_that_cannot_be_read_is_a_fault(proof: Proof, name: str) -> None:
+    for other in (lambda pem: "\ud800", another_algorithm):
+        (update,) = proof.updates
+        if name == "certificate":
+            bad = structs.replace(proof, updates=[structs.replace(update, certificate=other(update.certificate))])
+        else:
+            bad = structs.replace(proof, **{name: other(getattr(proof, name))})
+        with pytest.raises(Fault):
+            check(bad)
 
 
 def test_a_fault_can_be_printed_whatever_it_quotes() -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from cryptography.exceptions import UnsupportedAlgorithm
 
 from hansa.core.errors import DataError, HansaError
 from hansa.core.replies import without_numbers
@@ -177,9 +178,23 @@ class Report:
         )
 
 
-def authority_of(pem: bytes, given: bytes | None) -> str:
+UNREADABLE = (UnicodeError, UnsupportedAlgorithm)  # a certificate in JSON may be any text, and for any kind of key
+
+
+def certified(pem: str, authority: str, role: str, federation: str) -> keys.Identity:
+    """Whom a certificate names, as a log or a proof holds it; an IdentityError where it does not count."""
+    try:
+        return keys.certified(pem.encode(), authority.encode(), role, federation)
+    except UNREADABLE:
+        raise keys.IdentityError("a certificate cannot be read") from None
+
+
+def authority_of(pem: str, given: bytes | None) -> str:
     """The fingerprint of an authority's certificate, which must be the given one, if one is."""
-    found = keys.check_authority(pem)
+    try:
+        found = keys.check_authority(pem.encode())
+    except UNREADABLE:
+        raise keys.IdentityError("the authority's certificate cannot be read") from None
     if given is not None and keys.fingerprint(given) != found:
         raise Fault(f"it is by another authority ({found}) than the one given ({keys.fingerprint(given)})")
     return found
@@ -299,8 +314,8 @@ class Audit:
         self.beginning = entry.detail
         try:
             name, authority, log = (str(entry.detail[key]) for key in ("federation", "authority", "log"))
-            self.report.authority = authority_of(pem_bytes(authority), self._given)
-            self.log = keys.certified(pem_bytes(log), pem_bytes(authority), "log", name)
+            self.report.authority = authority_of(authority, self._given)
+            self.log = certified(log, authority, "log", name)
         except KeyError as error:
             raise entry.fault(f"it does not say the {error.args[0]}") from None
         except HansaError as error:
@@ -312,8 +327,7 @@ class Audit:
         try:
             if not isinstance(pem, str):
                 raise keys.IdentityError("it holds no certificate")
-            authority = pem_bytes(self.beginning["authority"])
-            who = keys.certified(pem_bytes(pem), authority, "party", self.report.federation)
+            who = certified(pem, self.beginning["authority"], "party", self.report.federation)
         except HansaError as error:
             raise entry.fault(str(error)) from None
         if who.name != entry.party or who.fingerprint != entry.detail.get("certificate"):
@@ -444,14 +458,6 @@ def _head(line: bytes, tree: Any) -> Head:
     if canonical({"head": msgspec.structs.asdict(head)}) != line:
         raise ValueError("it is not written as a head is")
     return head
-
-
-def pem_bytes(text: str) -> bytes:
-    """A certificate as it stands in JSON, where it may be any text."""
-    try:
-        return text.encode()
-    except UnicodeError:
-        raise keys.IdentityError("a certificate is written in letters that are none") from None
 
 
 def _digest(entry: Entry, name: str) -> str:

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import msgspec
 
 from hansa.core.errors import DataError, HansaError
-from hansa.net import keys, merkle
-from hansa.net.audit import Audit, Closing, Entry, Fault, authority_of, member_fault, pem_bytes, read_lines
+from hansa.net import merkle
+from hansa.net.audit import Audit, Closing, Entry, Fault, authority_of, certified, member_fault, read_lines
 from hansa.net.evidence import ACCEPTED, Head, Statement, canonical, signed_by
 from hansa.net.wire import printable
 
@@ -128,8 +128,8 @@ def check(proof: Proof, given: bytes | None = None) -> Proved:
     """What a proof proves, by itself; a Fault where it proves nothing."""
     head = proof.head
     try:
-        authority = authority_of(pem_bytes(proof.authority), given)
-        log = keys.certified(pem_bytes(proof.log), pem_bytes(proof.authority), "log", head.federation)
+        authority = authority_of(proof.authority, given)
+        log = certified(proof.log, proof.authority, "log", head.federation)
     except HansaError as error:
         raise Fault(str(error)) from None
     if not signed_by(log.key, head.signature, head.signed_bytes()):
@@ -175,7 +175,7 @@ def _signed(entry: Entry, pem: str, authority: str, federation: str) -> Statemen
     """What a party has said by an entry, by its certificate."""
     said, signature, mark = entry.statement(federation)
     try:
-        who = keys.certified(pem_bytes(pem), pem_bytes(authority), "party", federation)
+        who = certified(pem, authority, "party", federation)
     except HansaError as error:
         raise entry.fault(str(error)) from None
     if (who.name, who.fingerprint) != (said.party, mark) or not signed_by(who.key, signature, said.signed_bytes()):
