@@ -27,11 +27,12 @@ from hansa.core.replies import Rules, fault
 from hansa.core.sums import Stored
 from hansa.data.describe import Describe, Description
 from hansa.local import SGD
-from hansa.net import keys, signing, wire
+from hansa.net import audit, keys, merkle, proof, signing, wire
 from hansa.net.client import https_url
-from hansa.net.evidence import Notary, stated
+from hansa.net.evidence import ACCEPTED, Notary, Statement, canonical, head_line, stated
 from hansa.net.federation import Federation
 from hansa.net.policy import TOML, Policy
+from hansa.net.receipts import read_receipts
 from hansa.run.config import parse
 from hansa.run.job import check_order
 
@@ -167,9 +168,104 @@ def policy(data: bytes) -> None:
     found.payload(SGD(), {})
 
 
+# Evidence
+
+
+def exported(data: bytes) -> None:
+    """A log as it was exported, as it is and with its hashes and signatures made anew: who has the log's key can."""
+    try:
+        report = audit.verify(_file(data, "log.jsonl"))
+        assert report.text().isprintable()
+    except HansaError:
+        audit.verify(_file(b"".join(_history()[0].signed(data.split(b"\n"))), "log.jsonl"))
+        raise
+
+
+def proved(data: bytes) -> None:
+    assert proof.check(proof.read_proof(_file(data, "proof.json"))).text().isprintable()
+
+
+def receipts(data: bytes) -> None:
+    """A party's receipts, and what a log says of them."""
+    read_receipts(_file(data, "job-1.jsonl"))
+    audit.verify_lines(_history()[1].splitlines(), receipts=[_file(data, "job-1.jsonl")])
+
+
+@dataclass(frozen=True)
+class Signer:
+    """Who signs a log."""
+
+    notary: Notary
+
+    def signed(self, lines: Sequence[bytes]) -> list[bytes]:
+        """Those of some lines that are entries, numbered, hashed and signed as a log; others as they are."""
+        tree, out = merkle.Frontier(), list[bytes]()
+        for line in lines:
+            try:
+                entry = json.loads(line)
+                if "head" in entry:
+                    continue
+                line = canonical({**entry, "seq": tree.size + 1})
+            except (ValueError, TypeError, RecursionError):
+                out.append(line + b"\n")
+                continue
+            tree.append(merkle.leaf_hash(line))
+            out.append(line + b"\n")
+            if entry.get("event") == "round closed" and isinstance(entry.get("detail"), dict):
+                said = entry.get("job"), entry.get("round"), entry["detail"].get("model")
+                out.append(self._head(tree, *said))
+        return [*out, self._head(tree, None, None, None)]
+
+    def _head(self, tree: merkle.Frontier, *said: Any) -> bytes:
+        return head_line(json.dumps(msgspec.structs.asdict(self.notary.head(*said, tree.size, tree.root().hex()))))
+
+
+@functools.cache
+def _history() -> tuple[Signer, bytes, bytes]:
+    """Who signs a log, the log of a job of one round, and the receipt for the one update in it."""
+    authority, certificate = keys.make_ca("league", 30)
+    pems = [keys.issue(authority, certificate, KEY.public_key(), name, role, "league", 20)
+            for name, role in (("log", "log"), ("ann", "party"))]  # fmt: skip
+    notary, mark, first, last = Notary("league", KEY, pems[0], certificate), keys.fingerprint(pems[1]), *("ab", "cd")
+    said = Statement("league", "ann", "job-1", 0, "round", 0, first * 32, True, "0" * 64, "1" * 64, 7, False, None)
+    signature = KEY.sign(said.signed_bytes()).hex()
+    member = {"party": "ann", "index": 5, "update": "1" * 64}
+    told: list[tuple[str, str | None, int | None, str | None, dict[str, Any]]] = [
+        ("log begun", None, None, None, notary.beginning()),
+        ("enrolled", None, None, "ann", {"certificate": mark, "pem": pems[1].decode()}),
+        ("certificate in use", None, None, "ann", {"certificate": mark}),
+        ("job submitted", "job-1", None, None, {}),
+        ("job begun", "job-1", None, None, {"model": first * 32}),
+        (ACCEPTED, "job-1", 0, "ann", said.detail(signature, mark)),
+        ("round closed", "job-1", 1, None, {"members": [member], "before": first * 32, "model": last * 32,
+                                            "empty": None, "missing": {"bob": "it did not answer"}}),
+        ("job finished", "job-1", None, None, {"reason": "", "model": last * 32}),
+        ("revoked", None, None, "ann", {"certificates": {mark: pems[1].decode()}}),
+    ]  # fmt: skip
+    names, signer = ("event", "job", "round", "party", "detail"), Signer(notary)
+    lines = signer.signed([canonical({**dict(zip(names, one, strict=True)), "at": 1.5, "seq": 0}) for one in told])
+    tree = merkle.Frontier()
+    for line in lines[:6]:
+        tree.append(merkle.leaf_hash(line[:-1]))
+    receipt = notary.receipt(said, signature, "accepted", 5, 6, tree.root().hex())
+    kept = {"receipt": msgspec.structs.asdict(receipt), "statement": msgspec.structs.asdict(said)}
+    return signer, b"".join(lines), canonical(kept) + b"\n"
+
+
+def _evidence() -> list[Target]:
+    _, log, kept = _history()
+    words = [*NUMBERS, b'"party"', b'"seq"', b'"job"', b'"round closed"', b"\\ud800", b"\\n\\u001b[2J", b'"members":[]']
+    made = proof.prove(_file(log, "log.jsonl"), "job-1", "ann", 1)
+    return [
+        Target("audit.verify", exported, [log], words),
+        Target("proof.check", proved, [msgspec.json.encode(made)], words),
+        Target("receipts", receipts, [kept, kept * 2], words),
+    ]
+
+
 def targets() -> dict[str, Target]:
     """All of them, by name."""
-    return {target.name: target for target in (*_messages(), *_envelopes(), *_identities(), *_files())}
+    return {t.name: t for t in (*_messages(), *_envelopes(), *_identities(), *_files(), *_evidence())}
 
 
 NUMBERS = [b"-1", b"0", b"1e999", b"NaN", b"9" * 20, b"9" * 5000, b"18446744073709551615", b"-9223372036854775808",

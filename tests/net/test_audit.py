@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import copy
+import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,9 +23,10 @@ from hansa.core import codec
 from hansa.core.errors import DataError
 from hansa.core.federation import Ask
 from hansa.core.op import Reply
+from hansa.core.params import Params
 from hansa.data.describe import KINDS
 from hansa.net import client, keys, merkle, runtime
-from hansa.net.audit import Fault, Report, verify
+from hansa.net.audit import Audit, Certificate, Fault, Report, verify
 from hansa.net.evidence import Notary, Statement, canonical, framed, head_line, receipt_fault, stated
 from hansa.net.federation import Federation
 from hansa.net.home import Home
@@ -338,6 +341,44 @@ def overwritten(entries: list[Tree]) -> None:
     entries.insert(place, copy.deepcopy(entries[place]))
 
 
+def from_nothing(entries: list[Tree]) -> None:
+    """The last round of a job has another model, and no update that it is made of."""
+    closing("one-1", 3, entries)["detail"]["members"] = []
+
+
+def never_submitted(entries: list[Tree]) -> None:
+    entries[:] = [e for e in entries if (e["event"], e["job"]) != ("job submitted", "one-1")]
+
+
+def submitted_twice(entries: list[Tree]) -> None:
+    entries.append(copy.deepcopy(entries[index(entries, "job submitted")]))
+
+
+def ended_twice(entries: list[Tree]) -> None:
+    entries.append({**entries[index(entries, "job finished")], "event": "job failed", "detail": {}})
+
+
+def ended_from_nowhere(entries: list[Tree]) -> None:
+    entries.append({**entries[index(entries, "job finished")], "job": "never-was"})
+
+
+def ended_nameless(entries: list[Tree]) -> None:
+    entries.append({**entries[index(entries, "job finished")], "job": None})
+
+
+def finished_at_once(entries: list[Tree]) -> None:
+    """A job ends with a model before it has begun."""
+    end = copy.deepcopy(entries[index(entries, "job finished")])
+    entries.insert(index(entries, "job begun"), end)
+
+
+def at(when: float) -> Change:
+    def change(entries: list[Tree]) -> None:
+        entries[5]["at"] = when
+
+    return change
+
+
 UPDATE = {"phase": "round"}
 FORGERIES: list[tuple[Change, str]] = [
     edit("update accepted", "signature is not that of", where=UPDATE, update="ab" * 32),
@@ -363,7 +404,7 @@ FORGERIES: list[tuple[Change, str]] = [
     member("another update than the round names", party="zoe"),
     member("no update of the job that no round has fused yet", index=3),
     member("no update of the job that no round has fused yet", index=-1),
-    (fused_twice, "no update of the job that no round has fused yet"),
+    (fused_twice, "names entry [0-9]+ more than once"),
     (fused_again, "no update of the job that no round has fused yet"),
     (fused_elsewhere, "no update of the job that no round has fused yet"),
     (other_model, "made for another model"),
@@ -379,6 +420,31 @@ FORGERIES: list[tuple[Change, str]] = [
     (wrong_round, "next round was 3, and this is 4"),
     (overwritten, "had answered this ask before"),
     (rejected_after_all, "no update of the job that no round has fused yet"),
+    (from_nothing, "fused nothing, and yet changed the model"),
+    (never_submitted, "no job one-1 was submitted before"),
+    (submitted_twice, "submitted before"),
+    (ended_twice, "had ended before"),
+    (ended_from_nowhere, "no job never-was was submitted before"),
+    (ended_nameless, "names no job"),
+    (finished_at_once, "had not begun"),
+    edit("job finished", "model is no SHA-256", model="bogus"),
+    edit("job finished", "model is no SHA-256", model=None),
+    edit("round closed", "how the round was closed", before="bogus"),
+    (at(float("nan")), "its time is none"),
+    (at(float("inf")), "its time is none"),
+    (at(-1.0), "its time is none"),
+    (at(10**400), "its time is none"),
+    edit("log begun", "cannot be read", authority="\ud800"),
+    edit("log begun", "cannot be read", log="\ud800"),
+    edit("enrolled", "cannot be read", pem="\ud800"),
+    edit(
+        "certificate in use",
+        r"entry [0-9]+ \(certificate in use\): ann fine \[2J +had",
+        party_="ann\nfine\x1b[2J\ud800",
+    ),
+    edit("certificate in use", "None had no new certificate", party_=None),
+    edit("update accepted", "not a statement", where={"phase": "round"}, party_="\ud800"),
+    edit("update accepted", "not a statement", where={"phase": "round"}, phase="\ud800"),
 ]
 
 
@@ -586,6 +652,37 @@ def test_a_reply_with_another_weight_than_was_signed_is_rejected_and_the_log_say
     assert (found.rejected, found.receipts, found.updates) == (1, 1, 0)
 
 
+def test_with_a_least_cohort_only_the_receipt_has_the_numbers_of_a_rejection(league: League) -> None:
+    """The party is told why, and everybody else no number of a single party."""
+    cid, _ = league.enrolled("cid"), league.enrolled("ann")
+    run = {"rounds": 1, "min_cohort": 2}
+    job = league.submit({"task": TASK, "algorithm": "fedavg", "run": run}, min_parties=2)
+    work = cid.work()
+    assert work is not None and work.min_cohort == 2
+    ask = Asked(work.job, work.round, work.phase, work.number)
+    about = torch.tensor([1, 3, *[0] * 7, 2, KINDS.index("class"), 0, 0], dtype=torch.int64)
+    answer = draft(cid.upload(ask, codec.encode(Reply({"about": about}, 17).tree())), weight=23)
+    got = cid.reply(ask, answer)
+    assert got.receipt.why == "its weight is 17, and its party signed 23"
+    assert cid.reply(ask, answer).body == got.body
+    (entry,) = league.events("update rejected")
+    told = "its weight is ... and its party signed ..."
+    assert json.loads(entry["detail"])["rejected"] == told
+    assert league.ledger.one("SELECT why FROM replies WHERE rejected")["why"] == told
+    league.operator.stop(job)
+    assert league.ended(job)["status"] == "stopped"
+    out, kept = league.folder / "log.jsonl", league.folder / "cid.jsonl"
+    league.operator.export(out)
+    said, first = stated("league", "cid", ask.key, cid.signed(ask, answer)), got.receipt
+    kept.write_bytes(canonical({"receipt": structs.asdict(first), "statement": structs.asdict(said)}) + b"\n")
+    assert verify(out, receipts=[kept]).receipts == 1
+    notary = Federation.open(league.folder).notary()
+    other = notary.receipt(said, first.signature, "rejected", first.index, first.size, first.root, "it is ugly")
+    kept.write_bytes(canonical({"receipt": structs.asdict(other), "statement": structs.asdict(said)}) + b"\n")
+    with pytest.raises(Fault, match="another than the one it was given for"):
+        verify(out, receipts=[kept])
+
+
 def test_a_receipt_is_for_its_statement_and_signed_by_the_logs_key(league: League, ann: Caller) -> None:
     ask, log = league.ask(), keys.identity_of((league.folder / "log.pem").read_bytes())
     answer = ann.signed(ask, draft(ann.upload(ask, b"reply"), weight=5))
@@ -726,6 +823,54 @@ def test_a_proof_is_of_one_round_and_one_party(scene: Scene, proof: Proof) -> No
         check(proof, keys.make_ca("league")[1])
 
 
+def test_a_proof_says_whether_its_party_was_shown_the_model(scene: Scene, proof: Proof) -> None:
+    found = check(proof)
+    (one,) = found.updates
+    assert one["shown"] is True and f"made from the model {found.before}" in found.text()
+    unseen = dataclasses.replace(found, updates=[{**one, "shown": False}]).text()
+    assert f"for the round that began with {found.before}" in unseen and "made from" not in unseen
+
+
+def another_algorithm(pem: str) -> str:
+    """A certificate for a key of a kind that there is not."""
+    data = base64.b64decode("".join(pem.splitlines()[1:-1])).replace(b"\x2b\x65\x70\x03\x21", b"\x1b\x65\x70\x03\x21")
+    return f"-----BEGIN CERTIFICATE-----\n{base64.encodebytes(data).decode()}-----END CERTIFICATE-----\n"
+
+
+@pytest.mark.parametrize("name", ["authority", "log", "certificate"])
+def test_a_proof_with_a_certificate_that_cannot_be_read_is_a_fault(proof: Proof, name: str) -> None:
+    for other in (lambda pem: "\ud800", another_algorithm):
+        (update,) = proof.updates
+        if name == "certificate":
+            bad = structs.replace(proof, updates=[structs.replace(update, certificate=other(update.certificate))])
+        else:
+            bad = structs.replace(proof, **{name: other(getattr(proof, name))})
+        with pytest.raises(Fault):
+            check(bad)
+
+
+def test_a_fault_can_be_printed_whatever_it_quotes() -> None:
+    said = str(Fault("ann\nfine\x1b[2J\ud800\u202e" + 5000 * "x"))
+    assert said.startswith("ann fine [2J") and said.isprintable() and len(said) <= 2000
+    said.encode()
+
+
+def test_each_certificate_is_looked_at_once(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first use of a certificate takes no longer because others have many."""
+
+    class Seen(dict[str, Certificate]):
+        def values(self) -> Any:
+            raise AssertionError("all certificates were gone through")
+
+        items = __iter__ = values
+
+    audit = Audit(scene.authority)
+    audit.certificates = Seen()
+    for line in scene.lines:
+        audit.line(line)
+    assert audit.done().entries == scene.entries and {c.state for c in dict.values(audit.certificates)} >= {"ended"}
+
+
 def by_hand(scene: Scene, proof: Proof, change: Change) -> Proof:
     """The proof of bob's update in round 2 that the aggregator could make of a history of its own."""
     entries = scene.plain()
@@ -762,8 +907,16 @@ def test_a_proof_by_an_aggregator_that_lies_proves_nothing(scene: Scene, proof: 
         entries[place]["detail"]["weight"] = 100
 
     assert check(by_hand(scene, proof, lambda entries: None)).party == "bob"
+
+    def twice(entries: list[Tree]) -> None:
+        closing("one-1", 2, entries)["detail"]["members"].append({"party": "ann", "index": place, "update": "ab" * 32})
+
+    def of_nothing(entries: list[Tree]) -> None:
+        closing("one-1", 2, entries)["detail"]["empty"] = "nobody came"
+
     for change, words in ((rejected, "does not name it"), (elsewhere, "does not name it"), (heavier, "not that of bob"),
-                          (from_another, "made for another model")):  # fmt: skip
+                          (from_another, "made for another model"), (twice, "more than once"),
+                          (of_nothing, "the round is empty, and yet")):  # fmt: skip
         with pytest.raises(Fault, match=words):
             check(by_hand(scene, proof, change))
     key = keys.identity_of(proof.updates[0].certificate.encode()).key
@@ -811,15 +964,62 @@ def test_the_commands_say_it_in_a_line_and_by_their_exit_code(scene: Scene, tmp_
 
 def test_an_export_is_of_pages_and_shows_heads(scene: Scene, league: League, monkeypatch: pytest.MonkeyPatch) -> None:
     from hansa.net import server
-    from hansa.run import operate
 
     monkeypatch.setattr(server, "LINES", 7)
-    monkeypatch.setattr(operate, "LINES", 7)
     for _ in range(5):
         league.ledger.now(lambda db: [db.log("something", why="x") for _ in range(6)])
     out = league.folder / "out.jsonl"
     count = league.operator.export(out)
     assert count == 32 and verify(out).entries == 32 and not out.with_name("out.jsonl.part").exists()
+
+
+def test_a_page_of_an_export_ends_where_it_is_large_and_says_so(
+    league: League, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hansa.net import server
+    from hansa.run import operate
+
+    monkeypatch.setattr(server, "PAGE", 5000)
+    monkeypatch.setattr(operate, "PAGE", 5000 + 2500)  # what the operator takes at once
+    league.ledger.now(lambda db: [db.log("something", why="x" * 2000) for _ in range(20)])
+    size = league.ledger.now(lambda db: db.size())
+    out = league.folder / "out.jsonl"
+    assert league.operator.export(out) == size == verify(out).entries
+    beyond = league.chief().call("GET", f"/v1/log/lines?after={size - 1}&to={size + 9}")
+    assert beyond.headers["Hansa-At"] == str(size)
+
+
+def test_an_aggregator_that_does_not_say_where_a_page_ends_is_not_asked_for_ever(
+    league: League, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hansa.net import server
+
+    monkeypatch.setattr(server, "LINES", 0)
+    with pytest.raises(DataError, match="where in the log a page ends"):
+        league.operator.export(league.folder / "out.jsonl")
+
+
+def test_reasons_are_short_in_the_entry_of_a_round_and_whole_in_its_line(league: League) -> None:
+    from hansa.run.records import JobRecords
+
+    records = JobRecords("job-1", league.ledger, league.aggregator.blobs, _Network())  # type: ignore[arg-type]
+    why = "x" * 1000
+    line = {"round": 1, "missing": {"ann": why}, "rejected": {"bob": why}, "empty": why}
+    records.append(line)
+    records.checkpoint({"state": {"params": Params(*[torch.zeros(1)] * 3)}})
+    (entry,) = league.events("round closed")
+    told = json.loads(entry["detail"])
+    assert [told["missing"]["ann"], told["rejected"]["bob"], told["empty"]] == ["x" * 200] * 3
+    assert records.history() == [line]
+
+
+class _Network:
+    """What a round's closing needs to know of the network."""
+
+    parties, members, used, flights = PARTIES, (), (), ()
+
+    def __init__(self) -> None:
+        self.models = {0: "ab" * 32}
 
 
 def test_a_certificate_counts_for_its_role_its_federation_and_its_authority_alone() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -50,6 +51,14 @@ class Rules:
         if ask.in_round:
             return self
         return Rules(min_cohort=1 if ask.phase.startswith("describe") else self.min_cohort)
+
+
+NUMBER = re.compile(r"-?\b\d[\d.,e+-]*|\b(?:nan|inf)\b")
+
+
+def without_numbers(reason: str) -> str:
+    """Why a party's reply is not used, as others than the party may be told it where there is a least cohort."""
+    return NUMBER.sub("...", reason)
 
 
 class Malformed(str):

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from hansa.core.errors import DataError, HansaError, ReplayError
 from hansa.core.op import Reply
+from hansa.core.replies import without_numbers
 from hansa.net.blobs import Gap
 from hansa.net.desk import Key
 from hansa.net.evidence import ACCEPTED, REFUSED, REJECTED, Notary, Statement
@@ -128,11 +129,13 @@ def weight_differs(reply: Reply, answer: Answer) -> str | None:
     return f"its weight is {reply.weight}, and its party signed {answer.weight}"
 
 
-def store_answer(key: Key, sent: Sent, path: Path | None, rejected: str | None = None) -> Callable[[Writer], Receipt]:
+def store_answer(key: Key, sent: Sent, path: Path | None, rejected: str | None = None,
+                 least: int = 1) -> Callable[[Writer], Receipt]:  # fmt: skip
     """Keep an answer, once, as an entry of the log; on disk when the change is. `path` is where its blob lies; blobs
     are discarded by the writer too, so one that is there now will stay. Of one that is `rejected`, for that reason, the
-    blob need not. That its certificate counts is looked at here once more, so that the log never has an answer after
-    the end of the certificate that signed it."""
+    blob need not; where the run has a `least` cohort, only the receipt has the numbers in that reason. That its
+    certificate counts is looked at here once more, so that the log never has an answer after the end of the certificate
+    that signed it."""
 
     def change(db: Writer) -> Receipt:
         receipt = standing(db, key, sent, db.notary)
@@ -144,16 +147,17 @@ def store_answer(key: Key, sent: Sent, path: Path | None, rejected: str | None =
         if known is None or known["state"] != "valid":
             raise Denied(f"the certificate of {sent.name} is not valid here (any more); enrol again with a new token")
         answer, said, bad = sent.answer, sent.statement, rejected is not None
+        told = without_numbers(rejected) if rejected is not None and least > 1 else rejected
         digest, size = (answer.blob.digest, answer.blob.size) if answer.blob is not None else (None, 0)
         event = REJECTED if bad else ACCEPTED if answer.why is None else REFUSED
         entry = db.log(event, key[0], key[1], sent.name, **said.detail(answer.signature, sent.certificate),
-                       **({"rejected": rejected} if bad else {}))  # fmt: skip
+                       **({"rejected": told} if bad else {}))  # fmt: skip
         receipt = db.notary.receipt(said, answer.signature, "rejected" if bad else "accepted", entry - 1, entry,
                                     db.root(entry), rejected)  # fmt: skip
         db.run(
             "INSERT INTO replies (job, round, phase, number, party, blob, size, staged, why, seconds, entry, receipt, "
             "rejected, spent) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            *key, sent.party, digest, size, answer.staged, rejected if bad else answer.why, sent.seconds, entry,
+            *key, sent.party, digest, size, answer.staged, told if bad else answer.why, sent.seconds, entry,
             pack(receipt), bad, bad,
         )  # fmt: skip
         reach("reply.written")

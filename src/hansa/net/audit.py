@@ -2,34 +2,45 @@
 
 The first line says who signs the log. Then each entry is a line, and after an entry that closes a round comes the
 round's signed head; the last line is the head of all of it. Everything here reads line by line and keeps no more of
-what went before than the rest needs: certificates, the hashes of models, and updates that no round has named yet.
+what went before than the rest needs: certificates, and of each job, until it ends, the hashes of its models, the
+updates that no round has named, and who has answered which ask. That is some hundred bytes for each answer; none can be
+forgotten earlier, since a ticket may be answered, and so could be answered once more, any number of rounds later.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from cryptography.exceptions import UnsupportedAlgorithm
 
 from hansa.core.errors import DataError, HansaError
+from hansa.core.replies import without_numbers
 from hansa.net import keys, merkle
 from hansa.net.evidence import ACCEPTED, REFUSED, REJECTED, Head, Statement, canonical, receipt_fault, signed_by
 from hansa.net.receipts import Kept, read_receipts
+from hansa.net.wire import Digest, printable
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 LINE = 2**24  # bytes of a line, at most
 FIELDS = frozenset({"at", "detail", "event", "job", "party", "round", "seq"})
 SLACK = 3600.0  # seconds after a certificate's end at which what came before it may be written
 ENDINGS = frozenset({"job finished", "job failed", "job stopped"})
+LATEST = 1e12  # seconds: no clock shows that
+LONGEST = 2000  # letters of a fault, which may quote what others wrote
 
 
 class Fault(HansaError):
-    """What is wrong with a log, a receipt or a proof, in one sentence."""
+    """What is wrong with a log, a receipt or a proof, in one sentence, which can be printed whatever it quotes."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(printable(why[:LONGEST]))
 
 
 @dataclass(frozen=True)
@@ -55,6 +66,8 @@ class Entry:
         texts = all(value is None or type(value) is str for value in (entry.job, entry.party))
         if not right or not texts or type(entry.event) is not str or type(entry.round) not in (int, type(None)):
             raise ValueError("it does not have the types that an entry has")
+        if not 0 <= entry.at < LATEST:  # which no NaN is
+            raise ValueError("its time is none")
         return entry
 
     def fault(self, why: str) -> Fault:
@@ -93,16 +106,25 @@ class Closing(msgspec.Struct, frozen=True):
     """What the entry of a closed round says."""
 
     members: list[Member]
-    before: str
-    model: str
+    before: Digest
+    model: Digest
     empty: str | None
 
     @classmethod
     def of(cls, entry: Entry) -> Closing:
+        """The closing in an entry; a Fault where it says none, or one that cannot be."""
         try:
-            return msgspec.convert(entry.detail, cls)
+            closing = msgspec.convert(entry.detail, cls)
         except msgspec.ValidationError as error:
             raise entry.fault(f"it does not say how the round was closed: {error}") from None
+        if closing.empty is not None and (closing.members or closing.model != closing.before):
+            raise entry.fault("the round is empty, and yet something was fused")
+        if not closing.members and closing.model != closing.before:
+            raise entry.fault("the round has fused nothing, and yet changed the model")
+        named = Counter(member.index for member in closing.members)
+        if len(named) < len(closing.members):
+            raise entry.fault(f"it names entry {named.most_common(1)[0][0] + 1} more than once")
+        return closing
 
 
 Ask = tuple[int, str, int, str]  # an ask of a job, and who is asked: round, phase, number, party
@@ -156,9 +178,23 @@ class Report:
         )
 
 
-def authority_of(pem: bytes, given: bytes | None) -> str:
+UNREADABLE = (UnicodeError, UnsupportedAlgorithm)  # a certificate in JSON may be any text, and for any kind of key
+
+
+def certified(pem: str, authority: str, role: str, federation: str) -> keys.Identity:
+    """Whom a certificate names, as a log or a proof holds it; an IdentityError where it does not count."""
+    try:
+        return keys.certified(pem.encode(), authority.encode(), role, federation)
+    except UNREADABLE:
+        raise keys.IdentityError("a certificate cannot be read") from None
+
+
+def authority_of(pem: str, given: bytes | None) -> str:
     """The fingerprint of an authority's certificate, which must be the given one, if one is."""
-    found = keys.check_authority(pem)
+    try:
+        found = keys.check_authority(pem.encode())
+    except UNREADABLE:
+        raise keys.IdentityError("the authority's certificate cannot be read") from None
     if given is not None and keys.fingerprint(given) != found:
         raise Fault(f"it is by another authority ({found}) than the one given ({keys.fingerprint(given)})")
     return found
@@ -171,6 +207,10 @@ class Audit:
         self.report, self.tree = Report(), merkle.Frontier()
         self.beginning: Mapping[str, Any] = {}
         self.certificates: dict[str, Certificate] = {}
+        self._alive: dict[
+            str | None, dict[str, Certificate]
+        ] = {}  # by party and fingerprint: those that have not ended
+        self._valid: dict[str | None, str] = {}  # by party: the fingerprint of the one in use
         self._given = authority
         self._jobs: dict[str, Job] = {}
         self._due: Entry | None = None  # the closing whose head must come next
@@ -254,6 +294,10 @@ class Audit:
             self._revoke(entry)
         elif entry.event in (ACCEPTED, REJECTED, REFUSED):
             self._answer(entry)
+        elif entry.event == "job submitted":
+            if entry.job is None or entry.job in self._jobs:
+                raise entry.fault("it names no job, or one that was submitted before")
+            self._jobs[entry.job] = Job()
         elif entry.event == "job begun":
             job = self._job(entry)
             if job.models:
@@ -261,8 +305,8 @@ class Audit:
             job.models.append(_digest(entry, "model"))
         elif entry.event == "round closed":
             self._close(entry)
-        elif entry.event in ENDINGS and entry.job is not None:
-            self._jobs[entry.job] = Job(ended=True)  # what it had is needed no more
+        elif entry.event in ENDINGS:
+            self._end(entry)
 
     def _begin(self, entry: Entry) -> None:
         if entry.seq != 1 or entry.event != "log begun":
@@ -270,8 +314,8 @@ class Audit:
         self.beginning = entry.detail
         try:
             name, authority, log = (str(entry.detail[key]) for key in ("federation", "authority", "log"))
-            self.report.authority = authority_of(authority.encode(), self._given)
-            self.log = keys.certified(log.encode(), authority.encode(), "log", name)
+            self.report.authority = authority_of(authority, self._given)
+            self.log = certified(log, authority, "log", name)
         except KeyError as error:
             raise entry.fault(f"it does not say the {error.args[0]}") from None
         except HansaError as error:
@@ -283,45 +327,57 @@ class Audit:
         try:
             if not isinstance(pem, str):
                 raise keys.IdentityError("it holds no certificate")
-            who = keys.certified(pem.encode(), self.beginning["authority"].encode(), "party", self.report.federation)
+            who = certified(pem, self.beginning["authority"], "party", self.report.federation)
         except HansaError as error:
             raise entry.fault(str(error)) from None
         if who.name != entry.party or who.fingerprint != entry.detail.get("certificate"):
             raise entry.fault(f"the certificate is that of {who.name}, or another than it says")
         if who.fingerprint in self.certificates:
             raise entry.fault("the certificate was issued before")
-        self.certificates[who.fingerprint] = Certificate(who, pem)
+        made = self.certificates[who.fingerprint] = Certificate(who, pem)
+        self._alive.setdefault(who.name, {})[who.fingerprint] = made
 
     def _use(self, entry: Entry) -> None:
-        used = self.certificates.get(str(entry.detail.get("certificate")))
-        if used is None or used.who.name != entry.party or used.state != "new":
+        alive = self._alive.get(entry.party, {})
+        used = alive.get(str(entry.detail.get("certificate")))
+        if used is None or used.state != "new":
             raise entry.fault(f"{entry.party} had no new certificate of that fingerprint")
-        for other in self.certificates.values():
-            if other.who.name == entry.party and other.state == "valid":
-                other.state = "ended"
-        used.state = "valid"
+        before = self._valid.get(entry.party)
+        if before is not None:
+            alive.pop(before).state = "ended"
+        used.state, self._valid[entry.party] = "valid", used.who.fingerprint
 
     def _revoke(self, entry: Entry) -> None:
-        alive = {
-            mark for mark, cert in self.certificates.items() if cert.who.name == entry.party and cert.state != "ended"
-        }
+        alive = self._alive.get(entry.party, {})
         named = entry.detail.get("certificates")
-        if not isinstance(named, dict) or set(named) != alive:
+        if not isinstance(named, dict) or set(named) != set(alive):
             raise entry.fault(f"it names other certificates than {entry.party} had")
-        for mark in alive:
-            self.certificates[mark].state = "ended"
+        for certificate in alive.values():
+            certificate.state = "ended"
+        alive.clear()
+        self._valid.pop(entry.party, None)
 
     def _job(self, entry: Entry) -> Job:
         if entry.job is None:
             raise entry.fault("it names no job")
-        job = self._jobs.setdefault(entry.job, Job())
+        job = self._jobs.get(entry.job)
+        if job is None:
+            raise entry.fault(f"no job {entry.job} was submitted before")
         if job.ended:
             raise entry.fault(f"the job {entry.job} had ended before")
         return job
 
+    def _end(self, entry: Entry) -> None:
+        job, finished = self._job(entry), entry.event == "job finished"
+        if finished and not job.models:
+            raise entry.fault("the job had not begun")
+        if finished or entry.detail.get("model") is not None:
+            _digest(entry, "model")
+        assert entry.job is not None
+        self._jobs[entry.job] = Job(ended=True)  # what it had is needed no more
+
     def _answer(self, entry: Entry) -> None:
         said, signature, mark = entry.statement(self.report.federation)
-        job = self._job(entry)
         signer = self.certificates.get(mark)
         if signer is None or signer.who.name != said.party or signer.state != "valid" or (
             entry.at > signer.who.not_after + SLACK
@@ -329,6 +385,7 @@ class Audit:
             raise entry.fault(f"the certificate {mark[:16]} was not one of {said.party} that was valid then")
         if not signed_by(signer.who.key, signature, said.signed_bytes()):
             raise entry.fault(f"the signature is not that of {said.party} under what it says")
+        job = self._job(entry)
         if _ask(said) in job.answered:
             raise entry.fault(f"{said.party} had answered this ask before")
         late = self._late.get((said.job, _ask(said)))
@@ -357,8 +414,6 @@ class Audit:
             raise entry.fault(f"the job's next round was {len(job.models)}, and this is {entry.round}")
         if closing.before != job.models[-1]:
             raise entry.fault("the model before it is another than the one after the round before")
-        if closing.empty is not None and (closing.members or closing.model != closing.before):
-            raise entry.fault("the round is empty, and yet something was fused")
         for member in closing.members:
             waiting = job.waiting.pop(member.index, None)
             if waiting is None:
@@ -368,7 +423,7 @@ class Audit:
                 raise entry.fault(fault)
         self.report.rounds += 1
         self.report.fused += len(closing.members)
-        job.models.append(_digest(entry, "model"))
+        job.models.append(closing.model)
         self._due = entry
 
     # Receipts
@@ -389,8 +444,10 @@ class Audit:
                 continue
             if receipt.root != self.tree.root().hex():
                 raise Fault(f"{where}: the log that it was given for had another root at {receipt.size} entries")
-            said = (receipt.statement, receipt.signature, receipt.status, receipt.why)
-            if receipt.index != self.tree.size - 1 or self._last != said:
+            said = (receipt.statement, receipt.signature, receipt.status)
+            whys = {receipt.why, receipt.why and without_numbers(receipt.why)}  # which a least cohort keeps from others
+            last = self._last or (None,) * 4
+            if receipt.index != self.tree.size - 1 or last[:3] != said or last[3] not in whys:
                 raise Fault(f"{where}: entry {self.tree.size} is another than the one it was given for")
             self.report.receipts += 1
 

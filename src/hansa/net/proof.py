@@ -10,9 +10,10 @@ from typing import Any, Literal
 import msgspec
 
 from hansa.core.errors import DataError, HansaError
-from hansa.net import keys, merkle
-from hansa.net.audit import Audit, Closing, Entry, Fault, authority_of, member_fault, read_lines
+from hansa.net import merkle
+from hansa.net.audit import Audit, Closing, Entry, Fault, authority_of, certified, member_fault, read_lines
 from hansa.net.evidence import ACCEPTED, Head, Statement, canonical, signed_by
+from hansa.net.wire import printable
 
 
 class Shown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,7 +66,7 @@ def prove(path: Path, job: str, party: str, round: int, authority: bytes | None 
     named = [member.index for member in told.members if member.party == party]
     if not named:
         why = f"the round is empty: {told.empty}" if told.empty is not None else _absence(closing, party)
-        raise DataError(f"no update of {party!r} was fused in round {round} of {job!r}; {why}")
+        raise DataError(f"no update of {party!r} was fused in round {round} of {job!r}; {printable(why)}")
 
     def shown(entry: Entry) -> tuple[dict[str, Any], list[str]]:
         assert head is not None
@@ -93,12 +94,13 @@ def read_proof(path: Path) -> Proof:
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from None
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise DataError(f"{path} is no proof: {error}") from None
+        raise DataError(f"{path} is no proof: {printable(str(error)[:200])}") from None
 
 
 @dataclass(frozen=True)
 class Proved:
-    """What a proof proves."""
+    """What a proof proves. Each update has its `entry`, hash, `weight`, `message`, and the hash `base` of the model
+    that its round began with, and says whether the party was `shown` that model."""
 
     federation: str
     authority: str
@@ -112,7 +114,8 @@ class Proved:
     def text(self) -> str:
         """In one sentence."""
         each = "; and ".join(
-            f"the update {one['update']} with the weight {one['weight']}, made from the model {one['base']}"
+            f"the update {one['update']} with the weight {one['weight']}, "
+            f"{'made from the model' if one['shown'] else 'for the round that began with'} {one['base']}"
             for one in self.updates
         )
         return (
@@ -125,8 +128,8 @@ def check(proof: Proof, given: bytes | None = None) -> Proved:
     """What a proof proves, by itself; a Fault where it proves nothing."""
     head = proof.head
     try:
-        authority = authority_of(proof.authority.encode(), given)
-        log = keys.certified(proof.log.encode(), proof.authority.encode(), "log", head.federation)
+        authority = authority_of(proof.authority, given)
+        log = certified(proof.log, proof.authority, "log", head.federation)
     except HansaError as error:
         raise Fault(str(error)) from None
     if not signed_by(log.key, head.signature, head.signed_bytes()):
@@ -150,7 +153,7 @@ def check(proof: Proof, given: bytes | None = None) -> Proved:
             raise entry.fault(fault)
         party = statement.party
         updates.append({"entry": entry.seq, "update": statement.update, "weight": statement.weight,
-                        "base": statement.model, "message": statement.message})  # fmt: skip
+                        "base": statement.model, "shown": statement.shown, "message": statement.message})  # fmt: skip
     if not updates or [one["entry"] - 1 for one in updates] != [m.index for m in told.members if m.party == party]:
         raise Fault("the proof does not show all updates of one party that the round names, each once")
     return Proved(head.federation, authority, closing.job, closing.round, party, told.before, told.model, updates)
@@ -158,10 +161,10 @@ def check(proof: Proof, given: bytes | None = None) -> Proved:
 
 def _included(tree: dict[str, Any], path: list[str], head: Head) -> Entry:
     """An entry that a head's log has."""
-    line = canonical(tree)
     try:
+        line = canonical(tree)
         entry, nodes = Entry.of(line, tree), [bytes.fromhex(node) for node in path]
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise Fault(f"an entry or its path is not well-formed: {error}") from None
     if not merkle.included(merkle.leaf_hash(line), entry.seq - 1, head.size, nodes, bytes.fromhex(head.root)):
         raise entry.fault("it is not in the log that the head is for")
@@ -172,7 +175,7 @@ def _signed(entry: Entry, pem: str, authority: str, federation: str) -> Statemen
     """What a party has said by an entry, by its certificate."""
     said, signature, mark = entry.statement(federation)
     try:
-        who = keys.certified(pem.encode(), authority.encode(), "party", federation)
+        who = certified(pem, authority, "party", federation)
     except HansaError as error:
         raise entry.fault(str(error)) from None
     if (who.name, who.fingerprint) != (said.party, mark) or not signed_by(who.key, signature, said.signed_bytes()):

@@ -288,7 +288,7 @@ class Network:
             try:
                 reply = Stored.read(path)
             except DataError as error:
-                return str(error)
+                return printable(str(error)[:REASON])
             reason = weight_differs(reply, answer) or fault(reply, op, payload, rules, ask.verb != "gather")
             return None if reason is None else printable(reason[:REASON])
 

@@ -51,6 +51,7 @@ log = logging.getLogger("hansa.net")
 PROTOCOL = "Hansa-Protocol"
 DIGEST = re.compile(r"[0-9a-f]{64}")
 ORDER = 2**18  # bytes of an order, at most: it may hold anything, and a byte can become a table
+PAGE = 2**23  # bytes from which on a page of the exported log ends, with the entry that it ends in
 CENTRAL = 2**34  # bytes of the aggregator's own samples, at most
 Handler = Callable[["Call"], Awaitable[web.StreamResponse]]
 
@@ -456,9 +457,14 @@ class Server:
         return web.json_response(msgspec.structs.asdict(head))
 
     async def log_lines(self, call: Call) -> web.Response:
-        """The lines of an exported log, so many entries of it, with the heads of the rounds that they close."""
+        """The lines of an exported log, so many entries of it, with the heads of the rounds that they close. `Hansa-At`
+        is the last of these entries; a page ends as soon as it is large."""
         after, size = (_whole(call.query(name, "0"), f"{name}: expected an entry's number") for name in ("after", "to"))
-        return web.Response(body=b"".join(log_lines(self.ledger, after, min(size, after + LINES))))
+        size, page = min(size, after + LINES), bytearray()
+        while after < size and len(page) < PAGE and (lines := log_lines(self.ledger, after, after + 1)):
+            page += b"".join(lines)
+            after += 1
+        return web.Response(body=bytes(page), headers={"Hansa-At": str(after)})
 
     async def log_certificate(self, call: Call) -> web.Response:
         """The certificate of the key that signs receipts."""

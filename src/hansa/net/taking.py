@@ -46,7 +46,7 @@ class Taking:
         needed = False
         try:
             rejected: str | None = yield Do(lambda: errand.check(path, sent.answer))
-            receipt = yield Write(store_answer(key, sent, path, rejected))
+            receipt = yield Write(store_answer(key, sent, path, rejected, errand.work.min_cohort))
             needed = receipt.status == "accepted"
         finally:
             if not needed:

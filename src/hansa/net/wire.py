@@ -171,7 +171,8 @@ def unpack(data: bytes, kind: type[T]) -> T:
 
 
 def printable(text: str) -> str:
-    """A text of somebody else's as it may stand in a log or a message: on one line, and valid Unicode."""
+    """A text of somebody else's as it may stand in a log or a message: on one line, without what steers a terminal or
+    turns letters around, and valid Unicode: no surrogate is printable."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 

@@ -30,7 +30,7 @@ from hansa.core.errors import ConfigError, DataError, HansaError, RoundAborted
 from hansa.core.federation import Federation, Gathered
 from hansa.core.objective import Objective
 from hansa.core.params import Params, ParamSpec
-from hansa.core.replies import Record
+from hansa.core.replies import Record, without_numbers
 from hansa.core.runtime import Abort, Attend, Open, Request, complete
 from hansa.core.task import Known, Task
 from hansa.data.describe import Describe, Description, agreed
@@ -45,7 +45,7 @@ from hansa.net.round import Decision
 from hansa.net.runtime import Network, Stopped
 from hansa.net.wire import Order, pack, unpack
 from hansa.run.config import Experiment, is_function, learned, make_model, outputs_of, parse
-from hansa.run.loop import NUMBER, Training, check_settings
+from hansa.run.loop import Training, check_settings
 from hansa.run.records import ACTIVE, JobRecords, discard, needed_blobs
 from hansa.run.result import Result
 from hansa.run.simulate import NUMERICS
@@ -197,7 +197,7 @@ class Job:
         about, unfit = agreed(said, classes, self.experiment.task.prepare is not None) if said else (None, {})
         record.rejected |= {party: unfit[name] for party, name in enumerate(names) if name in unfit}
         if least > 1:  # as for a round: of a single party no number is told
-            record.rejected = {party: NUMBER.sub("...", why) for party, why in record.rejected.items()}
+            record.rejected = {party: without_numbers(why) for party, why in record.rejected.items()}
         self.network.refused |= set(record.rejected)
         reasons = {names[p]: why for p, why in (record.missing | record.rejected).items()}
         self._note_absence(reasons)

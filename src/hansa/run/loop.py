@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 import time
 from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from hansa.core.objective import Objective
 from hansa.core.op import DataOp
 from hansa.core.predictor import Evaluate, evaluate
 from hansa.core.registry import lookup
-from hansa.core.replies import Record
+from hansa.core.replies import Record, without_numbers
 from hansa.core.runtime import Abort, Attend, Clock, Commit, Open, Request
 from hansa.core.task import Known, Task
 from hansa.core.trusted import Trusted
@@ -35,7 +34,6 @@ from hansa.select import Kept
 log = logging.getLogger("hansa")
 ATTEMPTS = 100  # to learn a preparation, where parties may come and go
 Steps = Generator[Request, Any, Any]
-NUMBER = re.compile(r"-?\b\d[\d.,e+-]*|\b(?:nan|inf)\b")
 
 
 def check_settings(algorithm: Algorithm, run: Run, problem: Problem, protocol: SumProtocol | None = None) -> None:
@@ -302,7 +300,7 @@ class Training:
 
     def _of_one(self, reason: str) -> str:
         """What may be told of a single party: with a min_cohort why its reply was not used, and no number from it."""
-        return reason if self.run.min_cohort == 1 else NUMBER.sub("...", reason)
+        return reason if self.run.min_cohort == 1 else without_numbers(reason)
 
     def _found(self, fed: Federation, record: Record) -> dict[str, Any]:
         """What the fusion found about single parties, by name; and where the attackers are known, which part of those

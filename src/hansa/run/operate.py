@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
 import secrets
 import time
 from collections.abc import Callable, Coroutine
@@ -19,7 +20,6 @@ from hansa.net import keys
 from hansa.net.client import PAGE, Client, Unreachable
 from hansa.net.evidence import head_line
 from hansa.net.federation import Federation
-from hansa.net.ledger import LINES
 from hansa.net.signing import About
 from hansa.net.wire import Blob, Order, pack
 from hansa.run.config import Experiment, keep_trusted, load_data
@@ -149,9 +149,13 @@ class Operator:
             after, size = 0, int(head["size"])
             with open(part, "wb") as file:
                 while after < size:
-                    _, lines = await client.call("GET", f"/v1/log/lines?after={after}&to={size}", limit=PAGE)
+                    page = f"/v1/log/lines?after={after}&to={size}"
+                    headers, lines = await client.call("GET", page, limit=PAGE)
+                    at = headers.get("Hansa-At", "")
+                    if not re.fullmatch("[0-9]{1,15}", at) or not after < int(at) <= size:
+                        raise DataError(f"the aggregator does not say where in the log a page ends, but {at[:80]!r}")
                     file.write(lines)
-                    after = min(size, after + LINES)
+                    after = int(at)
                 file.write(head_line(json.dumps(head)))
             return size
 

@@ -18,6 +18,7 @@ from hansa.net.ledger import Ledger, Writer
 from hansa.net.points import reach
 from hansa.net.runtime import Network
 
+REASON = 200  # letters, at most, of why a party is not in a round, or a round is empty, in the log's entry
 ACTIVE = "status IN ('waiting', 'running', 'stopping')"
 LASTING = "(phase LIKE 'describe%' OR phase LIKE 'prepare%')"  # whose replies a job needs until it ends
 
@@ -54,14 +55,17 @@ class JobRecords:
         empty = line.get("empty")
         used = [of for of in self.network.used if not of[0][2].startswith("select")] if empty is None else []
         members = [self.network.parties[party] for party in sorted({party for _, party in used})]
-        told: dict[str, Any] = {name: line[name] for name in ("missing", "rejected") if name in line}
+        told: dict[str, Any] = {
+            name: {party: why[:REASON] for party, why in line[name].items()}
+            for name in ("missing", "rejected") if name in line
+        }  # fmt: skip
         told |= {"excluded": line["fusion"]["excluded"]} if "fusion" in line else {}
         under_way = {flight.key for flight in self.network.flights}
 
         def change(db: Writer) -> list[str]:
             fused = [_fused(db, key, party, self.network.parties[party]) for key, party in used]
             size = db.log("round closed", self.job, number, members=fused, before=self.network.models[number - 1],
-                          model=model, empty=empty, **told)  # fmt: skip
+                          model=model, empty=empty and empty[:REASON], **told)  # fmt: skip
             head = json.dumps(msgspec.structs.asdict(db.head(size, self.job, number, model)))
             row = (self.job, number, time.time(), json.dumps(members), model, head, json.dumps(line))
             db.run("INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?)", *row)
