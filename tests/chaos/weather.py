@@ -324,10 +324,13 @@ def campaign(folder: Path, climate: Climate, seed: int, tell: Callable[[str], No
         rough = storm.experiment("rough", climate.rounds, run)
         job = storm.run(rough, "rough", True)
         lines, inside = storm.check(job, rough)
+        rows = storm.rows("SELECT parties FROM asks WHERE job = ? AND phase = 'round' ORDER BY round", job)
+        asked = [set(json.loads(parties)) for (parties,) in rows]  # who has been away for long is not asked any more
         cut = {names.index(name) for name in storm.cut}
         for round in climate.cut_rounds[1:]:  # in the first some may have answered before they were cut off
             assert not cut & inside[round], f"round {round + 1}: who was cut off answered"
-            assert cut <= {names.index(name) for name in lines[round]["missing"]}
+            missing = {names.index(name) for name in lines[round].get("missing", {})}
+            assert cut & asked[round] <= missing, f"round {round + 1}: {cut} were cut off, {missing} are missing"
         tell(f"{job}: the bits of the reference with the members of each round")
         storm.clear_up()
         began = time.monotonic()
