@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import hashlib
 import shutil
 import sqlite3
@@ -46,6 +47,10 @@ def no_room(found: Callable[[str, Path], bool]) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
     disk.observe(full)
+
+
+def broken() -> None:
+    raise sqlite3.OperationalError("disk I/O error")
 
 
 # The record
@@ -101,6 +106,7 @@ def test_a_start_that_fails_is_not_taken_for_damage_by_the_next(record: Path, wh
     with contextlib.suppress(LedgerError):
         Ledger(record).close()
     disk.observe(None)
+    gc.collect()  # as the end of a process closes what is left open
     ledger = Ledger(record)
     assert len(ledger.all("SELECT * FROM log")) == 1
     ledger.close()
@@ -154,6 +160,14 @@ def test_a_record_that_is_what_it_was_is_not_checked_again_and_any_other_is(reco
     record.with_suffix(".mark").unlink()
     Ledger(record, connect=lambda path: Watched(path, said)).close()
     assert sum("quick_check" in sql for sql in said) == 1
+    ledger = Ledger(record)
+    points.install(lambda name: broken() if name == "ledger.execute" else None)
+    with pytest.raises(LedgerError, match="cannot be written"):
+        ledger.now(lambda db: db.log("event"))
+    points.install(None)
+    ledger.close()
+    Ledger(record, connect=lambda path: Watched(path, said)).close()
+    assert sum("quick_check" in sql for sql in said) == 2  # something was wrong with it, who knows what
 
 
 # A federation that an older version made
@@ -303,11 +317,7 @@ def test_a_party_whose_coming_could_not_be_written_has_not_come(league: League) 
     league.ledger.now(lambda db: db.run("UPDATE parties SET joined = 0").rowcount)
     registry.reload()
 
-    def full(name: str) -> None:
-        if name == "ledger.execute":
-            raise sqlite3.OperationalError("database or disk is full")
-
-    points.install(full)
+    points.install(lambda name: broken() if name == "ledger.execute" else None)
     assert ann.call("POST", f"/v1/alive?instance={ann.instance}").status == 503
     points.install(None)
     assert registry.met == set()

@@ -7,8 +7,9 @@ only grows, and is a Merkle tree (`hansa.net.merkle`): its root stands for all o
 Beside the database a small file, `hansa.mark`, says how many commits there were; it is written after each of them and
 not flushed. A database that has fewer has lost some of what was acknowledged, by a damaged or removed write-ahead log
 say, which SQLite takes for the end of what was written; it is refused. After a clean end the mark also has the hash of
-the database, whose pages have no checksums: one that has changed meanwhile is refused too. The hash goes from the mark
-before the database is opened, so that a start that fails leaves no hash of what it may have changed.
+the database, whose pages have no checksums: one that has changed meanwhile is refused too, and one that has not is not
+looked through again. The hash goes from the mark before the database is opened, so that a start that fails leaves no
+hash of what it may have changed.
 """
 
 from __future__ import annotations
@@ -173,6 +174,7 @@ class Ledger:
     """
 
     _mark: Path | None = None  # a database in memory has none
+    _doubted = False  # whether it could not be read or written once; then the next start looks at all of it
 
     def __init__(self, path: Path, notary: Notary | None = None, timed: Callable[[float], None] = lambda seconds: None,
                  connect: Callable[[Path], Any] = connect) -> None:  # fmt: skip
@@ -270,6 +272,7 @@ class Ledger:
         except ITS_OWN:
             raise
         except BROKEN as error:
+            self._doubted = True
             raise LedgerError(f"the aggregator's record cannot be read: {error}") from None
 
     def one(self, sql: str, *values: Any) -> sqlite3.Row | None:
@@ -284,7 +287,7 @@ class Ledger:
             commits = self._db.execute("SELECT n FROM commits").fetchone()[0]
             self._db.close()
             self._reader.close()
-            if self._mark is not None and not self._ahead():  # nobody else has it open
+            if self._mark is not None and not self._doubted and not self._ahead():  # nobody else has it open
                 disk.put(self._mark, [_mark(commits, _hash(self._path))], steps("mark"))
 
     def _ahead(self) -> bool:
@@ -331,6 +334,7 @@ class Ledger:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
             full = getattr(error, "sqlite_errorname", "") == "SQLITE_FULL"
+            self._doubted |= not full
             failure = LedgerError(f"the aggregator's record cannot be written: {error}", full)
             for _, future in batch:
                 if not future.done():
@@ -344,6 +348,7 @@ class Ledger:
                 for action in afterwards:
                     action(Writer(self._db, self))
             except BROKEN as error:
+                self._doubted = True
                 future.set_exception(LedgerError(f"the aggregator's record cannot be read: {error}"))
             except BaseException as error:
                 future.set_exception(error)
