@@ -185,7 +185,8 @@ def test_a_request_that_outlives_the_shutdown_does_not_hold_it_up(
         sending.start()
         assert begun.wait(PATIENCE)
         tell(league)
-        until(lambda league=league: not league.aggregator.door.open)  # it was called off
+        until(lambda league=league: league.ledger._closed)
+        assert blob.digest not in league.aggregator.blobs  # it was called off before, and undone
         go.set()
         ended(league)
         sending.join(PATIENCE)

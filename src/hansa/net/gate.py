@@ -69,7 +69,7 @@ class Gate:
         self.under_way: Counter[str] = Counter()  # requests of each certificate
         self.bodies = 0  # bytes of bodies that are in memory or on their way there
         self.closing = asyncio.Event()
-        self._busy = 0
+        self._busy: set[asyncio.Task[Any]] = set()
         self._notes = Notes()
         self.logger = logging.Logger("hansa.http")  # what aiohttp says: it would print a traceback for any nonsense
         self.logger.parent = log
@@ -96,7 +96,9 @@ class Gate:
             connection = _connection(request)
             if connection is not None:
                 connection.begin()
-            self._busy += 1
+            task = asyncio.current_task()
+            assert task is not None
+            self._busy.add(task)
             status = 500
             try:
                 response: web.StreamResponse = await handler(request)
@@ -116,7 +118,7 @@ class Gate:
             except ConnectionError:
                 return trouble(400, "who asked has gone")
             finally:
-                self._busy -= 1
+                self._busy.discard(task)
                 if connection is not None:
                     connection.end()
                 found = request.match_info.route.resource
@@ -129,6 +131,11 @@ class Gate:
         """Wait until no request is being answered; `closing` sees to it that there are no new ones."""
         while self._busy:
             await asyncio.sleep(0.02)
+
+    def call_off(self) -> None:
+        """Cancel what is still being answered; it undoes what it has begun, for which `rest` waits."""
+        for task in self._busy:
+            task.cancel()
 
     def shutting_down(self) -> Refused:
         """What is answered at the end: when to come back, and not all at once."""

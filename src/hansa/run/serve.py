@@ -43,7 +43,7 @@ RENEW = 30 * 86400  # seconds before its end at which a party renews its certifi
 AGAIN = 86400  # seconds after which it does so again where the authority's own end is near
 FILES = 65536  # that an aggregator may have open, where the system lets it
 SPARE = 256  # of them that are not for connections: the ledger, blobs, messages
-LAST = 5.0  # seconds that requests have to end after they were called off
+LAST = 5.0  # seconds that requests have to end once they are called off
 MINUTE = 60.0  # seconds between two times at which what was left out of the log is summed up
 
 
@@ -174,13 +174,14 @@ class Aggregator:
                 async with asyncio.timeout(limits.shutdown):
                     await gate.rest()
             await resting
+            gate.call_off()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAST):  # the record is still open to them
+                    await gate.rest()
             summing_up.cancel()
             gate.note_left_out(all=True)
             await door.close()
             await runner.cleanup()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LAST):  # those that were called off just now still have the record
-                    await gate.rest()
             await admin.stop()
             self.ledger.close()
             self._lock.close()
