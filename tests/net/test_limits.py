@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import datetime
 import logging
+import os
 import re
 import select
 import socket
@@ -156,6 +157,33 @@ def test_who_does_not_take_its_answer_is_cut_off(hasty: League) -> None:
             until(lambda: counted(hasty, "open_connections") <= open_before)
     shown = hasty.aggregator.metrics.text().decode()
     assert "POST /v1/alive" in shown and counted(hasty, "open_connections") <= open_before
+    until(lambda: counted(hasty, "connections_dropped_total", reason="answer not taken") == 1)
+
+
+def test_a_message_that_is_removed_while_it_is_fetched_comes_whole(make: Callable[..., League]) -> None:
+    league = make()
+    ann = league.enrolled("ann")
+    ask = league.ask(parties=[0], message=bytes(2**25))
+    line = secured(league, ann)
+    line.send(f"GET {ask.path}/message HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 1\r\nConnection: close\r\n\r\n".encode())
+    got = line.recv(1000)  # it has begun, and does not fit what lies between
+    for path in league.folder.glob("message-*"):
+        path.unlink()
+    got += closed(line)
+    assert got.count(b"HTTP/1.1") == 1 and len(got.partition(b"\r\n\r\n")[2]) == 2**25
+
+
+def test_an_answer_that_goes_wrong_is_cut_off_and_there_is_no_second(hasty: League) -> None:
+    ann = hasty.enrolled("ann")
+    ask = hasty.ask(parties=[0], message=bytes(2**25))
+    line = secured(hasty, ann)
+    line.send(f"GET {ask.path}/message HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 1\r\n\r\n".encode())
+    got = line.recv(1000)
+    for path in hasty.folder.glob("message-*"):
+        os.truncate(path, 2**17)
+    got += closed(line)
+    assert got.count(b"HTTP/1.1") == 1 and len(got) < 2**25
+    until(lambda: counted(hasty, "connections_dropped_total", reason="answer cut off") == 1)
 
 
 def test_a_connection_on_which_nothing_is_asked_is_closed(hasty: League) -> None:
@@ -362,7 +390,7 @@ def test_what_a_party_is_denied_is_in_the_log_at_a_bounded_rate_and_all_of_it_is
     league.stop()
     league.start()
     entries = league.events("denied")
-    assert len(entries) == FIRST + 1 and entries[-1]["party"] == "ann" and '"left_out": 30' in entries[-1]["detail"]
+    assert len(entries) == FIRST + 1 and entries[-1]["party"] == "ann" and '"left_out":30' in entries[-1]["detail"]
 
 
 def shown(

@@ -15,7 +15,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from hansa.net.door import Connection
-from hansa.net.http import Refused, invite_body, trouble
+from hansa.net.http import CutOff, Refused, invite_body, trouble
 from hansa.net.keys import Identity
 from hansa.net.ledger import Ledger
 from hansa.net.limits import PIECE, Buckets, Limits, Notes, come_back, place
@@ -115,6 +115,13 @@ class Gate:
                 if connection is not None:
                     connection.cut("answer not taken")
                 return trouble(408, "the answer was not taken")  # to nobody: aiohttp sees that and ends in peace
+            except CutOff as error:
+                late = isinstance(error.__cause__, TimeoutError)
+                if not late:
+                    log.error("%s", error)
+                if connection is not None:
+                    connection.cut("answer not taken" if late else "answer cut off")
+                return trouble(500, str(error))  # to nobody, as above
             except ConnectionError:
                 return trouble(400, "who asked has gone")
             finally:
