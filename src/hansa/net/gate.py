@@ -68,6 +68,7 @@ class Gate:
         self._rotations = Buckets(1 / AGAIN, ROTATIONS)
         self.under_way: Counter[str] = Counter()  # requests of each certificate
         self.bodies = 0  # bytes of bodies that are in memory or on their way there
+        self.bodies_of: Counter[str] = Counter()  # of each certificate; "" for strangers
         self.closing = asyncio.Event()
         self._busy: set[asyncio.Task[Any]] = set()
         self._notes = Notes()
@@ -101,10 +102,8 @@ class Gate:
             self._busy.add(task)
             status = 500
             try:
-                response: web.StreamResponse = await handler(request)
+                response: web.StreamResponse = self._turned_away(request, connection) or await handler(request)
                 status = response.status
-                if self.closing.is_set() and not response.prepared:
-                    response.force_close()
                 pieces = 1 + (response.content_length or 0) // PIECE
                 async with asyncio.timeout(self.limits.stall * pieces):
                     await response.prepare(request)
@@ -133,6 +132,30 @@ class Gate:
                 self.metrics.requests.labels(path, str(status)).inc()
 
         return watched
+
+    def _turned_away(self, request: web.Request, connection: Connection | None) -> web.Response | None:
+        """Take the token that any request costs, whatever will be answered; the answer where there is none."""
+        try:
+            if self.closing.is_set():
+                raise self.shutting_down()
+            if connection is None or connection.certificate is None:
+                wait = self.strangers.take(place(request.remote or ""))
+                if wait > 0:
+                    self.too_much("requests of strangers", "there are too many requests from this address", wait)
+            elif (wait := self.known.take(connection.certificate)) > 0:
+                rate = f"this certificate may make {self.limits.party_rate:g} requests a second"
+                self.too_much("rate of a party", rate, wait)
+        except Refused as error:
+            return trouble(error.status, str(error), error.headers)
+        return None
+
+    async def parting(self, request: web.Request, response: web.StreamResponse) -> None:
+        """As an answer begins: at the end, and to a stranger, it is the last on its connection. So is one that aiohttp
+        gives itself, before any limit on requests was looked at."""
+        connection = _connection(request)
+        if connection is None or connection.certificate is None or not connection.busy or self.closing.is_set():
+            response.force_close()
+            response.headers["Connection"] = "close"
 
     async def rest(self) -> None:
         """Wait until no request is being answered; `closing` sees to it that there are no new ones."""
@@ -195,30 +218,22 @@ class Visit:
     def enter(self, who: Identity | None) -> None:
         """Let it in as far as the limits go; a Refused where they do not."""
         gate = self._gate
-        if gate.closing.is_set():
-            raise gate.shutting_down()
         if who is None:
-            wait = gate.strangers.take(place(self._request.remote or ""))
-            if wait > 0:
-                gate.too_much("requests of strangers", "there are too many requests from this address", wait)
             return
         if gate.under_way[who.fingerprint] >= gate.limits.party_requests:
             most = gate.limits.party_requests
             gate.too_much("requests at the same time", f"{who.name} may make {most} requests at the same time", 1)
-        wait = gate.known.take(who.fingerprint)
-        if wait > 0:
-            rate = f"{who.name} may make {gate.limits.party_rate:g} requests a second"
-            gate.too_much("rate of a party", rate, wait)
         gate.under_way[who.fingerprint] += 1
         self._certificate = who.fingerprint
 
     def end(self) -> None:
         """It has been answered, or refused."""
-        self._gate.bodies -= self._share
-        if self._certificate is not None:
-            self._gate.under_way[self._certificate] -= 1
-            if self._gate.under_way[self._certificate] <= 0:
-                del self._gate.under_way[self._certificate]
+        gate, who = self._gate, self._certificate or ""
+        gate.bodies -= self._share
+        for counter, count in ((gate.bodies_of, self._share), (gate.under_way, int(bool(who)))):
+            counter[who] -= count
+            if counter[who] <= 0:  # nobody who has gone is remembered
+                del counter[who]
 
     async def body(self, limit: int) -> bytes:
         """Its body, which may have so many bytes and has to keep coming."""
@@ -226,10 +241,13 @@ class Visit:
         share = await invite_body(request, limit)
         if share == 0:
             return b""
-        if gate.bodies > 0 and gate.bodies + share > gate.limits.bodies:
+        who, most = self._certificate or "", gate.limits.bodies
+        own, all = gate.bodies_of[who], gate.bodies
+        if (all > 0 and all + share > most) or (own > 0 and own + share > most // 4):
             gate.metrics.refused.labels("bodies in memory").inc()
             raise Refused(503, "too much is being uploaded at the same time", 1 + random.random() * 4)
         gate.bodies += share
+        gate.bodies_of[who] += share
         self._share = share
         got = bytearray()
         while True:

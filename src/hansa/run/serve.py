@@ -145,12 +145,13 @@ class Aggregator:
         server = Server(self.registry, self.ledger, self.blobs, self.desk, self.runner, gate)
         app = server.app()
         app.middlewares.insert(0, gate.watched)
+        app.on_response_prepare.append(gate.parting)
         runner = web.AppRunner(app, access_log=None, keepalive_timeout=limits.idle, shutdown_timeout=1,
                                lingering_time=min(10.0, limits.stall), max_headers=64, auto_decompress=False,
                                logger=gate.logger)  # fmt: skip
         await runner.setup()
         assert runner.server is not None
-        self.door = door = Door(runner.server, self.tls, limits, self.metrics)
+        self.door = door = Door(runner.server, self.tls, limits, self.metrics, gate.strangers)
         self.admin = admin = Admin(self.state, self.ledger, self.metrics, self._connected, table.min_free)
         summing_up = asyncio.ensure_future(_every(MINUTE, gate.note_left_out))
         try:
