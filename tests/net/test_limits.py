@@ -304,7 +304,8 @@ def test_silent_connections_of_many_addresses_do_not_keep_others_waiting(tmp_pat
             stuck.append(socket.create_connection(("127.0.0.1", league.port), PATIENCE, (f"127.0.0.{k}", 0)))
     until(lambda: counted(league, "open_connections") == len(stuck) + 1 - counted(
         league, "handshake_failures_total", reason="made room"))  # fmt: skip
-    assert all(len(tasks) <= 2 for tasks in league.aggregator.door._shaking.values())
+    shaking = [len(tasks) for tasks in league.aggregator.door._shaking.values()]
+    assert max(shaking) <= 2 and sum(shaking) <= 16
     for _ in range(20):
         line = secured(league, ann)
         line.send(f"POST /v1/alive?instance={ann.instance} HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 1\r\n\r\n".encode())
