@@ -15,6 +15,10 @@ import yaml
 
 from hansa.cli.network import app
 from hansa.data.heart import SITES
+from hansa.net.door import GOODBYE
+from hansa.net.limits import Limits
+from hansa.run.job import REST
+from hansa.run.serve import LAST
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -282,6 +286,25 @@ def test_the_chart_gives_no_party_a_service_and_lets_nobody_in() -> None:
     aggregator, party = policy.split("\n---\n")
     assert "ingress: []" in party and "ingress: []" not in aggregator
     assert policy.count("policyTypes: [Ingress, Egress]") == 2
+
+
+def test_the_chart_keeps_the_addresses_of_those_who_come_from_outside() -> None:
+    service = (CHART / "templates" / "aggregator.yaml").read_text().split("\n---\n")[0]
+    guarded = service.partition('if ne .Values.aggregator.service.type "ClusterIP" }}')[2].partition("{{- end }}")[0]
+    assert "\n  externalTrafficPolicy: Local\n" in guarded  # Kubernetes refuses it for a ClusterIP
+
+
+def test_there_is_time_to_end_in_good_order_before_a_stop_is_forced() -> None:
+    needed = max(Limits().shutdown, REST) + LAST + GOODBYE
+    found = [
+        re.search(pattern, (DEPLOY / path).read_text())
+        for path, pattern in (
+            ("systemd/hansa-aggregator.service", r"TimeoutStopSec=(\d+)"),
+            ("compose.yaml", r"stop_grace_period: (\d+)s"),
+            ("helm/hansa/templates/aggregator.yaml", r"terminationGracePeriodSeconds: (\d+)"),
+        )
+    ]
+    assert all(one is not None and int(one[1]) >= needed + 10 for one in found)
 
 
 def test_the_chart_runs_commands_that_hansa_has() -> None:

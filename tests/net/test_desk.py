@@ -198,3 +198,14 @@ def test_an_earlier_question_of_the_same_instance_is_let_go_and_one_of_another_s
         assert await other is None and await second is None
 
     run(main())
+
+
+def test_who_comes_for_work_after_everybody_was_sent_away_is_not_held() -> None:
+    async def main() -> None:
+        desk = Desk(10, 10)
+        desk.dismiss()
+        async with asyncio.timeout(5):
+            assert await desk.wait_for_work(0, "a", 60) is None
+        assert not desk.present([0])
+
+    run(main())

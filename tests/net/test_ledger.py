@@ -258,3 +258,22 @@ def test_tickets_come_back_in_the_order_in_which_they_were_answered(ledger: Ledg
 def test_what_was_taken_from_the_world_is_taken_again(ledger: Ledger) -> None:
     assert ledger.now(decide(KEY, lambda: [1, 2], 0.0)) == [1, 2]
     assert ledger.now(decide(KEY, lambda: [3], 0.0)) == [1, 2]
+
+
+def test_what_comes_after_the_end_is_told_so(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "hansa.db")
+    begun, go = threading.Event(), threading.Event()
+    ledger.write(lambda db: (begun.set(), go.wait(10)))
+    assert begun.wait(10)
+    before = ledger.write(add("ann"))  # type: ignore[arg-type]
+    closing = threading.Thread(target=ledger.close)
+    closing.start()
+    while not ledger._closed:
+        pass
+    after = [ledger.write(lambda db: None) for _ in range(2)]
+    go.set()
+    closing.join(10)
+    assert before.result(10) == 1
+    for future in (*after, ledger.write(lambda db: None)):
+        with pytest.raises(LedgerError, match="the record is closed"):
+            future.result(10)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import signal
 import socket
 import subprocess
@@ -13,11 +15,13 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from league import PARTIES, PATIENCE, Caller, League, samples
+from league import PARTIES, PATIENCE, Asked, Caller, League, draft, samples
 
 from hansa.net import keys
 from hansa.net.federation import init
 from hansa.net.signing import sign
+from hansa.net.wire import Blob
+from hansa.run.job import REST
 
 LOOPS = {"asyncio": None, "uvloop": uvloop.new_event_loop}
 
@@ -159,3 +163,51 @@ def test_a_process_that_is_told_to_end_does_so_with_0_and_told_twice_does_so_at_
             assert process.wait(PATIENCE) == (128 + signal.SIGTERM if twice else 0)
             if twice:
                 raw.close()
+
+
+def test_a_request_that_outlives_the_shutdown_does_not_hold_it_up(
+    tmp_path: Path,
+) -> None:
+    for name, loop in LOOPS.items():
+        league = League(tmp_path / name, limits={"shutdown": 0.1}, loop=loop)
+        ann, begun, go = league.enrolled("ann"), threading.Event(), threading.Event()
+        ask = league.ask(parties=[0])
+        errand = league.desk.find(0, ask.key)
+        assert errand is not None
+        errand.check = lambda path, answer, begun=begun, go=go: (begun.set(), go.wait(PATIENCE))  # type: ignore
+        blob = ann.upload(ask, b"update")
+
+        def send(ann: Caller = ann, ask: Asked = ask, blob: Blob = blob) -> None:
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                ann.reply(ask, draft(blob))
+
+        sending = threading.Thread(target=send)
+        sending.start()
+        assert begun.wait(PATIENCE)
+        tell(league)
+        until(lambda league=league: league.ledger._closed)
+        assert blob.digest not in league.aggregator.blobs  # it was called off before, and undone
+        go.set()
+        ended(league)
+        sending.join(PATIENCE)
+
+
+def test_jobs_come_to_rest_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    league = League(tmp_path / "league")
+    waits: list[float] = []
+
+    class Stubborn:
+        """A thread that does not end, and takes all the time that it is given; the clock goes on as it does."""
+
+        def join(self, timeout: float) -> None:
+            waits.append(timeout)
+            now[0] += timeout
+
+    now = [100.0]
+    league.runner._running = {str(k): (None, Stubborn()) for k in range(4)}  # type: ignore[misc]
+    with monkeypatch.context() as patch:
+        patch.setattr("hansa.run.job.time.monotonic", lambda: now[0])
+        league.runner.close()
+    assert len(waits) == 4 and sum(waits) == REST
+    league.runner._running = {}
+    league.stop()

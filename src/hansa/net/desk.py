@@ -83,6 +83,7 @@ class Desk:
         self._gone: set[int] = set()
         self._polls: dict[int, dict[Poll, None]] = {}  # in the order in which they came
         self._answers: dict[Key, dict[int, str | None]] = {}
+        self._dismissed = False
         self.changed = threading.Condition()
 
     def offer(self, offers: Iterable[tuple[int, Errand]]) -> None:
@@ -190,8 +191,9 @@ class Desk:
         return len(self._heard)
 
     def dismiss(self) -> None:
-        """Send everybody away who waits for work: the aggregator shuts down."""
+        """Send everybody away who waits for work, or comes to: the aggregator shuts down."""
         with self.changed:
+            self._dismissed = True
             polls = [poll for party in self._polls.values() for poll in party]
         _wake(polls, away=True)
 
@@ -201,6 +203,8 @@ class Desk:
         loop = asyncio.get_running_loop()
         poll, end = Poll(loop, instance), loop.time() + seconds
         with self.changed:
+            if self._dismissed:
+                return None
             polls = self._polls.setdefault(party, {})
             _wake([earlier for earlier in polls if earlier.instance == instance], away=True)
             polls[poll] = None

@@ -28,9 +28,9 @@ parties = [{parties}]  # a party's number is its place here; new ones are added 
 url = "{url}"  # where parties and the operator reach the aggregator
 
 [limits]
-# connections = 16384     # in all
+# connections = 16384     # in all; a quarter of them without a certificate
 # per_address = 512       # connections from one address (IPv6: a /64); raise it for parties behind one NAT or balancer
-# handshakes = 256        # TLS handshakes at the same time; others wait to be accepted
+# handshakes = 256        # TLS handshakes at the same time, an eighth of them of one address; others wait
 # handshake = 10          # seconds that one may take
 # head = 10               # seconds that the head of a request may take
 # stall = 30              # seconds for every 128 KiB of a body to come, or of an answer to be taken
@@ -42,7 +42,7 @@ url = "{url}"  # where parties and the operator reach the aggregator
 # party_requests = 8      # of one certificate, at the same time
 # party_rate = 200        # requests a second of one certificate
 # party_burst = 1000      # of them that may come at once
-# bodies = 536870912      # bytes of request bodies in memory, in all
+# bodies = 536870912      # bytes of request bodies in memory, in all; a quarter of them of one certificate
 # shutdown = 20           # seconds that requests under way have to end when the aggregator shuts down
 
 [serve]

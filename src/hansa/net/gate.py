@@ -15,7 +15,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from hansa.net.door import Connection
-from hansa.net.http import Refused, invite_body, trouble
+from hansa.net.http import CutOff, Refused, invite_body, trouble
 from hansa.net.keys import Identity
 from hansa.net.ledger import Ledger
 from hansa.net.limits import PIECE, Buckets, Limits, Notes, come_back, place
@@ -68,8 +68,9 @@ class Gate:
         self._rotations = Buckets(1 / AGAIN, ROTATIONS)
         self.under_way: Counter[str] = Counter()  # requests of each certificate
         self.bodies = 0  # bytes of bodies that are in memory or on their way there
+        self.bodies_of: Counter[str] = Counter()  # of each certificate; "" for strangers
         self.closing = asyncio.Event()
-        self._busy = 0
+        self._busy: set[asyncio.Task[Any]] = set()
         self._notes = Notes()
         self.logger = logging.Logger("hansa.http")  # what aiohttp says: it would print a traceback for any nonsense
         self.logger.parent = log
@@ -96,13 +97,13 @@ class Gate:
             connection = _connection(request)
             if connection is not None:
                 connection.begin()
-            self._busy += 1
+            task = asyncio.current_task()
+            assert task is not None
+            self._busy.add(task)
             status = 500
             try:
-                response: web.StreamResponse = await handler(request)
+                response: web.StreamResponse = self._turned_away(request, connection) or await handler(request)
                 status = response.status
-                if self.closing.is_set() and not response.prepared:
-                    response.force_close()
                 pieces = 1 + (response.content_length or 0) // PIECE
                 async with asyncio.timeout(self.limits.stall * pieces):
                     await response.prepare(request)
@@ -113,10 +114,17 @@ class Gate:
                 if connection is not None:
                     connection.cut("answer not taken")
                 return trouble(408, "the answer was not taken")  # to nobody: aiohttp sees that and ends in peace
+            except CutOff as error:
+                late = isinstance(error.__cause__, TimeoutError)
+                if not late:
+                    log.error("%s", error)
+                if connection is not None:
+                    connection.cut("answer not taken" if late else "answer cut off")
+                return trouble(500, str(error))  # to nobody, as above
             except ConnectionError:
                 return trouble(400, "who asked has gone")
             finally:
-                self._busy -= 1
+                self._busy.discard(task)
                 if connection is not None:
                     connection.end()
                 found = request.match_info.route.resource
@@ -125,10 +133,39 @@ class Gate:
 
         return watched
 
+    def _turned_away(self, request: web.Request, connection: Connection | None) -> web.Response | None:
+        """Take the token that any request costs, whatever will be answered; the answer where there is none."""
+        try:
+            if self.closing.is_set():
+                raise self.shutting_down()
+            if connection is None or connection.certificate is None:
+                wait = self.strangers.take(place(request.remote or ""))
+                if wait > 0:
+                    self.too_much("requests of strangers", "there are too many requests from this address", wait)
+            elif (wait := self.known.take(connection.certificate)) > 0:
+                rate = f"this certificate may make {self.limits.party_rate:g} requests a second"
+                self.too_much("rate of a party", rate, wait)
+        except Refused as error:
+            return trouble(error.status, str(error), error.headers)
+        return None
+
+    async def parting(self, request: web.Request, response: web.StreamResponse) -> None:
+        """As an answer begins: at the end, and to a stranger, it is the last on its connection. So is one that aiohttp
+        gives itself, before any limit on requests was looked at."""
+        connection = _connection(request)
+        if connection is None or connection.certificate is None or not connection.busy or self.closing.is_set():
+            response.force_close()
+            response.headers["Connection"] = "close"
+
     async def rest(self) -> None:
         """Wait until no request is being answered; `closing` sees to it that there are no new ones."""
         while self._busy:
             await asyncio.sleep(0.02)
+
+    def call_off(self) -> None:
+        """Cancel what is still being answered; it undoes what it has begun, for which `rest` waits."""
+        for task in self._busy:
+            task.cancel()
 
     def shutting_down(self) -> Refused:
         """What is answered at the end: when to come back, and not all at once."""
@@ -181,30 +218,22 @@ class Visit:
     def enter(self, who: Identity | None) -> None:
         """Let it in as far as the limits go; a Refused where they do not."""
         gate = self._gate
-        if gate.closing.is_set():
-            raise gate.shutting_down()
         if who is None:
-            wait = gate.strangers.take(place(self._request.remote or ""))
-            if wait > 0:
-                gate.too_much("requests of strangers", "there are too many requests from this address", wait)
             return
         if gate.under_way[who.fingerprint] >= gate.limits.party_requests:
             most = gate.limits.party_requests
             gate.too_much("requests at the same time", f"{who.name} may make {most} requests at the same time", 1)
-        wait = gate.known.take(who.fingerprint)
-        if wait > 0:
-            rate = f"{who.name} may make {gate.limits.party_rate:g} requests a second"
-            gate.too_much("rate of a party", rate, wait)
         gate.under_way[who.fingerprint] += 1
         self._certificate = who.fingerprint
 
     def end(self) -> None:
         """It has been answered, or refused."""
-        self._gate.bodies -= self._share
-        if self._certificate is not None:
-            self._gate.under_way[self._certificate] -= 1
-            if self._gate.under_way[self._certificate] <= 0:
-                del self._gate.under_way[self._certificate]
+        gate, who = self._gate, self._certificate or ""
+        gate.bodies -= self._share
+        for counter, count in ((gate.bodies_of, self._share), (gate.under_way, int(bool(who)))):
+            counter[who] -= count
+            if counter[who] <= 0:  # nobody who has gone is remembered
+                del counter[who]
 
     async def body(self, limit: int) -> bytes:
         """Its body, which may have so many bytes and has to keep coming."""
@@ -212,10 +241,13 @@ class Visit:
         share = await invite_body(request, limit)
         if share == 0:
             return b""
-        if gate.bodies > 0 and gate.bodies + share > gate.limits.bodies:
+        who, most = self._certificate or "", gate.limits.bodies
+        own, all = gate.bodies_of[who], gate.bodies
+        if (all > 0 and all + share > most) or (own > 0 and own + share > most // 4):
             gate.metrics.refused.labels("bodies in memory").inc()
             raise Refused(503, "too much is being uploaded at the same time", 1 + random.random() * 4)
         gate.bodies += share
+        gate.bodies_of[who] += share
         self._share = share
         got = bytearray()
         while True:

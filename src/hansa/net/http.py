@@ -25,6 +25,10 @@ class Refused(HansaError):
         self.headers = {} if wait is None else {"Retry-After": str(max(1, math.ceil(wait)))}
 
 
+class CutOff(ConnectionError):
+    """An answer cannot be brought to its end. It has begun, so there is nothing to say but to end the connection."""
+
+
 def trouble(status: int, error: str, headers: dict[str, str] | None = None) -> web.Response:
     """What went wrong as a response."""
     return web.Response(status=status, body=pack(Trouble(printable(error[:4096]))), content_type="application/msgpack",

@@ -180,7 +180,7 @@ class Ledger:
                  connect: Callable[[Path], Any] = connect) -> None:  # fmt: skip
         self._notary, self._timed = notary, timed
         self._queue: queue.SimpleQueue[tuple[Callable[[Writer], Any], Future[Any]] | None] = queue.SimpleQueue()
-        self._read_lock = threading.Lock()
+        self._read_lock, self._write_lock, self._closed = threading.Lock(), threading.Lock(), False
         try:
             self._path, mark = path, path.with_suffix(".mark")
             marked, digest = _marked(mark)
@@ -243,9 +243,14 @@ class Ledger:
         return commits
 
     def write(self, change: Callable[[Writer], T]) -> Future[T]:
-        """Make a change; its result comes once it is on disk. An error in it undoes it, and only it."""
+        """Make a change; its result comes once it is on disk. An error in it undoes it, and only it. Once the record is
+        closed there is a LedgerError in its place."""
         future: Future[T] = Future()
-        self._queue.put((change, future))
+        with self._write_lock:  # nothing comes behind the end, where nobody would look at it
+            if self._closed:
+                future.set_exception(LedgerError("the record is closed"))
+            else:
+                self._queue.put((change, future))
         return future
 
     @property
@@ -281,7 +286,9 @@ class Ledger:
 
     def close(self) -> None:
         """Finish what waits, then close."""
-        self._queue.put(None)
+        with self._write_lock:
+            self._closed = True
+            self._queue.put(None)
         self._thread.join()
         with contextlib.suppress(*BROKEN, OSError), self._read_lock:
             commits = self._db.execute("SELECT n FROM commits").fetchone()[0]

@@ -23,12 +23,15 @@ LATEST = 40  # seconds after which the last of them is asked to; a client adds u
 class Limits:
     """The [limits] table.
 
-    Before authentication: `connections` in all and `per_address`; at most `handshakes` at the same time, others wait to
-    be accepted; each may take `handshake` seconds, and the head of each request `head` seconds. A connection without
-    a certificate and each request on it cost its address one token of `stranger_burst`, which come back at
-    `stranger_rate` a second; a wrong enrolment token costs `wrong_token` more.
+    Before authentication: `connections` in all, a quarter of them without a certificate, and `per_address`; at most
+    `handshakes` at the same time, an eighth of them of one address, where others wait for their turn; each may take
+    `handshake` seconds, and the head of each request `head` seconds. A connection without a certificate and the request
+    on it cost its address one token each of `stranger_burst`, which come back at `stranger_rate` a second; a wrong
+    enrolment token costs `wrong_token` more. Where there is no token left, a connection is closed after its handshake
+    unless it showed a certificate, and all such have an eighth of the handshakes together.
     After it: a certificate has `party_connections` and `party_requests` at the same time, and `party_burst` requests
-    that come back at `party_rate` a second. `bodies` are bytes of request bodies in memory at once.
+    that come back at `party_rate` a second. `bodies` are bytes of request bodies in memory at once, a quarter of them
+    of one certificate.
     A body that comes, or an answer that is taken, slower than 128 KiB in `stall` seconds is cut off; a connection on
     which nothing is asked is closed after `idle` seconds, one whose other end has gone within about `stall` + 20.
     `shutdown` are the seconds that requests under way have to end when the aggregator shuts down.

@@ -54,6 +54,7 @@ from hansa.run.work import LocalWork
 log = logging.getLogger("hansa.net")
 PASSING = {*disk.FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 PAUSE = 5.0  # seconds before a job that could not be written is tried again
+REST = 30.0  # seconds that jobs have to come to rest when the aggregator ends
 STOPPED = ("stopped", "stopped by the operator")
 
 
@@ -345,11 +346,12 @@ class Runner:
         discard(self.ledger, self.blobs, blobs)
 
     def close(self) -> None:
-        """Let every job come to rest; they go on when the aggregator is back."""
+        """Let every job come to rest, within `REST` seconds for all of them; they go on when the aggregator is back."""
         self.closing.set()
         self.desk.news()
+        end = time.monotonic() + REST
         for _, thread in list(self._running.values()):
-            thread.join(timeout=30)
+            thread.join(timeout=max(0.0, end - time.monotonic()))
 
     def _start_waiting(self) -> None:
         with self._lock:

@@ -43,6 +43,7 @@ RENEW = 30 * 86400  # seconds before its end at which a party renews its certifi
 AGAIN = 86400  # seconds after which it does so again where the authority's own end is near
 FILES = 65536  # that an aggregator may have open, where the system lets it
 SPARE = 256  # of them that are not for connections: the ledger, blobs, messages
+LAST = 5.0  # seconds that requests have to end once they are called off
 MINUTE = 60.0  # seconds between two times at which what was left out of the log is summed up
 
 
@@ -144,12 +145,13 @@ class Aggregator:
         server = Server(self.registry, self.ledger, self.blobs, self.desk, self.runner, gate)
         app = server.app()
         app.middlewares.insert(0, gate.watched)
+        app.on_response_prepare.append(gate.parting)
         runner = web.AppRunner(app, access_log=None, keepalive_timeout=limits.idle, shutdown_timeout=1,
                                lingering_time=min(10.0, limits.stall), max_headers=64, auto_decompress=False,
                                logger=gate.logger)  # fmt: skip
         await runner.setup()
         assert runner.server is not None
-        self.door = door = Door(runner.server, self.tls, limits, self.metrics)
+        self.door = door = Door(runner.server, self.tls, limits, self.metrics, gate.strangers)
         self.admin = admin = Admin(self.state, self.ledger, self.metrics, self._connected, table.min_free)
         summing_up = asyncio.ensure_future(_every(MINUTE, gate.note_left_out))
         try:
@@ -173,6 +175,10 @@ class Aggregator:
                 async with asyncio.timeout(limits.shutdown):
                     await gate.rest()
             await resting
+            gate.call_off()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAST):  # the record is still open to them
+                    await gate.rest()
             summing_up.cancel()
             gate.note_left_out(all=True)
             await door.close()
