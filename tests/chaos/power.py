@@ -46,6 +46,7 @@ from hansa.run.records import JobRecords, discard, needed_blobs
 
 PARTIES = ("ann", "bob", "cid")
 LIVES, STEPS = 4, 14
+INITIAL = torch.zeros(10, dtype=torch.float64)  # the model that jobs begin with
 RUNNING = "job IN (SELECT id FROM jobs WHERE status = 'running')"
 OPERATOR = "operator.operator"
 MESSAGE = "0" * 64  # the hash of what was asked
@@ -320,7 +321,7 @@ class Life:
         network: Any = SimpleNamespace(parties=PARTIES, members=(0, 1), flights=[], used=[], models={})
         records = JobRecords(job, self.ledger, self.blobs, network)
         if begin:
-            records.begin(hashlib.sha256(job.encode()).hexdigest())
+            records.begin(codec.digest(INITIAL))
         return records
 
     def close_round(self) -> None:
@@ -330,13 +331,21 @@ class Life:
         records, number = self.records(job, begin=True), self._closed(job) + 1
         rows = self.ledger.all("SELECT * FROM replies WHERE job = ? AND phase = 'round' AND spent = 0", job)
         records.network.used = [((job, row["round"], "round", row["number"]), row["party"]) for row in rows]
+        before = self.ledger.one("SELECT checkpoint FROM jobs WHERE id = ?", job)
+        assert before is not None
         params = torch.full((self.chance.choice((10, 300)),), self.chance.random(), dtype=torch.float64)
-        records.append({"round": number})
+        line: dict[str, Any] = {"round": number}
+        if not rows:  # a round that fused nothing changes nothing
+            kept = before["checkpoint"]
+            params = codec.decode(self.blobs.read(kept))["state"]["params"] if kept is not None else INITIAL
+            line["empty"] = "nobody answered"
+        records.append(line)
         records.checkpoint({"round": number, "state": {"params": params}})
         self.promise("rounds", (job, number), codec.digest(params))
 
     def finish(self) -> None:
         if (job := self._job()) is not None:
+            self.records(job, begin=True)
             model, _ = self.blobs.put([self._data()])
             runner: Any = SimpleNamespace(ledger=self.ledger, blobs=self.blobs)
             Runner.end(runner, job, "finished", "all rounds", model, {})
