@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from cryptography.exceptions import UnsupportedAlgorithm
 
 from hansa.core.errors import DataError, HansaError
 from hansa.core.replies import without_numbers
@@ -178,14 +177,11 @@ class Report:
         )
 
 
-UNREADABLE = (UnicodeError, UnsupportedAlgorithm)  # a certificate in JSON may be any text, and for any kind of key
-
-
 def certified(pem: str, authority: str, role: str, federation: str) -> keys.Identity:
     """Whom a certificate names, as a log or a proof holds it; an IdentityError where it does not count."""
     try:
         return keys.certified(pem.encode(), authority.encode(), role, federation)
-    except UNREADABLE:
+    except UnicodeError:  # a certificate in JSON may be any text
         raise keys.IdentityError("a certificate cannot be read") from None
 
 
@@ -193,7 +189,7 @@ def authority_of(pem: str, given: bytes | None) -> str:
     """The fingerprint of an authority's certificate, which must be the given one, if one is."""
     try:
         found = keys.check_authority(pem.encode())
-    except UNREADABLE:
+    except UnicodeError:  # a certificate in JSON may be any text
         raise keys.IdentityError("the authority's certificate cannot be read") from None
     if given is not None and keys.fingerprint(given) != found:
         raise Fault(f"it is by another authority ({found}) than the one given ({keys.fingerprint(given)})")

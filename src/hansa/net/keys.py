@@ -24,7 +24,7 @@ from pathlib import Path
 
 import msgspec
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -230,6 +230,9 @@ def identity_of(cert_pem: bytes) -> Identity:
     return identity(_certificate(cert_pem).public_bytes(serialization.Encoding.DER))
 
 
+UNFIT = (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm)  # what checking a signature may say
+
+
 def certified(cert_pem: bytes, ca_pem: bytes, role: str, federation: str) -> Identity:
     """Whom a certificate (PEM) names, if the CA's key signed it for that role in that federation; an IdentityError if
     not. Whether its time is over is the caller's to see to."""
@@ -238,7 +241,7 @@ def certified(cert_pem: bytes, ca_pem: bytes, role: str, federation: str) -> Ide
         cert.verify_directly_issued_by(ca)
         lasting = cert.extensions.get_extension_for_class(x509.BasicConstraints).value
         named = _only(cert.subject, NameOID.ORGANIZATION_NAME, "certificate", "federation (O)")
-    except (ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound):
+    except (*UNFIT, x509.ExtensionNotFound):
         raise IdentityError(f"the certificate of {who.name} is not by the federation's authority") from None
     if who.role != role or named != federation or lasting.ca:
         raise IdentityError(
@@ -253,7 +256,7 @@ def check_authority(ca_pem: bytes) -> str:
     ca = _certificate(ca_pem)
     try:
         ca.verify_directly_issued_by(ca)
-    except (ValueError, TypeError, InvalidSignature):
+    except UNFIT:
         raise IdentityError("this is no certificate authority: the certificate is not signed by its own key") from None
     return ca.fingerprint(hashes.SHA256()).hex()
 
