@@ -17,7 +17,7 @@ from hansa.net.home import Remembered
 from hansa.net.ledger import Writer
 from hansa.run.records import JobRecords
 
-SEEDS = range(40)
+SEEDS = range(25)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
