@@ -104,7 +104,7 @@ class Nodes:
         return bytes(row["hash"])
 
     def put(self, level: int, place: int, node: bytes) -> None:
-        raise AssertionError("a party asks for nothing else here")
+        raise AssertionError("the tree is only read here")
 
 
 class Line:
