@@ -318,7 +318,7 @@ class Life:
             self.promise("closed", key, self.ledger.now(asks.close_ask(key, None, {})).text())
 
     def records(self, job: str, begin: bool = False) -> JobRecords:
-        network: Any = SimpleNamespace(parties=PARTIES, members=(0, 1), flights=[], used=[], models={})
+        network: Any = SimpleNamespace(parties=PARTIES, flights=[], used=[], models={})
         records = JobRecords(job, self.ledger, self.blobs, network)
         if begin:
             records.begin(codec.digest(INITIAL))

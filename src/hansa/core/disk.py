@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import os
 import secrets
 from collections.abc import Callable, Iterable
@@ -90,15 +91,19 @@ def overwrite(path: Path, data: Bytes) -> None:
         os.close(file)
 
 
+def _fsync(path: Path) -> None:
+    place = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(place)
+    finally:
+        os.close(place)
+
+
 def flush(path: Path) -> None:
     """Have a file's bytes on the disk. Where that fails nobody knows what is there: write the file anew."""
     if _observer is not None:
         _observer("fsync", path)
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
+    _fsync(path)
 
 
 def rename(path: Path, to: Path) -> None:
@@ -129,11 +134,7 @@ def sync_folder(path: Path) -> None:
     """Have the names in a folder on the disk."""
     if _observer is not None:
         _observer("folder", path)
-    folder = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    _fsync(path)
 
 
 def make_folder(path: Path) -> None:
@@ -184,6 +185,12 @@ def sweep(folder: Path, name: str = "*") -> None:
     write them."""
     for part in folder.glob(PART.format(name, "[0-9a-f]" * 16)):
         unlink(part)
+
+
+def digest(path: Path) -> str:
+    """SHA-256, in hex, of a file's bytes."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def free(folder: Path) -> int:

@@ -4,7 +4,6 @@ back-off when the network or the aggregator fails, in chunks that go on where th
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import logging
 import random
@@ -18,6 +17,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from hansa.core import disk
 from hansa.core.errors import ConfigError, DataError, HansaError
 from hansa.net import keys, signing
 from hansa.net.blobs import CHUNK
@@ -176,7 +176,7 @@ class Client:
                     raise DataError(f"asked for {end + 1 - here} bytes of a blob and got {len(data)}")
                 file.write(data)
                 here += len(data)
-        if await asyncio.to_thread(_hash, into) != blob.digest:
+        if await asyncio.to_thread(disk.digest, into) != blob.digest:
             into.unlink()
             raise DataError("a download does not have the hash it should have; it is fetched again")
         return into
@@ -256,11 +256,6 @@ def _sentence(data: bytes, status: int) -> str:
         return printable(unpack(data, Trouble).error)
     except DataError:
         return f"it answered with the status {status}"
-
-
-def _hash(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 async def enrol(url: str, token: keys.Token, request: bytes) -> tuple[bytes, Admission]:

@@ -191,7 +191,7 @@ class Ledger:
                 disk.sync_folder(path.parent)
                 reach("ledger.created")
             as_it_ended = digest is not None and not self._ahead()
-            if as_it_ended and _hash(path) != digest:
+            if as_it_ended and disk.digest(path) != digest:
                 raise LedgerError(f"the record {path} is not what it was when the aggregator ended: it was damaged or "
                                   f"changed; bring it back from a copy, or remove {mark}")  # fmt: skip
             if marked is not None and digest is not None:  # from now on it changes
@@ -295,7 +295,7 @@ class Ledger:
             self._db.close()
             self._reader.close()
             if self._mark is not None and not self._doubted and not self._ahead():  # nobody else has it open
-                disk.put(self._mark, [_mark(commits, _hash(self._path))], steps("mark"))
+                disk.put(self._mark, [_mark(commits, disk.digest(self._path))], steps("mark"))
 
     def _ahead(self) -> bool:
         """Whether there is something in the write-ahead log that is not in the database yet."""
@@ -379,11 +379,6 @@ def _marked(path: Path) -> tuple[int | None, str | None]:
     except (OSError, ValueError):
         pass
     return None, None
-
-
-def _hash(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def begin(notary: Notary) -> Callable[[Writer], None]:

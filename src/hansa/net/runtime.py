@@ -77,8 +77,7 @@ class Network:
 
     def __post_init__(self) -> None:
         self.messages.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.members: tuple[int, ...] = ()  # whose replies the last round fused
-        self.used: tuple[tuple[Key, int], ...] = ()  # which: by ask and party
+        self.used: tuple[tuple[Key, int], ...] = ()  # the replies that the last round fused, by ask and party
         self.models: dict[int, str] = {}  # the hash of the global model after each closed round; 0: before the first
         self._fused: set[tuple[Key, int]] = set()
         self.refused: set[int] = set()
@@ -102,7 +101,6 @@ class Network:
         if isinstance(request, Commit):
             reach("round.fused")
             self._base, self.used = dict(self._tip), tuple(sorted(self._fused))
-            self.members = tuple(sorted({party for _, party in self.used}))
             return None
         if isinstance(request, Abort):
             self._tip = dict(self._base)
@@ -218,7 +216,7 @@ class Network:
         looked = time.monotonic()
         commands = machine.handle(Started(looked, here, before))
         try:
-            while machine.decision is None:
+            while True:
                 for command in commands:
                     if isinstance(command, Offer):
                         self.desk.offer(self._offers(ask, command.parties))
@@ -240,7 +238,6 @@ class Network:
                     commands = machine.handle(Looked(looked, here))
         finally:
             self.desk.withdraw(key, ask.parties)
-        raise AssertionError("an ask that was decided is over")
 
     def _limited(self, ask: Ask) -> Rules:
         """The rules for the replies of an ask. Where the run says nothing else, an update that dwarfs the model, or a

@@ -91,7 +91,7 @@ class Job:
             if not self.stopped.is_set():
                 return  # the aggregator shuts down: the job goes on when it is back
             status, reason = STOPPED
-        except (RoundAborted, LedgerError, HansaError, OSError) as error:
+        except (RoundAborted, HansaError, OSError) as error:
             passing = isinstance(error, LedgerError) or (isinstance(error, OSError) and error.errno in PASSING)
             reason = str(error)
             if passing:  # a full disk, say: the job goes on when it can be written again
