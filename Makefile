@@ -22,6 +22,7 @@ PIP  := $(BIN)/python -m pip --disable-pip-version-check -qq
 # The stamps are written last, so an interrupted install is started again from an empty environment.
 DEPS  := $(VENV)/.deps-installed
 READY := $(VENV)/.ready
+EXTRAS := $(VENV)/.extras-installed
 # Each peer of the benchmarks has an environment of its own, for their requirements exclude each other.
 PEERS := flower pfl fedjax $(if $(findstring --nvflare,$(BENCH_ARGS)),nvflare)
 ENVS  := benchmarks/.envs
@@ -34,7 +35,7 @@ check-python = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo demo-net test lint chaos power weather dst day load fuzz audit release bench bench-peers \
+.PHONY: help setup extras docs demo demo-net test lint chaos power weather dst day load fuzz audit release bench bench-peers \
   bench-fusion bench-deploy lock clean
 
 help:
@@ -52,15 +53,22 @@ help:
 	@echo "make dst     simulate federations in worlds that fail, each from its seed (SEEDS=$(SEEDS) SEED=$(SEED) is the first)"
 	@echo "make day     simulate 24 hours of a job whose parties come and go; memory stays flat (SEED=$(SEED))"
 	@echo "make setup   set up .venv only"
+	@echo "make extras  add the extras (MLflow, TensorBoard, notebooks, the documentation's tools) to .venv"
+	@echo "make docs    build the documentation into site/, and refuse a broken link"
 	@echo "make bench   time Hansa beside hand-written floors (BENCH_ARGS=... is passed on: --model cnn, --repeats 5)"
 	@echo "make bench-peers   the same beside Flower, pfl and FedJAX, installed apart (BENCH_ARGS=--nvflare: and NVFLARE)"
 	@echo "make bench-fusion  time and memory of each fusion beside Flower's (BENCH_ARGS=... : --out-of-core, --gpu)"
 	@echo "make bench-deploy  rounds a second of deployments on loopback beside Flower's (BENCH_ARGS=... : --upload 400, --memory 1)"
-	@echo "make lock    solve requirements/*.in again into requirements/lock.txt and release.txt (LOCK_ARGS=--upgrade for newer versions)"
+	@echo "make lock    solve requirements/*.in again into requirements/*.txt (LOCK_ARGS=--upgrade for newer versions)"
 	@echo "make clean   remove .venv, caches and build output"
 	@echo "PYTHON=...   the interpreter to build .venv with (3.11 or newer; now '$(PYTHON)')"
 
 setup: $(READY)
+
+extras: $(EXTRAS)
+
+docs: $(EXTRAS)
+	@$(BIN)/mkdocs build --strict --quiet && echo "site/index.html"
 
 demo: $(READY)
 	@$(BIN)/hansa demo $(DEMO_ARGS)
@@ -138,6 +146,12 @@ $(READY): $(DEPS) pyproject.toml
 	@$(PIP) install --no-build-isolation --no-deps -e .
 	@touch $@
 
+$(EXTRAS): $(READY) requirements/extras.txt
+	@echo "    extras"
+	@rm -f $@
+	@$(PIP) install --require-hashes --no-deps -r requirements/extras.txt
+	@touch $@
+
 # The tools of a release see the project's own environment behind them, and change nothing in it.
 $(TOOLS): $(READY) requirements/release.txt
 	@echo "==> setting up $(@D)"
@@ -183,7 +197,8 @@ lock:
 	@echo "==> solving requirements/*.in (takes minutes)"
 	@$(COMPILE) -o requirements/lock.txt requirements/runtime.in requirements/dev.in
 	@$(COMPILE) -o requirements/release.txt requirements/release.in
+	@$(COMPILE) -o requirements/extras.txt requirements/extras.in
 
 clean:
-	@rm -rf $(VENV) .venv-lock $(RELEASE) $(ENVS) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) .venv-lock $(RELEASE) $(ENVS) build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
