@@ -166,7 +166,7 @@ def compare(
     """
     from hansa.core.errors import ConfigError
     from hansa.core.registry import nest
-    from hansa.study.compare import named, perform, tree_of
+    from hansa.study.perform import named, perform, tree_of
     from hansa.study.results import Results
     from hansa.study.spec import lay, parse_study, read_study
 
