@@ -34,7 +34,17 @@ def draw(
     path: str | Path,
     names: Sequence[str] | None = None,
 ) -> None:
-    """Write a picture of the partition to `path`; the ending (.png, .svg, .pdf) says the format.
+    """Write a picture of the partition to `path`; the ending (.png, .svg, .pdf) says the format."""
+    try:
+        picture(parts, y, classes, names).savefig(path, dpi=150)
+    except ValueError:
+        raise ConfigError(f"{path}: a picture ends in .png, .svg or .pdf") from None
+
+
+def picture(
+    parts: Sequence[np.ndarray], y: Tensor | np.ndarray, classes: int | None, names: Sequence[str] | None = None
+) -> Figure:
+    """The partition as a figure.
 
     Above, how many samples a party has; below, how they are shared among the classes (not for regression). A panel of
     its own for the shares keeps small parties legible beside large ones.
@@ -52,10 +62,7 @@ def draw(
         shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
         (_bars if classes <= FEW_CLASSES else _heat)(figure, panels[1, 0], shares)
     _label_parties(panels[-1, 0], len(parts), names)
-    try:
-        figure.savefig(path, dpi=150)
-    except ValueError:
-        raise ConfigError(f"{path}: a picture ends in .png, .svg or .pdf") from None
+    return figure
 
 
 def _heights(classes: int | None) -> dict[str, Sequence[float]]:
