@@ -9,8 +9,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,8 +43,10 @@ nav ul { list-style: none; margin: 1.2rem 0; padding: 0; display: flex; flex-wra
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92rem; overflow-wrap: normal }
 th, td { padding: .3rem .8rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap }
 th:first-child, td:first-child { text-align: left; padding-left: 0 }
-th.text, td.text { text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 5.5rem;
-  max-width: 30rem }
+th.text, td.text { text-align: left; white-space: normal; overflow-wrap: break-word }
+th.prose, td.prose { overflow-wrap: anywhere; min-width: 9rem }
+.broad { margin-inline: min(0px, calc((60rem - 94vw) / 2)) } .broad th, .broad td { padding: .3rem .55rem }
+.broad td:first-child, .broad th:first-child { position: sticky; left: 0; background: var(--page) }
 thead th { border-bottom: 2px solid var(--rule); vertical-align: bottom; white-space: pre }
 thead th button { font: inherit; color: inherit; background: none; border: 0; padding: 0; cursor: pointer;
   text-align: inherit; white-space: inherit }
@@ -64,10 +68,11 @@ footer { color: var(--soft); font-size: .82rem; margin-top: 2.5rem }
 @media print {
   body { margin: 0; padding: 0; max-width: none; font-size: 11pt }
   nav, thead th button::after { display: none }
-  figure, tr, pre.short { break-inside: avoid }
+  figure, tr { break-inside: avoid }
   figure img { max-height: 240mm }
   table { font-size: 9pt } th, td { padding: .2rem .5rem }
-  .broad { page: broad } .broad table { font-size: 7.5pt } .broad th, .broad td { padding: .15rem .3rem }
+  .broad { page: broad; margin-inline: 0 } .broad table { font-size: 7.5pt }
+  .broad th, .broad td { padding: .15rem .3rem; position: static !important }
   h2, h3 { break-after: avoid } pre { background: none; border: 1px solid #ccc; font-size: 8pt }
   .wide { overflow: visible }
 }
@@ -123,7 +128,8 @@ POLICY = f"default-src 'none'; img-src data:; style-src {_allowed(STYLE)}; scrip
 
 @dataclass(frozen=True)
 class Entry:
-    """A cell of a table: its text, and the number it is sorted by where that is not the one its text begins with."""
+    """A cell of a table: its text, and the number it is sorted by where that is not the one its text begins with; NaN
+    sorts it among the last."""
 
     text: str
     order: float | None = None
@@ -142,7 +148,7 @@ class Sheet:
     total: bool = False
     prose: bool = False  # the last column is text, to be broken into lines
     words: int = 1  # so many columns, from the first on, are text
-    grouped: bool = False  # rows that begin alike belong together
+    grouped: int | None = None  # rows that are alike in this column belong together
     under: bool = False
 
 
@@ -156,6 +162,11 @@ class Picture:
     figure: Figure
     name: str = ""
     under: bool = False
+
+    @cached_property
+    def svg(self) -> bytes:
+        """The figure as SVG."""
+        return plots.svg(self.figure)
 
 
 @dataclass(frozen=True)
@@ -206,7 +217,7 @@ def _section(section: Section, at: int) -> str:
     if isinstance(section, Sheet):
         return _sheet(section, at)
     if isinstance(section, Picture):
-        data = base64.b64encode(plots.svg(section.figure)).decode()
+        data = base64.b64encode(section.svg).decode()
         return (
             f'<figure><img alt="{_safe(section.title)}" src="data:image/svg+xml;base64,{data}">'
             f"<figcaption>{_safe(section.caption)}</figcaption></figure>"
@@ -215,13 +226,13 @@ def _section(section: Section, at: int) -> str:
 
 
 def _sheet(sheet: Sheet, at: int) -> str:
-    last = len(sheet.header) - 1
-    text = [1 < sheet.words > k or (sheet.prose and k == last) for k in range(len(sheet.header))]
-    kinds = [' class="text"' if written else "" for written in text]
+    kinds = [' class="text"' if 1 < sheet.words > k else "" for k in range(len(sheet.header))]
+    kinds[-1:] = [' class="text prose"'] if sheet.prose else kinds[-1:]
     head = "".join(f'<th scope="col"{k}>{_safe(cell)}</th>' for k, cell in zip(kinds, sheet.header, strict=True))
     rows = []
     for number, row in enumerate(sheet.rows):
-        begins = number > 0 and sheet.grouped and _text(row[0]) != _text(sheet.rows[number - 1][0])
+        by = sheet.grouped
+        begins = by is not None and number > 0 and _text(row[by]) != _text(sheet.rows[number - 1][by])
         kind = ' class="last"' if sheet.total and number == len(sheet.rows) - 1 else ' class="group"' * begins
         rows.append(f"<tr{kind}>{''.join(_cells(kinds, row))}</tr>")
     note = f'<p class="note">{_safe(sheet.note)}</p>' if sheet.note else ""
@@ -238,7 +249,8 @@ def _cells(kinds: Sequence[str], row: Sequence[str | Entry]) -> Iterable[str]:
         if isinstance(cell, str):
             yield f"<td{kind}>{_safe(cell)}</td>"
             continue
-        order = "" if cell.order is None else f' data-order="{cell.order!r}"'
+        number = "" if cell.order is None or math.isnan(cell.order) else repr(float(cell.order))
+        order = "" if cell.order is None else f' data-order="{number}"'
         text = f"<strong>{_safe(cell.text)}</strong>" if cell.strong else _safe(cell.text)
         yield f"<td{kind}{order}>{text}</td>"
 

@@ -59,16 +59,20 @@ def _saved(figure: Figure, kind: str, metadata: dict[str, None]) -> bytes:
     with warnings.catch_warnings():  # a name in letters that the font lacks is drawn as boxes
         warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from", category=UserWarning)
         figure.savefig(out, format=kind, bbox_inches="tight", dpi=150, metadata=metadata)
+    figure.set_layout_engine("none")  # laid out once: the next format is drawn alike, and sooner
     return out.getvalue()
 
 
 def shown(label: str, most: int = 40) -> str:
     """A name as it can stand in a figure: one line, not too long, and no formula whatever it contains."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in label).split())
-    if len(line) > most:
-        kept = most - 1
-        line = f"{line[: kept - kept // 3]}…{line[-(kept // 3) :]}"
-    return line.replace("$", r"\$")
+    return shortened(label, most).replace("$", r"\$")
+
+
+def shortened(text: str, most: int) -> str:
+    """A text in one line, without marks that would turn what comes after it, its middle left out where it is long."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    tail = (most - 1) // 3
+    return line if len(line) <= most else f"{line[: most - 1 - tail]}…{line[len(line) - tail :]}"
 
 
 def plain(axes: Axes, title: str) -> None:

@@ -77,11 +77,12 @@ def cost(metric: str) -> Callable[[Any], Any]:
     return (lambda value: 1 - np.asarray(value)) if higher_is_better(metric) else np.asarray
 
 
-def grid(count: int, height: float = 3.0) -> tuple[Figure, list[Axes]]:
+def grid(count: int, height: float = 2.8) -> tuple[Figure, list[Axes]]:
     """A figure of so many panels, in rows of at most three."""
     columns = min(COLUMNS, count)
     rows = math.ceil(count / columns)
-    figure = blank(8.2 if columns == 1 else 4.1 * columns, (height + 1 if columns == 1 else height) * rows + 0.5)
+    width, tall = {1: (7.6, height + 0.9), 2: (4.7, height + 0.3)}.get(columns, (3.35, height))
+    figure = blank(width * columns, tall * rows + 0.5)
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     for empty in panels[count:]:
         empty.set_axis_off()
@@ -107,8 +108,10 @@ def curves(
     figure, axes = grid(len(found))
     most = max(float(band[0][-1]) for bands in found.values() for band in bands.values())
     scale, name = unit(most) if against == "bytes" else (1.0, "")
+    spans = {setting: _span(metric, bands, target) for setting, bands in found.items()}
+    stretched = _stretched(metric, list(spans.values()))
     for panel, (setting, bands) in zip(axes, found.items(), strict=True):
-        _panel(panel, metric, {k: (b[0] / scale, *b[1:]) for k, b in bands.items()}, target)
+        _panel(panel, metric, {k: (b[0] / scale, *b[1:]) for k, b in bands.items()}, target, spans[setting], stretched)
         plain(panel, setting)
         if against == "rounds":
             rounds_axis(panel)
@@ -139,21 +142,39 @@ def _legend(figure: Figure, looks: Sequence[Look]) -> None:
                   handlelength=3.6)  # fmt: skip
 
 
-def _panel(axes: Axes, metric: str, bands: Mapping[Look, Band], target: float | None) -> None:
+def _span(metric: str, bands: Mapping[Look, Band], target: float | None) -> tuple[float, float]:
+    """The least and the greatest cost that a panel shows: from the best there is to where the pack is after a seventh
+    of the way, and a target that is near."""
     of = cost(metric)
-    wide = 0.16 if len(bands) <= 6 else 0.09
     begin = min(float(x[0]) for x, *_ in bands.values())
     end = max(float(x[-1]) for x, *_ in bands.values())
     ends = {k: float(of(mean[-1])) for k, (_, mean, *_) in bands.items()}
     usual = pack(list(ends.values()))
     worst = max(ends[k] for k in bands if ends[k] <= usual)
-    inside = [band for k, band in bands.items() if ends[k] <= usual]
-    for x, mean, *_ in inside:
+    for x, mean, *_ in (band for k, band in bands.items() if ends[k] <= usual):
         early = min(np.searchsorted(x, begin + (end - begin) / 7), len(x) - 1)
         worst = max(worst, float(of(mean[early:]).max()))
     best = min(float(of(mean).min()) for _, mean, *_ in bands.values())
     if target is not None and best / 3 < of(target) < 2 * worst:
         worst, best = max(worst, 1.04 * float(of(target))), min(best, 0.96 * float(of(target)))
+    return best, worst
+
+
+def _stretched(metric: str, spans: Sequence[tuple[float, float]]) -> bool:
+    """Whether the axes of a figure are logarithmic, in the error or the loss: all or none of them."""
+    if is_percent(metric):
+        return any(best < CROWDED and worst > best for best, worst in spans)
+    return not higher_is_better(metric) and all(best > 0 for best, _ in spans) and any(w > 6 * b for b, w in spans)
+
+
+def _panel(axes: Axes, metric: str, bands: Mapping[Look, Band], target: float | None, span: tuple[float, float],
+           stretched: bool) -> None:  # fmt: skip
+    of = cost(metric)
+    wide = 0.16 if len(bands) <= 6 else 0.09
+    begin = min(float(x[0]) for x, *_ in bands.values())
+    end = max(float(x[-1]) for x, *_ in bands.values())
+    best, worst = span
+    if target is not None and best <= of(target) <= worst:
         axes.axhline(target * _scale(metric), color="0.35", lw=0.9, ls=(0, (8, 3)), zorder=1.5)
         axes.annotate(f"target {_number(target, metric)}", (0, target * _scale(metric)), xytext=(3, 2), ha="left",
                       xycoords=("axes fraction", "data"), textcoords="offset points", fontsize="x-small",
@@ -168,7 +189,7 @@ def _panel(axes: Axes, metric: str, bands: Mapping[Look, Band], target: float | 
                   **drawn.points)  # fmt: skip
         if np.isfinite(low).all() and (high > low).any():
             axes.fill_between(x, low * _scale(metric), high * _scale(metric), color=drawn.colour, alpha=wide, lw=0)
-    _limits(axes, metric, best, worst)
+    _limits(axes, metric, best, worst, stretched)
     axes.set_xlim(begin - 0.02 * (end - begin or 1), end + 0.02 * (end - begin or 1))
     if out:
         side = "below" if higher_is_better(metric) else "above"
@@ -192,37 +213,31 @@ def _number(value: float, metric: str) -> str:
     return f"{100 * value:.4g} %" if is_percent(metric) else f"{value:.4g}"
 
 
-def _limits(axes: Axes, metric: str, best: float, worst: float) -> None:
-    """Where the axis of a metric begins and ends, and whether it is stretched; `best` and `worst` are costs."""
+def _limits(axes: Axes, metric: str, best: float, worst: float, stretched: bool) -> None:
+    """Where the axis of a metric begins and ends; `best` and `worst` are costs."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     scale = _scale(metric)
-    if is_percent(metric):
-        if best < CROWDED and worst > best:
-            floor = max(best, 1e-4)
-            low, high = 1.12 * max(worst, 1.3 * floor), floor / 1.15
+    if is_percent(metric) and stretched:
+        floor = max(best, 1e-4)
+        low, high = 1.12 * max(worst, 1.3 * floor), floor / 1.15
 
-            def forward(share: np.ndarray) -> np.ndarray:
-                return -np.log10(np.maximum(1 - np.asarray(share) / scale, 1e-6))
+        def forward(share: np.ndarray) -> np.ndarray:
+            return -np.log10(np.maximum(1 - np.asarray(share) / scale, 1e-6))
 
-            axes.set_yscale("function", functions=(forward, lambda y: scale * (1 - 10.0 ** -np.asarray(y))))
-            axes.set_ylim(scale * (1 - min(low, 0.98)), scale * (1 - high))
-            _ticks(axes, forward)
-            return
-        pad = max(0.04 * (worst - best), 0.002)
-        axes.set_ylim(scale * (1 - min(1.0, worst + pad)), scale * (1 - max(0.0, best - pad)))
-    elif higher_is_better(metric):
-        pad = max(0.04 * (worst - best), 1e-3 * max(1, abs(worst)))
-        axes.set_ylim(1 - worst - pad, 1 - best + pad)
-    elif best > 0 and worst > 6 * best:
+        axes.set_yscale("function", functions=(forward, lambda y: scale * (1 - 10.0 ** -np.asarray(y))))
+        axes.set_ylim(scale * (1 - min(low, 0.98)), scale * (1 - high))
+        _ticks(axes, forward)
+    elif stretched:
         axes.set_yscale("log")
         axes.set_ylim(best / 1.1, worst * 1.1)
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if worst < 300 * best else (1,)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_locator(NullLocator())
     else:
-        pad = max(0.04 * (worst - best), 1e-3 * max(1e-6, abs(worst)))
-        axes.set_ylim(best - pad, worst + pad)
+        pad = max(0.04 * (worst - best), 1e-3 * max(abs(worst), 1e-6))
+        ends = (1 - worst - pad, 1 - best + pad) if higher_is_better(metric) else (best - pad, worst + pad)
+        axes.set_ylim(scale * ends[0], scale * ends[1])
 
 
 def _ticks(axes: Axes, forward: Callable[[np.ndarray], np.ndarray]) -> None:
@@ -233,6 +248,8 @@ def _ticks(axes: Axes, forward: Callable[[np.ndarray], np.ndarray]) -> None:
     bottom, top = (float(forward(np.array(v))) for v in (low, high))
     taken: list[float] = []
     for step in (10, 5, 2, 1, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01):
+        if len(taken) > 4:
+            break
         for tick in np.arange(math.ceil(low / step), math.floor(high / step) + 1) * step:
             place = float(forward(np.array(tick)))
             if all(abs(place - float(forward(np.array(t)))) > (top - bottom) / 9 for t in taken):
@@ -399,28 +416,27 @@ class Pair:
 def matrix(metric: str, panels: Mapping[str, tuple[Sequence[str], Mapping[tuple[int, int], Pair]]]) -> Figure:
     """Each algorithm against each, setting by setting: how much better the row is than the column; framed and bold
     where the difference is significant."""
-    from matplotlib.colors import LinearSegmentedColormap, SymLogNorm
+    from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.patches import Rectangle
 
     greatest = max((abs(p.better) for _, pairs in panels.values() for p in pairs.values()), default=0.0) or 1.0
     scale = _scale(metric)
     count = max(len(names) for names, _ in panels.values())
-    columns = 1 if count > FEW else (2 if count > 4 else 3)
+    columns = 1 if count > FEW else (2 if count > 5 else 3)
     columns = min(columns, len(panels))
     rows = math.ceil(len(panels) / columns)
     side = 1.4 + (0.46 if count <= FEW else 0.36) * count
-    figure = blank(max(4.6, min(12.6, columns * (side + 1.2))), rows * side)
+    figure = blank(max(4.6, min(10.2, columns * (side + 1.2))), rows * side)
     # Light in the middle and equally dark at both ends: direction is in the sign, which print keeps.
     shades = LinearSegmentedColormap.from_list("better", [(0.0, "#D58B4A"), (0.5, "#FFFFFF"), (1.0, "#5B9BC8")])
-    norm = SymLogNorm(linthresh=max(greatest / 20, 1e-12), vmin=-greatest, vmax=greatest)
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for panel in axes[len(panels) :]:
         panel.set_axis_off()
     for panel, (setting, (names, pairs)) in zip(axes, panels.items(), strict=False):
         values = np.full((len(names), len(names)), np.nan)
         for (row, column), pair in pairs.items():
-            values[row, column] = pair.better
-        panel.imshow(values, cmap=shades.with_extremes(bad="0.92"), norm=norm, aspect="auto")
+            values[row, column] = math.copysign(math.sqrt(abs(pair.better) / greatest), pair.better)
+        panel.imshow(values, cmap=shades.with_extremes(bad="0.92"), vmin=-1, vmax=1, aspect="auto")
         for (row, column), pair in pairs.items():
             if len(names) <= FEW:
                 panel.text(column, row, _signed(pair.better * scale), ha="center", va="center", fontsize="x-small",
