@@ -125,8 +125,8 @@ def _bars(figure: Figure, axes: Axes, shares: np.ndarray) -> None:
 def _name(axes: Axes, label: int, base: np.ndarray, shares: np.ndarray) -> None:
     """The class's number in each of its bars that is high enough, for those who see no colours and for print."""
     for party in np.flatnonzero(shares > 0.05):
-        axes.text(party, base[party] + shares[party] / 2, str(label), ha="center", va="center", fontsize="x-small",
-                  bbox={"boxstyle": "round,pad=0.15", "fc": "white", "ec": "none", "alpha": 0.75})  # fmt: skip
+        axes.text(float(party), base[party] + shares[party] / 2, str(label), ha="center", va="center",
+                  fontsize="x-small", bbox={"boxstyle": "round,pad=0.15", "fc": "white", "ec": "none", "alpha": 0.75})  # fmt: skip
 
 
 def _heat(figure: Figure, axes: Axes, shares: np.ndarray) -> None:

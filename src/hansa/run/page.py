@@ -44,8 +44,9 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size
 th, td { padding: .3rem .8rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap }
 th:first-child, td:first-child { text-align: left; padding-left: 0 }
 th.text, td.text { text-align: left; white-space: normal; overflow-wrap: break-word }
+thead th.text { white-space: pre }
 th.prose, td.prose { overflow-wrap: anywhere; min-width: 9rem }
-.broad { margin-inline: min(0px, calc((60rem - 94vw) / 2)) } .broad th, .broad td { padding: .3rem .55rem }
+.broad .wide { margin-inline: min(0px, calc((60rem - 94vw) / 2)) } .broad th, .broad td { padding: .3rem .55rem }
 .broad td:first-child, .broad th:first-child { position: sticky; left: 0; background: var(--page) }
 thead th { border-bottom: 2px solid var(--rule); vertical-align: bottom; white-space: pre }
 thead th button { font: inherit; color: inherit; background: none; border: 0; padding: 0; cursor: pointer;
@@ -71,9 +72,9 @@ footer { color: var(--soft); font-size: .82rem; margin-top: 2.5rem }
   figure, tr { break-inside: avoid }
   figure img { max-height: 240mm }
   table { font-size: 9pt } th, td { padding: .2rem .5rem }
-  .broad { page: broad; margin-inline: 0 } .broad table { font-size: 7.5pt }
+  .broad { page: broad } .broad .wide { margin-inline: 0 } .broad table { font-size: 7.5pt }
   .broad th, .broad td { padding: .15rem .3rem; position: static !important }
-  h2, h3 { break-after: avoid } pre { background: none; border: 1px solid #ccc; font-size: 8pt }
+  h2, h3, .lead { break-after: avoid } pre { background: none; border: 1px solid #ccc; font-size: 8pt }
   .wide { overflow: visible }
 }
 """
@@ -114,7 +115,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
   });
 }
 """
-MANY_COLUMNS = 8  # beyond, a table is printed on a page of its own, turned
+MANY_COLUMNS = 9  # beyond, a table is printed on a page of its own, turned
 MANY_SECTIONS = 6  # beyond, a page begins with its contents
 
 
@@ -198,7 +199,11 @@ def render(title: str, intro: Sequence[str], sections: Sequence[Section]) -> str
         body.append(f'<nav aria-label="Contents"><ul>{links}</ul></nav>')
     for at, section in enumerate(sections):
         level = 3 if section.under else 2
-        body.append(f'<h{level} id="s{at}">{_safe(section.title)}</h{level}>\n{_section(section, at)}')
+        broad = isinstance(section, Sheet) and len(section.header) > MANY_COLUMNS
+        head = f'<h{level} id="s{at}">{_safe(section.title)}</h{level}>'
+        leads = isinstance(section, Detail) and at + 1 < len(sections) and sections[at + 1].under
+        kind = ' class="broad"' if broad else ' class="lead"' if leads else ""
+        body.append(f"<section{kind}>\n{head}\n{_section(section, at)}\n</section>")
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{_safe(title)}</title>\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -237,9 +242,8 @@ def _sheet(sheet: Sheet, at: int) -> str:
         rows.append(f"<tr{kind}>{''.join(_cells(kinds, row))}</tr>")
     note = f'<p class="note">{_safe(sheet.note)}</p>' if sheet.note else ""
     sortable = ' class="sortable"' if len(sheet.rows) - sheet.total > 1 else ""
-    broad = " broad" if len(sheet.header) > MANY_COLUMNS else ""
     return (
-        f'<div class="wide{broad}" role="region" tabindex="0" aria-labelledby="s{at}"><table{sortable}>\n'
+        f'<div class="wide" role="region" tabindex="0" aria-labelledby="s{at}"><table{sortable}>\n'
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n" + "\n".join(rows) + f"\n</tbody>\n</table></div>{note}"
     )
 

@@ -148,10 +148,13 @@ def _tested(results: Results) -> list[str]:
         told.append(
             f"{found or 'None'} of {len(tested)} pairwise differences {verb} significant (paired t tests, Holm)."
         )
+    if len(results.study.seeds) == 2:
+        told.append("Two seeds make very wide intervals; three or more tell more.")
     ranking = results.ranks()
     if ranking.p is not None:
         differ = "differ" if ranking.p < 0.05 else "do not differ"
-        told.append(f"Over all settings and seeds the ranks {differ} significantly (Friedman, {p_value(ranking.p)}).")
+        over = "settings and seeds" if len(results.settings) > 1 else "seeds"
+        told.append(f"Over all {over}, the ranks {differ} significantly (Friedman, {p_value(ranking.p)}).")
     return told
 
 

@@ -94,9 +94,9 @@ def curves(
     against: str,
     panels: Mapping[str, Mapping[Look, Band]],
     target: float | None = None,
-) -> Figure | None:
-    """A metric against rounds, bytes or simulated seconds: a panel a setting, a band over seeds. None where nothing was
-    measured."""
+) -> tuple[Figure, str] | None:
+    """A metric against rounds, bytes or simulated seconds: a panel a setting, a band over seeds; and what is to be told
+    of the axis. None where nothing was measured."""
     found = {
         setting: {drawn: _finite(band) for drawn, band in bands.items()}
         for setting, bands in panels.items()
@@ -108,8 +108,8 @@ def curves(
     figure, axes = grid(len(found))
     most = max(float(band[0][-1]) for bands in found.values() for band in bands.values())
     scale, name = unit(most) if against == "bytes" else (1.0, "")
+    stretched = _stretched(metric, [_span(metric, bands, None) for bands in found.values()])
     spans = {setting: _span(metric, bands, target) for setting, bands in found.items()}
-    stretched = _stretched(metric, list(spans.values()))
     for panel, (setting, bands) in zip(axes, found.items(), strict=True):
         _panel(panel, metric, {k: (b[0] / scale, *b[1:]) for k, b in bands.items()}, target, spans[setting], stretched)
         plain(panel, setting)
@@ -121,7 +121,15 @@ def curves(
     for panel in axes[::COLUMNS]:
         panel.set_ylabel(title(metric))
     _legend(figure, [k for bands in found.values() for k in bands])
-    return figure
+    of = cost(metric)
+    costs = [(of(band[1]), spans[setting][1]) for setting, bands in found.items() for band in bands.values()]
+    told = ["Axes are stretched towards 100 %: equal steps divide the error by equal factors."] if (
+        stretched and is_percent(metric)) else []  # fmt: skip
+    if any(float(each.max()) > worst for each, worst in costs):
+        told.append("Axes begin where the field is after a seventh of the way.")
+    if any(float(each.min()) > worst for each, worst in costs):
+        told.append(f"Who stays {'below' if higher_is_better(metric) else 'above'} is named.")
+    return figure, " ".join(told)
 
 
 def _finite(band: Band) -> Band:
@@ -296,6 +304,8 @@ def finals(metric: str, panels: Mapping[str, Mapping[Look, Standing]], target: f
             else:
                 seen += _standing(panel, row, standing, scale)
         low, high = min(seen), max(seen)
+        if is_percent(metric):
+            low, high = max(low, 0.0), min(high, 100.0)
         if target is not None and low - (high - low) < scale * target < high + (high - low):
             panel.axvline(scale * target, color="0.35", lw=0.9, ls=(0, (8, 3)), zorder=1)
             low, high = min(low, scale * target), max(high, scale * target)
@@ -325,7 +335,7 @@ def _standing(axes: Axes, row: int, found: Standing, scale: float) -> list[float
         axes.plot([low, high], [row, row], color="0.15", lw=1.3, solid_capstyle="butt")
         axes.plot([low, high], [row, row], "|", color="0.15", ms=5)
         span = max(max(seen) - min(seen), 1e-12)
-        seen += [max(low, min(seen) - 2 * span), min(high, max(seen) + 2 * span)]
+        seen += [max(low, min(seen) - span), min(high, max(seen) + span)]
     axes.plot([mean], [row], "o", ms=6, mew=1.3, mec="black", mfc="black" if found.leads else "white", zorder=3)
     return seen
 

@@ -10,23 +10,26 @@ import math
 import platform
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
+
+import numpy as np
 
 from hansa.core.errors import HansaError
 from hansa.data.picture import held, picture
+from hansa.run.config import TABLES
 from hansa.run.page import Detail, Picture, Section, write_report
-from hansa.run.plots import png, shown
+from hansa.run.plots import png, shortened, shown
 from hansa.run.settings import higher_is_better
 from hansa.run.store import Store, write_atomic
 from hansa.study import markdown, plots, sheets, toml
 from hansa.study.findings import Names, findings, line, p_value
-from hansa.study.plots import Look, Pair, Standing, title
-from hansa.study.results import Results
+from hansa.study.plots import Band, Look, Pair, Standing, title
+from hansa.study.results import Axis, Results
 
 FILES = "plots"
 MATRICES = 6  # settings up to which every pair is drawn
 PARTITIONS = 12  # drawn, at most
-AGAINST: tuple[tuple[Literal["rounds", "bytes", "simulated_seconds"], str], ...] = (
+AGAINST: tuple[tuple[Axis, str], ...] = (
     ("rounds", "rounds"), ("bytes", "bytes"), ("simulated_seconds", "simulated time"),
 )  # fmt: skip
 
@@ -100,7 +103,10 @@ def _finals(results: Results, names: Names) -> Iterator[Section]:
         caption += " Filled: not significantly worse than the best."
     if results.study.target is not None:
         caption += " Dashed: the target."
-    yield Picture("Where they end", f"{caption} Arrows: beyond the axis.", figure, "final")
+    if any("\N{BLACK LEFT-POINTING TRIANGLE}" in text.get_text() or "\N{BLACK RIGHT-POINTING TRIANGLE}" in text.get_text()
+           for axes in figure.axes for text in axes.texts):  # fmt: skip
+        caption += " Arrows: beyond the axis."
+    yield Picture("Where they end", caption, figure, "final")
 
 
 def _curves(results: Results, names: Names) -> Iterator[Section]:
@@ -113,28 +119,33 @@ def _curves(results: Results, names: Names) -> Iterator[Section]:
         for metric in metrics:
             panels = {
                 names.panels[setting]: {
-                    look: results.curve(name, setting, metric, against) for name, look in names.looks.items()
+                    look: _band(results, name, setting, metric, against) for name, look in names.looks.items()
                 }
                 for setting in results.settings
             }
             target = results.study.target if metric == results.metric else None
-            figure = plots.curves(metric, against, panels, target)
-            if figure is not None:
+            drawn = plots.curves(metric, against, panels, target)
+            if drawn is not None:
+                figure, axis = drawn
                 heading = f"{_plain(metric)} against {words}"
-                yield Picture(heading[0].upper() + heading[1:], _seen(results, metric, against), figure,
+                yield Picture(heading[0].upper() + heading[1:], f"{_seen(results, against)} {axis}".strip(), figure,
                               f"{metric}-{against.replace('_', '-')}")  # fmt: skip
 
 
-def _seen(results: Results, metric: str, against: str) -> str:
+def _band(results: Results, algorithm: str, setting: str, metric: str, against: Axis) -> Band:
+    """The mean over seeds, and the band from the lowest to the highest of them: with two or three seeds an interval of
+    the mean would hide all curves."""
+    x, mean, *_ = results.curve(algorithm, setting, metric, against)
+    each = []
+    for outcome in results.runs(algorithm, setting):
+        at, values, *_ = Results(results.study, [outcome], []).curve(algorithm, setting, metric, against)
+        each += [np.interp(x, at, values)] if len(at) else []
+    return (x, mean, np.min(each, axis=0), np.max(each, axis=0)) if each else (x, mean, mean, mean)
+
+
+def _seen(results: Results, against: str) -> str:
     many = len(results.study.seeds) > 1
-    told = "Lines are means over seeds, bands 95 % intervals of the mean." if many else "One seed."
-    if plots.is_percent(metric):
-        told += (
-            " Above 90 % the axis is stretched: equal steps divide the error by equal factors. It begins where the "
-            "field is after a seventh of the way; who stays below is named."
-        )
-    else:
-        told += " The axis is cut where the field is after a seventh of the way; who stays beyond is named."
+    told = "Lines are means over seeds, bands run from the lowest to the highest seed." if many else "One seed."
     if against == "bytes":
         told += " Bytes are those of all parties, up and down."
     if against == "simulated_seconds":
@@ -211,34 +222,41 @@ def _adversaries(results: Results, names: Names) -> Iterator[Section]:
 
 def _partitions(results: Results) -> Iterator[Section]:
     """What each party holds, drawn once for each partition; where the data is not at hand, that is told."""
+    if not results.outcomes:
+        return
     cells = {outcome.cell.partition: outcome.cell for outcome in reversed(results.outcomes)}
     labels = list(dict.fromkeys(outcome.cell.partition for outcome in results.outcomes))
+    told = f"As divided with seed {results.study.seeds[0]}"
+    told += "; other seeds divide anew." if len(results.study.seeds) > 1 else "."
+    if len(labels) > PARTITIONS:
+        told += f" The first {PARTITIONS} of {len(labels)} partitions."
+    yield Detail("What the parties hold", told)
     for at, label in enumerate(labels[:PARTITIONS]):
-        cell = cells[label]
-        heading = f"The partition{f' {line(label)}' if line(label) else ''}"
+        heading = shortened(label, 80) or "(no name)"
         try:
-            task = cell.experiment.build_task()
+            task = cells[label].experiment.build_task()
             rows, targets = held(task)
             figure = picture(rows, targets, task.classes, list(task.names) if task.names is not None else None)
         except (HansaError, OSError, ValueError, TypeError, RuntimeError) as error:
-            yield Detail(heading, f"It could not be drawn: {line(str(error))}", under=at > 0)
+            yield Detail(heading, f"It could not be drawn: {line(str(error))}", under=True)
             continue
-        caption = f"What each party trains on, as divided with seed {cell.seed}"
-        caption += "; other seeds divide anew." if len(results.study.seeds) > 1 else "."
-        yield Picture(heading, caption, figure, f"partition-{at + 1}", under=at > 0)
+        caption = "Above, how many samples each party trains on; below, of which classes."
+        caption = caption if task.classes is not None else "How many samples each party trains on."
+        yield Picture(heading, caption, figure, f"partition-{at + 1}", under=True)
 
 
 def _origin(results: Results, names: Names) -> Iterator[Section]:
     """The exact configuration, and how to come to the same numbers."""
-    yield Detail("Exact configuration", toml.dumps(results.study.tree), code=True)
+    tree = {name: results.study.tree[name] for name in ("study", *TABLES) if name in results.study.tree}
+    yield Detail("Exact configuration", toml.dumps(tree), code=True)
     yield sheets.runs(results, names)
-    made = ", ".join(f"{name} {value}" for name, value in _facts(results).items())
+    made = "\n".join(f"#   {name} {value}" for name, value in _facts(results).items())
     commands = (
         "# The configuration above, saved as study.toml, gives the same numbers on the same kind of machine:\n"
         "hansa compare study.toml\n\n"
         "# This report again, from the study's folder:\n"
         "hansa compare --report FOLDER\n\n"
-        f"# The runs were made with:\n# {made}\n"
+        f"# The runs were made with:\n{made}\n"
     )
     yield Detail("How to reproduce", commands, code=True)
 

@@ -15,6 +15,8 @@ from hansa.study.results import MEASURES, TO_TARGET, Results, Trial, number
 from hansa.study.statistics import Estimate
 
 PAIRS = 150  # listed, at most
+TIMES = {"simulated_seconds_to_target": "simulated s\nto target", "simulated_seconds": "simulated\ns",
+         "seconds": "wall-clock\ns"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -77,12 +79,10 @@ def _column(measure: str, means: Sequence[float | None]) -> Column:
     metric = "accuracy" if measure == "worst_tenth" else measure.removeprefix("final_").removeprefix("best_")
     if "bytes" in measure:
         scale, name = unit(max((mean for mean in means if mean is not None), default=0.0))
-        label = MEASURES[measure].label.replace("bytes ", "sent ")
-        return Column(
-            measure, f"{_broken(label)}, {name}", 1 / scale, lambda x: f"{x:,.3g}" if x < 100 else f"{x:,.0f}"
-        )
-    if measure in MEASURES and MEASURES[measure].unit == "s":
-        return Column(measure, f"{_broken(MEASURES[measure].label)}, s", 1.0, lambda x: f"{x:,.1f}")
+        words = {"bytes_to_target": " to\ntarget", "bytes_up": "\nup", "bytes_down": "\ndown"}[measure]
+        return Column(measure, f"{name}{words}", 1 / scale, lambda x: f"{x:,.3g}" if x < 100 else f"{x:,.0f}")
+    if measure in TIMES:
+        return Column(measure, TIMES[measure], 1.0, lambda x: f"{x:,.1f}")
     if measure == "rounds_to_target":
         return Column(measure, "rounds\nto target", 1.0, lambda x: f"{x:,.0f}" if x == round(x) else f"{x:,.1f}")
     words = MEASURES[measure].label if measure in MEASURES else f"{measure.split('_')[0]} {title(metric)}"
@@ -130,7 +130,7 @@ def _entry(found: Estimate | None, column: Column, strong: bool, alike: bool) ->
     if found.mean is None:
         return Entry(f"0 of {found.n}" if column.measure in TO_TARGET else "no number", math.nan)
     text = column.write(column.scale * found.mean)
-    if found.low is not None and found.high is not None:
+    if found.low is not None and found.high is not None and found.high > found.low:
         text += f" ± {column.write(column.scale * (found.high - found.low) / 2)}"
     if found.reached is not None:
         text += f" ({found.reached} of {found.n})"
@@ -152,7 +152,7 @@ def _note(results: Results, tested: bool, compared: bool) -> str:
             f"To target: until {title(results.metric).removesuffix(', %')} was {value(target, results.metric)} for the "
             "first time, mean of the runs that got there, and how many did."
         )
-    told.append("Sent up: from the parties; sent down: to them; all parties together, without evaluation.")
+    told.append("Up: from the parties; down: to them; all parties together, without evaluation.")
     return " ".join(told)
 
 
