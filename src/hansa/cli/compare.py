@@ -242,7 +242,7 @@ def tables(results: Results) -> Iterator[Table]:
         table = Table(box=box.SIMPLE_HEAD, title=Text(setting, style="bold"), title_justify="left", pad_edge=False)
         table.add_column("  algorithm", overflow="fold", min_width=min(widest, 30))
         for name in shown:
-            table.add_column(columns[name], justify="right", no_wrap=True, min_width=13)
+            table.add_column(columns[name], justify="right", no_wrap=True)
         for row in rows:
             if row["setting"] != setting:
                 continue
