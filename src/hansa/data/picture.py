@@ -34,7 +34,19 @@ def draw(
     path: str | Path,
     names: Sequence[str] | None = None,
 ) -> None:
-    """Write a picture of the partition to `path`; the ending (.png, .svg, .pdf) says the format.
+    """Write a picture of the partition to `path`; the ending (.png, .svg, .pdf) says the format."""
+    counts = table(parts, y, classes) if classes is not None else []
+    draw_counts([len(rows) for rows in parts], counts, classes, path, names)
+
+
+def draw_counts(
+    sizes: Sequence[int],
+    targets: Sequence[Sequence[int]],
+    classes: int | None,
+    path: str | Path,
+    names: Sequence[str] | None = None,
+) -> None:
+    """As `draw`, from how many samples each party has and, of each class, how many targets.
 
     Above, how many samples a party has; below, how they are shared among the classes (not for regression). A panel of
     its own for the shares keeps small parties legible beside large ones.
@@ -42,16 +54,16 @@ def draw(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    width = float(np.clip(3 + 0.3 * len(parts), 7, 13))
+    width = float(np.clip(3 + 0.3 * len(sizes), 7, 13))
     figure = Figure(figsize=(width, 3 if classes is None else 6), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1 if classes is None else 2, 1, sharex=True, squeeze=False, gridspec_kw=_heights(classes))
-    _sizes(panels[0, 0], np.array([len(rows) for rows in parts]))
+    _sizes(panels[0, 0], np.array(sizes))
     if classes is not None:
-        counts = np.array(table(parts, y, classes)).reshape(len(parts), classes)
+        counts = np.array(targets).reshape(len(sizes), classes)
         shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
         (_bars if classes <= FEW_CLASSES else _heat)(figure, panels[1, 0], shares)
-    _label_parties(panels[-1, 0], len(parts), names)
+    _label_parties(panels[-1, 0], len(sizes), names)
     try:
         figure.savefig(path, dpi=150)
     except ValueError:
