@@ -99,6 +99,7 @@ _EXPORTS = {
     "ConfigError": "hansa.core.errors",
     "DataError": "hansa.core.errors",
     "Result": "hansa.run",
+    "compare": "hansa.study",
     "resume": "hansa.run",
     "simulate": "hansa.run",
     "build": "hansa.core.registry",

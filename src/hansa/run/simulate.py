@@ -48,15 +48,20 @@ Watch = Callable[[dict[str, Any]], None]
 def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = None, resume: bool = False,
              force: bool = False, on_round: Watch | None = None, protocol: SumProtocol | None = None,
              absent: Callable[[int, int], bool] | None = None, adversary: Any = None, track: Any = None,
-             experiment: dict[str, Any] | None = None, **settings: Any) -> Result:  # fmt: skip
+             experiment: dict[str, Any] | None = None, alone: bool = False, **settings: Any) -> Result:  # fmt: skip
     """Run an algorithm on a task, all parties in this process.
 
-    `settings` are the fields of `hansa.run.Run` (rounds, cohort, seed, engine, device, ...). With `run_dir` the run
-    writes metrics and checkpoints there, and `resume=True` goes on from the last one: under the same plan (torch
-    version, engine, threads, ...) to the same bits, under another only with `force=True`. `on_round` is called with
-    each round's metrics. `absent(party, round)` takes parties away; `protocol` takes over `reduce`. `adversary` is an
-    attack, or a list of them, each by a group of parties of its own (parts, names or tables). `track` names trackers
-    ("mlflow", "mlflow:URI", parts, tables), one or a list; a run that goes on keeps those it had where None is given.
+        `settings` are the fields of `hansa.run.Run` (rounds, cohort, seed, engine, device, ...). With `run_dir` the run
+        writes metrics and checkpoints there, and `resume=True` goes on from the last one: under the same plan (torch
+        version, engine, threads, ...) to the same bits, under another only with `force=True`. `on_round` is called with
+        each round's metrics. `absent(party, round)` takes parties away; `protocol` takes over `reduce`. `adversary` is an
+    <<<<<<< HEAD
+        attack, or a list of them, each by a group of parties of its own (parts, names or tables). `track` names trackers
+        ("mlflow", "mlflow:URI", parts, tables), one or a list; a run that goes on keeps those it had where None is given.
+    =======
+        attack, or a list of them, each by a group of parties of its own (parts, names or tables). `alone` keeps the run in
+        one process, for one of several that run side by side.
+    >>>>>>> 7a20cf8f7cf8e19d07802b197e9506d5b121a0ca
     """
     if not isinstance(algorithm, Algorithm):
         raise ConfigError(
@@ -91,7 +96,7 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
         solver = getattr(algorithm, "local", None)
         work = Work(run.rounds, run.size(len(holdings)), solver) if isinstance(solver, LocalSolver) else None
         before = store.experiment()["plan"] if store is not None and resume else {}
-        engine = pick_engine(run.engine, objective, holdings, run.seed, work, before.get("engine"))
+        engine = pick_engine(run.engine, objective, holdings, run.seed, work, before.get("engine"), alone)
         if isinstance(engine, StackedEngine):
             long = before.get("compiled", run.rounds >= COMPILED_ROUNDS)
             engine.compiles = engine.records and (run.compile == "on" or (run.compile == "auto" and long))
