@@ -55,13 +55,9 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
         writes metrics and checkpoints there, and `resume=True` goes on from the last one: under the same plan (torch
         version, engine, threads, ...) to the same bits, under another only with `force=True`. `on_round` is called with
         each round's metrics. `absent(party, round)` takes parties away; `protocol` takes over `reduce`. `adversary` is an
-    <<<<<<< HEAD
-        attack, or a list of them, each by a group of parties of its own (parts, names or tables). `track` names trackers
-        ("mlflow", "mlflow:URI", parts, tables), one or a list; a run that goes on keeps those it had where None is given.
-    =======
-        attack, or a list of them, each by a group of parties of its own (parts, names or tables). `alone` keeps the run in
-        one process, for one of several that run side by side.
-    >>>>>>> 7a20cf8f7cf8e19d07802b197e9506d5b121a0ca
+    attack, or a list of them, each by a group of parties of its own (parts, names or tables). `track` names trackers
+    ("mlflow", "mlflow:URI", parts, tables), one or a list; a run that goes on keeps those it had where none is given.
+    `alone` keeps the run in one process, for one of several that run side by side.
     """
     if not isinstance(algorithm, Algorithm):
         raise ConfigError(

@@ -184,6 +184,7 @@ class Apart:
 def main() -> None:
     """The other side: events from standard input, answers to standard output, which nothing else can write to."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupted run tells this process what to do
+    os.nice(10)  # where cores are few, they are the run's
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     sys.stdout = sys.stderr

@@ -29,9 +29,9 @@ TRACKING = "tracking.json"  # in a run's folder: its trackers, and where in them
 PERSONAL_BYTES = 2**28  # of parties' own models that are kept with a tracked run, at most
 
 
-def same(tracker: Tracker) -> str:
-    """By what a tracker is known again."""
-    return json.dumps({name: value for name, value in to_config(tracker).items() if name != "wait"}, sort_keys=True)
+def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two descriptions are of the same tracker; how long it is waited for is no matter."""
+    return {**one, "wait": 0} == {**other, "wait": 0}
 
 
 class Memory:
@@ -56,26 +56,27 @@ class Memory:
 
     def runs(self, tracker: Tracker) -> dict[str, Any]:
         """What a tracker wants remembered of each run, by its mark."""
-        found = (entry["runs"] for entry in self._tree["trackers"] if entry["known"] == same(tracker))
-        return dict(next(found, {}))
+        entry = self._entry(tracker)
+        return {} if entry is None else dict(entry["runs"])
+
+    def _entry(self, tracker: Tracker) -> dict[str, Any] | None:
+        return next((entry for entry in self._tree["trackers"] if _same(entry["tracker"], to_config(tracker))), None)
 
     def begin(self, about: dict[str, Any], chosen: Sequence[Tracker]) -> None:
         """Note who tracks what."""
         with self._lock:
             self._tree["about"] = about
-            known = [entry["known"] for entry in self._tree["trackers"]]
             for tracker in chosen:
-                if same(tracker) not in known:
-                    entry = {"tracker": to_config(tracker), "known": same(tracker), "runs": {}}
-                    self._tree["trackers"].append(entry)
+                if self._entry(tracker) is None:
+                    self._tree["trackers"].append({"tracker": to_config(tracker), "runs": {}})
             self._write()
 
     def keep(self, tracker: Tracker, mark: str, state: dict[str, Any], ended: str | None) -> None:
         """Note what a tracker wants remembered of a run, and whether it has its end."""
         with self._lock:
-            for entry in self._tree["trackers"]:
-                if entry["known"] == same(tracker):
-                    entry["runs"][mark] = {"state": state, "ended": ended}
+            entry = self._entry(tracker)
+            assert entry is not None
+            entry["runs"][mark] = {"state": state, "ended": ended}
             with contextlib.suppress(OSError):  # a full disk: the run will say so itself
                 self._write()
 
