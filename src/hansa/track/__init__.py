@@ -3,10 +3,29 @@
 Tracking is no part of a run: it changes no bit of it, and a tracker that fails, or hangs, neither stops nor slows it.
 """
 
-from hansa.track import console, jsonl, mlflow, tensorboard  # noqa: F401 (they are registered)
-from hansa.track.session import Session, begin, remembered, track_folder
-from hansa.track.study import StudySession, track_study
-from hansa.track.tracker import About, Log, Tracker, trackers
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hansa.track.session import Session, begin, remembered, track_folder
+    from hansa.track.study import StudySession, track_study
+    from hansa.track.tracker import About, Log, Tracker, trackers
+
+# Imported when asked for: a tracker's own process needs none of what a run needs.
+_HOMES = {
+    "About": "tracker",
+    "Log": "tracker",
+    "Session": "session",
+    "StudySession": "study",
+    "Tracker": "tracker",
+    "begin": "session",
+    "remembered": "session",
+    "track_folder": "session",
+    "track_study": "study",
+    "trackers": "tracker",
+}
 
 __all__ = [
     "About",
@@ -20,3 +39,9 @@ __all__ = [
     "track_study",
     "trackers",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"hansa.track.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'hansa.track' has no attribute {name!r}")

@@ -122,7 +122,7 @@ class Delivery:
             self._thread.join(0.02)
             if len(self._waiting) < still:  # it gets on: a study's many runs may take their time
                 began, tried, still = time.monotonic(), self._tried, len(self._waiting)
-            elif self._trouble is not None and self._tried > tried and passed > min(GRACE, self.tracker.wait):
+            elif self._trouble is not None and self._tried > tried + 1 and passed > GRACE:
                 break
         if not self._thread.is_alive() and not self._waiting:
             return None

@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 
 from hansa.core.errors import ConfigError, HansaError
 from hansa.core.registry import register
-from hansa.run.store import MODEL, PERSONAL, SERVING
 from hansa.track.tracker import About, Line, Log, Say, Tracker, draw_partition, numbers, params, tags
 
 DATABASE = "runs/mlflow.db"
@@ -24,8 +23,9 @@ MARK = "replies"  # a metric that every round has
 KEY, VALUE, TAG = 250, 6000, 5000  # characters of a parameter's name, of its value, and of a tag's, at most
 STUDY = (".html", ".md", ".csv", ".toml", ".png", ".svg")  # of a study's files, those that are logged
 PARAMS, METRICS = 100, 900  # in one request, at most (MLflow takes 1,000 metrics)
-FILES = ("report.html", "experiment.json", "metrics.jsonl", "summary.json", MODEL, SERVING)
-PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}  # the events are tried again
+MODEL = ("model.safetensors", "model.json", "personal.safetensors")  # as a run's folder has them
+FILES = ("report.html", "experiment.json", "metrics.jsonl", "summary.json", *MODEL[:2])
+PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}  # the events are tried again
 # Errors that another attempt would not cure.
 FINAL = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "PERMISSION_DENIED", "UNAUTHENTICATED", "ENDPOINT_NOT_FOUND",
          "RESOURCE_ALREADY_EXISTS", "FEATURE_DISABLED", "NOT_IMPLEMENTED")  # fmt: skip
@@ -182,7 +182,7 @@ class MLflowLog(Log):
         with tempfile.TemporaryDirectory() as scratch:
             files = Path(scratch) / "hansa"
             files.mkdir()
-            for each in (MODEL, SERVING, PERSONAL):
+            for each in MODEL:
                 if (folder / each).exists():
                     shutil.copy(folder / each, files / each)
             model = load(files, beside)
