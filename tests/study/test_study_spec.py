@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from typer.testing import CliRunner
 import hansa
 from hansa.cli.compare import app
 from hansa.core.errors import ConfigError
+from hansa.local import SGD
 from hansa.run.config import read
 from hansa.study import Study, parse_study, read_study
-from hansa.study.perform import plain, tree_of
+from hansa.study.perform import modules_of, named, perform, plain, tree_of
 from hansa.study.spec import lay
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -79,12 +81,11 @@ def test_a_number_after_a_colon_is_the_partitions_own(text: str, field: str, val
 
 
 def test_a_part_made_in_python_is_the_same_cell_as_its_table() -> None:
-    modules: set[str] = set()
-    parts = plain([hansa.FedProx(local=hansa.Proximal(mu=0.5)), hansa.FedAvg(fusion=hansa.Krum(f=1))], modules)
+    parts = plain([hansa.FedProx(local=hansa.Proximal(mu=0.5)), hansa.FedAvg(fusion=hansa.Krum(f=1))])
     found = study(algorithms=parts).cells()
     tables = [{"name": "fedprox", "mu": 0.5}, {"name": "fedavg", "fusion": {"name": "krum", "f": 1}}]
     assert [cell.key for cell in found] == [cell.key for cell in study(algorithms=tables).cells()]
-    assert modules == set() and found[0].algorithm == "fedprox (local.mu=0.5)"
+    assert found[0].algorithm == "fedprox (local.mu=0.5)"
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -124,7 +125,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("keys", "message"), BAD)
 def test_a_bad_study_is_one_sentence(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
-        hansa.study.perform.perform(hansa.study.perform.named(study(**keys), tmp_path / "one"))
+        perform(named(study(**keys), tmp_path / "one"))
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.glob("one/cells/*"))  # before anything ran
 
@@ -146,6 +147,17 @@ def test_a_task_made_in_python_is_refused_with_the_way_out() -> None:
     x = [[0.0]]
     with pytest.raises(ConfigError, match='dataset="my_module:function"'):
         hansa.compare(["fedavg"], task=hansa.Task(None, "mse", [(x, x)]))
+
+
+def test_workers_are_told_where_parts_of_ones_own_come_from() -> None:
+    @hansa.register("study-own")
+    @dataclass(frozen=True)
+    class Own(SGD):
+        """A local solver of one's own."""
+
+    assert modules_of(study().cells()[0].experiment) == set()
+    own = study(algorithms=[{"name": "fedavg", "local": "study-own"}])
+    assert modules_of(own.cells()[0].experiment) == {Own.__module__}
 
 
 @pytest.mark.parametrize("name", ["compare-digits.toml", "study-mnist.toml"])

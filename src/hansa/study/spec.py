@@ -123,7 +123,7 @@ def read_study(path: str | Path, changes: Mapping[str, Any] | None = None) -> St
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     if not isinstance(tree.get("study", {}), Mapping):
         raise ConfigError(f"[study] must be a table, got {tree['study']!r}")
-    return parse_study(lay(_tabled(tree), nest(changes or {})), path.stem, str(path.parent))
+    return parse_study(lay(_tabled(tree), _tabled(nest(changes or {}))), path.stem, str(path.parent))
 
 
 def parse_study(tree: Mapping[str, Any], name: str, place: str = ".") -> Study:
