@@ -36,7 +36,10 @@ def timed(results: Results) -> bool:
 
 def main(results: Results, names: Names) -> Sheet | None:
     """The table: a row a setting and algorithm, the best first within a setting. None where nothing was measured."""
-    rows = results.table()
+    best_metric = f"best_{results.metric}"
+    rows = [
+        row | {best_metric: results.estimate(best_metric, row["algorithm"], row["setting"])} for row in results.table()
+    ]
     columns = [column for column in _columns(results, rows) if any(_known(row[column.measure]) for row in rows)]
     if not columns:
         return None
@@ -52,9 +55,10 @@ def main(results: Results, names: Names) -> Sheet | None:
             strong = row["algorithm"] in best[row["setting"]].get(column.measure, ())
             main_column = column.measure == f"final_{results.metric}"
             alike = main_column and tested and row["leads"] and not row["best"]
-            cells.append(
-                _entry(row[column.measure], column, row["best"] if main_column and compared else strong, alike)
-            )
+            found = row[column.measure]
+            if found is None and row.get(column.measure.replace("final_", "best_")) is not None:
+                found = Estimate(None, None, None, 0)  # it had a number, and has none at the end
+            cells.append(_entry(found, column, row["best"] if main_column and compared else strong, alike))
         out.append(cells)
     header = ["algorithm", *(["setting"] if many else []), *(column.header for column in columns)]
     return Sheet("Results", header, out, note=_note(results, out), words=1 + many,
