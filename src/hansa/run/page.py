@@ -73,7 +73,8 @@ footer { color: var(--soft); font-size: .82rem; margin-top: 2.5rem }
   figure img { max-height: 240mm }
   table { font-size: 9pt } th, td { padding: .2rem .5rem }
   .broad { page: broad } .broad .wide { margin-inline: 0 } .broad table { font-size: 7.5pt }
-  .broad th, .broad td { padding: .15rem .3rem; position: static !important }
+  .broad th, .broad td { padding: .15rem .3rem; position: static !important; white-space: normal }
+  td.text { overflow-wrap: anywhere }
   h2, h3, .lead { break-after: avoid } pre { background: none; border: 1px solid #ccc; font-size: 8pt }
   .wide { overflow: visible }
 }
