@@ -129,10 +129,10 @@ class Delivery:
         with self._news:
             self._given_up = True
             self._news.notify()
-            left = list(self._waiting)
+            left = self._lost(list(self._waiting)) if self._waiting else None
         self._sink.kill()
         self._thread.join(1.0)
-        return self._lost(left) if left else None
+        return left
 
     def _lost(self, left: list[Event]) -> str:
         rounds = [event["line"]["round"] for event in left if event["do"] == "round"]
