@@ -158,12 +158,11 @@ def _counted(task: Task, holdings: Holdings) -> dict[str, Any] | None:
     """What each party holds, as numbers to draw; None for too many parties."""
     if len(holdings) > COUNTED:
         return None
-    y, sizes = holdings.train.y.cpu(), np.diff(holdings.train.offsets)
+    y = holdings.train.y.cpu()
     classes = None if y.is_floating_point() else holdings.classes
     rows = np.split(np.arange(len(y)), holdings.train.offsets[1:-1])
     counts = table(rows, y if y.dim() == 1 else y.flatten(1)[:, 0], classes)  # of sequences, the first target
-    return {"sizes": sizes.tolist(), "counts": counts, "classes": classes,
-            "names": None if task.names is None else list(task.names)}  # fmt: skip
+    return {"counts": counts, "classes": classes, "names": None if task.names is None else list(task.names)}
 
 
 def _has_nan(x: torch.Tensor) -> bool:

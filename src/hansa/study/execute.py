@@ -28,7 +28,7 @@ START_SECONDS = 4.0  # of work in this process, before others are started
 PATIENCE = 3.0  # seconds in which the workers of a study that was killed are gone
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Job:
     """A run to do in a folder; `cost` is how long it takes, in any unit."""
 

@@ -17,6 +17,7 @@ from hansa.core.errors import ConfigError, nearest
 from hansa.core.registry import lookup, nest, registered
 from hansa.run.config import TABLES, merge
 from hansa.run.settings import known_metrics
+from hansa.track.tracker import Tracker, trackers
 from hansa.study.cell import Cell
 
 KEYS = ("name", "algorithms", "partitions", "adversaries", "grid", "seeds", "target", "metric", "tune", "tune_seeds",
@@ -28,7 +29,7 @@ PARTY_TEST = 0.2  # of each party's samples, where the study says nothing: for t
 CHECKPOINT_SECONDS = 1.0  # a study that is killed loses so much of the runs under way
 TUNING_SEED = 1000  # from which on seeds are for tuning, where the study does not use them itself
 IMAGES = ("digits", "mnist", "fashion-mnist")  # data sets whose model is the 2NN where none is named
-DIGITS = {"task": {"dataset": "digits", "model": "2nn"}, "partition": {"name": "dirichlet", "alpha": 0.3}}
+SKEWED = {"name": "dirichlet", "alpha": 0.3}
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Choice:
 @dataclass(frozen=True)
 class Study:
     """A study, read: `tree` is all of it as plain data, `place` the folder that files named in it are beside, `folder`
-    where it keeps its runs and results. `tune` maps dotted fields to the values that tuning tries."""
+    where it keeps its runs and results; `track` are its trackers, which are no part of it. `tune` maps dotted fields to the values that tuning tries."""
 
     name: str
     tree: dict[str, Any]
@@ -59,6 +60,7 @@ class Study:
     jobs: int | None = None
     place: str = "."
     folder: Path | None = None
+    track: tuple[Tracker, ...] = ()
 
     @property
     def base(self) -> dict[str, Any]:
@@ -132,16 +134,15 @@ def parse_study(tree: Mapping[str, Any], name: str, place: str = ".") -> Study:
     for table in tree:
         if table not in (*TABLES, "study"):
             raise ConfigError(f"unknown table [{table}]{nearest(table, (*TABLES, 'study'))}")
-        if not isinstance(tree[table], Mapping) and not (table == "adversary" and isinstance(tree[table], list)):
+        listed = table in ("adversary", "track") and isinstance(tree[table], list)
+        if not isinstance(tree[table], Mapping) and not listed:
             raise ConfigError(f"[{table}] must be a table, got {tree[table]!r}")
+    track = trackers(tree.pop("track", None))
     given: Mapping[str, Any] = tree.get("study", {})
     for key in given:
         if key not in KEYS:
             raise ConfigError(f"[study]: unknown key {key!r}{nearest(key, KEYS)}")
-    if "task" not in tree:
-        tree = {**DIGITS, **tree}
-    if "model" not in tree["task"] and tree["task"].get("dataset") in IMAGES:
-        tree = {**tree, "task": {**tree["task"], "model": "2nn"}}
+    tree = _with_task(tree, divided="partitions" in given)
     run = tree.get("run", {})
     target = _number(given.get("target", run.get("target")), "target")
     metric = given.get("metric", run.get("metric"))
@@ -154,7 +155,7 @@ def parse_study(tree: Mapping[str, Any], name: str, place: str = ".") -> Study:
         _axis("adversary", given.get("adversaries"), tree.get("adversary")),
         _fields(given.get("grid", {}), "grid"), _seeds(given.get("seeds", 1), run.get("seed", 0)), target, metric,
         _fields(given.get("tune", {}), "tune"), _count(given.get("tune_seeds", 1), "tune_seeds"),
-        None if given.get("jobs") is None else _count(given["jobs"], "jobs"), place,
+        None if given.get("jobs") is None else _count(given["jobs"], "jobs"), place, track=track,
     )  # fmt: skip
     sizes = {choice.label: len(study.candidates(choice.label)) for choice in algorithms}
     if len(set(sizes.values())) > 1:
@@ -163,6 +164,18 @@ def parse_study(tree: Mapping[str, Any], name: str, place: str = ".") -> Study:
             f"study.tune: every algorithm gets the same number of candidates, so that tuning is fair ({told})"
         )
     return study
+
+
+def _with_task(tree: dict[str, Any], divided: bool) -> dict[str, Any]:
+    """The tree with a data set and a model, where it names none: digits, skewed unless it says how to divide them."""
+    task = dict(tree.get("task", {}))
+    if "dataset" not in task and "parties" not in task:
+        task["dataset"] = "digits"
+        tree = tree if divided else lay({"partition": SKEWED}, tree)
+        tree = lay({"run": {"rounds": 30}}, tree)
+    if "model" not in task and task.get("dataset") in IMAGES:
+        task["model"] = "2nn"
+    return {**tree, "task": task}
 
 
 def _tabled(tree: Mapping[str, Any]) -> dict[str, Any]:
