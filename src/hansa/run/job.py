@@ -233,8 +233,12 @@ class Job:
 def check_order(order: Order, functions: tuple[str, ...], parties: list[str]) -> Experiment:
     """The experiment of an order; a ConfigError where it cannot run across a network, as far as that can be said before
     the parties have described their data."""
-    experiment = parse(order.experiment)
+    experiment = parse({name: table for name, table in order.experiment.items() if name != "track"})
     experiment.check_networked()
+    if "track" in order.experiment:
+        raise ConfigError(
+            "[track]: who runs the aggregator decides what tracks its jobs; take it out of the experiment"
+        )
     model = experiment.task.model
     if is_function(model) and model not in functions:
         raise ConfigError(f"task.model: the function {model!r} is not among serve.functions of federation.toml")

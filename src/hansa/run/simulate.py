@@ -51,10 +51,10 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
              experiment: dict[str, Any] | None = None, alone: bool = False, **settings: Any) -> Result:  # fmt: skip
     """Run an algorithm on a task, all parties in this process.
 
-        `settings` are the fields of `hansa.run.Run` (rounds, cohort, seed, engine, device, ...). With `run_dir` the run
-        writes metrics and checkpoints there, and `resume=True` goes on from the last one: under the same plan (torch
-        version, engine, threads, ...) to the same bits, under another only with `force=True`. `on_round` is called with
-        each round's metrics. `absent(party, round)` takes parties away; `protocol` takes over `reduce`. `adversary` is an
+    `settings` are the fields of `hansa.run.Run` (rounds, cohort, seed, engine, device, ...). With `run_dir` the run
+    writes metrics and checkpoints there, and `resume=True` goes on from the last one: under the same plan (torch
+    version, engine, threads, ...) to the same bits, under another only with `force=True`. `on_round` is called with
+    each round's metrics. `absent(party, round)` takes parties away; `protocol` takes over `reduce`. `adversary` is an
     attack, or a list of them, each by a group of parties of its own (parts, names or tables). `track` names trackers
     ("mlflow", "mlflow:URI", parts, tables), one or a list; a run that goes on keeps those it had where none is given.
     `alone` keeps the run in one process, for one of several that run side by side.

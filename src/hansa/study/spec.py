@@ -17,8 +17,8 @@ from hansa.core.errors import ConfigError, nearest
 from hansa.core.registry import lookup, nest, registered
 from hansa.run.config import TABLES, merge
 from hansa.run.settings import known_metrics
-from hansa.track.tracker import Tracker, trackers
 from hansa.study.cell import Cell
+from hansa.track.tracker import Tracker, trackers
 
 KEYS = ("name", "algorithms", "partitions", "adversaries", "grid", "seeds", "target", "metric", "tune", "tune_seeds",
         "jobs")  # fmt: skip
@@ -44,7 +44,8 @@ class Choice:
 @dataclass(frozen=True)
 class Study:
     """A study, read: `tree` is all of it as plain data, `place` the folder that files named in it are beside, `folder`
-    where it keeps its runs and results; `track` are its trackers, which are no part of it. `tune` maps dotted fields to the values that tuning tries."""
+    where it keeps its runs and results. `tune` maps dotted fields to the values that tuning tries. `track` are its
+    trackers, which are no part of `tree`."""
 
     name: str
     tree: dict[str, Any]
