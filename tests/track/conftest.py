@@ -89,13 +89,3 @@ def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server.ready()
     yield server
     server.kill()
-
-
-if os.environ.get("QUICK"):
-
-    class _S:
-        uri = "http://127.0.0.1:15999"
-
-    @pytest.fixture(scope="session")
-    def mlflow_server():
-        return _S()

@@ -142,7 +142,7 @@ class Job:
         }  # fmt: skip
 
     def _track(self) -> None:
-        """Have the federation's trackers, if it has any, follow the job from its beginning, or from where it goes on."""
+        """Have the federation's trackers, if it has any, follow the job from where it stands."""
         chosen = self.runner.registry.federation.track
         if not chosen:
             return
