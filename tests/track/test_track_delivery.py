@@ -1,10 +1,8 @@
-"""A tracker that fails in whatever way: the run is the same run, nothing delivered is lost, and what was not is said."""
+"""A tracker that fails in whatever way: the run is the same, nothing is lost, and what was not delivered is said."""
 
 from __future__ import annotations
 
 import logging
-import os
-import signal
 import subprocess
 import sys
 import threading
@@ -12,10 +10,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
+from chatty_tracker import Chatty
 from small_runs import run, untimed
 
 import hansa
@@ -167,53 +166,13 @@ def test_a_resumed_run_goes_on_with_the_same_trackers_and_their_state(tmp_path: 
         run(run_dir=tmp_path / "none", resume=True)
 
 
-@hansa.register("chatty")
-@dataclass(frozen=True)
-class Chatty(Tracker):
-    """In a process of its own: it prints, and at a round that is named it ends, or waits for ever."""
-
-    path: str = ""
-    dies_at: int | None = None
-    hangs_at: int | None = None
-    wait: float = 30.0
-    apart: ClassVar[bool] = True
-
-    def open(self, about: About, state: dict[str, Any], say: Any) -> Log:
-        return ChattyLog(self, about, state, say)
-
-
-class ChattyLog(Log):
-    def __init__(self, tracker: Chatty, about: About, state: dict[str, Any], say: Any) -> None:
-        self.tracker, self.state, self.file = tracker, {"opened": state.get("opened", 0) + 1}, Path(tracker.path)
-        print("this is not an answer", flush=True)
-        say("hello")
-
-    def rounds(self, lines: list[dict[str, Any]]) -> None:
-        for line in lines:
-            seen = self.file.read_text().split() if self.file.exists() else []
-            if str(line["round"]) in seen:
-                continue
-            with open(self.file, "a") as file:
-                file.write(f"{line['round']}\n")
-            if line["round"] == self.tracker.dies_at:
-                os.kill(os.getpid(), signal.SIGKILL)
-            if line["round"] == self.tracker.hangs_at:
-                time.sleep(600)
-
-    def finish(self, summary: dict[str, Any], folder: str) -> None:
-        with open(self.file, "a") as file:
-            file.write(f"finish opened={self.state['opened']}\n")
-
-    def fail(self, reason: str) -> None: ...
-
-
 @pytest.fixture
 def chatty_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The other process finds this module's trackers as it would those of an installed package: by an entry point."""
     made = tmp_path / "site" / "chatty-1.dist-info"
     made.mkdir(parents=True)
     (made / "METADATA").write_text("Metadata-Version: 2.1\nName: chatty\nVersion: 1\n")
-    (made / "entry_points.txt").write_text("[hansa.tracker]\nchatty = test_track_delivery:Chatty\n")
+    (made / "entry_points.txt").write_text("[hansa.tracker]\nchatty = chatty_tracker:Chatty\n")
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "site"), str(Path(__file__).parent)])
     return tmp_path / "heard"
 
@@ -229,10 +188,16 @@ def test_a_process_that_dies_is_begun_again_and_misses_nothing(
 
 
 def test_a_process_that_hangs_is_ended_with_the_run(chatty_is_known: Path, caplog: pytest.LogCaptureFixture) -> None:
-    result = run(track=Chatty(path=str(chatty_is_known), hangs_at=1, wait=8.0))
+    def until_it_hangs(line: dict[str, Any]) -> None:
+        for _ in range(6000):
+            if chatty_is_known.exists():
+                return
+            time.sleep(0.01)
+
+    result = run(track=Chatty(path=str(chatty_is_known), hangs_at=1, wait=0.5), on_round=until_it_hangs)
     assert result.summary["rounds"] == 4 and chatty_is_known.read_text() == "1\n"
     (warning,) = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
-    assert "chatty did not get 4 rounds" in warning
+    assert "chatty did not get 4 rounds" in warning and "longer than 0.5 s" in warning
     for thread in threading.enumerate():
         if thread.name == "track chatty":
             thread.join(5)

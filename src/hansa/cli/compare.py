@@ -172,6 +172,7 @@ def compare(
     from hansa.study.perform import named, perform, tree_of
     from hansa.study.results import Results
     from hansa.study.spec import lay, parse_study, read_study
+    from hansa.track import track_study, trackers
 
     if report is not None:
         results = Results.load(report)
@@ -190,8 +191,7 @@ def compare(
         raise ConfigError("say what to compare: a study file, or --algorithms fedavg,fedprox,scaffold")
     else:
         plan = parse_study(lay({"study": {"seeds": 3}}, over), "")
-    plan = named(plan, out)
-    chosen = chosen_trackers(plan.tree.get("track"), track)
+    plan, more = named(plan, out), trackers(track, "--track")
     try:
         with Board(Console()) as board:
             results = perform(plan, None if as_json else board)
@@ -200,21 +200,12 @@ def compare(
         raise typer.Exit(130) from None
     assert plan.folder is not None
     written = write_report(results, plan.folder)
-    print_results(results, written, as_json)
+    chosen = (*plan.track, *more)
     if chosen:
-        from hansa.track import track_study
-
-        for lost in track_study(results, chosen):
-            sys.stderr.write(f"not tracked: {lost}\n")
+        track_study(results, chosen)
+    print_results(results, written, as_json)
     if results.failed:
         raise typer.Exit(1)
-
-
-def chosen_trackers(table: Any, flags: list[str] | None) -> tuple[Any, ...]:
-    """The trackers of a study, from [track] and from --track; a mistake is told before anything runs."""
-    from hansa.track import trackers
-
-    return (*trackers(table), *trackers(flags, "--track"))
 
 
 def write_report(results: Results, folder: Path) -> list[Path]:

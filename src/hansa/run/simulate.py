@@ -51,10 +51,10 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
              experiment: dict[str, Any] | None = None, alone: bool = False, **settings: Any) -> Result:  # fmt: skip
     """Run an algorithm on a task, all parties in this process.
 
-        `settings` are the fields of `hansa.run.Run` (rounds, cohort, seed, engine, device, ...). With `run_dir` the run
-        writes metrics and checkpoints there, and `resume=True` goes on from the last one: under the same plan (torch
-        version, engine, threads, ...) to the same bits, under another only with `force=True`. `on_round` is called with
-        each round's metrics. `absent(party, round)` takes parties away; `protocol` takes over `reduce`. `adversary` is an
+    `settings` are the fields of `hansa.run.Run` (rounds, cohort, seed, engine, device, ...). With `run_dir` the run
+    writes metrics and checkpoints there, and `resume=True` goes on from the last one: under the same plan (torch
+    version, engine, threads, ...) to the same bits, under another only with `force=True`. `on_round` is called with
+    each round's metrics. `absent(party, round)` takes parties away; `protocol` takes over `reduce`. `adversary` is an
     attack, or a list of them, each by a group of parties of its own (parts, names or tables). `track` names trackers
     ("mlflow", "mlflow:URI", parts, tables), one or a list; a run that goes on keeps those it had where none is given.
     `alone` keeps the run in one process, for one of several that run side by side.
@@ -158,12 +158,11 @@ def _counted(task: Task, holdings: Holdings) -> dict[str, Any] | None:
     """What each party holds, as numbers to draw; None for too many parties."""
     if len(holdings) > COUNTED:
         return None
-    y, sizes = holdings.train.y.cpu(), np.diff(holdings.train.offsets)
+    y = holdings.train.y.cpu()
     classes = None if y.is_floating_point() else holdings.classes
     rows = np.split(np.arange(len(y)), holdings.train.offsets[1:-1])
     counts = table(rows, y if y.dim() == 1 else y.flatten(1)[:, 0], classes)  # of sequences, the first target
-    return {"sizes": sizes.tolist(), "counts": counts, "classes": classes,
-            "names": None if task.names is None else list(task.names)}  # fmt: skip
+    return {"counts": counts, "classes": classes, "names": None if task.names is None else list(task.names)}
 
 
 def _has_nan(x: torch.Tensor) -> bool:

@@ -18,6 +18,7 @@ from hansa.core.registry import lookup, nest, registered
 from hansa.run.config import TABLES, merge
 from hansa.run.settings import known_metrics
 from hansa.study.cell import Cell
+from hansa.track.tracker import Tracker, trackers
 
 KEYS = ("name", "algorithms", "partitions", "adversaries", "grid", "seeds", "target", "metric", "tune", "tune_seeds",
         "jobs")  # fmt: skip
@@ -43,7 +44,8 @@ class Choice:
 @dataclass(frozen=True)
 class Study:
     """A study, read: `tree` is all of it as plain data, `place` the folder that files named in it are beside, `folder`
-    where it keeps its runs and results. `tune` maps dotted fields to the values that tuning tries."""
+    where it keeps its runs and results. `tune` maps dotted fields to the values that tuning tries. `track` are its
+    trackers, which are no part of `tree`."""
 
     name: str
     tree: dict[str, Any]
@@ -59,6 +61,7 @@ class Study:
     jobs: int | None = None
     place: str = "."
     folder: Path | None = None
+    track: tuple[Tracker, ...] = ()
 
     @property
     def base(self) -> dict[str, Any]:
@@ -135,6 +138,7 @@ def parse_study(tree: Mapping[str, Any], name: str, place: str = ".") -> Study:
         listed = table in ("adversary", "track") and isinstance(tree[table], list)
         if not isinstance(tree[table], Mapping) and not listed:
             raise ConfigError(f"[{table}] must be a table, got {tree[table]!r}")
+    track = trackers(tree.pop("track", None))
     given: Mapping[str, Any] = tree.get("study", {})
     for key in given:
         if key not in KEYS:
@@ -152,7 +156,7 @@ def parse_study(tree: Mapping[str, Any], name: str, place: str = ".") -> Study:
         _axis("adversary", given.get("adversaries"), tree.get("adversary")),
         _fields(given.get("grid", {}), "grid"), _seeds(given.get("seeds", 1), run.get("seed", 0)), target, metric,
         _fields(given.get("tune", {}), "tune"), _count(given.get("tune_seeds", 1), "tune_seeds"),
-        None if given.get("jobs") is None else _count(given["jobs"], "jobs"), place,
+        None if given.get("jobs") is None else _count(given["jobs"], "jobs"), place, track=track,
     )  # fmt: skip
     sizes = {choice.label: len(study.candidates(choice.label)) for choice in algorithms}
     if len(set(sizes.values())) > 1:

@@ -112,14 +112,17 @@ class Delivery:
             self._states[mark] = state
             self._remember({**self._opened, "ended": event["do"] if ended else None}, state)
 
-    def close(self) -> str | None:
-        """Wait, but not for ever, until all is delivered; what was not, in a sentence."""
+    def close(self, hurry: Callable[[], bool] = lambda: False) -> str | None:
+        """Wait until all is delivered, but not for ever, and not once there is a hurry; what was not, in a sentence."""
         with self._news:
             self._closing = True
             self._news.notify()
         began, tried, still = time.monotonic(), self._tried, len(self._waiting)
         while self._thread.is_alive() and (passed := time.monotonic() - began) < self.tracker.wait:
             self._thread.join(0.02)
+            if hurry():
+                self._thread.join(0.5)
+                break
             if len(self._waiting) < still:  # it gets on: a study's many runs may take their time
                 began, tried, still = time.monotonic(), self._tried, len(self._waiting)
             elif self._trouble is not None and self._tried > tried + 1 and passed > GRACE:
@@ -129,10 +132,10 @@ class Delivery:
         with self._news:
             self._given_up = True
             self._news.notify()
-            left = list(self._waiting)
+            left = self._lost(list(self._waiting)) if self._waiting else None
         self._sink.kill()
         self._thread.join(1.0)
-        return self._lost(left) if left else None
+        return left
 
     def _lost(self, left: list[Event]) -> str:
         rounds = [event["line"]["round"] for event in left if event["do"] == "round"]

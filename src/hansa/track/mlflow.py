@@ -187,7 +187,7 @@ class MLflowLog(Log):
                     shutil.copy(folder / each, files / each)
             model = load(files, beside)
             if model.personal and not model.memories:
-                raise ConfigError("each party has a model of its own, and they are too large to be kept with the run")
+                raise ConfigError("each party has a model of its own, and they are not here, or too large")
             example = served.example(model.about)
             signature = served.signature(model, example)
             with mlflow.start_run(run_id=self.run.info.run_id):

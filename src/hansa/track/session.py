@@ -9,13 +9,13 @@ import secrets
 import shutil
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hansa.core import codec, disk
-from hansa.core.errors import ConfigError, DataError
+from hansa.core.errors import ConfigError, DataError, HansaError
 from hansa.core.registry import to_config
 from hansa.run.store import PERSONAL, SUMMARY, Store, read_json, write_atomic
 from hansa.track.delivery import Delivery
@@ -132,23 +132,27 @@ class Session:
 
     def finish_result(self, result: Result) -> None:
         """As `finish`, for a run of this process, which may have no folder."""
-        folder = result.run_dir
-        if folder is None:
-            folder = Path(tempfile.mkdtemp(prefix="hansa-"))
-            self._scratch.append(folder)
-            folder = result.save(folder / "run")
         self.follow(result.history)
-        _keep_personal(result, folder)
-        self.finish(result.summary, folder)
+        try:
+            folder = result.run_dir
+            if folder is None:
+                self._scratch.append(Path(tempfile.mkdtemp(prefix="hansa-")))
+                folder = result.save(self._scratch[-1] / "run")
+            _keep_personal(result, folder)
+        except (OSError, HansaError) as error:  # the run is well all the same
+            log.warning("tracking: the files of the run could not be written, so no tracker gets them: %s", error)
+        else:
+            self.finish(result.summary, folder)
 
     def fail(self, reason: str) -> None:
         """The run has ended otherwise."""
         for delivery in self._deliveries:
             self._tell(delivery, {"do": "fail", "reason": reason})
 
-    def close(self, where: str = "the result's history") -> list[str]:
-        """Wait, but not for ever, until all is delivered. What was not is said in one warning, and given back."""
-        lost = [sentence for delivery in self._deliveries if (sentence := delivery.close()) is not None]
+    def close(self, where: str, hurry: Callable[[], bool] = lambda: False) -> list[str]:
+        """Wait, but not for ever, and not once there is a hurry, until all is delivered. What was not is said in one
+        warning, and given back."""
+        lost = [sentence for delivery in self._deliveries if (sentence := delivery.close(hurry)) is not None]
         if lost:
             log.warning("tracking: %s; all rounds are in %s", "; ".join(lost), where)
         for folder in self._scratch:
@@ -157,8 +161,9 @@ class Session:
 
 
 def _keep_personal(result: Result, folder: Path) -> None:
-    """Keep what simulated parties add to the model, where each has one of its own and they are few."""
-    if not result.personal:
+    """Keep what simulated parties add to the model, where each has one of its own and they are few. Those of a
+    federation keep it themselves."""
+    if not result.personal or not hasattr(result.training.runtime, "memories"):
         return
     memories, size = {}, 0
     for party in range(len(result.training.holdings)):
@@ -170,14 +175,15 @@ def _keep_personal(result: Result, folder: Path) -> None:
     write_atomic(folder / PERSONAL, codec.encode(memories))
 
 
-def begin(chosen: Sequence[Tracker], record: dict[str, Any], folder: Path | None,
-          held: dict[str, Any] | None) -> Session:  # fmt: skip
-    """Track a run of this process, from its beginning or from where it goes on; `held` counts what each party holds."""
-    memory = Memory(None if folder is None else folder / TRACKING)
+def begin(chosen: Sequence[Tracker], record: dict[str, Any], folder: Path | None, held: dict[str, Any] | None,
+          run: str = "", memory_at: Path | None = None) -> Session:  # fmt: skip
+    """Track a run of this process, from its beginning or from where it goes on; `held` counts what each party holds. A
+    run without a folder of its own may have a name, and a file to remember by."""
+    memory = Memory(memory_at if folder is None else folder / TRACKING)
     name = (record.get("experiment") or {}).get("name")
     algorithm = str(record["algorithm"]["name"])
-    fresh = {"run": folder.resolve().name if folder is not None else name or algorithm, "experiment": name or "hansa",
-             "mark": secrets.token_hex(16)}  # fmt: skip
+    title = folder.resolve().name if folder is not None else run or name or algorithm
+    fresh = {"run": title, "experiment": name or "hansa", "mark": secrets.token_hex(16)}
     known = memory.about or fresh
     memory.begin(known, chosen)
     session = Session(chosen, memory)

@@ -171,8 +171,12 @@ def draw_partition(about: About, path: str) -> bool:
     """Draw what each party holds, if that is known; whether it is."""
     if about.partition is None:
         return False
-    from hansa.data.picture import draw_counts
+    import numpy as np
 
-    held = about.partition
-    draw_counts(held["sizes"], held["counts"], held["classes"], path, held["names"])
+    from hansa.data.picture import draw
+
+    counts, classes = np.array(about.partition["counts"]), about.partition["classes"]
+    edges = np.cumsum(counts.sum(1))
+    targets = np.repeat(np.tile(np.arange(counts.shape[1]), len(counts)), counts.ravel())
+    draw(np.split(np.arange(len(targets)), edges[:-1]), targets, classes, path, about.partition["names"])
     return True
