@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
-from hansa.cli.app import DataDir, Json, Set, app, changes
+from hansa.cli.app import DataDir, Json, Set, Track, app, changes
 from hansa.cli.show import human_bytes
 
 if TYPE_CHECKING:
@@ -160,6 +160,7 @@ def compare(
     report: Annotated[
         Path | None, typer.Option("--report", help="Make the report of this study's folder anew, and nothing else.")
     ] = None,
+    track: Track = None,
     as_json: Json = False,
 ) -> None:
     """Compare algorithms over partitions, adversaries, fields and seeds: a table, a report, tests of significance.
@@ -171,6 +172,7 @@ def compare(
     from hansa.study.perform import named, perform, tree_of
     from hansa.study.results import Results
     from hansa.study.spec import lay, parse_study, read_study
+    from hansa.track import track_study, trackers
 
     if report is not None:
         results = Results.load(report)
@@ -189,7 +191,7 @@ def compare(
         raise ConfigError("say what to compare: a study file, or --algorithms fedavg,fedprox,scaffold")
     else:
         plan = parse_study(lay({"study": {"seeds": 3}}, over), "")
-    plan = named(plan, out)
+    plan, more = named(plan, out), trackers(track, "--track")
     try:
         with Board(Console()) as board:
             results = perform(plan, None if as_json else board)
@@ -198,6 +200,9 @@ def compare(
         raise typer.Exit(130) from None
     assert plan.folder is not None
     written = write_report(results, plan.folder)
+    chosen = (*plan.track, *more)
+    if chosen:
+        track_study(results, chosen)
     print_results(results, written, as_json)
     if results.failed:
         raise typer.Exit(1)
@@ -239,10 +244,12 @@ def tables(results: Results) -> Iterator[Table]:
         shown.remove("simulated_seconds_to_target")
     widest = max((len(row["algorithm"]) for row in rows), default=0) + 2
     for setting in results.settings:
-        table = Table(box=box.SIMPLE_HEAD, title=Text(setting, style="bold"), title_justify="left", pad_edge=False)
-        table.add_column("  algorithm", overflow="fold", min_width=min(widest, 30))
+        table = Table(
+            box=box.SIMPLE_HEAD, title=Text(setting, style="bold"), title_justify="left", pad_edge=False, padding=(0, 1)
+        )
+        table.add_column("  algorithm", overflow="fold", min_width=min(widest, 20))
         for name in shown:
-            table.add_column(columns[name], justify="right", no_wrap=True, min_width=13)
+            table.add_column(columns[name], justify="right", no_wrap=True)
         for row in rows:
             if row["setting"] != setting:
                 continue

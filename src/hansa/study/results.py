@@ -284,6 +284,15 @@ class Results:
         note = f"* best final {escape(self.metric)} of the setting, ~ not significantly worse; 95% intervals over seeds"
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><p>{note}</p>"
 
+    def report(self, folder: str | Path | None = None) -> Path:
+        """Write the report (report.html, report.md, plots/) to a folder, the study's own by default; gives the page."""
+        from hansa.study.report import write
+
+        place = folder if folder is not None else self.study.folder
+        if place is None:
+            raise ConfigError("this study has no folder; give report() one")
+        return next(path for path in write(self, place) if path.suffix == ".html")
+
     def save(self, folder: str | Path | None = None) -> Path:
         """Write what `load` needs to a folder, the study's own by default; the runs stay where they are."""
         path = Path(folder) if folder is not None else self.study.folder

@@ -18,6 +18,7 @@ from hansa.core.registry import lookup, nest, registered
 from hansa.run.config import TABLES, merge
 from hansa.run.settings import known_metrics
 from hansa.study.cell import Cell
+from hansa.track.tracker import Tracker, trackers
 
 KEYS = ("name", "algorithms", "partitions", "adversaries", "grid", "seeds", "target", "metric", "tune", "tune_seeds",
         "jobs")  # fmt: skip
@@ -43,7 +44,8 @@ class Choice:
 @dataclass(frozen=True)
 class Study:
     """A study, read: `tree` is all of it as plain data, `place` the folder that files named in it are beside, `folder`
-    where it keeps its runs and results. `tune` maps dotted fields to the values that tuning tries."""
+    where it keeps its runs and results. `tune` maps dotted fields to the values that tuning tries. `track` are its
+    trackers, which are no part of `tree`."""
 
     name: str
     tree: dict[str, Any]
@@ -59,11 +61,12 @@ class Study:
     jobs: int | None = None
     place: str = "."
     folder: Path | None = None
+    track: tuple[Tracker, ...] = ()
 
     @property
     def base(self) -> dict[str, Any]:
-        """The tables that all runs share."""
-        return {name: table for name, table in self.tree.items() if name != "study"}
+        """The tables that all runs share; how a study is tracked is no part of a run."""
+        return {name: table for name, table in self.tree.items() if name not in ("study", "track")}
 
     def candidates(self, algorithm: str) -> list[dict[str, Any]]:
         """What tuning tries for an algorithm: every combination of the values."""
@@ -123,7 +126,7 @@ def read_study(path: str | Path, changes: Mapping[str, Any] | None = None) -> St
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     if not isinstance(tree.get("study", {}), Mapping):
         raise ConfigError(f"[study] must be a table, got {tree['study']!r}")
-    return parse_study(lay(_tabled(tree), nest(changes or {})), path.stem, str(path.parent))
+    return parse_study(lay(_tabled(tree), _tabled(nest(changes or {}))), path.stem, str(path.parent))
 
 
 def parse_study(tree: Mapping[str, Any], name: str, place: str = ".") -> Study:
@@ -132,8 +135,10 @@ def parse_study(tree: Mapping[str, Any], name: str, place: str = ".") -> Study:
     for table in tree:
         if table not in (*TABLES, "study"):
             raise ConfigError(f"unknown table [{table}]{nearest(table, (*TABLES, 'study'))}")
-        if not isinstance(tree[table], Mapping) and not (table == "adversary" and isinstance(tree[table], list)):
+        listed = table in ("adversary", "track") and isinstance(tree[table], list)
+        if not isinstance(tree[table], Mapping) and not listed:
             raise ConfigError(f"[{table}] must be a table, got {tree[table]!r}")
+    track = trackers(tree.pop("track", None))
     given: Mapping[str, Any] = tree.get("study", {})
     for key in given:
         if key not in KEYS:
@@ -151,7 +156,7 @@ def parse_study(tree: Mapping[str, Any], name: str, place: str = ".") -> Study:
         _axis("adversary", given.get("adversaries"), tree.get("adversary")),
         _fields(given.get("grid", {}), "grid"), _seeds(given.get("seeds", 1), run.get("seed", 0)), target, metric,
         _fields(given.get("tune", {}), "tune"), _count(given.get("tune_seeds", 1), "tune_seeds"),
-        None if given.get("jobs") is None else _count(given["jobs"], "jobs"), place,
+        None if given.get("jobs") is None else _count(given["jobs"], "jobs"), place, track=track,
     )  # fmt: skip
     sizes = {choice.label: len(study.candidates(choice.label)) for choice in algorithms}
     if len(set(sizes.values())) > 1:
@@ -176,7 +181,8 @@ def _with_task(tree: dict[str, Any], divided: bool) -> dict[str, Any]:
 
 def _tabled(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The tree with parts that are named by a text as tables, and the adversary's kind under `name`."""
-    out = {name: {"name": table} if isinstance(table, str) else table for name, table in tree.items()}
+    out = {name: {"name": table} if isinstance(table, str) and name != "track" else table
+           for name, table in tree.items()}  # fmt: skip
     return {**out, "adversary": named(out["adversary"])} if "adversary" in out else out
 
 
