@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -17,6 +15,7 @@ from hansa.core.registry import Part, field_default, field_types, lookup, regist
 from hansa.data import draw
 from hansa.data import table as count_table
 from hansa.run.config import Experiment
+from hansa.run.holdings import held
 
 console = Console()
 
@@ -71,23 +70,18 @@ def _text(default: Any) -> str:
 def show_partition(experiment: Experiment, out: Path, as_json: bool) -> None:
     """Draw what each party holds, and print the counts."""
     task = experiment.build_task()
-    targets = [y for _, y in task.parties]  # type: ignore[misc]
-    joined = np.concatenate([np.asarray(y) for y in targets])
-    edges = np.concatenate([[0], np.cumsum([len(y) for y in targets])])
-    rows = [np.arange(a, b) for a, b in itertools.pairwise(edges)]
+    rows, joined, classes = held(task)
     names = list(task.names) if task.names is not None else [str(k) for k in range(len(rows))]
-    if joined.ndim > 1:  # sequences: count by the first target
-        joined = joined[:, 0]
-    counts = count_table(rows, joined, task.classes)
+    counts = count_table(rows, joined, classes)
     try:
-        draw(rows, joined, task.classes, out, names if task.names is not None else None)
+        draw(rows, joined, classes, out, names if task.names is not None else None)
     except OSError as error:
         raise ConfigError(f"cannot draw to {out}: {error.strerror}") from None
     if as_json:
         print(json.dumps({"parties": names, "counts": counts, "picture": str(out)}))
         return
-    wide = task.classes is not None and task.classes <= 20
-    table = Table("party", "samples", *([str(c) for c in range(task.classes or 0)] if wide else []))
+    wide = classes is not None and classes <= 20
+    table = Table("party", "samples", *([str(c) for c in range(classes or 0)] if wide else []))
     for name, row in list(zip(names, counts, strict=True))[:40]:
         table.add_row(name, str(sum(row)), *([str(c) for c in row] if wide else []))
     console.print(table)

@@ -9,34 +9,18 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from hansa.run.display import human_bytes, rows_of
 from hansa.run.plots import uneven
 from hansa.run.store import SUMMARY, Store, read_json
 
 console = Console()
 
 
-def human_bytes(count: float) -> str:
-    """Bytes as a person reads them."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
-
-
 def print_summary(summary: dict[str, Any]) -> None:
     """A finished run, as a table."""
     table = Table(show_header=False, box=None)
-    skip = {"bytes_up", "bytes_down", "seconds", "simulated_seconds", "run_dir", "stopped", "rounds", "empty_rounds"}
-    empty = f", {summary['empty_rounds']} of them empty" if summary["empty_rounds"] else ""
-    table.add_row("rounds", f"{summary['rounds']} ({summary['stopped']}{empty})")
-    for name, value in summary.items():
-        if name not in skip and value is not None:
-            table.add_row(name, f"{value:.4f}" if isinstance(value, float) else str(value))
-    table.add_row("bytes up / down", f"{human_bytes(summary['bytes_up'])} / {human_bytes(summary['bytes_down'])}")
-    table.add_row("seconds", f"{summary['seconds']:.1f}")
-    if summary.get("simulated_seconds") is not None:
-        table.add_row("simulated seconds", f"{summary['simulated_seconds']:.1f}")
+    for name, value in rows_of(summary):
+        table.add_row(name, value)
     if summary["run_dir"]:
         table.add_row("folder", summary["run_dir"])
         report = Path(summary["run_dir"]) / "report.html"

@@ -34,17 +34,32 @@ def draw(
     path: str | Path,
     names: Sequence[str] | None = None,
 ) -> None:
-    """Write a picture of the partition to `path`; the ending (.png, .svg, .pdf) says the format.
+    """Write a picture of the partition to `path`; the ending (.png, .svg, .pdf) says the format."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(layout="constrained")
+    FigureCanvasAgg(figure)
+    paint(figure, parts, y, classes, names)
+    try:
+        figure.savefig(path, dpi=150)
+    except ValueError:
+        raise ConfigError(f"{path}: a picture ends in .png, .svg or .pdf") from None
+
+
+def paint(
+    figure: Figure,
+    parts: Sequence[np.ndarray],
+    y: Tensor | np.ndarray,
+    classes: int | None,
+    names: Sequence[str] | None = None,
+) -> None:
+    """Draw the partition on an empty figure, which is made as large as it needs to be.
 
     Above, how many samples a party has; below, how they are shared among the classes (not for regression). A panel of
     its own for the shares keeps small parties legible beside large ones.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    width = float(np.clip(3 + 0.3 * len(parts), 7, 13))
-    figure = Figure(figsize=(width, 3 if classes is None else 6), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure.set_size_inches(float(np.clip(3 + 0.3 * len(parts), 7, 13)), 3 if classes is None else 6)
     panels = figure.subplots(1 if classes is None else 2, 1, sharex=True, squeeze=False, gridspec_kw=_heights(classes))
     _sizes(panels[0, 0], np.array([len(rows) for rows in parts]))
     if classes is not None:
@@ -52,10 +67,6 @@ def draw(
         shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
         (_bars if classes <= FEW_CLASSES else _heat)(figure, panels[1, 0], shares)
     _label_parties(panels[-1, 0], len(parts), names)
-    try:
-        figure.savefig(path, dpi=150)
-    except ValueError:
-        raise ConfigError(f"{path}: a picture ends in .png, .svg or .pdf") from None
 
 
 def _heights(classes: int | None) -> dict[str, Sequence[float]]:

@@ -31,13 +31,10 @@ ERRORS = (("rmse", "root mean square error", "-", BLUE), ("mae", "mean absolute 
 
 
 def blank(width: float, height: float) -> Figure:
-    """An empty figure with a canvas of its own, in inches."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    """An empty figure with a canvas of its own, in inches; in a notebook it shows itself."""
+    from hansa.run.figure import Drawing
 
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    return Drawing(width, height)
 
 
 def svg(figure: Figure) -> bytes:

@@ -25,6 +25,7 @@ from hansa.core.runtime import complete
 from hansa.core.task import Holdings, Task
 from hansa.local.solver import LocalSolver
 from hansa.run.loop import Training
+from hansa.run.progress import Watch, Watcher, watcher
 from hansa.run.result import Result
 from hansa.run.settings import Run
 from hansa.run.store import Store
@@ -36,20 +37,22 @@ from hansa.sim.stacked import StackedEngine
 log = logging.getLogger("hansa")
 NUMERICS = 2  # how streams of random numbers and orders of samples are made; a change makes other bits
 COMPILED_ROUNDS = 500  # from which on compiling a step (about 10 s) is earned back
-Watch = Callable[[dict[str, Any]], None]
 
 
 def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = None, resume: bool = False,
              force: bool = False, on_round: Watch | None = None, protocol: SumProtocol | None = None,
              absent: Callable[[int, int], bool] | None = None, adversary: Any = None,
-             experiment: dict[str, Any] | None = None, **settings: Any) -> Result:  # fmt: skip
+             experiment: dict[str, Any] | None = None, progress: bool | None = None,
+             **settings: Any) -> Result:  # fmt: skip
     """Run an algorithm on a task, all parties in this process.
 
     `settings` are the fields of `hansa.run.Run` (rounds, cohort, seed, engine, device, ...). With `run_dir` the run
     writes metrics and checkpoints there, and `resume=True` goes on from the last one: under the same plan (torch
     version, engine, threads, ...) to the same bits, under another only with `force=True`. `on_round` is called with
-    each round's metrics. `absent(party, round)` takes parties away; `protocol` takes over `reduce`. `adversary` is an
-    attack, or a list of them, each by a group of parties of its own (parts, names or tables).
+    each round's metrics. `progress=True` shows in a notebook or on a terminal where the run stands; by default it is
+    shown in a notebook, where no `on_round` watches. `absent(party, round)` takes parties away; `protocol` takes over
+    `reduce`. `adversary` is an attack, or a list of them, each by a group of parties of its own (parts, names or
+    tables).
     """
     if not isinstance(algorithm, Algorithm):
         raise ConfigError(
@@ -90,12 +93,16 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
         forging = band if band is not None and band.forges else None
         runtime = Simulation(engine, run.rules(), clock, absent, folder, forging)
         record = _record(algorithm, run, engine, experiment, groups)
-        training = Training(algorithm, task, run, objective, holdings, store, runtime, protocol, on_round, clock,
+        bar = watcher(run.rounds, False if progress is None and on_round is not None else progress)
+        training = Training(algorithm, task, run, objective, holdings, store, runtime, protocol,
+                            _watched(bar, on_round), clock,
                             attackers=None if band is None else band.attackers,
                             probe=None if band is None else band.probe(holdings))  # fmt: skip
         if band is not None:
             record["attackers"] = [holdings.name(party) for party in sorted(band.attackers)]
         try:
+            if bar is not None:
+                bar.start()
             if store is not None:
                 record["data"] = data
                 store.lock()  # until all of it is written
@@ -110,9 +117,23 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
                 store.finish(result.saved_model(), result.summary)
         finally:
             engine.close()
+            if bar is not None:
+                bar.close()
             if store is not None:
                 store.close()
     return result
+
+
+def _watched(bar: Watcher | None, on_round: Watch | None) -> Watch | None:
+    """What is told of each round."""
+    if bar is None or on_round is None:
+        return on_round if bar is None else bar.watch
+
+    def both(line: dict[str, Any]) -> None:
+        bar.watch(line)
+        on_round(line)
+
+    return both
 
 
 def _has_nan(x: torch.Tensor) -> bool:
