@@ -11,7 +11,7 @@ from rich.table import Table
 
 from hansa.run.display import human_bytes, rows_of
 from hansa.run.plots import uneven
-from hansa.run.store import SUMMARY, Store, read_json
+from hansa.run.store import REPORT, SUMMARY, Store, read_json
 
 console = Console()
 
@@ -23,7 +23,7 @@ def print_summary(summary: dict[str, Any]) -> None:
         table.add_row(name, value)
     if summary["run_dir"]:
         table.add_row("folder", summary["run_dir"])
-        report = Path(summary["run_dir"]) / "report.html"
+        report = Path(summary["run_dir"]) / REPORT
         if report.exists():
             table.add_row("report", str(report))
     console.print(table)

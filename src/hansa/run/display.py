@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 PARTIES = "parties"  # in a round's metrics: what each party measured
 APART = ("rounds", "bytes_up", "bytes_down", "seconds", "simulated_seconds", "run_dir", "stopped", "empty_rounds")
+FIRST = ("accuracy", "auc", "loss")  # of the metrics
 
 
 class Displayed:
@@ -95,9 +96,11 @@ def rows_of(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """A summary as a person reads it: what it is, and its value."""
     empty = f", {summary['empty_rounds']} of them empty" if summary["empty_rounds"] else ""
     rows = [("rounds", f"{summary['rounds']} ({_stopped(summary)}{empty})")]
-    for name, value in summary.items():
-        if name not in APART and value is not None:
-            rows.append((name.replace("_", " "), f"{value:.4f}" if isinstance(value, float) else str(value)))
+    for name in sorted(set(summary) - set(APART), key=lambda n: (n not in FIRST, n.startswith("party_"), n)):
+        value = summary[name]
+        if value is not None:
+            label = "AUC" if name == "auc" else name.replace("_", " ")
+            rows.append((label, f"{value:.4f}" if isinstance(value, float) else str(value)))
     rows.append(("bytes up / down", f"{human_bytes(summary['bytes_up'])} / {human_bytes(summary['bytes_down'])}"))
     rows.append(("seconds", f"{summary['seconds']:.1f}"))
     if summary.get("simulated_seconds") is not None:

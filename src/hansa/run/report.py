@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import hansa
 from hansa.run import forensics, plots
-from hansa.run.store import SUMMARY, Store, read_json, write_atomic
+from hansa.run.store import REPORT, SUMMARY, Store, read_json, write_atomic
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -162,7 +162,7 @@ def run_report(run_dir: Path) -> Path:
     if parts is not None:
         caption = "The share of each party in each fused update. Grey: not in the round, or its reply was rejected."
         pictures.append(Picture("What the fusion found", caption, parts))
-    return write_report(store.path / "report.html", title, intro, tables, pictures, details)
+    return write_report(store.path / REPORT, title, intro, tables, pictures, details)
 
 
 def _pictures(history: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> list[Picture]:

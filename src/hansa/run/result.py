@@ -102,9 +102,12 @@ class Result(Displayed):
             model["preparation"] = {"op": op_config(op), "payload": learned}
         return {"predictor": name, **model}
 
-    def save(self, path: str | Path) -> Path:
-        """Write the model, the metrics and the summary to a folder that `hansa show` and `hansa.load` can read."""
+    def save(self, path: str | Path, replace: bool = False) -> Path:
+        """Write the model, the metrics and the summary to a folder that `hansa show` and `hansa.load` can read. A
+        folder that holds a run already is refused, unless it is to be replaced."""
         store = Store(path)
+        if replace:
+            store.remove()
         store.create(self.experiment)
         write_atomic(store.path / METRICS, b"".join(json.dumps(line).encode() + b"\n" for line in self.history))
         store.finish(self.saved_model(), {**self.summary, "run_dir": str(store.path)})

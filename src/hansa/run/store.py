@@ -14,7 +14,8 @@ from hansa.core import codec, disk
 from hansa.core.errors import ConfigError, DataError
 
 METRICS, CHECKPOINT, MODEL = "metrics.jsonl", "checkpoint.safetensors", "model.safetensors"
-EXPERIMENT, SUMMARY, LOCK = "experiment.json", "summary.json", ".lock"
+EXPERIMENT, SUMMARY, REPORT, LOCK = "experiment.json", "summary.json", "report.html", ".lock"
+FILES = (METRICS, CHECKPOINT, MODEL, SUMMARY, REPORT, EXPERIMENT)  # of a run; the last one says that there is one
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -49,7 +50,7 @@ class Store:
         self._make()
         taken = f"another process is at work on the run {self.path}; wait for it, or stop it"
         self._lock = disk.lock(self.path / LOCK, taken)
-        for name in (EXPERIMENT, METRICS, CHECKPOINT, MODEL, SUMMARY):
+        for name in FILES:
             disk.sweep(self.path, name)
 
     def create(self, experiment: dict[str, Any]) -> None:
@@ -58,6 +59,16 @@ class Store:
             raise ConfigError(f"{self.path} already holds a run; choose another folder, or `hansa resume {self.path}`")
         self._make()
         write_json(self.path / EXPERIMENT, experiment)
+
+    def remove(self) -> None:
+        """Remove the run that this folder holds, if it holds one and no process is at work on it; what else lies here
+        stays."""
+        if not (self.path / EXPERIMENT).exists():
+            return
+        self.lock()
+        self.close()
+        for path in (*(self.path / name for name in FILES), *self.path.glob("memories-*.log")):
+            path.unlink(missing_ok=True)
 
     def _make(self) -> None:
         try:
