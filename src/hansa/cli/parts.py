@@ -12,10 +12,9 @@ from rich.table import Table
 
 from hansa.core.errors import ConfigError
 from hansa.core.registry import Part, field_default, field_types, lookup, registered, summary, to_config, type_name
-from hansa.data import draw
+from hansa.data import draw, held
 from hansa.data import table as count_table
 from hansa.run.config import Experiment
-from hansa.run.holdings import held
 
 console = Console()
 
@@ -70,18 +69,18 @@ def _text(default: Any) -> str:
 def show_partition(experiment: Experiment, out: Path, as_json: bool) -> None:
     """Draw what each party holds, and print the counts."""
     task = experiment.build_task()
-    rows, joined, classes = held(task)
+    rows, joined = held(task)
     names = list(task.names) if task.names is not None else [str(k) for k in range(len(rows))]
-    counts = count_table(rows, joined, classes)
+    counts = count_table(rows, joined, task.classes)
     try:
-        draw(rows, joined, classes, out, names if task.names is not None else None)
+        draw(rows, joined, task.classes, out, names if task.names is not None else None)
     except OSError as error:
         raise ConfigError(f"cannot draw to {out}: {error.strerror}") from None
     if as_json:
         print(json.dumps({"parties": names, "counts": counts, "picture": str(out)}))
         return
-    wide = classes is not None and classes <= 20
-    table = Table("party", "samples", *([str(c) for c in range(classes or 0)] if wide else []))
+    wide = task.classes is not None and task.classes <= 20
+    table = Table("party", "samples", *([str(c) for c in range(task.classes or 0)] if wide else []))
     for name, row in list(zip(names, counts, strict=True))[:40]:
         table.add_row(name, str(sum(row)), *([str(c) for c in row] if wide else []))
     console.print(table)

@@ -76,9 +76,9 @@ class Experiment:
     folder: str
     adversary: tuple[Adversary, ...] = ()
 
-    def build_task(self) -> Task:
-        """Load the data, divide it among the parties, make the model."""
-        return make_task(self)
+    def build_task(self, data: Data | None = None) -> Task:
+        """Load the data, unless they are given, divide them among the parties, make the model."""
+        return make_task(self, data)
 
     def check_deployed(self) -> None:
         """Refuse what there is only in a simulation; for parties that are processes of their own."""
@@ -213,8 +213,8 @@ def load_function(reference: str, where: str, folder: str) -> Callable[[], Any]:
     return function  # type: ignore[no-any-return]
 
 
-def make_task(experiment: Experiment) -> Task:
-    """The task that an experiment describes."""
+def make_task(experiment: Experiment, data: Data | None = None) -> Task:
+    """The task that an experiment describes; its data set is loaded where it is not given."""
     table, folder, seed = experiment.task, experiment.folder, experiment.run.seed
     trusted: tuple[Any, Any] | None = None
     if table.parties:
@@ -227,7 +227,7 @@ def make_task(experiment: Experiment) -> Task:
         found = max(int(y.max()) for _, y in pairs if len(y)) + 1 if not pairs[0][1].is_floating_point() else 0
         loss, classes = learned(table.loss, found)
     else:
-        data = load_data(experiment)
+        data = load_data(experiment) if data is None else data
         if isinstance(table.trusted, int):
             data, trusted = keep_trusted(data, table.trusted, seed)
         pairs, names = divide(data, experiment)

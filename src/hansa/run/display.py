@@ -72,7 +72,7 @@ class Displayed:
         return f"<{type(self).__name__} of {', '.join([self._algorithm, rounds, *metrics])}, {_stopped(summary)}>"
 
     def _repr_html_(self) -> str:
-        from hansa.run import figure, plots
+        from hansa.run import plots
 
         rows = "".join(
             f'<tr><th scope="row" style="text-align: left">{html.escape(name)}</th><td>{html.escape(value)}</td></tr>'
@@ -82,7 +82,7 @@ class Displayed:
         curves = plots.learning(self.history)
         image = ""
         if curves is not None:
-            data = base64.b64encode(figure.png(curves)).decode()
+            data = base64.b64encode(plots.png(curves)).decode()
             image = (
                 f'<img alt="Learning curves" style="max-width: 40em; width: 100%" src="data:image/png;base64,{data}">'
             )

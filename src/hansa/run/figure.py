@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-DPI = 160  # sharp on dense screens; it is shown at the size of 80
+from hansa.run import plots
 
 
 class Drawing(Figure):
@@ -19,13 +18,6 @@ class Drawing(Figure):
         FigureCanvasAgg(self)
 
     def _repr_png_(self) -> tuple[bytes, dict[str, Any]]:
-        """What a notebook shows, and how wide it is there."""
-        picture = png(self)
+        """What a notebook shows, and how wide: half of its points, which dense screens have."""
+        picture = plots.png(self)
         return picture, {"width": int.from_bytes(picture[16:20], "big") // 2}
-
-
-def png(figure: Figure) -> bytes:
-    """The figure as PNG, on white also where pages are dark."""
-    out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=DPI, bbox_inches="tight", facecolor="white")
-    return out.getvalue()

@@ -42,7 +42,7 @@ COMPILED_ROUNDS = 500  # from which on compiling a step (about 10 s) is earned b
 def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = None, resume: bool = False,
              force: bool = False, on_round: Watch | None = None, protocol: SumProtocol | None = None,
              absent: Callable[[int, int], bool] | None = None, adversary: Any = None,
-             experiment: dict[str, Any] | None = None, progress: bool | None = None,
+             experiment: dict[str, Any] | None = None, alone: bool = False, progress: bool | None = None,
              **settings: Any) -> Result:  # fmt: skip
     """Run an algorithm on a task, all parties in this process.
 
@@ -52,7 +52,7 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
     each round's metrics. `progress=True` shows in a notebook or on a terminal where the run stands; by default it is
     shown in a notebook, where no `on_round` watches. `absent(party, round)` takes parties away; `protocol` takes over
     `reduce`. `adversary` is an attack, or a list of them, each by a group of parties of its own (parts, names or
-    tables).
+    tables). `alone` keeps the run in one process, for one of several that run side by side.
     """
     if not isinstance(algorithm, Algorithm):
         raise ConfigError(
@@ -85,7 +85,7 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
         solver = getattr(algorithm, "local", None)
         work = Work(run.rounds, run.size(len(holdings)), solver) if isinstance(solver, LocalSolver) else None
         before = store.experiment()["plan"] if store is not None and resume else {}
-        engine = pick_engine(run.engine, objective, holdings, run.seed, work, before.get("engine"))
+        engine = pick_engine(run.engine, objective, holdings, run.seed, work, before.get("engine"), alone)
         if isinstance(engine, StackedEngine):
             long = before.get("compiled", run.rounds >= COMPILED_ROUNDS)
             engine.compiles = engine.records and (run.compile == "on" or (run.compile == "auto" and long))
