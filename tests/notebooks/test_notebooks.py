@@ -41,7 +41,7 @@ def executed(notebook: Any, kernel: str, folder: Path) -> Any:
     """The notebook with its outputs, run in a folder; an error in a cell is raised."""
     folder.mkdir()
     resources = {"metadata": {"path": str(folder)}}
-    nbclient.NotebookClient(notebook, timeout=120, kernel_name=kernel, resources=resources).execute()
+    nbclient.NotebookClient(notebook, timeout=300, kernel_name=kernel, resources=resources).execute()
     return notebook
 
 

@@ -228,7 +228,7 @@ def test_what_went_wrong_is_counted_under_a_cell(monkeypatch: pytest.MonkeyPatch
     bar.watch({"round": 2, "rejected": {"<a>": "it", "b": "is"}, "accuracy": 0.5})
     bar.close()
     assert shown[0]["text/plain"].startswith("round 0/4")
-    assert shown[-1]["text/plain"].endswith("accuracy 0.5000  1 empty rounds  2 rejected replies")
+    assert shown[-1]["text/plain"].endswith("accuracy 0.5000  empty rounds: 1  rejected replies: 2")
     assert 'max="4" value="2"' in shown[-1]["text/html"]
 
 

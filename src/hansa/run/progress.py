@@ -21,6 +21,12 @@ SHOWN = ("accuracy", "loss", "train_loss")  # the first that was measured
 Watch = Callable[[dict[str, Any]], None]
 
 
+def clock(seconds: float) -> str:
+    """A time as hours, minutes and seconds."""
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+
+
 class Watcher:
     """Rounds done of all, rounds a second since the first, time left, the latest metric.
 
@@ -61,9 +67,8 @@ class Watcher:
         rate = (self._round - since) / max(now - began, 1e-9)
         words = [f"{name} {self._latest[name]:.4f}" for name in SHOWN if name in self._latest][:1]
         if rate > 0:
-            left = round((self.rounds - self._round) / rate)
             pace = f"{rate:.0f}" if rate >= 100 else f"{rate:.1f}" if rate >= 10 else f"{rate:.2f}"
-            words = [f"{pace} rounds/s", f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02} left", *words]
+            words = [f"{pace} rounds/s", f"{clock((self.rounds - self._round) / rate)} left", *words]
         return words
 
     def close(self) -> None:
@@ -116,30 +121,39 @@ class Bar(Watcher):
         self.close()
 
 
-class NotebookBar(Watcher):
-    """Under the cell of a notebook that runs; what went wrong is counted. No widget has to be installed for it."""
+class CellLine:
+    """A bar and a text under the cell of a notebook that runs, drawn anew in its place. It needs no widget."""
 
-    def __init__(self, rounds: int) -> None:
-        super().__init__(rounds)
+    def __init__(self) -> None:
         self._handle: Any = None
-        self._lost = {"empty": 0, "rejected": 0}
 
-    def _trouble(self, line: dict[str, Any]) -> None:
-        self._lost["empty"] += "empty" in line
-        self._lost["rejected"] += len(line.get("rejected", {}))
-
-    def _draw(self, words: list[str]) -> None:
+    def draw(self, done: float, of: float, text: str) -> None:
         from IPython.display import display
 
-        lost = [f"{count} {what}" for what, count in zip(("empty rounds", "rejected replies"), self._lost.values(),
-                                                        strict=True) if count]  # fmt: skip
-        text = f"round {self._round}/{self.rounds}  " + "  ".join([*words, *lost])
-        bar = f'<progress max="{self.rounds}" value="{self._round}" style="vertical-align: middle"></progress> '
+        bar = f'<progress max="{of:g}" value="{done:g}" style="vertical-align: middle"></progress> '
         shown = {"text/plain": text, "text/html": bar + html.escape(text).replace("  ", " &nbsp; ")}
         if self._handle is None:
             self._handle = display(shown, raw=True, display_id=True)
         else:
             self._handle.update(shown, raw=True)
+
+
+class NotebookBar(Watcher):
+    """Under the cell of a notebook; what went wrong is counted."""
+
+    def __init__(self, rounds: int) -> None:
+        super().__init__(rounds)
+        self._line = CellLine()
+        self._empty = self._rejected = 0
+
+    def _trouble(self, line: dict[str, Any]) -> None:
+        self._empty += "empty" in line
+        self._rejected += len(line.get("rejected", ()))
+
+    def _draw(self, words: list[str]) -> None:
+        lost = [f"empty rounds: {self._empty}"] * (self._empty > 0)
+        lost += [f"rejected replies: {self._rejected}"] * (self._rejected > 0)
+        self._line.draw(self._round, self.rounds, "  ".join([f"round {self._round}/{self.rounds}", *words, *lost]))
 
 
 def in_notebook() -> bool:

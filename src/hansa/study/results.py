@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from hansa.study import statistics
 from hansa.study.cell import Cell
 from hansa.study.spec import Study
 from hansa.study.statistics import Difference, Estimate, Ranking
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 RESULTS = "results.json"
 Axis = Literal["rounds", "bytes", "simulated_seconds"]
@@ -107,7 +110,7 @@ class Trial:
     edge: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Results:
     """All runs of a study, to be looked at from every side. Failed runs are in `outcomes` and count nowhere else."""
 
@@ -268,6 +271,46 @@ class Results:
                 row |= {"best": name in order[:1], "leads": name in leaders}
                 out.append(row | {measure: self.estimate(measure, name, setting) for measure in names})
         return out
+
+    def findings(self) -> list[str]:
+        """What the numbers say, in sentences, as the report begins with them."""
+        from hansa.study.findings import Names, findings
+
+        return findings(self, Names(self))
+
+    def plot(self, name: str | None = None) -> Figure:
+        """A picture of the report by its name: the metric against rounds (accuracy-rounds) by default; `pictures` names
+        all that there are."""
+        from hansa.study.report import pictures
+
+        wanted = name or f"{self.metric}-rounds"
+        seen = []
+        for picture in pictures(self):
+            if picture.name == wanted:
+                return picture.figure
+            seen.append(picture.name)
+        raise ConfigError(f"this study has no picture {wanted!r}; it has: {', '.join(seen)}")
+
+    def report(self, folder: str | Path | None = None) -> Path:
+        """Write the report (report.html, report.md, the pictures) to a folder, the study's own by default; gives the
+        path of report.html."""
+        from hansa.study.report import write
+
+        place = folder or self.study.folder
+        if place is None:
+            raise ConfigError("this study has no folder; give report() one")
+        return write(self, place)[0]
+
+    @property
+    def pictures(self) -> list[str]:
+        """The names of the pictures that `plot` can give."""
+        from hansa.study.report import pictures
+
+        return [picture.name for picture in pictures(self)]
+
+    def __repr__(self) -> str:
+        counts = f"{len(self.algorithms)} algorithms, {len(self.settings)} settings, {len(self.outcomes)} runs"
+        return f"<Results of {self.study.name}: {counts}{f', {len(self.failed)} failed' if self.failed else ''}>"
 
     def _repr_html_(self) -> str:
         columns = [f"final_{self.metric}", "worst_tenth", "bytes_up"]
