@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 from hansa.cli.app import DataDir, Json, Set, app, changes
 from hansa.cli.show import human_bytes
@@ -203,13 +205,9 @@ def compare(
 
 def write_report(results: Results, folder: Path) -> list[Path]:
     """The study's report, in its folder."""
-    import importlib
+    from hansa.study import report
 
-    try:
-        report: Any = importlib.import_module("hansa.study.report")
-    except ImportError:
-        return []
-    return list(report.write(results, folder))
+    return report.write(results, folder)
 
 
 def print_results(results: Results, written: Sequence[Path], as_json: bool) -> None:
@@ -218,43 +216,46 @@ def print_results(results: Results, written: Sequence[Path], as_json: bool) -> N
         typer.echo(json.dumps(as_tree(results, written)))
         return
     console = Console()
-    console.print(table_of(results))
+    for table in tables(results):
+        console.print(table, highlight=False)
     for line in notes(results):
-        console.print(line, markup=False, highlight=False)
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     report = next((path for path in written if path.suffix == ".html"), None)
     if report is not None:
         console.print(f"report: {report}", markup=False, highlight=False, soft_wrap=True)
 
 
-def table_of(results: Results) -> Table:
-    """A row a setting and algorithm, the best first."""
-    from hansa.study.results import MEASURES, written
+def tables(results: Results) -> Iterator[Table]:
+    """A table a setting, a row an algorithm, the best first."""
+    from hansa.study.results import written
 
-    main = f"final_{results.metric}"
-    columns = {main: f"final {results.metric}", "rounds_to_target": f"rounds to {results.study.target}",
-               "simulated_seconds_to_target": f"simulated s to {results.study.target}",
-               "worst_tenth": "worst tenth", "bytes_up": "bytes up", "bytes_down": "bytes down",
-               "seconds": "seconds"}  # fmt: skip
+    target = results.study.target
+    columns = {f"final_{results.metric}": f"final {results.metric}", "rounds_to_target": f"rounds to {target}",
+               "simulated_seconds_to_target": f"simulated s to {target}", "worst_tenth": "worst tenth",
+               "bytes_up": "bytes up"}  # fmt: skip
     rows = results.table()
     shown = [name for name in columns if any(row[name] is not None for row in rows)]
     if not timed(results) and "simulated_seconds_to_target" in shown:
         shown.remove("simulated_seconds_to_target")
-    table = Table("setting", "algorithm", *[columns[name] for name in shown])
-    for i, row in enumerate(rows):
-        new = i == 0 or rows[i - 1]["setting"] != row["setting"]
-        if new and i:
-            table.add_section()
-        cells = []
+    widest = max((len(row["algorithm"]) for row in rows), default=0) + 2
+    for setting in results.settings:
+        table = Table(box=box.SIMPLE_HEAD, title=Text(setting, style="bold"), title_justify="left", pad_edge=False)
+        table.add_column("  algorithm", overflow="fold", min_width=min(widest, 30))
         for name in shown:
-            found = row[name]
-            if found is not None and MEASURES.get(name) is not None and MEASURES[name].unit == "bytes":
-                cells.append(human_bytes(found.mean))
-            else:
-                cells.append(written(found, 1 if name in ("rounds_to_target", "seconds") else 4))
-        mark = " *" if row["best"] else " ~" if row["leads"] else ""
-        style = "bold" if row["best"] else None
-        table.add_row(row["setting"] if new else "", row["algorithm"] + mark, *cells, style=style)
-    return table
+            table.add_column(columns[name], justify="right", no_wrap=True, min_width=13)
+        for row in rows:
+            if row["setting"] != setting:
+                continue
+            mark = "*" if row["best"] else "~" if row["leads"] else " "
+            cells = []
+            for name in shown:
+                found = row[name]
+                if name == "bytes_up" and found is not None and found.mean is not None:
+                    cells.append(human_bytes(found.mean))
+                else:
+                    cells.append(written(found, 1 if "to_target" in name else 3))
+            table.add_row(Text(f"{mark} {row['algorithm']}"), *cells, style="bold" if row["best"] else None)
+        yield table
 
 
 def timed(results: Results) -> bool:

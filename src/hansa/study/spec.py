@@ -28,7 +28,7 @@ PARTY_TEST = 0.2  # of each party's samples, where the study says nothing: for t
 CHECKPOINT_SECONDS = 1.0  # a study that is killed loses so much of the runs under way
 TUNING_SEED = 1000  # from which on seeds are for tuning, where the study does not use them itself
 IMAGES = ("digits", "mnist", "fashion-mnist")  # data sets whose model is the 2NN where none is named
-DIGITS = {"task": {"dataset": "digits", "model": "2nn"}, "partition": {"name": "dirichlet", "alpha": 0.3}}
+SKEWED = {"name": "dirichlet", "alpha": 0.3}
 
 
 @dataclass(frozen=True)
@@ -138,10 +138,7 @@ def parse_study(tree: Mapping[str, Any], name: str, place: str = ".") -> Study:
     for key in given:
         if key not in KEYS:
             raise ConfigError(f"[study]: unknown key {key!r}{nearest(key, KEYS)}")
-    if "task" not in tree:
-        tree = {**DIGITS, **tree}
-    if "model" not in tree["task"] and tree["task"].get("dataset") in IMAGES:
-        tree = {**tree, "task": {**tree["task"], "model": "2nn"}}
+    tree = _with_task(tree, divided="partitions" in given)
     run = tree.get("run", {})
     target = _number(given.get("target", run.get("target")), "target")
     metric = given.get("metric", run.get("metric"))
@@ -163,6 +160,18 @@ def parse_study(tree: Mapping[str, Any], name: str, place: str = ".") -> Study:
             f"study.tune: every algorithm gets the same number of candidates, so that tuning is fair ({told})"
         )
     return study
+
+
+def _with_task(tree: dict[str, Any], divided: bool) -> dict[str, Any]:
+    """The tree with a data set and a model, where it names none: digits, skewed unless it says how to divide them."""
+    task = dict(tree.get("task", {}))
+    if "dataset" not in task and "parties" not in task:
+        task["dataset"] = "digits"
+        tree = tree if divided else lay({"partition": SKEWED}, tree)
+        tree = lay({"run": {"rounds": 30}}, tree)
+    if "model" not in task and task.get("dataset") in IMAGES:
+        task["model"] = "2nn"
+    return {**tree, "task": task}
 
 
 def _tabled(tree: Mapping[str, Any]) -> dict[str, Any]:
