@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 FEW_CLASSES = 20  # up to here a class has a colour of its own
 FEW_NAMED = 30  # parties up to here the classes are named in the bars
+NUMBER = {"boxstyle": "round,pad=0.15", "fc": "white", "ec": "none", "alpha": 0.75}
 FEW_PARTIES = 120  # up to here a gap is drawn between parties
 
 
@@ -133,7 +134,7 @@ def _name(axes: Axes, label: int, base: np.ndarray, shares: np.ndarray) -> None:
     """The class's number in each of its bars that is high enough, for those who see no colours and for print."""
     for party in np.flatnonzero(shares > 0.05):
         axes.text(float(party), base[party] + shares[party] / 2, str(label), ha="center", va="center",
-                  fontsize="x-small", bbox={"boxstyle": "round,pad=0.15", "fc": "white", "ec": "none", "alpha": 0.75})  # fmt: skip
+                  fontsize="x-small", bbox=NUMBER)  # fmt: skip
 
 
 def _heat(figure: Figure, axes: Axes, shares: np.ndarray) -> None:

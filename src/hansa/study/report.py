@@ -55,7 +55,7 @@ def contents(results: Results) -> tuple[str, list[str], list[Section]]:
     """Title, findings and sections of the report, in their order."""
     names = Names(results)
     sections: list[Section] = [
-        sheets.main(results, names),
+        *filter(None, [sheets.main(results, names)]),
         *_finals(results, names),
         *_curves(results, names),
         *_ranks(results, names),
@@ -112,8 +112,7 @@ def _finals(results: Results, names: Names) -> Iterator[Section]:
         caption += " Filled: not significantly worse than the best."
     if results.study.target is not None:
         caption += " Dashed: the target."
-    if any("\N{BLACK LEFT-POINTING TRIANGLE}" in text.get_text() or "\N{BLACK RIGHT-POINTING TRIANGLE}" in text.get_text()
-           for axes in figure.axes for text in axes.texts):  # fmt: skip
+    if any(text.get_text()[:1] in plots.ARROWS for axes in figure.axes for text in axes.texts):
         caption += " Arrows: beyond the axis."
     yield Picture("Where they end", caption, figure, "final")
 
