@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from hansa.core.errors import ConfigError, nearest
+from hansa.run.display import human_bytes
 from hansa.run.settings import higher_is_better
 from hansa.run.store import SUMMARY, Store, read_json, write_json
 from hansa.study import statistics
@@ -309,8 +310,10 @@ class Results:
         return [picture.name for picture in pictures(self)]
 
     def __repr__(self) -> str:
-        counts = f"{len(self.algorithms)} algorithms, {len(self.settings)} settings, {len(self.outcomes)} runs"
-        return f"<Results of {self.study.name}: {counts}{f', {len(self.failed)} failed' if self.failed else ''}>"
+        counts = ((self.algorithms, "algorithm"), (self.settings, "setting"), (self.outcomes, "run"))
+        words = [f"{len(found)} {word}{'s' * (len(found) != 1)}" for found, word in counts]
+        words += [f"{len(self.failed)} failed"] * bool(self.failed)
+        return f"<Results of {self.study.name}: {', '.join(words)}>"
 
     def _repr_html_(self) -> str:
         columns = [f"final_{self.metric}", "worst_tenth", "bytes_up"]
@@ -318,11 +321,16 @@ class Results:
             columns.insert(1, "rounds_to_target")
         rows = self.table()
         columns = [name for name in columns if any(row.get(name) is not None for row in rows)]
-        head = "".join(f"<th>{escape(name.replace('_', ' '))}</th>" for name in ("setting", "algorithm", *columns))
+        labels = [
+            "setting",
+            "algorithm",
+            *(MEASURES[n].label if n in MEASURES else n.replace("_", " ") for n in columns),
+        ]
+        head = "".join(f'<th scope="col">{escape(label)}</th>' for label in labels)
         body = ""
         for row in rows:
             name = escape(row["algorithm"]) + (" *" if row["best"] else " ~" if row["leads"] else "")
-            cells = "".join(f"<td>{escape(written(row[column]))}</td>" for column in columns)
+            cells = "".join(f"<td>{escape(_cell(column, row[column]))}</td>" for column in columns)
             body += f"<tr><td>{escape(row['setting'])}</td><td>{name}</td>{cells}</tr>"
         note = f"* best final {escape(self.metric)} of the setting, ~ not significantly worse; 95% intervals over seeds"
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><p>{note}</p>"
@@ -391,6 +399,13 @@ def written(found: Estimate | None, digits: int = 4) -> str:
     if found.low is not None and found.high is not None:
         text += f" ± {number((found.high - found.low) / 2, digits)}"
     return text if found.reached is None or found.reached == found.n else f"{text} ({found.reached} of {found.n})"
+
+
+def _cell(measure: str, found: Estimate | None) -> str:
+    """An estimate in a notebook's table; of bytes, which hardly differ from seed to seed, the mean."""
+    if measure == "bytes_up" and found is not None and found.mean is not None:
+        return human_bytes(found.mean)
+    return written(found)
 
 
 def number(value: float, digits: int = 4) -> str:
