@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -38,8 +39,8 @@ def show_run(run_dir: Path, as_json: bool) -> None:
         print(json.dumps({"experiment": experiment, "summary": summary, "rounds": history}))
         return
     algorithm, run = experiment["algorithm"], experiment["run"]
-    console.print(f"{algorithm['name']}, seed {run['seed']}, hansa {experiment['hansa']}, plan {experiment['plan']}",
-                  markup=False)  # fmt: skip
+    plan = ", ".join(f"{name} {value}" for name, value in experiment["plan"].items())
+    console.print(f"{algorithm['name']}, seed {run['seed']}, hansa {experiment['hansa']}; plan: {plan}", markup=False)
     print_rounds(history)
     if summary is None:
         console.print(f"not finished after {len(history)} rounds; go on with: hansa resume {run_dir}", markup=False)
@@ -51,7 +52,17 @@ def print_rounds(history: list[dict[str, Any]]) -> None:
     """Rounds as a table: the first and the last of many."""
     numbers = [k for k in ("train_loss", "loss", "accuracy", "auc", "rmse", "r2") if any(k in line for line in history)]
     timed = uneven(history)
-    table = Table(*["round", "replies", *numbers, "bytes up", "bytes down", "seconds", *["simulated s"] * timed])
+    table = Table(
+        *[
+            "round",
+            "replies",
+            *(name.replace("_", " ") for name in numbers),
+            "bytes up",
+            "bytes down",
+            "seconds",
+            *["simulated s"] * timed,
+        ]
+    )
     shown = history if len(history) <= 12 else [*history[:3], {}, *history[-8:]]
     for line in shown:
         if not line:

@@ -31,7 +31,9 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
     except FileNotFoundError:
-        raise ConfigError(f"{path.parent} is not a run: it has no {path.name}") from None
+        inside = sorted(path.parent.glob(f"*/{path.name}"), key=lambda found: found.stat().st_mtime)
+        hint = f"; the last of the {len(inside)} runs in it is {inside[-1].parent}" if inside else ""
+        raise ConfigError(f"{path.parent} is not a run: it has no {path.name}{hint}") from None
     except ValueError as error:
         raise DataError(f"{path} is not valid JSON: {error}") from None
 
