@@ -52,17 +52,9 @@ def print_rounds(history: list[dict[str, Any]]) -> None:
     """Rounds as a table: the first and the last of many."""
     numbers = [k for k in ("train_loss", "loss", "accuracy", "auc", "rmse", "r2") if any(k in line for line in history)]
     timed = uneven(history)
-    table = Table(
-        *[
-            "round",
-            "replies",
-            *(name.replace("_", " ") for name in numbers),
-            "bytes up",
-            "bytes down",
-            "seconds",
-            *["simulated s"] * timed,
-        ]
-    )
+    names = [name.replace("_", " ") for name in numbers]
+    columns = ["round", "replies", *names, "bytes up", "bytes down", "seconds", *["simulated s"] * timed]
+    table = Table(*columns, box=SIMPLE_HEAD)  # without lines between columns it fits a narrow terminal
     shown = history if len(history) <= 12 else [*history[:3], {}, *history[-8:]]
     for line in shown:
         if not line:
