@@ -54,7 +54,9 @@ def print_rounds(history: list[dict[str, Any]]) -> None:
     timed = uneven(history)
     names = [name.replace("_", " ") for name in numbers]
     columns = ["round", "replies", *names, "bytes up", "bytes down", "seconds", *["simulated s"] * timed]
-    table = Table(*columns, box=SIMPLE_HEAD)  # without lines between columns it fits a narrow terminal
+    table = Table(
+        *columns, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False
+    )  # without lines between columns it fits a narrow terminal
     shown = history if len(history) <= 12 else [*history[:3], {}, *history[-8:]]
     for line in shown:
         if not line:
