@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
-from hansa.cli.app import DataDir, Json, Set, app, changes
+from hansa.cli.app import DataDir, Json, Set, Track, app, changes
 from hansa.cli.show import human_bytes
 
 if TYPE_CHECKING:
@@ -160,6 +160,7 @@ def compare(
     report: Annotated[
         Path | None, typer.Option("--report", help="Make the report of this study's folder anew, and nothing else.")
     ] = None,
+    track: Track = None,
     as_json: Json = False,
 ) -> None:
     """Compare algorithms over partitions, adversaries, fields and seeds: a table, a report, tests of significance.
@@ -190,6 +191,7 @@ def compare(
     else:
         plan = parse_study(lay({"study": {"seeds": 3}}, over), "")
     plan = named(plan, out)
+    chosen = chosen_trackers(plan.tree.get("track"), track)
     try:
         with Board(Console()) as board:
             results = perform(plan, None if as_json else board)
@@ -199,8 +201,20 @@ def compare(
     assert plan.folder is not None
     written = write_report(results, plan.folder)
     print_results(results, written, as_json)
+    if chosen:
+        from hansa.track import track_study
+
+        for lost in track_study(results, chosen):
+            sys.stderr.write(f"not tracked: {lost}\n")
     if results.failed:
         raise typer.Exit(1)
+
+
+def chosen_trackers(table: Any, flags: list[str] | None) -> tuple[Any, ...]:
+    """The trackers of a study, from [track] and from --track; a mistake is told before anything runs."""
+    from hansa.track import trackers
+
+    return (*trackers(table), *trackers(flags, "--track"))
 
 
 def write_report(results: Results, folder: Path) -> list[Path]:
@@ -239,10 +253,12 @@ def tables(results: Results) -> Iterator[Table]:
         shown.remove("simulated_seconds_to_target")
     widest = max((len(row["algorithm"]) for row in rows), default=0) + 2
     for setting in results.settings:
-        table = Table(box=box.SIMPLE_HEAD, title=Text(setting, style="bold"), title_justify="left", pad_edge=False)
-        table.add_column("  algorithm", overflow="fold", min_width=min(widest, 30))
+        table = Table(
+            box=box.SIMPLE_HEAD, title=Text(setting, style="bold"), title_justify="left", pad_edge=False, padding=(0, 1)
+        )
+        table.add_column("  algorithm", overflow="fold", min_width=min(widest, 20))
         for name in shown:
-            table.add_column(columns[name], justify="right", no_wrap=True, min_width=13)
+            table.add_column(columns[name], justify="right", no_wrap=True)
         for row in rows:
             if row["setting"] != setting:
                 continue

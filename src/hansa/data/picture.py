@@ -51,8 +51,23 @@ def draw(
     names: Sequence[str] | None = None,
 ) -> None:
     """Write a picture of the partition to `path`; the ending (.png, .svg, .pdf) says the format."""
+    _save(picture(parts, y, classes, names), path)
+
+
+def draw_counts(
+    sizes: Sequence[int],
+    targets: Sequence[Sequence[int]],
+    classes: int | None,
+    path: str | Path,
+    names: Sequence[str] | None = None,
+) -> None:
+    """As `draw`, from how many samples each party has and, of each class, how many targets."""
+    _save(_figure(sizes, targets, classes, names), path)
+
+
+def _save(figure: Figure, path: str | Path) -> None:
     try:
-        picture(parts, y, classes, names).savefig(path, dpi=150)
+        figure.savefig(path, dpi=150)
     except ValueError:
         raise ConfigError(f"{path}: a picture ends in .png, .svg or .pdf") from None
 
@@ -64,7 +79,19 @@ def picture(
     names: Sequence[str] | None = None,
     on: Figure | None = None,
 ) -> Figure:
-    """The partition as a figure, or drawn on an empty one, which is made as large as it needs to be.
+    """The partition as a figure, or drawn on an empty one, which is made as large as it needs to be."""
+    counts = table(parts, y, classes) if classes is not None else []
+    return _figure([len(rows) for rows in parts], counts, classes, names, on)
+
+
+def _figure(
+    sizes: Sequence[int],
+    targets: Sequence[Sequence[int]],
+    classes: int | None,
+    names: Sequence[str] | None,
+    on: Figure | None = None,
+) -> Figure:
+    """Sizes and shares of classes, drawn.
 
     Above, how many samples a party has; below, how they are shared among the classes (not for regression). A panel of
     its own for the shares keeps small parties legible beside large ones.
@@ -75,14 +102,14 @@ def picture(
     figure = on or Figure(layout="constrained")
     if on is None:
         FigureCanvasAgg(figure)
-    figure.set_size_inches(float(np.clip(3 + 0.3 * len(parts), 7, 13)), 3 if classes is None else 6)
+    figure.set_size_inches(float(np.clip(3 + 0.3 * len(sizes), 7, 13)), 3 if classes is None else 6)
     panels = figure.subplots(1 if classes is None else 2, 1, sharex=True, squeeze=False, gridspec_kw=_heights(classes))
-    _sizes(panels[0, 0], np.array([len(rows) for rows in parts]))
+    _sizes(panels[0, 0], np.array(sizes))
     if classes is not None:
-        counts = np.array(table(parts, y, classes)).reshape(len(parts), classes)
+        counts = np.array(targets).reshape(len(sizes), classes)
         shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
         (_bars if classes <= FEW_CLASSES else _heat)(figure, panels[1, 0], shares)
-    _label_parties(panels[-1, 0], len(parts), names)
+    _label_parties(panels[-1, 0], len(sizes), names)
     return figure
 
 

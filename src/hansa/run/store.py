@@ -15,7 +15,9 @@ from hansa.core.errors import ConfigError, DataError
 
 METRICS, CHECKPOINT, MODEL = "metrics.jsonl", "checkpoint.safetensors", "model.safetensors"
 EXPERIMENT, SUMMARY, REPORT, LOCK = "experiment.json", "summary.json", "report.html", ".lock"
-FILES = (METRICS, CHECKPOINT, MODEL, SUMMARY, REPORT, EXPERIMENT)  # of a run; the last one says that there is one
+SERVING, PERSONAL = "model.json", "personal.safetensors"  # what a model needs to predict; what parties add to it
+# Of a run; the last one says that there is one.
+FILES = (METRICS, CHECKPOINT, MODEL, SERVING, PERSONAL, SUMMARY, REPORT, EXPERIMENT)
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -131,7 +133,8 @@ class Store:
                 file.close()
         self._metrics = self._lock = None
 
-    def finish(self, model: dict[str, Any], summary: dict[str, Any]) -> None:
-        """Write the final model and the summary."""
+    def finish(self, model: dict[str, Any], about: dict[str, Any], summary: dict[str, Any]) -> None:
+        """Write the final model, what it needs to predict, and the summary."""
         write_atomic(self.path / MODEL, codec.encode(model))
+        write_json(self.path / SERVING, about)
         write_json(self.path / SUMMARY, summary)

@@ -292,16 +292,6 @@ class Results:
             seen.append(picture.name)
         raise ConfigError(f"this study has no picture {wanted!r}; it has: {', '.join(seen)}")
 
-    def report(self, folder: str | Path | None = None) -> Path:
-        """Write the report (report.html, report.md, the pictures) to a folder, the study's own by default; gives the
-        path of report.html."""
-        from hansa.study.report import write
-
-        place = folder or self.study.folder
-        if place is None:
-            raise ConfigError("this study has no folder; give report() one")
-        return write(self, place)[0]
-
     @property
     def pictures(self) -> list[str]:
         """The names of the pictures that `plot` can give."""
@@ -334,6 +324,15 @@ class Results:
             body += f"<tr><td>{escape(row['setting'])}</td><td>{name}</td>{cells}</tr>"
         note = f"* best final {escape(self.metric)} of the setting, ~ not significantly worse; 95% intervals over seeds"
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><p>{note}</p>"
+
+    def report(self, folder: str | Path | None = None) -> Path:
+        """Write the report (report.html, report.md, plots/) to a folder, the study's own by default; gives the page."""
+        from hansa.study.report import write
+
+        place = folder if folder is not None else self.study.folder
+        if place is None:
+            raise ConfigError("this study has no folder; give report() one")
+        return next(path for path in write(self, place) if path.suffix == ".html")
 
     def save(self, folder: str | Path | None = None) -> Path:
         """Write what `load` needs to a folder, the study's own by default; the runs stay where they are."""

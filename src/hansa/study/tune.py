@@ -113,7 +113,7 @@ def _score(study: Study, jobs: Sequence[Job], failed: dict[Path, str]) -> tuple[
 def at_edge(candidates: Sequence[dict[str, Any]], values: dict[str, Any]) -> bool:
     """Whether a number among the values is the least or the greatest that was tried."""
     for name, value in values.items():
-        tried = {candidate[name] for candidate in candidates if isinstance(candidate[name], (int, float))}
+        tried = {candidate[name] for candidate in candidates if type(candidate[name]) in (int, float)}
         if len(tried) > 1 and value in (min(tried), max(tried)):
             return True
     return False
