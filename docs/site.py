@@ -1,6 +1,6 @@
 """What the documentation's site has besides the pages of docs/ (a hook of MkDocs, see mkdocs.yml).
 
-- Pages outside docs/ that a page of docs/ links to or that the navigation names (benchmarks/RESULTS.md, SECURITY.md, ...)
+- Pages outside docs/ that a page of docs/ links to or that the navigation names (benchmarks/RESULTS.md, SECURITY.md)
   are taken into the site under their own paths, and source files as pages that show them. Links stay relative to the
   repository, so that they hold on a code host too, and are turned into links of the site here.
 - The reference: a page a package from its docstrings, and the command line from the commands themselves.
@@ -44,6 +44,14 @@ PACKAGES = {
     "hansa.models": "a small zoo",
     "hansa.testing": "what every algorithm must pass",
 }
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put the pages of the reference into the navigation."""
+    pages = [{"Overview": "reference/README.md"}, {"Command line": "reference/cli.md"}]
+    pages += [{name: f"reference/{name}.md"} for name in ("hansa", *PACKAGES)]
+    config.nav = [{"Reference": pages} if "Reference" in item else item for item in config.nav or []]
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -150,7 +158,9 @@ def reference() -> Iterator[tuple[str, str]]:
     more = ["hansa.core.op.Op", "hansa.core.op.Party", "hansa.core.op.Reply", "hansa.core.algorithm.Problem",
             "hansa.core.federation.Reduced", "hansa.core.federation.Gathered", "hansa.core.params.Params",
             "hansa.run.settings.Run"]  # fmt: skip
-    names = [f"{found.__module__}.{found.__qualname__}" for found in own if id(found) not in elsewhere]
+    first = [hansa.simulate, hansa.resume, hansa.Task, hansa.Result]
+    own = [found for found in (*first, *own) if id(found) not in elsewhere]
+    names = [f"{found.__module__}.{found.__qualname__}" for found in own]
     yield "reference/hansa.md", _page("hansa", hansa.__doc__ or "", [], [*names, *more])
     yield "reference/cli.md", command_line()
 
@@ -178,7 +188,16 @@ def command_line() -> str:
     group = typer.main.get_command(network.app)
     lines = ["# Command line", "", "`hansa COMMAND --help` says the same.", ""]
     for words, command in _commands(group, ("hansa",)):
-        lines += [f"## {' '.join(words)}", "", _sentences(command.help or ""), "", "```", _usage(words, command), "```", ""]
+        lines += [
+            f"## {' '.join(words)}",
+            "",
+            _sentences(command.help or ""),
+            "",
+            "```",
+            _usage(words, command),
+            "```",
+            "",
+        ]
         rows = [_row(parameter) for parameter in command.params if not getattr(parameter, "hidden", False)]
         if rows:
             lines += ["| | default | |", "|---|---|---|", *rows, ""]
