@@ -53,21 +53,21 @@ def commands(block: Block) -> Iterator[list[str]]:
                 yield shlex.split(line, comments=True)[1:]
 
 
-def command(words: list[str]) -> None:
-    """What the console would do with `hansa WORDS`."""
+def command(words: list[str], refused: bool) -> None:
+    """What the console would do with `hansa WORDS`; `refused` says that the page shows a refusal."""
     from hansa.cli import main
 
     sys.argv = ["hansa", *words]
+    code: Any = 0
     try:
         main()
     except SystemExit as end:
-        if end.code not in (0, None, 2):
-            raise RuntimeError(f"hansa {shlex.join(words)} ended with {end.code}") from None
-        if end.code == 2:
-            print("(exit code 2)")
+        code = end.code or 0
+    if code != (2 if refused else 0):
+        raise RuntimeError(f"hansa {shlex.join(words)} ended with {code}")
 
 
-def run(block: Block, names: dict[str, Any], page: Path) -> None:
+def run(block: Block, names: dict[str, Any], page: Path, refused: bool = False) -> None:
     file = FILE.match(block.text)
     if file is not None and block.language in ("python", "toml"):
         Path(file["name"]).write_text(block.text)
@@ -78,7 +78,7 @@ def run(block: Block, names: dict[str, Any], page: Path) -> None:
     else:
         for words in commands(block):
             if words[0] in SIMULATED:
-                command(words)
+                command(words, refused)
 
 
 def perform(page: Path, folder: Path) -> dict[str, Any]:
@@ -89,11 +89,13 @@ def perform(page: Path, folder: Path) -> dict[str, Any]:
     names: dict[str, Any] = {"__name__": "__main__"}
     printed: dict[int, str] = {}
     error = None
-    for block in blocks(page):
+    found = list(blocks(page))
+    for block, after in zip(found, [*found[1:], None], strict=True):
+        refused = after is not None and after.language == "text" and after.text.startswith("error:")
         out = io.StringIO()
         try:
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-                run(block, names, page)
+                run(block, names, page, refused)
         except Exception:
             error = f"{page.name}, the block at line {block.line}:\n{traceback.format_exc(limit=-4)}{out.getvalue()}"
             break
