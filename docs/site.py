@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 import posixpath
 import re
 from collections.abc import Iterable, Iterator
@@ -22,7 +23,8 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 import hansa
-from hansa.cli import audit, network
+from hansa import cli
+from hansa.cli.app import app
 
 ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"(?P<start>\]\()(?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?(?=\))")
@@ -184,8 +186,10 @@ def _page(name: str, about: str, found: Iterable[Any], names: Iterable[str] = ()
 
 def command_line() -> str:
     """Every command of `hansa`, as the commands describe themselves."""
-    assert audit.app is not None and network.app is not None  # importing them adds their commands
-    group = typer.main.get_command(network.app)
+    for module in pkgutil.iter_modules(cli.__path__):  # importing them adds their commands
+        if module.name != "__main__":
+            importlib.import_module(f"hansa.cli.{module.name}")
+    group = typer.main.get_command(app)
     lines = ["# Command line", "", "`hansa COMMAND --help` says the same.", ""]
     for words, command in _commands(group, ("hansa",)):
         lines += [

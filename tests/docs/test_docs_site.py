@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from pages import ROOT
+from docs_pages import ROOT, console
 
 import hansa
 
@@ -50,10 +50,16 @@ def test_the_reference_has_every_name_that_hansa_offers(site: Path) -> None:
 
 def test_the_reference_has_every_command_with_its_options(site: Path) -> None:
     page = html.unescape((site / "reference" / "cli.html").read_text())
-    for words in ("hansa run", "hansa resume", "hansa submit", "hansa audit verify"):
-        assert f">{words}<" in page, words
-    for option in ("--set", "--engine", "--token-file", "--receipts"):
-        assert f"<code>{option}</code>" in page, option
+    waiting = [("hansa", console())]
+    while waiting:
+        words, command = waiting.pop()
+        below = getattr(command, "commands", {})
+        waiting += [(f"{words} {name}", child) for name, child in below.items() if not child.hidden]
+        if not below:
+            section = page.partition(f'>{words}<a class="headerlink"')[2].partition("<h2")[0]
+            assert section, words
+            for option in (name for each in command.params for name in each.opts if name.startswith("-")):
+                assert f"<code>{option}</code>" in section, f"{words} {option}"
 
 
 def test_files_outside_docs_are_pages_of_the_site(site: Path) -> None:

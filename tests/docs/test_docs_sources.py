@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from pages import ROOT
+from docs_pages import ROOT
 
 PAGE = (ROOT / "docs/sources.md").read_text()
 # The numbers of the specification's sections and cards.

@@ -1,6 +1,6 @@
 """Runs what stands on pages of the documentation, in order and page by page, each in a folder of its own.
 
-    python tests/docs/pages.py FOLDER PAGE ...
+    python tests/docs/docs_pages.py FOLDER PAGE ...
 
 A block of Python is executed; one whose first line is `# name.py`, or `# name.toml`, is written to that file, and the
 Python is imported. In a block without a language the lines that begin with `hansa` are run. What each block printed,
@@ -14,6 +14,7 @@ import importlib
 import io
 import json
 import os
+import pkgutil
 import re
 import shlex
 import shutil
@@ -51,6 +52,19 @@ def commands(block: Block) -> Iterator[list[str]]:
         for line in block.text.replace("\\\n", " ").splitlines():
             if line.startswith("hansa "):
                 yield shlex.split(line, comments=True)[1:]
+
+
+def console() -> Any:
+    """The command `hansa` with all that it has below it."""
+    import typer
+
+    from hansa import cli
+    from hansa.cli.app import app
+
+    for module in pkgutil.iter_modules(cli.__path__):  # importing them adds their commands
+        if module.name != "__main__":
+            importlib.import_module(f"hansa.cli.{module.name}")
+    return typer.main.get_command(app)
 
 
 def command(words: list[str], refused: bool) -> None:
