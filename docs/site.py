@@ -47,6 +47,13 @@ PACKAGES = {
     "hansa.testing": "what every algorithm must pass",
 }
 
+# What an algorithm of one's own is made of, beside what `hansa` offers.
+INSIDE = [
+    "hansa.core.op.Op", "hansa.core.op.Wrapper", "hansa.core.op.Party", "hansa.core.op.Reply",
+    "hansa.core.algorithm.Problem", "hansa.core.federation.Reduced", "hansa.core.federation.Gathered",
+    "hansa.core.params.Params", "hansa.run.settings.Run",
+]  # fmt: skip
+
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Put the pages of the reference into the navigation."""
@@ -126,7 +133,7 @@ def repository_path(src_uri: str) -> str:
 
 def site_path(path: str) -> str:
     """Where a file of the repository lies in the site: Markdown and pictures as they are, source as a page."""
-    if path == "README.md" or path == "docs/README.md":
+    if path in ("README.md", "docs/README.md"):
         return "README.md"
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
@@ -148,40 +155,36 @@ def reference() -> Iterator[tuple[str, str]]:
     packages = {name: importlib.import_module(name) for name in PACKAGES}
     lines = [f"| [`{name}`]({name}.md) | {what} |" for name, what in PACKAGES.items()]
     yield "reference/README.md", "\n".join([
-        "# Reference", "", "Made from the docstrings and the commands themselves. `import hansa` offers all that a "
-        "page of [`hansa`](hansa.md) lists, and the classes of the packages whose names are unique.", "",
+        "# Reference", "", "Made from the docstrings, and from the commands themselves. What is used most can be had "
+        "from `hansa` itself: `hansa.FedAvg` is `hansa.algorithms.FedAvg`.", "",
         "| | |", "|---|---|", "| [command line](cli.md) | every command, its arguments and options |",
         "| [`hansa`](hansa.md) | tasks, runs, results, and what an algorithm of your own is made of |", *lines, "",
     ])  # fmt: skip
     for name, module in packages.items():
-        yield f"reference/{name}.md", _page(name, module.__doc__ or "", _public(module))
-    elsewhere = {id(found) for module in packages.values() for found in _public(module)}
-    own = [found for found in (getattr(hansa, name) for name in hansa.__all__) if _has_home(found)]
-    more = ["hansa.core.op.Op", "hansa.core.op.Party", "hansa.core.op.Reply", "hansa.core.algorithm.Problem",
-            "hansa.core.federation.Reduced", "hansa.core.federation.Gathered", "hansa.core.params.Params",
-            "hansa.run.settings.Run"]  # fmt: skip
-    first = [hansa.simulate, hansa.resume, hansa.Task, hansa.Result]
-    own = [found for found in (*first, *own) if id(found) not in elsewhere]
-    names = [f"{found.__module__}.{found.__qualname__}" for found in own]
-    yield "reference/hansa.md", _page("hansa", hansa.__doc__ or "", [], [*names, *more])
+        yield f"reference/{name}.md", _page(module, _public(module))
+    elsewhere = {path for module in packages.values() for path in _public(module)}
+    first = [_path(found) for found in (hansa.simulate, hansa.resume, hansa.Task, hansa.Result)]
+    own = [path for path in (*first, *_public(hansa)) if path not in elsewhere]
+    yield "reference/hansa.md", _page(hansa, [*own, *INSIDE])
     yield "reference/cli.md", command_line()
 
 
-def _public(module: ModuleType) -> list[Any]:
+def _public(module: ModuleType) -> list[str]:
+    """Where the classes and functions that a module offers are defined."""
     names = getattr(module, "__all__", None) or [
-        name for name, found in vars(module).items() if _has_home(found) and found.__module__ == module.__name__
-        and not name.startswith("_")
+        name for name, found in vars(module).items()
+        if getattr(found, "__module__", None) == module.__name__ and not name.startswith("_")
     ]  # fmt: skip
-    return [found for found in (getattr(module, name) for name in names) if _has_home(found)]
+    return [_path(found) for found in (getattr(module, name) for name in names) if hasattr(found, "__qualname__")]
 
 
-def _has_home(found: Any) -> bool:
-    return hasattr(found, "__qualname__") and hasattr(found, "__module__")
+def _path(found: Any) -> str:
+    return f"{found.__module__}.{found.__qualname__}"
 
 
-def _page(name: str, about: str, found: Iterable[Any], names: Iterable[str] = ()) -> str:
-    listed = [*(f"{each.__module__}.{each.__qualname__}" for each in found), *names]
-    return "\n\n".join([f"# {name}", about.strip(), *(f"::: {each}" for each in dict.fromkeys(listed)), ""])
+def _page(module: ModuleType, paths: Iterable[str]) -> str:
+    parts = [f"::: {path}" for path in dict.fromkeys(paths)]
+    return "\n\n".join([f"# {module.__name__}", (module.__doc__ or "").strip(), *parts, ""])
 
 
 def command_line() -> str:
