@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from hansa.core.task import Task
+
 FEW_CLASSES = 20  # up to here a class has a colour of its own
+FEW_NAMED = 30  # parties up to here the classes are named in the bars
+NUMBER = {"boxstyle": "round,pad=0.15", "fc": "white", "ec": "none", "alpha": 0.75}
 FEW_PARTIES = 120  # up to here a gap is drawn between parties
 
 
@@ -27,6 +32,15 @@ def table(parts: Sequence[np.ndarray], y: Tensor | np.ndarray, classes: int | No
     return [np.bincount(targets[rows].ravel(), minlength=classes).tolist() for rows in parts]
 
 
+def held(task: Task) -> tuple[list[np.ndarray], np.ndarray]:
+    """The targets of all parties of a task, one party after the other, and which of them each party holds; of a
+    sequence its first target."""
+    targets = [np.asarray(y) for _, y in task.parties]  # type: ignore[misc]
+    joined = np.concatenate(targets)
+    edges = np.cumsum([0, *map(len, targets)])
+    return [np.arange(a, b) for a, b in itertools.pairwise(edges)], joined if joined.ndim == 1 else joined[:, 0]
+
+
 def draw(
     parts: Sequence[np.ndarray],
     y: Tensor | np.ndarray,
@@ -34,7 +48,17 @@ def draw(
     path: str | Path,
     names: Sequence[str] | None = None,
 ) -> None:
-    """Write a picture of the partition to `path`; the ending (.png, .svg, .pdf) says the format.
+    """Write a picture of the partition to `path`; the ending (.png, .svg, .pdf) says the format."""
+    try:
+        picture(parts, y, classes, names).savefig(path, dpi=150)
+    except ValueError:
+        raise ConfigError(f"{path}: a picture ends in .png, .svg or .pdf") from None
+
+
+def picture(
+    parts: Sequence[np.ndarray], y: Tensor | np.ndarray, classes: int | None, names: Sequence[str] | None = None
+) -> Figure:
+    """The partition as a figure.
 
     Above, how many samples a party has; below, how they are shared among the classes (not for regression). A panel of
     its own for the shares keeps small parties legible beside large ones.
@@ -52,10 +76,7 @@ def draw(
         shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
         (_bars if classes <= FEW_CLASSES else _heat)(figure, panels[1, 0], shares)
     _label_parties(panels[-1, 0], len(parts), names)
-    try:
-        figure.savefig(path, dpi=150)
-    except ValueError:
-        raise ConfigError(f"{path}: a picture ends in .png, .svg or .pdf") from None
+    return figure
 
 
 def _heights(classes: int | None) -> dict[str, Sequence[float]]:
@@ -93,11 +114,20 @@ def _bars(figure: Figure, axes: Axes, shares: np.ndarray) -> None:
     base = np.zeros(len(shares))
     for label, column in enumerate(shares.T):
         _steps(axes, base, base + column, color=palette(label), label=str(label))
+        if len(shares) <= FEW_NAMED:
+            _name(axes, label, base, column)
         base = base + column
     _gaps(axes, len(shares), 1.0)
     axes.set_ylabel("share of each class")
     handles, labels = axes.get_legend_handles_labels()  # reversed: in the order in which they are stacked
     figure.legend(handles[::-1], labels[::-1], title="class", loc="outside right lower", frameon=False)
+
+
+def _name(axes: Axes, label: int, base: np.ndarray, shares: np.ndarray) -> None:
+    """The class's number in each of its bars that is high enough, for those who see no colours and for print."""
+    for party in np.flatnonzero(shares > 0.05):
+        axes.text(float(party), base[party] + shares[party] / 2, str(label), ha="center", va="center",
+                  fontsize="x-small", bbox=NUMBER)  # fmt: skip
 
 
 def _heat(figure: Figure, axes: Axes, shares: np.ndarray) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from hansa.core.algorithm import State
@@ -18,6 +17,7 @@ from hansa.core.op import Payload
 from hansa.core.params import Params
 from hansa.core.predictor import Predictor
 from hansa.core.registry import build
+from hansa.run import saved
 from hansa.run.loop import Training
 from hansa.run.store import METRICS, Store, write_atomic
 
@@ -66,18 +66,17 @@ class Result:
             raise ConfigError(f"with {algorithm.name} each party has a model of its own: say whose, as in party=0")
         return predictor, predictor.own(self.training.objective, payload, dict(self.memories.get(party, {})))
 
+    @property
+    def personal(self) -> bool:
+        """Whether each party has a model of its own."""
+        predictor: Predictor = build("predictor", self.training.algorithm.predictor(self.state)[0])
+        return predictor.personal
+
     def predict(self, x: Any, party: int | None = None) -> Tensor:
         """Outputs (class scores, or values) for samples; they are prepared (imputed, scaled) as in training. Where each
         party has a model of its own, `party` says whose."""
         predictor, payload = self._predictor(party)
-        objective = self.training.objective
-        samples = torch.as_tensor(x, device=objective.device)
-        if samples.is_floating_point() and objective.module is not None:
-            samples = samples.to(objective.dtype)
-        if self.training.preparation is not None:
-            op, learned = self.training.preparation
-            samples = op.transform(samples, learned)
-        return predictor.outputs(objective, payload, samples)
+        return saved.predict(self.training.objective, predictor, payload, self.training.preparation, x)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -111,10 +110,15 @@ class Result:
             model["preparation"] = {"op": op_config(op), "payload": learned}
         return {"predictor": name, **model}
 
+    def described(self) -> dict[str, Any]:
+        """What the saved model needs to predict in another process, as plain data."""
+        training = self.training
+        return saved.describe(training.task, training.objective, training.holdings, training.run.seed)
+
     def save(self, path: str | Path) -> Path:
         """Write the model, the metrics and the summary to a folder that `hansa show` can read."""
         store = Store(path)
         store.create(self.experiment)
         write_atomic(store.path / METRICS, b"".join(json.dumps(line).encode() + b"\n" for line in self.history))
-        store.finish(self.saved_model(), {**self.summary, "run_dir": str(store.path)})
+        store.finish(self.saved_model(), self.described(), {**self.summary, "run_dir": str(store.path)})
         return store.path

@@ -15,6 +15,7 @@ from hansa.core.errors import ConfigError, DataError
 
 METRICS, CHECKPOINT, MODEL = "metrics.jsonl", "checkpoint.safetensors", "model.safetensors"
 EXPERIMENT, SUMMARY, LOCK = "experiment.json", "summary.json", ".lock"
+SERVING, PERSONAL = "model.json", "personal.safetensors"  # what a model needs to predict; what parties add to it
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -49,7 +50,7 @@ class Store:
         self._make()
         taken = f"another process is at work on the run {self.path}; wait for it, or stop it"
         self._lock = disk.lock(self.path / LOCK, taken)
-        for name in (EXPERIMENT, METRICS, CHECKPOINT, MODEL, SUMMARY):
+        for name in (EXPERIMENT, METRICS, CHECKPOINT, MODEL, SERVING, SUMMARY):
             disk.sweep(self.path, name)
 
     def create(self, experiment: dict[str, Any]) -> None:
@@ -118,7 +119,8 @@ class Store:
                 file.close()
         self._metrics = self._lock = None
 
-    def finish(self, model: dict[str, Any], summary: dict[str, Any]) -> None:
-        """Write the final model and the summary."""
+    def finish(self, model: dict[str, Any], about: dict[str, Any], summary: dict[str, Any]) -> None:
+        """Write the final model, what it needs to predict, and the summary."""
         write_atomic(self.path / MODEL, codec.encode(model))
+        write_json(self.path / SERVING, about)
         write_json(self.path / SUMMARY, summary)
