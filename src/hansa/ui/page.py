@@ -152,8 +152,7 @@ class Page:
         if name == "localhost" or name in self._hosts:
             return
         with contextlib.suppress(ValueError):
-            if self._addresses or ipaddress.ip_address(name).is_loopback:
-                ipaddress.ip_address(name)
+            if ipaddress.ip_address(name).is_loopback or self._addresses:
                 return
         raise Wrong(421, f"this page is not served under the name {name[:80]!r}; use localhost, or list the name in "
                          "admin_hosts of federation.toml")  # fmt: skip

@@ -38,6 +38,7 @@ const Curves = (() => {
     else {
       if (unit === "count" || (low >= 0 && low < 0.5 * high)) low = 0; // a count is seen against nothing at all
       if (high === low) high = low + (Math.abs(low) || 1);
+      if (low !== 0) low -= (high - low) * 0.06;
       high += (high - low) * 0.06;
     }
     const x0 = Math.min(1, ...xs), x1 = Math.max(x0 + 1, ...xs);

@@ -199,8 +199,8 @@ function drawParties(j) {
   const rows = Object.keys(values).filter((name) => name.startsWith("party:")).map((name) => values[name]);
   const simulated = about().kind === "simulation", count = values.parties || { total: rows.length };
   const n = j && ACTIVE.includes(j.status) ? values[`now:${j.job}`] : null;
-  const named = rows.length < count.total ? `; ${simulated ? `those that were missing or rejected are named, ${rows.length} of them` : `${rows.length} are shown`}` : "";
-  put($("parties-note"), `${plural(count.total, "party", "parties")}${simulated ? ", simulated" : `, ${number(count.here || 0)} connected`}${named}.`);
+  const named = rows.length < count.total ? `; ${rows.length} are shown` : "";
+  put($("parties-note"), simulated ? (count.total ? `${plural(count.total, "party was", "parties were")} missing or rejected in some round${named}.` : "No party was missing or rejected so far.") : `${plural(count.total, "party", "parties")}, ${number(count.here || 0)} connected${named}.`);
   head($("parties"), simulated ? ["Party", ["Missing", "number"], ["Rejected", "number"], "Last reason"] : ["Party", "Connection", "Last seen", "In this exchange", ["Rejected", "number"], "Last reason"]);
   rows.sort((a, b) => a.number - b.number);
   show($("parties").parentNode, rows.length > 0);
