@@ -30,6 +30,7 @@ class Showing:
         if not 0 <= port < 65536:
             raise ConfigError(f"--ui-port must lie in 0..65535, got {port}")
         self.folder, self.stay = folder, stay
+        self._heard = b""  # what the page has said and nobody has read yet
         self._token = secrets.token_urlsafe(16)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "hansa.ui", str(folder.resolve()), str(port)],
@@ -103,8 +104,12 @@ class Showing:
         """What the page says, if it says something within so many seconds."""
         assert self._process.stdout is not None
         file = self._process.stdout.fileno()
-        if not select.select([file], [], [], seconds)[0]:
-            return None
-        data = os.read(file, 4096)  # a line is short, and written at once
-        told: dict[str, Any] | None = json.loads(data.splitlines()[0]) if data else None
+        while b"\n" not in self._heard:
+            if not select.select([file], [], [], seconds)[0]:
+                return None
+            if not (data := os.read(file, 4096)):  # the page has gone: the run does not depend on it
+                return None
+            self._heard += data
+        line, _, self._heard = self._heard.partition(b"\n")
+        told: dict[str, Any] = json.loads(line)
         return told

@@ -26,7 +26,7 @@ from hansa.ui.events import Board, Source
 log = logging.getLogger("hansa.ui")
 EVERY = 0.5  # seconds between two looks while somebody looks on
 SHARE = 0.1  # of the time that looking may take, at most
-BEAT = 5.0  # seconds after which those who look hear something in any case
+BEAT = 2.0  # seconds after which those who look hear something in any case
 STALL = 20.0  # seconds in which an event must be taken, or a body come
 BODY = 2**17  # bytes of a request's body, at most
 WRONG, AGAIN = 10, 60.0  # wrong tokens that are looked at and noted, and the seconds in which
@@ -109,7 +109,7 @@ class Page:
                 await self.refresh()
             except Exception:  # whoever looks on is told by the silence; the aggregator goes on
                 log.exception("the live page cannot be brought up to date")
-                await asyncio.sleep(BEAT)
+                await asyncio.sleep(5 * BEAT)
             await asyncio.sleep(max(EVERY, (time.monotonic() - begun) / SHARE))
 
     async def refresh(self) -> None:

@@ -51,7 +51,7 @@ const Curves = (() => {
       const end = c.points[c.points.length - 1];
       return `${c.name} is ${label(end[1])} in round ${end[0]}, and was ${label(c.points[0][1])} in round ${c.points[0][0]}`;
     }).join("; "));
-    for (const value of ticks(low, high, 4)) {
+    for (const value of ticks(low, high, 5)) {
       svg.append(shape("line", { class: "grid", x1: LEFT, x2: W - RIGHT, y1: Y(value), y2: Y(value) }));
       svg.append(shape("text", { x: LEFT - 6, y: Y(value) + 4, "text-anchor": "end" }, label(value)));
     }

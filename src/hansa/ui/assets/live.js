@@ -2,7 +2,7 @@
 "use strict";
 
 const $ = (id) => document.getElementById(id);
-const ROUNDS = 1000, RECENT = 200, SILENT = 12, AGAIN = 2000;
+const ROUNDS = 1000, RECENT = 200, SILENT = 8, AGAIN = 2000;
 const ACTIVE = ["waiting", "running", "stopping"];
 const SCORES = [["accuracy", "accuracy"], ["auc", "AUC"], ["party_accuracy_worst_tenth", "worst tenth of parties"], ["r2", "R²"]];
 const LOSSES = [["loss", "test"], ["train_loss", "training"], ["rmse", "RMSE"]];
@@ -69,7 +69,7 @@ function element(name, parent, set = {}) {
 }
 
 function facts(list, pairs) {
-  const told = pairs.filter(([, value]) => value !== null && value !== undefined && value !== "");
+  const told = pairs.filter(([, value]) => value);
   const made = keyed(list, told.map(([name]) => name), () => {
     const box = document.createElement("div");
     element("dt", box); element("dd", box);
@@ -125,6 +125,7 @@ function draw() {
   show($("token-form"), !!a.stops && !token);
   show($("start-form"), !!a.starts && !!token);
   show($("log-section"), !simulated);
+  put($("jobs-title"), simulated ? "The run" : "Jobs");
   tick();
 }
 
@@ -142,7 +143,7 @@ function drawNow(j) {
   const phase = n && (n.round ? `round ${number(n.round)}: ${n.phase}` : n.phase);
   const counts = n && n.asked !== undefined && n.since && [`${number(n.answered)} of ${number(n.asked)} answered`, n.waiting ? `${number(n.waiting)} waited for` : "", n.missing ? `${number(n.missing)} missing` : "", n.rejected ? `${number(n.rejected)} rejected` : ""].filter(Boolean).join(", ");
   facts($("facts"), [
-    ["Phase", running && (phase || j.status)],
+    ["Phase", running && phase],
     ["Deadline of this exchange", running && n && n.until ? " " : running && n && n.since ? "none" : ""],
     ["Asked", running && counts],
     ["Last round", line && (line.empty ? `empty: ${line.empty}` : `${number(line.replies)} of ${number(line.asked)} replies in it`)],
