@@ -167,7 +167,7 @@ fuzz: $(TOOLS)
 audit: $(TOOLS)
 	@mkdir -p dist
 	@if test "$(AUDIT)" = skip; then echo "no audit was made: AUDIT=skip"; else \
-	  $(RELEASE)/bin/python release/audit.py dist/audit.json requirements/lock.txt requirements/torch.txt; fi
+	  $(RELEASE)/bin/python release/audit.py dist/audit.json requirements/lock.txt requirements/extras.txt requirements/torch.txt; fi
 
 # What is quick and what needs others comes first; what takes long comes last.
 release: test $(TOOLS)

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -41,13 +42,21 @@ def pins(name: str) -> dict[str, str]:
     return dict(line.removesuffix(" \\").split("==") for line in lines if re.match(r"[a-z0-9].*==", line))
 
 
-def test_the_tools_of_a_release_are_pinned_with_hashes_and_agree_with_the_lock() -> None:
-    text = (ROOT / "requirements" / "release.txt").read_text()
-    tools, locked = pins("release.txt"), pins("lock.txt")
-    assert {"atheris", "cyclonedx-bom", "pip-audit"} <= set(tools)
-    assert all(f"{name}=={version} \\\n    --hash=sha256:" in text for name, version in tools.items())
-    assert all(locked[name] == version for name, version in tools.items() if name in locked)
+@pytest.mark.parametrize("name", ("release", "extras"))
+def test_what_comes_on_top_of_the_lock_is_pinned_with_hashes_and_agrees_with_it(name: str) -> None:
+    text = (ROOT / "requirements" / f"{name}.txt").read_text()
+    asked = re.findall(r"^[a-z][a-z0-9-]*", (ROOT / "requirements" / f"{name}.in").read_text(), re.M)
+    added, locked = pins(f"{name}.txt"), pins("lock.txt")
+    assert asked and set(asked) <= set(added)
+    assert all(f"{package}=={version} \\\n    --hash=sha256:" in text for package, version in added.items())
+    assert all(locked[package] == version for package, version in added.items() if package in locked)
     assert "://" not in text, "no registry is named"
+
+
+def test_the_extras_of_the_package_are_those_that_are_locked() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    asked = {line for line in (ROOT / "requirements" / "extras.in").read_text().splitlines() if line[:1].isalpha()}
+    assert {need for name, needs in extras.items() if name != "all" for need in needs} <= asked
 
 
 @pytest.mark.parametrize("more", ("", "src/hansa/left_over.py", "tests/more.py", "tests/ca.key"))
