@@ -5,9 +5,10 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -209,15 +210,41 @@ def test_so_many_listen_and_the_next_is_told_to_come_later(league: League) -> No
     assert status == 503 and "too many" in data["error"] and headers["Retry-After"]
     for events in all:
         events.close()
-    end = time.monotonic() + PATIENCE
-    while ask_events(league) != 200:
-        assert time.monotonic() < end, "places of those who have gone are free again"
+    until(lambda: ask_events(league) == 200)  # places of those who have gone are free again
 
 
 def ask_events(league: League) -> int:
     events = Events(league)
     events.close()
     return events.got.status
+
+
+def test_one_who_reads_nothing_is_cut_off_and_holds_nobody_up(league: League) -> None:
+    page = league.aggregator.admin.page
+    assert page is not None
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(("127.0.0.1", league.aggregator.admin.port))
+        slow.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        quick = Events(league)
+        quick.next()
+        until(lambda: page.board.looking == 2)
+        began = time.monotonic()
+        for n in range(300):  # a board that changes far quicker than any does
+            league._loop.call_soon_threadsafe(page.board.update, {"n": n, "much": f"{n}" * 30_000}, {})
+            if n % 20 == 0:
+                while quick.next()[1]["values"].get("n") != n:
+                    pass
+        until(lambda: page.board.looking == 1)
+        assert time.monotonic() - began < PATIENCE
+    quick.close()
+
+
+def until(found: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not found():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
 
 
 def test_listeners_are_let_go_as_the_aggregator_ends(league: League) -> None:

@@ -15,7 +15,7 @@ import re
 import secrets
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 KEPT = 256  # changes for those who come back
@@ -71,9 +71,10 @@ def written(event: str, data: Any, id: str | None = None) -> bytes:
 
 
 class Listener:
-    """One who looks: what waits for him."""
+    """One who looks: what waits for him. `cut` is called when he is let go because he takes nothing."""
 
     def __init__(self) -> None:
+        self.cut: Callable[[], None] = lambda: None
         self._events: deque[bytes] = deque()
         self._news = asyncio.Event()
         self.over = False  # nothing more comes: the end, or he was too slow
@@ -85,6 +86,7 @@ class Listener:
         self._events.append(event)
         if len(self._events) > WAITING:
             self.end()
+            self.cut()
         self._news.set()
 
     def end(self, at_once: bool = True) -> None:

@@ -85,7 +85,7 @@ class Page:
     def __init__(self, source: Source, control: Control, hosts: Sequence[str] = (), addresses: bool = False) -> None:
         self.source, self.control, self.board = source, control, Board()
         self._hosts, self._addresses = frozenset(host.lower() for host in hosts), addresses
-        self._looking = asyncio.Lock()
+        self._looking, self._looked = asyncio.Lock(), -math.inf
         self._wrong: list[float] = []  # when the last wrong tokens came
         folder = resources.files("hansa.ui") / "assets"
         self._files = {path: (folder / name).read_bytes() for path, name in FILES.items()}
@@ -112,11 +112,12 @@ class Page:
                 await asyncio.sleep(5 * BEAT)
             await asyncio.sleep(max(EVERY, (time.monotonic() - begun) / SHARE))
 
-    async def refresh(self) -> None:
-        """Show how things stand now."""
+    async def refresh(self, age: float = 0.0) -> None:
+        """Show how things stand now, or stood that many seconds ago."""
         async with self._looking:
-            if self.board.closed:
+            if self.board.closed or time.monotonic() - self._looked < age:
                 return
+            self._looked = time.monotonic()
             found = await asyncio.to_thread(self.source.look)
             if found is None:
                 self.board.reset()
@@ -169,13 +170,15 @@ class Page:
         return web.Response(body=found, content_type="text/html", charset="utf-8", headers=headers)
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
-        await self.refresh()
+        await self.refresh(EVERY / 2)  # however often somebody comes
         last = request.headers.get("Last-Event-ID") or request.query.get("last", "")
         listener = self.board.join(last)
         if listener is None:
             raise Wrong(503, "too many look at this page already; close one, or try again later", 10)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         response.force_close()
+        if request.transport is not None:
+            listener.cut = request.transport.abort  # what is on its way to him is not waited for either
         try:
             await response.prepare(request)
             event: bytes | None = b"retry: 1000\n\n"
@@ -183,12 +186,12 @@ class Page:
                 async with asyncio.timeout(STALL):
                     await response.write(event)
                 event = await listener.next(BEAT)
-        except (TimeoutError, ConnectionError):  # he has gone, or takes nothing
+        except TimeoutError:
+            listener.cut()
+        except ConnectionError:  # he has gone
             pass
         finally:
             self.board.leave(listener)
-            if request.transport is not None and listener.over and not self.board.closed:
-                request.transport.abort()  # he was too slow: what is on its way to him is not waited for either
         return response
 
     # What needs the token
