@@ -13,8 +13,10 @@ from hansa.core.errors import ConfigError
 from hansa.core.registry import Part, field_default, field_types, from_config, nest, to_config
 from hansa.core.task import Task
 from hansa.run.config import Experiment, is_function
+from hansa.run.progress import in_notebook
 from hansa.study.cell import Cell
 from hansa.study.execute import LOG, Here, Job, Pool, Silence, Watcher, copy_finished, locked
+from hansa.study.notebook import NotebookBoard
 from hansa.study.results import Results, Trial, outcome_of
 from hansa.study.spec import Study, cores, lay, parse_study
 from hansa.study.tune import tune
@@ -117,6 +119,7 @@ def compare(
     after the study), so that calling it again with more algorithms or seeds does only what is new. `more` are dotted
     fields for all runs, as `--set` takes them: `**{"algorithm.local.lr": 0.1, "run.eval_every": 5}`. Data of your own
     come as `dataset="my_module:function"`; a Task made of arrays has no name under which a run could be kept.
+    In a notebook a line under the cell shows where the study stands.
     """
     if isinstance(task, Task):
         raise ConfigError(
@@ -134,6 +137,8 @@ def compare(
     tree = lay(tree, nest(plain(more)))
     study = parse_study(tree, "")
     study = named(study, None if folder is None else Path(folder))
+    if watch is None and in_notebook():
+        watch = NotebookBoard()
     return perform(study, watch)
 
 
