@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 import torch
+from mlflow_process import Process, Server, free_port
 from small_runs import experiment_file, run, untimed
 
 import hansa
-from conftest import Process, Server, free_port
 from hansa.run.config import read
 from hansa.run.resume import execute, resume
 from hansa.track import track_folder
