@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from typer.testing import CliRunner
 import hansa
 from hansa.cli.compare import app
 from hansa.core.errors import ConfigError
+from hansa.local import SGD
 from hansa.run.config import read
 from hansa.study import Study, parse_study, read_study
-from hansa.study.perform import plain, tree_of
+from hansa.study.perform import modules_of, named, perform, plain, tree_of
 from hansa.study.spec import lay
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -79,12 +81,11 @@ def test_a_number_after_a_colon_is_the_partitions_own(text: str, field: str, val
 
 
 def test_a_part_made_in_python_is_the_same_cell_as_its_table() -> None:
-    modules: set[str] = set()
-    parts = plain([hansa.FedProx(local=hansa.Proximal(mu=0.5)), hansa.FedAvg(fusion=hansa.Krum(f=1))], modules)
+    parts = plain([hansa.FedProx(local=hansa.Proximal(mu=0.5)), hansa.FedAvg(fusion=hansa.Krum(f=1))])
     found = study(algorithms=parts).cells()
     tables = [{"name": "fedprox", "mu": 0.5}, {"name": "fedavg", "fusion": {"name": "krum", "f": 1}}]
     assert [cell.key for cell in found] == [cell.key for cell in study(algorithms=tables).cells()]
-    assert modules == set() and found[0].algorithm == "fedprox (local.mu=0.5)"
+    assert found[0].algorithm == "fedprox (local.mu=0.5)"
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -124,7 +125,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("keys", "message"), BAD)
 def test_a_bad_study_is_one_sentence(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
-        hansa.study.perform.perform(hansa.study.perform.named(study(**keys), tmp_path / "one"))
+        perform(named(study(**keys), tmp_path / "one"))
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.glob("one/cells/*"))  # before anything ran
 
@@ -146,6 +147,17 @@ def test_a_task_made_in_python_is_refused_with_the_way_out() -> None:
     x = [[0.0]]
     with pytest.raises(ConfigError, match='dataset="my_module:function"'):
         hansa.compare(["fedavg"], task=hansa.Task(None, "mse", [(x, x)]))
+
+
+def test_workers_are_told_where_parts_of_ones_own_come_from() -> None:
+    @hansa.register("study-own")
+    @dataclass(frozen=True)
+    class Own(SGD):
+        """A local solver of one's own."""
+
+    assert modules_of(study().cells()[0].experiment) == set()
+    own = study(algorithms=[{"name": "fedavg", "local": "study-own"}])
+    assert modules_of(own.cells()[0].experiment) == {Own.__module__}
 
 
 @pytest.mark.parametrize("name", ["compare-digits.toml", "study-mnist.toml"])
@@ -182,34 +194,32 @@ def test_fields_without_a_name_are_common_and_another_name_drops_the_old_ones_fi
 runner = CliRunner()
 
 
-def test_the_command_compares_and_tells_it_as_one_object(tmp_path: Path) -> None:
-    command = ["compare", "--algorithms", "fedavg,fedprox", "--partition", "iid", "--parties", "4", "--rounds", "2",
-               "--seeds", "2", "--target", "0.1", "--jobs", "1", "--out", str(tmp_path / "one"), "--json",
-               "--set", "task.model.name=2nn", "--set", "task.model.hidden=16"]  # fmt: skip
-    result = runner.invoke(app, command, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    told = json.loads(result.output.strip().splitlines()[-1])
-    assert [row["algorithm"] for row in told["rows"]] and len(told["runs"]) == 4 and told["failed"] == []
-    assert told["rows"][0]["rounds_to_target"]["n"] == 2 and told["seeds"] == [0, 1]
-    assert (tmp_path / "one" / "report.html").exists()
-    run_dir = told["runs"][0]["run_dir"]
-    shown = runner.invoke(app, ["show", run_dir, "--json"], catch_exceptions=False)
-    assert shown.exit_code == 0 and len(json.loads(shown.output)["rounds"]) == 2
-    (tmp_path / "one" / "report.html").unlink()
-    again = runner.invoke(app, ["compare", "--report", str(tmp_path / "one")], catch_exceptions=False)
-    assert again.exit_code == 0 and (tmp_path / "one" / "report.html").exists()
-    assert "fedprox" in again.output and "final accuracy" in again.output and "± 95%" in again.output
-
-
-def test_a_failed_run_is_the_exit_code_1(tmp_path: Path) -> None:
+def test_the_command_compares_tells_it_as_one_object_and_a_failed_run_is_the_exit_code_1(tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text(
-        '[task]\ndataset = "digits"\n[partition]\nparties = 4\n[run]\nrounds = 1\n'
+        '[task]\ndataset = "digits"\nmodel = { name = "2nn", hidden = 16 }\n[partition]\nparties = 4\n'
         '[study]\npartitions = ["iid"]\njobs = 1\n'
         'algorithms = ["fedavg", { name = "fedavg", fusion = { name = "krum", f = 2 }, label = "krum" }]\n'
     )
-    result = runner.invoke(app, ["compare", str(tmp_path / "s.toml"), "--out", str(tmp_path / "one")])
-    assert result.exit_code == 1
-    assert "failed: krum, iid, seed 0: " in result.output and "One seed" in result.output
+    out = tmp_path / "one"
+    flags = ["--rounds", "2", "--seeds", "2", "--target", "0.1", "--out", str(out), "--json"]
+    result = runner.invoke(app, ["compare", str(tmp_path / "s.toml"), *flags], catch_exceptions=False)
+    assert result.exit_code == 1, result.output
+    told = json.loads(result.output.strip().splitlines()[-1])
+    assert [row["algorithm"] for row in told["rows"]] == ["fedavg", "krum"] and len(told["runs"]) == 4
+    assert [each["run"] for each in told["failed"]] == ["krum, iid, seed 0", "krum, iid, seed 1"]
+    assert told["rows"][0]["rounds_to_target"]["n"] == 2 and told["seeds"] == [0, 1]
+    assert (out / "report.html").exists() and str(out / "report.html") in told["files"]
+    shown = runner.invoke(app, ["show", told["runs"][0]["run_dir"], "--json"], catch_exceptions=False)
+    assert shown.exit_code == 0 and len(json.loads(shown.output)["rounds"]) == 2
+
+
+def test_a_report_is_made_anew_and_the_table_printed(tmp_path: Path) -> None:
+    hansa.compare(["fedavg", "fedprox"], partitions=["iid"], parties=4, seeds=1, rounds=2, jobs=1, target=0.1,
+                  folder=tmp_path / "one", model={"name": "2nn", "hidden": 16})  # fmt: skip
+    again = runner.invoke(app, ["compare", "--report", str(tmp_path / "one")], catch_exceptions=False)
+    assert again.exit_code == 0 and (tmp_path / "one" / "report.html").exists()
+    assert "fedprox" in again.output and "final accuracy" in again.output and "rounds to 0.1" in again.output
+    assert "One seed: no intervals and no tests" in again.output
 
 
 @pytest.mark.parametrize(

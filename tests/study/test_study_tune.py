@@ -97,7 +97,7 @@ def test_a_candidate_that_fails_or_diverges_loses(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"tune": {"local.lr": [0.1, 1e30, 0.05]}, "algorithms": ["fedavg"], "metric": "loss"}
     found, trials = tune.tune(study(**keys), tmp_path, run)
     assert found["fedavg", "iid"] == {"local.lr": 0.05}
-    scores = {trial.values["local.lr"]: trial.score for trial in trials if trial.rung == 1}
+    scores: dict[float, Any] = {trial.values["local.lr"]: trial.score for trial in trials if trial.rung == 1}
     assert scores[0.1] is None and scores[0.05] is not None and scores[0.05] < scores[1e30]
     assert [trial.values["local.lr"] for trial in trials if trial.rung == 2] == [1e30, 0.05]
 

@@ -160,8 +160,8 @@ def compare(
     report: Annotated[
         Path | None, typer.Option("--report", help="Make the report of this study's folder anew, and nothing else.")
     ] = None,
-    as_json: Json = False,
     track: Track = None,
+    as_json: Json = False,
 ) -> None:
     """Compare algorithms over partitions, adversaries, fields and seeds: a table, a report, tests of significance.
 
@@ -244,8 +244,10 @@ def tables(results: Results) -> Iterator[Table]:
         shown.remove("simulated_seconds_to_target")
     widest = max((len(row["algorithm"]) for row in rows), default=0) + 2
     for setting in results.settings:
-        table = Table(box=box.SIMPLE_HEAD, title=Text(setting, style="bold"), title_justify="left", pad_edge=False)
-        table.add_column("  algorithm", overflow="fold", min_width=min(widest, 30))
+        table = Table(
+            box=box.SIMPLE_HEAD, title=Text(setting, style="bold"), title_justify="left", pad_edge=False, padding=(0, 1)
+        )
+        table.add_column("  algorithm", overflow="fold", min_width=min(widest, 20))
         for name in shown:
             table.add_column(columns[name], justify="right", no_wrap=True)
         for row in rows:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 FEW_CLASSES = 20  # up to here a class has a colour of its own
 FEW_NAMED = 30  # parties up to here the classes are named in the bars
+NUMBER = {"boxstyle": "round,pad=0.15", "fc": "white", "ec": "none", "alpha": 0.75}
 FEW_PARTIES = 120  # up to here a gap is drawn between parties
 
 
@@ -34,9 +35,11 @@ def table(parts: Sequence[np.ndarray], y: Tensor | np.ndarray, classes: int | No
 def held(task: Task) -> tuple[list[np.ndarray], np.ndarray]:
     """The targets of all parties of a task, one party after the other, and which of them each party holds; of a
     sequence its first target."""
-    targets = [np.asarray(y) for _, y in task.parties]  # type: ignore[misc]
-    joined = np.concatenate(targets)
-    edges = np.cumsum([0, *map(len, targets)])
+    if isinstance(task.parties, tuple) and len(task.parties) == 3:
+        joined, edges = np.asarray(task.parties[1]), np.asarray(task.parties[2])
+    else:
+        targets = [np.asarray(y) for _, y in task.parties]
+        joined, edges = np.concatenate(targets), np.cumsum([0, *map(len, targets)])
     return [np.arange(a, b) for a, b in itertools.pairwise(edges)], joined if joined.ndim == 1 else joined[:, 0]
 
 
@@ -55,9 +58,13 @@ def draw(
 
 
 def picture(
-    parts: Sequence[np.ndarray], y: Tensor | np.ndarray, classes: int | None, names: Sequence[str] | None = None
+    parts: Sequence[np.ndarray],
+    y: Tensor | np.ndarray,
+    classes: int | None,
+    names: Sequence[str] | None = None,
+    on: Figure | None = None,
 ) -> Figure:
-    """The partition as a figure.
+    """The partition as a figure, or drawn on an empty one, which is made as large as it needs to be.
 
     Above, how many samples a party has; below, how they are shared among the classes (not for regression). A panel of
     its own for the shares keeps small parties legible beside large ones.
@@ -65,9 +72,10 @@ def picture(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    width = float(np.clip(3 + 0.3 * len(parts), 7, 13))
-    figure = Figure(figsize=(width, 3 if classes is None else 6), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = on or Figure(layout="constrained")
+    if on is None:
+        FigureCanvasAgg(figure)
+    figure.set_size_inches(float(np.clip(3 + 0.3 * len(parts), 7, 13)), 3 if classes is None else 6)
     panels = figure.subplots(1 if classes is None else 2, 1, sharex=True, squeeze=False, gridspec_kw=_heights(classes))
     _sizes(panels[0, 0], np.array([len(rows) for rows in parts]))
     if classes is not None:
@@ -126,7 +134,7 @@ def _name(axes: Axes, label: int, base: np.ndarray, shares: np.ndarray) -> None:
     """The class's number in each of its bars that is high enough, for those who see no colours and for print."""
     for party in np.flatnonzero(shares > 0.05):
         axes.text(float(party), base[party] + shares[party] / 2, str(label), ha="center", va="center",
-                  fontsize="x-small", bbox={"boxstyle": "round,pad=0.15", "fc": "white", "ec": "none", "alpha": 0.75})  # fmt: skip
+                  fontsize="x-small", bbox=NUMBER)  # fmt: skip
 
 
 def _heat(figure: Figure, axes: Axes, shares: np.ndarray) -> None:

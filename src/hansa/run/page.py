@@ -64,6 +64,8 @@ figcaption, .note { color: var(--soft); font-size: .88rem; margin-top: .3rem; ma
 pre { background: var(--well); padding: .8rem 1rem; font-size: .82rem; line-height: 1.4; white-space: pre-wrap;
   overflow-wrap: anywhere }
 footer { color: var(--soft); font-size: .82rem; margin-top: 2.5rem }
+@media screen and (max-width: 45rem) { figure { overflow-x: auto } figure img { max-width: 48rem }
+  figcaption { position: sticky; left: 0 } }
 @page { margin: 14mm }
 @page broad { size: landscape }
 @media print {
@@ -71,9 +73,10 @@ footer { color: var(--soft); font-size: .82rem; margin-top: 2.5rem }
   nav, thead th button::after { display: none }
   figure, tr { break-inside: avoid }
   figure img { max-height: 240mm }
-  table { font-size: 9pt } th, td { padding: .2rem .5rem }
+  table { font-size: 9pt } th, td { padding: .2rem .5rem; white-space: normal } thead th { white-space: pre-line }
   .broad { page: broad } .broad .wide { margin-inline: 0 } .broad table { font-size: 7.5pt }
   .broad th, .broad td { padding: .15rem .3rem; position: static !important }
+  td.text { overflow-wrap: anywhere }
   h2, h3, .lead { break-after: avoid } pre { background: none; border: 1px solid #ccc; font-size: 8pt }
   .wide { overflow: visible }
 }

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from hansa.core.task import Task
+
 # Okabe and Ito's colours, which the colour-blind can tell apart; neighbours also differ in lightness.
 BLUE, ORANGE, GREEN, SKY, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#56B4E9", "#D55E00", "#999999"
 FEW_POINTS = 40  # up to here a curve has a marker at each point
@@ -32,13 +34,10 @@ ERRORS = (("rmse", "root mean square error", "-", BLUE), ("mae", "mean absolute 
 
 
 def blank(width: float, height: float) -> Figure:
-    """An empty figure with a canvas of its own, in inches."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    """An empty figure with a canvas of its own, in inches; in a notebook it shows itself."""
+    from hansa.run.figure import Drawing
 
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    return Drawing(width, height)
 
 
 def svg(figure: Figure) -> bytes:
@@ -190,6 +189,18 @@ def answers(history: Sequence[Mapping[str, Any]]) -> Figure | None:
     axes.set_ylim(0, float(base.max()) * 1.05)
     figure.legend(frameon=False, fontsize="small", loc="outside right upper")
     return figure
+
+
+def draw_partition(task: Task) -> Figure:
+    """How many samples each party of a task has, and how they are shared among the classes."""
+    from hansa.data.picture import held, picture
+
+    rows, targets = held(task)
+    classes = task.classes
+    if classes is None and task.loss == "cross_entropy" and len(targets):
+        targets = targets.astype(np.int64)
+        classes = int(targets.max()) + 1
+    return picture(rows, targets, classes, list(task.names) if task.names is not None else None, on=blank(7, 6))
 
 
 def unit(most: float) -> tuple[float, str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from hansa.run import forensics, plots
 from hansa.run.page import Detail, Picture, Section, Sheet, write_report
-from hansa.run.store import SUMMARY, Store, read_json
+from hansa.run.store import REPORT, SUMMARY, Store, read_json
 
 NAMES = {
     "auc": "AUC",
@@ -48,7 +48,7 @@ def run_report(run_dir: Path) -> Path:
     if parts is not None:
         caption = "The share of each party in each fused update. Grey: not in the round, or its reply was rejected."
         pictures.append(Picture("What the fusion found", caption, parts))
-    return write_report(store.path / "report.html", title, intro, [*tables, *pictures, *details])
+    return write_report(store.path / REPORT, title, intro, [*tables, *pictures, *details])
 
 
 def _pictures(history: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> list[Picture]:

@@ -18,13 +18,17 @@ from hansa.core.params import Params
 from hansa.core.predictor import Predictor
 from hansa.core.registry import build
 from hansa.run import saved
+from hansa.run.display import Displayed, totals
 from hansa.run.loop import Training
 from hansa.run.store import METRICS, Store, write_atomic
 
 
-@dataclass
-class Result:
-    """A finished run: `params` by name, `history` with an entry a round, `model()` the trained module."""
+@dataclass(repr=False)
+class Result(Displayed):
+    """A finished run: `params` by name, `history` with an entry a round, `model()` the trained module.
+
+    In a notebook it shows itself as a table and curves; `to_frame()` and `plot()` give them to work on.
+    """
 
     training: Training
     state: State
@@ -82,24 +86,11 @@ class Result:
     def summary(self) -> dict[str, Any]:
         """The run in one line: rounds, metrics of the last evaluation, bytes, seconds, simulated seconds."""
         progress = self.training.progress
-        last: dict[str, Any] = next((line for line in reversed(self.history) if "loss" in line), {})
-        numbers = {k: v for k, v in last.items() if isinstance(v, float) and k not in ("seconds", "simulated_seconds")}
-        return {
-            **numbers, "rounds": progress.round, "accuracy": last.get("accuracy"), "loss": last.get("loss"),
-            "bytes_up": progress.bytes_up, "bytes_down": progress.bytes_down, "seconds": round(progress.seconds, 3),
-            "simulated_seconds": self.history[-1].get("simulated_seconds") if self.history else None,
-            "run_dir": None if self.run_dir is None else str(self.run_dir), "stopped": progress.stopped,
-            "empty_rounds": sum("empty" in line for line in self.history),
-            **self._exclusion(),
+        return totals(self.history) | {
+            "rounds": progress.round, "bytes_up": progress.bytes_up, "bytes_down": progress.bytes_down,
+            "seconds": round(progress.seconds, 3), "stopped": progress.stopped,
+            "run_dir": None if self.run_dir is None else str(self.run_dir),
         }  # fmt: skip
-
-    def _exclusion(self) -> dict[str, float]:
-        """Precision and recall of who was left out, over the rounds in which they were measured."""
-        found: dict[str, float] = {}
-        for name in ("exclusion_precision", "exclusion_recall"):
-            values = [line[name] for line in self.history if name in line]
-            found |= {name: sum(values) / len(values)} if values else {}
-        return found
 
     def saved_model(self) -> dict[str, Any]:
         """The predictor's name and payload (parameters by name where it is the task's model), and the preparation."""
@@ -115,9 +106,12 @@ class Result:
         training = self.training
         return saved.describe(training.task, training.objective, training.holdings, training.run.seed)
 
-    def save(self, path: str | Path) -> Path:
-        """Write the model, the metrics and the summary to a folder that `hansa show` can read."""
+    def save(self, path: str | Path, replace: bool = False) -> Path:
+        """Write the model, the metrics and the summary to a folder that `hansa show` and `hansa.load` can read. A
+        folder that holds a run already is refused, unless it is to be replaced."""
         store = Store(path)
+        if replace:
+            store.remove()
         store.create(self.experiment)
         write_atomic(store.path / METRICS, b"".join(json.dumps(line).encode() + b"\n" for line in self.history))
         store.finish(self.saved_model(), self.described(), {**self.summary, "run_dir": str(store.path)})

@@ -9,8 +9,9 @@ from typing import Any
 
 from hansa.core.errors import ConfigError
 from hansa.run.config import Experiment, parse
+from hansa.run.progress import Watch
 from hansa.run.result import Result
-from hansa.run.simulate import Watch, simulate
+from hansa.run.simulate import simulate
 from hansa.run.store import SUMMARY, Store
 
 
@@ -28,7 +29,8 @@ def execute(experiment: Experiment, run_dir: Path, on_round: Watch | None = None
     """Simulate an experiment, with metrics and checkpoints in `run_dir`."""
     record = {"tree": experiment.tree, "folder": str(Path(experiment.folder).resolve()), "name": experiment.name}
     return simulate(experiment.algorithm, experiment.build_task(), run_dir=run_dir, on_round=on_round,
-                    track=experiment.track or None, experiment=record, **experiment.settings())  # fmt: skip
+                    track=experiment.track or None, experiment=record, progress=False,
+                    **experiment.settings())  # fmt: skip
 
 
 def stored_experiment(run_dir: str | Path) -> Experiment:

@@ -27,6 +27,7 @@ from hansa.core.task import Holdings, Task
 from hansa.data.picture import table
 from hansa.local.solver import LocalSolver
 from hansa.run.loop import Training
+from hansa.run.progress import Watch, watcher
 from hansa.run.result import Result
 from hansa.run.settings import Run
 from hansa.run.store import Store
@@ -42,22 +43,23 @@ log = logging.getLogger("hansa")
 NUMERICS = 2  # how streams of random numbers and orders of samples are made; a change makes other bits
 COUNTED = 5_000  # parties whose samples are counted for a tracker's picture, at most
 COMPILED_ROUNDS = 500  # from which on compiling a step (about 10 s) is earned back
-Watch = Callable[[dict[str, Any]], None]
 
 
 def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = None, resume: bool = False,
              force: bool = False, on_round: Watch | None = None, protocol: SumProtocol | None = None,
              absent: Callable[[int, int], bool] | None = None, adversary: Any = None, track: Any = None,
-             experiment: dict[str, Any] | None = None, alone: bool = False, **settings: Any) -> Result:  # fmt: skip
+             experiment: dict[str, Any] | None = None, alone: bool = False, progress: bool | None = None,
+             **settings: Any) -> Result:  # fmt: skip
     """Run an algorithm on a task, all parties in this process.
 
     `settings` are the fields of `hansa.run.Run` (rounds, cohort, seed, engine, device, ...). With `run_dir` the run
     writes metrics and checkpoints there, and `resume=True` goes on from the last one: under the same plan (torch
     version, engine, threads, ...) to the same bits, under another only with `force=True`. `on_round` is called with
-    each round's metrics. `absent(party, round)` takes parties away; `protocol` takes over `reduce`. `adversary` is an
-    attack, or a list of them, each by a group of parties of its own (parts, names or tables). `track` names trackers
-    ("mlflow", "mlflow:URI", parts, tables), one or a list; a run that goes on keeps those it had where none is given.
-    `alone` keeps the run in one process, for one of several that run side by side.
+    each round's metrics. `progress=True` shows in a notebook or on a terminal where the run stands; by default it is
+    shown in a notebook, where no `on_round` watches. `absent(party, round)` takes parties away; `protocol` takes over
+    `reduce`. `adversary` is an attack, or a list of them, each by a group of parties of its own (parts, names or
+    tables). `track` names trackers ("mlflow", "mlflow:URI", parts, tables), one or a list; a run that goes on keeps
+    those it had where none is given. `alone` keeps the run in one process, for one of several that run side by side.
     """
     if not isinstance(algorithm, Algorithm):
         raise ConfigError(
@@ -100,9 +102,12 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
         forging = band if band is not None and band.forges else None
         runtime = Simulation(engine, run.rules(), clock, absent, folder, forging)
         record = _record(algorithm, run, engine, experiment, groups)
+        bar = watcher(run.rounds, False if progress is None and on_round is not None else progress)
         session: Session | None = None
 
         def told(line: dict[str, Any]) -> None:
+            if bar is not None:
+                bar.watch(line)
             if session is not None:
                 session.follow(training.history)
             if on_round is not None:
@@ -114,6 +119,8 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
         if band is not None:
             record["attackers"] = [holdings.name(party) for party in sorted(band.attackers)]
         try:
+            if bar is not None:
+                bar.start()
             if store is not None:
                 record["data"] = data
                 store.lock()  # until all of it is written
@@ -138,6 +145,8 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
             raise
         finally:
             engine.close()
+            if bar is not None:
+                bar.close()
             if session is not None:
                 session.close(f"{folder}/metrics.jsonl" if folder is not None else "result.history")
             if store is not None:

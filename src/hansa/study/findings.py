@@ -59,6 +59,7 @@ def value(found: float, metric: str) -> str:
 def findings(results: Results, names: Names) -> list[str]:
     """The study in a few paragraphs."""
     told = [_what(results), " ".join([*_best(results, names), *_tested(results)]), *_target(results, names)]
+    told += _lost(results, names)
     failed = len(results.failed)
     if failed:
         told.append(f"{failed} of {len(results.outcomes)} runs failed; why is told below, and they count nowhere.")
@@ -88,6 +89,8 @@ def _best(results: Results, names: Names) -> list[str]:
     """Who was best where."""
     first = {setting: order[0] for setting in results.settings if (order := results.order(setting))}
     what = f"final {title(results.metric).removesuffix(', %')}"
+    if not first and len(results.failed) == len(results.outcomes):
+        return ["Every run failed, so there is nothing to compare."]
     if not first:
         return [f"No run has a {what}, so there is nothing to compare."]
     if len(first) > FEW:
@@ -120,6 +123,18 @@ def _against(results: Results, names: Names, setting: str) -> str:
     if len(worse) <= len(others):
         return f"; of the others {listed(worse)} {'is' if len(worse) == 1 else 'are'} significantly worse"
     return f"; {listed(others)} {'is' if len(others) == 1 else 'are'} not significantly worse"
+
+
+def _lost(results: Results, names: Names) -> list[str]:
+    """Who ended without a number."""
+    told = []
+    for name in results.algorithms:
+        ended = [outcome for setting in results.settings for outcome in results.runs(name, setting)]
+        ends = [[line for line in outcome.history if "loss" in line][-1:] for outcome in ended]
+        lost = sum(bool(end) and end[0]["loss"] is None for end in ends)
+        if lost:
+            told.append(f"{names.algorithms[name]} in {lost} of {len(ended)}")
+    return [f"Runs that diverged, so that their loss is no number at the end: {listed(told)}."] if told else []
 
 
 def _estimate(found: Estimate | None, metric: str) -> str:
@@ -186,8 +201,12 @@ def _target(results: Results, names: Names) -> list[str]:
     if not never and not partly:
         return [f"{goal} was reached by every run."]
     told = [f"{_by(found, results)}{where}" for where, found in never.items()]
-    if len(told) > FEW:
-        told = [*told[:FEW], f"others in {len(told) - FEW} more settings"]
+    if len(results.settings) > FEW:
+        rows = len(results.algorithms) * len(results.settings)
+        count = sum(map(len, never.values()))
+        return [
+            f"{goal} was never reached in {count} of {rows} rows of the table, with some seeds only in {len(partly)}."
+        ]
     sentences = [f"{goal} was never reached {'; '.join(told)}."] if told else []
     if partly:
         sentences.append(f"{goal if not told else 'It'} was reached with some seeds only by {listed(partly)}.")

@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 import hansa
 from hansa.run.page import Detail, Entry, Picture, Section, Sheet
 
-MARKS = re.compile(r"([\\`*_{}\[\]<>#|!&~$@^])")
+SLASHED = r"\`*_{}[]#!"  # marks that a backslash takes their meaning
+# Those and others, for which not every reader of Markdown heeds a backslash: they are written by their numbers.
+MARKS = re.compile(r"[\\`*_{}\[\]#!<>&|~$@^]|:(?=//)|(?<=\bwww)\.", re.IGNORECASE)
 
 
 def render(title: str, intro: Sequence[str], sections: Sequence[Section], links: Mapping[str, str]) -> str:
@@ -31,8 +33,7 @@ def render(title: str, intro: Sequence[str], sections: Sequence[Section], links:
 def literal(text: str) -> str:
     """Text that Markdown leaves as it is, in one line."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    line = MARKS.sub(r"\\\1", line)
-    return re.sub(r"(?i)\bwww\.", lambda found: found.group()[:-1] + r"\.", line.replace("://", r"\://"))
+    return MARKS.sub(lambda found: f"\\{found[0]}" if found[0] in SLASHED else f"&#{ord(found[0])};", line)
 
 
 def _table(sheet: Sheet) -> str:

@@ -5,22 +5,25 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hansa.core.errors import ConfigError
-from hansa.core.registry import Part, field_default, field_types, nest, to_config
+from hansa.core.registry import Part, field_default, field_types, from_config, nest, to_config
 from hansa.core.task import Task
+from hansa.run.config import Experiment, is_function
+from hansa.run.progress import in_notebook
 from hansa.study.cell import Cell
 from hansa.study.execute import LOG, Here, Job, Pool, Silence, Watcher, copy_finished, locked
+from hansa.study.notebook import NotebookBoard
 from hansa.study.results import Results, Trial, outcome_of
 from hansa.study.spec import Study, cores, lay, parse_study
 from hansa.study.tune import tune
 from hansa.study.worker import Loader
 
 
-def perform(study: Study, watch: Watcher | None = None, modules: Sequence[str] = ()) -> Results:
+def perform(study: Study, watch: Watcher | None = None) -> Results:
     """Do what is not done yet of a study, in its folder, and give all of it. A run that cannot be done is in the
     results with the reason; a study that cannot be begun (a bad cell, data that are not there) is refused."""
     watch = watch or Silence()
@@ -29,11 +32,12 @@ def perform(study: Study, watch: Watcher | None = None, modules: Sequence[str] =
     folder = study.folder
     cells = study.cells()
     loadable(cells)
+    modules = sorted({module for cell in cells for module in modules_of(cell.experiment)})
     jobs = study.jobs or (1 if any(cell.experiment.run.device != "cpu" for cell in cells) else cores())
     with locked(folder) as lock:
         for name in ("cells", "trials"):
             (folder / name).mkdir(exist_ok=True)
-        pool = Here() if jobs == 1 or "__main__" in modules else Pool(jobs, folder / LOG, lock, modules)
+        pool = Here() if jobs == 1 or "__main__" in modules else Pool(jobs, folder / LOG, lock)
         try:
             trials: list[Trial] = []
             if len(study.candidates(study.algorithms[0].label)) > 1 or study.tune:
@@ -57,6 +61,23 @@ def perform(study: Study, watch: Watcher | None = None, modules: Sequence[str] =
 
 def job_of(cell: Cell, folder: Path) -> Job:
     return Job(cell.label, cell.algorithm, cell.experiment, folder / "cells" / cell.key)
+
+
+def modules_of(value: Any) -> set[str]:
+    """The modules, other than Hansa's own, whose parts an experiment is made of: a worker must import them."""
+    found = set()
+    if isinstance(value, Part) and not type(value).__module__.startswith("hansa."):
+        found.add(type(value).__module__)
+    if isinstance(value, Experiment):
+        for kind, given in (("dataset", value.task.dataset), ("model", value.task.model)):
+            if given is not None and not is_function(given):
+                found |= modules_of(from_config(kind, given, where=f"task.{kind}"))
+        return found.union(*map(modules_of, (value.task, value.partition, value.algorithm, value.run, value.adversary)))
+    if isinstance(value, (list, tuple)):
+        return found.union(*map(modules_of, value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return found.union(*(modules_of(getattr(value, field.name)) for field in fields(value)))
+    return found
 
 
 def loadable(cells: Sequence[Cell]) -> None:
@@ -98,6 +119,7 @@ def compare(
     after the study), so that calling it again with more algorithms or seeds does only what is new. `more` are dotted
     fields for all runs, as `--set` takes them: `**{"algorithm.local.lr": 0.1, "run.eval_every": 5}`. Data of your own
     come as `dataset="my_module:function"`; a Task made of arrays has no name under which a run could be kept.
+    In a notebook a line under the cell shows where the study stands.
     """
     if isinstance(task, Task):
         raise ConfigError(
@@ -111,22 +133,21 @@ def compare(
              "seeds": seeds if isinstance(seeds, int) else list(seeds)}  # fmt: skip
     settings = {"task.dataset": dataset, "task.model": model, "task.data_dir": data_dir, "partition.parties": parties,
                 "run.rounds": rounds, "run.cohort": cohort}  # fmt: skip
-    modules: set[str] = set()
-    tree = lay(
-        {} if task is None else {"task": plain(task, modules)}, tree_of(plain(settings, modules), plain(given, modules))
-    )
-    tree = lay(tree, nest(plain(more, modules)))
+    tree = lay({} if task is None else {"task": plain(task)}, tree_of(plain(settings), plain(given)))
+    tree = lay(tree, nest(plain(more)))
     study = parse_study(tree, "")
     study = named(study, None if folder is None else Path(folder))
-    return perform(study, watch, sorted(modules))
+    if watch is None and in_notebook():
+        watch = NotebookBoard()
+    return perform(study, watch)
 
 
 def tree_of(settings: Mapping[str, Any], study: Mapping[str, Any]) -> dict[str, Any]:
     """The tree of a study from dotted fields and the keys of [study]; what is None is not said. A data set without a
     partition is divided as it is by nature, or evenly; so many parties without a partition are IID."""
-    fields = {name: value for name, value in settings.items() if value is not None}
+    said = {name: value for name, value in settings.items() if value is not None}
     keys = {name: value for name, value in study.items() if value is not None}
-    return {**nest(fields), "study": keys}
+    return {**nest(said), "study": keys}
 
 
 def named(study: Study, folder: Path | None, under: str = "runs") -> Study:
@@ -145,30 +166,28 @@ def named(study: Study, folder: Path | None, under: str = "runs") -> Study:
     return replace(study, folder=folder or Path(under) / study.name)
 
 
-def plain(value: Any, modules: set[str]) -> Any:
-    """Parts as plain data, wherever they are. `modules` takes in where their classes come from."""
+def plain(value: Any) -> Any:
+    """Parts as plain data, wherever they are."""
     if isinstance(value, Part):
-        return brief(value, modules)
+        return brief(value)
     if isinstance(value, Mapping):
-        return {name: plain(inner, modules) for name, inner in value.items()}
+        return {name: plain(inner) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(inner, modules) for inner in value]
+        return [plain(inner) for inner in value]
     return value
 
 
-def brief(part: Part, modules: set[str]) -> dict[str, Any]:
+def brief(part: Part) -> dict[str, Any]:
     """A part as plain data: its name, and the fields that are not as they are by default."""
-    if not type(part).__module__.startswith("hansa."):
-        modules.add(type(part).__module__)
     whole = to_config(part)
     out: dict[str, Any] = {"name": part.name}
     for name in field_types(type(part)):
         value, default = getattr(part, name), field_default(type(part), name)
         if isinstance(value, Part) and type(value) is type(default):
-            inner = brief(value, modules)
+            inner = brief(value)
             out |= {name: {key: each for key, each in inner.items() if key != "name"}} if value != default else {}
         elif value != default:
-            out[name] = {**brief(value, modules), **_kind(whole[name])} if isinstance(value, Part) else whole[name]
+            out[name] = {**brief(value), **_kind(whole[name])} if isinstance(value, Part) else whole[name]
     return out
 
 

@@ -32,6 +32,7 @@ NAMES = {
 PERCENT = ("accuracy", "auc")  # shares, shown as percentages
 CROWDED = 0.1  # below this error the axis is stretched
 FEW = 12  # algorithms up to which a matrix has numbers in it
+ARROWS = "◀▶"  # before the value of who lies beyond the axis
 COLUMNS = 3  # panels side by side, at most
 
 Band = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # x, mean, low, high
@@ -163,7 +164,7 @@ def _span(metric: str, bands: Mapping[Look, Band], target: float | None) -> tupl
         early = min(np.searchsorted(x, begin + (end - begin) / 7), len(x) - 1)
         worst = max(worst, float(of(mean[early:]).max()))
     best = min(float(of(mean).min()) for _, mean, *_ in bands.values())
-    if target is not None and best / 3 < of(target) < 2 * worst:
+    if target is not None and best / 1.7 < of(target) < 2 * worst:
         worst, best = max(worst, 1.04 * float(of(target))), min(best, 0.96 * float(of(target)))
     return best, worst
 
@@ -187,6 +188,10 @@ def _panel(axes: Axes, metric: str, bands: Mapping[Look, Band], target: float | 
         axes.annotate(f"target {_number(target, metric)}", (0, target * _scale(metric)), xytext=(3, 2), ha="left",
                       xycoords=("axes fraction", "data"), textcoords="offset points", fontsize="x-small",
                       color="0.25")  # fmt: skip
+    elif target is not None:
+        beyond = "↑" if (of(target) < best) == higher_is_better(metric) else "↓"
+        axes.text(0.01, 0.99, f"target {_number(target, metric)} {beyond}", transform=axes.transAxes, va="top",
+                  fontsize="x-small", color="0.25")  # fmt: skip
     out = []
     for at, (drawn, (x, mean, low, high)) in enumerate(bands.items()):
         if float(of(mean).min()) > worst:
@@ -297,7 +302,7 @@ def finals(metric: str, panels: Mapping[str, Mapping[Look, Standing]], target: f
                 panel.text(0.02, row, "no result", transform=panel.get_yaxis_transform(), va="center",
                            fontsize="x-small", color="0.35")  # fmt: skip
             elif of(standing.mean) > usual:
-                arrow = "◀ " if higher_is_better(metric) else "▶ "
+                arrow = f"{ARROWS[0 if higher_is_better(metric) else 1]} "
                 side, where = ("left", 0.02) if higher_is_better(metric) else ("right", 0.98)
                 panel.text(where, row, arrow + _number(standing.mean, metric), va="center", ha=side,
                            transform=panel.get_yaxis_transform(), fontsize="x-small", color="0.25")  # fmt: skip
@@ -351,15 +356,15 @@ def adversaries(
         for at, (drawn, standings) in enumerate(found.items()):
             known = [(k + step * (at - (len(found) - 1) / 2), s) for k, s in enumerate(standings) if s is not None]
             x = [place for place, _ in known]
-            panel.plot(x, [scale * s.mean for _, s in known], ls="", **drawn.points)
+            panel.plot(x, [scale * s.mean for _, s in known], ls="", zorder=3, **drawn.points)
             ranged = [(place, s) for place, s in known if s.low is not None and s.high is not None]
             if ranged:
                 panel.vlines([p for p, _ in ranged], [scale * s.low for _, s in ranged],  # type: ignore[operator]
-                             [scale * s.high for _, s in ranged], color=drawn.colour, lw=1)  # type: ignore[operator] # fmt: skip
+                             [scale * s.high for _, s in ranged], color=drawn.colour, zorder=1, lw=1)  # type: ignore[operator] # fmt: skip
         for edge in range(1, len(attacks)):
             panel.axvline(edge - 0.5, color="0.85", lw=0.8)
         plain(panel, name)
-        turned = sum(len(attack) + 3 for attack in attacks) > (80 if len(panels) == 1 else 36)
+        turned = sum(len(attack) + 3 for attack in attacks) > {1: 83, 2: 51}.get(len(panels), 36)
         panel.set_xticks(range(len(attacks)), attacks, fontsize="small", rotation=30 if turned else 0,
                          ha="right" if turned else "center")  # fmt: skip
         panel.tick_params(axis="x", length=0)

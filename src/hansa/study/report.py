@@ -6,6 +6,7 @@ PNG and SVG.
 
 from __future__ import annotations
 
+import itertools
 import math
 import platform
 from collections.abc import Iterator
@@ -15,10 +16,9 @@ from typing import Any
 import numpy as np
 
 from hansa.core.errors import HansaError
-from hansa.data.picture import held, picture
 from hansa.run.config import TABLES
 from hansa.run.page import Detail, Picture, Section, write_report
-from hansa.run.plots import png, shortened, shown
+from hansa.run.plots import draw_partition, png, shortened, shown
 from hansa.run.settings import higher_is_better
 from hansa.run.store import Store, write_atomic
 from hansa.study import markdown, plots, sheets, toml
@@ -55,7 +55,7 @@ def contents(results: Results) -> tuple[str, list[str], list[Section]]:
     """Title, findings and sections of the report, in their order."""
     names = Names(results)
     sections: list[Section] = [
-        sheets.main(results, names),
+        *filter(None, [sheets.main(results, names)]),
         *_finals(results, names),
         *_curves(results, names),
         *_ranks(results, names),
@@ -69,6 +69,15 @@ def contents(results: Results) -> tuple[str, list[str], list[Section]]:
     count = len(results.algorithms)
     heading = f"{names.title}: {count} algorithms compared" if count > 1 else names.title
     return heading, findings(results, names), sections
+
+
+def pictures(results: Results) -> Iterator[Picture]:
+    """The pictures of the report, in its order, each made when it is asked for."""
+    names = Names(results)
+    parts = (_finals, _curves, _ranks, _pairs, _adversaries)
+    for section in itertools.chain(*(part(results, names) for part in parts), _partitions(results)):
+        if isinstance(section, Picture):
+            yield section
 
 
 def _plain(metric: str) -> str:
@@ -103,8 +112,7 @@ def _finals(results: Results, names: Names) -> Iterator[Section]:
         caption += " Filled: not significantly worse than the best."
     if results.study.target is not None:
         caption += " Dashed: the target."
-    if any("\N{BLACK LEFT-POINTING TRIANGLE}" in text.get_text() or "\N{BLACK RIGHT-POINTING TRIANGLE}" in text.get_text()
-           for axes in figure.axes for text in axes.texts):  # fmt: skip
+    if any(text.get_text()[:1] in plots.ARROWS for axes in figure.axes for text in axes.texts):
         caption += " Arrows: beyond the axis."
     yield Picture("Where they end", caption, figure, "final")
 
@@ -235,8 +243,7 @@ def _partitions(results: Results) -> Iterator[Section]:
         heading = shortened(label, 80) or "(no name)"
         try:
             task = cells[label].experiment.build_task()
-            rows, targets = held(task)
-            figure = picture(rows, targets, task.classes, list(task.names) if task.names is not None else None)
+            figure = draw_partition(task)
         except (HansaError, OSError, ValueError, TypeError, RuntimeError) as error:
             yield Detail(heading, f"It could not be drawn: {line(str(error))}", under=True)
             continue

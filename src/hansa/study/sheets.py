@@ -34,10 +34,15 @@ def timed(results: Results) -> bool:
     return any(uneven(outcome.history) for outcome in results.outcomes)
 
 
-def main(results: Results, names: Names) -> Sheet:
-    """The table: a row a setting and algorithm, the best first within a setting."""
-    rows = results.table()
+def main(results: Results, names: Names) -> Sheet | None:
+    """The table: a row a setting and algorithm, the best first within a setting. None where nothing was measured."""
+    best_metric = f"best_{results.metric}"
+    rows = [
+        row | {best_metric: results.estimate(best_metric, row["algorithm"], row["setting"])} for row in results.table()
+    ]
     columns = [column for column in _columns(results, rows) if any(_known(row[column.measure]) for row in rows)]
+    if not columns:
+        return None
     many = len(results.settings) > 1
     compared = len(results.algorithms) > 1
     tested = compared and len(results.study.seeds) > 1
@@ -50,12 +55,13 @@ def main(results: Results, names: Names) -> Sheet:
             strong = row["algorithm"] in best[row["setting"]].get(column.measure, ())
             main_column = column.measure == f"final_{results.metric}"
             alike = main_column and tested and row["leads"] and not row["best"]
-            cells.append(
-                _entry(row[column.measure], column, row["best"] if main_column and compared else strong, alike)
-            )
+            found = row[column.measure]
+            if found is None and row.get(column.measure.replace("final_", "best_")) is not None:
+                found = Estimate(None, None, None, 0)  # it had a number, and has none at the end
+            cells.append(_entry(found, column, row["best"] if main_column and compared else strong, alike))
         out.append(cells)
     header = ["algorithm", *(["setting"] if many else []), *(column.header for column in columns)]
-    return Sheet("Results", header, out, note=_note(results, tested, compared), words=1 + many,
+    return Sheet("Results", header, out, note=_note(results, out), words=1 + many,
                  grouped=1 if many else None)  # fmt: skip
 
 
@@ -137,13 +143,14 @@ def _entry(found: Estimate | None, column: Column, strong: bool, alike: bool) ->
     return Entry(f"{text} ≈" if alike else text, column.scale * found.mean, strong)
 
 
-def _note(results: Results, tested: bool, compared: bool) -> str:
+def _note(results: Results, rows: Sequence[Sequence[str | Entry]]) -> str:
     target = results.study.target
     seeds = len(results.study.seeds)
+    cells = [cell for row in rows for cell in row if isinstance(cell, Entry)]
     told = [f"Means over {seeds} seeds ± half of the 95 % interval." if seeds > 1 else "One seed: no intervals."]
-    if compared:
+    if any(cell.strong for cell in cells):
         told.append("Bold: the best of the setting.")
-    if tested:
+    if any(cell.text.endswith("≈") for cell in cells):
         told.append(
             f"≈: its final {title(results.metric).removesuffix(', %')} is not significantly worse than the best."
         )

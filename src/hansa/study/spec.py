@@ -65,8 +65,8 @@ class Study:
 
     @property
     def base(self) -> dict[str, Any]:
-        """The tables that all runs share."""
-        return {name: table for name, table in self.tree.items() if name != "study"}
+        """The tables that all runs share; how a study is tracked is no part of a run."""
+        return {name: table for name, table in self.tree.items() if name not in ("study", "track")}
 
     def candidates(self, algorithm: str) -> list[dict[str, Any]]:
         """What tuning tries for an algorithm: every combination of the values."""
@@ -126,7 +126,7 @@ def read_study(path: str | Path, changes: Mapping[str, Any] | None = None) -> St
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     if not isinstance(tree.get("study", {}), Mapping):
         raise ConfigError(f"[study] must be a table, got {tree['study']!r}")
-    return parse_study(lay(_tabled(tree), nest(changes or {})), path.stem, str(path.parent))
+    return parse_study(lay(_tabled(tree), _tabled(nest(changes or {}))), path.stem, str(path.parent))
 
 
 def parse_study(tree: Mapping[str, Any], name: str, place: str = ".") -> Study:
@@ -181,7 +181,8 @@ def _with_task(tree: dict[str, Any], divided: bool) -> dict[str, Any]:
 
 def _tabled(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The tree with parts that are named by a text as tables, and the adversary's kind under `name`."""
-    out = {name: {"name": table} if isinstance(table, str) else table for name, table in tree.items()}
+    out = {name: {"name": table} if isinstance(table, str) and name != "track" else table
+           for name, table in tree.items()}  # fmt: skip
     return {**out, "adversary": named(out["adversary"])} if "adversary" in out else out
 
 

@@ -42,8 +42,12 @@ def _key(name: str) -> str:
 
 
 def _text(text: str) -> str:
-    """A basic string; JSON escapes as TOML does, but for one letter."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    """A basic string; JSON escapes as TOML does. What cannot be seen, or would turn what follows, is escaped too."""
+    return "".join(c if c.isprintable() else _escaped(c) for c in json.dumps(text, ensure_ascii=False))
+
+
+def _escaped(letter: str) -> str:
+    return f"\\u{ord(letter):04x}" if ord(letter) < 0x10000 else f"\\U{ord(letter):08x}"
 
 
 def _value(value: Any) -> str:

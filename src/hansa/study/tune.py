@@ -62,7 +62,8 @@ def tune(study: Study, folder: Path, run: Run) -> tuple[dict[Place, dict[str, An
             ladder = rungs(count, total[place])
             if rung < len(ladder):
                 for number in numbers:
-                    jobs[place, number] = [_job(cell, folder, ladder[rung]) for cell in cells[place, number]]
+                    tried = ", ".join(f"{name}={value}" for name, value in left[place][number].items())
+                    jobs[place, number] = [_job(cell, folder, ladder[rung], tried) for cell in cells[place, number]]
         failed = run(f"tuning, rung {rung + 1} of {steps}", [job for each in jobs.values() for job in each])
         for place, numbers in alive.items():
             ladder = rungs(count, total[place])
@@ -83,12 +84,14 @@ def tune(study: Study, folder: Path, run: Run) -> tuple[dict[Place, dict[str, An
     return {place: left[place][numbers[0]] for place, numbers in alive.items()}, trials
 
 
-def _job(cell: Cell, folder: Path, rounds: int) -> Job:
+def _job(cell: Cell, folder: Path, rounds: int, tried: str) -> Job:
     """A candidate's run up to a rung; the folder is the same at every rung."""
     key = key_of(cell.experiment, without=("run.rounds",))
     run = {**cell.tree["run"], "rounds": rounds}
     shorter = dataclasses.replace(cell, tree={**cell.tree, "run": run})
-    return Job(f"{cell.label}", cell.algorithm, shorter.experiment, folder / "trials" / key)
+    return Job(
+        f"{cell.algorithm}, {cell.setting}, {tried}", cell.algorithm, shorter.experiment, folder / "trials" / key
+    )
 
 
 def _score(study: Study, jobs: Sequence[Job], failed: dict[Path, str]) -> tuple[float | None, str | None]:
