@@ -1,4 +1,5 @@
-"""The admin port: alive, ready or not and why, and the metrics; for this machine, for reading."""
+"""The admin port: alive, ready or not and why, and the metrics; for this machine, for reading. The live page there has
+tests of its own (`tests/ui`)."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def test_an_aggregator_that_serves_lives_and_is_ready(league: League) -> None:
 
 
 def test_there_is_nothing_else_and_nothing_to_write(league: League) -> None:
-    for path in ("/", "/v1/ca", "/v1/parties", "/metrics/x"):
+    for path in ("/v1/ca", "/v1/parties", "/metrics/x", "/assets", "/../ca.key"):
         assert ask(league, path)[0] == 404
     for path in ("/healthz", "/readyz", "/metrics"):
         for method in ("POST", "PUT", "DELETE", "HEAD"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,6 +30,9 @@ Track = Annotated[
     list[str] | None,
     typer.Option("--track", help="Track the run: console, jsonl[:FILE], tensorboard[:FOLDER] or mlflow[:URI]."),
 ]
+Ui = Annotated[bool, typer.Option("--ui", help="Show the run live on a page of this machine; its address is printed.")]
+UiPort = Annotated[int | None, typer.Option("--ui-port", metavar="PORT", help="The page's port; by default any.")]
+Stay = Annotated[bool, typer.Option("--stay", help="Keep the page after the run's end, until Ctrl-C.")]
 DataDir = Annotated[str | None, typer.Option("--data-dir", help="Where data files lie (or HANSA_DATA).")]
 
 
@@ -56,6 +60,29 @@ def _print_result(result: Any, as_json: bool) -> None:
         print_summary(summary)
 
 
+def _page(folder: Path, ui: bool, port: int | None, stay: bool, as_json: bool) -> AbstractContextManager[Any]:
+    """The live page of a run, where one is asked for; it says where it is."""
+    from contextlib import nullcontext
+
+    if not ui and port is None and not stay:
+        return nullcontext()
+    from hansa.run.showing import Showing
+
+    page = Showing(folder, port or 0, stay)
+    typer.echo(f"live page: {page.url}", err=as_json)
+    return page
+
+
+def _linger(page: Any, result: Any) -> None:
+    """Have the live page, where there is one, show the end, and stay where that is wanted."""
+    if page is None:
+        return
+    page.ended("finished", str(result.summary["stopped"]))
+    if page.stay:
+        typer.echo("the live page stays until Ctrl-C", err=True)
+        page.linger()
+
+
 @app.command()
 def run(
     experiment: Annotated[Path, typer.Argument(help="An experiment file (TOML).")],
@@ -67,6 +94,9 @@ def run(
         str | None, typer.Option("--engine", help="How parties train: auto, reference, workers or stacked.")
     ] = None,
     track: Track = None,
+    ui: Ui = False,
+    ui_port: UiPort = None,
+    stay: Stay = False,
 ) -> None:
     """Simulate an experiment file."""
     from hansa.cli.progress import watching
@@ -81,10 +111,12 @@ def run(
 
         read_in = dataclasses.replace(read_in, track=trackers([*read_in.track, *track], "--track"))
     folder = out or new_folder(experiment.stem)
-    with watching(read_in.run.rounds, quiet=as_json, hint=f"hansa resume {folder}") as watch:
-        result = execute(read_in, folder, watch)
-    run_report(folder)
-    _print_result(result, as_json)
+    with _page(folder, ui, ui_port, stay, as_json) as page:
+        with watching(read_in.run.rounds, quiet=as_json, hint=f"hansa resume {folder}") as watch:
+            result = execute(read_in, folder, watch if page is None else page.watching(watch))
+        run_report(folder)
+        _print_result(result, as_json)
+        _linger(page, result)
 
 
 @app.command()
@@ -93,6 +125,9 @@ def resume(
     force: Annotated[bool, typer.Option("--force", help="Go on under another plan; bits may differ.")] = False,
     as_json: Json = False,
     track: Track = None,
+    ui: Ui = False,
+    ui_port: UiPort = None,
+    stay: Stay = False,
 ) -> None:
     """Go on with a run from its last checkpoint, tracked as before."""
     from hansa.cli.progress import watching
@@ -101,10 +136,12 @@ def resume(
     from hansa.run.resume import stored_experiment
 
     rounds = stored_experiment(run_dir).run.rounds
-    with watching(rounds, quiet=as_json, hint=f"hansa resume {run_dir}") as watch:
-        result = go_on(run_dir, force, watch, track)
-    run_report(run_dir)
-    _print_result(result, as_json)
+    with _page(run_dir, ui, ui_port, stay, as_json) as page:
+        with watching(rounds, quiet=as_json, hint=f"hansa resume {run_dir}") as watch:
+            result = go_on(run_dir, force, watch if page is None else page.watching(watch), track)
+        run_report(run_dir)
+        _print_result(result, as_json)
+        _linger(page, result)
 
 
 @app.command(name="track")

@@ -51,8 +51,10 @@ def init_federation(
     folder = out or Path(name)
     federation = init(folder, name, names, host or [], port)
     tokens = {party: str(folder / "tokens" / f"{party}.token") for party in names}
-    tree = {"federation": str(folder / "federation.toml"), "url": federation.url, "tokens": tokens}
+    tree = {"federation": str(folder / "federation.toml"), "url": federation.url, "tokens": tokens,
+            "admin_token": str(folder / "admin-token")}  # fmt: skip
     lines = [f"made {folder}/federation.toml, for an aggregator at {federation.url}",
+             f"the admin's token, to start and stop jobs on the live page, lies in {folder}/admin-token",
              f"hand each party its token, by a way that nobody else reads: {folder}/tokens/*.token",
              f"then: hansa serve {folder}/federation.toml"]  # fmt: skip
     _say(as_json, tree, "\n".join(lines))
@@ -229,6 +231,15 @@ def revoke(federation: Folder, party: Party, as_json: Json = False) -> None:
     """End a party's certificates: from now on it is turned away."""
     count = _operator(federation).revoke(party)
     _say(as_json, {"party": party, "certificates": count}, f"revoked {count} certificates of {party}")
+
+
+@app.command("admin-token")
+def admin_token(federation: Folder, as_json: Json = False) -> None:
+    """Make a token to start and stop jobs on the live page; one that there was ends at once."""
+    from hansa.net.federation import Federation, new_admin_token
+
+    path = new_admin_token(Federation.open(federation).folder)
+    _say(as_json, {"admin_token": str(path)}, f"wrote the admin's token to {path}")
 
 
 @app.command("demo-net")

@@ -1,6 +1,7 @@
-"""The admin port: whether the aggregator lives, whether it is ready, and its metrics; plain HTTP, for reading only.
+"""The admin port: the live page, whether the aggregator lives, whether it is ready, and its metrics; plain HTTP.
 
-It is for the machine itself (or a network that is closed to others): there is neither TLS nor a certificate.
+It is for the machine itself (or a network that is closed to others): there is neither TLS nor a certificate. Whoever
+reaches it may read; what the page can start and stop needs the admin's token (`hansa.ui.page`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from hansa.core import disk
 from hansa.core.errors import ConfigError
 from hansa.net.ledger import Ledger, LedgerError, Writer
 from hansa.net.metrics import Metrics
+from hansa.ui.page import BODY, Page
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 KEPT = 30.0  # seconds for which the size of the blobs is not counted again
@@ -24,10 +26,13 @@ PROMPT = 5.0  # seconds in which the ledger must take a change
 
 
 class Admin:
-    """The admin listener. Whoever starts and ends the aggregator says so in `starting` and `closing`."""
+    """The admin listener. Whoever starts and ends the aggregator says so in `starting` and `closing`, and gives it the
+    live page before it listens."""
 
     def __init__(self, state: Path, ledger: Ledger, metrics: Metrics, connected: Callable[[], int], floor: int) -> None:
         self._state, self._ledger, self._metrics, self._floor = state, ledger, metrics, floor
+        self.page: Page | None = None
+        self._looking: asyncio.Task[None] | None = None
         self.starting, self.closing = True, False
         self.port = 0
         self._runner: web.AppRunner | None = None
@@ -47,10 +52,14 @@ class Admin:
 
     async def start(self, host: str, port: int) -> int:
         """Listen; gives the port."""
-        app = web.Application(client_max_size=1)
+        app = web.Application(client_max_size=BODY)
+        if self.page is not None:
+            self.page.routes(app)
+            self._looking = asyncio.create_task(self.page.run())
         for path, handler in (("/healthz", self._health), ("/readyz", self._ready), ("/metrics", self._show)):
             app.router.add_get(path, handler, allow_head=False)
-        self._runner = web.AppRunner(app, access_log=None, keepalive_timeout=15, shutdown_timeout=1)
+        self._runner = web.AppRunner(app, access_log=None, keepalive_timeout=15, shutdown_timeout=1,
+                                     auto_decompress=False)  # fmt: skip
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port)
         try:
@@ -62,6 +71,10 @@ class Admin:
         return self.port
 
     async def stop(self) -> None:
+        if self.page is not None:
+            await self.page.close()
+        if self._looking is not None:
+            self._looking.cancel()
         if self._runner is not None:
             await self._runner.cleanup()
 

@@ -180,6 +180,13 @@ class Desk:
         with self.changed:
             return [party for party in parties if self._present(party, now)]
 
+    def heard_of(self, parties: Iterable[int]) -> dict[int, tuple[bool, float | None]]:
+        """Of each of the parties, whether it is here now, and when it was last heard of (a clock that only goes
+        forward); None where it never was."""
+        now = time.monotonic()
+        with self.changed:
+            return {party: (self._present(party, now), self._heard.get(party)) for party in parties}
+
     def news(self) -> None:
         """Something changed: jobs that wait look again."""
         with self.changed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import re
+import secrets
 import tomllib
 from collections import Counter
 from collections.abc import Sequence
@@ -55,12 +56,14 @@ port = {port}
 # jobs = 4            # that run at the same time; others wait
 # min_free = 268435456  # bytes of the disk that uploads leave free, for the record and for checkpoints
 # functions = []      # models of your own that a job may name: ["my_models:net"]
-admin = "{admin}"  # health, readiness and Prometheus metrics over plain HTTP; "" for none
+admin = "{admin}"  # the live page, health, readiness and Prometheus metrics over plain HTTP; "" for none
 # admin_open = false  # whether `admin` may be an address that other machines reach
+# admin_hosts = []    # names under which the live page may be reached there, beside addresses
 
 # [track.mlflow]        # every job is a run there; also jsonl, tensorboard (docs: tracking)
 # uri = "http://127.0.0.1:5000"
 """
+ADMIN_TOKEN = "admin-token"  # its file
 ADMIN = 9464  # the admin port beside port 8443
 
 
@@ -78,6 +81,7 @@ class Serve:
     min_free: int = 2**28
     admin: str = f"127.0.0.1:{ADMIN}"
     admin_open: bool = False
+    admin_hosts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
@@ -250,6 +254,7 @@ def init(folder: Path, name: str, parties: Sequence[str], hosts: Sequence[str], 
     keys.write_private(folder / "operator.key", keys.key_bytes(operator))
     shown = federation.issue(operator.public_key(), "operator", "operator", 3650)
     disk.put(folder / "operator.pem", [shown], mode=disk.SHARED)
+    new_admin_token(folder)
     disk.make_folder(folder / "tokens")
     for party in parties:
         token = keys.new_token(party, certificate)
@@ -258,6 +263,14 @@ def init(folder: Path, name: str, parties: Sequence[str], hosts: Sequence[str], 
                        host=federation.serve.host, port=port, admin=_admin_beside(port))  # fmt: skip
     disk.put(folder / "federation.toml", [text.encode()], mode=disk.SHARED)  # last: with it the federation is there
     return federation
+
+
+def new_admin_token(folder: Path) -> Path:
+    """Make the token with which jobs are started and stopped on the live page, in the place of the one that was; gives
+    its file."""
+    path = folder / ADMIN_TOKEN
+    keys.write_private(path, secrets.token_urlsafe(32).encode() + b"\n")
+    return path
 
 
 def _admin_beside(port: int) -> str:

@@ -59,6 +59,17 @@ class Flight:
     since: float
 
 
+@dataclass(frozen=True)
+class Standing:
+    """An ask under way, for those who look on from other threads: they read its machine, and change nothing. `since`
+    and `until` are times of the day."""
+
+    key: Key
+    machine: Asking
+    since: float
+    until: float | None
+
+
 @dataclass
 class Network:
     """Answers the asks of one job. `parties` are their names, in the order of their numbers."""
@@ -82,6 +93,7 @@ class Network:
         self._fused: set[tuple[Key, int]] = set()
         self.refused: set[int] = set()
         self.preparations: list[dict[str, Any]] = []
+        self.standing: Standing | None = None  # the ask that is waited for
         self._record = Record()
         self._base: dict[int, str] = {}
         self._tip: dict[int, str] = {}
@@ -215,6 +227,8 @@ class Network:
         before = {row["party"]: row["why"] for row in self._replies(key)}
         looked = time.monotonic()
         commands = machine.handle(Started(looked, here, before))
+        now = time.time()
+        self.standing = Standing(key, machine, now, None if deadline is None else now + deadline)
         try:
             while True:
                 for command in commands:
@@ -237,6 +251,7 @@ class Network:
                     here = frozenset(self.desk.present(machine.waiting))
                     commands = machine.handle(Looked(looked, here))
         finally:
+            self.standing = None
             self.desk.withdraw(key, ask.parties)
 
     def _limited(self, ask: Ask) -> Rules:

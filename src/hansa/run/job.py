@@ -60,6 +60,7 @@ PASSING = {*disk.FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.
 PAUSE = 5.0  # seconds before a job that could not be written is tried again
 REST = 30.0  # seconds that jobs have to come to rest when the aggregator ends
 STOPPED = ("stopped", "stopped by the operator")
+OPERATOR = "operator"  # whose certificate starts and stops jobs
 
 
 class Job:
@@ -328,8 +329,13 @@ class Runner:
             self.desk.heard(row["number"])  # they had joined: they are given time to come back
         self._start_waiting()
 
-    def submit(self, order: Order) -> str:
-        """Take up a job; its name and a number are what it is called from now on."""
+    @property
+    def under_way(self) -> dict[str, Job]:
+        """The jobs that run now."""
+        return {id: job for id, (job, _) in dict(self._running).items()}  # without the lock: who looks waits for nobody
+
+    def submit(self, order: Order, by: str = OPERATOR) -> str:
+        """Take up a job; its name and a number are what it is called from now on. The log says by whom."""
         check_order(order, self.functions, self.registry.names)
         if order.min_parties is not None and not 1 <= order.min_parties <= len(self.registry.names):
             raise ConfigError(f"min_parties must lie in 1..{len(self.registry.names)}, got {order.min_parties}")
@@ -349,7 +355,7 @@ class Runner:
                 "INSERT INTO jobs (id, name, submitted, status, order_, central) VALUES (?, ?, ?, 'waiting', ?, ?)",
                 *row,
             )
-            db.log("job submitted", id, experiment=order.experiment)
+            db.log("job submitted", id, experiment=order.experiment, by=by)
             return id
 
         id = self.ledger.now(change)
@@ -357,11 +363,18 @@ class Runner:
         self._start_waiting()
         return id
 
-    def stop(self, id: str) -> bool:
-        """Stop a job; False for one that has ended already."""
-        with self._lock:
+    def stop(self, id: str, by: str = OPERATOR) -> bool:
+        """Stop a job; False for one that has ended already. The log says by whom."""
+
+        def change(db: Writer) -> bool:
             stop = f"UPDATE jobs SET status = 'stopping' WHERE id = ? AND {ACTIVE}"
-            if self.ledger.now(lambda db: db.run(stop, id).rowcount) == 0:
+            found = db.run(stop, id).rowcount > 0
+            if found:
+                db.log("stop asked for", id, by=by)
+            return found
+
+        with self._lock:
+            if not self.ledger.now(change):
                 return False
             if id in self._running:
                 self._running[id][0].stopped.set()

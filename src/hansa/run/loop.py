@@ -175,7 +175,11 @@ class Training:
                     self._checkpoint()
                     saved = time.monotonic()
             if self.on_round is not None:
-                self.on_round(line)
+                try:
+                    self.on_round(line)
+                except KeyboardInterrupt:  # whoever watches stops the run here: no round is to be done again
+                    self._checkpoint()
+                    raise
         yield from self._publish()
         return self.published
 

@@ -35,8 +35,11 @@ from hansa.net.metrics import Metrics
 from hansa.net.party import Agent, Worker
 from hansa.net.registry import Registry
 from hansa.net.server import Server
+from hansa.run.control import AdminControl
 from hansa.run.job import Runner
 from hansa.run.join import preparer, read_samples
+from hansa.run.live import Live
+from hansa.ui.page import Page
 
 log = logging.getLogger("hansa.net")
 RENEW = 30 * 86400  # seconds before its end at which a party renews its certificate
@@ -153,6 +156,7 @@ class Aggregator:
         assert runner.server is not None
         self.door = door = Door(runner.server, self.tls, limits, self.metrics, gate.strangers)
         self.admin = admin = Admin(self.state, self.ledger, self.metrics, self._connected, table.min_free)
+        admin.page = self._page(admin)
         summing_up = asyncio.ensure_future(_every(MINUTE, gate.note_left_out))
         try:
             admin_port = await admin.start(*table.admin_at) if table.admin else None
@@ -189,6 +193,16 @@ class Aggregator:
 
     def _connected(self) -> int:
         return len(self.desk.present(self.registry.numbers.values()))
+
+    def _page(self, admin: Admin) -> Page:
+        """The live page on the admin port."""
+        control, table = AdminControl(self.runner), self.federation.serve
+
+        def about() -> dict[str, Any]:
+            return {"starts": control.usable, "stops": control.usable, "starting": admin.starting,
+                    "closing": admin.closing}  # fmt: skip
+
+        return Page(Live(self.runner, about), control, table.admin_hosts, addresses=table.admin_open)
 
     def _limits(self) -> Limits:
         """The limits, with no more connections than there can be files."""

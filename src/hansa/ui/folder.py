@@ -1,0 +1,122 @@
+"""A simulated run as the live page shows it: its folder, read by a process of its own while the run writes it.
+
+The run does nothing for it. Whoever started the page says how the run ended, which the folder alone does not tell.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import hansa
+from hansa.core.errors import ConfigError
+from hansa.ui.events import LONGEST, Line, Look, shown
+
+METRICS, EXPERIMENT, REPORT = "metrics.jsonl", "experiment.json", "report.html"  # as `hansa.run` names them
+PARTIES = 200  # that are shown of those that were missing or rejected
+CHUNK = 2**22  # bytes of metrics that are read at one look
+
+
+class RunFolder:
+    """The folder of a run (`hansa.ui.events.Source`, and `hansa.ui.page.Control`). `on_stop` is called when somebody
+    with the token wants it stopped."""
+
+    def __init__(self, path: Path, token: str, on_stop: Callable[[], None]) -> None:
+        self.path, self._token, self._on_stop = path, token, on_stop
+        self.status, self.reason = "running", ""  # as whoever started it says
+        self.linked = False  # whether the report can be had here
+        self._begin()
+
+    def _begin(self) -> None:
+        self._at = self._round = 0
+        self._sums = {"bytes_up": 0, "bytes_down": 0}
+        self._parties: dict[str, dict[str, Any]] = {}
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run has ended, however it did."""
+        return self.status not in ("running", "stopping")
+
+    def look(self) -> Look | None:
+        """How the run stands; None where it went back to a checkpoint."""
+        lines = self._new_lines()
+        if lines is None:
+            self._begin()
+            return None
+        for line in lines:
+            self._count(line)
+        name = self.path.name
+        job = {"job": name, "status": self.status, "reason": self.reason[:LONGEST], "submitted": None,
+               "round": self._round, "rounds": self._rounds(), **self._sums}  # fmt: skip
+        if self.ended and (self.path / REPORT).exists():
+            job |= {"report": str(self.path / REPORT), "linked": self.linked}
+        about = {"kind": "simulation", "title": name, "version": hansa.__version__, "trouble": None, "starts": False,
+                 "stops": True, "ended": self.ended and not self.linked}  # fmt: skip
+        chosen = sorted(self._parties.values(), key=lambda one: -one["rejected"])[:PARTIES]
+        values = {"about": about, "jobs": [job], "parties": {"total": len(self._parties)},
+                  **{f"party:{one['name']}": dict(one) for one in chosen}}  # fmt: skip
+        return values, {name: [shown(line) for line in lines]}
+
+    def _new_lines(self) -> list[Line] | None:
+        """The rounds since the last look; None where they do not follow those that were read."""
+        try:
+            with open(self.path / METRICS, "rb") as file:
+                if file.seek(0, 2) < self._at:
+                    return None
+                file.seek(self._at)
+                data = file.read(CHUNK)
+        except FileNotFoundError:
+            return [] if self._at == 0 else None
+        whole = data[: data.rfind(b"\n") + 1]
+        try:
+            lines: list[Line] = [json.loads(line) for line in whole.splitlines()]
+        except ValueError:
+            return None
+        if any(line["round"] != self._round + place for place, line in enumerate(lines, 1)):
+            return None
+        self._at += len(whole)
+        self._round += len(lines)
+        return lines
+
+    def _count(self, line: Mapping[str, Any]) -> None:
+        for name in self._sums:
+            self._sums[name] += line.get(name) or 0
+        for how in ("missing", "rejected"):
+            for party, why in line.get(how, {}).items():
+                if party not in self._parties and len(self._parties) >= 100 * PARTIES:
+                    continue
+                row = self._parties.setdefault(
+                    party, {"number": len(self._parties), "name": party, "missing": 0, "rejected": 0, "reason": ""}
+                )
+                row[how] += 1
+                row["reason"] = f"round {line['round']}: {str(why)[:LONGEST]}"
+
+    def _rounds(self) -> int | None:
+        try:
+            rounds = json.loads((self.path / EXPERIMENT).read_bytes())["run"]["rounds"]
+        except (OSError, ValueError, KeyError, TypeError):  # it is not there yet
+            return None
+        return rounds if isinstance(rounds, int) else None
+
+    # What may be done with it
+
+    def admits(self, token: str) -> bool:
+        return hmac.compare_digest(self._token.encode(), token.encode(errors="replace"))
+
+    def start(self, experiment: str, name: str) -> tuple[str, list[str]]:
+        raise ConfigError("the page of a simulation starts nothing; use `hansa run`")
+
+    def stop(self, job: str) -> bool:
+        """Have the run stopped after the round that it is in; it can be resumed."""
+        if self.ended:
+            return False
+        self.status = "stopping"
+        self._on_stop()
+        return True
+
+    def report(self) -> bytes | None:
+        path = self.path / REPORT
+        return path.read_bytes() if self.ended and path.exists() else None

@@ -1,0 +1,181 @@
+"""The board of the live page: a snapshot, then changes; what is kept, and for whom, is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from hansa.ui import folder
+from hansa.ui.events import KEPT, LISTENERS, RECENT, ROUNDS, WAITING, Board, Listener, shown
+from hansa.ui.folder import RunFolder
+
+
+def on_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    def run() -> None:
+        asyncio.run(test())
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+async def heard(listener: Listener) -> list[tuple[str, dict[str, Any], str]]:
+    """What waits for one who looks: kind, data and id."""
+    out = []
+    while True:
+        event = await listener.next(0.01)
+        fields = dict(line.split(": ", 1) for line in (event or b"event: over").decode().strip().splitlines())
+        if fields["event"] in ("beat", "over"):
+            return out
+        out.append((fields["event"], json.loads(fields["data"]), fields["id"]))
+
+
+def joined(board: Board, last: str = "") -> Listener:
+    listener = board.join(last)
+    assert listener is not None
+    return listener
+
+
+@on_a_loop
+async def test_who_looks_gets_everything_and_then_only_what_changes() -> None:
+    board = Board()
+    board.update({"a": 1, "b": 2}, {"job": [{"round": 1}]})
+    listener = joined(board)
+    board.update({"a": 1, "b": 3}, {"job": [{"round": 2}]})
+    board.update({"a": 1, "b": 3}, {"job": []})
+    board.update({"b": 3}, {})
+    (kind, first, _), (_, second, _), (_, third, _) = await heard(listener)
+    assert kind == "snapshot" and first["values"] == {"a": 1, "b": 2} and first["rounds"] == {"job": [{"round": 1}]}
+    assert second["values"] == {"b": 3} and second["rounds"] == {"job": [{"round": 2}]}
+    assert third["values"] == {"a": None} and third["rounds"] == {"job": None}
+
+
+@on_a_loop
+async def test_who_comes_back_gets_what_he_missed_or_everything_where_that_is_not_kept() -> None:
+    board = Board()
+    board.update({"n": 0}, {})
+    seen = board.id
+    for n in range(1, 4):
+        board.update({"n": n}, {})
+    missed = await heard(joined(board, seen))
+    assert [kind for kind, _, _ in missed] == ["change"] * 3
+    assert [data["values"]["n"] for _, data, _ in missed] == [1, 2, 3] and missed[-1][2] == board.id
+    assert await heard(joined(board, board.id)) == []
+    for last in ("", "another-3", f"{board.id}0", "no id", f"{seen.partition('-')[0]}--1"):
+        ((kind, data, _),) = await heard(joined(board, last))
+        assert kind == "snapshot" and data["values"] == {"n": 3}, last
+    for n in range(KEPT + 10):
+        board.update({"n": -n}, {})
+    ((kind, _, _),) = await heard(joined(board, seen))
+    assert kind == "snapshot"
+
+
+@on_a_loop
+async def test_who_takes_nothing_is_let_go_and_nobody_else_notices() -> None:
+    board = Board()
+    slow, quick = joined(board), joined(board)
+    for n in range(WAITING + 5):
+        board.update({"n": n}, {})
+        assert await quick.next(1.0) is not None
+    assert slow.over and not quick.over
+    assert await slow.next(1.0) is None
+    assert not slow._events, "nothing is kept for him"
+
+
+@on_a_loop
+async def test_so_many_may_look_and_no_more() -> None:
+    board = Board()
+    all = [joined(board) for _ in range(LISTENERS)]
+    assert board.join("") is None
+    board.leave(all[0])
+    assert board.join("") is not None
+    board.close()
+    assert board.join("") is None
+
+
+@on_a_loop
+async def test_at_the_end_everybody_still_gets_what_waits_for_him() -> None:
+    board = Board()
+    listener = joined(board)
+    board.update({"last": True}, {})
+    board.close()
+    assert [kind for kind, _, _ in await heard(listener)] == ["snapshot", "change"]
+    assert await listener.next(1.0) is None
+
+
+@on_a_loop
+async def test_the_rounds_of_a_long_job_are_thinned_and_the_last_ones_are_whole() -> None:
+    board = Board()
+    for at in range(0, 5000, 50):
+        board.update({}, {"job": [{"round": n} for n in range(at + 1, at + 51)]})
+    ((_, data, _),) = await heard(joined(board))
+    rounds = [line["round"] for line in data["rounds"]["job"]]
+    assert len(rounds) <= ROUNDS and rounds[0] == 1 and rounds == sorted(rounds)
+    assert rounds[-RECENT:] == list(range(5001 - RECENT, 5001))
+
+
+def test_numbers_about_single_parties_are_not_shown() -> None:
+    line = {
+        "round": 3, "asked": 2, "replies": 1, "accuracy": 0.5, "train_loss": float("nan"), "seconds": 1.5,
+        "epsilon": 1.25, "parties": {"ann": {"accuracy": 0.123}}, "missing": {"bob": "it did not answer"},
+        "fusion": {"rule": "krum", "shares": {"ann": 0.321}, "scores": {"ann": 0.213}, "excluded": ["bob"]},
+    }  # fmt: skip
+    told = shown(line)
+    assert told == {"round": 3, "asked": 2, "replies": 1, "accuracy": 0.5, "train_loss": None, "seconds": 1.5,
+                    "epsilon": 1.25, "missing": {"bob": "it did not answer"}, "missing_count": 1}  # fmt: skip
+    assert not [n for n in ("0.123", "0.321", "0.213") if n in json.dumps(told)]
+
+
+def test_a_round_with_thousands_missing_stays_small() -> None:
+    told = shown({"round": 1, "missing": {f"party-{n}": "x" * 10_000 for n in range(5000)}})
+    assert told["missing_count"] == 5000 and len(json.dumps(told)) < 50_000
+
+
+# A run's folder
+
+
+def write(path: Path, *rounds: dict[str, Any]) -> None:
+    (path / "metrics.jsonl").write_bytes(b"".join(json.dumps(line).encode() + b"\n" for line in rounds))
+
+
+def line(round: int, **more: Any) -> dict[str, Any]:
+    return {"round": round, "asked": 2, "replies": 2, "bytes_up": 10, "bytes_down": 20, **more}
+
+
+def test_a_runs_folder_is_read_as_it_grows(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path, "token", lambda: None)
+    values, rounds = run.look() or ({}, {})
+    assert rounds == {tmp_path.name: []} and values["jobs"][0]["rounds"] is None
+    (tmp_path / "experiment.json").write_text(json.dumps({"run": {"rounds": 7}}))
+    write(tmp_path, line(1), line(2, rejected={"ann": "norm"}))
+    with open(tmp_path / "metrics.jsonl", "ab") as file:
+        file.write(b'{"round": 3, "ask')  # it is being written
+    values, rounds = run.look() or ({}, {})
+    assert [each["round"] for each in rounds[tmp_path.name]] == [1, 2]
+    job = values["jobs"][0]
+    assert (job["round"], job["rounds"], job["bytes_up"], job["bytes_down"]) == (2, 7, 20, 40)
+    assert values["party:ann"]["rejected"] == 1 and values["party:ann"]["reason"] == "round 2: norm"
+    write(tmp_path, line(1), line(2, rejected={"ann": "norm"}), line(3))
+    _, rounds = run.look() or ({}, {})
+    assert [each["round"] for each in rounds[tmp_path.name]] == [3]
+
+
+def test_a_run_that_goes_back_to_its_checkpoint_is_shown_anew(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path, "token", lambda: None)
+    write(tmp_path, line(1), line(2), line(3))
+    run.look()
+    write(tmp_path, line(1), line(2))
+    assert run.look() is None
+    _, rounds = run.look() or ({}, {})
+    assert [each["round"] for each in rounds[tmp_path.name]] == [1, 2]
+    write(tmp_path, line(1), line(2), line(2, longer="than before"), line(3))  # cut back and grown again in between
+    assert run.look() is None
+
+
+def test_the_names_in_a_runs_folder_are_those_that_the_run_gives_them() -> None:
+    from hansa.run import report, store
+
+    assert (folder.METRICS, folder.EXPERIMENT) == (store.METRICS, store.EXPERIMENT)
+    assert folder.REPORT in Path(report.__file__).read_text()
