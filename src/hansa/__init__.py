@@ -25,6 +25,7 @@ provide("predictor", "hansa.core.predictor", "hansa.algorithms", "hansa.bayes", 
 provide("devices", "hansa.sim.devices")
 provide("distribution", "hansa.sim.distributions")
 provide("availability", "hansa.sim.devices")
+provide("tracker", *(f"hansa.track.{name}" for name in ("console", "jsonl", "tensorboard", "mlflow")))
 provide("op", "hansa.core.predictor", "hansa.algorithms", "hansa.bayes", "hansa.trees", "hansa.data", "hansa.select")
 
 _EXPORTS = {
@@ -98,6 +99,10 @@ _EXPORTS = {
     "ConfigError": "hansa.core.errors",
     "DataError": "hansa.core.errors",
     "Result": "hansa.run",
+    "StoredRun": "hansa.run",
+    "draw_partition": "hansa.run.plots",
+    "load": "hansa.run",
+    "compare": "hansa.study",
     "resume": "hansa.run",
     "simulate": "hansa.run",
     "build": "hansa.core.registry",

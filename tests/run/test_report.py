@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import re
 from pathlib import Path
@@ -12,7 +13,8 @@ from hansa import FedAvg, Task, build, simulate
 from hansa.core.errors import ConfigError
 from hansa.run import plots
 from hansa.run.demo import hospitals
-from hansa.run.report import Detail, Picture, Sheet, run_report, write_report
+from hansa.run.page import POLICY, SCRIPT, Detail, Picture, Sheet, write_report
+from hansa.run.report import run_report
 from hansa.run.store import SUMMARY
 
 NASTY = "<script>alert('x')</script> & \"Söhne\""
@@ -21,7 +23,10 @@ NASTY = "<script>alert('x')</script> & \"Söhne\""
 def stands_alone(page: str) -> None:
     """Nothing in the page, or in the pictures embedded in it, is to be fetched from elsewhere."""
     assert "http://" not in page and "https://" not in page
-    assert "<script" not in page and "<link" not in page and "@import" not in page
+    assert page.count("<script") == 1 and f"<script>{SCRIPT}</script>" in page
+    assert "<link" not in page and "@import" not in page
+    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in POLICY and f'content="{POLICY}"' in page and "unsafe" not in POLICY
     sources = re.findall(r'src="([^"]*)"', page)
     assert all(source.startswith("data:image/svg+xml;base64,") for source in sources)
     for source in sources:
@@ -39,8 +44,9 @@ def small_run(folder: Path, names: list[str], rounds: int = 6, **more: object) -
 
 def test_a_report_is_one_file_that_refers_to_nothing_outside(tmp_path: Path) -> None:
     figure = plots.traffic([10.0, 20.0], [5.0, 5.0])
-    path = write_report(tmp_path / "r.html", "A run", ["First.", "Second."], [Sheet("T", ("a", "b"), [("1", "2")])],
-                        [Picture("P", "what to see", figure)], [Detail("D", "x = 1\ny = 2", code=True)])  # fmt: skip
+    sections = [Sheet("T", ("a", "b"), [("1", "2")]), Picture("P", "what to see", figure),
+                Detail("D", "x = 1\ny = 2", code=True)]  # fmt: skip
+    path = write_report(tmp_path / "r.html", "A run", ["First.", "Second."], sections)
     assert list(tmp_path.iterdir()) == [path]
     page = path.read_text()
     stands_alone(page)
@@ -51,7 +57,8 @@ def test_all_text_in_a_report_is_escaped(tmp_path: Path) -> None:
     figure = plots.traffic([1.0], [1.0])
     tables = [Sheet(NASTY, (NASTY,), [(NASTY,)], note=NASTY)]
     details = [Detail(NASTY, NASTY), Detail(NASTY, NASTY, code=True)]
-    path = write_report(tmp_path / "r.html", NASTY, [NASTY], tables, [Picture(NASTY, NASTY, figure)], details)
+    sections = [*tables, Picture(NASTY, NASTY, figure), *details]
+    path = write_report(tmp_path / "r.html", NASTY, [NASTY], sections)
     page = path.read_text()
     stands_alone(page)
     assert page.count("&lt;script&gt;alert(&#x27;x&#x27;)&lt;/script&gt; &amp; &quot;Söhne&quot;") == 14

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -25,6 +26,10 @@ REPORTED = ("rounds", "accuracy", "loss", "bytes_up", "bytes_down", "seconds", "
 
 Set = Annotated[list[str] | None, typer.Option("--set", help="Change a field: --set algorithm.local.lr=0.05")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on the last line.")]
+Track = Annotated[
+    list[str] | None,
+    typer.Option("--track", help="Track the run: console, jsonl[:FILE], tensorboard[:FOLDER] or mlflow[:URI]."),
+]
 Ui = Annotated[bool, typer.Option("--ui", help="Show the run live on a page of this machine; its address is printed.")]
 UiPort = Annotated[int | None, typer.Option("--ui-port", metavar="PORT", help="The page's port; by default any.")]
 Stay = Annotated[bool, typer.Option("--stay", help="Keep the page after the run's end, until Ctrl-C.")]
@@ -88,6 +93,7 @@ def run(
     engine: Annotated[
         str | None, typer.Option("--engine", help="How parties train: auto, reference, workers or stacked.")
     ] = None,
+    track: Track = None,
     ui: Ui = False,
     ui_port: UiPort = None,
     stay: Stay = False,
@@ -100,6 +106,10 @@ def run(
 
     given = changes(sets, data_dir)
     read_in = read(experiment, given if engine is None else {**given, "run.engine": engine})
+    if track:
+        from hansa.track import trackers
+
+        read_in = dataclasses.replace(read_in, track=trackers([*read_in.track, *track], "--track"))
     folder = out or new_folder(experiment.stem)
     with _page(folder, ui, ui_port, stay, as_json) as page:
         with watching(read_in.run.rounds, quiet=as_json, hint=f"hansa resume {folder}") as watch:
@@ -114,11 +124,12 @@ def resume(
     run_dir: Annotated[Path, typer.Argument(help="The folder of a run that was stopped.")],
     force: Annotated[bool, typer.Option("--force", help="Go on under another plan; bits may differ.")] = False,
     as_json: Json = False,
+    track: Track = None,
     ui: Ui = False,
     ui_port: UiPort = None,
     stay: Stay = False,
 ) -> None:
-    """Go on with a run from its last checkpoint."""
+    """Go on with a run from its last checkpoint, tracked as before."""
     from hansa.cli.progress import watching
     from hansa.run.report import run_report
     from hansa.run.resume import resume as go_on
@@ -127,10 +138,27 @@ def resume(
     rounds = stored_experiment(run_dir).run.rounds
     with _page(run_dir, ui, ui_port, stay, as_json) as page:
         with watching(rounds, quiet=as_json, hint=f"hansa resume {run_dir}") as watch:
-            result = go_on(run_dir, force, watch if page is None else page.watching(watch))
+            result = go_on(run_dir, force, watch if page is None else page.watching(watch), track)
         run_report(run_dir)
         _print_result(result, as_json)
         _linger(page, result)
+
+
+@app.command(name="track")
+def track_run(
+    run_dir: Annotated[Path, typer.Argument(help="The folder of a run that has finished.")], track: Track = None
+) -> None:
+    """Track a run that has finished, or send what its trackers did not get: console, jsonl, tensorboard, mlflow."""
+    from rich.console import Console
+
+    from hansa.cli.progress import spoken
+    from hansa.core.errors import RuntimeFailure
+    from hansa.track import track_folder
+
+    with spoken(Console()):
+        lost = track_folder(run_dir, track)
+    if lost:
+        raise RuntimeFailure("; ".join(lost))
 
 
 @app.command()

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from hansa.core.errors import ConfigError
 from hansa.core.registry import Part, field_default, field_types, lookup, registered, summary, to_config, type_name
-from hansa.data import draw
+from hansa.data import draw, held
 from hansa.data import table as count_table
 from hansa.run.config import Experiment
 
@@ -71,13 +69,8 @@ def _text(default: Any) -> str:
 def show_partition(experiment: Experiment, out: Path, as_json: bool) -> None:
     """Draw what each party holds, and print the counts."""
     task = experiment.build_task()
-    targets = [y for _, y in task.parties]  # type: ignore[misc]
-    joined = np.concatenate([np.asarray(y) for y in targets])
-    edges = np.concatenate([[0], np.cumsum([len(y) for y in targets])])
-    rows = [np.arange(a, b) for a, b in itertools.pairwise(edges)]
+    rows, joined = held(task)
     names = list(task.names) if task.names is not None else [str(k) for k in range(len(rows))]
-    if joined.ndim > 1:  # sequences: count by the first target
-        joined = joined[:, 0]
     counts = count_table(rows, joined, task.classes)
     try:
         draw(rows, joined, task.classes, out, names if task.names is not None else None)

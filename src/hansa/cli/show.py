@@ -6,40 +6,25 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from hansa.run.display import human_bytes, rows_of
 from hansa.run.plots import uneven
-from hansa.run.store import SUMMARY, Store, read_json
+from hansa.run.store import REPORT, SUMMARY, Store, read_json
 
 console = Console()
-
-
-def human_bytes(count: float) -> str:
-    """Bytes as a person reads them."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
 
 
 def print_summary(summary: dict[str, Any]) -> None:
     """A finished run, as a table."""
     table = Table(show_header=False, box=None)
-    skip = {"bytes_up", "bytes_down", "seconds", "simulated_seconds", "run_dir", "stopped", "rounds", "empty_rounds"}
-    empty = f", {summary['empty_rounds']} of them empty" if summary["empty_rounds"] else ""
-    table.add_row("rounds", f"{summary['rounds']} ({summary['stopped']}{empty})")
-    for name, value in summary.items():
-        if name not in skip and value is not None:
-            table.add_row(name, f"{value:.4f}" if isinstance(value, float) else str(value))
-    table.add_row("bytes up / down", f"{human_bytes(summary['bytes_up'])} / {human_bytes(summary['bytes_down'])}")
-    table.add_row("seconds", f"{summary['seconds']:.1f}")
-    if summary.get("simulated_seconds") is not None:
-        table.add_row("simulated seconds", f"{summary['simulated_seconds']:.1f}")
+    for name, value in rows_of(summary):
+        table.add_row(name, value)
     if summary["run_dir"]:
         table.add_row("folder", summary["run_dir"])
-        report = Path(summary["run_dir"]) / "report.html"
+        report = Path(summary["run_dir"]) / REPORT
         if report.exists():
             table.add_row("report", str(report))
     console.print(table)
@@ -54,8 +39,8 @@ def show_run(run_dir: Path, as_json: bool) -> None:
         print(json.dumps({"experiment": experiment, "summary": summary, "rounds": history}))
         return
     algorithm, run = experiment["algorithm"], experiment["run"]
-    console.print(f"{algorithm['name']}, seed {run['seed']}, hansa {experiment['hansa']}, plan {experiment['plan']}",
-                  markup=False)  # fmt: skip
+    plan = ", ".join(f"{name} {value}" for name, value in experiment["plan"].items())
+    console.print(f"{algorithm['name']}, seed {run['seed']}, hansa {experiment['hansa']}; plan: {plan}", markup=False)
     print_rounds(history)
     if summary is None:
         console.print(f"not finished after {len(history)} rounds; go on with: hansa resume {run_dir}", markup=False)
@@ -67,7 +52,11 @@ def print_rounds(history: list[dict[str, Any]]) -> None:
     """Rounds as a table: the first and the last of many."""
     numbers = [k for k in ("train_loss", "loss", "accuracy", "auc", "rmse", "r2") if any(k in line for line in history)]
     timed = uneven(history)
-    table = Table(*["round", "replies", *numbers, "bytes up", "bytes down", "seconds", *["simulated s"] * timed])
+    names = [name.replace("_", " ") for name in numbers]
+    columns = ["round", "replies", *names, "bytes up", "bytes down", "seconds", *["simulated s"] * timed]
+    table = Table(
+        *columns, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False
+    )  # without lines between columns it fits a narrow terminal
     shown = history if len(history) <= 12 else [*history[:3], {}, *history[-8:]]
     for line in shown:
         if not line:

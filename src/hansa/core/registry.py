@@ -19,7 +19,8 @@ from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 from hansa.core.errors import ConfigError, nearest
 
 KINDS = ("algorithm", "local", "server", "fusion", "select", "transform", "adversary", "model", "dataset", "partition",
-         "prepare", "predictor", "op", "schedule", "pace", "devices", "distribution", "availability")  # fmt: skip
+         "prepare", "predictor", "op", "schedule", "pace", "devices", "distribution", "availability",
+         "tracker")  # fmt: skip
 
 
 _NOUNS = {"local": "local solver", "server": "server optimiser", "select": "selector", "dataset": "data set",

@@ -95,6 +95,7 @@ class Known:
     have test samples of their own (`tests`), and the samples that no party holds (`test`, `trusted`)."""
 
     tests: Any = None
+    counted = False  # whether the number of classes is that of the parties' targets: none was said
 
     def __init__(self, count: int, names: Sequence[str] | None, shape: tuple[int, ...], classes: int | None) -> None:
         self._count, self.shape, self.classes = count, shape, classes
@@ -124,15 +125,16 @@ class Known:
         if tuple(x.shape[1:]) != self.shape:
             raise DataError(f"{what}: samples are {tuple(x.shape[1:])}, the parties' {self.shape}")
         x, y = _fit(x, y, objective, what, prepared)
-        self.check_targets(y, f"{what}: ")
+        hint = "; if no party holds some class, say how many there are: Task(classes=...)" if self.counted else ""
+        self.check_targets(y, f"{what}: ", hint)
         return x, y
 
-    def check_targets(self, y: Tensor, what: str) -> None:
+    def check_targets(self, y: Tensor, what: str, hint: str = "") -> None:
         """Refuse class numbers that there are not."""
         if self.classes is not None and not y.is_floating_point() and y.numel():
             low, high = int(y.min()), int(y.max())
             if low < 0 or high >= self.classes:
-                raise DataError(f"{what}targets must lie in 0..{self.classes - 1}, got {low}..{high}")
+                raise DataError(f"{what}targets must lie in 0..{self.classes - 1}, got {low}..{high}{hint}")
 
     def __len__(self) -> int:
         return self._count
@@ -168,6 +170,7 @@ class Holdings(Known):
         whole = not y.is_floating_point() and y.numel() > 0
         classes = task.classes if task.classes is not None else (int(y.max()) + 1 if whole else None)
         super().__init__(len(self.train), task.names, tuple(self.train.x.shape[1:]), classes)
+        self.counted = task.classes is None
         self.hold(task, objective)
         self.check_targets(y, "")
 

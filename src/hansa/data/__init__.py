@@ -9,7 +9,7 @@ from hansa.data.idx import FashionMnist, Mnist
 from hansa.data.label_skew import Dirichlet, Shards, Similarity
 from hansa.data.partition import Iid, Natural, Noise, Partition, Quantity
 from hansa.data.party_files import load_party_file
-from hansa.data.picture import draw, table
+from hansa.data.picture import draw, held, table
 from hansa.data.prepare import Preparation, Standardise
 from hansa.data.scikit import BreastCancer, Digits
 from hansa.data.shakespeare import Shakespeare
@@ -41,6 +41,7 @@ __all__ = [
     "Standardise",
     "Synthetic",
     "draw",
+    "held",
     "load_party_file",
     "table",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from hansa.core.task import Task
+
 FEW_CLASSES = 20  # up to here a class has a colour of its own
+FEW_NAMED = 30  # parties up to here the classes are named in the bars
+NUMBER = {"boxstyle": "round,pad=0.15", "fc": "white", "ec": "none", "alpha": 0.75}
 FEW_PARTIES = 120  # up to here a gap is drawn between parties
 
 
@@ -27,6 +32,17 @@ def table(parts: Sequence[np.ndarray], y: Tensor | np.ndarray, classes: int | No
     return [np.bincount(targets[rows].ravel(), minlength=classes).tolist() for rows in parts]
 
 
+def held(task: Task) -> tuple[list[np.ndarray], np.ndarray]:
+    """The targets of all parties of a task, one party after the other, and which of them each party holds; of a
+    sequence its first target."""
+    if isinstance(task.parties, tuple) and len(task.parties) == 3:
+        joined, edges = np.asarray(task.parties[1]), np.asarray(task.parties[2])
+    else:
+        targets = [np.asarray(y) for _, y in task.parties]
+        joined, edges = np.concatenate(targets), np.cumsum([0, *map(len, targets)])
+    return [np.arange(a, b) for a, b in itertools.pairwise(edges)], joined if joined.ndim == 1 else joined[:, 0]
+
+
 def draw(
     parts: Sequence[np.ndarray],
     y: Tensor | np.ndarray,
@@ -34,7 +50,21 @@ def draw(
     path: str | Path,
     names: Sequence[str] | None = None,
 ) -> None:
-    """Write a picture of the partition to `path`; the ending (.png, .svg, .pdf) says the format.
+    """Write a picture of the partition to `path`; the ending (.png, .svg, .pdf) says the format."""
+    try:
+        picture(parts, y, classes, names).savefig(path, dpi=150)
+    except ValueError:
+        raise ConfigError(f"{path}: a picture ends in .png, .svg or .pdf") from None
+
+
+def picture(
+    parts: Sequence[np.ndarray],
+    y: Tensor | np.ndarray,
+    classes: int | None,
+    names: Sequence[str] | None = None,
+    on: Figure | None = None,
+) -> Figure:
+    """The partition as a figure, or drawn on an empty one, which is made as large as it needs to be.
 
     Above, how many samples a party has; below, how they are shared among the classes (not for regression). A panel of
     its own for the shares keeps small parties legible beside large ones.
@@ -42,9 +72,10 @@ def draw(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    width = float(np.clip(3 + 0.3 * len(parts), 7, 13))
-    figure = Figure(figsize=(width, 3 if classes is None else 6), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = on or Figure(layout="constrained")
+    if on is None:
+        FigureCanvasAgg(figure)
+    figure.set_size_inches(float(np.clip(3 + 0.3 * len(parts), 7, 13)), 3 if classes is None else 6)
     panels = figure.subplots(1 if classes is None else 2, 1, sharex=True, squeeze=False, gridspec_kw=_heights(classes))
     _sizes(panels[0, 0], np.array([len(rows) for rows in parts]))
     if classes is not None:
@@ -52,10 +83,7 @@ def draw(
         shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
         (_bars if classes <= FEW_CLASSES else _heat)(figure, panels[1, 0], shares)
     _label_parties(panels[-1, 0], len(parts), names)
-    try:
-        figure.savefig(path, dpi=150)
-    except ValueError:
-        raise ConfigError(f"{path}: a picture ends in .png, .svg or .pdf") from None
+    return figure
 
 
 def _heights(classes: int | None) -> dict[str, Sequence[float]]:
@@ -93,11 +121,20 @@ def _bars(figure: Figure, axes: Axes, shares: np.ndarray) -> None:
     base = np.zeros(len(shares))
     for label, column in enumerate(shares.T):
         _steps(axes, base, base + column, color=palette(label), label=str(label))
+        if len(shares) <= FEW_NAMED:
+            _name(axes, label, base, column)
         base = base + column
     _gaps(axes, len(shares), 1.0)
     axes.set_ylabel("share of each class")
     handles, labels = axes.get_legend_handles_labels()  # reversed: in the order in which they are stacked
     figure.legend(handles[::-1], labels[::-1], title="class", loc="outside right lower", frameon=False)
+
+
+def _name(axes: Axes, label: int, base: np.ndarray, shares: np.ndarray) -> None:
+    """The class's number in each of its bars that is high enough, for those who see no colours and for print."""
+    for party in np.flatnonzero(shares > 0.05):
+        axes.text(float(party), base[party] + shares[party] / 2, str(label), ha="center", va="center",
+                  fontsize="x-small", bbox=NUMBER)  # fmt: skip
 
 
 def _heat(figure: Figure, axes: Axes, shares: np.ndarray) -> None:

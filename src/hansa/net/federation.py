@@ -19,6 +19,7 @@ from hansa.net import keys
 from hansa.net.client import https_url
 from hansa.net.evidence import Notary
 from hansa.net.limits import Limits
+from hansa.track.tracker import Tracker, trackers
 
 LOG_DAYS = 3650  # that the certificate of the log's key lasts
 SERVER_DAYS = 365  # that the aggregator's own certificate lasts; it is made anew as it starts
@@ -58,6 +59,9 @@ port = {port}
 admin = "{admin}"  # the live page, health, readiness and Prometheus metrics over plain HTTP; "" for none
 # admin_open = false  # whether `admin` may be an address that other machines reach
 # admin_hosts = []    # names under which the live page may be reached there, beside addresses
+
+# [track.mlflow]        # every job is a run there; also jsonl, tensorboard (docs: tracking)
+# uri = "http://127.0.0.1:5000"
 """
 ADMIN_TOKEN = "admin-token"  # its file
 ADMIN = 9464  # the admin port beside port 8443
@@ -122,6 +126,7 @@ class Federation:
     url: str
     serve: Serve = Serve()
     limits: Limits = Limits()
+    track: tuple[Tracker, ...] = ()
     folder: Path = field(default=Path(), compare=False)
 
     def __post_init__(self) -> None:
@@ -149,13 +154,15 @@ class Federation:
                 raise ConfigError(f"{path}: {name} must be a table, which begins with the line [{name}]")
         serve = fill(Serve, tree.pop("serve", {}), where=f"{path}: serve")
         limits = fill(Limits, tree.pop("limits", {}), where=f"{path}: limits")
+        track = trackers(tree.pop("track", None), where=f"{path}: track")
         for name in tree:
             if name not in ("name", "parties", "url"):
                 raise ConfigError(
-                    f"{path}: unknown field {name!r}; known: name, parties, url and the tables [serve], [limits]"
+                    f"{path}: unknown field {name!r}; known: name, parties, url and the tables [serve], [limits], "
+                    "[track]"
                 )
         federation: Federation = fill(cls, tree, where=str(path))
-        return dataclasses.replace(federation, serve=serve, limits=limits, folder=path.parent)
+        return dataclasses.replace(federation, serve=serve, limits=limits, track=track, folder=path.parent)
 
     def read(self, name: str) -> bytes:
         """One of the folder's public files."""

@@ -4,5 +4,6 @@ from hansa.run.result import Result
 from hansa.run.resume import resume
 from hansa.run.settings import Run
 from hansa.run.simulate import simulate
+from hansa.run.stored import StoredRun, load
 
-__all__ = ["Result", "Run", "resume", "simulate"]
+__all__ = ["Result", "Run", "StoredRun", "load", "resume", "simulate"]

@@ -1,8 +1,10 @@
-"""Experiments as files: the TOML tables [task], [partition], [algorithm], [adversary] and [run], checked at once."""
+"""Experiments as files: the TOML tables [task], [partition], [algorithm], [adversary], [run] and [track], checked at
+once."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import os
 import sys
@@ -10,7 +12,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -28,7 +30,10 @@ from hansa.data.party_files import load_party_file
 from hansa.data.prepare import Preparation
 from hansa.run.settings import Run
 
-TABLES = ("task", "partition", "algorithm", "adversary", "run")
+if TYPE_CHECKING:
+    from hansa.track import Tracker
+
+TABLES = ("task", "partition", "algorithm", "adversary", "run", "track")
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,9 @@ class TaskTable:
 
 @dataclass(frozen=True)
 class Experiment:
-    """What an experiment file says, read and checked. `tree` is the plain data, to record and to send."""
+    """What an experiment file says, read and checked. `tree` is the plain data, to record and to send; `track`, the
+    trackers of a run, is no part of it.
+    """
 
     task: TaskTable
     partition: Partition | None
@@ -75,10 +82,12 @@ class Experiment:
     tree: dict[str, Any]
     folder: str
     adversary: tuple[Adversary, ...] = ()
+    track: tuple[Tracker, ...] = ()
+    name: str = ""  # of the file
 
-    def build_task(self) -> Task:
-        """Load the data, divide it among the parties, make the model."""
-        return make_task(self)
+    def build_task(self, data: Data | None = None) -> Task:
+        """Load the data, unless they are given, divide them among the parties, make the model."""
+        return make_task(self, data)
 
     def check_deployed(self) -> None:
         """Refuse what there is only in a simulation; for parties that are processes of their own."""
@@ -124,7 +133,7 @@ def read(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Experi
             "them), and --set cannot reach into the list; change the file, or set adversary.kind for one group in "
             "place of all"
         )
-    return parse(merge(_named(tree), changes), folder=str(path.parent))
+    return dataclasses.replace(parse(merge(_named(tree), changes), folder=str(path.parent)), name=path.stem)
 
 
 def parse(tree: Mapping[str, Any], folder: str = ".") -> Experiment:
@@ -132,7 +141,7 @@ def parse(tree: Mapping[str, Any], folder: str = ".") -> Experiment:
     for name, table in tree.items():
         if name not in TABLES:
             raise ConfigError(f"unknown table [{name}]{nearest(name, TABLES)}")
-        if not isinstance(table, (Mapping, str)) and not (name == "adversary" and isinstance(table, list)):
+        if not isinstance(table, (Mapping, str)) and not (name in ("adversary", "track") and isinstance(table, list)):
             raise ConfigError(f"[{name}] must be a table, got {table!r}")
     if "task" not in tree:
         raise ConfigError("the experiment has no [task] table; it names the data set and the model")
@@ -147,7 +156,13 @@ def parse(tree: Mapping[str, Any], folder: str = ".") -> Experiment:
         raise ConfigError(f"{algorithm.name} trains a model: set task.model, one of {', '.join(registered('model'))}")
     if task.parties and partition is not None:
         raise ConfigError("[partition] divides a data set; with a file a party there is nothing to divide")
-    return Experiment(task, partition, algorithm, run, dict(tree), folder, adversaries(tree.get("adversary")))
+    track: tuple[Tracker, ...] = ()
+    if "track" in tree:
+        from hansa.track import trackers
+
+        track = trackers(tree["track"])
+    own = {name: table for name, table in tree.items() if name != "track"}
+    return Experiment(task, partition, algorithm, run, own, folder, adversaries(tree.get("adversary")), track)
 
 
 def _table(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -213,8 +228,8 @@ def load_function(reference: str, where: str, folder: str) -> Callable[[], Any]:
     return function  # type: ignore[no-any-return]
 
 
-def make_task(experiment: Experiment) -> Task:
-    """The task that an experiment describes."""
+def make_task(experiment: Experiment, data: Data | None = None) -> Task:
+    """The task that an experiment describes; its data set is loaded where it is not given."""
     table, folder, seed = experiment.task, experiment.folder, experiment.run.seed
     trusted: tuple[Any, Any] | None = None
     if table.parties:
@@ -227,7 +242,7 @@ def make_task(experiment: Experiment) -> Task:
         found = max(int(y.max()) for _, y in pairs if len(y)) + 1 if not pairs[0][1].is_floating_point() else 0
         loss, classes = learned(table.loss, found)
     else:
-        data = load_data(experiment)
+        data = load_data(experiment) if data is None else data
         if isinstance(table.trusted, int):
             data, trusted = keep_trusted(data, table.trusted, seed)
         pairs, names = divide(data, experiment)
@@ -324,6 +339,9 @@ def make_model(model: str | dict[str, Any] | None, dtype: str, folder: str, shap
         given = {"name": model} if isinstance(model, str) else dict(model)
         part: Part = from_config("model", {"inputs": list(shape), "outputs": outputs, **given}, where="task.model")
         factory = part  # type: ignore[assignment]
-    if dtype == "float64":
-        return lambda: factory().double()
-    return factory
+    return functools.partial(double, factory) if dtype == "float64" else factory
+
+
+def double(factory: Callable[[], nn.Module]) -> nn.Module:
+    """A model in float64."""
+    return factory().double()

@@ -9,7 +9,7 @@ import numpy as np
 
 from hansa.run import plots
 from hansa.run.demo import LOCAL, REGIMES, ROUNDS, SCORES, TEST_SHARE, TITLES, Demo, cell_text
-from hansa.run.report import Detail, Picture, Sheet, write_report
+from hansa.run.page import Detail, Picture, Section, Sheet, write_report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -124,7 +124,8 @@ def write(demo: Demo, path: Path) -> Path:
         Detail("How to reproduce", f"hansa demo --seeds {demo.seeds}", code=True),
         Detail("Data", ATTRIBUTION),
     ]
-    return write_report(path, "Four hospitals, one model, no shared patient", intro, _sheets(demo), pictures, details)
+    sections: list[Section] = [*_sheets(demo), *pictures, *details]
+    return write_report(path, "Four hospitals, one model, no shared patient", intro, sections)
 
 
 METHOD = (

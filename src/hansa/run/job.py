@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -30,6 +30,7 @@ from hansa.core.errors import ConfigError, DataError, HansaError, RoundAborted
 from hansa.core.federation import Federation, Gathered
 from hansa.core.objective import Objective
 from hansa.core.params import Params, ParamSpec
+from hansa.core.registry import Part, to_config
 from hansa.core.replies import Record, without_numbers
 from hansa.core.runtime import Abort, Attend, Open, Request, complete
 from hansa.core.task import Known, Task
@@ -51,6 +52,9 @@ from hansa.run.result import Result
 from hansa.run.simulate import NUMERICS
 from hansa.run.work import LocalWork
 
+if TYPE_CHECKING:
+    from hansa.track import Session
+
 log = logging.getLogger("hansa.net")
 PASSING = {*disk.FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 PAUSE = 5.0  # seconds before a job that could not be written is tried again
@@ -66,6 +70,7 @@ class Job:
         self.id, self.order, self.runner = id, order, runner
         self.stopped = threading.Event()
         self.training: Training | None = None
+        self._session: Session | None = None  # its trackers, where the federation has any
         self._closed = time.monotonic()  # when the last round was
         self.experiment = check_order(order, runner.functions, runner.registry.names)
         run = self.experiment.run
@@ -78,8 +83,11 @@ class Job:
     def run(self) -> None:
         """All of it, in this thread."""
         torch.set_num_threads(1)
-        with self.ending():
-            self.finish(complete(self.steps(), self.network.answer))
+        try:
+            with self.ending():
+                self.finish(complete(self.steps(), self.network.answer))
+        finally:
+            self._end_tracking()
 
     @contextlib.contextmanager
     def ending(self) -> Iterator[None]:
@@ -105,6 +113,8 @@ class Job:
         finally:
             self.network.close()
         self.runner.end(self.id, status, reason)
+        if self._session is not None:
+            self._session.fail("interrupted" if status == "stopped" else reason)
 
     def finish(self, state: State) -> None:
         """Keep the final model, and note that the job has ended."""
@@ -113,11 +123,43 @@ class Job:
         if lines and all("empty" in line for line in lines):
             reasons = lines[-1].get("missing", {}) | lines[-1].get("rejected", {})
             raise RoundAborted(f"no round was fused; of the last: {lines[-1]['empty']}: {reasons}")
-        result = Result(self.training, state, {}, None)
+        result = Result(self.training, state, self._record(), None)
         digest, _ = self.runner.blobs.put(codec.pieces(result.saved_model()))
         reach("job.model")
         summary = {name: value for name, value in result.summary.items() if name != "run_dir"}
         self.runner.end(self.id, "finished", str(self.training.progress.stopped), digest, summary)
+        if self._session is not None:
+            self._session.finish_result(result)
+
+    def _record(self) -> dict[str, Any]:
+        """What trackers are told of the job."""
+        run = self.experiment.run
+        settings = {f.name: getattr(run, f.name) for f in dataclasses.fields(run)}
+        settings |= {name: to_config(value) for name, value in settings.items() if isinstance(value, Part)}
+        return {
+            "hansa": hansa.__version__, "algorithm": to_config(self.experiment.algorithm), "run": settings,
+            "plan": {"torch": torch.__version__, "engine": "network"}, "adversary": [],
+            "experiment": {"tree": self.order.experiment, "folder": ".", "name": self.order.name},
+        }  # fmt: skip
+
+    def _track(self) -> None:
+        """Have the federation's trackers, if it has any, follow the job from where it stands."""
+        chosen = self.runner.registry.federation.track
+        if not chosen:
+            return
+        from hansa.track import begin
+
+        place = self.runner.folder / "tracking" / f"{self.id}.json"
+        try:
+            disk.make_folder(place.parent)
+            self._session = begin(chosen, self._record(), None, None, self.id, place)
+        except (OSError, HansaError) as error:
+            log.warning("the job is not tracked: %s", error, extra={"job": self.id})
+
+    def _end_tracking(self) -> None:
+        """Wait, but not for ever, until its trackers have all of it; not at all where the aggregator ends."""
+        if self._session is not None:
+            self._session.close(f"the aggregator's record (job {self.id})", hurry=self.runner.closing.is_set)
 
     def steps(self) -> Generator[Request, Any, State]:
         """The whole job, as requests to its runtime."""
@@ -155,6 +197,7 @@ class Job:
             records, self.network, on_round=self._tell, attended=needed,
         )  # fmt: skip
         records.begin(codec.digest(self.training.state.params))
+        self._track()
         return (yield from self.training.steps())
 
     def _tell(self, line: dict[str, Any]) -> None:
@@ -167,6 +210,8 @@ class Job:
         metrics.round_seconds.observe(now - self._closed)
         self._closed = now
         metrics.replies.labels("missing").inc(len(line.get("missing", ())))
+        if self._session is not None and self.training is not None:
+            self._session.follow(self.training.history)
 
     def _describe(self, loss: str | None, classes: int | None
                   ) -> Generator[Request, Any, tuple[Description, dict[str, str]]]:  # fmt: skip
@@ -234,8 +279,12 @@ class Job:
 def check_order(order: Order, functions: tuple[str, ...], parties: list[str]) -> Experiment:
     """The experiment of an order; a ConfigError where it cannot run across a network, as far as that can be said before
     the parties have described their data."""
-    experiment = parse(order.experiment)
+    experiment = parse({name: table for name, table in order.experiment.items() if name != "track"})
     experiment.check_networked()
+    if "track" in order.experiment:
+        raise ConfigError(
+            "[track]: who runs the aggregator decides what tracks its jobs; take it out of the experiment"
+        )
     model = experiment.task.model
     if is_function(model) and model not in functions:
         raise ConfigError(f"task.model: the function {model!r} is not among serve.functions of federation.toml")

@@ -219,6 +219,10 @@ def replaced(experiment: Experiment) -> list[str]:
     notes = []
     if experiment.partition is not None:
         notes.append("partition: the parties' data are divided as they are")
+    if experiment.track:
+        notes.append(
+            "track: left out; who runs the aggregator decides what tracks its jobs ([track] in federation.toml)"
+        )
     plain = Run()
     given = [name for name in SIMULATED if getattr(experiment.run, name) != getattr(plain, name)]
     if given:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ import numpy as np
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from hansa.core.task import Task
 
 # Okabe and Ito's colours, which the colour-blind can tell apart; neighbours also differ in lightness.
 BLUE, ORANGE, GREEN, SKY, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#56B4E9", "#D55E00", "#999999"
@@ -31,20 +34,44 @@ ERRORS = (("rmse", "root mean square error", "-", BLUE), ("mae", "mean absolute 
 
 
 def blank(width: float, height: float) -> Figure:
-    """An empty figure with a canvas of its own, in inches."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    """An empty figure with a canvas of its own, in inches; in a notebook it shows itself."""
+    from hansa.run.figure import Drawing
 
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    return Drawing(width, height)
 
 
 def svg(figure: Figure) -> bytes:
-    """The figure as SVG; letters are drawn as paths, so that no font is needed to show it."""
+    """The figure as SVG, the same bytes each time; letters are drawn as paths, so that no font is needed to show it."""
+    from matplotlib import rc_context
+
+    with rc_context({"svg.hashsalt": "hansa"}):
+        return _saved(figure, "svg", {"Date": None, "Creator": None})
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as PNG."""
+    return _saved(figure, "png", {"Software": None})
+
+
+def _saved(figure: Figure, kind: str, metadata: dict[str, None]) -> bytes:
     out = io.BytesIO()
-    figure.savefig(out, format="svg", bbox_inches="tight", metadata={"Date": None, "Creator": None})
+    with warnings.catch_warnings():  # a name in letters that the font lacks is drawn as boxes
+        warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from", category=UserWarning)
+        figure.savefig(out, format=kind, bbox_inches="tight", dpi=150, metadata=metadata)
+    figure.set_layout_engine("none")  # laid out once: the next format is drawn alike, and sooner
     return out.getvalue()
+
+
+def shown(label: str, most: int = 40) -> str:
+    """A name as it can stand in a figure: one line, not too long, and no formula whatever it contains."""
+    return shortened(label, most).replace("$", r"\$")
+
+
+def shortened(text: str, most: int) -> str:
+    """A text in one line, without marks that would turn what comes after it, its middle left out where it is long."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    tail = (most - 1) // 3
+    return line if len(line) <= most else f"{line[: most - 1 - tail]}…{line[len(line) - tail :]}"
 
 
 def plain(axes: Axes, title: str) -> None:
@@ -60,7 +87,7 @@ def rounds_axis(axes: Axes) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.set_xlabel("round")
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
 
 
 def legend_below(axes: Axes) -> None:
@@ -162,6 +189,18 @@ def answers(history: Sequence[Mapping[str, Any]]) -> Figure | None:
     axes.set_ylim(0, float(base.max()) * 1.05)
     figure.legend(frameon=False, fontsize="small", loc="outside right upper")
     return figure
+
+
+def draw_partition(task: Task) -> Figure:
+    """How many samples each party of a task has, and how they are shared among the classes."""
+    from hansa.data.picture import held, picture
+
+    rows, targets = held(task)
+    classes = task.classes
+    if classes is None and task.loss == "cross_entropy" and len(targets):
+        targets = targets.astype(np.int64)
+        classes = int(targets.max()) + 1
+    return picture(rows, targets, classes, list(task.names) if task.names is not None else None, on=blank(7, 6))
 
 
 def unit(most: float) -> tuple[float, str]:

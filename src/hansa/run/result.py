@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from hansa.core.algorithm import State
@@ -18,13 +17,18 @@ from hansa.core.op import Payload
 from hansa.core.params import Params
 from hansa.core.predictor import Predictor
 from hansa.core.registry import build
+from hansa.run import saved
+from hansa.run.display import Displayed, totals
 from hansa.run.loop import Training
 from hansa.run.store import METRICS, Store, write_atomic
 
 
-@dataclass
-class Result:
-    """A finished run: `params` by name, `history` with an entry a round, `model()` the trained module."""
+@dataclass(repr=False)
+class Result(Displayed):
+    """A finished run: `params` by name, `history` with an entry a round, `model()` the trained module.
+
+    In a notebook it shows itself as a table and curves; `to_frame()` and `plot()` give them to work on.
+    """
 
     training: Training
     state: State
@@ -66,41 +70,27 @@ class Result:
             raise ConfigError(f"with {algorithm.name} each party has a model of its own: say whose, as in party=0")
         return predictor, predictor.own(self.training.objective, payload, dict(self.memories.get(party, {})))
 
+    @property
+    def personal(self) -> bool:
+        """Whether each party has a model of its own."""
+        predictor: Predictor = build("predictor", self.training.algorithm.predictor(self.state)[0])
+        return predictor.personal
+
     def predict(self, x: Any, party: int | None = None) -> Tensor:
         """Outputs (class scores, or values) for samples; they are prepared (imputed, scaled) as in training. Where each
         party has a model of its own, `party` says whose."""
         predictor, payload = self._predictor(party)
-        objective = self.training.objective
-        samples = torch.as_tensor(x, device=objective.device)
-        if samples.is_floating_point() and objective.module is not None:
-            samples = samples.to(objective.dtype)
-        if self.training.preparation is not None:
-            op, learned = self.training.preparation
-            samples = op.transform(samples, learned)
-        return predictor.outputs(objective, payload, samples)
+        return saved.predict(self.training.objective, predictor, payload, self.training.preparation, x)
 
     @property
     def summary(self) -> dict[str, Any]:
         """The run in one line: rounds, metrics of the last evaluation, bytes, seconds, simulated seconds."""
         progress = self.training.progress
-        last: dict[str, Any] = next((line for line in reversed(self.history) if "loss" in line), {})
-        numbers = {k: v for k, v in last.items() if isinstance(v, float) and k not in ("seconds", "simulated_seconds")}
-        return {
-            **numbers, "rounds": progress.round, "accuracy": last.get("accuracy"), "loss": last.get("loss"),
-            "bytes_up": progress.bytes_up, "bytes_down": progress.bytes_down, "seconds": round(progress.seconds, 3),
-            "simulated_seconds": self.history[-1].get("simulated_seconds") if self.history else None,
-            "run_dir": None if self.run_dir is None else str(self.run_dir), "stopped": progress.stopped,
-            "empty_rounds": sum("empty" in line for line in self.history),
-            **self._exclusion(),
+        return totals(self.history) | {
+            "rounds": progress.round, "bytes_up": progress.bytes_up, "bytes_down": progress.bytes_down,
+            "seconds": round(progress.seconds, 3), "stopped": progress.stopped,
+            "run_dir": None if self.run_dir is None else str(self.run_dir),
         }  # fmt: skip
-
-    def _exclusion(self) -> dict[str, float]:
-        """Precision and recall of who was left out, over the rounds in which they were measured."""
-        found: dict[str, float] = {}
-        for name in ("exclusion_precision", "exclusion_recall"):
-            values = [line[name] for line in self.history if name in line]
-            found |= {name: sum(values) / len(values)} if values else {}
-        return found
 
     def saved_model(self) -> dict[str, Any]:
         """The predictor's name and payload (parameters by name where it is the task's model), and the preparation."""
@@ -111,10 +101,18 @@ class Result:
             model["preparation"] = {"op": op_config(op), "payload": learned}
         return {"predictor": name, **model}
 
-    def save(self, path: str | Path) -> Path:
-        """Write the model, the metrics and the summary to a folder that `hansa show` can read."""
+    def described(self) -> dict[str, Any]:
+        """What the saved model needs to predict in another process, as plain data."""
+        training = self.training
+        return saved.describe(training.task, training.objective, training.holdings, training.run.seed)
+
+    def save(self, path: str | Path, replace: bool = False) -> Path:
+        """Write the model, the metrics and the summary to a folder that `hansa show` and `hansa.load` can read. A
+        folder that holds a run already is refused, unless it is to be replaced."""
         store = Store(path)
+        if replace:
+            store.remove()
         store.create(self.experiment)
         write_atomic(store.path / METRICS, b"".join(json.dumps(line).encode() + b"\n" for line in self.history))
-        store.finish(self.saved_model(), {**self.summary, "run_dir": str(store.path)})
+        store.finish(self.saved_model(), self.described(), {**self.summary, "run_dir": str(store.path)})
         return store.path

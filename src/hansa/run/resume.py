@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from hansa.core.errors import ConfigError
 from hansa.run.config import Experiment, parse
+from hansa.run.progress import Watch
 from hansa.run.result import Result
-from hansa.run.simulate import Watch, simulate
+from hansa.run.simulate import simulate
 from hansa.run.store import SUMMARY, Store
 
 
@@ -25,9 +27,10 @@ def new_folder(name: str, under: str = "runs") -> Path:
 
 def execute(experiment: Experiment, run_dir: Path, on_round: Watch | None = None) -> Result:
     """Simulate an experiment, with metrics and checkpoints in `run_dir`."""
-    record = {"tree": experiment.tree, "folder": str(Path(experiment.folder).resolve())}
+    record = {"tree": experiment.tree, "folder": str(Path(experiment.folder).resolve()), "name": experiment.name}
     return simulate(experiment.algorithm, experiment.build_task(), run_dir=run_dir, on_round=on_round,
-                    experiment=record, **experiment.settings())  # fmt: skip
+                    track=experiment.track or None, experiment=record, progress=False,
+                    **experiment.settings())  # fmt: skip
 
 
 def stored_experiment(run_dir: str | Path) -> Experiment:
@@ -38,14 +41,15 @@ def stored_experiment(run_dir: str | Path) -> Experiment:
             f"{run_dir} was made from Python, so its task is not recorded; call hansa.simulate(..., run_dir=..., "
             "resume=True) with the same task"
         )
-    return parse(record["tree"], record["folder"])
+    return dataclasses.replace(parse(record["tree"], record["folder"]), name=record.get("name", ""))
 
 
-def resume(run_dir: str | Path, force: bool = False, on_round: Watch | None = None) -> Result:
-    """Go on with a run from its last checkpoint. Under the same plan the final model has the same bits."""
+def resume(run_dir: str | Path, force: bool = False, on_round: Watch | None = None, track: Any = None) -> Result:
+    """Go on with a run from its last checkpoint. Under the same plan the final model has the same bits. It is tracked
+    as before, or by the trackers that are given."""
     experiment = stored_experiment(run_dir)
     if (Path(run_dir) / SUMMARY).exists():
         raise ConfigError(f"{run_dir} has finished; `hansa show {run_dir}` prints it")
-    record = {"tree": experiment.tree, "folder": experiment.folder}
+    record = {"tree": experiment.tree, "folder": experiment.folder, "name": experiment.name}
     return simulate(experiment.algorithm, experiment.build_task(), run_dir=run_dir, resume=True, force=force,
-                    on_round=on_round, experiment=record, **experiment.settings())  # fmt: skip
+                    on_round=on_round, track=track, experiment=record, **experiment.settings())  # fmt: skip

@@ -9,8 +9,9 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 import hansa
@@ -23,8 +24,10 @@ from hansa.core.objective import Objective
 from hansa.core.registry import Part, fill, to_config
 from hansa.core.runtime import complete
 from hansa.core.task import Holdings, Task
+from hansa.data.picture import table
 from hansa.local.solver import LocalSolver
 from hansa.run.loop import Training
+from hansa.run.progress import Watch, watcher
 from hansa.run.result import Result
 from hansa.run.settings import Run
 from hansa.run.store import Store
@@ -33,23 +36,30 @@ from hansa.sim.engine import ReferenceEngine
 from hansa.sim.runtime import Simulation, Work, pick_engine
 from hansa.sim.stacked import StackedEngine
 
+if TYPE_CHECKING:
+    from hansa.track import Session, Tracker
+
 log = logging.getLogger("hansa")
 NUMERICS = 2  # how streams of random numbers and orders of samples are made; a change makes other bits
+COUNTED = 5_000  # parties whose samples are counted for a tracker's picture, at most
 COMPILED_ROUNDS = 500  # from which on compiling a step (about 10 s) is earned back
-Watch = Callable[[dict[str, Any]], None]
 
 
 def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = None, resume: bool = False,
              force: bool = False, on_round: Watch | None = None, protocol: SumProtocol | None = None,
-             absent: Callable[[int, int], bool] | None = None, adversary: Any = None,
-             experiment: dict[str, Any] | None = None, **settings: Any) -> Result:  # fmt: skip
+             absent: Callable[[int, int], bool] | None = None, adversary: Any = None, track: Any = None,
+             experiment: dict[str, Any] | None = None, alone: bool = False, progress: bool | None = None,
+             **settings: Any) -> Result:  # fmt: skip
     """Run an algorithm on a task, all parties in this process.
 
     `settings` are the fields of `hansa.run.Run` (rounds, cohort, seed, engine, device, ...). With `run_dir` the run
     writes metrics and checkpoints there, and `resume=True` goes on from the last one: under the same plan (torch
     version, engine, threads, ...) to the same bits, under another only with `force=True`. `on_round` is called with
-    each round's metrics. `absent(party, round)` takes parties away; `protocol` takes over `reduce`. `adversary` is an
-    attack, or a list of them, each by a group of parties of its own (parts, names or tables).
+    each round's metrics. `progress=True` shows in a notebook or on a terminal where the run stands; by default it is
+    shown in a notebook, where no `on_round` watches. `absent(party, round)` takes parties away; `protocol` takes over
+    `reduce`. `adversary` is an attack, or a list of them, each by a group of parties of its own (parts, names or
+    tables). `track` names trackers ("mlflow", "mlflow:URI", parts, tables), one or a list; a run that goes on keeps
+    those it had where none is given. `alone` keeps the run in one process, for one of several that run side by side.
     """
     if not isinstance(algorithm, Algorithm):
         raise ConfigError(
@@ -61,6 +71,7 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
         raise ConfigError("resume=True needs run_dir, the folder of the run to go on with")
     run: Run = fill(Run, settings, where="run")
     _check_device(run.device, run.precision)
+    trackers = _trackers(track, run_dir if resume else None)
     with deterministic(run.device), products(run.precision):
         objective = Objective(task.model, task.loss, run.seed, run.device, run.precision == "bf16")
         holdings = task.holdings(objective)
@@ -71,6 +82,7 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
         store = Store(run_dir) if run_dir is not None else None
         folder = store.path if store is not None else None
         data = fingerprint(holdings) if store is not None else None  # before anybody poisons them
+        held = _counted(task, holdings) if trackers else None
         groups = adversaries(adversary)
         weighted = getattr(getattr(algorithm, "fusion", None), "weighted", False)
         band = None
@@ -82,7 +94,7 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
         solver = getattr(algorithm, "local", None)
         work = Work(run.rounds, run.size(len(holdings)), solver) if isinstance(solver, LocalSolver) else None
         before = store.experiment()["plan"] if store is not None and resume else {}
-        engine = pick_engine(run.engine, objective, holdings, run.seed, work, before.get("engine"))
+        engine = pick_engine(run.engine, objective, holdings, run.seed, work, before.get("engine"), alone)
         if isinstance(engine, StackedEngine):
             long = before.get("compiled", run.rounds >= COMPILED_ROUNDS)
             engine.compiles = engine.records and (run.compile == "on" or (run.compile == "auto" and long))
@@ -90,12 +102,25 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
         forging = band if band is not None and band.forges else None
         runtime = Simulation(engine, run.rules(), clock, absent, folder, forging)
         record = _record(algorithm, run, engine, experiment, groups)
-        training = Training(algorithm, task, run, objective, holdings, store, runtime, protocol, on_round, clock,
+        bar = watcher(run.rounds, False if progress is None and on_round is not None else progress)
+        session: Session | None = None
+
+        def told(line: dict[str, Any]) -> None:
+            if bar is not None:
+                bar.watch(line)
+            if session is not None:
+                session.follow(training.history)
+            if on_round is not None:
+                on_round(line)
+
+        training = Training(algorithm, task, run, objective, holdings, store, runtime, protocol, told, clock,
                             attackers=None if band is None else band.attackers,
                             probe=None if band is None else band.probe(holdings))  # fmt: skip
         if band is not None:
             record["attackers"] = [holdings.name(party) for party in sorted(band.attackers)]
         try:
+            if bar is not None:
+                bar.start()
             if store is not None:
                 record["data"] = data
                 store.lock()  # until all of it is written
@@ -103,16 +128,50 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
                     _same_run(store.experiment(), record, force)
                 else:
                     store.create(record)
+            if trackers:
+                from hansa.track import begin
+
+                session = begin(trackers, record, folder, held)
             with threads(1):
                 state = complete(training.steps(), runtime.answer)
             result = Result(training, state, record, folder)
             if store is not None:
-                store.finish(result.saved_model(), result.summary)
+                store.finish(result.saved_model(), result.described(), result.summary)
+            if session is not None:
+                session.finish_result(result)
+        except BaseException as error:
+            if session is not None:
+                session.fail("interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or repr(error))
+            raise
         finally:
             engine.close()
+            if bar is not None:
+                bar.close()
+            if session is not None:
+                session.close(f"{folder}/metrics.jsonl" if folder is not None else "result.history")
             if store is not None:
                 store.close()
     return result
+
+
+def _trackers(track: Any, resumed: str | Path | None) -> tuple[Tracker, ...]:
+    """The trackers that were named, or those that a run had which goes on."""
+    if track is None and resumed is None:
+        return ()
+    from hansa.track import remembered, trackers
+
+    return remembered(Path(resumed)) if track is None and resumed is not None else trackers(track)
+
+
+def _counted(task: Task, holdings: Holdings) -> dict[str, Any] | None:
+    """What each party holds, as numbers to draw; None for too many parties."""
+    if len(holdings) > COUNTED:
+        return None
+    y = holdings.train.y.cpu()
+    classes = None if y.is_floating_point() else holdings.classes
+    rows = np.split(np.arange(len(y)), holdings.train.offsets[1:-1])
+    counts = table(rows, y if y.dim() == 1 else y.flatten(1)[:, 0], classes)  # of sequences, the first target
+    return {"counts": counts, "classes": classes, "names": None if task.names is None else list(task.names)}
 
 
 def _has_nan(x: torch.Tensor) -> bool:

@@ -14,7 +14,10 @@ from hansa.core import codec, disk
 from hansa.core.errors import ConfigError, DataError
 
 METRICS, CHECKPOINT, MODEL = "metrics.jsonl", "checkpoint.safetensors", "model.safetensors"
-EXPERIMENT, SUMMARY, LOCK = "experiment.json", "summary.json", ".lock"
+EXPERIMENT, SUMMARY, REPORT, LOCK = "experiment.json", "summary.json", "report.html", ".lock"
+SERVING, PERSONAL = "model.json", "personal.safetensors"  # what a model needs to predict; what parties add to it
+# Of a run; the last one says that there is one.
+FILES = (METRICS, CHECKPOINT, MODEL, SERVING, PERSONAL, SUMMARY, REPORT, EXPERIMENT)
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -30,7 +33,9 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
     except FileNotFoundError:
-        raise ConfigError(f"{path.parent} is not a run: it has no {path.name}") from None
+        inside = sorted(path.parent.glob(f"*/{path.name}"), key=lambda found: found.stat().st_mtime)
+        hint = f"; the last of the {len(inside)} runs in it is {inside[-1].parent}" if inside else ""
+        raise ConfigError(f"{path.parent} is not a run: it has no {path.name}{hint}") from None
     except ValueError as error:
         raise DataError(f"{path} is not valid JSON: {error}") from None
 
@@ -49,7 +54,7 @@ class Store:
         self._make()
         taken = f"another process is at work on the run {self.path}; wait for it, or stop it"
         self._lock = disk.lock(self.path / LOCK, taken)
-        for name in (EXPERIMENT, METRICS, CHECKPOINT, MODEL, SUMMARY):
+        for name in FILES:
             disk.sweep(self.path, name)
 
     def create(self, experiment: dict[str, Any]) -> None:
@@ -58,6 +63,16 @@ class Store:
             raise ConfigError(f"{self.path} already holds a run; choose another folder, or `hansa resume {self.path}`")
         self._make()
         write_json(self.path / EXPERIMENT, experiment)
+
+    def remove(self) -> None:
+        """Remove the run that this folder holds, if it holds one and no process is at work on it; what else lies here
+        stays."""
+        if not (self.path / EXPERIMENT).exists():
+            return
+        self.lock()
+        self.close()
+        for path in (*(self.path / name for name in FILES), *self.path.glob("memories-*.log")):
+            path.unlink(missing_ok=True)
 
     def _make(self) -> None:
         try:
@@ -118,7 +133,8 @@ class Store:
                 file.close()
         self._metrics = self._lock = None
 
-    def finish(self, model: dict[str, Any], summary: dict[str, Any]) -> None:
-        """Write the final model and the summary."""
+    def finish(self, model: dict[str, Any], about: dict[str, Any], summary: dict[str, Any]) -> None:
+        """Write the final model, what it needs to predict, and the summary."""
         write_atomic(self.path / MODEL, codec.encode(model))
+        write_json(self.path / SERVING, about)
         write_json(self.path / SUMMARY, summary)

@@ -29,10 +29,11 @@ STEP_SECONDS, FLOPS = 3e-4, 5e10  # a step's fixed cost and a core's speed, roug
 
 
 def pick_engine(name: str, objective: Objective, holdings: Holdings, seed: int, work: Work | None = None,
-                before: str | None = None) -> ReferenceEngine:  # fmt: skip
+                before: str | None = None, alone: bool = False) -> ReferenceEngine:  # fmt: skip
     """The engine by name; `auto` takes what is fastest for the model, the device and the length of the run.
 
-    `before` is the engine whose bits a resumed run began with: `auto` stays with it.
+    `before` is the engine whose bits a resumed run began with: `auto` stays with it. A run `alone` in its process has
+    worker processes only if it asks for them by name.
     """
     if name not in ENGINES:
         raise ConfigError(f"unknown engine {name!r}{nearest(name, ENGINES)}")
@@ -40,14 +41,16 @@ def pick_engine(name: str, objective: Objective, holdings: Holdings, seed: int, 
     if name == "workers" and not forks:
         raise ConfigError("engine='workers' needs a model on the CPU, a system that forks and more than one core")
     seconds = work.seconds(objective, holdings) if work is not None else 0.0
-    alone, stacked = ReferenceEngine(objective, holdings, seed), StackedEngine(objective, holdings, seed)
+    single, stacked = ReferenceEngine(objective, holdings, seed), StackedEngine(objective, holdings, seed)
+    if alone:
+        forks, stacked.lanes = forks and name == "workers", 1
     if name == "auto":
         stacks = before == stacked.name if before is not None else suits(stacked, seconds)
-        engine = stacked if stacks else alone
+        engine = stacked if stacks else single
         return WorkersEngine(engine) if forks and work is not None and seconds >= FORK_SECONDS else engine
     if name == "stacked":
         return WorkersEngine(stacked) if forks and seconds >= FORK_SECONDS else stacked
-    return WorkersEngine(alone) if name == "workers" else alone
+    return WorkersEngine(single) if name == "workers" else single
 
 
 def suits(engine: StackedEngine, seconds: float) -> bool:

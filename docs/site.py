@@ -1,0 +1,247 @@
+"""What the documentation's site has besides the pages of docs/ (a hook of MkDocs, see mkdocs.yml).
+
+- Pages outside docs/ that a page of docs/ links to or that the navigation names (benchmarks/RESULTS.md, SECURITY.md)
+  are taken into the site under their own paths, and source files as pages that show them. Links stay relative to the
+  repository, so that they hold on a code host too, and are turned into links of the site here.
+- The reference: a page a package from its docstrings, and the command line from the commands themselves.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import posixpath
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import typer
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+import hansa
+from hansa import cli
+from hansa.cli.app import app
+
+ROOT = Path(__file__).resolve().parent.parent
+LINK = re.compile(r"(?P<start>\]\()(?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?(?=\))")
+FENCE = re.compile(r"^(?:```|~~~).*?^(?:```|~~~)[^\S\n]*$", re.MULTILINE | re.DOTALL)
+LANGUAGES = {".py": "python", ".toml": "toml", ".csv": "text", ".yml": "yaml", ".yaml": "yaml", ".sh": "sh"}
+OUTSIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/RESULTS.md", "benchmarks/reproduce/README.md",
+           "deploy/README.md")  # fmt: skip
+PACKAGES = {
+    "hansa.algorithms": "published methods",
+    "hansa.local": "what a party does with the model",
+    "hansa.fusion": "how updates become one",
+    "hansa.server": "how the model takes the update",
+    "hansa.select": "who takes part in a round",
+    "hansa.schedule": "what changes from round to round",
+    "hansa.bayes": "naive Bayes",
+    "hansa.trees": "decision trees",
+    "hansa.adversary": "hostile parties, in simulation",
+    "hansa.data": "data sets, partitions, files",
+    "hansa.models": "a small zoo",
+    "hansa.testing": "what every algorithm must pass",
+}
+
+# What an algorithm of one's own is made of, beside what `hansa` offers.
+INSIDE = [
+    "hansa.core.op.Op", "hansa.core.op.Wrapper", "hansa.core.op.Party", "hansa.core.op.Reply",
+    "hansa.core.algorithm.Problem", "hansa.core.federation.Reduced", "hansa.core.federation.Gathered",
+    "hansa.core.params.Params", "hansa.run.settings.Run",
+]  # fmt: skip
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put the pages of the reference into the navigation."""
+    pages = [{"Overview": "reference/README.md"}, {"Command line": "reference/cli.md"}]
+    pages += [{name: f"reference/{name}.md"} for name in ("hansa", *PACKAGES)]
+    config.nav = [{"Reference": pages} if "Reference" in item else item for item in config.nav or []]
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add what is not in docs/: the reference, and whatever the pages link to elsewhere in the repository."""
+    for path, text in reference():
+        files.append(File.generated(config, path, content=text))
+    waiting = [*OUTSIDE, *_outward(files)]
+    while waiting:
+        path = waiting.pop()
+        place = site_path(path)
+        if files.get_file_from_path(place) is not None:
+            continue
+        source = ROOT / path
+        if source.suffix == ".md":
+            text = source.read_text()
+            files.append(File.generated(config, place, content=text))
+            waiting += [found for found in targets(text, path) if not found.startswith("docs/")]
+        elif place.endswith(".md"):
+            language = LANGUAGES.get(source.suffix, "text")
+            text = f"---\nsearch:\n  exclude: true\n---\n# `{path}`\n\n````{language}\n{source.read_text()}````\n"
+            files.append(File.generated(config, place, content=text))
+        else:
+            files.append(File.generated(config, place, abs_src_path=str(source)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Turn links that leave docs/, or come from outside, into links of the site."""
+    here = repository_path(page.file.src_uri)
+
+    def turned(link: re.Match[str]) -> str:
+        found = resolve(link["target"], here)
+        if found is None or (here.startswith("docs/") and found.startswith("docs/")):
+            return link[0]
+        place = posixpath.relpath(site_path(found), posixpath.dirname(page.file.src_uri) or ".")
+        return f"{link['start']}{place}{link['anchor'] or ''}"
+
+    return outside_fences(markdown, lambda text: LINK.sub(turned, text))
+
+
+def outside_fences(markdown: str, change: Any) -> str:
+    """Change a page's text, but not its blocks of code."""
+    kept, at = [], 0
+    for fence in FENCE.finditer(markdown):
+        kept += [change(markdown[at : fence.start()]), fence[0]]
+        at = fence.end()
+    return "".join([*kept, change(markdown[at:])])
+
+
+def resolve(target: str, here: str) -> str | None:
+    """What a link of a page means, as a path in the repository; None where there is no such file."""
+    if "://" in target or target.startswith(("mailto:", "/")):
+        return None
+    found = posixpath.normpath(posixpath.join(posixpath.dirname(here), target))
+    return found if (ROOT / found).is_file() and not found.startswith("..") else None
+
+
+def targets(markdown: str, here: str) -> Iterator[str]:
+    """The files of the repository that a page links to."""
+    for link in LINK.finditer(FENCE.sub("", markdown)):
+        found = resolve(link["target"], here)
+        if found is not None:
+            yield found
+
+
+def repository_path(src_uri: str) -> str:
+    """Where a page of the site lies in the repository."""
+    return f"docs/{src_uri}" if (ROOT / "docs" / src_uri).is_file() else src_uri
+
+
+def site_path(path: str) -> str:
+    """Where a file of the repository lies in the site: Markdown and pictures as they are, source as a page."""
+    if path in ("README.md", "docs/README.md"):
+        return "README.md"
+    if path.startswith("docs/"):
+        return path.removeprefix("docs/")
+    return path if Path(path).suffix in (".md", ".png", ".svg") else f"source/{path}.md"
+
+
+def _outward(files: Files) -> Iterator[str]:
+    for file in list(files.documentation_pages()):
+        if file.abs_src_path and Path(file.abs_src_path).is_relative_to(ROOT / "docs"):
+            here = f"docs/{file.src_uri}"
+            yield from (path for path in targets(file.content_string, here) if not path.startswith("docs/"))
+
+
+# The reference
+
+
+def reference() -> Iterator[tuple[str, str]]:
+    """The generated pages of the reference: path and text."""
+    packages = {name: importlib.import_module(name) for name in PACKAGES}
+    lines = [f"| [`{name}`]({name}.md) | {what} |" for name, what in PACKAGES.items()]
+    yield "reference/README.md", "\n".join([
+        "# Reference", "", "Made from the docstrings, and from the commands themselves. What is used most can be had "
+        "from `hansa` itself: `hansa.FedAvg` is `hansa.algorithms.FedAvg`.", "",
+        "| | |", "|---|---|", "| [command line](cli.md) | every command, its arguments and options |",
+        "| [`hansa`](hansa.md) | tasks, runs, results, and what an algorithm of your own is made of |", *lines, "",
+    ])  # fmt: skip
+    for name, module in packages.items():
+        yield f"reference/{name}.md", _page(module, _public(module))
+    elsewhere = {path for module in packages.values() for path in _public(module)}
+    first = [_path(found) for found in (hansa.simulate, hansa.resume, hansa.Task, hansa.Result)]
+    own = [path for path in (*first, *_public(hansa)) if path not in elsewhere]
+    yield "reference/hansa.md", _page(hansa, [*own, *INSIDE])
+    yield "reference/cli.md", command_line()
+
+
+def _public(module: ModuleType) -> list[str]:
+    """Where the classes and functions that a module offers are defined."""
+    names = getattr(module, "__all__", None) or [
+        name for name, found in vars(module).items()
+        if getattr(found, "__module__", None) == module.__name__ and not name.startswith("_")
+    ]  # fmt: skip
+    return [_path(found) for found in (getattr(module, name) for name in names) if hasattr(found, "__qualname__")]
+
+
+def _path(found: Any) -> str:
+    return f"{found.__module__}.{found.__qualname__}"
+
+
+def _page(module: ModuleType, paths: Iterable[str]) -> str:
+    parts = [f"::: {path}" for path in dict.fromkeys(paths)]
+    return "\n\n".join([f"# {module.__name__}", (module.__doc__ or "").strip(), *parts, ""])
+
+
+def command_line() -> str:
+    """Every command of `hansa`, as the commands describe themselves."""
+    for module in pkgutil.iter_modules(cli.__path__):  # importing them adds their commands
+        if module.name != "__main__":
+            importlib.import_module(f"hansa.cli.{module.name}")
+    group = typer.main.get_command(app)
+    lines = ["# Command line", "", "`hansa COMMAND --help` says the same.", ""]
+    for words, command in _commands(group, ("hansa",)):
+        lines += [
+            f"## {' '.join(words)}",
+            "",
+            _sentences(command.help or ""),
+            "",
+            "```",
+            _usage(words, command),
+            "```",
+            "",
+        ]
+        rows = [_row(parameter) for parameter in command.params if not getattr(parameter, "hidden", False)]
+        if rows:
+            lines += ["| | default | |", "|---|---|---|", *rows, ""]
+    return "\n".join(lines)
+
+
+def _commands(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    children = getattr(command, "commands", None)
+    if children is None:
+        yield words, command
+        return
+    for name, child in children.items():
+        if not child.hidden:
+            yield from _commands(child, (*words, name))
+
+
+def _usage(words: tuple[str, ...], command: Any) -> str:
+    places = [_name(each) for each in command.params if each.param_type_name == "argument"]
+    options = ["[OPTIONS]"] if len(places) < len(command.params) else []
+    return " ".join([*words, *options, *places])
+
+
+def _name(argument: Any) -> str:
+    word = argument.name.upper() + ("..." if argument.nargs != 1 else "")
+    return word if argument.required else f"[{word}]"
+
+
+def _row(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        name = f"`{_name(parameter)}`"
+    else:
+        name = ", ".join(f"`{word}`" for word in (*parameter.opts, *parameter.secondary_opts))
+    default = parameter.default
+    plain = isinstance(default, (int, float, str, Path)) and not isinstance(default, bool)
+    shown = "required" if parameter.required else f"`{default}`" if plain else ""
+    return f"| {name} | {shown} | {_sentences(parameter.help or '').replace('|', '&#124;')} |"
+
+
+def _sentences(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,316 @@
+"""The command that compares algorithms."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from hansa.cli.app import DataDir, Json, Set, Track, app, changes
+from hansa.cli.show import human_bytes
+
+if TYPE_CHECKING:
+    from hansa.study.execute import Job
+    from hansa.study.results import Results
+
+INTERVAL = 0.1  # seconds between two drawings, at least
+
+
+class Board:
+    """All runs of a study on the terminal: how many are done, how long the rest takes, and the rounds of those under
+    way. Where there is no terminal it shows nothing."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=16), MofNCompleteColumn(),
+                   TextColumn("{task.fields[note]}", markup=False))  # fmt: skip
+        self._progress = Progress(*columns, console=console, auto_refresh=False, disable=not console.is_terminal,
+                                  transient=True)  # fmt: skip
+        self._all: TaskID | None = None
+        self._rows: dict[Job, TaskID] = {}
+        self._next = 0.0
+        self._began, self._total, self._worked = 0.0, 0.0, 0.0
+        self._shares: dict[Job, float] = {}
+
+    def begin(self, title: str, jobs: Sequence[Job], done: int) -> None:
+        if self._all is not None:
+            self._progress.remove_task(self._all)
+        self._all = self._progress.add_task(title, total=done + len(jobs), completed=done, note="")
+        self._began, self._total, self._worked = time.monotonic(), sum(job.cost for job in jobs), 0.0
+
+    def started(self, job: Job) -> None:
+        self._rows[job] = self._progress.add_task(job.label, total=job.rounds, note="rounds")
+        self.tick()
+
+    def paused(self, job: Job) -> None:
+        self._progress.remove_task(self._rows.pop(job))
+        self._shares.pop(job, None)
+
+    def rounds(self, job: Job, done: int) -> None:
+        self._progress.update(self._rows[job], completed=done)
+        self._shares[job] = job.cost * done / max(job.rounds, 1)
+        self.tick()
+
+    def finished(self, job: Job, failed: str | None) -> None:
+        self.paused(job)
+        self._worked += job.cost
+        assert self._all is not None
+        self._progress.advance(self._all)
+        if failed is not None:
+            self._progress.console.print(f"{job.label} failed: {failed}", markup=False, highlight=False)
+        self.tick()
+
+    def tick(self) -> None:
+        now = time.monotonic()
+        if now < self._next or self._all is None:
+            return
+        self._next = now + INTERVAL
+        worked, spent = self._worked + sum(self._shares.values()), now - self._began
+        if worked > 0 and spent > 2:
+            left = round(spent * (self._total - worked) / worked)
+            note = f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02} left"
+            self._progress.update(self._all, note=note)
+        self._progress.refresh()
+
+    def __enter__(self) -> Board:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+
+def lists(items: list[str] | None, flag: str) -> dict[str, list[Any]] | None:
+    """`NAME=V1,V2` pairs of `--grid` and `--tune`."""
+    import tomllib
+
+    from hansa.core.errors import ConfigError
+
+    if not items:
+        return None
+    out: dict[str, list[Any]] = {}
+    for item in items:
+        name, equals, text = item.partition("=")
+        if not equals or not name.strip() or not text.strip():
+            raise ConfigError(f"{flag} takes NAME=VALUE,VALUE,..., as in {flag} local.lr=0.03,0.1,0.3; got {item!r}")
+        try:
+            out[name.strip()] = tomllib.loads(f"v = [{text}]")["v"]
+        except tomllib.TOMLDecodeError:
+            out[name.strip()] = [value.strip() for value in text.split(",")]
+    return out
+
+
+def seeds_of(text: str | None) -> int | list[int] | None:
+    """`3` is three seeds, `0,5,7` are these."""
+    from hansa.core.errors import ConfigError
+
+    if text is None:
+        return None
+    try:
+        numbers = [int(each) for each in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--seeds takes how many, or a list as in 0,5,7; got {text!r}") from None
+    return numbers if len(numbers) > 1 else numbers[0]
+
+
+def names(items: list[str] | None) -> list[str] | None:
+    """Names by commas, or by repeating the flag."""
+    return [name.strip() for item in items for name in item.split(",")] if items else None
+
+
+@app.command()
+def compare(
+    study: Annotated[Path | None, typer.Argument(help="A study file (TOML); flags are laid over it.")] = None,
+    algorithms: Annotated[
+        list[str] | None, typer.Option("--algorithms", "-a", help="By commas: fedavg,fedprox,scaffold.")
+    ] = None,
+    dataset: Annotated[str | None, typer.Option("--dataset", help="By default digits.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="By default 2nn for digits and the MNISTs.")] = None,
+    partition: Annotated[
+        list[str] | None, typer.Option("--partition", help="iid, dirichlet:0.1, shards:2, quantity:0.5; repeatable.")
+    ] = None,
+    parties: Annotated[int | None, typer.Option("--parties", help="How many, in every partition.")] = None,
+    adversary: Annotated[
+        list[str] | None, typer.Option("--adversary", help="none, alie:0.2, sign-flip; repeatable.")
+    ] = None,
+    seeds: Annotated[str | None, typer.Option("--seeds", help="How many, or a list: 0,5,7. By default 3.")] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds")] = None,
+    cohort: Annotated[float | None, typer.Option("--cohort", help="The share of parties a round selects.")] = None,
+    target: Annotated[float | None, typer.Option("--target", help="How soon does each reach it?")] = None,
+    metric: Annotated[str | None, typer.Option("--metric", help="What to compare by: accuracy, loss, auc, ...")] = None,
+    grid: Annotated[
+        list[str] | None, typer.Option("--grid", help="A further axis: --grid run.cohort=0.1,0.5; repeatable.")
+    ] = None,
+    tune: Annotated[
+        list[str] | None, typer.Option("--tune", help="Tune first: --tune local.lr=0.03,0.1,0.3; repeatable.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option("--jobs", "-j", help="Runs side by side; by default one a core.")] = None,
+    sets: Set = None,
+    data_dir: DataDir = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The study's folder; by default runs/NAME.")] = None,
+    report: Annotated[
+        Path | None, typer.Option("--report", help="Make the report of this study's folder anew, and nothing else.")
+    ] = None,
+    track: Track = None,
+    as_json: Json = False,
+) -> None:
+    """Compare algorithms over partitions, adversaries, fields and seeds: a table, a report, tests of significance.
+
+    What was run before is not run again; a study that was stopped goes on with the same command.
+    """
+    from hansa.core.errors import ConfigError
+    from hansa.core.registry import nest
+    from hansa.study.perform import named, perform, tree_of
+    from hansa.study.results import Results
+    from hansa.study.spec import lay, parse_study, read_study
+    from hansa.track import track_study, trackers
+
+    if report is not None:
+        results = Results.load(report)
+        written = write_report(results, report)
+        print_results(results, written, as_json)
+        return
+    settings = {"task.dataset": dataset, "task.model": model, "partition.parties": parties, "run.rounds": rounds,
+                "run.cohort": cohort}  # fmt: skip
+    keys = {"algorithms": names(algorithms), "partitions": names(partition), "adversaries": names(adversary),
+            "seeds": seeds_of(seeds), "target": target, "metric": metric, "grid": lists(grid, "--grid"),
+            "tune": lists(tune, "--tune"), "jobs": jobs}  # fmt: skip
+    over = lay(nest(changes(sets, data_dir)), tree_of(settings, keys))
+    if study is not None:
+        plan = read_study(study, over)
+    elif keys["algorithms"] is None:
+        raise ConfigError("say what to compare: a study file, or --algorithms fedavg,fedprox,scaffold")
+    else:
+        plan = parse_study(lay({"study": {"seeds": 3}}, over), "")
+    plan, more = named(plan, out), trackers(track, "--track")
+    try:
+        with Board(Console()) as board:
+            results = perform(plan, None if as_json else board)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted; the same command goes on where it was\n")
+        raise typer.Exit(130) from None
+    assert plan.folder is not None
+    written = write_report(results, plan.folder)
+    chosen = (*plan.track, *more)
+    if chosen:
+        track_study(results, chosen)
+    print_results(results, written, as_json)
+    if results.failed:
+        raise typer.Exit(1)
+
+
+def write_report(results: Results, folder: Path) -> list[Path]:
+    """The study's report, in its folder."""
+    from hansa.study import report
+
+    return report.write(results, folder)
+
+
+def print_results(results: Results, written: Sequence[Path], as_json: bool) -> None:
+    """The study in one JSON object, or as a table."""
+    if as_json:
+        typer.echo(json.dumps(as_tree(results, written)))
+        return
+    console = Console()
+    for table in tables(results):
+        console.print(table, highlight=False)
+    for line in notes(results):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    report = next((path for path in written if path.suffix == ".html"), None)
+    if report is not None:
+        console.print(f"report: {report}", markup=False, highlight=False, soft_wrap=True)
+
+
+def tables(results: Results) -> Iterator[Table]:
+    """A table a setting, a row an algorithm, the best first."""
+    from hansa.study.results import written
+
+    target = results.study.target
+    columns = {f"final_{results.metric}": f"final {results.metric}", "rounds_to_target": f"rounds to {target}",
+               "simulated_seconds_to_target": f"simulated s to {target}", "worst_tenth": "worst tenth",
+               "bytes_up": "bytes up"}  # fmt: skip
+    rows = results.table()
+    shown = [name for name in columns if any(row[name] is not None for row in rows)]
+    if not timed(results) and "simulated_seconds_to_target" in shown:
+        shown.remove("simulated_seconds_to_target")
+    widest = max((len(row["algorithm"]) for row in rows), default=0) + 2
+    for setting in results.settings:
+        table = Table(
+            box=box.SIMPLE_HEAD, title=Text(setting, style="bold"), title_justify="left", pad_edge=False, padding=(0, 1)
+        )
+        table.add_column("  algorithm", overflow="fold", min_width=min(widest, 20))
+        for name in shown:
+            table.add_column(columns[name], justify="right", no_wrap=True)
+        for row in rows:
+            if row["setting"] != setting:
+                continue
+            mark = "*" if row["best"] else "~" if row["leads"] else " "
+            cells = []
+            for name in shown:
+                found = row[name]
+                if name == "bytes_up" and found is not None and found.mean is not None:
+                    cells.append(human_bytes(found.mean))
+                else:
+                    cells.append(written(found, 1 if "to_target" in name else 3))
+            table.add_row(Text(f"{mark} {row['algorithm']}"), *cells, style="bold" if row["best"] else None)
+        yield table
+
+
+def timed(results: Results) -> bool:
+    """Whether simulated time says more than the number of rounds."""
+    from hansa.run.plots import uneven
+
+    return any(uneven(outcome.history) for outcome in results.outcomes)
+
+
+def notes(results: Results) -> list[str]:
+    """What a reader of the table must know."""
+    count = len(results.study.seeds)
+    out = [f"* best final {results.metric} of its setting; ~ not significantly worse (paired t tests, Holm, 5%); "
+           f"± 95% intervals over {count} seeds"]  # fmt: skip
+    if count == 1:
+        out = [
+            f"* best final {results.metric} of its setting. One seed: no intervals and no tests; use --seeds 3 or more"
+        ]
+    for trial in results.trials:
+        if trial.edge:
+            values = ", ".join(f"{name}={value}" for name, value in trial.values.items())
+            out.append(f"{trial.algorithm}, {trial.setting}: the best of the values tried is at an edge ({values})")
+    by_reason: dict[str, list[str]] = {}
+    for outcome in results.failed:
+        by_reason.setdefault(outcome.failed or "", []).append(outcome.cell.label)
+    for reason, labels in by_reason.items():
+        more = f" and {len(labels) - 1} more" if len(labels) > 1 else ""
+        out.append(f"failed: {labels[0]}{more}: {reason}")
+    return out
+
+
+def as_tree(results: Results, written: Sequence[Path]) -> dict[str, Any]:
+    """A study's results as plain data."""
+    from dataclasses import asdict
+
+    rows = []
+    for row in results.table():
+        estimates = {name: None if found is None else asdict(found) for name, found in row.items()
+                     if name not in ("setting", "algorithm", "best", "leads")}  # fmt: skip
+        rows.append({**{name: row[name] for name in ("setting", "algorithm", "best", "leads")}, **estimates})
+    ranks = results.ranks()
+    return {
+        "study": results.study.name, "folder": str(results.study.folder), "metric": results.metric,
+        "target": results.study.target, "seeds": list(results.study.seeds), "rows": rows, "ranks": asdict(ranks),
+        "differences": [asdict(each) for setting in results.settings for each in results.differences(setting)],
+        "trials": [asdict(trial) for trial in results.trials],
+        "runs": [{"label": o.cell.label, "key": o.cell.key, "run_dir": str(o.run_dir), "failed": o.failed}
+                 for o in results.outcomes],
+        "failed": [{"run": o.cell.label, "reason": o.failed} for o in results.failed],
+        "files": [str(path) for path in written],
+    }  # fmt: skip

@@ -1,0 +1,43 @@
+"""Studies: many runs compared. Algorithms within settings, over seeds."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hansa.study.cell import Cell
+    from hansa.study.perform import compare
+    from hansa.study.results import MEASURES, TO_TARGET, Measure, Outcome, Results, Trial
+    from hansa.study.spec import Study, parse_study, read_study
+    from hansa.study.statistics import Difference, Estimate, Ranking
+
+# Imported when asked for: worker processes need none of the statistics.
+_FROM = {
+    "Cell": "cell", "compare": "perform", "MEASURES": "results", "TO_TARGET": "results", "Measure": "results",
+    "Outcome": "results", "Results": "results", "Trial": "results", "Study": "spec", "parse_study": "spec",
+    "read_study": "spec", "Difference": "statistics", "Estimate": "statistics", "Ranking": "statistics",
+}  # fmt: skip
+
+__all__ = [
+    "MEASURES",
+    "TO_TARGET",
+    "Cell",
+    "Difference",
+    "Estimate",
+    "Measure",
+    "Outcome",
+    "Ranking",
+    "Results",
+    "Study",
+    "Trial",
+    "compare",
+    "parse_study",
+    "read_study",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _FROM:
+        return getattr(importlib.import_module(f"hansa.study.{_FROM[name]}"), name)
+    raise AttributeError(f"module 'hansa.study' has no attribute {name!r}")

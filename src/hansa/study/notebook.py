@@ -1,0 +1,61 @@
+"""Where a study stands, under the cell of a notebook."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from hansa.run.progress import CellLine, clock
+from hansa.study.execute import Job
+
+INTERVAL = 0.2  # seconds between two drawings, at least
+
+
+class NotebookBoard:
+    """All runs of a study in one line: how many are done, how long the rest takes, and which are under way."""
+
+    def __init__(self) -> None:
+        self._line = CellLine()
+        self._next = 0.0
+
+    def begin(self, title: str, jobs: Sequence[Job], done: int) -> None:
+        self._title, self._done, self._count = title, done, done + len(jobs)
+        self._total, self._worked, self._failed = sum(job.cost for job in jobs), 0.0, 0
+        self._shares: dict[Job, float] = {}
+        self._began = time.monotonic()
+        self._draw()
+
+    def started(self, job: Job) -> None:
+        self._shares[job] = 0.0
+        self.tick()
+
+    def paused(self, job: Job) -> None:
+        self._shares.pop(job, None)
+
+    def rounds(self, job: Job, done: int) -> None:
+        self._shares[job] = job.cost * done / max(job.rounds, 1)
+        self.tick()
+
+    def finished(self, job: Job, failed: str | None) -> None:
+        self.paused(job)
+        self._worked += job.cost
+        self._done += 1
+        self._failed += failed is not None
+        if self._done == self._count:
+            self._draw()
+        self.tick()
+
+    def tick(self) -> None:
+        if time.monotonic() >= self._next:
+            self._draw()
+            self._next = time.monotonic() + INTERVAL
+
+    def _draw(self) -> None:
+        worked, spent = self._worked + sum(self._shares.values()), time.monotonic() - self._began
+        words = [f"{self._title} {self._done}/{self._count}"]
+        if worked > 0 and self._done < self._count:
+            words.append(f"{clock(spent * (self._total - worked) / worked)} left")
+        words += [f"failed: {self._failed}"] * (self._failed > 0)
+        words += [", ".join(job.label for job in self._shares)] if self._shares else []
+        under_way = sum(done / job.cost for job, done in self._shares.items())
+        self._line.draw(self._done + under_way, self._count, "  ".join(words))

@@ -1,0 +1,196 @@
+"""Do a study: tune, run every cell, gather the results."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hansa.core.errors import ConfigError
+from hansa.core.registry import Part, field_default, field_types, from_config, nest, to_config
+from hansa.core.task import Task
+from hansa.run.config import Experiment, is_function
+from hansa.run.progress import in_notebook
+from hansa.study.cell import Cell
+from hansa.study.execute import LOG, Here, Job, Pool, Silence, Watcher, copy_finished, locked
+from hansa.study.notebook import NotebookBoard
+from hansa.study.results import Results, Trial, outcome_of
+from hansa.study.spec import Study, cores, lay, parse_study
+from hansa.study.tune import tune
+from hansa.study.worker import Loader
+
+
+def perform(study: Study, watch: Watcher | None = None) -> Results:
+    """Do what is not done yet of a study, in its folder, and give all of it. A run that cannot be done is in the
+    results with the reason; a study that cannot be begun (a bad cell, data that are not there) is refused."""
+    watch = watch or Silence()
+    if study.folder is None:
+        raise ConfigError("a study needs a folder for its runs")
+    folder = study.folder
+    cells = study.cells()
+    loadable(cells)
+    modules = sorted({module for cell in cells for module in modules_of(cell.experiment)})
+    jobs = study.jobs or (1 if any(cell.experiment.run.device != "cpu" for cell in cells) else cores())
+    with locked(folder) as lock:
+        for name in ("cells", "trials"):
+            (folder / name).mkdir(exist_ok=True)
+        pool = Here() if jobs == 1 or "__main__" in modules else Pool(jobs, folder / LOG, lock)
+        try:
+            trials: list[Trial] = []
+            if len(study.candidates(study.algorithms[0].label)) > 1 or study.tune:
+                tuned, trials = tune(study, folder, lambda title, runs: pool.run(title, runs, watch))
+                cells = study.cells(tuned)
+            unique = {cell.key: job_of(cell, folder) for cell in cells}
+            for job in unique.values():
+                copy_finished(job)
+            failed = pool.run("runs", list(unique.values()), watch)
+        finally:
+            pool.close()
+        outcomes = []
+        for cell in cells:
+            job = unique[cell.key]
+            outcomes.append(outcome_of(cell, job.run_dir, failed.get(job.run_dir)))
+        results = Results(study, outcomes, trials)
+        results = replace(results, study=replace(study, metric=results.metric))
+        results.save()
+    return results
+
+
+def job_of(cell: Cell, folder: Path) -> Job:
+    return Job(cell.label, cell.algorithm, cell.experiment, folder / "cells" / cell.key)
+
+
+def modules_of(value: Any) -> set[str]:
+    """The modules, other than Hansa's own, whose parts an experiment is made of: a worker must import them."""
+    found = set()
+    if isinstance(value, Part) and not type(value).__module__.startswith("hansa."):
+        found.add(type(value).__module__)
+    if isinstance(value, Experiment):
+        for kind, given in (("dataset", value.task.dataset), ("model", value.task.model)):
+            if given is not None and not is_function(given):
+                found |= modules_of(from_config(kind, given, where=f"task.{kind}"))
+        return found.union(*map(modules_of, (value.task, value.partition, value.algorithm, value.run, value.adversary)))
+    if isinstance(value, (list, tuple)):
+        return found.union(*map(modules_of, value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return found.union(*(modules_of(getattr(value, field.name)) for field in fields(value)))
+    return found
+
+
+def loadable(cells: Sequence[Cell]) -> None:
+    """Refuse data that are not there, or that a partition cannot divide, before anything runs."""
+    load, seen = Loader(), set()
+    for cell in cells:
+        experiment = cell.experiment
+        about = json.dumps([experiment.tree.get("task"), experiment.tree.get("partition")], sort_keys=True)
+        if about not in seen:
+            seen.add(about)
+            experiment.build_task(load(experiment))
+
+
+def compare(
+    algorithms: Sequence[Any] | None = None,
+    *,
+    dataset: Any = None,
+    model: Any = None,
+    partitions: Sequence[Any] | None = None,
+    parties: int | None = None,
+    adversaries: Sequence[Any] | None = None,
+    seeds: int | Sequence[int] = 3,
+    rounds: int | None = None,
+    cohort: float | None = None,
+    target: float | None = None,
+    metric: str | None = None,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    tune: Mapping[str, Sequence[Any]] | None = None,
+    jobs: int | None = None,
+    folder: str | Path | None = None,
+    data_dir: str | None = None,
+    task: Any = None,
+    watch: Watcher | None = None,
+    **more: Any,
+) -> Results:
+    """Compare algorithms, each given by name, as a table or as a part, on a data set divided in one or more ways.
+
+    The same study as `hansa compare` would do: runs are kept in `folder` (by default one under runs/ that is named
+    after the study), so that calling it again with more algorithms or seeds does only what is new. `more` are dotted
+    fields for all runs, as `--set` takes them: `**{"algorithm.local.lr": 0.1, "run.eval_every": 5}`. Data of your own
+    come as `dataset="my_module:function"`; a Task made of arrays has no name under which a run could be kept.
+    In a notebook a line under the cell shows where the study stands.
+    """
+    if isinstance(task, Task):
+        raise ConfigError(
+            "compare keeps runs by their configuration, which a Task made in Python has none of; put a function that "
+            'returns a hansa.data.Data into a module and give dataset="my_module:function"'
+        )
+    if isinstance(algorithms, (str, Part)):
+        algorithms = [algorithms]
+    given = {"algorithms": algorithms, "partitions": partitions, "adversaries": adversaries, "grid": grid, "tune": tune,
+             "target": target, "metric": metric, "jobs": jobs,
+             "seeds": seeds if isinstance(seeds, int) else list(seeds)}  # fmt: skip
+    settings = {"task.dataset": dataset, "task.model": model, "task.data_dir": data_dir, "partition.parties": parties,
+                "run.rounds": rounds, "run.cohort": cohort}  # fmt: skip
+    tree = lay({} if task is None else {"task": plain(task)}, tree_of(plain(settings), plain(given)))
+    tree = lay(tree, nest(plain(more)))
+    study = parse_study(tree, "")
+    study = named(study, None if folder is None else Path(folder))
+    if watch is None and in_notebook():
+        watch = NotebookBoard()
+    return perform(study, watch)
+
+
+def tree_of(settings: Mapping[str, Any], study: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree of a study from dotted fields and the keys of [study]; what is None is not said. A data set without a
+    partition is divided as it is by nature, or evenly; so many parties without a partition are IID."""
+    said = {name: value for name, value in settings.items() if value is not None}
+    keys = {name: value for name, value in study.items() if value is not None}
+    return {**nest(said), "study": keys}
+
+
+def named(study: Study, folder: Path | None, under: str = "runs") -> Study:
+    """The study with its folder, and with a name. Where neither is said, the name is made of the data set and a hash
+    of what the study is, so that the same study finds its runs again and another does not take its place."""
+    if not study.name:
+        text = json.dumps(
+            {**study.tree, "study": {k: v for k, v in study.tree["study"].items() if k != "jobs"}}, sort_keys=True
+        )
+        dataset = study.tree["task"].get("dataset", "files")
+        dataset = dataset.get("name", "data") if isinstance(dataset, Mapping) else str(dataset).replace(":", "-")
+        name = (
+            folder.name if folder is not None else f"compare-{dataset}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+        )
+        study = replace(study, name=name)
+    return replace(study, folder=folder or Path(under) / study.name)
+
+
+def plain(value: Any) -> Any:
+    """Parts as plain data, wherever they are."""
+    if isinstance(value, Part):
+        return brief(value)
+    if isinstance(value, Mapping):
+        return {name: plain(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(inner) for inner in value]
+    return value
+
+
+def brief(part: Part) -> dict[str, Any]:
+    """A part as plain data: its name, and the fields that are not as they are by default."""
+    whole = to_config(part)
+    out: dict[str, Any] = {"name": part.name}
+    for name in field_types(type(part)):
+        value, default = getattr(part, name), field_default(type(part), name)
+        if isinstance(value, Part) and type(value) is type(default):
+            inner = brief(value)
+            out |= {name: {key: each for key, each in inner.items() if key != "name"}} if value != default else {}
+        elif value != default:
+            out[name] = {**brief(value), **_kind(whole[name])} if isinstance(value, Part) else whole[name]
+    return out
+
+
+def _kind(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a part that stands where another kind is declared, the kind."""
+    return {"kind": config["kind"]} if "kind" in config else {}

@@ -1,0 +1,359 @@
+"""What a study is: a base experiment, and axes along which its runs differ."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hansa.adversary import named
+from hansa.core.errors import ConfigError, nearest
+from hansa.core.registry import lookup, nest, registered
+from hansa.run.config import TABLES, merge
+from hansa.run.settings import known_metrics
+from hansa.study.cell import Cell
+from hansa.track.tracker import Tracker, trackers
+
+KEYS = ("name", "algorithms", "partitions", "adversaries", "grid", "seeds", "target", "metric", "tune", "tune_seeds",
+        "jobs")  # fmt: skip
+# The field that a number after a partition's name means, as in "dirichlet:0.1".
+SHORT = {"dirichlet": "alpha", "quantity": "alpha", "shards": "per_party", "similarity": "similarity", "noise": "sigma",
+         "iid": "parties"}  # fmt: skip
+PARTY_TEST = 0.2  # of each party's samples, where the study says nothing: for the worst tenth, and to tune by
+CHECKPOINT_SECONDS = 1.0  # a study that is killed loses so much of the runs under way
+TUNING_SEED = 1000  # from which on seeds are for tuning, where the study does not use them itself
+IMAGES = ("digits", "mnist", "fashion-mnist")  # data sets whose model is the 2NN where none is named
+SKEWED = {"name": "dirichlet", "alpha": 0.3}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One point of an axis: its label, its table, and of an algorithm the values to tune, where it has its own."""
+
+    label: str
+    table: Any  # None: without one
+    tune: dict[str, list[Any]] | None = None
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study, read: `tree` is all of it as plain data, `place` the folder that files named in it are beside, `folder`
+    where it keeps its runs and results. `tune` maps dotted fields to the values that tuning tries. `track` are its
+    trackers, which are no part of `tree`."""
+
+    name: str
+    tree: dict[str, Any]
+    algorithms: tuple[Choice, ...]
+    partitions: tuple[Choice, ...]
+    adversaries: tuple[Choice, ...]
+    grid: dict[str, list[Any]]
+    seeds: tuple[int, ...]
+    target: float | None = None
+    metric: str | None = None  # None: accuracy where it is measured, else the loss
+    tune: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
+    tune_seeds: int = 1
+    jobs: int | None = None
+    place: str = "."
+    folder: Path | None = None
+    track: tuple[Tracker, ...] = ()
+
+    @property
+    def base(self) -> dict[str, Any]:
+        """The tables that all runs share; how a study is tracked is no part of a run."""
+        return {name: table for name, table in self.tree.items() if name not in ("study", "track")}
+
+    def candidates(self, algorithm: str) -> list[dict[str, Any]]:
+        """What tuning tries for an algorithm: every combination of the values."""
+        own = next(choice.tune for choice in self.algorithms if choice.label == algorithm)
+        return _combinations(self.tune if own is None else own)
+
+    def cells(self, tuned: Mapping[tuple[str, str], Mapping[str, Any]] | None = None) -> list[Cell]:
+        """Every run, checked: settings, then algorithms, then seeds. `tuned` has values by (algorithm, setting)."""
+        out = []
+        for partition, adversary, variant in itertools.product(
+            self.partitions, self.adversaries, _combinations(self.grid)
+        ):
+            label = ", ".join(f"{name}={_shown(value)}" for name, value in variant.items())
+            for algorithm, seed in itertools.product(self.algorithms, self.seeds):
+                at = Cell(algorithm.label, partition.label, adversary.label, label, seed, {}, self.place)
+                values = (tuned or {}).get((at.algorithm, at.setting), {})
+                tree = self._tree(algorithm, partition, adversary, {**variant, **values}, seed)
+                cell = dataclasses.replace(at, tree=tree)
+                _ = cell.experiment  # refused here, before anything runs
+                out.append(cell)
+        return out
+
+    def _tree(self, algorithm: Choice, partition: Choice, adversary: Choice, fields: Mapping[str, Any],
+              seed: int) -> dict[str, Any]:  # fmt: skip
+        tree = self.base
+        for name, choice in (("algorithm", algorithm), ("partition", partition), ("adversary", adversary)):
+            tree.pop(name, None)
+            if choice.table is not None:
+                tree[name] = choice.table
+        tree = merge(tree, nest({dotted(name): value for name, value in fields.items()}))
+        tree["task"] = {"party_test": PARTY_TEST, **tree["task"]}
+        run = {"checkpoint_seconds": CHECKPOINT_SECONDS, **tree.get("run", {}), "seed": seed}
+        run.pop("target", None)  # every run goes on to its end, so that they compare
+        tree["run"] = run if self.metric is None else {**run, "metric": self.metric}
+        return tree
+
+    def plain(self) -> dict[str, Any]:
+        """As plain data."""
+        return {"name": self.name, "tree": self.tree, "place": self.place, "metric": self.metric}
+
+    @classmethod
+    def of_plain(cls, tree: dict[str, Any]) -> Study:
+        study = parse_study(tree["tree"], tree["name"], tree["place"])
+        return dataclasses.replace(study, metric=tree["metric"])
+
+
+def read_study(path: str | Path, changes: Mapping[str, Any] | None = None) -> Study:
+    """Read a study's file; `changes` are dotted names, as in `--set`, laid over it."""
+    path = Path(path)
+    try:
+        tree = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"there is no file {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    if not isinstance(tree.get("study", {}), Mapping):
+        raise ConfigError(f"[study] must be a table, got {tree['study']!r}")
+    return parse_study(lay(_tabled(tree), _tabled(nest(changes or {}))), path.stem, str(path.parent))
+
+
+def parse_study(tree: Mapping[str, Any], name: str, place: str = ".") -> Study:
+    """Check a study given as plain data: the tables of an experiment, and [study]."""
+    tree = _tabled(tree)
+    for table in tree:
+        if table not in (*TABLES, "study"):
+            raise ConfigError(f"unknown table [{table}]{nearest(table, (*TABLES, 'study'))}")
+        listed = table in ("adversary", "track") and isinstance(tree[table], list)
+        if not isinstance(tree[table], Mapping) and not listed:
+            raise ConfigError(f"[{table}] must be a table, got {tree[table]!r}")
+    track = trackers(tree.pop("track", None))
+    given: Mapping[str, Any] = tree.get("study", {})
+    for key in given:
+        if key not in KEYS:
+            raise ConfigError(f"[study]: unknown key {key!r}{nearest(key, KEYS)}")
+    tree = _with_task(tree, divided="partitions" in given)
+    run = tree.get("run", {})
+    target = _number(given.get("target", run.get("target")), "target")
+    metric = given.get("metric", run.get("metric"))
+    if metric is not None and metric not in known_metrics():
+        raise ConfigError(f"study.metric: unknown metric {metric!r}{nearest(str(metric), known_metrics())}")
+    algorithms = _axis("algorithm", given.get("algorithms"), tree.get("algorithm"))
+    study = Study(
+        str(given.get("name", name)), {**tree, "study": dict(given)}, algorithms,
+        _axis("partition", given.get("partitions"), tree.get("partition")),
+        _axis("adversary", given.get("adversaries"), tree.get("adversary")),
+        _fields(given.get("grid", {}), "grid"), _seeds(given.get("seeds", 1), run.get("seed", 0)), target, metric,
+        _fields(given.get("tune", {}), "tune"), _count(given.get("tune_seeds", 1), "tune_seeds"),
+        None if given.get("jobs") is None else _count(given["jobs"], "jobs"), place, track=track,
+    )  # fmt: skip
+    sizes = {choice.label: len(study.candidates(choice.label)) for choice in algorithms}
+    if len(set(sizes.values())) > 1:
+        told = ", ".join(f"{label} {size}" for label, size in sizes.items())
+        raise ConfigError(
+            f"study.tune: every algorithm gets the same number of candidates, so that tuning is fair ({told})"
+        )
+    return study
+
+
+def _with_task(tree: dict[str, Any], divided: bool) -> dict[str, Any]:
+    """The tree with a data set and a model, where it names none: digits, skewed unless it says how to divide them."""
+    task = dict(tree.get("task", {}))
+    if "dataset" not in task and "parties" not in task:
+        task["dataset"] = "digits"
+        tree = tree if divided else lay({"partition": SKEWED}, tree)
+        tree = lay({"run": {"rounds": 30}}, tree)
+    if "model" not in task and task.get("dataset") in IMAGES:
+        task["model"] = "2nn"
+    return {**tree, "task": task}
+
+
+def _tabled(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree with parts that are named by a text as tables, and the adversary's kind under `name`."""
+    out = {name: {"name": table} if isinstance(table, str) and name != "track" else table
+           for name, table in tree.items()}  # fmt: skip
+    return {**out, "adversary": named(out["adversary"])} if "adversary" in out else out
+
+
+def lay(tree: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """A table with another laid over it. Fields that stand without a name are common to whatever is named."""
+    out = dict(tree)
+    for name, change in over.items():
+        old = out.get(name)
+        if isinstance(old, str) and isinstance(change, Mapping):
+            old = {"name": old}
+        if isinstance(old, Mapping) and isinstance(change, str) and name != "name":
+            change = {"name": change}
+        if isinstance(old, Mapping) and isinstance(change, Mapping):
+            renamed = "name" in old and "name" in change and old["name"] != change["name"]
+            out[name] = dict(change) if renamed else lay(old, change)
+        else:
+            out[name] = change
+    return out
+
+
+def _axis(kind: str, given: Any, base: Any) -> tuple[Choice, ...]:
+    """The choices of an axis. Without one, the base's table; with one, what the base says without a name is common."""
+    plural = {"algorithm": "algorithms", "partition": "partitions", "adversary": "adversaries"}[kind]
+    if given is None:
+        if base is None:
+            return (Choice("fedavg", {"name": "fedavg"}) if kind == "algorithm" else
+                    Choice("as given" if kind == "partition" else "", None),)  # fmt: skip
+        if isinstance(base, list):
+            return (Choice("+".join(_label(kind, group) for group in base), base),)
+        if "name" not in base:
+            default = {"algorithm": "fedavg", "partition": "iid"}.get(kind)
+            if default is None:
+                raise ConfigError("[adversary] needs a kind, or study.adversaries a list of them")
+            base = {"name": default, **base}
+        return (Choice(_label(kind, base), base),)
+    if isinstance(given, (str, Mapping)) or not isinstance(given, Sequence) or not given:
+        raise ConfigError(f"study.{plural} must be a list of {plural} by name or as tables, got {given!r}")
+    common = base if isinstance(base, Mapping) and "name" not in base else {}
+    choices = [_choice(kind, entry, common, f"study.{plural}[{i}]") for i, entry in enumerate(given)]
+    labels = [choice.label for choice in choices]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ConfigError(f"study.{plural}: two are called {label!r}; give one of them a label of its own")
+    return tuple(choices)
+
+
+def _choice(kind: str, entry: Any, common: Mapping[str, Any], where: str) -> Choice:
+    if kind == "adversary":
+        if entry in ("", "none"):
+            return Choice("", None)
+        if isinstance(entry, list):
+            groups = [_choice(kind, group, common, f"{where}[{i}]") for i, group in enumerate(entry)]
+            return Choice("+".join(group.label for group in groups), [group.table for group in groups])
+        entry = named(entry)
+    label, tune = None, None
+    if isinstance(entry, str):
+        entry = _short(kind, entry, where)
+    if not isinstance(entry, Mapping):
+        raise ConfigError(f"{where}: expected a name or a table, got {entry!r}")
+    table = dict(entry)
+    label = table.pop("label", None)
+    if kind == "algorithm" and "tune" in table:
+        tune = _fields(table.pop("tune"), f"algorithms: tune of {table.get('name')}")
+    table = nest(table)
+    if label is not None and (not isinstance(label, str) or not label.strip()):
+        raise ConfigError(f"{where}: a label is a text, got {label!r}")
+    if not isinstance(table.get("name"), str):
+        raise ConfigError(f"{where}: the {kind} needs a name, one of {', '.join(registered(kind))}")
+    lookup(kind, table["name"], where)
+    return Choice(label or _label(kind, table), lay(common, table), tune)
+
+
+def _short(kind: str, text: str, where: str) -> dict[str, Any]:
+    """`dirichlet:0.1` as a table; an adversary's number is its fraction of the parties."""
+    name, colon, value = text.strip().partition(":")
+    if not colon or kind == "algorithm":
+        return {"name": text.strip()}
+    field = "fraction" if kind == "adversary" else SHORT.get(name)
+    lookup(kind, name, where)
+    if field is None:
+        raise ConfigError(f"{where}: {name!r} takes no number after a colon, got {text!r}")
+    try:
+        return {"name": name, field: int(value)}
+    except ValueError:
+        pass
+    try:
+        return {"name": name, field: float(value)}
+    except ValueError:
+        raise ConfigError(f"{where}: after the colon comes the {field} of {name}, a number, got {text!r}") from None
+
+
+def _label(kind: str, table: Mapping[str, Any]) -> str:
+    """What an entry is called: its name, and what it says beyond it, less the number of parties."""
+    name = str(table.get("name"))
+    fields = {key: value for key, value in table.items() if key not in ("name", "kind", "parties")}
+    short = "fraction" if kind == "adversary" else SHORT.get(name) if kind == "partition" else None
+    text = f"{name}:{_shown(fields.pop(short))}" if short in fields else name
+    told = ", ".join(f"{key}={_shown(value)}" for key, value in _flat(fields).items())
+    return f"{text} ({told})" if told else text
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in table.items():
+        out |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return out
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def dotted(name: str) -> str:
+    """A field's whole name: `local.lr` is that of the algorithm."""
+    first, *rest = name.split(".")
+    return name if first in TABLES and rest else f"algorithm.{name}"
+
+
+def _fields(given: Any, where: str) -> dict[str, list[Any]]:
+    if not isinstance(given, Mapping):
+        raise ConfigError(f'study.{where} is a table of fields and their values, as in {{ "local.lr" = [0.1, 0.3] }}')
+    out = {}
+    for name, values in _lists(given).items():
+        if not isinstance(values, list) or not values:
+            raise ConfigError(f"study.{where}: {name!r} needs a list of values, got {values!r}")
+        if dotted(name) in ("run.seed", "run.target", "run.metric"):
+            plain = name.rpartition(".")[2]
+            raise ConfigError(f"study.{where}: say study.{'seeds' if plain == 'seed' else plain} instead of {name!r}")
+        if any(values.count(value) > 1 for value in values):
+            raise ConfigError(f"study.{where}: {name!r} has a value twice: {values!r}")
+        out[name] = values
+    return out
+
+
+def _lists(given: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted names and their lists; TOML reads `local.lr = [...]` as a table in a table."""
+    out: dict[str, Any] = {}
+    for name, values in given.items():
+        out |= _lists(values, f"{prefix}{name}.") if isinstance(values, Mapping) else {prefix + name: values}
+    return out
+
+
+def _combinations(fields: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
+    return [dict(zip(fields, values, strict=True)) for values in itertools.product(*fields.values())]
+
+
+def _seeds(given: Any, first: Any) -> tuple[int, ...]:
+    def whole(value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+    if whole(given) and whole(first) and given > 0:
+        return tuple(range(first, first + given))
+    if isinstance(given, (list, tuple)) and given and all(map(whole, given)) and len(set(given)) == len(given):
+        return tuple(given)
+    raise ConfigError(f"study.seeds is how many seeds, at least 1, or a list of different ones, got {given!r}")
+
+
+def _number(given: Any, name: str) -> float | None:
+    if given is None:
+        return None
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not math.isfinite(given):
+        raise ConfigError(f"study.{name} is a number, got {given!r}")
+    return float(given)
+
+
+def _count(given: Any, name: str) -> int:
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise ConfigError(f"study.{name} is a whole number, at least 1, got {given!r}")
+    return given
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,182 @@
+"""What a few seeds can tell: intervals, paired differences, and ranks over many settings.
+
+Student's t over seeds; paired t tests with the correction of Holm 1979; the test of Friedman 1937 and the critical
+difference of Nemenyi 1963, as Demsar, "Statistical Comparisons of Classifiers over Multiple Data Sets", JMLR 2006,
+puts them together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+LEVEL = 0.05  # of error: intervals hold 95% of the time
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A measure over seeds: its mean and a 95% interval of the mean.
+
+    `n` runs were made. `reached` says how many of them have a value, where not all need to have one (a target that was
+    not reached, a loss that is no number any more): mean and interval are then of those alone. `low` and `high` are
+    None where fewer than two values make no interval, `mean` where there is no value at all.
+    """
+
+    mean: float | None
+    low: float | None
+    high: float | None
+    n: int
+    reached: int | None = None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much one algorithm's metric lies above another's in a setting, in pairs of runs with the same seed.
+
+    `p` is of the paired t test, `adjusted` after Holm's correction over all pairs of the setting; None where fewer than
+    two seeds have both. `significant` is an adjusted p below 0.05.
+    """
+
+    setting: str
+    first: str
+    second: str
+    difference: float
+    low: float | None
+    high: float | None
+    n: int
+    p: float | None
+    adjusted: float | None
+    significant: bool
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Mean ranks of algorithms over blocks (1 is the best), and what they say.
+
+    `p` is Friedman's: how likely such ranks are where all algorithms are alike; None below two blocks. Two algorithms
+    whose mean ranks differ by `critical` or more are significantly different (Nemenyi, 5%); `cliques` are the largest
+    groups within which no two are.
+    """
+
+    ranks: dict[str, float]  # by algorithm, best first
+    blocks: int
+    p: float | None
+    critical: float | None
+    cliques: list[list[str]]
+
+
+def interval(values: Sequence[float]) -> tuple[float, float | None, float | None]:
+    """Mean and 95% t interval of the mean; no interval of fewer than two values."""
+    data = np.asarray(values, dtype=np.float64)
+    mean = float(data.mean())
+    if len(data) < 2:
+        return mean, None, None
+    half = float(stats.t.ppf(1 - LEVEL / 2, len(data) - 1) * data.std(ddof=1) / math.sqrt(len(data)))
+    return mean, mean - half, mean + half
+
+
+def estimate(values: Sequence[float | None], censored: bool = False) -> Estimate | None:
+    """An estimate from one value a run; None without runs. `censored`: a run without a value is no accident."""
+    found = [value for value in values if value is not None]
+    reached = len(found) if censored or len(found) < len(values) else None
+    if not values:
+        return None
+    if not found:
+        return Estimate(None, None, None, len(values), 0)
+    return Estimate(*interval(found), len(values), reached)
+
+
+def paired_p(differences: Sequence[float]) -> float | None:
+    """The p value of a two-sided paired t test; None below two pairs."""
+    data = np.asarray(differences, dtype=np.float64)
+    if len(data) < 2:
+        return None
+    spread = data.std(ddof=1)
+    if spread == 0.0:  # the same in every pair: certain, unless it is nothing
+        return 1.0 if data[0] == 0.0 else 0.0
+    t = abs(data.mean()) / (spread / math.sqrt(len(data)))
+    return float(2 * stats.t.sf(t, len(data) - 1))
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """P values adjusted so that the chance of any false discovery among them stays below the level. Holm 1979."""
+    order = sorted((p, i) for i, p in enumerate(p_values) if p is not None)
+    out: list[float | None] = [None] * len(p_values)
+    worst = 0.0
+    for rank, (p, i) in enumerate(order):
+        worst = max(worst, min(1.0, (len(order) - rank) * p))
+        out[i] = worst
+    return out
+
+
+def differences(setting: str, values: dict[str, dict[int, float]]) -> list[Difference]:
+    """All pairs of algorithms in a setting, from the metric by algorithm and seed."""
+    names = list(values)
+    found: list[tuple[str, str, list[float]]] = []
+    for i, first in enumerate(names):
+        for second in names[i + 1 :]:
+            seeds = [seed for seed in values[first] if seed in values[second]]
+            if seeds:
+                found.append((first, second, [values[first][s] - values[second][s] for s in seeds]))
+    p_values = [paired_p(gaps) for _, _, gaps in found]
+    out = []
+    for (first, second, gaps), p, adjusted in zip(found, p_values, holm(p_values), strict=True):
+        significant = adjusted is not None and adjusted < LEVEL
+        out.append(Difference(setting, first, second, *interval(gaps), len(gaps), p, adjusted, significant))
+    return out
+
+
+def ranking(algorithms: Sequence[str], blocks: Sequence[Sequence[float]], higher: bool) -> Ranking:
+    """Ranks from one row of values a block, one value an algorithm; equal values share the mean of their ranks."""
+    k, n = len(algorithms), len(blocks)
+    if n == 0 or k == 0:
+        return Ranking({}, 0, None, None, [])
+    sign = -1.0 if higher else 1.0
+    ranks = np.array([stats.rankdata([sign * value for value in row]) for row in blocks])
+    mean = ranks.mean(axis=0)
+    order = sorted(range(k), key=lambda j: (mean[j], j))
+    best = {algorithms[j]: float(mean[j]) for j in order}
+    if k < 2 or n < 2:
+        return Ranking(best, n, None, None, [])
+    critical = critical_difference(k, n)
+    return Ranking(best, n, friedman(ranks), critical, cliques(best, critical))
+
+
+def friedman(ranks: np.ndarray) -> float:
+    """The p value of Friedman's chi-square test, corrected for ties; ranks [blocks, algorithms]."""
+    n, k = ranks.shape
+    sums = ranks.sum(axis=0)
+    ties = 0.0
+    for row in ranks:
+        _, counts = np.unique(row, return_counts=True)
+        ties += float((counts**3 - counts).sum())
+    correction = 1 - ties / (n * k * (k * k - 1))
+    if correction <= 0:  # all equal in all blocks
+        return 1.0
+    statistic = (12 / (n * k * (k + 1)) * float((sums**2).sum()) - 3 * n * (k + 1)) / correction
+    return float(stats.chi2.sf(statistic, k - 1))
+
+
+def critical_difference(algorithms: int, blocks: int) -> float:
+    """By how much mean ranks must differ to be significant at 5%. Nemenyi 1963, Demsar 2006, section 3.2.2."""
+    q = stats.studentized_range.ppf(1 - LEVEL, algorithms, np.inf) / math.sqrt(2)
+    return float(q * math.sqrt(algorithms * (algorithms + 1) / (6 * blocks)))
+
+
+def cliques(ranks: dict[str, float], critical: float) -> list[list[str]]:
+    """The largest groups of two or more algorithms, all of whose mean ranks lie within the critical difference."""
+    names = sorted(ranks, key=lambda name: ranks[name])
+    out: list[list[str]] = []
+    reached = 0
+    for i in range(len(names)):
+        end = i
+        while end + 1 < len(names) and ranks[names[end + 1]] - ranks[names[i]] < critical:
+            end += 1
+        if end > i and end > reached:
+            out.append(names[i : end + 1])
+            reached = end
+    return out

@@ -1,0 +1,122 @@
+"""Rates for each algorithm before it is compared: successive halving, with the same budget for all.
+
+Jamieson and Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization", AISTATS 2016. All n
+candidates run for a part of the rounds, the better half goes on for twice as many, and so on, until two are left that
+have run for half of the study's rounds. A candidate that goes on does so from its checkpoint.
+
+Each algorithm is tuned in each setting by itself, over the same number of candidates, with seeds that the comparison
+does not use. Candidates are judged by the parties' own held-out samples where there are any, else by the test set.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hansa.run.settings import higher_is_better
+from hansa.run.store import Store
+from hansa.study.cell import Cell, key_of
+from hansa.study.execute import Job
+from hansa.study.results import Trial
+from hansa.study.spec import TUNING_SEED, Study
+
+LAST = 3  # evaluations whose mean is a candidate's score: single ones jump where few parties train a round
+Run = Callable[[str, Sequence[Job]], dict[Path, str]]
+Place = tuple[str, str]  # an algorithm in a setting
+
+
+def rungs(candidates: int, rounds: int) -> list[int]:
+    """After how many rounds candidates are compared: of 4 candidates and 40 rounds, after 10 and after 20."""
+    count = math.ceil(math.log2(candidates)) if candidates > 1 else 0
+    return sorted({max(1, math.ceil(rounds / 2 ** (count - i))) for i in range(count)})
+
+
+def seeds(study: Study) -> list[int]:
+    """The seeds of tuning: none of the comparison's."""
+    free = (seed for seed in range(TUNING_SEED, TUNING_SEED + study.tune_seeds + len(study.seeds) + 1))
+    return [seed for seed in free if seed not in study.seeds][: study.tune_seeds]
+
+
+def tune(study: Study, folder: Path, run: Run) -> tuple[dict[Place, dict[str, Any]], list[Trial]]:
+    """The best values for each algorithm in each setting, and all that was tried."""
+    apart = dataclasses.replace(study, seeds=tuple(seeds(study)))
+    left: dict[Place, list[dict[str, Any]]] = {}
+    cells: dict[tuple[Place, int], list[Cell]] = {}  # by place and candidate's number, one a seed
+    count = len(study.candidates(study.algorithms[0].label))
+    for number in range(count):
+        choice = {c.label: study.candidates(c.label)[number] for c in study.algorithms}
+        everywhere = {(cell.algorithm, cell.setting): choice[cell.algorithm] for cell in apart.cells()}
+        for cell in apart.cells(everywhere):
+            cells.setdefault(((cell.algorithm, cell.setting), number), []).append(cell)
+            left.setdefault((cell.algorithm, cell.setting), study.candidates(cell.algorithm))
+    alive = {place: list(range(count)) for place in left}
+    trials: list[Trial] = []
+    total = {place: cells[place, 0][0].experiment.run.rounds for place in left}
+    steps = max(len(rungs(count, rounds)) for rounds in total.values())
+    for rung in range(steps):
+        jobs: dict[tuple[Place, int], list[Job]] = {}
+        for place, numbers in alive.items():
+            ladder = rungs(count, total[place])
+            if rung < len(ladder):
+                for number in numbers:
+                    tried = ", ".join(f"{name}={value}" for name, value in left[place][number].items())
+                    jobs[place, number] = [_job(cell, folder, ladder[rung], tried) for cell in cells[place, number]]
+        failed = run(f"tuning, rung {rung + 1} of {steps}", [job for each in jobs.values() for job in each])
+        for place, numbers in alive.items():
+            ladder = rungs(count, total[place])
+            if rung >= len(ladder):
+                continue
+            scored = [(number, *_score(study, jobs[place, number], failed)) for number in numbers]
+            metric = next((name for _, _, name in scored if name), study.metric or "accuracy")
+            sign = -1.0 if higher_is_better(metric) else 1.0
+            order = sorted(scored, key=lambda each: math.inf if each[1] is None else sign * each[1])
+            last = rung == len(ladder) - 1
+            kept = [number for number, _, _ in order[: 1 if last else math.ceil(len(order) / 2)]]
+            for number, score, _ in scored:
+                values = left[place][number]
+                won = last and number in kept
+                trials.append(Trial(*place, values, rung + 1, ladder[rung], score, number in kept, metric,
+                                    won and at_edge(left[place], values)))  # fmt: skip
+            alive[place] = sorted(kept)
+    return {place: left[place][numbers[0]] for place, numbers in alive.items()}, trials
+
+
+def _job(cell: Cell, folder: Path, rounds: int, tried: str) -> Job:
+    """A candidate's run up to a rung; the folder is the same at every rung."""
+    key = key_of(cell.experiment, without=("run.rounds",))
+    run = {**cell.tree["run"], "rounds": rounds}
+    shorter = dataclasses.replace(cell, tree={**cell.tree, "run": run})
+    return Job(
+        f"{cell.algorithm}, {cell.setting}, {tried}", cell.algorithm, shorter.experiment, folder / "trials" / key
+    )
+
+
+def _score(study: Study, jobs: Sequence[Job], failed: dict[Path, str]) -> tuple[float | None, str | None]:
+    """A candidate's mean score over seeds at the end of a rung, and what it is of; None where a run failed or its
+    metric is no number."""
+    found: list[float] = []
+    metric = None
+    for job in jobs:
+        history = [] if job.run_dir in failed else Store(job.run_dir).history()
+        lines = [line for line in history if line["round"] <= job.rounds and "loss" in line]
+        plain = study.metric or ("accuracy" if any("accuracy" in line for line in lines) else "loss")
+        own = f"party_{plain}_mean"
+        metric = own if any(own in line for line in lines) else plain
+        last = lines[-LAST:]
+        values = [float(line[metric]) for line in last if line.get(metric) is not None]
+        if not values or len(values) < len(last):
+            return None, metric if lines else None
+        found.append(math.fsum(values) / len(values))
+    return math.fsum(found) / len(found), metric
+
+
+def at_edge(candidates: Sequence[dict[str, Any]], values: dict[str, Any]) -> bool:
+    """Whether a number among the values is the least or the greatest that was tried."""
+    for name, value in values.items():
+        tried = {candidate[name] for candidate in candidates if type(candidate[name]) in (int, float)}
+        if len(tried) > 1 and value in (min(tried), max(tried)):
+            return True
+    return False

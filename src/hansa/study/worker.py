@@ -1,0 +1,109 @@
+"""A worker process of a study: does one run after another, tells how they go, and dies with its parent.
+
+It reads a run a line from standard input, as JSON, and writes what happens to standard output, as JSON lines. Where the
+input ends, its parent is gone, however that came, and it ends at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hansa.core.determinism import threads
+from hansa.core.errors import HansaError
+from hansa.data.dataset import Data
+from hansa.run.config import Experiment, load_data, parse
+from hansa.run.simulate import simulate
+from hansa.run.store import EXPERIMENT
+
+TOLD = 0.2  # seconds between two messages about the rounds of a run, at least
+Watch = Callable[[int], None]
+
+
+class Loader:
+    """Data sets, each loaded once as long as the next run needs the same."""
+
+    def __init__(self) -> None:
+        self._key: tuple[str, str | None, str] | None = None
+        self._data: Data | None = None
+
+    def __call__(self, experiment: Experiment) -> Data | None:
+        """The experiment's data set; None where its parties have files of their own."""
+        table = experiment.task
+        if table.dataset is None:
+            return None
+        key = (json.dumps(table.dataset, sort_keys=True), table.data_dir, experiment.folder)
+        if key != self._key:
+            self._data = None  # before the next is there
+            self._data, self._key = load_data(experiment), key
+        return self._data
+
+
+def run_one(tree: dict[str, Any], place: str, run_dir: Path, load: Loader, watch: Watch | None = None) -> None:
+    """Do a run, or go on with it where its folder holds a part of it. One process and one thread: its bits do not
+    depend on how many others run beside it."""
+    experiment = parse(tree, place)
+    last = 0.0
+
+    def on_round(line: dict[str, Any]) -> None:
+        nonlocal last
+        if watch is not None and time.monotonic() - last >= TOLD:
+            last = time.monotonic()
+            watch(line["round"])
+
+    with threads(1):
+        simulate(experiment.algorithm, experiment.build_task(load(experiment)), run_dir=run_dir,
+                 resume=(run_dir / EXPERIMENT).exists(), on_round=on_round, alone=True,
+                 experiment={"tree": tree, "folder": str(Path(place).resolve())}, **experiment.settings())  # fmt: skip
+
+
+def sentence(error: BaseException) -> str:
+    """Why a run could not be done."""
+    return str(error) if isinstance(error, HansaError) else f"{type(error).__name__}: {error}"
+
+
+def main() -> None:
+    """Work until the parent says no more, or is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, who ends this process
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what a run prints goes to the log
+
+    def tell(message: dict[str, Any]) -> None:
+        out.write(json.dumps(message) + "\n")
+        out.flush()
+
+    work: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            work.put(json.loads(line))
+        os._exit(0)
+
+    threading.Thread(target=listen, daemon=True).start()
+    setup, load = work.get(), Loader()
+    sys.path[:] = setup["path"]
+    for module in setup["modules"]:
+        importlib.import_module(module)
+    while True:
+        job = work.get()
+        try:
+            run_one(job["tree"], job["place"], Path(job["run_dir"]), load, lambda done: tell({"round": done}))
+            tell({"done": True})
+        except (Exception, SystemExit) as error:
+            if not isinstance(error, HansaError):
+                traceback.print_exc()
+            tell({"failed": sentence(error)})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Tracking: what a run tells of itself as it goes on, to the console, a file, TensorBoard or MLflow.
+
+Tracking is no part of a run: it changes no bit of it, and a tracker that fails, or hangs, neither stops nor slows it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hansa.track.session import Session, begin, remembered, track_folder
+    from hansa.track.study import StudySession, track_study
+    from hansa.track.tracker import About, Log, Tracker, trackers
+
+# Imported when asked for: a tracker's own process needs none of what a run needs.
+_HOMES = {
+    "About": "tracker",
+    "Log": "tracker",
+    "Session": "session",
+    "StudySession": "study",
+    "Tracker": "tracker",
+    "begin": "session",
+    "remembered": "session",
+    "track_folder": "session",
+    "track_study": "study",
+    "trackers": "tracker",
+}
+
+__all__ = [
+    "About",
+    "Log",
+    "Session",
+    "StudySession",
+    "Tracker",
+    "begin",
+    "remembered",
+    "track_folder",
+    "track_study",
+    "trackers",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"hansa.track.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'hansa.track' has no attribute {name!r}")

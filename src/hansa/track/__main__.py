@@ -1,0 +1,3 @@
+from hansa.track.apart import main
+
+main()

@@ -1,0 +1,79 @@
+"""Events as JSON lines in a file of the user's choosing."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from hansa.core.registry import register
+from hansa.track.tracker import About, Line, Log, Say, Tracker, params, tags
+
+DEFAULT = "runs/events.jsonl"
+
+
+@register("jsonl")
+@dataclass(frozen=True)
+class JsonLines(Tracker):
+    """One line an event (start, round, finish, fail), each with the run's name and mark; by default in
+    runs/events.jsonl. Several runs may share a file. A line is there whole or not at all."""
+
+    path: str = DEFAULT
+    takes: ClassVar[str | None] = "path"
+
+    def open(self, about: About, state: dict[str, Any], say: Say) -> Log:
+        return JsonLinesLog(Path(state.get("path") or Path(self.path).resolve()), about)
+
+
+class JsonLinesLog(Log):
+    def __init__(self, path: Path, about: About) -> None:
+        self.path, self.about, self.state = path, about, {"path": str(path)}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._last = -1
+        for event in self._before():
+            if event.get("mark") == about.mark:
+                self._last = max(self._last, event.get("round", 0))
+        if self._last < 0:
+            self._write({"event": "start", "params": params(about), "tags": tags(about)})
+            self._last = 0
+
+    def _before(self) -> list[dict[str, Any]]:
+        """What is there; a line that a kill cut short is cut off."""
+        if not self.path.exists():
+            return []
+        found, whole = [], 0
+        with open(self.path, "rb") as file:
+            for line in file:
+                if not line.endswith(b"\n"):
+                    os.truncate(self.path, whole)
+                    break
+                whole += len(line)
+                found.append(json.loads(line))
+        return found
+
+    def _write(self, *events: dict[str, Any]) -> None:
+        about = {"run": self.about.run, "mark": self.about.mark, "time": round(time.time(), 3)}
+        data = b"".join(json.dumps({**about, **event}).encode() + b"\n" for event in events)
+        with open(self.path, "ab", buffering=0) as file:
+            before = file.tell()
+            try:
+                if file.write(data) != len(data):
+                    raise OSError("the disk is full")
+            except BaseException:
+                file.truncate(before)
+                raise
+
+    def rounds(self, lines: list[Line]) -> None:
+        new = [line for line in lines if line["round"] > self._last]
+        if new:
+            self._write(*({"event": "round", **line} for line in new))
+            self._last = new[-1]["round"]
+
+    def finish(self, summary: dict[str, Any], folder: str) -> None:
+        self._write({"event": "finish", "summary": summary})
+
+    def fail(self, reason: str) -> None:
+        self._write({"event": "fail", "reason": reason})

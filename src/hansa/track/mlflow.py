@@ -1,0 +1,222 @@
+"""MLflow: parameters, metrics round by round, tags, files, and the final model, registered so that it can be served."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, ClassVar
+
+from hansa.core.errors import ConfigError, HansaError
+from hansa.core.registry import register
+from hansa.track.tracker import About, Line, Log, Say, Tracker, draw_partition, numbers, params, tags
+
+DATABASE = "runs/mlflow.db"
+MARK = "replies"  # a metric that every round has
+KEY, VALUE, TAG = 250, 6000, 5000  # characters of a parameter's name, of its value, and of a tag's, at most
+STUDY = (".html", ".md", ".csv", ".toml", ".png", ".svg")  # of a study's files, those that are logged
+PARAMS, METRICS = 100, 900  # in one request, at most (MLflow takes 1,000 metrics)
+MODEL = ("model.safetensors", "model.json", "personal.safetensors")  # as a run's folder has them
+FILES = ("report.html", "experiment.json", "metrics.jsonl", "summary.json", *MODEL[:2])
+PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}  # the events are tried again
+# Errors that another attempt would not cure.
+FINAL = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "PERMISSION_DENIED", "UNAUTHENTICATED", "ENDPOINT_NOT_FOUND",
+         "RESOURCE_ALREADY_EXISTS", "FEATURE_DISABLED", "NOT_IMPLEMENTED")  # fmt: skip
+
+
+@register("mlflow")
+@dataclass(frozen=True)
+class MLflow(Tracker):
+    """A run of an MLflow experiment. `uri` is any tracking URI; by default MLFLOW_TRACKING_URI, or else the SQLite
+    database runs/mlflow.db with the files beside it. `experiment` is by default the experiment's name. The final model
+    is registered as `model`, by default under the experiment's name; with `model = ""` it is not. After the run it may
+    take `wait` seconds, at most, to deliver what is left."""
+
+    uri: str | None = None
+    experiment: str | None = None
+    model: str | None = None
+    wait: float = 60.0
+    apart: ClassVar[bool] = True
+    needs: ClassVar[str | None] = "mlflow"
+    takes: ClassVar[str | None] = "uri"
+
+    def __post_init__(self) -> None:
+        if not self.wait > 0:
+            raise ConfigError(f"wait must be positive, got {self.wait}")
+
+    def open(self, about: About, state: dict[str, Any], say: Say) -> Log:
+        uri = state.get("uri") or self.uri or os.environ.get("MLFLOW_TRACKING_URI")
+        return MLflowLog(self, uri or f"sqlite:///{Path(DATABASE).resolve()}", about, state, say)
+
+
+class MLflowLog(Log):
+    def __init__(self, tracker: MLflow, uri: str, about: About, state: dict[str, Any], say: Say) -> None:
+        for name, value in PATIENCE.items():
+            os.environ.setdefault(name, value)
+        import mlflow
+        from mlflow import MlflowClient
+
+        self.tracker, self.about, self._say = tracker, about, say
+        self.experiment = _plain(tracker.experiment or about.experiment)
+        self._uri = uri
+        database = re.fullmatch(r"sqlite:///(.+)", uri)
+        if database:
+            Path(database[1]).resolve().parent.mkdir(parents=True, exist_ok=True)
+        mlflow.set_tracking_uri(uri)
+        self._client = MlflowClient(uri)
+        files = Path(database[1]).resolve().with_suffix("").as_uri() if database else None
+        self.run = self._client.get_run(state["run"]) if "run" in state else self._found_or_made(files)
+        self.state = {**state, "uri": uri, "run": self.run.info.run_id}
+        self._last = self._told()
+        known = self.run.data.params
+        self._log_params({k: v for k, v in params(about).items() if _key(k) not in known})
+        self._client.update_run(self.run.info.run_id, status="RUNNING")
+
+    def _found_or_made(self, files: str | None) -> Any:
+        """The run; one whose making was not answered is found again by its mark."""
+        client, about = self._client, self.about
+        found = client.get_experiment_by_name(self.experiment)
+        if found is None:
+            place = None if files is None else f"{files}/{re.sub(r'[^A-Za-z0-9_.-]', '_', self.experiment)}"
+            id = client.create_experiment(self.experiment, artifact_location=place)
+        else:
+            id = found.experiment_id
+        made = client.search_runs([id], f"tags.`hansa.mark` = '{about.mark}'", max_results=1)
+        if made:
+            return made[0]
+        labels = {k: v[:TAG] for k, v in tags(about).items()} | {"hansa.mark": about.mark}
+        if about.parent is not None:
+            labels["mlflow.parentRunId"] = about.parent["run"]
+        run = client.create_run(id, start_time=int(time.time() * 1000), tags=labels, run_name=about.run)
+        self._say(f"run {about.run} of experiment {self.experiment}: {run.info.run_id}")
+        return run
+
+    def _told(self) -> int:
+        """The last round that is there."""
+        if MARK not in self.run.data.metrics:
+            return 0
+        return max(metric.step for metric in self._client.get_metric_history(self.run.info.run_id, MARK))
+
+    def _log_params(self, found: dict[str, str]) -> None:
+        from mlflow.entities import Param
+
+        listed = [Param(_key(name), value[:VALUE]) for name, value in found.items() if value]
+        for at in range(0, len(listed), PARAMS):
+            self._client.log_batch(self.run.info.run_id, params=listed[at : at + PARAMS])
+
+    def rounds(self, lines: list[Line]) -> None:
+        from mlflow.entities import Metric
+
+        began = self.run.info.start_time  # times follow from the run's own: an event that comes twice is the same twice
+        batch: list[Metric] = []
+        for line in lines:
+            if line["round"] <= self._last:
+                continue
+            found, at = numbers(line), began + int(1000 * line.get("seconds", 0.0))
+            if len(batch) + len(found) > METRICS:
+                self._client.log_batch(self.run.info.run_id, metrics=batch)
+                batch = []
+            batch += [Metric(_key(name), value, at, line["round"]) for name, value in found.items()]
+        if batch:
+            self._client.log_batch(self.run.info.run_id, metrics=batch)
+        self._last = max(self._last, lines[-1]["round"])
+
+    def finish(self, summary: dict[str, Any], folder: str) -> None:
+        id, place = self.run.info.run_id, Path(folder)
+        with tempfile.TemporaryDirectory() as scratch:
+            for path in self._files(place, Path(scratch)):
+                self._client.log_artifact(id, str(path))
+        if self.about.study and (place / "plots").is_dir():
+            self._client.log_artifacts(id, str(place / "plots"), "plots")
+        if summary.get("stopped"):
+            self._client.set_tag(id, "hansa.stopped", str(summary["stopped"])[:TAG])
+        if self.about.parent is None and not self.about.study and self.tracker.model != "":
+            self._log_model(place)
+        self._client.set_terminated(id, "FINISHED")
+
+    def _files(self, folder: Path, scratch: Path) -> Iterator[Path]:
+        """The files of a run; a study brings its own."""
+        if self.about.study:
+            yield from sorted(path for path in folder.iterdir() if path.is_file() and path.suffix in STUDY)
+            return
+        if self.about.parent is None and not (folder / "report.html").exists():
+            from hansa.run.report import run_report
+
+            run_report(folder)
+        yield from (folder / name for name in FILES if (folder / name).exists())
+        picture = scratch / "partition.png"
+        if draw_partition(self.about, str(picture)):
+            yield picture
+
+    def _log_model(self, folder: Path) -> None:
+        """Log and register the model; where it cannot be served, say why and leave it at its file."""
+        if "model" in self.state:
+            return
+        from mlflow.exceptions import MlflowException
+
+        name = _plain(self.tracker.model or self.experiment)
+        try:
+            self.state["model"] = self._registered(folder, name)
+        except (HansaError, MlflowException) as error:
+            if isinstance(error, MlflowException) and error.error_code not in FINAL:
+                raise
+            first = str(error).splitlines()[0]
+            self._say(f"the model is not registered (its file is with the run): {first}")
+            return
+        self._say(f"the model is registered as {self.state['model']}")
+
+    def _registered(self, folder: Path, name: str) -> str:
+        import mlflow
+
+        from hansa.run.saved import load
+        from hansa.track import served
+
+        beside = (self.about.record.get("experiment") or {}).get("folder") or "."
+        with tempfile.TemporaryDirectory() as scratch:
+            files = Path(scratch) / "hansa"
+            files.mkdir()
+            for each in MODEL:
+                if (folder / each).exists():
+                    shutil.copy(folder / each, files / each)
+            model = load(files, beside)
+            if model.personal and not model.memories:
+                raise ConfigError("each party has a model of its own, and they are not here, or too large")
+            example = served.example(model.about)
+            signature = served.signature(model, example)
+            with mlflow.start_run(run_id=self.run.info.run_id):
+                logged = mlflow.pyfunc.log_model(
+                    name="model", python_model=str(Path(served.__file__).with_name("pyfunc.py")),
+                    artifacts={"hansa": str(files)}, signature=signature, input_example=example,
+                    code_paths=served.code_of(model.about, beside), registered_model_name=name,
+                    pip_requirements=[f"{package}=={version(package)}" for package in ("mlflow", "torch", "numpy")]
+                    + [f"hansa=={served.VERSION}"],
+                )  # fmt: skip
+        return f"models:/{name}/{logged.registered_model_version}"
+
+    def fail(self, reason: str) -> None:
+        id = self.run.info.run_id
+        self._client.set_tag(id, "hansa.failed", reason[:TAG])
+        self._client.set_terminated(id, "KILLED" if reason == "interrupted" else "FAILED")
+
+    def close(self) -> None:
+        import mlflow
+
+        with contextlib.suppress(Exception):
+            mlflow.end_run()
+
+
+def _key(name: str) -> str:
+    """A name as MLflow takes it."""
+    return re.sub(r"[^\w\-. /]", "_", name)[:KEY]
+
+
+def _plain(name: str) -> str:
+    """A name that can be part of a models:/ URI."""
+    return re.sub(r"[/:\\]", "_", name)

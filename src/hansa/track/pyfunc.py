@@ -1,0 +1,24 @@
+"""What MLflow runs, in a process of its own, to serve a model (its "models from code"): it goes with every model."""
+
+from typing import Any
+
+import mlflow
+import torch
+from mlflow.pyfunc import PythonModel
+
+
+class HansaModel(PythonModel):  # type: ignore[misc]
+    """The final model of a run; samples are prepared as in training."""
+
+    def load_context(self, context: Any) -> None:
+        from hansa.run.saved import load
+
+        self.model = load(context.artifacts["hansa"])
+
+    def predict(self, context: Any, model_input: Any, params: dict[str, Any] | None = None) -> Any:
+        party = int((params or {}).get("party", 0)) if self.model.personal else None
+        with torch.no_grad():
+            return self.model.predict(model_input, party=party).cpu().numpy()
+
+
+mlflow.models.set_model(HansaModel())
