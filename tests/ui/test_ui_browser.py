@@ -405,6 +405,7 @@ def test_the_page_stays_after_the_end_where_that_is_wanted_and_leads_to_the_repo
     link.click()
     expect(page.locator("h1").first).to_be_visible()
     assert page.url.endswith("/report") and page.locator("img").count() > 0
+    assert page.evaluate("origin") == "null", "it is kept apart from the page"
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=20) == 0
     sight.close()

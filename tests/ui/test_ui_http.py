@@ -471,7 +471,7 @@ def test_an_experiment_that_may_not_be_started_here_gets_a_sentence(league: Leag
 
 
 def test_a_function_that_loads_data_is_never_called(league: League, tmp_path: Path) -> None:
-    text = '[task]\ndataset = "os:abort"\nmodel = "logistic"'
+    text = '[task]\ndataset = "os:getcwd"\nmodel = "logistic"'
     status, data = post(league, "/start", {"name": "x", "experiment": text})
     assert status == 400 and "a function cannot be named" in data["error"]
     status, data = post(league, "/start", {"name": "../x", "experiment": EXPERIMENT.format(rounds=1)})

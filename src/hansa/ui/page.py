@@ -37,7 +37,11 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
 )
-REPORT = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; frame-ancestors 'none'; sandbox"
+# A report brings a stricter policy of its own, for its script and its style; here it is kept apart from the page.
+REPORT = (
+    "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'; frame-ancestors 'none'; "
+    "sandbox allow-scripts"
+)
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Frame-Options": "DENY",
