@@ -68,7 +68,7 @@ setup: $(READY)
 extras: $(EXTRAS)
 
 docs: $(EXTRAS)
-	@$(BIN)/mkdocs build --strict --quiet && echo "site/index.html"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 demo: $(READY)
 	@$(BIN)/hansa demo $(DEMO_ARGS)
