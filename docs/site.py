@@ -44,6 +44,8 @@ PACKAGES = {
     "hansa.adversary": "hostile parties, in simulation",
     "hansa.data": "data sets, partitions, files",
     "hansa.models": "a small zoo",
+    "hansa.study": "algorithms compared",
+    "hansa.track": "what a run tells of itself as it goes on",
     "hansa.testing": "what every algorithm must pass",
 }
 

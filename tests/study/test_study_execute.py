@@ -87,8 +87,9 @@ def test_cells_that_say_the_same_in_other_words_are_one_run(tmp_path: Path) -> N
     assert results.outcomes[0].run_dir == results.outcomes[1].run_dir
 
 
-def test_a_run_moved_from_this_process_to_a_worker_keeps_its_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("resumed", [False, True], ids=["by the study", "by hansa resume"])
+def test_a_run_that_goes_on_elsewhere_keeps_its_bits(
+    resumed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cell = study(tmp_path / "one", seeds=1).cells()[0]
 
@@ -105,7 +106,10 @@ def test_a_run_moved_from_this_process_to_a_worker_keeps_its_bits(
     here.work(left, watch, failed)
     monkeypatch.undo()
     assert paused and len(left) == 1 and not left[0].done() and not failed
-    Here().work(left, watch, failed)
+    if resumed:
+        hansa.resume(tmp_path / "moved")
+    else:
+        Here().work(left, watch, failed)
     Here().work([job("whole")], watch, failed)
     assert not failed
     assert (tmp_path / "moved" / MODEL).read_bytes() == (tmp_path / "whole" / MODEL).read_bytes()

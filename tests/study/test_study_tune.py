@@ -75,6 +75,21 @@ def test_a_rung_goes_on_from_the_checkpoint_of_the_one_before(tmp_path: Path) ->
         assert len(first) == 2 and len(second) == 4 and second[:2] == first  # the very rounds, not done again
 
 
+def test_a_longer_study_goes_on_with_the_trials_of_a_shorter_one(tmp_path: Path) -> None:
+    ran: list[Path] = []
+
+    def run(title: str, jobs: Sequence[Job]) -> dict[Path, str]:
+        ran.extend(job.run_dir for job in jobs if not job.done())
+        return Here().run(title, jobs, Silence())
+
+    short = study(tune={"local.lr": [0.01, 0.3]}, algorithms=["fedavg"])
+    tune.tune(short, tmp_path, run)
+    longer = parse_study({**short.tree, "run": {"rounds": 12}}, "tuned")
+    tune.tune(longer, tmp_path, run)
+    assert len(ran) == 4 and len(set(ran)) == 2
+    assert {len(Store(path).history()) for path in ran} == {6}
+
+
 def test_scores_are_means_of_the_last_evaluations_and_ties_go_to_the_first(tmp_path: Path) -> None:
     same = {"fusion.uniform": [True, False]}  # parties are of one size, so that both are one method
     found, trials = tune.tune(

@@ -1,84 +1,11 @@
-"""A real MLflow server, one for all tests that want one, which can be killed and started again."""
+"""One MLflow server for all tests that want one."""
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
-
-
-def answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5) as reply:
-            return bool(reply.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
-
-
-class Process:
-    """A command with all that it starts."""
-
-    def __init__(self, command: list[str], log: Path, **environment: str) -> None:
-        self._log = log
-        with open(log, "ab") as file:
-            self.process = subprocess.Popen(
-                command, stdout=file, stderr=file, start_new_session=True, env={**os.environ, **QUIET, **environment}
-            )
-
-    def wait_for(self, url: str) -> None:
-        for _ in range(1200):
-            if answers(url):
-                return
-            if self.process.poll() is not None:
-                break
-            time.sleep(0.1)
-        pytest.fail(f"{url} does not answer:\n{self._log.read_text()[-2000:]}")
-
-    def kill(self) -> None:
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-
-class Server:
-    """`mlflow server` over SQLite."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.port = folder, free_port()
-        self.uri = f"http://127.0.0.1:{self.port}"
-        self._running: Process | None = None
-
-    def start(self) -> None:
-        command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{self.folder}/m.db",
-                   "--artifacts-destination", f"{self.folder}/files", "--port", str(self.port),
-                   "--workers", "1"]  # fmt: skip
-        self._running = Process(command, self.folder / "server.log")
-
-    def ready(self) -> None:
-        assert self._running is not None
-        self._running.wait_for(f"{self.uri}/health")
-
-    def kill(self) -> None:
-        if self._running is not None:
-            self._running.kill()
-        self._running = None
+from mlflow_process import Server
 
 
 @pytest.fixture(scope="session")

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 import torch
+from mlflow_process import Process, Server, free_port
 from small_runs import experiment_file, run, untimed
 
 import hansa
-from conftest import Process, Server, free_port
 from hansa.run.config import read
 from hansa.run.resume import execute, resume
 from hansa.track import track_folder
@@ -160,7 +160,7 @@ def test_a_served_model_answers_as_the_run_itself_predicts(mlflow_server: Server
     served = Process(command, tmp_path / "serve.log", MLFLOW_TRACKING_URI=mlflow_server.uri)
     try:
         served.wait_for(f"http://127.0.0.1:{port}/ping")
-        x = result.training.holdings.train.x[:7]  # as the run got them, before they are prepared
+        x = given.build_task().parties[3][0][:7]  # as they are, before they are prepared
         body = json.dumps({"inputs": [[None if v != v else v for v in row] for row in x.tolist()]})
         request = urllib.request.Request(f"http://127.0.0.1:{port}/invocations", body.encode(),
                                          {"Content-Type": "application/json"})  # fmt: skip
@@ -178,11 +178,13 @@ def test_sqlite_is_the_default_and_a_partys_own_model_is_served_by_number(
     monkeypatch.chdir(tmp_path)
     path = experiment_file(tmp_path)
     given = read(path, {"algorithm": "fedper", "task.model": "2nn", "task.party_test": 0.2})
-    command = [sys.executable, "-m", "hansa.cli", "run", str(path), "--track", "mlflow", "--set", "algorithm=fedper",
-               "--set", "task.model=2nn", "--set", "task.party_test=0.2", "--out", "run"]  # fmt: skip
+    command = [sys.executable, "-m", "hansa.cli", "run", str(path), "--set", "algorithm=fedper",
+               "--set", "task.model=2nn", "--set", "task.party_test=0.2", "--out", "run",
+               "--set", "track.mlflow.wait=300"]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert "models:/small/1" in done.stdout and (tmp_path / "runs" / "mlflow.db").exists()
+    assert "models:/small/1" in done.stdout, done.stdout
+    assert (tmp_path / "runs" / "mlflow.db").exists()
     assert not (tmp_path / "mlruns").exists() and not (tmp_path / "mlflow.db").exists()
     result = execute(given, tmp_path / "again")
     (files,) = (tmp_path / "runs" / "mlflow" / "small" / "models").glob("*/artifacts")

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow_process import Server
 
-from conftest import Server
 from hansa.study.perform import perform
 from hansa.study.spec import parse_study, read_study
 from hansa.track import track_study

@@ -94,6 +94,7 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
         solver = getattr(algorithm, "local", None)
         work = Work(run.rounds, run.size(len(holdings)), solver) if isinstance(solver, LocalSolver) else None
         before = store.experiment()["plan"] if store is not None and resume else {}
+        alone = alone or before.get("lanes") == 1  # as it was begun
         engine = pick_engine(run.engine, objective, holdings, run.seed, work, before.get("engine"), alone)
         if isinstance(engine, StackedEngine):
             long = before.get("compiled", run.rounds >= COMPILED_ROUNDS)

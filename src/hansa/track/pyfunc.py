@@ -15,7 +15,7 @@ class HansaModel(PythonModel):  # type: ignore[misc]
 
         self.model = load(context.artifacts["hansa"])
 
-    def predict(self, context: Any, model_input: Any, params: dict[str, Any] | None = None) -> Any:
+    def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def] # MLflow reads the types
         party = int((params or {}).get("party", 0)) if self.model.personal else None
         with torch.no_grad():
             return self.model.predict(model_input, party=party).cpu().numpy()
