@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from hansa.core.errors import ConfigError
+from hansa.run.showing import Showing
 from hansa.ui import folder
 from hansa.ui.events import KEPT, LISTENERS, RECENT, ROUNDS, WAITING, Board, Listener, shown
 from hansa.ui.folder import RunFolder
@@ -178,3 +183,24 @@ def test_the_names_in_a_runs_folder_are_those_that_the_run_gives_them() -> None:
     from hansa.run import store
 
     assert (folder.METRICS, folder.EXPERIMENT, folder.REPORT) == (store.METRICS, store.EXPERIMENT, store.REPORT)
+
+
+def test_a_port_that_is_taken_gets_a_sentence_and_leaves_no_process(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
+            Showing(tmp_path, port)
+    with pytest.raises(ConfigError, match=r"0\.\.65535"):
+        Showing(tmp_path, 65536)
+
+
+def test_a_page_that_was_killed_does_not_stop_the_run(tmp_path: Path) -> None:
+    seen: list[dict[str, Any]] = []
+    with Showing(tmp_path) as page:
+        watch = page.watching(seen.append)
+        watch(line(1))
+        page._process.kill()
+        page._process.wait()
+        watch(line(2))
+        page.ended("finished")
+    assert [each["round"] for each in seen] == [1, 2]
