@@ -145,6 +145,7 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
                 session.fail("interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or repr(error))
             raise
         finally:
+            training.on_round = None  # it refers to the training: a circle would keep all data until a collection
             engine.close()
             if bar is not None:
                 bar.close()

@@ -43,6 +43,17 @@ class Name:
     name: str
 
 
+def _filled(value: Any, previous: Tensor, weights: Mapping[str, Tensor]) -> Any:
+    """An argument of a call, with what it stands for in its place."""
+    if value is _PREVIOUS:
+        return previous
+    if value is _ROWS:
+        return len(previous)
+    if isinstance(value, Name):
+        return weights[value.name]
+    return type(value)(_filled(v, previous, weights) for v in value) if isinstance(value, (tuple, list)) else value
+
+
 @dataclass(frozen=True)
 class Call:
     """One call of a model's forward pass."""
@@ -52,16 +63,8 @@ class Call:
     kwargs: dict[str, Any]
 
     def __call__(self, previous: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        def fill(value: Any) -> Any:
-            if value is _PREVIOUS:
-                return previous
-            if value is _ROWS:
-                return len(previous)
-            if isinstance(value, Name):
-                return weights[value.name]
-            return type(value)(map(fill, value)) if isinstance(value, (tuple, list)) else value
-
-        out: Tensor = self.func(*map(fill, self.args), **{name: fill(value) for name, value in self.kwargs.items()})
+        given = {name: _filled(value, previous, weights) for name, value in self.kwargs.items()}
+        out: Tensor = self.func(*(_filled(value, previous, weights) for value in self.args), **given)
         return out
 
     @property
