@@ -1,8 +1,8 @@
 """What the documentation's site has besides the pages of docs/ (a hook of MkDocs, see mkdocs.yml).
 
 - Pages outside docs/ that a page of docs/ links to or that the navigation names (benchmarks/RESULTS.md, SECURITY.md)
-  are taken into the site under their own paths, notebooks and source files as pages that show them. Links stay relative to the
-  repository, so that they hold on a code host too, and are turned into links of the site here.
+  are taken into the site under their own paths, notebooks and source files as pages that show them. Links stay
+  relative to the repository, so that they hold on a code host too, and are turned into links of the site here.
 - The reference: a page a package from its docstrings, and the command line from the commands themselves.
 """
 
