@@ -1,14 +1,15 @@
 """What the documentation's site has besides the pages of docs/ (a hook of MkDocs, see mkdocs.yml).
 
 - Pages outside docs/ that a page of docs/ links to or that the navigation names (benchmarks/RESULTS.md, SECURITY.md)
-  are taken into the site under their own paths, and source files as pages that show them. Links stay relative to the
-  repository, so that they hold on a code host too, and are turned into links of the site here.
+  are taken into the site under their own paths, notebooks and source files as pages that show them. Links stay
+  relative to the repository, so that they hold on a code host too, and are turned into links of the site here.
 - The reference: a page a package from its docstrings, and the command line from the commands themselves.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import pkgutil
 import posixpath
 import re
@@ -76,8 +77,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         if files.get_file_from_path(place) is not None:
             continue
         source = ROOT / path
-        if source.suffix == ".md":
-            text = source.read_text()
+        if source.suffix in (".md", ".ipynb"):
+            text = source.read_text() if source.suffix == ".md" else notebook(source, path)
             files.append(File.generated(config, place, content=text))
             waiting += [found for found in targets(text, path) if not found.startswith("docs/")]
         elif place.endswith(".md"):
@@ -101,6 +102,16 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"{link['start']}{place}{link['anchor'] or ''}"
 
     return outside_fences(markdown, lambda text: LINK.sub(turned, text))
+
+
+def notebook(source: Path, path: str) -> str:
+    """A notebook's cells as Markdown; outputs are not stored in it."""
+    parts = [f"*The notebook `{path}`, to be opened in Jupyter: outputs are made where it runs.*"]
+    for cell in json.loads(source.read_text())["cells"]:
+        text = "".join(cell["source"])
+        parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+    parts[0], parts[1] = parts[1], parts[0]  # the title comes first
+    return "\n\n".join(parts) + "\n"
 
 
 def outside_fences(markdown: str, change: Any) -> str:
@@ -130,6 +141,8 @@ def targets(markdown: str, here: str) -> Iterator[str]:
 
 def repository_path(src_uri: str) -> str:
     """Where a page of the site lies in the repository."""
+    if src_uri.endswith(".ipynb.md"):
+        return src_uri.removeprefix("source/").removesuffix(".md")
     return f"docs/{src_uri}" if (ROOT / "docs" / src_uri).is_file() else src_uri
 
 

@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "models": {"core", "models"},
     "data": {"core", "data"},
     "sim": {"core", "local", "sim"},
+    "ui": {"core", "ui"},
 }
 RUNTIMES = {"sim", "net"}
 PICK_A_RUNTIME = {"cli", "run", "testing.py", "testing"}

@@ -66,4 +66,6 @@ def test_files_outside_docs_are_pages_of_the_site(site: Path) -> None:
     for path in ("benchmarks/RESULTS.html", "benchmarks/reproduce/index.html", "SECURITY.html", "CHANGELOG.html",
                  "deploy/index.html", "source/src/hansa/algorithms/fedavg.py.html"):  # fmt: skip
         assert (site / path).is_file(), path
+    notebook = (site / "source/examples/notebooks/01-first-steps.ipynb.html").read_text()
+    assert '<h1 id="first-steps">First steps' in notebook and 'href="02-compare.ipynb.html"' in notebook
     assert 'href="../source/src/hansa/bayes/naive.py.html"' in (site / "howto/own-algorithm.html").read_text()

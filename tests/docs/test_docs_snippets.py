@@ -50,6 +50,34 @@ def masked(text: str) -> list[str]:
     return [line for line in lines if not line.startswith("engine ")]
 
 
+def test_the_table_of_the_readme_is_that_of_the_page_and_of_the_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The study takes too long to be done here: its labels, columns and notes are those of the command's own table."""
+    from hansa.cli.compare import print_results
+    from hansa.study import Outcome, Results, read_study
+
+    shown = [
+        block.text
+        for page in ("README.md", "docs/compare.md")
+        for block in blocks(ROOT / page)
+        if block.text.startswith("dirichlet:0.3\n")
+    ]
+    assert len(shown) == 2 and shown[0] == shown[1]
+    study = read_study(ROOT / "examples/compare-digits.toml")
+    history = [{"round": 1, "accuracy": 0.95, "loss": 0.1, "bytes_up": 10, "bytes_down": 10, "simulated_seconds": 1.0,
+                "party_accuracy_worst_tenth": 0.8}]  # fmt: skip
+    summary = {"bytes_up": 10, "bytes_down": 10, "seconds": 1.0, "simulated_seconds": 1.0}
+    results = Results(study, [Outcome(cell, history, summary) for cell in study.cells()], [])
+    monkeypatch.setenv("COLUMNS", "80")
+    print_results(results, [Path("runs/compare-digits/report.html")], as_json=False)
+    printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    figures = [line for line in shown[0].splitlines() if line[:2] not in ("* ", "~ ") or line.startswith("* best")]
+    assert [line for line in printed if line[:2] not in ("* ", "~ ") or line.startswith("* best")] == figures
+    names = [re.split(r" {2,}", line[2:])[0] for line in shown[0].splitlines() if "±" in line and "best" not in line]
+    assert {line[2:28].strip() for line in printed if "±" in line and "best" not in line} == set(names)
+
+
 def test_first_steps_show_what_is_really_printed(performed: dict[str, dict[str, Any]]) -> None:
     page = "docs/first-steps.md"
     found = list(blocks(ROOT / page))
@@ -76,7 +104,7 @@ EXPERIMENTS = [
     pytest.param(block.text, id=f"{named(page)}:{block.line}")
     for page in PAGES
     for block in blocks(page)
-    if block.language == "toml" and "task" in tomllib.loads(block.text)
+    if block.language == "toml" and {"task", "study"} & set(tomllib.loads(block.text))
 ]
 
 

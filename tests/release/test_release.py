@@ -53,6 +53,14 @@ def test_what_comes_on_top_of_the_lock_is_pinned_with_hashes_and_agrees_with_it(
     assert "://" not in text, "no registry is named"
 
 
+def test_files_of_the_package_that_are_no_python_are_named_for_the_wheel() -> None:
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["hansa"]
+    package = ROOT / "src" / "hansa"
+    others = {path for path in package.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    named = {path for pattern in patterns for path in package.glob(pattern)}
+    assert len(others) > 5 and others == named
+
+
 def test_the_extras_of_the_package_are_those_that_are_locked() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     asked = {line for line in (ROOT / "requirements" / "extras.in").read_text().splitlines() if line[:1].isalpha()}

@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_up import made_up
 from typer.testing import CliRunner
 
 import hansa
-from hansa.cli.compare import app
+from hansa.cli.compare import app, print_results
 from hansa.core.errors import ConfigError
 from hansa.local import SGD
 from hansa.run.config import read
+from hansa.run.display import human_bytes
 from hansa.study import Study, parse_study, read_study
 from hansa.study.perform import modules_of, named, perform, plain, tree_of
+from hansa.study.results import written
 from hansa.study.spec import lay
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -220,6 +223,21 @@ def test_a_report_is_made_anew_and_the_table_printed(tmp_path: Path) -> None:
     assert again.exit_code == 0 and (tmp_path / "one" / "report.html").exists()
     assert "fedprox" in again.output and "final accuracy" in again.output and "rounds to 0.1" in again.output
     assert "One seed: no intervals and no tests" in again.output
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80])
+def test_no_figure_of_the_table_is_cut_off_on_a_narrow_console(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    found = made_up(("fedavg", "scaffold", "fedyogi (server.lr=0.03)"), seeds=2, target=0.9)
+    print_results(found, [], as_json=False)
+    printed = capsys.readouterr().out
+    rows = found.table()
+    assert len(rows) > 3
+    for row in rows:
+        figures = (written(row["final_accuracy"], 3), written(row["worst_tenth"], 3), human_bytes(row["bytes_up"].mean))
+        assert all(figure in printed for figure in figures), row["algorithm"]
 
 
 @pytest.mark.parametrize(

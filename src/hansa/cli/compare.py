@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
@@ -221,8 +222,10 @@ def print_results(results: Results, written: Sequence[Path], as_json: bool) -> N
         typer.echo(json.dumps(as_tree(results, written)))
         return
     console = Console()
-    for table in tables(results):
-        console.print(table, highlight=False)
+    for table in tables(results):  # on a narrow console its lines are broken: a figure is never cut off
+        needed = Measurement.get(console, console.options.update(max_width=10_000), table).minimum
+        Console(width=max(needed, console.width)).print(table, highlight=False)
+        console.print()
     for line in notes(results):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     report = next((path for path in written if path.suffix == ".html"), None)
@@ -245,7 +248,7 @@ def tables(results: Results) -> Iterator[Table]:
     widest = max((len(row["algorithm"]) for row in rows), default=0) + 2
     for setting in results.settings:
         table = Table(
-            box=box.SIMPLE_HEAD, title=Text(setting, style="bold"), title_justify="left", pad_edge=False, padding=(0, 1)
+            box=box.SIMPLE_HEAD, title=Text(setting, style="bold"), title_justify="left", show_edge=False, padding=0
         )
         table.add_column("  algorithm", overflow="fold", min_width=min(widest, 20))
         for name in shown:
@@ -262,6 +265,8 @@ def tables(results: Results) -> Iterator[Table]:
                 else:
                     cells.append(written(found, 1 if "to_target" in name else 3))
             table.add_row(Text(f"{mark} {row['algorithm']}"), *cells, style="bold" if row["best"] else None)
+        for column in table.columns[1:]:
+            column.min_width = max(len(str(text)) for text in (column.header, *column.cells))
         yield table
 
 

@@ -28,9 +28,12 @@ KINDS = ("none", "real", "class")  # of targets; none where there is no sample
 @register("describe")
 @dataclass(frozen=True)
 class Describe(Op):
-    """Say how samples are shaped, of which kind the targets are and how many classes they name (0 for other targets),
-    whether the party has test samples of its own, and whether values are missing. Nothing of any sample is sent, nor
-    how many there are. Where the loss is known, it decides the kind."""
+    """Say how samples are shaped, and of which kind the targets are.
+
+    Also how many classes they name (0 for other targets), whether the party has test samples of its own, and whether
+    values are missing. Nothing of any sample is sent, nor how many there are. Where the loss is known, it decides the
+    kind.
+    """
 
     loss: str | None = None
 

@@ -18,8 +18,11 @@ from hansa.select.selector import Ids, Kept, Selector, ids
 @register("samples")
 @dataclass(frozen=True)
 class Samples(Op):
-    """How many samples a party has. The number is the reply's weight, which a run may limit (`max_weight`); a weight is
-    positive, so a party without samples says `empty`. A million of these replies are small: they hold no tensor."""
+    """How many samples a party has.
+
+    The number is the reply's weight, which a run may limit (`max_weight`); a weight is positive, so a party without
+    samples says `empty`. A million of these replies are small: they hold no tensor.
+    """
 
     measures: ClassVar[frozenset[str] | None] = frozenset({"empty"})
 

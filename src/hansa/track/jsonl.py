@@ -18,8 +18,10 @@ DEFAULT = "runs/events.jsonl"
 @register("jsonl")
 @dataclass(frozen=True)
 class JsonLines(Tracker):
-    """One line an event (start, round, finish, fail), each with the run's name and mark; by default in
-    runs/events.jsonl. Several runs may share a file. A line is there whole or not at all."""
+    """One JSON object a line for every start, round, finish and failure, by default in runs/events.jsonl.
+
+    Each has the run's name and mark, so that several runs may share a file. A line is there whole or not at all.
+    """
 
     path: str = DEFAULT
     takes: ClassVar[str | None] = "path"

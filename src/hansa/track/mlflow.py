@@ -34,10 +34,13 @@ FINAL = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "PERMISSION_DENIED", "UNAUTHE
 @register("mlflow")
 @dataclass(frozen=True)
 class MLflow(Tracker):
-    """A run of an MLflow experiment. `uri` is any tracking URI; by default MLFLOW_TRACKING_URI, or else the SQLite
-    database runs/mlflow.db with the files beside it. `experiment` is by default the experiment's name. The final model
-    is registered as `model`, by default under the experiment's name; with `model = ""` it is not. After the run it may
-    take `wait` seconds, at most, to deliver what is left."""
+    """A run of an MLflow experiment, at any tracking URI.
+
+    `uri` is by default MLFLOW_TRACKING_URI, or else the SQLite database runs/mlflow.db with the files beside it.
+    `experiment` is by default the experiment's name. The final model is registered as `model`, by default under the
+    experiment's name; with `model = ""` it is not. A tracker that makes no progress for `wait` seconds after the run's
+    end is given up.
+    """
 
     uri: str | None = None
     experiment: str | None = None
