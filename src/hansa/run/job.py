@@ -153,7 +153,7 @@ class Job:
         try:
             disk.make_folder(place.parent)
             self._session = begin(chosen, self._record(), None, None, self.id, place)
-        except (OSError, HansaError) as error:
+        except Exception as error:  # whatever it is: it is not the job's
             log.warning("the job is not tracked: %s", error, extra={"job": self.id})
 
     def _end_tracking(self) -> None:
