@@ -364,7 +364,7 @@ class Runner:
         return id
 
     def stop(self, id: str, by: str = OPERATOR) -> bool:
-        """Stop a job; False for one that has ended already. The log says by whom."""
+        """Stop a job for good, without a model; False for one that has ended already. The log says by whom."""
 
         def change(db: Writer) -> bool:
             stop = f"UPDATE jobs SET status = 'stopping' WHERE id = ? AND {ACTIVE}"
