@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import socket
@@ -247,6 +248,7 @@ def test_steps_and_times_are_the_rounds_own_and_an_event_that_comes_twice_is_the
     lines[2]["loss"] = float("nan")
     log.rounds(lines[:3])
     log.rounds(lines[2:4])  # an answer was lost
+    assert log._last == 4
     id, client, log = (
         log.run.info.run_id,
         log._client,
@@ -284,7 +286,17 @@ def test_no_request_is_larger_than_mlflow_takes(mlflow_server: Server) -> None:
     assert len(params) == 233 and params["run.own.p229"] == "229" and len(params["run.own.long"]) == 6000
     assert params["run.own.a_1"] == "first" and params["run.own..._up__"] == "1"
     names = [f"m{n}" for n in range(30)]
+    requests: list[list[int]] = []  # the rounds in each
+    plain = log._client.log_batch
+
+    def log_batch(id: str, metrics: Any) -> None:
+        requests.append([m.step for m in metrics])
+        plain(id, metrics=metrics)
+
+    log._client.log_batch = log_batch
     log.rounds([{"round": n, "replies": 1, **dict.fromkeys(names, 1.0)} for n in range(1, 201)])
+    assert max(len(rounds) for rounds in requests) <= 1000
+    assert all(set(one).isdisjoint(other) for one, other in itertools.combinations(requests, 2))  # no round in two
     for name in ("m0", "m29", "replies"):
         assert steps(log._client, log.run.info.run_id, name) == list(range(1, 201))
 

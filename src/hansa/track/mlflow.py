@@ -22,7 +22,7 @@ DATABASE = "runs/mlflow.db"
 MARK = "replies"  # a metric that every round has
 KEY, VALUE, TAG = 250, 6000, 5000  # characters of a parameter's name, of its value, and of a tag's, at most
 STUDY = (".html", ".md", ".csv", ".toml", ".png", ".svg")  # of a study's files, those that are logged
-PARAMS, METRICS = 100, 900  # in one request, at most (MLflow takes 1,000 metrics)
+METRICS = 900  # in one request, at most: MLflow takes 1,000, and would divide more of them in the middle of a round
 MODEL = ("model.safetensors", "model.json", "personal.safetensors")  # as a run's folder has them
 FILES = ("report.html", "experiment.json", "metrics.jsonl", "summary.json", *MODEL[:2])
 # A busy server may take its time over a request; whatever fails is tried again as an event.
@@ -113,8 +113,8 @@ class MLflowLog(Log):
         for name, value in params(self.about).items():
             found.setdefault(_key(name), value[:VALUE])
         listed = [Param(name, value) for name, value in found.items() if value and name not in self.run.data.params]
-        for at in range(0, len(listed), PARAMS):
-            self._client.log_batch(self.run.info.run_id, params=listed[at : at + PARAMS])
+        if listed:
+            self._client.log_batch(self.run.info.run_id, params=listed)
 
     def rounds(self, lines: list[Line]) -> None:
         from mlflow.entities import Metric
