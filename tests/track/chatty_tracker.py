@@ -16,11 +16,13 @@ from hansa.track.tracker import About, Log, Tracker
 @register("chatty")
 @dataclass(frozen=True)
 class Chatty(Tracker):
-    """In a process of its own: it prints, and at a round that is named it ends, or waits for ever."""
+    """In a process of its own: it prints, takes its time to start, and at a round that is named it ends, or waits for
+    ever."""
 
     path: str = ""
     dies_at: int | None = None
     hangs_at: int | None = None
+    starts: float = 0.0  # seconds of work
     wait: float = 30.0
     apart: ClassVar[bool] = True
 
@@ -32,6 +34,9 @@ class ChattyLog(Log):
     def __init__(self, tracker: Chatty, about: About, state: dict[str, Any], say: Any) -> None:
         self.tracker, self.state, self.file = tracker, {"opened": state.get("opened", 0) + 1}, Path(tracker.path)
         print("this is not an answer", flush=True)
+        end = time.process_time() + tracker.starts
+        while time.process_time() < end:
+            pass
         say("hello")
 
     def rounds(self, lines: list[dict[str, Any]]) -> None:

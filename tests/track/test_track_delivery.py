@@ -19,7 +19,7 @@ from small_runs import run, untimed
 
 import hansa
 from hansa.core.errors import ConfigError
-from hansa.track import About, Log, Tracker, delivery
+from hansa.track import About, Log, Tracker, apart, delivery
 
 HEARD: list[tuple[str, Any]] = []
 Hook = Callable[[str], None]
@@ -131,6 +131,92 @@ def test_a_tracker_that_hangs_does_not_hold_the_run_up(caplog: pytest.LogCapture
     never.set()
 
 
+class Clock:
+    """Time that goes on when it is told to."""
+
+    def __init__(self) -> None:
+        self.now, self.looks, self.over = 0.0, 0, False
+
+    def monotonic(self) -> float:
+        self.looks += 1
+        return self.now
+
+    def go(self, seconds: float) -> None:
+        """Let time pass, and be seen to have passed."""
+        self.now += seconds
+        seen = self.looks
+        while self.looks < seen + 2 and not self.over:
+            time.sleep(0.001)
+
+
+@pytest.mark.parametrize(("hours", "given_up"), [(0.1, False), (1.0, True)])
+def test_a_tracker_at_work_is_waited_for_longer_than_an_idle_one_but_not_for_ever(
+    hours: float, given_up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To start may take minutes on a slow machine; that is not the same as a server that does not answer."""
+    clock = Clock()
+    monkeypatch.setattr(delivery, "time", clock)
+    ended = threading.Event()
+
+    def starts(what: str) -> None:
+        ended.wait(60)
+        while clock.now < 3600 * hours and not clock.over:
+            way._sink.worked += 1
+            clock.go(10.0)
+
+    HOOK.append(starts)
+    way = delivery.Delivery(DiaryTracker(wait=20.0), lambda event, state: None)
+    way.put({"do": "open", "about": {"run": "r", "experiment": "e", "record": {}, "mark": "m", "parent": None},
+             "state": {}})  # fmt: skip
+
+    def look() -> bool:
+        ended.set()
+        return False
+
+    lost = way.close(look)
+    clock.over = True
+    assert clock.now > 60 and (lost is not None) == given_up
+    assert lost is None or "diary did not get the run's beginning: it took longer than 6" in lost
+
+
+def test_who_has_had_enough_of_the_wait_is_not_held_up(tmp_path: Path) -> None:
+    """Ctrl-C after the run: the run's files are there, nothing is locked, and nothing goes on."""
+    never = threading.Event()
+
+    def hangs(what: str) -> None:
+        if what == "rounds":
+            never.wait(60)
+
+    HOOK.append(hangs)
+
+    def enough(self: Any, hurry: Any) -> str:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(delivery.Delivery, "_wait", enough)
+        run(track=DiaryTracker(), run_dir=tmp_path / "run")
+    never.set()
+    for thread in threading.enumerate():
+        if thread.name == "track diary":
+            thread.join(30)
+    assert not [t for t in threading.enumerate() if t.name == "track diary"] and heard("finish") == []
+    HOOK.clear()
+    HEARD.clear()
+    assert run(run_dir=tmp_path / "run", resume=True).summary["rounds"] == 4
+    assert rounds() == [1, 2, 3, 4] and len(heard("finish")) == 1
+
+
+def test_a_finished_run_stays_finished_when_its_files_cannot_be_had(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(self: Any, folder: Any) -> Any:
+        raise MemoryError("too large")
+
+    monkeypatch.setattr(hansa.Result, "save", broken)
+    assert run(track=DiaryTracker()).summary["rounds"] == 4 and rounds() == [1, 2, 3, 4]
+    assert "could not be written, so no tracker gets them: too large" in caplog.text
+
+
 def test_one_bad_tracker_does_not_keep_another_from_its_events(tmp_path: Path) -> None:
     HOOK.append(lambda what: (_ for _ in ()).throw(OSError("gone")))
     run(track=[DiaryTracker(), f"jsonl:{tmp_path / 'events.jsonl'}"])
@@ -185,6 +271,14 @@ def test_a_process_that_dies_is_begun_again_and_misses_nothing(
     assert chatty_is_known.read_text() == "1\n2\n3\n4\nfinish opened=2\n"
     assert "its process ended" in caplog.text and "chatty: hello" in caplog.text
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+def test_a_process_says_that_it_is_at_work(chatty_is_known: Path) -> None:
+    sink = apart.Apart(Chatty(path=str(chatty_is_known), starts=1.0), lambda sentence: None)
+    about = {"run": "r", "experiment": "e", "record": {}, "mark": "m"}
+    sink.deliver({"do": "open", "about": about, "state": {}})
+    sink.close()
+    assert sink.worked > 0
 
 
 def test_a_process_that_hangs_is_ended_with_the_run(chatty_is_known: Path, caplog: pytest.LogCaptureFixture) -> None:

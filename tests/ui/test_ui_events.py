@@ -16,6 +16,7 @@ from hansa.run.showing import Showing
 from hansa.ui import folder
 from hansa.ui.events import KEPT, LISTENERS, RECENT, ROUNDS, WAITING, Board, Listener, shown
 from hansa.ui.folder import RunFolder
+from hansa.ui.page import Page
 
 
 def on_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
@@ -73,8 +74,8 @@ async def test_who_comes_back_gets_what_he_missed_or_everything_where_that_is_no
         assert kind == "snapshot" and data["values"] == {"n": 3}, last
     for n in range(KEPT + 10):
         board.update({"n": -n}, {})
-    ((kind, _, _),) = await heard(joined(board, seen))
-    assert kind == "snapshot"
+    ((kind, data, id),) = await heard(joined(board, seen))
+    assert kind == "snapshot" and data["values"] == {"n": -(KEPT + 9)} and id == board.id and data["at"] > 0
 
 
 @on_a_loop
@@ -108,6 +109,18 @@ async def test_at_the_end_everybody_still_gets_what_waits_for_him() -> None:
     board.close()
     assert [kind for kind, _, _ in await heard(listener)] == ["snapshot", "change"]
     assert await listener.next(1.0) is None
+
+
+@on_a_loop
+async def test_a_source_that_fails_does_not_keep_the_aggregator_from_ending() -> None:
+    class Broken:
+        def look(self) -> Any:
+            raise RuntimeError("no more")
+
+    page = Page(Broken(), None)  # type: ignore[arg-type]
+    listener = joined(page.board)
+    await page.close()
+    assert page.board.closed and listener.over
 
 
 @on_a_loop

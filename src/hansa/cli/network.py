@@ -200,7 +200,7 @@ def log(
 
 @app.command()
 def stop(federation: Folder, job: JobId, as_json: Json = False) -> None:
-    """Stop a job; its closed rounds stay in the log."""
+    """Stop a job for good: its closed rounds stay in the log, its checkpoint goes, and it will have no model."""
     stopped = _operator(federation).stop(job)
     _say(
         as_json, {"job": job, "stopped": stopped}, f"{job} is being stopped" if stopped else f"{job} had ended already"

@@ -153,7 +153,7 @@ class Job:
         try:
             disk.make_folder(place.parent)
             self._session = begin(chosen, self._record(), None, None, self.id, place)
-        except (OSError, HansaError) as error:
+        except Exception as error:  # whatever it is: it is not the job's
             log.warning("the job is not tracked: %s", error, extra={"job": self.id})
 
     def _end_tracking(self) -> None:
@@ -364,7 +364,7 @@ class Runner:
         return id
 
     def stop(self, id: str, by: str = OPERATOR) -> bool:
-        """Stop a job; False for one that has ended already. The log says by whom."""
+        """Stop a job for good, without a model; False for one that has ended already. The log says by whom."""
 
         def change(db: Writer) -> bool:
             stop = f"UPDATE jobs SET status = 'stopping' WHERE id = ? AND {ACTIVE}"

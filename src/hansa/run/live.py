@@ -154,10 +154,7 @@ class Live:
                 "seen": None if seen is None or not row["joined"] else round(seen + self._clock),
                 "state": state, "rejected": count, "reason": reason,
             })  # fmt: skip
-        trouble = [one for one in found if not one["here"] or one["rejected"]]
-        chosen = (
-            found if len(found) <= ROWS else [*trouble, *(one for one in found if one not in trouble[:ROWS])][:ROWS]
-        )
+        chosen = sorted(found, key=lambda one: one["here"] and not one["rejected"])[:ROWS]  # those with trouble first
         connected = sum(one["here"] for one in found)
         return {"parties": {"total": len(found), "here": connected}, **{f"party:{one['name']}": one for one in chosen}}
 

@@ -149,10 +149,12 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
             engine.close()
             if bar is not None:
                 bar.close()
-            if session is not None:
-                session.close(f"{folder}/metrics.jsonl" if folder is not None else "result.history")
-            if store is not None:
-                store.close()
+            try:
+                if session is not None:
+                    session.close(f"{folder}/metrics.jsonl" if folder is not None else "result.history")
+            finally:
+                if store is not None:
+                    store.close()
     return result
 
 

@@ -1,8 +1,9 @@
 """A tracker in a process of its own: what it imports, prints, leaks or waits for is none of the run's business.
 
-The run's side sends an event a line (JSON) and waits for the answer; the other side keeps at most that one event. It
-ends with its standard input, so that it does not outlive the run, however the run ended. `python -m hansa.track` is the
-other side.
+The run's side sends an event a line (JSON) and waits for the answer; the other side keeps at most that one event, and
+says now and then that it is at work on it: to import MLflow and to make its database may take a slow machine minutes,
+and is not the same as to wait for a server that is silent. It ends with its standard input, so that it does not outlive
+the run, however the run ended. `python -m hansa.track` is the other side.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from typing import Any
 
@@ -25,6 +27,8 @@ from hansa.track.tracker import About, Log, Say, Tracker
 
 log = logging.getLogger("hansa")
 ANSWER = 180.0  # seconds after which a process that says nothing is ended, and another begun
+LONGEST = 600.0  # seconds after which that is done with one that is still at work, too
+WORK = 0.1  # seconds of processor time after which a process says that it is at work
 QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "TF_CPP_MIN_LOG_LEVEL": "3"}
 Event = dict[str, Any]
 
@@ -45,6 +49,7 @@ class Here:
 
     def __init__(self, tracker: Tracker, say: Say) -> None:
         self.tracker, self._say = tracker, say
+        self.worked = 0
         self._log: Log | None = None
 
     def deliver(self, event: Event) -> dict[str, Any]:
@@ -83,6 +88,7 @@ class Apart:
 
     def __init__(self, tracker: Tracker, say: Say) -> None:
         self.tracker, self._say = tracker, say
+        self.worked = 0  # how often it has said that it is at work
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: Any = None
         self._opened: Event | None = None
@@ -127,11 +133,14 @@ class Apart:
 
     def _ask(self, event: Event) -> dict[str, Any]:
         self._send(event)
-        end = time.monotonic() + ANSWER
+        begun = heard = time.monotonic()
         while True:
-            answer = json.loads(self._line(end))
+            answer = json.loads(self._line(min(heard + ANSWER, begun + LONGEST)))
+            heard = time.monotonic()
             if "said" in answer:
                 self._say(answer["said"])
+            elif "worked" in answer:
+                self.worked += 1
             elif "trouble" in answer:
                 raise Undelivered(answer["trouble"])
             else:
@@ -144,7 +153,7 @@ class Apart:
             ready, _, _ = select.select([pipe], [], [], max(0.0, end - time.monotonic()))
             more = os.read(pipe, 65536) if ready else b""
             if not more:
-                why = f"its process ended: {self._last_words()}" if ready else f"no answer in {ANSWER:.0f} s"
+                why = f"its process ended: {self._last_words()}" if ready else "it does not answer"
                 self._end()
                 raise Undelivered(why)
             self._buffer += more
@@ -189,10 +198,23 @@ def main() -> None:
     os.dup2(2, 1)
     sys.stdout = sys.stderr
 
-    def answer(tree: dict[str, Any]) -> None:
-        answers.write(json.dumps(tree) + "\n")
-        answers.flush()
+    one = threading.Lock()  # speaks at a time
 
+    def answer(tree: dict[str, Any]) -> None:
+        with one:
+            answers.write(json.dumps(tree) + "\n")
+            answers.flush()
+
+    def tell_of_work() -> None:
+        told = time.process_time()
+        with contextlib.suppress(OSError):  # nobody listens any more
+            while True:
+                time.sleep(0.5)
+                if (spent := time.process_time()) - told >= WORK:
+                    answer({"worked": spent})
+                    told = spent
+
+    threading.Thread(target=tell_of_work, daemon=True).start()
     desk = Here(from_config("tracker", json.loads(sys.stdin.readline()), where="track"), lambda s: answer({"said": s}))
     for line in sys.stdin:
         try:

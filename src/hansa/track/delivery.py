@@ -13,13 +13,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from hansa.track.apart import Apart, Event, Here, Undelivered
+from hansa.track.apart import LONGEST, Apart, Event, Here, Undelivered
 from hansa.track.tracker import Line, Tracker
 
 log = logging.getLogger("hansa")
 BATCH = 200  # rounds in one event, at most
 PAUSES = (0.5, 1.0, 2.0, 5.0)  # seconds before an event is tried again
 GRACE = 5.0  # seconds after the run for a tracker that was in trouble at its end
+SAID = 3.0  # seconds after the run when it is said what is waited for
 
 
 class Delivery:
@@ -113,34 +114,56 @@ class Delivery:
             self._remember({**self._opened, "ended": event["do"] if ended else None}, state)
 
     def close(self, hurry: Callable[[], bool] = lambda: False) -> str | None:
-        """Wait until all is delivered, but not for ever, and not once there is a hurry; what was not, in a sentence."""
+        """Wait until all is delivered, but not for ever, and not once there is a hurry; what was not, in a sentence.
+        A tracker that works on is waited for, but not one that is idle: it waits for what does not come."""
         with self._news:
             self._closing = True
             self._news.notify()
-        began, tried, still = time.monotonic(), self._tried, len(self._waiting)
-        while self._thread.is_alive() and (passed := time.monotonic() - began) < self.tracker.wait:
-            self._thread.join(0.02)
-            if hurry():
-                self._thread.join(0.5)
-                break
-            if len(self._waiting) < still:  # it gets on: a study's many runs may take their time
-                began, tried, still = time.monotonic(), self._tried, len(self._waiting)
-            elif self._trouble is not None and self._tried > tried + 1 and passed > GRACE:
-                break
+        why = self._wait(hurry)
         if not self._thread.is_alive() and not self._waiting:
             return None
         with self._news:
-            self._given_up = True
-            self._news.notify()
-            left = self._lost(list(self._waiting)) if self._waiting else None
-        self._sink.kill()
+            left = self._lost(list(self._waiting), self._trouble or why) if self._waiting else None
+        self.give_up()
         self._thread.join(1.0)
         return left
 
-    def _lost(self, left: list[Event]) -> str:
+    def _wait(self, hurry: Callable[[], bool]) -> str:
+        """Wait for the thread; why it was not waited for any longer, where it was not."""
+        begun = moved = heard = time.monotonic()
+        tried, still, worked, said = self._tried, len(self._waiting), self._sink.worked, False
+        while self._thread.is_alive():
+            self._thread.join(0.02)
+            now = time.monotonic()
+            if hurry():
+                self._thread.join(0.5)
+                return "there was no time left"
+            if len(self._waiting) < still:  # it gets on: a study's many runs may take their time
+                moved = heard = now
+                tried, still = self._tried, len(self._waiting)
+            elif self._trouble is not None and self._tried > tried + 1 and now - moved > GRACE:
+                return self._trouble
+            if self._sink.worked > worked:
+                heard, worked = now, self._sink.worked
+            if now - heard > self.tracker.wait:
+                return f"it took longer than {self.tracker.wait:g} s"
+            if now - moved > max(LONGEST, self.tracker.wait):
+                return f"it took longer than {now - moved:.0f} s"
+            if now - begun > SAID and not said:
+                said = True
+                self._say("the run is over; what has not been delivered is waited for")
+        return ""
+
+    def give_up(self) -> None:
+        """Deliver nothing more."""
+        with self._news:
+            self._given_up = True
+            self._news.notify()
+        self._sink.kill()
+
+    def _lost(self, left: list[Event], why: str) -> str:
         rounds = [event["line"]["round"] for event in left if event["do"] == "round"]
         what = f"{len(rounds)} rounds (the first is round {rounds[0]})" if rounds else ""
         ends = "the end of the run with its files" if any(e["do"] in ("finish", "fail") for e in left) else ""
         begun = "the run's beginning" if any(e["do"] == "open" for e in left) and not (what or ends) else ""
-        why = self._trouble or f"it took longer than {self.tracker.wait:g} s"
         return f"{self.tracker.name} did not get {' and '.join(filter(None, (what, ends, begun)))}: {why}"

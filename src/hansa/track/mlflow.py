@@ -22,10 +22,11 @@ DATABASE = "runs/mlflow.db"
 MARK = "replies"  # a metric that every round has
 KEY, VALUE, TAG = 250, 6000, 5000  # characters of a parameter's name, of its value, and of a tag's, at most
 STUDY = (".html", ".md", ".csv", ".toml", ".png", ".svg")  # of a study's files, those that are logged
-PARAMS, METRICS = 100, 900  # in one request, at most (MLflow takes 1,000 metrics)
+METRICS = 900  # in one request, at most: MLflow takes 1,000, and would divide more of them in the middle of a round
 MODEL = ("model.safetensors", "model.json", "personal.safetensors")  # as a run's folder has them
 FILES = ("report.html", "experiment.json", "metrics.jsonl", "summary.json", *MODEL[:2])
-PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}  # the events are tried again
+# A busy server may take its time over a request; whatever fails is tried again as an event.
+PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "30", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
 # Errors that another attempt would not cure.
 FINAL = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "PERMISSION_DENIED", "UNAUTHENTICATED", "ENDPOINT_NOT_FOUND",
          "RESOURCE_ALREADY_EXISTS", "FEATURE_DISABLED", "NOT_IMPLEMENTED")  # fmt: skip
@@ -38,8 +39,8 @@ class MLflow(Tracker):
 
     `uri` is by default MLFLOW_TRACKING_URI, or else the SQLite database runs/mlflow.db with the files beside it.
     `experiment` is by default the experiment's name. The final model is registered as `model`, by default under the
-    experiment's name; with `model = ""` it is not. A tracker that makes no progress for `wait` seconds after the run's
-    end is given up.
+    experiment's name; with `model = ""` it is not. What is left after the run is given up
+    when for `wait` seconds nothing was delivered, nor worked on.
     """
 
     uri: str | None = None
@@ -69,17 +70,17 @@ class MLflowLog(Log):
         self.tracker, self.about, self._say = tracker, about, say
         self.experiment = _plain(tracker.experiment or about.experiment)
         self._uri = uri
-        database = re.fullmatch(r"sqlite:///(.+)", uri)
-        if database:
-            Path(database[1]).resolve().parent.mkdir(parents=True, exist_ok=True)
+        path = re.fullmatch(r"sqlite:///(?!:memory:)([^?]+)", uri)
+        database = Path(path[1]).resolve() if path else None
+        if database is not None:
+            make_database(database)
         mlflow.set_tracking_uri(uri)
         self._client = MlflowClient(uri)
-        files = Path(database[1]).resolve().with_suffix("").as_uri() if database else None
+        files = None if database is None else database.with_suffix("").as_uri()
         self.run = self._client.get_run(state["run"]) if "run" in state else self._found_or_made(files)
         self.state = {**state, "uri": uri, "run": self.run.info.run_id}
         self._last = self._told()
-        known = self.run.data.params
-        self._log_params({k: v for k, v in params(about).items() if _key(k) not in known})
+        self._log_params()
         self._client.update_run(self.run.info.run_id, status="RUNNING")
 
     def _found_or_made(self, files: str | None) -> Any:
@@ -107,12 +108,16 @@ class MLflowLog(Log):
             return 0
         return max(metric.step for metric in self._client.get_metric_history(self.run.info.run_id, MARK))
 
-    def _log_params(self, found: dict[str, str]) -> None:
+    def _log_params(self) -> None:
+        """Log what is not there yet; of two names that are the same to MLflow the first."""
         from mlflow.entities import Param
 
-        listed = [Param(_key(name), value[:VALUE]) for name, value in found.items() if value]
-        for at in range(0, len(listed), PARAMS):
-            self._client.log_batch(self.run.info.run_id, params=listed[at : at + PARAMS])
+        found: dict[str, str] = {}
+        for name, value in params(self.about).items():
+            found.setdefault(_key(name), value[:VALUE])
+        listed = [Param(name, value) for name, value in found.items() if value and name not in self.run.data.params]
+        if listed:
+            self._client.log_batch(self.run.info.run_id, params=listed)
 
     def rounds(self, lines: list[Line]) -> None:
         from mlflow.entities import Metric
@@ -166,7 +171,7 @@ class MLflowLog(Log):
 
         name = _plain(self.tracker.model or self.experiment)
         try:
-            self.state["model"] = self._registered(folder, name)
+            self.state["model"] = self._registered_before(name) or self._registered(folder, name)
         except (HansaError, MlflowException) as error:
             if isinstance(error, MlflowException) and error.error_code not in FINAL:
                 raise
@@ -174,6 +179,12 @@ class MLflowLog(Log):
             self._say(f"the model is not registered (its file is with the run): {first}")
             return
         self._say(f"the model is registered as {self.state['model']}")
+
+    def _registered_before(self, name: str) -> str | None:
+        """The model, if it was registered and nobody was told."""
+        quoted = name.replace("'", "\\'")
+        made = self._client.search_model_versions(f"name = '{quoted}' and run_id = '{self.run.info.run_id}'")
+        return f"models:/{name}/{min(int(each.version) for each in made)}" if made else None
 
     def _registered(self, folder: Path, name: str) -> str:
         import mlflow
@@ -215,9 +226,24 @@ class MLflowLog(Log):
             mlflow.end_run()
 
 
+def make_database(path: Path) -> None:
+    """Make a database, if there is none, whole or not at all: MLflow makes it step by step, and can neither go on where
+    it was killed, nor make it together with another process."""
+    if path.exists():
+        return
+    from mlflow import MlflowClient
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".mlflow-") as scratch:
+        made = Path(scratch, "new.db")
+        MlflowClient(f"sqlite:///{made}").search_experiments(max_results=1)
+        with contextlib.suppress(FileExistsError):  # another process was first
+            os.link(made, path)
+
+
 def _key(name: str) -> str:
-    """A name as MLflow takes it."""
-    return re.sub(r"[^\w\-. /]", "_", name)[:KEY]
+    """A name as MLflow takes it: it is part of a path there."""
+    return re.sub(r"[^\w\-. ]", "_", name)[:KEY]
 
 
 def _plain(name: str) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hansa.core import codec, disk
-from hansa.core.errors import ConfigError, DataError, HansaError
+from hansa.core.errors import ConfigError, DataError
 from hansa.core.registry import to_config
 from hansa.run.store import PERSONAL, SUMMARY, Store, read_json, write_atomic
 from hansa.track.delivery import Delivery
@@ -69,7 +69,7 @@ class Memory:
             for tracker in chosen:
                 if self._entry(tracker) is None:
                     self._tree["trackers"].append({"tracker": to_config(tracker), "runs": {}})
-            self._write()
+            self._write_if_possible()
 
     def keep(self, tracker: Tracker, mark: str, state: dict[str, Any], ended: str | None) -> None:
         """Note what a tracker wants remembered of a run, and whether it has its end."""
@@ -77,12 +77,12 @@ class Memory:
             entry = self._entry(tracker)
             assert entry is not None
             entry["runs"][mark] = {"state": state, "ended": ended}
-            with contextlib.suppress(OSError):  # a full disk: the run will say so itself
-                self._write()
+            self._write_if_possible()
 
-    def _write(self) -> None:
-        if self._path is not None and self._path.parent.exists():
-            disk.put(self._path, [json.dumps(self._tree, indent=2).encode()])
+    def _write_if_possible(self) -> None:
+        with contextlib.suppress(OSError):  # a full disk: the run will say so itself
+            if self._path is not None and self._path.parent.exists():
+                disk.put(self._path, [json.dumps(self._tree, indent=2).encode()])
 
 
 class Session:
@@ -139,7 +139,7 @@ class Session:
                 self._scratch.append(Path(tempfile.mkdtemp(prefix="hansa-")))
                 folder = result.save(self._scratch[-1] / "run")
             _keep_personal(result, folder)
-        except (OSError, HansaError) as error:  # the run is well all the same
+        except Exception as error:  # whatever it is: the run is well all the same
             log.warning("tracking: the files of the run could not be written, so no tracker gets them: %s", error)
         else:
             self.finish(result.summary, folder)
@@ -152,11 +152,17 @@ class Session:
     def close(self, where: str, hurry: Callable[[], bool] = lambda: False) -> list[str]:
         """Wait, but not for ever, and not once there is a hurry, until all is delivered. What was not is said in one
         warning, and given back."""
-        lost = [sentence for delivery in self._deliveries if (sentence := delivery.close(hurry)) is not None]
+        try:
+            lost = [sentence for delivery in self._deliveries if (sentence := delivery.close(hurry)) is not None]
+        except BaseException:  # whoever waits has had enough
+            for delivery in self._deliveries:
+                delivery.give_up()
+            raise
+        finally:
+            for folder in self._scratch:
+                shutil.rmtree(folder, ignore_errors=True)
         if lost:
             log.warning("tracking: %s; all rounds are in %s", "; ".join(lost), where)
-        for folder in self._scratch:
-            shutil.rmtree(folder, ignore_errors=True)
         return lost
 
 

@@ -122,6 +122,7 @@ class Board:
     def _begin(self) -> None:
         self._life, self._number = secrets.token_hex(4), 0
         self._changes: deque[bytes] = deque(maxlen=KEPT)  # the last of them has the board's number
+        self._whole: str | None = None  # all that is shown, as it is sent
 
     def update(self, values: Mapping[str, Any], rounds: Mapping[str, Sequence[Line]]) -> None:
         """Show these values, and no others; and of each job named here these rounds after the ones that are shown.
@@ -135,6 +136,7 @@ class Board:
         if changed or new or gone:
             told = {job: thinned(lines) for job, lines in new.items()} | dict.fromkeys(gone)
             self._number += 1
+            self._whole = None
             event = written("change", {"at": time.time(), "values": changed, "rounds": told}, self.id)
             self._changes.append(event)
             self._tell(event)
@@ -156,8 +158,11 @@ class Board:
         return len(self._listeners)
 
     def _snapshot(self) -> bytes:
-        tree = {"at": time.time(), "values": self._values, "rounds": self._rounds}
-        return written("snapshot", tree, self.id)
+        """Everything; but for the time it is written once, however many come."""
+        if self._whole is None:
+            tree = {"values": self._values, "rounds": self._rounds}
+            self._whole = json.dumps(tree, separators=(",", ":"), allow_nan=False)[1:]
+        return f'id: {self.id}\nevent: snapshot\ndata: {{"at":{time.time()},{self._whole}\n\n'.encode()
 
     def _tell(self, event: bytes) -> None:
         for listener in self._listeners:

@@ -131,8 +131,11 @@ class Page:
 
     async def close(self) -> None:
         """Show how things stand once more, then let everybody go; the source is not looked at any more."""
-        if self.board.looking:
-            await self.refresh()
+        try:
+            if self.board.looking:
+                await self.refresh()
+        except Exception:  # whoever serves the page ends all the same
+            log.exception("the live page cannot be brought up to date")
         self.board.close()
         async with self._looking:  # whoever looks at the source has done so
             pass

@@ -326,7 +326,8 @@ function choose(name) {
 
 async function stop(name) {
   if (!token) { answer("Give the admin's token first.", true); $("token").focus(); return; }
-  if (!confirm(`Stop ${name}?`)) return;
+  const after = about().kind === "simulation" ? "It ends after the round that it is in, with a checkpoint; hansa resume goes on." : "It cannot go on afterwards: its checkpoint is deleted, and there will be no model. Its closed rounds stay in the record and the log. To train again, it must be submitted again.";
+  if (!confirm(`Stop ${name}?\n\n${after}`)) return;
   const got = await ask("stop", { job: name });
   answer(got.error ? `${name} was not stopped: ${got.error}` : got.stopped ? `${name} is being stopped.` : `${name} had ended already.`, !!got.error);
 }
