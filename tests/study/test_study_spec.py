@@ -16,7 +16,8 @@ from hansa.core.errors import ConfigError
 from hansa.local import SGD
 from hansa.run.config import read
 from hansa.study import Study, parse_study, read_study
-from hansa.study.perform import modules_of, named, perform, plain, tree_of
+from hansa.study.inputs import modules_of
+from hansa.study.perform import named, perform, plain, tree_of
 from hansa.study.spec import lay
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
