@@ -21,6 +21,7 @@ from hansa.study.results import Results, Trial, outcome_of
 from hansa.study.spec import Study, cores, lay, parse_study
 from hansa.study.tune import tune
 from hansa.study.worker import Loader
+from hansa.track import track_study, trackers
 
 
 def perform(study: Study, watch: Watcher | None = None) -> Results:
@@ -93,6 +94,7 @@ def compare(
     folder: str | Path | None = None,
     data_dir: str | None = None,
     task: Any = None,
+    track: Any = None,
     watch: Watcher | None = None,
     **more: Any,
 ) -> Results:
@@ -102,7 +104,8 @@ def compare(
     after the study), so that calling it again with more algorithms or seeds does only what is new. `more` are dotted
     fields for all runs, as `--set` takes them: `**{"algorithm.local.lr": 0.1, "run.eval_every": 5}`. Data of your own
     come as `dataset="my_module:function"`; a Task made of arrays has no name under which a run could be kept.
-    In a notebook a line under the cell shows where the study stands.
+    `track` names trackers, as for `simulate`, which are told once all is done, with the report. In a notebook a line
+    under the cell shows where the study stands.
     """
     if isinstance(task, Task):
         raise ConfigError(
@@ -120,9 +123,14 @@ def compare(
     tree = lay(tree, nest(plain(more)))
     study = parse_study(tree, "")
     study = named(study, None if folder is None else Path(folder))
+    study = replace(study, track=(*study.track, *trackers(track)))
     if watch is None and in_notebook():
         watch = NotebookBoard()
-    return perform(study, watch)
+    results = perform(study, watch)
+    if study.track:
+        results.report()
+        track_study(results, study.track)
+    return results
 
 
 def tree_of(settings: Mapping[str, Any], study: Mapping[str, Any]) -> dict[str, Any]:
