@@ -185,7 +185,8 @@ def _ranks(results: Results, names: Names) -> Iterator[Section]:
     caption = (
         f"Mean ranks by final {_plain(results.metric)} over {ranking.blocks} blocks, a block being a setting with a "
         "seed; 1 is the best. Bars join algorithms between which no significant difference was found (Nemenyi, 5 %; "
-        f"Demšar 2006). Friedman's test: {p_value(ranking.p)}."
+        f"Demšar 2006). Friedman's test: {p_value(ranking.p)}. Blocks with the same data are not independent, as other "
+        "data sets would be: this is about these settings, and its p value and bars are too sure of anything beyond."
     )
     yield Picture("Critical difference of the ranks", caption, figure, "critical-difference")
 
