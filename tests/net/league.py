@@ -35,7 +35,7 @@ from hansa.run.operate import Operator
 from hansa.run.serve import Aggregator
 
 PARTIES = ("ann", "bob", "cid")
-PATIENCE = 20.0  # seconds after which something that should have happened has not
+PATIENCE = 60.0  # seconds after which something that should have happened has not
 PLENTY = {"stranger_burst": 10**9, "party_burst": 10**9}  # limits that hold nobody off by the number of requests
 
 

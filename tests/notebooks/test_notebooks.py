@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import nbformat  # noqa: E402
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 KERNEL = "hansa-test"
+ROUNDS = re.compile(r"\b(rounds|eval_every)=\d+")
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the packages that run notebooks
 
@@ -71,7 +73,10 @@ def test_an_example_notebook_is_valid_and_holds_no_outputs(path: Path) -> None:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_an_example_notebook_runs_and_shows_tables_and_pictures(path: Path, kernel: str, tmp_path: Path) -> None:
-    notebook = executed(nbformat.read(path, as_version=4), kernel, tmp_path / "here")
+    notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:  # the same cells, in less time
+        cell.source = ROUNDS.sub(r"\1=3", cell.source) if cell.cell_type == "code" else cell.source
+    executed(notebook, kernel, tmp_path / "here")
     for output in outputs(notebook):
         assert output.output_type != "error"
         assert output.get("name") != "stderr", output.get("text")

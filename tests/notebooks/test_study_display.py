@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ NASTY = "<script>alert('x')</script>"
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    folder = tmp_path_factory.mktemp("study") / "small"
     return hansa.compare(
         [{"name": "fedavg", "label": NASTY}, "fedsgd"], dataset="digits", model="logistic", partitions=["iid:4"],
-        seeds=2, rounds=2, target=0.2, jobs=1, folder=tmp_path_factory.mktemp("study") / "small",
+        seeds=2, rounds=2, target=0.2, jobs=1, folder=folder, track=f"jsonl:{folder}/events",
     )  # fmt: skip
 
 
@@ -45,8 +47,15 @@ def test_results_tell_what_they_found_and_write_their_report(results: Results, t
     assert results.findings()[0].startswith("2 algorithms, 1 setting, 2 seeds: 4 runs")
     report = results.report(tmp_path / "elsewhere")
     assert report == tmp_path / "elsewhere" / "report.html" and report.exists()
-    assert results.study.folder is not None
-    assert results.report() == results.study.folder / "report.html"
+
+
+def test_a_study_that_is_tracked_has_its_report_and_tells_all_its_runs(results: Results) -> None:
+    folder = results.study.folder
+    assert folder is not None and (folder / "report.html").exists()
+    events = [json.loads(line) for line in (folder / "events").read_text().splitlines()]
+    assert len({event["mark"] for event in events}) == 5  # the study and four runs
+    assert [event["event"] for event in events].count("round") == 8
+    assert events[-1]["run"] == "small" and events[-1]["summary"]["runs"] == 4
 
 
 def test_the_line_under_a_cell_counts_runs_and_failures(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,13 +121,13 @@ def test_a_stored_run_of_an_experiment_knows_its_model(tmp_path: Path) -> None:
 
 
 def test_the_model_of_a_run_made_in_python_needs_its_function(tmp_path: Path) -> None:
-    stored = hansa.load(hansa.simulate(hansa.FedAvg(), task(), rounds=1).save(tmp_path / "run"))
+    stored = hansa.load(hansa.simulate(hansa.FedAvg(), task(model=lambda: net()), rounds=1).save(tmp_path / "run"))
     with pytest.raises(ConfigError, match=r"model\(make_model\)"):
         stored.model()
     with pytest.raises(ConfigError, match=r"0\.bias is \(4,\) in the folder and \(3,\) in the module"):
         stored.model(lambda: nn.Sequential(nn.Linear(3, 3)))
     naive = hansa.simulate(hansa.GaussianNB(), task(model=None)).save(tmp_path / "naive")
-    with pytest.raises(ConfigError, match="naive-bayes trains none"):
+    with pytest.raises(ConfigError, match="naive-bayes trains no torch module"):
         hansa.load(naive).model(net)
 
 

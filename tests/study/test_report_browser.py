@@ -32,7 +32,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     results = made_up(("fedavg", "<b onclick=alert(1)>", "scaffold"), ("iid", "x" * 90), 2, 4, target=0.8,
                       clock=lambda number: number**1.5,
                       task={"dataset": "no_such_module:data", "model": "logistic"})  # fmt: skip
-    return report.write(results, tmp_path_factory.mktemp("study"))[0]
+    return write_report(tmp_path_factory.mktemp("study") / "report.html", *report.contents(results))
 
 
 @pytest.fixture

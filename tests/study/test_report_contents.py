@@ -410,3 +410,20 @@ def test_a_study_that_was_run_reports_its_plan_and_no_place_of_the_machine(tmp_p
     page = render("x", [], [section for section in sections if not isinstance(section, Picture)])
     assert "torch" in page and "engine" in page and str(tmp_path) not in page
     assert of(results, Sheet, "Results").rows and not results.failed
+
+
+def test_pictures_of_an_earlier_report_go_and_files_of_the_users_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(*names: str) -> None:
+        drawn: list[Section] = [Picture(name, "![](plots/mine.png)", house.blank(1, 1), name) for name in names]
+        code = Detail("Exact configuration", 'name = "![x](plots/mine.png)"', code=True)
+        monkeypatch.setattr(report, "contents", lambda results: ("![x](plots/mine.png)", [], [*drawn, code]))
+        report.write(made_up(seeds=1, rounds=1), tmp_path)
+
+    write("final", "loss-simulated-seconds", "partition-2")
+    (tmp_path / "plots" / "mine.png").write_bytes(b"mine")
+    write("final", "partition-1")
+    write("final", "partition-1")
+    left = {path.name for path in (tmp_path / "plots").iterdir()}
+    assert left == {"final.png", "final.svg", "partition-1.png", "partition-1.svg", "mine.png"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -18,7 +19,7 @@ from hansa.core import codec, disk
 from hansa.core.errors import ConfigError
 from hansa.run.store import CHECKPOINT, EXPERIMENT, LOCK, METRICS, MODEL, SUMMARY, Store
 from hansa.study import Results, execute, parse_study, read_study
-from hansa.study.execute import Here, Job, Pool, Silence
+from hansa.study.execute import Here, Job, Silence
 from hansa.study.perform import perform
 from hansa.study.spec import Study
 
@@ -140,30 +141,42 @@ def test_a_run_that_fails_is_reported_and_the_others_are_done(tmp_path: Path) ->
     assert again.ran == ["krum, iid, seed 0"]  # tried again, the other one not
 
 
-def test_a_worker_that_dies_takes_only_its_run_with_it_and_the_next_gives_the_bits_of_this_process(
+DEADLY = """
+import os, signal
+from dataclasses import dataclass
+import hansa
+from hansa.data import Digits
+
+@hansa.register("deadly-sgd")
+@dataclass(frozen=True)
+class Own(hansa.SGD):
+    "A solver that only this module knows."
+
+def data():
+    if os.environ.get("DEADLY") == str(os.getppid()):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return Digits().load()
+"""
+
+
+def test_a_worker_that_dies_takes_only_its_run_with_it_and_another_gives_the_bits_of_this_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "deadly.py").write_text(
-        "import os, signal\nfrom hansa.data import Digits\n"
-        "def data():\n    if os.environ.get('DEADLY'):\n        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    return Digits().load()\n"
-    )
-    tree = {**TREE, "run": {"rounds": 1}, "study": {**TREE["study"], "seeds": 1, "algorithms": ["fedavg"],
-            "grid": {"task.dataset": ["digits", "deadly:data"]}}}  # fmt: skip
-    cells = parse_study(tree, "tiny", str(tmp_path)).cells()
-    jobs = [Job(cell.label, "", cell.experiment, tmp_path / cell.key) for cell in cells]
-    monkeypatch.setenv("DEADLY", "1")
+    (tmp_path / "deadly.py").write_text(DEADLY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.import_module("deadly")
+    keys = {"seeds": 1, "partitions": ["iid"], "algorithms": [{"name": "fedavg", "local": "deadly-sgd"}],
+            "grid": {"task.dataset": ["digits", "deadly:data"]}, "jobs": 2}  # fmt: skip
+    plan = parse_study({**TREE, "run": {"rounds": 1}, "study": keys}, "tiny", str(tmp_path))
+    monkeypatch.setenv("DEADLY", str(os.getpid()))
     monkeypatch.setattr(execute, "START_SECONDS", 0.0)
-    pool, noted = Pool(1, tmp_path / "log"), Noted()
-    try:
-        failed = pool.run("runs", list(reversed(jobs)), noted)
-    finally:
-        pool.close()
-    assert list(failed) == [jobs[1].run_dir] and "signal 9" in failed[jobs[1].run_dir]
-    assert jobs[0].done()
-    here = replace(jobs[0], run_dir=tmp_path / "here")
-    assert not Here().run("runs", [here], noted)
-    assert (here.run_dir / MODEL).read_bytes() == (jobs[0].run_dir / MODEL).read_bytes()
+    results = perform(replace(plan, folder=tmp_path / "one"))
+    good, dead = results.outcomes
+    assert dead.failed is not None and "signal 9" in dead.failed and results.failed == [dead]
+    assert good.run_dir is not None
+    here = Job("", "", good.cell.experiment, tmp_path / "here")
+    assert not Here().run("runs", [here], Silence())
+    assert (here.run_dir / MODEL).read_bytes() == (good.run_dir / MODEL).read_bytes()
 
 
 def test_a_second_study_in_the_same_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

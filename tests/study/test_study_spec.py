@@ -18,7 +18,8 @@ from hansa.local import SGD
 from hansa.run.config import read
 from hansa.run.display import human_bytes
 from hansa.study import Study, parse_study, read_study
-from hansa.study.perform import modules_of, named, perform, plain, tree_of
+from hansa.study.inputs import modules_of
+from hansa.study.perform import named, perform, plain, tree_of
 from hansa.study.results import written
 from hansa.study.spec import lay
 

@@ -17,7 +17,6 @@ from hansa.run.job import check_order
 from hansa.run.operate import replaced
 from hansa.run.resume import execute
 from hansa.run.saved import load
-from hansa.track.session import _keep_personal
 from hansa.track.tracker import About, flat, numbers, params, tags
 
 
@@ -40,17 +39,23 @@ def test_what_was_saved_predicts_the_same_bits(changes: dict[str, Any], tmp_path
     saved = load(tmp_path / "run")
     x = result.training.holdings.train.x[:9]
     assert torch.equal(saved.predict(x), result.predict(x)) and not saved.personal
+    assert torch.equal(hansa.load(tmp_path / "run").predict(x), result.predict(x))
     assert saved.about["shape"] == list(x.shape[1:])
 
 
 def test_every_party_has_its_own_saved_model_where_it_has_one(tmp_path: Path) -> None:
     changes = {"algorithm": "fedper", "task.model": "2nn"}
     result = execute(read(experiment_file(tmp_path), changes), tmp_path / "run")
-    _keep_personal(result, tmp_path / "run")
-    saved, x = load(tmp_path / "run"), result.training.holdings.train.x[:9]
+    x = result.training.holdings.train.x[:9]
+    with pytest.raises(ConfigError, match="they are not here"):
+        hansa.load(tmp_path / "run").predict(x, party=0)
+    saved = load(result.save(tmp_path / "saved"))
     found = [saved.predict(x, party=party) for party in range(4)]
     assert all(torch.equal(out, result.predict(x, party=party)) for party, out in enumerate(found))
     assert not torch.equal(found[0], found[1])
+    stored, own = hansa.load(tmp_path / "saved"), result.model(party=2).state_dict()
+    assert torch.equal(stored.predict(x, party=2), found[2])
+    assert all(torch.equal(tensor, own[name]) for name, tensor in stored.model(party=2).state_dict().items())
     with pytest.raises(ConfigError, match="say whose, from party=0 to party=3"):
         saved.predict(x)
 

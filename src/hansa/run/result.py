@@ -10,17 +10,17 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from hansa.core import codec
 from hansa.core.algorithm import State
 from hansa.core.errors import ConfigError
 from hansa.core.federation import op_config
-from hansa.core.op import Payload
-from hansa.core.params import Params
-from hansa.core.predictor import Predictor
 from hansa.core.registry import build
 from hansa.run import saved
 from hansa.run.display import Displayed, totals
 from hansa.run.loop import Training
-from hansa.run.store import METRICS, Store, write_atomic
+from hansa.run.store import METRICS, PERSONAL, Store, write_atomic
+
+PERSONAL_BYTES = 2**28  # of parties' own models that are kept with a run, at most
 
 
 @dataclass(repr=False)
@@ -53,34 +53,25 @@ class Result(Displayed):
 
     def model(self, party: int | None = None) -> nn.Module:
         """The trained module, in evaluation mode; a party's own where each has one."""
-        objective = self.training.objective
         if self.training.task.model is None or not self.training.algorithm.trains:
             raise ConfigError(f"{self.training.algorithm.name} trains no torch module; use result.predict(x)")
-        _, payload = self._predictor(party)
-        return objective.spec.load(self.training.task.model(), Params(**payload["model"])).eval()
-
-    def _predictor(self, party: int | None) -> tuple[Predictor, Payload]:
-        """The predictor, and the payload it needs to predict for everybody or for one party."""
-        algorithm = self.training.algorithm
-        name, payload = algorithm.predictor(self.state)
-        predictor: Predictor = build("predictor", name)
-        if not predictor.personal:
-            return predictor, payload
-        if party is None or party not in range(len(self.training.holdings)):
-            raise ConfigError(f"with {algorithm.name} each party has a model of its own: say whose, as in party=0")
-        return predictor, predictor.own(self.training.objective, payload, dict(self.memories.get(party, {})))
-
-    @property
-    def personal(self) -> bool:
-        """Whether each party has a model of its own."""
-        predictor: Predictor = build("predictor", self.training.algorithm.predictor(self.state)[0])
-        return predictor.personal
+        return self._final().model(party)
 
     def predict(self, x: Any, party: int | None = None) -> Tensor:
         """Outputs (class scores, or values) for samples; they are prepared (imputed, scaled) as in training. Where each
         party has a model of its own, `party` says whose."""
-        predictor, payload = self._predictor(party)
-        return saved.predict(self.training.objective, predictor, payload, self.training.preparation, x)
+        return self._final().predict(x, party)
+
+    @property
+    def personal(self) -> bool:
+        """Whether each party has a model of its own."""
+        return self._final().personal
+
+    def _final(self) -> saved.Saved:
+        training = self.training
+        name, payload = training.algorithm.predictor(self.state)
+        return saved.Saved(self.described(), build("predictor", name), training.objective, payload,
+                           training.preparation, self.memories)  # fmt: skip
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -115,4 +106,19 @@ class Result(Displayed):
         store.create(self.experiment)
         write_atomic(store.path / METRICS, b"".join(json.dumps(line).encode() + b"\n" for line in self.history))
         store.finish(self.saved_model(), self.described(), {**self.summary, "run_dir": str(store.path)})
+        self.keep_personal(store.path)
         return store.path
+
+    def keep_personal(self, folder: Path) -> None:
+        """Keep what simulated parties add to the model in a folder, where each has one of its own and they are small.
+        Those of a federation keep it themselves."""
+        if not self.personal or not self.memories:
+            return
+        kept, size = {}, 0
+        for party in range(len(self.training.holdings)):
+            memory = dict(self.memories.get(party, {}))
+            size += sum(tensor.nbytes for tensor in memory.values())
+            if size > PERSONAL_BYTES:
+                return
+            kept[str(party)] = memory
+        write_atomic(folder / PERSONAL, codec.encode(kept))

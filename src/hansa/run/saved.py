@@ -6,6 +6,7 @@ a sample looks like and, where the aggregator has a test set of its own, two sam
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Callable, Mapping
@@ -30,6 +31,7 @@ from hansa.run.store import MODEL, PERSONAL, SERVING, read_json
 
 EXAMPLES = 2  # samples that show what goes in
 SMALL = 10_000  # numbers of them, at most
+Make = Callable[[], nn.Module]
 
 
 def describe(task: Task, objective: Objective, holdings: Known, seed: int) -> dict[str, Any]:
@@ -51,7 +53,7 @@ def _features(holdings: Known, objective: Objective) -> torch.dtype:
     return objective.dtype if train is None else train.x.dtype  # type: ignore[no-any-return]
 
 
-def named(model: Callable[[], nn.Module] | None) -> dict[str, Any] | str | None:
+def named(model: Make | None) -> dict[str, Any] | str | None:
     """How another process can make a model: a registered one by its fields, a function of a module by its name; None
     where it cannot (a lambda, a function of a notebook), or where there is no model."""
     if isinstance(model, functools.partial) and model.func is double:
@@ -62,58 +64,76 @@ def named(model: Callable[[], nn.Module] | None) -> dict[str, Any] | str | None:
     return None if module in (None, "__main__") or "<" in name or "." in name else f"{module}:{name}"
 
 
-def predict(objective: Objective, predictor: Predictor, payload: Payload,
-            preparation: tuple[DataOp, Payload] | None, x: Any) -> Tensor:  # fmt: skip
-    """Outputs for samples as they came, which are prepared as in training."""
-    samples = torch.as_tensor(x, device=objective.device)
-    if samples.is_floating_point() and objective.module is not None:
-        samples = samples.to(objective.dtype)
-    if preparation is not None:
-        op, learned = preparation
-        samples = op.transform(samples, learned)
-    return predictor.outputs(objective, payload, samples)
-
-
 @dataclass
 class Saved:
-    """A model read back: `predict` gives what the run's own `result.predict` gives."""
+    """A final model, of a run just made or read back: `predict` gives the same bits."""
 
     about: dict[str, Any]
     predictor: Predictor
     objective: Objective
     payload: Payload
     preparation: tuple[DataOp, Payload] | None
-    memories: Mapping[str, Any]
+    memories: Mapping[int, Any]  # what parties add to the model, where each has one of its own
 
     @property
     def personal(self) -> bool:
+        """Whether each party has a model of its own."""
         return self.predictor.personal
 
     def predict(self, x: Any, party: int | None = None) -> Tensor:
         """Outputs (class scores, or values) for samples; `party` says whose model, where each has one of its own."""
-        payload = self.payload
-        if self.predictor.personal:
-            if party is None or party not in range(self.about["parties"]):
-                raise ConfigError(
-                    f"each party has a model of its own: say whose, from party=0 to party={self.about['parties'] - 1}"
-                )
-            payload = self.predictor.own(self.objective, payload, dict(self.memories.get(str(party), {})))
-        return predict(self.objective, self.predictor, payload, self.preparation, x)
+        samples = torch.as_tensor(x, device=self.objective.device)
+        if samples.is_floating_point() and self.objective.module is not None:
+            samples = samples.to(self.objective.dtype)
+        if self.preparation is not None:
+            op, learned = self.preparation
+            samples = op.transform(samples, learned)
+        return self.predictor.outputs(self.objective, self._payload(party), samples)
+
+    def model(self, party: int | None = None) -> nn.Module:
+        """The trained module, in evaluation mode; `party` as for `predict`."""
+        if "model" not in self.payload or self.objective.module is None:
+            raise ConfigError(f"{self.predictor.name} trains no torch module; use predict(x)")
+        module = copy.deepcopy(self.objective.module).cpu()
+        return self.objective.spec.load(module, Params(**self._payload(party)["model"])).eval()
+
+    def _payload(self, party: int | None) -> Payload:
+        if not self.personal:
+            return self.payload
+        if party is None or party not in range(self.about["parties"]):
+            raise ConfigError(
+                f"each party has a model of its own: say whose, from party=0 to party={self.about['parties'] - 1}"
+            )
+        if not self.memories:
+            raise ConfigError(
+                "each party has a model of its own, and they are not here: result.save(...) and trackers keep them, "
+                "where they are not too large; parties of a federation keep them themselves"
+            )
+        return self.predictor.own(self.objective, self.payload, dict(self.memories.get(party, {})))
 
 
-def load(folder: str | Path, beside: str = ".") -> Saved:
-    """The final model of a run's folder, or of one with its files of the model alone; functions that make models are
-    looked for `beside` as well."""
-    folder = Path(folder)
-    about = read_json(folder / SERVING)
+def tensors(folder: Path) -> dict[str, Any]:
+    """What the file of the final model holds."""
     try:
-        tree = codec.decode((folder / MODEL).read_bytes())
+        tree: dict[str, Any] = codec.decode((folder / MODEL).read_bytes())
     except FileNotFoundError:
-        raise ConfigError(f"{folder} has no {MODEL}: the run has not finished") from None
+        raise ConfigError(
+            f"{folder} has no model yet: the run is not finished; `hansa resume` goes on with it"
+        ) from None
     except DataError as error:
         raise DataError(f"{folder / MODEL} is damaged: {error}") from None
-    objective = Objective(_factory(about, tree, beside), about["loss"] or "mse", about["seed"], bf16=about["bf16"])
-    payload = tree["payload"] if "payload" in tree else {"model": _params(objective, tree["params"])._asdict()}
+    return tree
+
+
+def load(folder: str | Path, beside: str = ".", make: Make | None = None) -> Saved:
+    """The final model of a run's folder, or of one with its files of the model alone; functions that make models are
+    looked for `beside` as well, unless `make` gives an untrained model."""
+    folder = Path(folder)
+    tree, about = tensors(folder), read_json(folder / SERVING)
+    objective = Objective(
+        _factory(about, tree, beside, make), about["loss"] or "mse", about["seed"], bf16=about["bf16"]
+    )
+    payload = tree["payload"] if "payload" in tree else {"model": _params(objective, tree["params"], folder)._asdict()}
     preparation = None
     if "preparation" in tree:
         op = op_of(tree["preparation"]["op"], "preparation")
@@ -121,24 +141,35 @@ def load(folder: str | Path, beside: str = ".") -> Saved:
             raise DataError(f"{folder / MODEL} is damaged: its preparation is no preparation")
         preparation = (op, tree["preparation"]["payload"])
     memories = codec.decode((folder / PERSONAL).read_bytes()) if (folder / PERSONAL).exists() else {}
-    return Saved(about, build("predictor", tree["predictor"]), objective, payload, preparation, memories)
+    mine = {int(party): memory for party, memory in memories.items()}
+    return Saved(about, build("predictor", tree["predictor"]), objective, payload, preparation, mine)
 
 
-def _factory(about: dict[str, Any], tree: dict[str, Any], beside: str) -> Callable[[], nn.Module] | None:
+def _factory(about: dict[str, Any], tree: dict[str, Any], beside: str, make: Make | None) -> Make | None:
     model = about["model"]
-    if model is None:
-        if "params" in tree or tree["predictor"] == "personal":
-            raise ConfigError(
-                "the model's function is a lambda, or of a notebook or script, so no other process can make the model; "
-                "define it in a module of its own"
-            )
+    if make is not None:
+        made = make
+    elif model is not None:
+        made = load_function(model, "model", beside) if isinstance(model, str) else from_config("model", model, "model")
+    elif "params" in tree or tree["predictor"] == "personal":
+        raise ConfigError(
+            "the model's function is a lambda, or of a notebook or script, so no other process can make the model; "
+            "define it in a module of its own, or give it to hansa.load(folder), as in model(make_model)"
+        )
+    else:
         return None
-    made: Callable[[], nn.Module]
-    made = load_function(model, "model", beside) if isinstance(model, str) else from_config("model", model, "model")
     return functools.partial(double, made) if about["dtype"] == "float64" else made
 
 
-def _params(objective: Objective, tensors: dict[str, Tensor]) -> Params:
-    module = objective.network()
-    module.load_state_dict({**module.state_dict(), **tensors})
-    return objective.spec.flatten(module)
+def _params(objective: Objective, found: dict[str, Tensor], folder: Path) -> Params:
+    module, spec = objective.network(), objective.spec
+    wanted = {entry.name: entry.shape for entry in (*spec.weights, *spec.stats, *spec.counts)}
+    saved = {name: tuple(tensor.shape) for name, tensor in found.items()}
+    for name in sorted({*wanted, *saved}):
+        if wanted.get(name) != saved.get(name):
+            raise ConfigError(
+                f"the model of {folder} is not the one that its function makes: {name} is "
+                f"{saved.get(name, 'not there')} in the folder and {wanted.get(name, 'not there')} in the module"
+            )
+    module.load_state_dict(found, strict=False)  # tensors that layers share are saved once
+    return spec.flatten(module)

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from hansa.core import codec
-from hansa.core.errors import ConfigError, DataError
-from hansa.core.federation import op_of
-from hansa.core.op import DataOp
-from hansa.core.params import ParamSpec
+from hansa.run import saved
 from hansa.run.display import Displayed, totals
-from hansa.run.resume import stored_experiment
-from hansa.run.store import MODEL, SUMMARY, Store, read_json
-
-Make = Callable[[], nn.Module]
+from hansa.run.store import SUMMARY, Store, read_json
 
 
 @dataclass(frozen=True, repr=False)
@@ -43,66 +34,22 @@ class StoredRun(Displayed):
     @property
     def params(self) -> dict[str, Tensor]:
         """The trained model's tensors by name; none for methods that train no torch module."""
-        found: dict[str, Tensor] = self._saved().get("params", {})
+        found: dict[str, Tensor] = saved.tensors(self.run_dir).get("params", {})
         return found
 
-    def model(self, make: Make | None = None) -> nn.Module:
-        """The trained module, in evaluation mode. `make` gives an untrained one, as the task's model did; it is not
-        needed where the run was made from an experiment file, which says what the model is."""
-        params = self.params
-        if not params:
-            raise ConfigError(f"{self.run_dir} holds no single torch module: {self._algorithm} trains none")
-        module = (make or self._recorded())()
-        spec = ParamSpec.of(module)
-        wanted = {entry.name: entry.shape for entry in (*spec.weights, *spec.stats, *spec.counts)}
-        saved = {name: tuple(tensor.shape) for name, tensor in params.items()}
-        for name in sorted({*wanted, *saved}):
-            if wanted.get(name) != saved.get(name):
-                raise ConfigError(
-                    f"the model of {self.run_dir} is not the one that make() gives: {name} is "
-                    f"{saved.get(name, 'not there')} in the folder and {wanted.get(name, 'not there')} in the module"
-                )
-        module.load_state_dict(params, strict=False)  # tensors that layers share are saved once
-        return module.eval()
+    def model(self, make: saved.Make | None = None, party: int | None = None) -> nn.Module:
+        """The trained module, in evaluation mode; a party's own where each has one. `make` gives an untrained one, as
+        the task's model did; it is needed only where that was a lambda, or a function of a notebook or script."""
+        return self._final(make).model(party)
 
-    def predict(self, x: Any, make: Make | None = None) -> Tensor:
-        """Outputs (class scores, or values) of the trained module for samples, prepared (imputed, scaled) as in
-        training; `make` as for `model`."""
-        module = self.model(make)
-        samples = torch.as_tensor(x)
-        if samples.is_floating_point():
-            samples = samples.to(next(module.parameters()).dtype)
-        prepared = self._saved().get("preparation")
-        if prepared is not None:
-            op = op_of(prepared["op"], "preparation")
-            assert isinstance(op, DataOp)
-            samples = op.transform(samples, prepared["payload"])
-        with torch.no_grad():
-            outputs: Tensor = module(samples)
-        return outputs
+    def predict(self, x: Any, make: saved.Make | None = None, party: int | None = None) -> Tensor:
+        """Outputs (class scores, or values) for samples, as `Result.predict` gave them: prepared (imputed, scaled) as
+        in training; `make` and `party` as for `model`."""
+        return self._final(make).predict(x, party)
 
-    def _recorded(self) -> Make:
-        """What makes the model that the run's experiment file names."""
-        if self.experiment["experiment"] is None:
-            raise ConfigError(
-                f"{self.run_dir} was made from Python, so its model is not recorded; give the function that makes it, "
-                "as in model(make_model)"
-            )
-        make = stored_experiment(self.run_dir).build_task().model
-        assert make is not None
-        return make
-
-    def _saved(self) -> dict[str, Any]:
-        path = self.run_dir / MODEL
-        if not path.exists():
-            raise ConfigError(
-                f"{self.run_dir} has no model yet: the run is not finished; `hansa resume` goes on with it"
-            )
-        try:
-            saved: dict[str, Any] = codec.decode(path.read_bytes())
-        except DataError as error:
-            raise DataError(f"{path} is damaged: {error}") from None
-        return saved
+    def _final(self, make: saved.Make | None) -> saved.Saved:
+        record = self.experiment["experiment"] or {}
+        return saved.load(self.run_dir, record.get("folder") or ".", make)
 
 
 def load(run_dir: str | Path) -> StoredRun:

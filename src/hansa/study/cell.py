@@ -18,6 +18,7 @@ from hansa.core.errors import ConfigError, HansaError
 from hansa.core.registry import Part, from_config, to_config
 from hansa.run.config import Experiment, is_function, parse
 from hansa.run.simulate import NUMERICS
+from hansa.study.inputs import inputs
 
 # What does not change a run's numbers: where its files lie, and how often it saves.
 NO_MATTER = ("task.data_dir", "run.checkpoint_seconds")
@@ -54,7 +55,8 @@ class Cell:
 
     @cached_property
     def key(self) -> str:
-        """A hash of the experiment with all defaults filled in, and of what else decides the bits of its result."""
+        """A hash of the experiment with all defaults filled in, and of what else decides the bits of its result: the
+        user's own modules, files of data, versions."""
         return key_of(self.experiment)
 
     def plain(self) -> dict[str, Any]:
@@ -85,7 +87,9 @@ def canonical(experiment: Experiment) -> dict[str, Any]:
     for kind in ("dataset", "model"):
         if task[kind] is not None and not is_function(task[kind]):
             task[kind] = to_config(from_config(kind, task[kind], where=f"task.{kind}"))
-    beside = task["parties"] or is_function(task["dataset"]) or is_function(task["model"])
+    beside = is_function(task["dataset"]) or is_function(task["model"])  # which may read files of their own
+    device = experiment.run.device
+    card = torch.cuda.get_device_name(device) if device.startswith("cuda") and torch.cuda.is_available() else None
     return {
         "task": task,
         "place": str(Path(experiment.folder).resolve()) if beside else None,
@@ -93,8 +97,9 @@ def canonical(experiment: Experiment) -> dict[str, Any]:
         "algorithm": to_config(experiment.algorithm),
         "adversary": [to_config(group) for group in experiment.adversary],
         "run": _fields(experiment.run),
+        "inputs": inputs(experiment),
         "bits": {"hansa": hansa.__version__, "numerics": NUMERICS, "torch": torch.__version__,
-                 "cpu": torch.backends.cpu.get_cpu_capability()},
+                 "cpu": torch.backends.cpu.get_cpu_capability(), "gpu": card},
     }  # fmt: skip
 
 

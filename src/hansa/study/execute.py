@@ -222,8 +222,8 @@ class Worker:
 
 
 class Pool:
-    """Runs in `count` processes of one thread each, for a study that is too short for them in this one: it takes
-    seconds to start a process. A process that dies takes only its run with it."""
+    """Runs in `count` processes of one thread each. As it takes seconds to start them, the first runs are done in this
+    process, and those of a short study all are. A process that dies takes only its run with it."""
 
     def __init__(self, count: int, log: Path, lock: BinaryIO | None = None, modules: Sequence[str] = ()) -> None:
         self._here: Here | None = Here(START_SECONDS)
@@ -255,8 +255,7 @@ class Pool:
             job = worker.job
             if message is None:  # the process is gone
                 status = worker.stop()
-                at = self._workers.index(worker)
-                self._workers[at] = worker = self._worker()
+                self._workers.remove(worker)
                 if job is None:
                     continue
                 how = f"signal {-status}" if status < 0 else f"exit code {status}"
@@ -271,7 +270,11 @@ class Pool:
             else:
                 self.pace.learn(job, time.monotonic() - worker.began)
             watch.finished(job, message.get("failed"))
-            self._next(worker, left, watch)
+            if worker in self._workers:
+                self._next(worker, left, watch)
+            elif left:  # another in its place
+                self._workers.append(self._worker())
+                self._next(self._workers[-1], left, watch)
         return failed
 
     def _worker(self) -> Worker:

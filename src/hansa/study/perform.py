@@ -5,22 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hansa.core.errors import ConfigError
-from hansa.core.registry import Part, field_default, field_types, from_config, nest, to_config
+from hansa.core.registry import Part, field_default, field_types, nest, to_config
 from hansa.core.task import Task
-from hansa.run.config import Experiment, is_function
 from hansa.run.progress import in_notebook
 from hansa.study.cell import Cell
 from hansa.study.execute import LOG, Here, Job, Pool, Silence, Watcher, copy_finished, locked
+from hansa.study.inputs import MAIN, modules_of
 from hansa.study.notebook import NotebookBoard
 from hansa.study.results import Results, Trial, outcome_of
 from hansa.study.spec import Study, cores, lay, parse_study
 from hansa.study.tune import tune
 from hansa.study.worker import Loader
+from hansa.track import track_study, trackers
 
 
 def perform(study: Study, watch: Watcher | None = None) -> Results:
@@ -37,7 +38,7 @@ def perform(study: Study, watch: Watcher | None = None) -> Results:
     with locked(folder) as lock:
         for name in ("cells", "trials"):
             (folder / name).mkdir(exist_ok=True)
-        pool = Here() if jobs == 1 or "__main__" in modules else Pool(jobs, folder / LOG, lock)
+        pool = Here() if jobs == 1 or MAIN in modules else Pool(jobs, folder / LOG, lock, modules)
         try:
             trials: list[Trial] = []
             if len(study.candidates(study.algorithms[0].label)) > 1 or study.tune:
@@ -61,23 +62,6 @@ def perform(study: Study, watch: Watcher | None = None) -> Results:
 
 def job_of(cell: Cell, folder: Path) -> Job:
     return Job(cell.label, cell.algorithm, cell.experiment, folder / "cells" / cell.key)
-
-
-def modules_of(value: Any) -> set[str]:
-    """The modules, other than Hansa's own, whose parts an experiment is made of: a worker must import them."""
-    found = set()
-    if isinstance(value, Part) and not type(value).__module__.startswith("hansa."):
-        found.add(type(value).__module__)
-    if isinstance(value, Experiment):
-        for kind, given in (("dataset", value.task.dataset), ("model", value.task.model)):
-            if given is not None and not is_function(given):
-                found |= modules_of(from_config(kind, given, where=f"task.{kind}"))
-        return found.union(*map(modules_of, (value.task, value.partition, value.algorithm, value.run, value.adversary)))
-    if isinstance(value, (list, tuple)):
-        return found.union(*map(modules_of, value))
-    if is_dataclass(value) and not isinstance(value, type):
-        return found.union(*(modules_of(getattr(value, field.name)) for field in fields(value)))
-    return found
 
 
 def loadable(cells: Sequence[Cell]) -> None:
@@ -110,6 +94,7 @@ def compare(
     folder: str | Path | None = None,
     data_dir: str | None = None,
     task: Any = None,
+    track: Any = None,
     watch: Watcher | None = None,
     **more: Any,
 ) -> Results:
@@ -119,7 +104,8 @@ def compare(
     after the study), so that calling it again with more algorithms or seeds does only what is new. `more` are dotted
     fields for all runs, as `--set` takes them: `**{"algorithm.local.lr": 0.1, "run.eval_every": 5}`. Data of your own
     come as `dataset="my_module:function"`; a Task made of arrays has no name under which a run could be kept.
-    In a notebook a line under the cell shows where the study stands.
+    `track` names trackers, as for `simulate`, which are told once all is done, with the report. In a notebook a line
+    under the cell shows where the study stands.
     """
     if isinstance(task, Task):
         raise ConfigError(
@@ -137,9 +123,14 @@ def compare(
     tree = lay(tree, nest(plain(more)))
     study = parse_study(tree, "")
     study = named(study, None if folder is None else Path(folder))
+    study = replace(study, track=(*study.track, *trackers(track)))
     if watch is None and in_notebook():
         watch = NotebookBoard()
-    return perform(study, watch)
+    results = perform(study, watch)
+    if study.track:
+        results.report()
+        track_study(results, study.track)
+    return results
 
 
 def tree_of(settings: Mapping[str, Any], study: Mapping[str, Any]) -> dict[str, Any]:

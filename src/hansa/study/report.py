@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import platform
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from hansa.study.plots import Band, Look, Pair, Standing, title
 from hansa.study.results import Axis, Results
 
 FILES = "plots"
+LINKED = re.compile(rf"^!\[.*\]\({FILES}/([\w-]+)\.png\)$", re.MULTILINE)
 MATRICES = 6  # settings up to which every pair is drawn
 PARTITIONS = 12  # drawn, at most
 AGAINST: tuple[tuple[Axis, str], ...] = (
@@ -35,7 +37,8 @@ AGAINST: tuple[tuple[Axis, str], ...] = (
 
 
 def write(results: Results, folder: str | Path) -> list[Path]:
-    """Write report.html, report.md, and plots/*.png and *.svg to a folder; the files written, report.html first."""
+    """Write report.html, report.md, and plots/*.png and *.svg to a folder; the files written, report.html first. Of an
+    earlier report there, pictures that this one has not are removed."""
     place = Path(folder)
     (place / FILES).mkdir(parents=True, exist_ok=True)
     heading, intro, sections = contents(results)
@@ -47,8 +50,16 @@ def write(results: Results, folder: str | Path) -> list[Path]:
             for ending, data in (("png", png(section.figure)), ("svg", section.svg)):
                 written.append(place / FILES / f"{section.name}.{ending}")
                 write_atomic(written[-1], data)
+    for name in _pictured(place / "report.md") - set(links):
+        for ending in ("png", "svg"):
+            (place / FILES / f"{name}.{ending}").unlink(missing_ok=True)
     write_atomic(written[1], markdown.render(heading, intro, sections, links).encode(errors="replace"))
     return written
+
+
+def _pictured(page: Path) -> set[str]:
+    """The names of the pictures that a report in Markdown links; text of the user's never begins a line like these."""
+    return set(LINKED.findall(page.read_text(errors="replace"))) if page.exists() else set()
 
 
 def contents(results: Results) -> tuple[str, list[str], list[Section]]:
@@ -174,7 +185,8 @@ def _ranks(results: Results, names: Names) -> Iterator[Section]:
     caption = (
         f"Mean ranks by final {_plain(results.metric)} over {ranking.blocks} blocks, a block being a setting with a "
         "seed; 1 is the best. Bars join algorithms between which no significant difference was found (Nemenyi, 5 %; "
-        f"Demšar 2006). Friedman's test: {p_value(ranking.p)}."
+        f"Demšar 2006). Friedman's test: {p_value(ranking.p)}. Blocks with the same data are not independent, as other "
+        "data sets would be: this is about these settings, and its p value and bars are too sure of anything beyond."
     )
     yield Picture("Critical difference of the ranks", caption, figure, "critical-difference")
 

@@ -14,10 +14,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hansa.core import codec, disk
+from hansa.core import disk
 from hansa.core.errors import ConfigError, DataError
 from hansa.core.registry import to_config
-from hansa.run.store import PERSONAL, SUMMARY, Store, read_json, write_atomic
+from hansa.run.store import SUMMARY, Store, read_json
 from hansa.track.delivery import Delivery
 from hansa.track.tracker import About, Line, Tracker, trackers
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hansa")
 TRACKING = "tracking.json"  # in a run's folder: its trackers, and where in them the run is
-PERSONAL_BYTES = 2**28  # of parties' own models that are kept with a tracked run, at most
 
 
 def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -138,7 +137,7 @@ class Session:
             if folder is None:
                 self._scratch.append(Path(tempfile.mkdtemp(prefix="hansa-")))
                 folder = result.save(self._scratch[-1] / "run")
-            _keep_personal(result, folder)
+            result.keep_personal(folder)
         except Exception as error:  # whatever it is: the run is well all the same
             log.warning("tracking: the files of the run could not be written, so no tracker gets them: %s", error)
         else:
@@ -164,21 +163,6 @@ class Session:
         if lost:
             log.warning("tracking: %s; all rounds are in %s", "; ".join(lost), where)
         return lost
-
-
-def _keep_personal(result: Result, folder: Path) -> None:
-    """Keep what simulated parties add to the model, where each has one of its own and they are few. Those of a
-    federation keep it themselves."""
-    if not result.personal or not hasattr(result.training.runtime, "memories"):
-        return
-    memories, size = {}, 0
-    for party in range(len(result.training.holdings)):
-        memory = dict(result.memories.get(party, {}))
-        size += sum(tensor.nbytes for tensor in memory.values())
-        if size > PERSONAL_BYTES:
-            return
-        memories[str(party)] = memory
-    write_atomic(folder / PERSONAL, codec.encode(memories))
 
 
 def begin(chosen: Sequence[Tracker], record: dict[str, Any], folder: Path | None, held: dict[str, Any] | None,

@@ -1,0 +1,190 @@
+"""What a run depends on beside its configuration: code of the user's own, and files. Their digests are in its key, so
+that a run is done again where they have changed."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+import hansa
+from hansa.core.errors import ConfigError, HansaError
+from hansa.core.registry import Part, from_config
+from hansa.run.config import Experiment, is_function, load_function
+
+MAIN = "__main__"  # a script or a notebook
+CHUNK = 2**20
+SIMPLE = (bool, int, float, complex, str, bytes, tuple, type(None))
+# Modules as this process knows them: those of one spec have been read once.
+_known: dict[str, tuple[ModuleSpec | None, str | None]] = {}
+
+
+def inputs(experiment: Experiment) -> dict[str, dict[str, str | None]]:
+    """Digests of the user's modules that an experiment uses and of the files it reads, by name."""
+    return {"code": code_of(experiment), "files": files_of(experiment)}
+
+
+def parts_of(value: Any) -> Iterator[Part]:
+    """All parts that an experiment is made of."""
+    if isinstance(value, Experiment):
+        for kind, given in (("dataset", value.task.dataset), ("model", value.task.model)):
+            if given is not None and not is_function(given):
+                yield from parts_of(from_config(kind, given, where=f"task.{kind}"))
+        yield from parts_of((value.task, value.partition, value.algorithm, value.run, value.adversary))
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from parts_of(inner)
+    elif is_dataclass(value) and not isinstance(value, type):
+        if isinstance(value, Part):
+            yield value
+        for field in fields(value):
+            yield from parts_of(getattr(value, field.name))
+
+
+def functions_of(experiment: Experiment) -> list[str]:
+    """The functions that an experiment names, as "module:function"."""
+    return [given for given in (experiment.task.dataset, experiment.task.model) if is_function(given)]  # type: ignore[misc]
+
+
+def modules_of(experiment: Experiment) -> set[str]:
+    """The modules, other than Hansa's own, whose parts an experiment is made of, and which a worker must import; and
+    `__main__`, where a function of it is named, which no worker can."""
+    found = {type(part).__module__ for part in parts_of(experiment)}
+    found |= {MAIN} & {reference.partition(":")[0] for reference in functions_of(experiment)}
+    return {name for name in found if not name.startswith("hansa.")}
+
+
+def code_of(experiment: Experiment) -> dict[str, str | None]:
+    """Digests of the user's modules. Of a script or notebook, of what the experiment uses of it."""
+    named = modules_of(experiment) - {MAIN}
+    mine: list[Any] = [type(part) for part in parts_of(experiment) if type(part).__module__ == MAIN]
+    for reference in functions_of(experiment):
+        module = reference.partition(":")[0]
+        try:
+            function = load_function(reference, "task", experiment.folder)
+        except HansaError:  # a run of it says so
+            continue
+        if module == MAIN:
+            mine.append(function)
+        else:
+            named.add(module)
+    found = dict(_modules(named))
+    if mine:
+        seen: set[int] = set()
+        found[MAIN] = _digest(repr([_doing(thing, seen) for thing in mine]).encode())
+    return found
+
+
+def _modules(names: Iterable[str]) -> Iterator[tuple[str, str | None]]:
+    """Digests of the files of modules, and of the modules of the user's own that these import at their top."""
+    left, seen = sorted(names), set(names)
+    while left:
+        name = left.pop()
+        module = sys.modules[name]
+        yield name, _loaded(module)
+        beside = {value.__name__ if isinstance(value, ModuleType) else str(getattr(value, "__module__", ""))
+                  for value in list(vars(module).values())}  # fmt: skip
+        new = sorted(other for other in beside - seen - {MAIN} if _own(sys.modules.get(other)))
+        left += new
+        seen |= set(new)
+
+
+def _own(module: ModuleType | None) -> bool:
+    """Whether a module is the user's: neither Hansa's nor of an installed package."""
+    file = getattr(module, "__file__", None)
+    return file is not None and not any(Path(file).resolve().is_relative_to(place) for place in _installed())
+
+
+@cache
+def _installed() -> tuple[Path, ...]:
+    paths = {sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return (Path(hansa.__file__).parent.resolve(), *(Path(path).resolve() for path in paths))
+
+
+def _loaded(module: ModuleType) -> str | None:
+    """The digest of a module's file; refused where the file is not the one any more that this process has imported."""
+    file = getattr(module, "__file__", None)
+    now = None if file is None else digest(file)
+    spec, before = _known.setdefault(module.__name__, (module.__spec__, now))
+    if spec is not module.__spec__:  # loaded anew
+        _known[module.__name__] = (module.__spec__, now)
+    elif before != now:
+        raise ConfigError(
+            f"{file} has changed since this process imported it, and runs made now would be of the old code; start "
+            f"the process anew, or importlib.reload the module {module.__name__!r}"
+        )
+    return now
+
+
+def _doing(thing: Any, seen: set[int]) -> Any:
+    """What a class or function of a script or notebook does, as plain data: its code, and that of all it names there.
+    The text around it may change."""
+    if isinstance(thing, SIMPLE):
+        return repr(thing)
+    if id(thing) in seen:
+        return None
+    seen.add(id(thing))
+    if isinstance(thing, type):
+        members = {name: inspect.unwrap(getattr(value, "__func__", getattr(value, "fget", value)))
+                   for name, value in sorted(vars(thing).items())}  # fmt: skip
+        told = {name: _doing(value, seen) for name, value in members.items()
+                if hasattr(value, "__code__") or (isinstance(value, SIMPLE) and not name.startswith("__"))}  # fmt: skip
+        return [told, [_doing(base, seen) for base in thing.__bases__ if base.__module__ == MAIN]]
+    code = getattr(thing, "__code__", None)
+    return None if code is None else [_plain(code, thing.__globals__, seen), repr(thing.__defaults__)]
+
+
+def _plain(code: CodeType, space: Mapping[str, Any], seen: set[int]) -> Any:
+    told = {name: _doing(space[name], seen) for name in code.co_names
+            if name in space and getattr(space[name], "__module__", MAIN) == MAIN}  # fmt: skip
+    values = [_plain(value, space, seen) if isinstance(value, CodeType) else
+              sorted(map(repr, value)) if isinstance(value, frozenset) else repr(value)
+              for value in code.co_consts]  # fmt: skip
+    return [code.co_code.hex(), code.co_names, values, told]
+
+
+def files_of(experiment: Experiment) -> dict[str, str | None]:
+    """Digests of the files that an experiment names, and of those in its data set's folder."""
+    task, place = experiment.task, Path(experiment.folder)
+    beside = [*task.parties, *(name for name in (task.test, task.trusted) if isinstance(name, str))]
+    found = {name: digest(place / name) for name in beside}
+    named = {part.file for part in parts_of(experiment) if isinstance(getattr(part, "file", None), str)}  # type: ignore[attr-defined]
+    found |= {name: digest(name) for name in named}
+    root = task.data_dir or os.environ.get("HANSA_DATA")
+    if root and task.dataset is not None and not is_function(task.dataset):
+        name = task.dataset if isinstance(task.dataset, str) else str(task.dataset.get("name"))
+        folder = Path(root).expanduser() / name
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            found[f"{name}/{path.relative_to(folder).as_posix()}"] = digest(path)
+    return found
+
+
+def digest(path: str | Path) -> str | None:
+    """A hash of a file's bytes, read once as long as the file stays as it is; None where there is none to read."""
+    try:
+        about = os.stat(path)
+        return _digest_of(os.path.realpath(path), about.st_ino, about.st_size, about.st_mtime_ns)
+    except OSError:
+        return None
+
+
+@cache
+def _digest_of(path: str, inode: int, size: int, changed: int) -> str:
+    found = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(CHUNK):
+            found.update(chunk)
+    return found.hexdigest()[:20]
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:20]
