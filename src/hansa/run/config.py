@@ -114,17 +114,22 @@ class Experiment:
         return {**settings, "adversary": self.adversary}
 
 
-def read(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
-    """Read an experiment file; `overrides` are dotted names, as in `--set`."""
-    path = Path(path)
+def read_toml(path: Path) -> dict[str, Any]:
+    """A file's tables, as plain data."""
     try:
-        tree = tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise ConfigError(f"there is no file {path}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
     except (ValueError, RecursionError) as error:  # ValueError: no TOML, or a number too long
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
+
+
+def read(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
+    """Read an experiment file; `overrides` are dotted names, as in `--set`."""
+    path = Path(path)
+    tree = read_toml(path)
     changes = _named(nest(overrides or {}))
     listed, change = tree.get("adversary"), changes.get("adversary")
     if isinstance(listed, list) and isinstance(change, Mapping) and "name" not in change:

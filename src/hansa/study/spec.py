@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import math
 import os
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 from hansa.adversary import named
 from hansa.core.errors import ConfigError, nearest
 from hansa.core.registry import lookup, nest, registered
-from hansa.run.config import TABLES, merge
+from hansa.run.config import TABLES, merge, read_toml
 from hansa.run.settings import known_metrics
 from hansa.study.cell import Cell
 from hansa.track.tracker import Tracker, trackers
@@ -116,14 +115,7 @@ class Study:
 def read_study(path: str | Path, changes: Mapping[str, Any] | None = None) -> Study:
     """Read a study's file; `changes` are dotted names, as in `--set`, laid over it."""
     path = Path(path)
-    try:
-        tree = tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        raise ConfigError(f"there is no file {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    tree = read_toml(path)
     if not isinstance(tree.get("study", {}), Mapping):
         raise ConfigError(f"[study] must be a table, got {tree['study']!r}")
     return parse_study(lay(_tabled(tree), _tabled(nest(changes or {}))), path.stem, str(path.parent))
