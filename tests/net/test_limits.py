@@ -77,7 +77,7 @@ def secured(league: League, caller: Caller | None = None) -> ssl.SSLSocket:
 
 def closed(line: socket.socket) -> bytes:
     """What still came until the other end closed the connection; it must do so."""
-    got = b""
+    got = bytearray()
     try:
         while piece := line.recv(65536):
             got += piece
@@ -86,7 +86,7 @@ def closed(line: socket.socket) -> bytes:
     except OSError:
         pass
     line.close()
-    return got
+    return bytes(got)
 
 
 def turned_away(league: League) -> None:
@@ -609,7 +609,7 @@ def test_a_limit_that_is_none_gets_a_sentence(table: dict[str, Any], said: str) 
 def test_the_file_of_a_new_federation_shows_every_limit_with_its_default() -> None:
     text = TOML.format(name="x", folder="x", parties='"a"', url="https://x:1", host="0.0.0.0", port=8443,
                        admin="127.0.0.1:9464")  # fmt: skip
-    tree = tomllib.loads(re.sub(r"^# (\w+ = )", r"\1", text, flags=re.M))
+    tree = tomllib.loads(re.sub(r"^# (\w+ = |\[)", r"\1", text, flags=re.M))
     assert fill(Limits, tree["limits"], where="limits") == Limits()
     assert set(tree["limits"]) == {field.name for field in dataclasses.fields(Limits)}
     assert fill(Serve, tree["serve"], where="serve") == Serve()

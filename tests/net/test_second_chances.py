@@ -31,7 +31,7 @@ def ended_by(error: Exception, monkeypatch: pytest.MonkeyPatch) -> list[tuple[st
     ends: list[tuple[str, str]] = []
     runner = SimpleNamespace(closing=threading.Event(), end=lambda id, status, reason: ends.append((status, reason)))
     doing: Any = SimpleNamespace(
-        id="job-1", stopped=threading.Event(), runner=runner, network=SimpleNamespace(close=lambda: None)
+        id="job-1", stopped=threading.Event(), runner=runner, _session=None, network=SimpleNamespace(close=lambda: None)
     )
     with Job.ending(doing):
         raise error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -38,9 +39,10 @@ class Process:
     def __init__(self, command: list[str], log: Path, **environment: str) -> None:
         self._log = log
         with open(log, "ab") as file:
-            self.process = subprocess.Popen(
-                command, stdout=file, stderr=file, start_new_session=True, env={**os.environ, **QUIET, **environment}
-            )
+            # MLflow finds the commands that it starts by the PATH of an environment that is switched on.
+            path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
+            given = {**os.environ, **QUIET, "PATH": path, **environment}
+            self.process = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True, env=given)
 
     def wait_for(self, url: str) -> None:
         for _ in range(3000):  # a slow machine takes its time
@@ -52,7 +54,8 @@ class Process:
         pytest.fail(f"{url} does not answer:\n{self._log.read_text()[-2000:]}")
 
     def kill(self) -> None:
-        os.killpg(self.process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
 

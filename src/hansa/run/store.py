@@ -55,7 +55,8 @@ class Store:
         taken = f"another process is at work on the run {self.path}; wait for it, or stop it"
         self._lock = disk.lock(self.path / LOCK, taken)
         for name in FILES:
-            disk.sweep(self.path, name)
+            if name != REPORT:  # it is written when the lock is gone
+                disk.sweep(self.path, name)
 
     def create(self, experiment: dict[str, Any]) -> None:
         """Begin a new run here; a folder that holds one already is refused."""
