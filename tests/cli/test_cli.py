@@ -1,12 +1,17 @@
 """The command line as a user meets it: real processes, real files."""
 
+import contextlib
+import io
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from hansa.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPERIMENT = """
@@ -30,6 +35,21 @@ rounds = 3
 def hansa(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "hansa.cli", *args]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120)
+
+
+def inside(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The same in this process, for what many short commands say: it takes seconds to start one."""
+    out, err, argv = io.StringIO(), io.StringIO(), sys.argv
+    code: Any = 0
+    sys.argv = ["hansa", *args]
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.chdir(cwd):
+            main()
+    except SystemExit as end:
+        code = end.code or 0
+    finally:
+        sys.argv = argv
+    return subprocess.CompletedProcess(sys.argv, code, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture
@@ -83,32 +103,32 @@ def test_run_prints_one_json_object_last_and_fills_the_run_folder(experiment: Pa
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(experiment: Path, changes: list[str], sentence: str) -> None:
     sets = [word for change in changes for word in ("--set", change)]
-    done = hansa("run", str(experiment), *sets, "--json", cwd=experiment.parent)
+    done = inside("run", str(experiment), *sets, "--json", cwd=experiment.parent)
     assert done.returncode == 2
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_a_missing_or_broken_file_is_one_sentence(experiment: Path) -> None:
-    missing = hansa("run", "nowhere.toml", cwd=experiment.parent)
+    missing = inside("run", "nowhere.toml", cwd=experiment.parent)
     assert missing.returncode == 2 and "there is no file nowhere.toml" in missing.stderr
     experiment.write_text("[task\n")
-    broken = hansa("run", str(experiment), cwd=experiment.parent)
+    broken = inside("run", str(experiment), cwd=experiment.parent)
     assert broken.returncode == 2 and "is not valid TOML" in broken.stderr
-    no_run = hansa("show", str(experiment.parent), cwd=experiment.parent)
+    no_run = inside("show", str(experiment.parent), cwd=experiment.parent)
     assert no_run.returncode == 2 and "is not a run" in no_run.stderr
 
 
 def test_lists_show_papers_fields_types_and_defaults(tmp_path: Path) -> None:
-    every = hansa("algorithms", "--json", cwd=tmp_path)
+    every = inside("algorithms", "--json", cwd=tmp_path)
     names = {part["name"] for part in json.loads(every.stdout)}
     assert {"fedavg", "fedsgd", "fsvrg", "naive-bayes", "id3", "fedbuff", "dpsgd"} <= names
-    one = hansa("algorithms", "fedbuff", cwd=tmp_path)
+    one = inside("algorithms", "fedbuff", cwd=tmp_path)
     assert "Nguyen" in one.stdout and "buffer" in one.stdout and "a whole number" in one.stdout and "10" in one.stdout
-    wrong = hansa("algorithms", "fedbuf", cwd=tmp_path)
+    wrong = inside("algorithms", "fedbuf", cwd=tmp_path)
     assert wrong.returncode == 2 and "did you mean 'fedbuff'?" in wrong.stderr
-    assert hansa("datasets", cwd=tmp_path).returncode == 0
-    assert "199,210" in hansa("models", "2nn", cwd=tmp_path).stdout.replace("199210", "199,210")
+    assert inside("datasets", cwd=tmp_path).returncode == 0
+    assert "199,210" in inside("models", "2nn", cwd=tmp_path).stdout.replace("199210", "199,210")
 
 
 def test_partition_counts_and_draws_what_each_party_holds(experiment: Path) -> None:
