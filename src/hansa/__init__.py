@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
-
+from hansa.core.lazy import exports
 from hansa.core.registry import provide
 
 __version__ = "0.1.0"
@@ -110,12 +108,7 @@ _EXPORTS = {
 }
 
 __all__ = [*sorted(_EXPORTS), "__version__"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _EXPORTS:
-        return getattr(importlib.import_module(_EXPORTS[name]), name)
-    raise AttributeError(f"module 'hansa' has no attribute {name!r}")
+__getattr__ = exports("hansa", _EXPORTS)
 
 
 def __dir__() -> list[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hansa.core.lazy import exports
 
 if TYPE_CHECKING:
     from hansa.study.cell import Cell
@@ -14,9 +15,9 @@ if TYPE_CHECKING:
 
 # Imported when asked for: worker processes need none of the statistics.
 _FROM = {
-    "Cell": "cell", "compare": "perform", "MEASURES": "results", "TO_TARGET": "results", "Measure": "results",
-    "Outcome": "results", "Results": "results", "Trial": "results", "Study": "spec", "parse_study": "spec",
-    "read_study": "spec", "Difference": "statistics", "Estimate": "statistics", "Ranking": "statistics",
+    "Cell": ".cell", "compare": ".perform", "MEASURES": ".results", "TO_TARGET": ".results", "Measure": ".results",
+    "Outcome": ".results", "Results": ".results", "Trial": ".results", "Study": ".spec", "parse_study": ".spec",
+    "read_study": ".spec", "Difference": ".statistics", "Estimate": ".statistics", "Ranking": ".statistics",
 }  # fmt: skip
 
 __all__ = [
@@ -36,8 +37,4 @@ __all__ = [
     "read_study",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _FROM:
-        return getattr(importlib.import_module(f"hansa.study.{_FROM[name]}"), name)
-    raise AttributeError(f"module 'hansa.study' has no attribute {name!r}")
+__getattr__ = exports("hansa.study", _FROM)

@@ -5,8 +5,9 @@ Tracking is no part of a run: it changes no bit of it, and a tracker that fails,
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hansa.core.lazy import exports
 
 if TYPE_CHECKING:
     from hansa.track.session import Session, begin, remembered, track_folder
@@ -15,16 +16,16 @@ if TYPE_CHECKING:
 
 # Imported when asked for: a tracker's own process needs none of what a run needs.
 _HOMES = {
-    "About": "tracker",
-    "Log": "tracker",
-    "Session": "session",
-    "StudySession": "study",
-    "Tracker": "tracker",
-    "begin": "session",
-    "remembered": "session",
-    "track_folder": "session",
-    "track_study": "study",
-    "trackers": "tracker",
+    "About": ".tracker",
+    "Log": ".tracker",
+    "Session": ".session",
+    "StudySession": ".study",
+    "Tracker": ".tracker",
+    "begin": ".session",
+    "remembered": ".session",
+    "track_folder": ".session",
+    "track_study": ".study",
+    "trackers": ".tracker",
 }
 
 __all__ = [
@@ -40,8 +41,4 @@ __all__ = [
     "trackers",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"hansa.track.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'hansa.track' has no attribute {name!r}")
+__getattr__ = exports("hansa.track", _HOMES)
