@@ -57,25 +57,29 @@ class Job:
 
 
 class Watcher(Protocol):
-    """Is told how the runs go."""
+    """Is told how the runs go; by itself it says nothing of it."""
 
-    def begin(self, title: str, jobs: Sequence[Job], done: int) -> None: ...
-    def started(self, job: Job) -> None: ...
-    def paused(self, job: Job) -> None: ...
-    def rounds(self, job: Job, done: int) -> None: ...
-    def finished(self, job: Job, failed: str | None) -> None: ...
-    def tick(self) -> None: ...
+    def begin(self, title: str, jobs: Sequence[Job], done: int) -> None:
+        return
+
+    def started(self, job: Job) -> None:
+        return
+
+    def paused(self, job: Job) -> None:
+        return
+
+    def rounds(self, job: Job, done: int) -> None:
+        return
+
+    def finished(self, job: Job, failed: str | None) -> None:
+        return
+
+    def tick(self) -> None:
+        return
 
 
-class Silence:
+class Silence(Watcher):
     """A watcher that says nothing."""
-
-    def begin(self, title: str, jobs: Sequence[Job], done: int) -> None: ...
-    def started(self, job: Job) -> None: ...
-    def paused(self, job: Job) -> None: ...
-    def rounds(self, job: Job, done: int) -> None: ...
-    def finished(self, job: Job, failed: str | None) -> None: ...
-    def tick(self) -> None: ...
 
 
 def copy_finished(job: Job) -> None:
