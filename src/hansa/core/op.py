@@ -6,6 +6,7 @@ sees the server, the algorithm or another party.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -97,9 +98,24 @@ class Replies:
         return reply
 
 
+class Vault:
+    """What a party keeps beside its memory and never takes back, whatever becomes of the round.
+
+    This one is a simulated party's, and keeps nothing: nobody asks it the same thing twice.
+    """
+
+    def once(self, name: str, digest: str) -> None:
+        """Note that `name` was answered about `digest`; a PartyError where it was answered about another before."""
+
+
 @dataclass
 class Party:
-    """What an op sees of the place where it runs: its data, its objective, its random streams."""
+    """What an op sees of the place where it runs: its data, its objective, its random streams.
+
+    `secret` is what nobody else knows of an ask at a deployed party, another for every message that it is sent, the
+    same for the same: whatever must not be guessed (noise, samples that are drawn, keys) comes from it, by `private`.
+    In a simulation it is empty, and the run's seed stands for it.
+    """
 
     id: int
     objective: Objective
@@ -107,6 +123,14 @@ class Party:
     test: tuple[Tensor, Tensor] | None
     seed: int
     round: int = 0
+    secret: bytes = b""
+    vault: Vault = field(default_factory=Vault)
+
+    def private(self, *parts: int | str) -> bytes:
+        """32 bytes for a purpose, which only this party knows; drawn from the ask's secret, so that an ask that is
+        answered again is answered alike."""
+        secret = self.secret or hashlib.blake2b(repr((self.seed, "private", self.id, self.round)).encode()).digest()
+        return hashlib.blake2b(repr(parts).encode(), digest_size=32, key=secret[:64]).digest()
 
     @property
     def n(self) -> int:
