@@ -1,0 +1,1 @@
+"""Differential privacy: what is spent, and what is needed for a promise."""
