@@ -23,8 +23,11 @@ provide("predictor", "hansa.core.predictor", "hansa.algorithms", "hansa.bayes", 
 provide("devices", "hansa.sim.devices")
 provide("distribution", "hansa.sim.distributions")
 provide("availability", "hansa.sim.devices")
+provide("secure", "hansa.secure")
+provide("dp", "hansa.privacy")
 provide("tracker", *(f"hansa.track.{name}" for name in ("console", "jsonl", "tensorboard", "mlflow")))
-provide("op", "hansa.core.predictor", "hansa.algorithms", "hansa.bayes", "hansa.trees", "hansa.data", "hansa.select")
+provide("op", "hansa.core.predictor", "hansa.algorithms", "hansa.bayes", "hansa.trees", "hansa.data", "hansa.select",
+        "hansa.secure", "hansa.privacy")  # fmt: skip
 
 _EXPORTS = {
     "DPSGD": "hansa.algorithms",

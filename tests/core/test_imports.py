@@ -32,6 +32,8 @@ MAY_IMPORT = {
     "data": {"core", "data"},
     "sim": {"core", "local", "sim"},
     "ui": {"core", "ui"},
+    "secure": {"core", "secure"},
+    "privacy": {"core", "secure", "select", "transforms", "privacy"},
 }
 RUNTIMES = {"sim", "net"}
 PICK_A_RUNTIME = {"cli", "run", "testing.py", "testing"}

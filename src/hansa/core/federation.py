@@ -223,6 +223,7 @@ class Federation:
         self.by_size = False  # whether the cohort was drawn in proportion to the parties' samples
         self.trusted: Trusted | None = None
         self.findings: list[Finding] = []  # of this round
+        self.metrics: dict[str, float] = {}  # that came out of sums which a protocol made
         self._busy = set(busy)
         self._seed = seed
         self._phase = phase
@@ -307,7 +308,9 @@ class Federation:
         payload, each = self._with_work(op, payload or {}, each or {}, asked)
         ask = self._ask("reduce", op=op, payload=payload, parties=asked, each=each, uniform=uniform)
         if self._protocol is not None:
-            return await self._protocol.reduce(self._open(), ask)
+            reduced = await self._protocol.reduce(self._open(), ask)
+            self.metrics |= reduced.metrics
+            return reduced
         answer: Reduced = await ask
         return answer
 

@@ -150,6 +150,7 @@ class Op(Part):
     measures: ClassVar[frozenset[str] | None] = frozenset()  # the metrics a reply may carry; None for any
     update: ClassVar[str | None] = None  # the tensor that is an update of the model, whose norm a run may limit
     paced: ClassVar[bool] = False  # whether the payload may say how much of the work to do (`work`)
+    serves: ClassVar[bool] = False  # whether it only serves another (keys, shares): whom it asks is counted elsewhere
     overlaps: ClassVar[bool] = False  # whether a party talks while it computes, as simulated time has it
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:

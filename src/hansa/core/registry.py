@@ -20,12 +20,13 @@ from hansa.core.errors import ConfigError, nearest
 
 KINDS = ("algorithm", "local", "server", "fusion", "select", "transform", "adversary", "model", "dataset", "partition",
          "prepare", "predictor", "op", "schedule", "pace", "devices", "distribution", "availability",
-         "tracker")  # fmt: skip
+         "tracker", "secure", "dp")  # fmt: skip
 
 
 _NOUNS = {"local": "local solver", "server": "server optimiser", "select": "selector", "dataset": "data set",
           "prepare": "preparation", "devices": "description of devices",
-          "availability": "kind of availability"}  # fmt: skip
+          "availability": "kind of availability", "secure": "secure sum",
+          "dp": "kind of differential privacy"}  # fmt: skip
 
 
 def noun(kind: str) -> str:

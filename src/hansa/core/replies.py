@@ -257,7 +257,9 @@ class Answer:
         self._folder = folder
         self._weight = self._count = 0
         self._last = -1
-        self._one = 0 if ask.selects else 1  # a round counts those that it asked to work, and apart those it consulted
+        # A round counts those that it asked to work, and apart those it consulted.
+        self._one = 0 if ask.selects or self.op.serves else 1
+        self._consulted = 1 if ask.selects else 0
         record.fused = set()
 
     @property
@@ -267,7 +269,7 @@ class Answer:
     def add(self, party: int, outcome: Reply | str) -> None:
         """One party's reply, or why there is none."""
         self.record.asked += self._one
-        self.record.consulted += 1 - self._one
+        self.record.consulted += self._consulted
         if isinstance(outcome, str):
             self.record.without(party, outcome)
             return
@@ -299,7 +301,7 @@ class Answer:
                 self.add(party, replies.row(k))
             return
         self.record.asked += self._one * len(replies.parties)
-        self.record.consulted += (1 - self._one) * len(replies.parties)
+        self.record.consulted += self._consulted * len(replies.parties)
         self.record.bytes_up += reply_size(replies.row(0)) * len(replies.parties)
         shares = [self._accept(*of) for of in zip(replies.parties, replies.weights, strict=True)]
         for k, (party, share) in enumerate(zip(replies.parties, shares, strict=True)):

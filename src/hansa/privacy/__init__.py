@@ -1,1 +1,5 @@
-"""Differential privacy: what is spent, and what is needed for a promise."""
+"""Privacy: the settings of a run, and what differential privacy needs."""
+
+from hansa.privacy.settings import Privacy, privacy
+
+__all__ = ["Privacy", "privacy"]

@@ -1,5 +1,5 @@
-"""Experiments as files: the TOML tables [task], [partition], [algorithm], [adversary], [run] and [track], checked at
-once."""
+"""Experiments as files: the TOML tables [task], [partition], [algorithm], [adversary], [privacy], [run] and [track],
+checked at once."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ from hansa.data.dataset import Data
 from hansa.data.partition import Iid, Natural, Partition
 from hansa.data.party_files import load_party_file
 from hansa.data.prepare import Preparation
+from hansa.privacy import Privacy, privacy
 from hansa.run.settings import Run
 
 if TYPE_CHECKING:
     from hansa.track import Tracker
 
-TABLES = ("task", "partition", "algorithm", "adversary", "run", "track")
+TABLES = ("task", "partition", "algorithm", "adversary", "privacy", "run", "track")
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ class Experiment:
     folder: str
     adversary: tuple[Adversary, ...] = ()
     track: tuple[Tracker, ...] = ()
+    privacy: Privacy = Privacy()
     name: str = ""  # of the file
 
     def build_task(self, data: Data | None = None) -> Task:
@@ -111,7 +113,7 @@ class Experiment:
     def settings(self) -> dict[str, Any]:
         """What `simulate` is given beside the algorithm and the task."""
         settings = {f.name: getattr(self.run, f.name) for f in dataclasses.fields(self.run)}
-        return {**settings, "adversary": self.adversary}
+        return {**settings, "adversary": self.adversary, "privacy": self.privacy}
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -167,7 +169,8 @@ def parse(tree: Mapping[str, Any], folder: str = ".") -> Experiment:
 
         track = trackers(tree["track"])
     own = {name: table for name, table in tree.items() if name != "track"}
-    return Experiment(task, partition, algorithm, run, own, folder, adversaries(tree.get("adversary")), track)
+    return Experiment(task, partition, algorithm, run, own, folder, adversaries(tree.get("adversary")), track,
+                      privacy(tree.get("privacy")))  # fmt: skip
 
 
 def _table(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -194,7 +194,7 @@ class Job:
             raise ConfigError(f"a round needs {needed} parties, and {left} are left that do not refuse the job: {why}")
         self.training = Training(
             self.experiment.algorithm, task, dataclasses.replace(run, checkpoint_seconds=0.0), objective, known,
-            records, self.network, on_round=self._tell, attended=needed,
+            records, self.network, self.experiment.privacy, on_round=self._tell, attended=needed,
         )  # fmt: skip
         records.begin(codec.digest(self.training.state.params))
         self._track()
@@ -293,7 +293,9 @@ def check_order(order: Order, functions: tuple[str, ...], parties: list[str]) ->
     trusted = 0 if experiment.task.trusted is None else 1
     problem = Problem(ParamSpec((), (), ()), Params.none(), count, (), None, run.size(count), True, trusted)
     Algorithm.check(experiment.algorithm, problem)  # what an algorithm itself looks at depends on the data
-    check_settings(experiment.algorithm, run, problem)
+    check_settings(experiment.algorithm, run, problem, experiment.privacy.protocol)
+    own = dataclasses.replace(problem, party_tests=experiment.task.party_test > 0)  # others may turn up later
+    experiment.privacy.check(experiment.algorithm, run, own)
     if (run.target is not None or run.patience is not None) and not run.eval_parties and order.central is None:
         raise ConfigError("target and patience need a test set: give the task one, or let the parties evaluate")
     return experiment

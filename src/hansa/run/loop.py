@@ -27,6 +27,7 @@ from hansa.core.task import Known, Task
 from hansa.core.trusted import Trusted
 from hansa.data.prepare import Preparation
 from hansa.fusion import Fusion
+from hansa.privacy import Privacy
 from hansa.run.settings import Run, higher_is_better
 from hansa.run.work import LocalWork
 from hansa.select import Kept
@@ -47,8 +48,8 @@ def check_settings(algorithm: Algorithm, run: Run, problem: Problem, protocol: S
     if protocol is not None and algorithm.verbs - {"reduce"}:
         fusion = getattr(algorithm, "fusion", algorithm)
         raise ConfigError(
-            f"{algorithm.name}: {fusion.name} looks at what each party sends, which a secure sum hides; use another "
-            "fusion or algorithm, or no secure sum"
+            f"{algorithm.name}: {fusion.name} looks at what each party sends, which a secure sum hides; use the fusion "
+            "'mean' and have each party bound the norm of its own update (privacy.bound), or no secure sum"
         )
     needed = run.rules().needed(problem.cohort_size)
     if needed > problem.cohort_size:
@@ -115,7 +116,8 @@ class Training:
     holdings: Known
     store: Records | None = None
     runtime: Snapshots | None = None  # where checkpoints are wanted
-    protocol: SumProtocol | None = None
+    privacy: Privacy = Privacy()
+    protocol: SumProtocol | None = None  # takes over `reduce`; by default what privacy needs
     on_round: Callable[[dict[str, Any]], None] | None = None
     clock: Clock | None = None  # simulated time, the runtime's own
     attended: int | None = None  # where time is real: how many parties must be there as a round begins
@@ -136,7 +138,9 @@ class Training:
         self.work = LocalWork(self.run, self.algorithm, holdings)
         self.progress.pace = self.run.pace.begin()
         self.algorithm.check(self.problem)
+        self.protocol = self.protocol or self.privacy.protocol
         check_settings(self.algorithm, self.run, self.problem, self.protocol)
+        self.privacy.check(self.algorithm, self.run, self.problem)
         self.state = self.algorithm.init(self.problem)
         self._personal = lookup("predictor", self.algorithm.predictor(self.state)[0]).personal  # type: ignore[attr-defined]
         stops = self.run.target is not None or self.run.patience is not None
@@ -281,6 +285,7 @@ class Training:
         progress.round += 1
         progress.bytes_up += record.bytes_up
         progress.bytes_down += record.bytes_down
+        record.metrics |= fed.metrics
         metrics = record.metrics if empty is None else None
         seconds = self.clock.now if self.clock is not None else float(progress.round)
         progress.pace = self.work.observe(progress.pace, metrics, seconds, progress.round)

@@ -26,6 +26,8 @@ from hansa.core.runtime import complete
 from hansa.core.task import Holdings, Task
 from hansa.data.picture import table
 from hansa.local.solver import LocalSolver
+from hansa.privacy import Privacy
+from hansa.privacy import privacy as privacy_of
 from hansa.run.loop import Training
 from hansa.run.progress import Watch, watcher
 from hansa.run.result import Result
@@ -47,9 +49,9 @@ COMPILED_ROUNDS = 500  # from which on compiling a step (about 10 s) is earned b
 
 def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = None, resume: bool = False,
              force: bool = False, on_round: Watch | None = None, protocol: SumProtocol | None = None,
-             absent: Callable[[int, int], bool] | None = None, adversary: Any = None, track: Any = None,
-             experiment: dict[str, Any] | None = None, alone: bool = False, progress: bool | None = None,
-             **settings: Any) -> Result:  # fmt: skip
+             absent: Callable[[int, int], bool] | None = None, adversary: Any = None, privacy: Any = None,
+             track: Any = None, experiment: dict[str, Any] | None = None, alone: bool = False,
+             progress: bool | None = None, **settings: Any) -> Result:  # fmt: skip
     """Run an algorithm on a task, all parties in this process.
 
     `settings` are the fields of `hansa.run.Run` (rounds, cohort, seed, engine, device, ...). With `run_dir` the run
@@ -58,7 +60,8 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
     each round's metrics. `progress=True` shows in a notebook or on a terminal where the run stands; by default it is
     shown in a notebook, where no `on_round` watches. `absent(party, round)` takes parties away; `protocol` takes over
     `reduce`. `adversary` is an attack, or a list of them, each by a group of parties of its own (parts, names or
-    tables). `track` names trackers ("mlflow", "mlflow:URI", parts, tables), one or a list; a run that goes on keeps
+    tables). `privacy` says how updates are protected (a `hansa.Privacy`, or a table as in an experiment's [privacy]).
+    `track` names trackers ("mlflow", "mlflow:URI", parts, tables), one or a list; a run that goes on keeps
     those it had where none is given. `alone` keeps the run in one process, for one of several that run side by side.
     """
     if not isinstance(algorithm, Algorithm):
@@ -70,6 +73,8 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
     if resume and run_dir is None:
         raise ConfigError("resume=True needs run_dir, the folder of the run to go on with")
     run: Run = fill(Run, settings, where="run")
+    protected = privacy_of(privacy)
+    protocol = protocol or protected.protocol
     _check_device(run.device, run.precision)
     trackers = _trackers(track, run_dir if resume else None)
     with deterministic(run.device), products(run.precision):
@@ -102,7 +107,7 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
         log.info("engine %s: %s", engine.name, engine.why())
         forging = band if band is not None and band.forges else None
         runtime = Simulation(engine, run.rules(), clock, absent, folder, forging)
-        record = _record(algorithm, run, engine, experiment, groups)
+        record = _record(algorithm, run, engine, experiment, groups, protected)
         bar = watcher(run.rounds, False if progress is None and on_round is not None else progress)
         session: Session | None = None
 
@@ -114,7 +119,8 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
             if on_round is not None:
                 on_round(line)
 
-        training = Training(algorithm, task, run, objective, holdings, store, runtime, protocol, told, clock,
+        training = Training(algorithm, task, run, objective, holdings, store, runtime, protected, protocol, told,
+                            clock,
                             attackers=None if band is None else band.attackers,
                             probe=None if band is None else band.probe(holdings))  # fmt: skip
         if band is not None:
@@ -213,12 +219,13 @@ def _server_rate(algorithm: Algorithm) -> Callable[[int], float] | None:
 
 
 def _record(algorithm: Algorithm, run: Run, engine: ReferenceEngine, experiment: Any,
-            groups: tuple[Adversary, ...]) -> dict[str, Any]:  # fmt: skip
+            groups: tuple[Adversary, ...], protected: Privacy) -> dict[str, Any]:  # fmt: skip
     settings = {f.name: getattr(run, f.name) for f in dataclasses.fields(run)}
     settings |= {name: to_config(value) for name, value in settings.items() if isinstance(value, Part)}
     return {
         "hansa": hansa.__version__, "algorithm": to_config(algorithm), "run": settings,
         "plan": plan(engine, run.device), "experiment": experiment, "adversary": [to_config(group) for group in groups],
+        "privacy": protected.tree(),
     }  # fmt: skip
 
 
@@ -232,7 +239,7 @@ def _same_run(before: dict[str, Any], now: dict[str, Any], force: bool) -> None:
         raise ConfigError(
             "the data are not those this run was begun with; use --force (force=True) to go on all the same"
         )
-    for part, free in (("plan", ()), ("algorithm", ()), ("adversary", ()), ("run", _FREE)):
+    for part, free in (("plan", ()), ("algorithm", ()), ("adversary", ()), ("privacy", ()), ("run", _FREE)):
         old, new = (_fields(json.loads(json.dumps(record.get(part, [])))) for record in (before, now))
         changed = [f"{k} was {old.get(k)!r} and is {new.get(k)!r}" for k in sorted({*old, *new})
                    if old.get(k) != new.get(k) and k not in free]  # fmt: skip

@@ -1,0 +1,5 @@
+"""Sums that nobody can open: the aggregator learns the sum of the replies and nothing about any one of them."""
+
+from hansa.secure.channel import Channel
+
+__all__ = ["Channel"]

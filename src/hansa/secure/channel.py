@@ -1,0 +1,108 @@
+"""What every secure sum is: it takes over `reduce`, and the aggregator learns the sum and nothing about any summand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from hansa.core.algorithm import Problem
+from hansa.core.errors import ConfigError
+from hansa.core.federation import Ask, Federation, Reduced
+from hansa.core.op import Op, Party, Payload, Reply, Shape, Wrapper
+from hansa.core.registry import Part
+from hansa.secure.encoding import WIDEST, Encoding, FixedPoint, Layout, Numbers
+
+
+@dataclass(frozen=True)
+class Encoded(Wrapper):
+    """Base of the ops that hide a reply: the inner op's reply as whole numbers. What is sent in their place is up to
+    the channel; neither the weight nor the metrics of the inner reply leave the party in another way."""
+
+    inner: Op
+    range: float = 16.0
+    bits: int = 32
+    max_weight: int = 2**20
+    parties: int = 1  # how many may be summed
+    uniform: bool = False
+    stochastic: bool = False
+    noise: float = 0.0  # the standard deviation of this party's share of the noise
+    measures: ClassVar[frozenset[str] | None] = frozenset()
+    update: ClassVar[str | None] = None
+
+    def encoding(self, payload: Payload) -> Encoding:
+        """How the inner op's replies become numbers."""
+        return Encoding(Layout(self.inner, payload), FixedPoint(self.range, self.bits), self.parties, self.max_weight)
+
+    def numbers(self, party: Party, payload: Payload, reply: Reply) -> Numbers:
+        """The inner op's reply as numbers; a PartyError where the sum has no room for it."""
+        secret = party.private("encode") if self.stochastic or self.noise else b""
+        return self.encoding(payload).encode(reply, self.uniform, secret, self.stochastic, self.noise)
+
+    def expects_maxima(self, payload: Payload) -> dict[str, Shape]:
+        return {}
+
+
+@dataclass(frozen=True)
+class Channel(Part):
+    """Base of secure sums. Subclasses are frozen dataclasses; what `[privacy]` says beside `secure` and `dp` is theirs.
+
+    Values of an update are clipped to `range` in absolute value and sent in `bits` bits, sign included, to the nearest
+    step or, if `stochastic`, to one of the two nearest, right on average. `max_weight` is the largest weight (number of
+    samples) that a party may have; parties with more decline. Sums that are no updates (counts, moments) weigh parties
+    alike, take numbers up to `statistics` in absolute value, and are declined beyond.
+    """
+
+    kind: ClassVar[str] = "secure"
+
+    range: float = 16.0
+    bits: int = 32
+    max_weight: int = 2**20
+    stochastic: bool = False
+    statistics: float = 2.0**30
+    widest: ClassVar[int] = WIDEST  # bits that a sum may take
+
+    def __post_init__(self) -> None:
+        for name in ("range", "statistics"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise ConfigError(f"privacy.{name} must be positive and finite, got {value}")
+        if not 2 <= self.bits <= 53:
+            raise ConfigError(f"privacy.bits must lie in 2..53, got {self.bits}")
+        if self.max_weight < 1:
+            raise ConfigError(f"privacy.max_weight must be at least 1, got {self.max_weight}")
+
+    def check(self, problem: Problem) -> None:
+        """Refuse, with the reason, what cannot work. Called before anything runs."""
+        if problem.spec.counts:
+            raise ConfigError(
+                "the model counts batches (BatchNorm), of which the largest count is wanted, and a secure sum can only "
+                "add; use a model without BatchNorm (GroupNorm needs no counters), or no secure sum"
+            )
+        self._room(self.bits, problem.cohort_size, self.max_weight)
+
+    def _room(self, bits: int, parties: int, max_weight: int) -> None:
+        width = bits + math.ceil(math.log2(parties * max_weight))
+        if width > self.widest:
+            raise ConfigError(
+                f"the secure sum could overflow: {parties} parties with weights up to {max_weight} and {bits} bits a "
+                f"value take {width} bits, and there are {self.widest}; lower privacy.bits or privacy.max_weight"
+            )
+
+    def settings(self, ask: Ask, noise: float = 0.0) -> dict[str, object]:
+        """The fields of an `Encoded` op for an ask."""
+        assert ask.op is not None
+        parties = max(1, len(ask.parties))
+        if ask.op.update is None:
+            bits = min(53, self.widest - math.ceil(math.log2(parties)))
+            regime = {"range": self.statistics, "bits": bits, "max_weight": 1, "stochastic": False}
+        else:
+            weight = 1 if ask.uniform else self.max_weight
+            regime = {"range": self.range, "bits": self.bits, "max_weight": weight, "stochastic": self.stochastic}
+            self._room(self.bits, parties, weight)
+        return {"inner": ask.op, **regime, "parties": parties, "uniform": ask.uniform, "noise": noise}
+
+    async def reduce(self, fed: Federation, ask: Ask, noise: float = 0.0) -> Reduced:
+        """The sum that the ask is for. With `noise` each party adds its own, of that standard deviation, to every value
+        of its tensors before it hides them."""
+        raise TypeError(f"the secure channel {self.name!r} sums nothing")

@@ -1,0 +1,128 @@
+"""Replies as whole numbers: the sum of the vectors stands for the plain weighted sum, and what has no room is refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hansa.core.errors import PartyError
+from hansa.core.op import Op, Payload, Reply, Shape
+from hansa.secure.encoding import Encoding, FixedPoint, Layout
+
+
+@dataclass(frozen=True)
+class Something(Op):
+    """An op with an update, counts beside it and a metric."""
+
+    measures = frozenset({"train_loss"})
+    update = "w"
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        return {"w": ((2, 3), torch.float32), "count": ((2,), torch.int64)}
+
+
+@dataclass(frozen=True)
+class Moments(Op):
+    """An op whose numbers are no update."""
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        return {"sum": ((2,), torch.float64)}
+
+
+POINT = FixedPoint(16.0, 32)
+
+
+def encoding(parties: int = 4, max_weight: int = 1000, point: FixedPoint = POINT) -> Encoding:
+    return Encoding(Layout(Something(), {}), point, parties, max_weight)
+
+
+def reply(seed: int, weight: int = 3, **metrics: float) -> Reply:
+    draws = np.random.default_rng(seed)
+    w = torch.from_numpy(draws.normal(size=(2, 3)).astype(np.float32))
+    return Reply({"w": w, "count": torch.from_numpy(draws.integers(-50, 50, 2))}, weight, metrics=metrics)
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+def test_the_sum_of_the_vectors_is_the_weighted_sum(uniform: bool) -> None:
+    replies = [reply(k, weight=k + 1, train_loss=0.5 * k) for k in range(4)]
+    total = sum(encoding().encode(r, uniform) for r in replies)
+    answer = encoding().decode(np.asarray(total), 4)
+    shares = [1 if uniform else r.weight for r in replies]
+    plain = sum(r.tensors["w"].double() * s for r, s in zip(replies, shares, strict=True))
+    assert torch.allclose(answer.sums["w"], torch.as_tensor(plain), rtol=0, atol=sum(shares) * 0.51 / POINT.scale)
+    count = sum(r.tensors["count"] * s for r, s in zip(replies, shares, strict=True))
+    assert torch.equal(answer.sums["count"], torch.as_tensor(count))
+    assert (answer.weight, answer.count) == (sum(shares), 4)
+    loss = sum(0.5 * k * s for k, s in enumerate(shares)) / sum(shares)
+    assert answer.metrics["train_loss"] == pytest.approx(loss, abs=1e-8)
+
+
+def test_a_metric_that_a_party_leaves_out_does_not_count_for_it() -> None:
+    total = encoding().encode(reply(0, train_loss=2.0), False) + encoding().encode(reply(1), False)
+    assert encoding().decode(total, 2).metrics == {"train_loss": 2.0}
+
+
+def test_the_sum_fits_its_width_at_the_extremes() -> None:
+    code = encoding(parties=4, max_weight=1000)
+    for sign in (1.0, -1.0):
+        extreme = Reply({"w": torch.full((2, 3), sign * 1e9), "count": torch.zeros(2, dtype=torch.int64)}, 1000)
+        total = 4 * code.encode(extreme, False)
+        assert np.abs(total).max() < 2 ** (code.width - 1)
+        assert torch.allclose(code.decode(total, 4).sums["w"] / 4000, torch.tensor(sign * 16.0, dtype=torch.float64))
+
+
+def test_what_has_no_room_is_declined() -> None:
+    with pytest.raises(PartyError, match=r"weight 1001 is over 1000.*privacy.max_weight"):
+        encoding().encode(reply(0, weight=1001), False)
+    far = Reply({"w": torch.full((2, 3), torch.nan), "count": torch.zeros(2, dtype=torch.int64)})
+    with pytest.raises(PartyError, match="not finite"):
+        encoding().encode(far, False)
+    many = Reply({"w": torch.zeros(2, 3), "count": torch.tensor([2**31, 0])})
+    with pytest.raises(PartyError, match="count has numbers over"):
+        encoding().encode(many, False)
+    moments = Encoding(Layout(Moments(), {}), POINT, 4, 1)
+    with pytest.raises(PartyError, match="sum has values over 16"):
+        moments.encode(Reply({"sum": torch.tensor([17.0, 0.0], dtype=torch.float64)}), False)
+
+
+@given(st.lists(st.floats(-16, 16), min_size=1, max_size=8), st.binary(min_size=1, max_size=8))
+def test_stochastic_rounding_takes_one_of_the_two_nearest(values: list[float], secret: bytes) -> None:
+    from hansa.core import rng
+
+    coarse = FixedPoint(16.0, 8)
+    wide = np.array(values)
+    out = coarse.encode(wide, rng.hidden_uniform(secret, len(values)))
+    inside = np.clip(wide * coarse.scale, -coarse.largest, coarse.largest)
+    assert np.all(np.abs(out - inside) < 1.0)
+
+
+def test_stochastic_rounding_is_right_on_average() -> None:
+    from hansa.core import rng
+
+    coarse = FixedPoint(16.0, 8)
+    out = coarse.encode(np.full(40_000, 0.3), rng.hidden_uniform(b"x", 40_000)) / coarse.scale
+    assert abs(out.mean() - 0.3) < 5 * out.std() / 200
+
+
+def test_noise_is_added_to_each_value_of_the_tensors_and_to_nothing_else() -> None:
+    @dataclass(frozen=True)
+    class Large(Op):
+        update = "w"
+
+        def expects(self, payload: Payload) -> dict[str, Shape]:
+            return {"w": ((50_000,), torch.float32)}
+
+    code = Encoding(Layout(Large(), {}), POINT, 4, 1)
+    zero = Reply({"w": torch.zeros(50_000)})
+    noisy = code.encode(zero, True, b"secret", noise=0.25)
+    values = noisy[1:] / POINT.scale
+    assert noisy[0] == 1
+    assert abs(values.std() / 0.25 - 1) < 0.02
+    assert abs(values.mean()) < 5 * 0.25 / np.sqrt(50_000)
+    assert np.array_equal(noisy, code.encode(zero, True, b"secret", noise=0.25))
+    assert not np.array_equal(noisy, code.encode(zero, True, b"other", noise=0.25))
