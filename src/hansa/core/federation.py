@@ -245,6 +245,10 @@ class Federation:
         """A random stream for this round, named by its purpose."""
         return rng.generator(self._seed, purpose, self.round)
 
+    def private_rng(self, purpose: str) -> np.random.Generator:
+        """A random stream for this round that no party can guess: noise, and who is drawn in secret."""
+        return rng.generator(self._seed, "private", purpose, self.round)
+
     def report(self, finding: Finding) -> None:
         """Have the round's record say what was found about single parties."""
         self.findings.append(finding)

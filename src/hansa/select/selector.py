@@ -19,11 +19,13 @@ Ids = np.ndarray[Any, Any]
 class Selector(Part):
     """Base of selectors. A selector may ask the federation before it decides.
 
-    `by_size` says that parties are drawn in proportion to their samples.
+    `by_size` says that parties are drawn in proportion to their samples; `blind` that whom it draws has nothing to do
+    with what any party holds or does.
     """
 
     kind: ClassVar[str] = "select"
     by_size: ClassVar[bool] = False
+    blind: ClassVar[bool] = False
 
     @property
     def watches(self) -> bool:
