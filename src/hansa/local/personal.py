@@ -6,17 +6,18 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from hansa.core.errors import ConfigError
+from hansa.core.objective import Objective
 from hansa.core.op import Memory, Payload
 from hansa.core.params import ParamSpec
 from hansa.core.registry import register
 from hansa.local.sgd import SGD
-from hansa.local.solver import Batch, Carry, Context, LocalSolver
+from hansa.local.solver import Batch, Carry, Context, LocalSolver, Sampler
 
 HEAD, BEGUN = "personal/head", "personal/begun"
 
@@ -68,8 +69,12 @@ class Personal(LocalSolver):
     partner: ClassVar[tuple[str, str] | None] = ("fedper", "which sends the base of the model without its head")
 
     @property
-    def sampler(self) -> Literal["shuffle", "full"]:  # type: ignore[override]
+    def sampler(self) -> Sampler:  # type: ignore[override]
         return self.inner.sampler
+
+    @property
+    def noisy(self) -> bool:  # type: ignore[override]
+        return self.inner.noisy
 
     @property
     def measures(self) -> frozenset[str] | None:  # type: ignore[override]
@@ -90,6 +95,12 @@ class Personal(LocalSolver):
     @property
     def kernel(self) -> LocalSolver:
         return dataclasses.replace(self, inner=self.inner.kernel)
+
+    def check(self, spec: ParamSpec) -> None:
+        self.inner.check(spec)
+
+    def prepare(self, objective: Objective, x: Tensor, y: Tensor) -> None:
+        self.inner.prepare(objective, x, y)
 
     def rate(self, round: int) -> float:
         return self.inner.rate(round)
