@@ -85,8 +85,12 @@ def _broken(a: float, rate: float, noise: float) -> float:
         j = a - i
         common = _binomial(np.array(a), i)
         signs = np.where((i > math.ceil(a)) & ((i - math.ceil(a)) % 2 == 1), -1.0, 1.0)  # of C(a, i)
-        low = i * math.log(rate) + j * math.log1p(-rate) + i * (i - 1) / (2 * noise**2) + _log_normal((split - i) / noise)
-        high = j * math.log(rate) + i * math.log1p(-rate) + j * (j - 1) / (2 * noise**2) + _log_normal((j - split) / noise)
+        low = (
+            i * math.log(rate) + j * math.log1p(-rate) + i * (i - 1) / (2 * noise**2) + _log_normal((split - i) / noise)
+        )
+        high = (
+            j * math.log(rate) + i * math.log1p(-rate) + j * (j - 1) / (2 * noise**2) + _log_normal((j - split) / noise)
+        )
         last = common + np.logaddexp(low, high)
         total = float(_log_sum(np.append(last, total), np.append(signs, 1.0)))
         if last[-1] < total - 32 and end > a:  # the terms alternate, so that what is left out is less than the last
