@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -78,3 +79,32 @@ def calibrate(
     typer.echo(f"epsilon  {found[method]:.4f} at delta {delta:g} ({method})")
     typer.echo(f"rate     {rate:.6g}, {steps} {'steps' if samples is not None else 'rounds'}")
     typer.echo("by       " + ", ".join(f"{name} {value:.4f}" for name, value in found.items()))
+
+
+@privacy.command()
+def spent(
+    state: Annotated[Path, typer.Option("--state", help="The party's own folder, as `hansa join` has it.")],
+    as_json: Json = False,
+) -> None:
+    """What a deployed party has spent of its privacy budget, by job and over all jobs."""
+    from hansa.core.budget import Budget
+    from hansa.core.errors import ConfigError
+    from hansa.net.policy import Policy
+    from hansa.net.vault import look, report
+    from hansa.privacy import spent as accountant
+
+    if not (state / "party.toml").exists():
+        raise ConfigError(f"{state} is no party's folder: it has no party.toml")
+    floor = Policy.read(state / "party.toml").privacy
+    found = report(look(state), floor.budget or Budget(math.inf, floor.delta), accountant)
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    of = "" if found["budget"] is None else f" of {found['budget']:g}"
+    typer.echo(f"epsilon {_number(found['epsilon'])}{of} at delta {found['delta']:g}")
+    for job, part in found["jobs"].items():
+        typer.echo(f"  {job}: epsilon {_number(part['epsilon'])}, {part['replies']} replies")
+
+
+def _number(value: float | None) -> str:
+    return "infinite" if value is None else f"{value:.4g}"

@@ -1,23 +1,23 @@
 """What differentially private replies cost their party, and the budget that it may spend.
 
 A party's epsilon is reckoned by an accountant that whoever runs the op hands in (`hansa.privacy.accounting`): this
-module only keeps the books.
+module only keeps the books. What was released cannot be taken back, so no round that is aborted and no reply that is
+rejected changes them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from hansa.core.errors import ConfigError, PartyError
 
 SPENT = "its privacy budget is spent"  # how a party begins that declines for this reason
-EVENTS = "spent.events"  # the entry of a party's memory that says so; what begins with "spent." is never rolled back
+TOLD = "epsilon"  # the metric by which a party tells what it has spent
 
 
 @dataclass(frozen=True)
@@ -76,18 +76,6 @@ def merged(releases: Iterable[Release]) -> tuple[Release, ...]:
     return tuple(Release(rate, noise, count) for (rate, noise), count in steps.items())
 
 
-def of_memory(memory: dict[str, Tensor]) -> tuple[Release, ...]:
-    """What a party has released, as its memory has it."""
-    rows: list[Any] = memory[EVENTS].tolist() if EVENTS in memory else []
-    return tuple(Release(rate, sigma, int(steps)) for rate, sigma, steps in rows)
-
-
-def to_memory(releases: Sequence[Release]) -> dict[str, Tensor]:
-    """The entry of a party's memory that says what it has released."""
-    rows = [[release.rate, release.noise, float(release.steps)] for release in releases]
-    return {EVENTS: torch.tensor(rows, dtype=torch.float64).reshape(-1, 3)}
-
-
 def charge(before: Sequence[Release], coming: Release, budget: Budget, accountant: Accountant) -> float:
     """The epsilon that a party has spent once it has released what is coming; a PartyError where that is over its
     budget."""
@@ -99,3 +87,49 @@ def charge(before: Sequence[Release], coming: Release, budget: Budget, accountan
             f"{after - spent:.2g}"
         )
     return after
+
+
+class Priced(Protocol):
+    """What an op says of its replies' privacy."""
+
+    @property
+    def budget(self) -> Budget | None: ...
+    @property
+    def measures(self) -> frozenset[str] | None: ...
+    def release(self, n: int, payload: Mapping[str, Any]) -> Release: ...
+
+
+def tells(op: Priced, epsilon: float | None) -> bool:
+    """Whether a reply to this op says what its party has spent."""
+    return epsilon is not None and math.isfinite(epsilon) and (op.measures is None or TOLD in op.measures)
+
+
+class Books:
+    """What each of some parties has released in a run."""
+
+    def __init__(self, accountant: Accountant) -> None:
+        self._accountant = accountant
+        self._spent: dict[int, tuple[Release, ...]] = {}
+
+    def charge(self, party: int, op: Priced, n: int, payload: Mapping[str, Any]) -> float | None:
+        """Note that a party with n samples answers an op: the epsilon that it has spent then, None where the reply is
+        not differentially private. A PartyError, and nothing noted, where that is over the op's budget."""
+        budget = op.budget
+        if budget is None or n == 0:
+            return None
+        before, coming = self._spent.get(party, ()), op.release(n, payload)
+        epsilon = charge(before, coming, budget, self._accountant)
+        self._spent[party] = merged([*before, coming])
+        return epsilon
+
+    def tree(self) -> dict[str, Any]:
+        """The books as tensors, for a checkpoint: a row for each kind of release of each party."""
+        rows = [(party, of.steps, of.rate, of.noise) for party, spent in sorted(self._spent.items()) for of in spent]
+        whole = torch.tensor([row[:2] for row in rows], dtype=torch.int64).reshape(-1, 2)
+        return {"steps": whole, "kinds": torch.tensor([r[2:] for r in rows], dtype=torch.float64).reshape(-1, 2)}
+
+    def restore(self, tree: Mapping[str, Any]) -> None:
+        """The books of a checkpoint."""
+        self._spent = {}
+        for (party, steps), (rate, noise) in zip(tree["steps"].tolist(), tree["kinds"].tolist(), strict=True):
+            self._spent[party] = (*self._spent.get(party, ()), Release(rate, noise, steps))

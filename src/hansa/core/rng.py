@@ -6,8 +6,11 @@ on how a batch was padded.
 
 `generator` serves selection and partitions (numpy's Philox), `shuffled` the order of samples. `uniform` and `normal`
 are pure torch functions of an integer key; they work under `torch.func.vmap` and give element (i, j, ...) the same
-value whatever the extent of the tensor is. The mixing function is the finaliser of SplitMix64 (Steele, Lea and Flood
-2014).
+value whatever the extent of the tensor is; `noise` is a faster `normal` for long vectors. The mixing function is the
+finaliser of SplitMix64 (Steele, Lea and Flood 2014).
+
+None of these is secret: who knows the seed knows the draws. `secret_uniform` and `secret_normal` stretch 32 secret
+bytes by SHAKE-256 instead, so that who sees some of the numbers learns neither the bytes nor the others.
 """
 
 from __future__ import annotations
@@ -135,3 +138,30 @@ def hidden_normal(secret: bytes, count: int) -> np.ndarray[Any, Any]:
     draws = hidden_uniform(secret, 2 * half)
     radius, angle = np.sqrt(-2.0 * np.log1p(-draws[:half])), 2.0 * math.pi * draws[half:]
     return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
+
+
+def noise(k: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    """A vector of standard normal numbers drawn from the key, in the type they are computed in.
+
+    One hash makes two of them: 40 of its bits the radius, 24 the angle (Box and Muller 1958), so none lies beyond 7.6.
+    Each key steps through the counters by an odd number of its own, so that no two streams run into each other.
+    """
+    index = torch.arange(-(-count // 2), dtype=torch.int64, device=k.device)
+    bits = _mix(index * (fold(k, 1) | 1) + fold(k, 0))
+    radius = _shift(bits, 24).to(dtype).add_(0.5).mul_(2.0**-40).log_().mul_(-2.0).sqrt_()
+    angle = (bits & ((1 << 24) - 1)).to(dtype).mul_(2.0 * math.pi * 2.0**-24)
+    return torch.cat([torch.cos(angle).mul_(radius), angle.sin_().mul_(radius)])[:count]
+
+
+def secret_uniform(secret: bytes, count: int) -> np.ndarray[Any, Any]:
+    """Uniform float64 numbers in [0, 1), from a secret."""
+    stream = np.frombuffer(hashlib.shake_256(secret).digest(8 * count), dtype="<u8")
+    return (stream >> np.uint64(11)) * 2.0**-53
+
+
+def secret_normal(secret: bytes, count: int) -> Tensor:
+    """Standard normal float64 numbers, from a secret (Box and Muller 1958)."""
+    half = -(-count // 2)
+    drawn = torch.from_numpy(secret_uniform(secret, 2 * half))
+    radius, angle = drawn[:half].neg_().log1p_().mul_(-2.0).sqrt_(), drawn[half:].mul_(2.0 * math.pi)
+    return torch.cat([torch.cos(angle).mul_(radius), angle.sin_().mul_(radius)])[:count]

@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from scipy.optimize import brentq
-from scipy.special import gammaln, log_ndtr, logsumexp
+import torch
 
 from hansa.core.budget import Release, check_delta, merged
 from hansa.core.errors import ConfigError
@@ -47,9 +46,24 @@ def curve(rate: float, noise: float) -> Array:
     return np.maximum(np.array(moments), 0.0) / (ORDERS - 1)
 
 
+def _log_gamma(x: Array) -> Array:
+    return np.asarray(torch.lgamma(torch.as_tensor(x)).numpy())
+
+
+def _log_normal(x: Array) -> Array:
+    """The logarithm of the standard normal distribution function."""
+    return np.asarray(torch.special.log_ndtr(torch.as_tensor(x)).numpy())
+
+
+def _log_sum(x: Array, signs: Array | float = 1.0) -> Array:
+    """The logarithm of the sum of exponentials, along the last axis; the sum must be positive."""
+    most = x.max(-1, keepdims=True)
+    return np.asarray(most[..., 0] + np.log((signs * np.exp(x - most)).sum(-1)))
+
+
 def _binomial(order: Array, k: Array) -> Array:
     """log |C(order, k)|, for orders that need not be whole."""
-    return np.asarray(gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1))
+    return _log_gamma(order + 1) - _log_gamma(k + 1) - _log_gamma(order - k + 1)
 
 
 def _whole(orders: Array, rate: float, noise: float) -> Array:
@@ -58,27 +72,31 @@ def _whole(orders: Array, rate: float, noise: float) -> Array:
     inside = k <= a
     k = np.where(inside, k, 0.0)
     terms = _binomial(a, k) + (a - k) * math.log1p(-rate) + k * math.log(rate) + k * (k - 1) / (2 * noise**2)
-    return np.asarray(logsumexp(np.where(inside, terms, -np.inf), axis=1))
+    return _log_sum(np.where(inside, terms, -np.inf))
 
 
 def _broken(a: float, rate: float, noise: float) -> float:
     """The same at an order that is not whole, by the two series of Mironov, Talwar and Zhang 2019, section 3.3."""
     split = noise**2 * math.log(1 / rate - 1) + 0.5
-    total, sign = -math.inf, 1.0
+    total = -math.inf
     begin, end = 0, TERMS
     while end <= MOST:
         i = np.arange(begin, end, dtype=np.float64)
         j = a - i
         common = _binomial(np.array(a), i)
         signs = np.where((i > math.ceil(a)) & ((i - math.ceil(a)) % 2 == 1), -1.0, 1.0)  # of C(a, i)
-        low = i * math.log(rate) + j * math.log1p(-rate) + i * (i - 1) / (2 * noise**2) + log_ndtr((split - i) / noise)
-        high = j * math.log(rate) + i * math.log1p(-rate) + j * (j - 1) / (2 * noise**2) + log_ndtr((j - split) / noise)
+        low = (
+            i * math.log(rate) + j * math.log1p(-rate) + i * (i - 1) / (2 * noise**2) + _log_normal((split - i) / noise)
+        )
+        high = (
+            j * math.log(rate) + i * math.log1p(-rate) + j * (j - 1) / (2 * noise**2) + _log_normal((j - split) / noise)
+        )
         last = common + np.logaddexp(low, high)
-        total, sign = logsumexp(np.append(last, total), b=np.append(signs, sign), return_sign=True)
+        total = float(_log_sum(np.append(last, total), np.append(signs, 1.0)))
         if last[-1] < total - 32 and end > a:  # the terms alternate, so that what is left out is less than the last
             break
         begin, end = end, 4 * end
-    return float(total)
+    return total
 
 
 def composed(releases: Sequence[Release]) -> Array:
@@ -159,6 +177,8 @@ def calibrate(
 
 def _root(over: Callable[[float], float], high: float) -> float:
     """The sigma at which a decreasing function crosses zero, from above, so that it is not over it."""
+    from scipy.optimize import brentq
+
     low = high
     while over(low) <= 0:
         high, low = low, low * 0.8

@@ -87,8 +87,8 @@ class CentralDP(Part):
     Parties count alike, or min(n / `weight_cap`, 1) for n samples; the sum is then divided as if all counted 1, unless
     `total_weight` says what all of them count together. With `quantile` the clip follows that quantile of the parties'
     lengths (Andrew et al. 2021), from `clip` on: S <- S exp(-`clip_rate` (b - quantile)), where b is the part that was
-    not clipped, with noise of `sigma_b` on their number (left out: a twentieth of the cohort, sigma at least). `clip = None` clips
-    nothing, and goes with `sigma = 0` only.
+    not clipped, with noise of `sigma_b` on their number (left out: a twentieth of the cohort, sigma at least).
+    `clip = None` clips nothing, and goes with `sigma = 0` only.
 
     `noise` is added by the "server", or by the "parties" before a secure sum hides what they send, which is the default
     where there is one.

@@ -79,8 +79,8 @@ class Guard:
         kept: Kept = {"sigma": sigma, "clip": dp.clip, "spent": []}
         if dp.quantile is not None and sigma > 0 and not self.sigma_b(sigma) > sigma / 2:
             raise ConfigError(
-                f"privacy.dp.sigma_b: {self.sigma_b(sigma):g} is too little beside a sigma of {sigma:g}, of which it takes a "
-                "part; it must be over half of that"
+                f"privacy.dp.sigma_b: {self.sigma_b(sigma):g} is too little beside a sigma of {sigma:g}, of which it "
+                "takes a part; it must be over half of that"
             )
         spent = self.spent(kept)
         if spent is not None:

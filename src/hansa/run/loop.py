@@ -13,6 +13,7 @@ import torch
 
 from hansa.core import codec
 from hansa.core.algorithm import Algorithm, Problem, State
+from hansa.core.budget import SPENT
 from hansa.core.determinism import threads
 from hansa.core.driver import drive
 from hansa.core.errors import ConfigError, DataError, RoundAborted
@@ -33,6 +34,7 @@ from hansa.run.work import LocalWork
 from hansa.select import Kept
 
 log = logging.getLogger("hansa")
+FEW = 100  # parties whose numbers are listed one by one
 ATTEMPTS = 100  # to learn a preparation, where parties may come and go
 Steps = Generator[Request, Any, Any]
 
@@ -73,6 +75,11 @@ def check_settings(algorithm: Algorithm, run: Run, problem: Problem, protocol: S
             raise ConfigError(f"{algorithm.name} is asynchronous: there is no round to be late for; leave out deadline")
 
 
+def _finite(value: float) -> float | None:
+    """A number as a record has it: None where it is none."""
+    return value if math.isfinite(value) else None
+
+
 class Snapshots(Protocol):
     """A runtime whose parties can be saved and brought back."""
 
@@ -104,6 +111,9 @@ class Progress:
     pace: dict[str, Any] = field(default_factory=dict)  # what the pace remembers
     selection: Kept = field(default_factory=dict)  # what the selector keeps between rounds
     privacy: dict[str, Any] = field(default_factory=dict)  # what differential privacy does: what was spent, the clip
+    epsilon: float = 0.0  # the most that a party has spent of its privacy
+    epsilons: dict[str, float] = field(default_factory=dict)  # what each has, by name, where there are few
+    exhausted: dict[str, bool] = field(default_factory=dict)  # parties by number whose budget is spent
 
 
 @dataclass
@@ -310,14 +320,33 @@ class Training:
         line |= {f"local_{name}": value for name, value in paced.items()}
         if record.consulted:
             line["consulted"] = record.consulted
-        if private is not None:
-            line |= private.line(progress.privacy)
         if empty is not None:
             line["empty"] = empty
+        line |= self._spending(record, empty is not None)
+        if private is not None:
+            line |= private.line(progress.privacy)
         for name, who in (("missing", record.missing), ("rejected", record.rejected)):
             if who:
                 line[name] = {self.holdings.name(party): self._of_one(reason) for party, reason in who.items()}
         return record.metrics | line | (self._found(fed, record) if empty is None else {})
+
+    def _spending(self, record: Record, empty: bool) -> dict[str, Any]:
+        """What parties have spent of their privacy so far: the most, and where there are few and no `min_cohort`, each.
+        Of a round without a sum a `min_cohort` says nothing."""
+        progress, name, alone = self.progress, self.holdings.name, self.run.min_cohort == 1
+        for party in record.fused | set(record.spent):
+            progress.exhausted.pop(str(party), None)
+        progress.exhausted |= {str(p): True for p, reason in record.missing.items() if reason.startswith(SPENT)}
+        if record.spent and (alone or not empty):
+            progress.epsilon = max(progress.epsilon, *record.spent.values())
+            if alone and len(self.holdings) <= FEW:
+                progress.epsilons |= {name(party): spent for party, spent in sorted(record.spent.items())}
+        if record.delta is None or not progress.epsilon:
+            return {}
+        out: dict[str, Any] = {"epsilon": _finite(progress.epsilon), "delta": record.delta}
+        if progress.epsilons:
+            out["epsilons"] = {party: _finite(spent) for party, spent in progress.epsilons.items()}
+        return out
 
     def _of_one(self, reason: str) -> str:
         """What may be told of a single party: with a min_cohort why its reply was not used, and no number from it."""
@@ -373,7 +402,7 @@ class Training:
                         found |= {"attack_success": wanted["accuracy"]} if "accuracy" in wanted else {}
             except (RuntimeError, ValueError, IndexError) as error:
                 raise DataError(f"the model cannot be evaluated on the test set: {error}") from error
-        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in found.items()}
+        return {k: _finite(v) if isinstance(v, float) else v for k, v in found.items()}
 
     def _evaluate_parties(self, name: str, payload: dict[str, Any]) -> Generator[Request, Any, dict[str, Any]]:
         """Each party's metrics on its own test samples: mean, worst tenth, variance, and the mean over samples. With a
@@ -402,7 +431,7 @@ class Training:
                 out[f"party_{metric}_worst_tenth"] = sum(tenth) / len(tenth)
             out[f"party_{metric}_variance"] = sum((v - mean) * (v - mean) for v in values) / len(values)
             out[metric] = sum(v * n for v, n in pairs) / sum(n for _, n in pairs)
-        if len(answers.parties) <= 100 and least == 1:
+        if len(answers.parties) <= FEW and least == 1:
             who = map(self.holdings.name, answers.parties)
             out["parties"] = {name: r.metrics for name, r in zip(who, answers.replies, strict=True)}
         return out
@@ -444,6 +473,8 @@ class Training:
             return f"the byte budget of {run.byte_budget} is spent"
         if run.time_budget is not None and progress.seconds >= run.time_budget:
             return f"the time budget of {run.time_budget} s is spent"
+        if len(progress.exhausted) == len(self.holdings):
+            return "every party's privacy budget is spent"
         if self.algorithm.finished(self.state):
             return "the algorithm has finished"
         if progress.round >= run.rounds:
