@@ -109,6 +109,15 @@ class Vault:
     def once(self, name: str, digest: str) -> None:
         """Note that `name` was answered about `digest`; a PartyError where it was answered about another before."""
 
+    def sign(self, data: bytes) -> tuple[bytes, bytes] | None:
+        """This party's certificate, and its signature of some data; None in a simulation, where it has neither."""
+        return None
+
+    def known(self, certificate: bytes) -> tuple[str, bytes] | None:
+        """The name and the public key of the party whose certificate this is; a PartyError where it is none that this
+        party believes; None in a simulation."""
+        return None
+
 
 @dataclass
 class Party:
