@@ -67,7 +67,7 @@ def check_settings(algorithm: Algorithm, run: Run, problem: Problem, protocol: S
         raise ConfigError(f"run.over_select: {algorithm.name} has no cohort that a few more could join; leave it out")
     if run.over_select and run.select.independent:
         raise ConfigError(
-            f"run.over_select: {run.select.name} draws each party by itself, and there is no cohort to exceed; leave it out"
+            f"run.over_select: {run.select.name} draws each party by itself, so no cohort can be exceeded; leave it out"
         )
     if algorithm.participation == "own":
         if run.min_cohort > 1:
