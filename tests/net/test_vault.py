@@ -305,3 +305,20 @@ def test_a_job_says_what_its_parties_have_spent_and_ends_when_their_budgets_are(
     assert second["missing"]["cid"].startswith("its privacy budget is spent")
     assert second["epsilons"]["ann"] == pytest.approx(twice[0])
     assert last["replies"] == 0 and set(last["missing"]) == set(PARTIES)
+
+
+def test_the_aggregators_own_secret_decides_who_is_drawn_is_kept_and_is_told_nobody(league: League) -> None:
+    for k, name in enumerate(PARTIES):
+        league.join(name, samples(k))
+    tree = {"task": {"dataset": "heart", "model": "logistic", "dtype": "float64"}, "algorithm": {"name": "fedavg"},
+            "run": {"rounds": 12, "select": "poisson", "cohort_size": 2, "eval_parties": False}}  # fmt: skip
+    jobs = [league.submit(tree) for _ in range(2)]
+    drawn = [[line["members"] for line in league.ended(job)["rounds"]] for job in jobs]
+    assert drawn[0] != drawn[1]  # of one seed
+    find = "SELECT closed FROM asks WHERE job = ? AND phase = 'secret'"
+    secrets = [json.loads(league.ledger.one(find, job)["closed"]) for job in jobs]
+    assert len({len(secret) for secret in secrets}) == 1 and secrets[0] != secrets[1]
+    out = league.folder / "exported"
+    league.operator.export(out)
+    told = out.read_text() + json.dumps([league.operator.job(job) for job in jobs] + league.operator.log(None))
+    assert not any(secret in told for secret in secrets)

@@ -30,6 +30,7 @@ _MULTIPLY_2 = 0x94D049BB133111EB
 # Odd multipliers, one a dimension: an element's counter depends on its coordinates and not on the tensor's extent.
 _AXES = (0xD1342543DE82EF95, 0xAF251AF3B0F025B5, 0xC6BC279692B5C323, 0x9FB21C651E98DF25, 0xB492B66FBE98F273,
          0xE7037ED1A0B428DB)  # fmt: skip
+_CACHED = 2**15  # hashes made at a time on a CPU, so that they stay in its cache
 
 
 def key(*parts: int | str) -> int:
@@ -50,7 +51,7 @@ def _signed(value: int) -> int:
 
 def _shift(z: Tensor, bits: int) -> Tensor:
     """Logical right shift of an int64 tensor."""
-    return (z >> bits) & ((1 << (64 - bits)) - 1)
+    return (z >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def _mix(z: Tensor) -> Tensor:
@@ -95,6 +96,11 @@ def shuffled(k: int, n: int) -> np.ndarray[Any, Any]:
     `shuffles` gives the same orders for many keys at once, on any device.
     """
     return np.argsort(step_keys(k, n).numpy(), kind="stable")
+
+
+def uniforms(k: int, n: int) -> np.ndarray[Any, Any]:
+    """n uniform float64 numbers in [0, 1), drawn from a single key."""
+    return (step_keys(k, n).numpy().view(np.uint64) >> np.uint64(11)) * 2.0**-53
 
 
 def shuffles(k: Tensor, sizes: Tensor, widest: int) -> Tensor:
@@ -146,11 +152,20 @@ def noise(k: Tensor, count: int, dtype: torch.dtype) -> Tensor:
     One hash makes two of them: 40 of its bits the radius, 24 the angle (Box and Muller 1958), so none lies beyond 7.6.
     Each key steps through the counters by an odd number of its own, so that no two streams run into each other.
     """
-    index = torch.arange(-(-count // 2), dtype=torch.int64, device=k.device)
-    bits = _mix(index * (fold(k, 1) | 1) + fold(k, 0))
-    radius = _shift(bits, 24).to(dtype).add_(0.5).mul_(2.0**-40).log_().mul_(-2.0).sqrt_()
-    angle = (bits & ((1 << 24) - 1)).to(dtype).mul_(2.0 * math.pi * 2.0**-24)
-    return torch.cat([torch.cos(angle).mul_(radius), angle.sin_().mul_(radius)])[:count]
+    first, apart = fold(k, 0), fold(k, 1) | 1
+    half = -(-count // 2)
+    size = _CACHED if k.device.type == "cpu" else half
+    pairs = []
+    for at in range(0, half, size):
+        counter = torch.arange(at, min(half, at + size), dtype=torch.int64, device=k.device)
+        z = (counter * apart).add_(first)  # _mix, in place
+        z.bitwise_xor_(_shift(z, 30)).mul_(_signed(_MULTIPLY_1))
+        z.bitwise_xor_(_shift(z, 27)).mul_(_signed(_MULTIPLY_2))
+        z.bitwise_xor_(_shift(z, 31))
+        radius = _shift(z, 24).to(dtype).add_(0.5).mul_(2.0**-40).log_().mul_(-2.0).sqrt_()
+        angle = z.bitwise_and_((1 << 24) - 1).to(dtype).mul_(2.0 * math.pi * 2.0**-24)
+        pairs.append((torch.cos(angle).mul_(radius), angle.sin_().mul_(radius)))
+    return torch.cat([one for one, _ in pairs] + [other for _, other in pairs])[:count]
 
 
 def secret_uniform(secret: bytes, count: int) -> np.ndarray[Any, Any]:

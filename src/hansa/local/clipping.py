@@ -37,10 +37,10 @@ PROBE = 3  # samples that a model's ways are tried on
 
 class Gradients(NamedTuple):
     """The gradients of one parameter, one for each of B samples, held or not: their squared lengths [B], and their sum,
-    each times a factor [B], leaving out those that are not finite."""
+    each times a factor [B], leaving out those that are not finite (None where all are)."""
 
     squared: Tensor
-    summed: Callable[[Tensor, Tensor], Tensor]
+    summed: Callable[[Tensor, Tensor | None], Tensor]
 
 
 @dataclass(frozen=True)
@@ -105,17 +105,19 @@ def clipped_sum(ctx: Context, w: Tensor, batch: Batch, key: Tensor, clip: float,
     """
     model = Model(ctx.objective, ctx.spec.split(w.detach()), ctx.buffers, ctx.stacked)
     way = _ways[ctx.objective]
-    total = torch.zeros_like(w)
     count = len(batch.x)
     if count == 0:
-        return total
+        return torch.zeros_like(w)
     x = ctx.inputs(batch)
     size = at_once or (count if way.layers is not None else max(1, ROOM // (w.numel() * w.element_size())))
+    sums: list[Tensor] = []
     for at in range(0, count, size):
         some = slice(at, at + size)
         found = _gradients(model, way, x[some], batch.y[some], key, at)
-        total = total + _clipped(ctx.spec, found, None if batch.mask is None else batch.mask[some], clip, per_layer)
-    return total
+        mask = None if batch.mask is None else batch.mask[some]
+        part = _clipped(ctx.spec, found, mask, clip, per_layer, ctx.stacked)
+        sums = [part if not sums else sums[0].add_(part)]
+    return sums[0]
 
 
 def layers_of(spec: ParamSpec) -> list[list[str]]:
@@ -127,7 +129,7 @@ def layers_of(spec: ParamSpec) -> list[list[str]]:
 
 
 def _clipped(spec: ParamSpec, found: Mapping[str, Gradients], mask: Tensor | None, clip: float,
-             per_layer: bool) -> Tensor:  # fmt: skip
+             per_layer: bool, stacked: bool) -> Tensor:  # fmt: skip
     groups = layers_of(spec) if per_layer else [[entry.name for entry in spec.weights]]
     bound = clip / math.sqrt(len(groups))
     sums: dict[str, Tensor] = {}
@@ -136,7 +138,8 @@ def _clipped(spec: ParamSpec, found: Mapping[str, Gradients], mask: Tensor | Non
         finite = torch.isfinite(length)
         factor = (bound / length).clamp(max=1.0)
         factor = torch.where(finite, factor if mask is None else factor * mask, 0.0)
-        sums |= {name: found[name].summed(factor, finite) for name in names}
+        sound = None if not stacked and bool(finite.all()) else finite  # the common case is spared a pass
+        sums |= {name: found[name].summed(factor, sound) for name in names}
     return torch.cat([sums[entry.name].reshape(-1) for entry in spec.weights])
 
 
@@ -152,10 +155,14 @@ def _gradients(model: Model, way: Way, x: Tensor, y: Tensor, key: Tensor, at: in
 def _held(held: Tensor) -> Gradients:
     rows = held.flatten(1)
 
-    def summed(factor: Tensor, finite: Tensor) -> Tensor:
-        return factor @ torch.where(finite.unsqueeze(1), rows, 0.0)
+    def summed(factor: Tensor, finite: Tensor | None) -> Tensor:
+        return factor @ _only(finite, rows)
 
-    return Gradients(rows.square().sum(1), summed)
+    return Gradients(torch.linalg.vector_norm(rows, dim=1).square(), summed)
+
+
+def _only(finite: Tensor | None, rows: Tensor) -> Tensor:
+    return rows if finite is None else torch.where(finite.unsqueeze(1), rows, 0.0)
 
 
 def _of_product(rows: Tensor, back: Tensor) -> Gradients:
@@ -164,14 +171,13 @@ def _of_product(rows: Tensor, back: Tensor) -> Gradients:
     if 2 * times * times > inner * outer:
         return _held(torch.bmm(back.transpose(1, 2), rows))
     if times == 1:
-        squared = rows.square().sum((1, 2)) * back.square().sum((1, 2))
+        squared = (torch.linalg.vector_norm(rows, dim=(1, 2)) * torch.linalg.vector_norm(back, dim=(1, 2))).square()
     else:
         squared = (torch.bmm(rows, rows.transpose(1, 2)) * torch.bmm(back, back.transpose(1, 2))).sum((1, 2))
 
-    def summed(factor: Tensor, finite: Tensor) -> Tensor:
-        counts = finite.view(-1, 1, 1)
-        left = torch.where(counts, back, 0.0) * factor.view(-1, 1, 1)
-        return left.flatten(0, 1).t() @ torch.where(counts, rows, 0.0).flatten(0, 1)
+    def summed(factor: Tensor, finite: Tensor | None) -> Tensor:
+        left = _only(finite, back.flatten(1)) * factor.unsqueeze(1)
+        return left.view(-1, outer).t() @ _only(finite, rows.flatten(1)).view(-1, inner)
 
     return Gradients(squared, summed)
 
@@ -298,10 +304,9 @@ def _layers(model: Model, x: Tensor, y: Tensor, key: Tensor, wanted: Mapping[str
         if not taps.only or sorted(used) != sorted(names.values()):
             return None
         found = _by_layer(model, taps.layers, x, y, key)
-        every = torch.ones(PROBE, dtype=torch.bool, device=x.device)
         for name, rows in wanted.items():
             one_each = torch.eye(PROBE, dtype=rows.dtype, device=x.device)
-            got = torch.stack([found[name].summed(one, every).view(rows.shape[1:]) for one in one_each])
+            got = torch.stack([found[name].summed(one, None).view(rows.shape[1:]) for one in one_each])
             if not (_near(got, rows) and _near(found[name].squared, rows.flatten(1).square().sum(1))):
                 return None
     except Exception:  # not told apart so after all

@@ -214,7 +214,7 @@ class LocalSolver(Op):
             return [np.arange(n)]
         if self.sampler == "poisson":
             own = rng.folded(rng.key(seed, "poisson", round), party)
-            return self._joining(n, lambda step: rng.uniform(torch.tensor(rng.folded(own, step)), (n,)).numpy())
+            return self._joining(n, lambda step: rng.uniforms(rng.folded(own, step), n))
         epochs, steps, size, drop_last = self.plan
         size = n if size is None else min(size, n)
         out: list[np.ndarray[Any, Any]] = []

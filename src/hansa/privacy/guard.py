@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hansa.core import rng
 from hansa.core.algorithm import Algorithm, Problem
 from hansa.core.budget import Release, check_delta, merged
 from hansa.core.errors import AlgorithmError, ConfigError, RoundAborted
@@ -52,7 +53,7 @@ class Guard:
     def of(cls, dp: CentralDP, algorithm: Algorithm, run: Setting, problem: Problem, secure: Channel | None) -> Guard:
         """For a run that `CentralDP.check` has let pass."""
         whole = problem.cohort_size == problem.parties
-        rate = problem.cohort_size / problem.parties if run.select.name == "poisson" else 1.0
+        rate = problem.cohort_size / problem.parties if run.select.independent else 1.0
         if rate == 1.0 and not whole:
             log.warning(
                 "differential privacy: a cohort of fixed size is reckoned as if every party took part in every round; "
@@ -162,6 +163,11 @@ class Guard:
         """What takes over `reduce` for a round."""
         return PrivateSums(self, kept)
 
+    @property
+    def answers_nobody(self) -> bool:
+        """Whether a round to which nobody was drawn has an answer: noise, where the server adds it."""
+        return self.secure is None
+
     async def reduce(self, fed: Federation, ask: Ask) -> Reduced:
         """Outside the rounds nothing is summed: it would not be covered."""
         raise AlgorithmError("under differential privacy only a round's own updates may be summed")
@@ -215,9 +221,8 @@ class PrivateSums:
                     for name, (shape, _) in op.expects(ask.payload).items()}  # fmt: skip
         if not noise:
             return dict(sums)
-        stream = fed.private_rng(f"noise {ask.index}")
-        return {name: value + noise * torch.from_numpy(stream.standard_normal(tuple(value.shape))).to(value.device)
-                for name, value in sorted(sums.items())}  # fmt: skip
+        secret = fed.private_rng(f"noise {ask.index}").bytes(32)
+        return {name: value + noise * _normal(secret + name.encode(), value) for name, value in sums.items()}
 
     def _follow(self, total: float) -> None:
         """Move the clip towards the quantile, given the sum over the parties of plus or minus half a unit."""
@@ -249,6 +254,11 @@ class PrivateSums:
         out = {"epsilon": epsilon if math.isfinite(epsilon) else None, "delta": guard.delta,
                "sampling_rate": guard.rate}  # fmt: skip
         return out | ({"clip": self.clip} if guard.dp.quantile is not None else {})
+
+
+def _normal(secret: bytes, like: Tensor) -> Tensor:
+    """Standard normal numbers in the shape of a tensor."""
+    return torch.from_numpy(rng.hidden_normal(secret, like.numel())).view(like.shape).to(like.device)
 
 
 def _check_op(op: Op, ask: Ask) -> None:

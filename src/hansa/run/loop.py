@@ -65,6 +65,10 @@ def check_settings(algorithm: Algorithm, run: Run, problem: Problem, protocol: S
         )
     if run.over_select and algorithm.participation != "cohort":
         raise ConfigError(f"run.over_select: {algorithm.name} has no cohort that a few more could join; leave it out")
+    if run.over_select and run.select.independent:
+        raise ConfigError(
+            f"run.over_select: {run.select.name} draws each party by itself, so no cohort can be exceeded; leave it out"
+        )
     if algorithm.participation == "own":
         if run.min_cohort > 1:
             raise ConfigError(
@@ -131,6 +135,7 @@ class Training:
     protocol: SumProtocol | None = None  # takes over `reduce`; by default what privacy needs
     on_round: Callable[[dict[str, Any]], None] | None = None
     clock: Clock | None = None  # simulated time, the runtime's own
+    secret: bytes = b""  # of the aggregator's, for what the parties must not guess; empty in a simulation
     attended: int | None = None  # where time is real: how many parties must be there as a round begins
     threads: int = field(default_factory=torch.get_num_threads)  # for the central evaluation
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -207,7 +212,7 @@ class Training:
                     protocol: SumProtocol | None = None) -> Federation:  # fmt: skip
         parties = range(len(self.holdings))
         return Federation(parties, self.progress.round, self.run.seed, self.problem.cohort_size, verbs,
-                          protocol or self.protocol, phase, busy)  # fmt: skip
+                          protocol or self.protocol, phase, busy, self.secret)  # fmt: skip
 
     def _apart(self, phase: str, make: Callable[[Federation], Coroutine[Any, Any, Any]]) -> Steps:
         """An exchange outside the rounds (preparation, evaluation): nothing is staged by it."""
@@ -279,8 +284,10 @@ class Training:
             if self.algorithm.participation == "cohort":
                 fed.cohort, progress.selection = await select.select(chooser, self.algorithm, state, progress.selection)
                 fed.by_size = select.by_size and len(fed.cohort) < select.pool(chooser, progress.selection)
-                if not fed.cohort:
+                if not fed.cohort and not select.independent:
                     raise RoundAborted("no party could be selected")
+                if not fed.cohort and not getattr(self.protocol, "answers_nobody", False):
+                    raise RoundAborted("no party was drawn, which is a draw like others")
             out = await self.algorithm.round(fed, state)
             for finding in fed.findings if self.run.min_cohort > 1 else ():
                 used = sum(share > 0 for share in finding.shares)
