@@ -5,9 +5,9 @@
 All parties share with all, the threshold is 0.67, and those who leave do so after they shared their secrets: the
 aggregator has the most work then. One party does all that a party does, and is timed, its reply made into bytes
 included; the others do the same for a single value, and send noise of the right length, for the aggregator cannot tell
-the difference. Training is left out. Times are those of the processor, on one core. The aggregator is timed from the first key to the sum, the reading of replies
-included. On small vectors the sum is compared with the plain one first. Flower runs in its own environment (`make
-bench-secure` makes it), its mod and its workflow as they are.
+the difference. Training is left out. The aggregator is timed from the first key to the sum, the reading of replies
+included. Times are those of the processor, on one core. On small vectors the sum is compared with the plain one first.
+Flower runs in its own environment (`make bench-secure` makes it), its mod and its workflow as they are.
 """
 
 from __future__ import annotations
@@ -169,8 +169,8 @@ def main() -> None:
         print(f"| {row['who']} | {row['dropouts']:.0%} | {row['party']:.2f} | {row['aggregator']:.1f} | "
               f"{row['up'] / 1e6:.2f} | {row['up'] / (4 * given.values):.2f} x |")  # fmt: skip
     every, some = (expansion(2**10, 2**20, 16, k) for k in (2**10 - 2, None))
-    print("\n2^10 parties, 2^20 values of 16 bits, reckoned: a party sends so many times its values in the clear: "
-          f"{every:.2f} where all share with all, {some:.2f} with the default neighbours; the paper says 1.73.")  # fmt: skip
+    print("\n2^10 parties, 2^20 values of 16 bits, reckoned: a party sends so many times its values in the clear: ")
+    print(f"{every:.2f} where all share with all, {some:.2f} with the default neighbours; the paper says 1.73.")
 
 
 if __name__ == "__main__":
