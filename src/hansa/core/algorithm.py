@@ -95,6 +95,8 @@ class Algorithm(Part):
                     f"{self.name}: {fusion.name} judges updates by the server's samples, and cannot judge what the "
                     f"local solver {inner.name!r} sends beside them; use another fusion"
                 )
+        if solver is not None:
+            unwrap(solver)[1].check(problem.spec)  # type: ignore[attr-defined]
         partner = getattr(solver, "partner", None)
         if partner is not None and partner[0] != self.completes:
             raise ConfigError(

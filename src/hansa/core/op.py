@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from hansa.core.budget import Budget, Release
 from hansa.core.errors import DataError, PartyError
 from hansa.core.objective import Objective
 from hansa.core.registry import Part
@@ -174,6 +175,15 @@ class Op(Part):
         """The same for what is combined by maximum; most ops send none."""
         return {}
 
+    @property
+    def budget(self) -> Budget | None:
+        """What a party may spend of its privacy in a run, where the replies are differentially private."""
+        return None
+
+    def release(self, n: int, payload: Payload) -> Release:
+        """What a reply made of n samples gives away, where the op has a budget."""
+        raise TypeError(f"the replies of {self.name!r} are not differentially private")
+
 
 class Wrapper(Op):
     """An op around another: it may change what the inner one is given and what it answers.
@@ -210,6 +220,13 @@ class Wrapper(Op):
 
     def expects_maxima(self, payload: Payload) -> dict[str, Shape]:
         return self.inner.expects_maxima(payload)
+
+    @property
+    def budget(self) -> Budget | None:
+        return self.inner.budget
+
+    def release(self, n: int, payload: Payload) -> Release:
+        return self.inner.release(n, payload)
 
 
 def unwrap(op: Op) -> tuple[list[Wrapper], Op]:

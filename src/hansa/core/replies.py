@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hansa.core import codec
+from hansa.core.budget import TOLD
 from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket
 from hansa.core.op import Op, Payload, Replies, Reply, Shape
@@ -109,6 +110,8 @@ class Record:
     bytes_up: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     fused: set[int] = field(default_factory=set)  # whose replies the last answer holds
+    spent: dict[int, float] = field(default_factory=dict)  # the epsilon that parties have spent, as far as is known
+    delta: float | None = None  # and at which delta
     each: dict[int, float] | None = None  # the loss of each party that trained, where somebody wants to know
     arrived: Means = field(default_factory=Means)  # over the tickets that came back
     seconds: dict[int, float] = field(default_factory=dict)  # simulated, of the parties of the last ask, if it trained
@@ -116,6 +119,13 @@ class Record:
     def without(self, party: int, reason: str) -> None:
         """Note why there is no reply: the party is missing, or what it sent was none."""
         (self.rejected if isinstance(reason, Malformed) else self.missing)[party] = reason
+
+    def noted(self, party: int, metrics: dict[str, float]) -> dict[str, float]:
+        """A reply's metrics less what it says its party has spent, which is noted: nobody wants the mean of that."""
+        if TOLD not in metrics:
+            return metrics
+        self.spent[party] = metrics[TOLD]
+        return {name: value for name, value in metrics.items() if name != TOLD}
 
     def timed(self, answer: Reduced | Gathered) -> Reduced | Gathered:
         """The answer with the seconds that each gathered reply took."""
@@ -260,6 +270,8 @@ class Answer:
         # A round counts those that it asked to work, and apart those it consulted.
         self._one = 0 if ask.selects or self.op.serves else 1
         self._consulted = 1 if ask.selects else 0
+        if self.op.budget is not None:
+            record.delta = self.op.budget.delta
         record.fused = set()
 
     @property
@@ -338,7 +350,7 @@ class Answer:
         return share
 
     def _measure(self, party: int, metrics: dict[str, float], share: int) -> None:
-        self._means.add(metrics, share)
+        self._means.add(self.record.noted(party, metrics), share)
         if self.record.each is not None and "train_loss" in metrics:
             self.record.each[party] = metrics["train_loss"]
 
@@ -371,7 +383,9 @@ def arrive(ticket: Ticket, op: Op, payload: Payload, outcome: Reply | str, rules
         return Arrival(ticket, None)
     record.accepted += 1
     record.fused.add(ticket.party)
-    record.arrived.add(outcome.metrics, outcome.weight)
+    if op.budget is not None:
+        record.delta = op.budget.delta
+    record.arrived.add(record.noted(ticket.party, outcome.metrics), outcome.weight)
     record.metrics.update(record.arrived.result())
     return Arrival(ticket, outcome)
 

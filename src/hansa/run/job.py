@@ -12,6 +12,7 @@ import errno
 import itertools
 import json
 import logging
+import secrets
 import shutil
 import threading
 import time
@@ -74,8 +75,16 @@ class Job:
         self._closed = time.monotonic()  # when the last round was
         self.experiment = check_order(order, runner.functions, runner.registry.names)
         run = self.experiment.run
-        # Parties that are invited while it runs are not of it, after a restart neither.
-        parties = runner.ledger.now(decide((id, 0, "parties", 0), lambda: runner.registry.names, time.time()))
+
+        def begin(db: Writer) -> tuple[list[str], str]:
+            # Parties that are invited while it runs are not of it, after a restart neither.
+            parties = decide((id, 0, "parties", 0), lambda: runner.registry.names, time.time())
+            # What the parties must not guess is drawn from it; neither the log nor a report has it.
+            secret = decide((id, 0, "secret", 0), lambda: secrets.token_hex(32), time.time())
+            return parties(db), secret(db)
+
+        parties, secret = runner.ledger.now(begin)
+        self._secret = bytes.fromhex(secret)
         self.network = Network(id, order.name, parties, runner.ledger, runner.blobs, runner.desk,
                                runner.folder / "messages" / id, run.rules(), run.deadline,
                                stopping=lambda: self.stopped.is_set() or runner.closing.is_set())  # fmt: skip
@@ -194,7 +203,8 @@ class Job:
             raise ConfigError(f"a round needs {needed} parties, and {left} are left that do not refuse the job: {why}")
         self.training = Training(
             self.experiment.algorithm, task, dataclasses.replace(run, checkpoint_seconds=0.0), objective, known,
-            records, self.network, self.experiment.privacy, on_round=self._tell, attended=needed,
+            records, self.network, self.experiment.privacy, on_round=self._tell, secret=self._secret,
+            attended=needed,
         )  # fmt: skip
         records.begin(codec.digest(self.training.state.params))
         self._track()

@@ -13,6 +13,7 @@ import torch
 
 from hansa.core import codec
 from hansa.core.algorithm import Algorithm, Problem, State
+from hansa.core.budget import SPENT
 from hansa.core.determinism import threads
 from hansa.core.driver import drive
 from hansa.core.errors import ConfigError, DataError, RoundAborted
@@ -33,6 +34,7 @@ from hansa.run.work import LocalWork
 from hansa.select import Kept
 
 log = logging.getLogger("hansa")
+FEW = 100  # parties whose numbers are listed one by one
 ATTEMPTS = 100  # to learn a preparation, where parties may come and go
 Steps = Generator[Request, Any, Any]
 
@@ -63,6 +65,10 @@ def check_settings(algorithm: Algorithm, run: Run, problem: Problem, protocol: S
         )
     if run.over_select and algorithm.participation != "cohort":
         raise ConfigError(f"run.over_select: {algorithm.name} has no cohort that a few more could join; leave it out")
+    if run.over_select and run.select.independent:
+        raise ConfigError(
+            f"run.over_select: {run.select.name} draws each party by itself, so no cohort can be exceeded; leave it out"
+        )
     if algorithm.participation == "own":
         if run.min_cohort > 1:
             raise ConfigError(
@@ -71,6 +77,11 @@ def check_settings(algorithm: Algorithm, run: Run, problem: Problem, protocol: S
             )
         if run.deadline is not None:
             raise ConfigError(f"{algorithm.name} is asynchronous: there is no round to be late for; leave out deadline")
+
+
+def _finite(value: float) -> float | None:
+    """A number as a record has it: None where it is none."""
+    return value if math.isfinite(value) else None
 
 
 class Snapshots(Protocol):
@@ -103,6 +114,9 @@ class Progress:
     stopped: str | None = None
     pace: dict[str, Any] = field(default_factory=dict)  # what the pace remembers
     selection: Kept = field(default_factory=dict)  # what the selector keeps between rounds
+    epsilon: float = 0.0  # the most that a party has spent of its privacy
+    epsilons: dict[str, float] = field(default_factory=dict)  # what each has, by name, where there are few
+    exhausted: dict[str, bool] = field(default_factory=dict)  # parties by number whose budget is spent
 
 
 @dataclass
@@ -120,6 +134,7 @@ class Training:
     protocol: SumProtocol | None = None  # takes over `reduce`; by default what privacy needs
     on_round: Callable[[dict[str, Any]], None] | None = None
     clock: Clock | None = None  # simulated time, the runtime's own
+    secret: bytes = b""  # of the aggregator's, for what the parties must not guess; empty in a simulation
     attended: int | None = None  # where time is real: how many parties must be there as a round begins
     threads: int = field(default_factory=torch.get_num_threads)  # for the central evaluation
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -190,7 +205,7 @@ class Training:
     def _federation(self, phase: str, verbs: Any, busy: frozenset[int] = frozenset()) -> Federation:
         parties = range(len(self.holdings))
         return Federation(parties, self.progress.round, self.run.seed, self.problem.cohort_size, verbs,
-                          self.protocol, phase, busy)  # fmt: skip
+                          self.protocol, phase, busy, self.secret)  # fmt: skip
 
     def _apart(self, phase: str, make: Callable[[Federation], Coroutine[Any, Any, Any]]) -> Steps:
         """An exchange outside the rounds (preparation, evaluation): nothing is staged by it."""
@@ -261,8 +276,10 @@ class Training:
             if self.algorithm.participation == "cohort":
                 fed.cohort, progress.selection = await select.select(chooser, self.algorithm, state, progress.selection)
                 fed.by_size = select.by_size and len(fed.cohort) < select.pool(chooser, progress.selection)
-                if not fed.cohort:
+                if not fed.cohort and not select.independent:
                     raise RoundAborted("no party could be selected")
+                if not fed.cohort and not getattr(self.protocol, "answers_nobody", False):
+                    raise RoundAborted("no party was drawn, which is a draw like others")
             out = await self.algorithm.round(fed, state)
             for finding in fed.findings if self.run.min_cohort > 1 else ():
                 used = sum(share > 0 for share in finding.shares)
@@ -302,10 +319,29 @@ class Training:
             line["consulted"] = record.consulted
         if empty is not None:
             line["empty"] = empty
+        line |= self._spending(record, empty is not None)
         for name, who in (("missing", record.missing), ("rejected", record.rejected)):
             if who:
                 line[name] = {self.holdings.name(party): self._of_one(reason) for party, reason in who.items()}
         return record.metrics | line | (self._found(fed, record) if empty is None else {})
+
+    def _spending(self, record: Record, empty: bool) -> dict[str, Any]:
+        """What parties have spent of their privacy so far: the most, and where there are few and no `min_cohort`, each.
+        Of a round without a sum a `min_cohort` says nothing."""
+        progress, name, alone = self.progress, self.holdings.name, self.run.min_cohort == 1
+        for party in record.fused | set(record.spent):
+            progress.exhausted.pop(str(party), None)
+        progress.exhausted |= {str(p): True for p, reason in record.missing.items() if reason.startswith(SPENT)}
+        if record.spent and (alone or not empty):
+            progress.epsilon = max(progress.epsilon, *record.spent.values())
+            if alone and len(self.holdings) <= FEW:
+                progress.epsilons |= {name(party): spent for party, spent in sorted(record.spent.items())}
+        if record.delta is None or not progress.epsilon:
+            return {}
+        out: dict[str, Any] = {"epsilon": _finite(progress.epsilon), "delta": record.delta}
+        if progress.epsilons:
+            out["epsilons"] = {party: _finite(spent) for party, spent in progress.epsilons.items()}
+        return out
 
     def _of_one(self, reason: str) -> str:
         """What may be told of a single party: with a min_cohort why its reply was not used, and no number from it."""
@@ -361,7 +397,7 @@ class Training:
                         found |= {"attack_success": wanted["accuracy"]} if "accuracy" in wanted else {}
             except (RuntimeError, ValueError, IndexError) as error:
                 raise DataError(f"the model cannot be evaluated on the test set: {error}") from error
-        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in found.items()}
+        return {k: _finite(v) if isinstance(v, float) else v for k, v in found.items()}
 
     def _evaluate_parties(self, name: str, payload: dict[str, Any]) -> Generator[Request, Any, dict[str, Any]]:
         """Each party's metrics on its own test samples: mean, worst tenth, variance, and the mean over samples. With a
@@ -390,7 +426,7 @@ class Training:
                 out[f"party_{metric}_worst_tenth"] = sum(tenth) / len(tenth)
             out[f"party_{metric}_variance"] = sum((v - mean) * (v - mean) for v in values) / len(values)
             out[metric] = sum(v * n for v, n in pairs) / sum(n for _, n in pairs)
-        if len(answers.parties) <= 100 and least == 1:
+        if len(answers.parties) <= FEW and least == 1:
             who = map(self.holdings.name, answers.parties)
             out["parties"] = {name: r.metrics for name, r in zip(who, answers.replies, strict=True)}
         return out
@@ -432,6 +468,8 @@ class Training:
             return f"the byte budget of {run.byte_budget} is spent"
         if run.time_budget is not None and progress.seconds >= run.time_budget:
             return f"the time budget of {run.time_budget} s is spent"
+        if len(progress.exhausted) == len(self.holdings):
+            return "every party's privacy budget is spent"
         if self.algorithm.finished(self.state):
             return "the algorithm has finished"
         return "all rounds done" if progress.round >= run.rounds else None

@@ -26,7 +26,7 @@ from hansa.core.runtime import complete
 from hansa.core.task import Holdings, Task
 from hansa.data.picture import table
 from hansa.local.solver import LocalSolver
-from hansa.privacy import Privacy
+from hansa.privacy import Privacy, spent
 from hansa.privacy import privacy as privacy_of
 from hansa.run.loop import Training
 from hansa.run.progress import Watch, watcher
@@ -106,7 +106,7 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
             engine.compiles = engine.records and (run.compile == "on" or (run.compile == "auto" and long))
         log.info("engine %s: %s", engine.name, engine.why())
         forging = band if band is not None and band.forges else None
-        runtime = Simulation(engine, run.rules(), clock, absent, folder, forging)
+        runtime = Simulation(engine, run.rules(), clock, absent, folder, forging, spent)
         record = _record(algorithm, run, engine, experiment, groups, protected)
         bar = watcher(run.rounds, False if progress is None and on_round is not None else progress)
         session: Session | None = None
