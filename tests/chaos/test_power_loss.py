@@ -8,6 +8,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,7 @@ def test_whenever_the_power_fails_what_a_party_spent_before_it_replied_stays_spe
     torn = 0
     for before in range(2):
         vault = HomeVault(root / "machine", spent)
-        journal = written(root, lambda: vault.charge("job", f"ask {before}", op, 50, {}))
+        journal = written(root, partial(vault.charge, "job", f"ask {before}", op, 50, {}))
         for at in range(len(journal.events) + 1):
             for seed in range(25):
                 into = memory / f"{before}-{at}-{seed}"

@@ -43,7 +43,7 @@ def curve(rate: float, noise: float) -> Array:
         return ORDERS / (2 * noise**2)
     moments = [*(_broken(a, rate, noise) for a in BROKEN), *_whole(WHOLE, rate, noise),
                *(_whole(a[None], rate, noise)[0] for a in FAR)]  # fmt: skip
-    return np.maximum(np.array(moments), 0.0) / (ORDERS - 1)
+    return np.asarray(np.maximum(np.array(moments), 0.0) / (ORDERS - 1))
 
 
 def _log_gamma(x: Array) -> Array:
@@ -143,8 +143,8 @@ def _epsilon(releases: tuple[Release, ...], delta: float, accountant: Method, co
 
 
 def _by_distribution(releases: Sequence[Release], delta: float) -> float:
-    import dp_accounting  # type: ignore[import-untyped]  # a second to import, which only this needs
-    from dp_accounting.pld import PLDAccountant  # type: ignore[import-untyped]
+    import dp_accounting  # a second to import, which only this needs
+    from dp_accounting.pld import PLDAccountant
 
     books = PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
     for release in releases:
@@ -176,18 +176,26 @@ def calibrate(
 
 
 def _root(over: Callable[[float], float], high: float) -> float:
-    """The sigma at which a decreasing function crosses zero, from above, so that it is not over it."""
-    from scipy.optimize import brentq
-
+    """The sigma at which a decreasing function crosses zero, to the precision, on the side where it is not over it: by
+    false position with the remedy of Dowell and Jarratt 1971 (Illinois)."""
+    above = below = over(high)
     low = high
-    while over(low) <= 0:
-        high, low = low, low * 0.8
+    while above <= 0:
+        high, below, low = low, above, low * 0.9
+        above = over(low)
         if low < 1e-3:
             return high  # less noise than that promises nothing anyhow
-    sigma = float(brentq(over, low, high, rtol=PRECISION / 8, xtol=PRECISION / 8 * low))
-    while over(sigma) > 0:
-        sigma *= 1 + PRECISION / 4
-    return sigma
+    before = 0.0
+    while high - low > PRECISION / 2 * high:
+        inside = min(high - low, PRECISION / 2 * high) / 2  # so far from the ends, and the bracket closes from both
+        at = min(max(low + (high - low) * above / (above - below), low + inside), high - inside)
+        value = over(at)
+        if value > 0:
+            low, above, below = at, value, below / 2 if before > 0 else below
+        else:
+            high, below, above = at, value, above / 2 if before < 0 else above
+        before = 1.0 if value > 0 else -1.0
+    return high
 
 
 def affordable(target: float, delta: float, rate: float, sigma: float, accountant: Method = "rdp") -> int:

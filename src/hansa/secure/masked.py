@@ -14,7 +14,6 @@ Secrets lie in the party's memory under names that begin with `secure.`, from on
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -23,15 +22,13 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from hansa.core.errors import ConfigError, PartyError
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
-from hansa.secure import graph, masks, shamir, signed
+from hansa.secure import graph, masks, shamir, signed, told
 from hansa.secure.channel import Encoded
 
-OWN = "secure."  # how the names begin under which a party remembers its secrets
 KEYS = 2 * masks.KEY  # bytes: the key that boxes are sealed with, and the key that masks are drawn from
 PAIR = 2 * shamir.SHARE  # a share of the latter, and one of the seed of the party's own mask
 SEALED = masks.NONCE + PAIR + masks.TAG
@@ -76,8 +73,8 @@ class Terms:
 
     def bond(self, ids: Sequence[int], keys: bytes) -> bytes:
         """The hash of the terms and of all keys that were advertised: what everything else is bound to."""
-        told = [self.parties, self.threshold, self.neighbours, self.active, *ids]
-        return hashlib.sha256(b"hansa secure sum" + json.dumps(told).encode() + keys).digest()
+        about = [self.parties, self.threshold, self.neighbours, self.active, *ids]
+        return hashlib.sha256(b"hansa secure sum" + json.dumps(about).encode() + keys).digest()
 
 
 @register("secure-keys")
@@ -92,11 +89,15 @@ class SecureKeys(Op):
         session = str(payload.get("session"))
         secrets = b"".join(party.private("secure", session, name) for name in ("box", "mask"))
         keys = _public(secrets)
-        sent = {"keys": _tensor(keys)}
+        sent = {"keys": told.tensor(keys)}
         if self.active:
             certificate, signature = signed.sign(party, advertised(party.id, session, keys))
-            sent |= {"certificate": _tensor(certificate), "signature": _tensor(signature)}
-        return Reply(sent), {**forgotten(memory), f"{OWN}secrets": _tensor(secrets), f"{OWN}session": _text(session)}
+            sent |= {"certificate": told.tensor(certificate), "signature": told.tensor(signature)}
+        return Reply(sent), {
+            **told.forgotten(memory),
+            f"{told.OWN}secrets": told.tensor(secrets),
+            f"{told.OWN}session": told.tensor(session.encode()),
+        }
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         sizes = {"keys": KEYS}
@@ -124,9 +125,9 @@ class SecureShares(Op):
         return Terms(self.parties, self.threshold, self.neighbours, self.active)
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        secrets, session = _kept(memory, "secrets"), _kept(memory, "session").decode()
-        ids = _ids(payload, "ids")
-        keys = _rows(payload, "keys", len(ids), KEYS)
+        secrets, session = told.kept(memory, "secrets"), told.kept(memory, "session").decode()
+        ids = told.ids(payload, "ids")
+        keys = told.rows(payload, "keys", len(ids), KEYS)
         own, needed = _public(secrets), self.terms.needed
         if party.id not in ids or keys[ids.index(party.id)] != own:
             raise PartyError("its own keys are not among those that the aggregator says were advertised")
@@ -159,21 +160,25 @@ class SecureShares(Op):
             nonce = party.private("secure", session, "nonce", other)[: masks.NONCE]
             sealed.append(masks.seal(key, nonce, share[other], bond))
         kept = {
-            "secrets": _tensor(secrets), "seed": _tensor(seed), "bond": _tensor(bond), "share": _tensor(share[party.id]),
-            "needed": torch.tensor([needed]), "peers": torch.tensor(peers, dtype=torch.int64),
-            "keys": _table([key_of[other] for other in peers], KEYS),
-        }  # fmt: skip
+            "secrets": told.tensor(secrets),
+            "seed": told.tensor(seed),
+            "bond": told.tensor(bond),
+            "share": told.tensor(share[party.id]),
+            "needed": torch.tensor([needed]),
+            "peers": torch.tensor(peers, dtype=torch.int64),
+            "keys": told.table([key_of[other] for other in peers], KEYS),
+        }
         if self.active:
-            kept["signers"] = _table([signers[other] for other in hood], signed.KEY)
-        return Reply({"sealed": _table(sealed, SEALED)}), {
-            **forgotten(memory), **{f"{OWN}{name}": value for name, value in kept.items()}
+            kept["signers"] = told.table([signers[other] for other in hood], signed.KEY)
+        return Reply({"sealed": told.table(sealed, SEALED)}), {
+            **told.forgotten(memory), **{f"{told.OWN}{name}": value for name, value in kept.items()}
         }  # fmt: skip
 
     def _signers(self, party: Party, payload: Payload, session: str, ids: list[int],
                  keys: list[bytes]) -> dict[int, bytes]:  # fmt: skip
         """The public key with which each party signed what it advertised; no two of them have the same name."""
-        certificates = _rows(payload, "certificates", len(ids), signed.CERTIFICATE)
-        signatures = _rows(payload, "signatures", len(ids), signed.SIGNATURE)
+        certificates = told.rows(payload, "certificates", len(ids), signed.CERTIFICATE)
+        signatures = told.rows(payload, "signatures", len(ids), signed.SIGNATURE)
         out, names = {}, set()
         for id, key, certificate, signature in zip(ids, keys, certificates, signatures, strict=True):
             name, signer = signed.known(party, id, certificate)
@@ -203,21 +208,21 @@ class SecureMasked(Encoded):
         return _inner(payload)
 
     def after(self, party: Party, payload: Payload, reply: Reply, memory: Memory) -> tuple[Reply, Memory]:
-        secrets, seed, bond = (_kept(memory, name) for name in ("secrets", "seed", "bond"))
-        peers, keys = _numbers(memory, "peers"), _kept_rows(memory, "keys", KEYS)
+        secrets, seed, bond = (told.kept(memory, name) for name in ("secrets", "seed", "bond"))
+        peers, keys = told.numbers(memory, "peers"), told.kept_rows(memory, "keys", KEYS)
         key_of = dict(zip(peers, keys, strict=True))
-        told = payload.get("secure")
-        told = told if isinstance(told, Mapping) else {}
-        heard = _ids(told, "ids")
-        sealed = _rows(told, "sealed", len(heard), SEALED)
+        sent = payload.get("secure")
+        sent = sent if isinstance(sent, Mapping) else {}
+        heard = told.ids(sent, "ids")
+        sealed = told.rows(sent, "sealed", len(heard), SEALED)
         if not set(heard) <= set(peers):
             raise PartyError("it is sent shares of parties that are not its neighbours in the secure sum")
-        (needed,) = _numbers(memory, "needed")
+        (needed,) = told.numbers(memory, "needed")
         if len(heard) + 1 < needed:
             raise PartyError(
                 f"{len(heard) + 1} of the parties that share secrets with it are left, and {needed} are the fewest"
             )
-        shares = {party.id: _kept(memory, "share")}
+        shares = {party.id: told.kept(memory, "share")}
         for other, box in zip(heard, sealed, strict=True):
             key = _agreed(secrets[: masks.KEY], key_of[other][: masks.KEY], bond, f"box {other} {party.id}")
             try:
@@ -234,9 +239,13 @@ class SecureMasked(Encoded):
         masked = masks.pack(words, width)
         party.vault.once(f"secure-masked {_public(secrets).hex()}", hashlib.sha256(masked.tobytes()).hexdigest())
         hood = sorted((party.id, *peers))
-        kept = _table([shares.get(other, bytes(PAIR)) for other in hood], PAIR)
+        kept = told.table([shares.get(other, bytes(PAIR)) for other in hood], PAIR)
         there = torch.tensor([other in shares for other in hood], dtype=torch.uint8)
-        return Reply({"masked": torch.from_numpy(masked)}), {**memory, f"{OWN}shares": kept, f"{OWN}heard": there}
+        return Reply({"masked": torch.from_numpy(masked)}), {
+            **memory,
+            f"{told.OWN}shares": kept,
+            f"{told.OWN}heard": there,
+        }
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         return {"masked": ((self.encoding(_inner(payload)).layout.length * self.width(payload) // 8,), torch.uint8)}
@@ -251,10 +260,10 @@ class SecureConsistent(Op):
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         survivors = _survivors(party, payload, memory)
-        bond, secrets = _kept(memory, "bond"), _kept(memory, "secrets")
+        bond, secrets = told.kept(memory, "bond"), told.kept(memory, "secrets")
         data = survived(bond, survivors)
         party.vault.once(f"secure-consistent {_public(secrets).hex()}", hashlib.sha256(data).hexdigest())
-        return Reply({"signature": _tensor(signed.sign(party, data)[1])}), memory
+        return Reply({"signature": told.tensor(signed.sign(party, data)[1])}), memory
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         return {"signature": ((signed.SIGNATURE,), torch.uint8)}
@@ -271,10 +280,10 @@ class SecureUnmask(Op):
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         survivors = _survivors(party, payload, memory)
-        peers, shares = _numbers(memory, "peers"), _kept_rows(memory, "shares", PAIR)
-        heard, secrets = _numbers(memory, "heard"), _kept(memory, "secrets")
+        peers, shares = told.numbers(memory, "peers"), told.kept_rows(memory, "shares", PAIR)
+        heard, secrets = told.numbers(memory, "heard"), told.kept(memory, "secrets")
         hood = sorted((party.id, *peers))
-        if f"{OWN}signers" in memory:
+        if f"{told.OWN}signers" in memory:
             self._check(payload, memory, hood, survivors)
         out = []
         for other, share, there in zip(hood, shares, heard, strict=True):
@@ -283,14 +292,17 @@ class SecureUnmask(Op):
         data = b"".join(out)
         party.vault.once(f"secure-unmask {_public(secrets).hex()}", hashlib.sha256(data).hexdigest())
         # A memory that is empty would not replace the one before.
-        return Reply({"shares": _table(out, shamir.SHARE)}), {**forgotten(memory), f"{OWN}over": torch.ones(1)}
+        return Reply({"shares": told.table(out, shamir.SHARE)}), {
+            **told.forgotten(memory),
+            f"{told.OWN}over": torch.ones(1),
+        }
 
     def _check(self, payload: Payload, memory: Memory, hood: list[int], survivors: list[int]) -> None:
         """Enough of the others were told the same survivors."""
-        who, (needed,) = _ids(payload, "signers"), _numbers(memory, "needed")
-        signatures = _rows(payload, "signatures", len(who), signed.SIGNATURE)
-        key_of = dict(zip(hood, _kept_rows(memory, "signers", signed.KEY), strict=True))
-        data = survived(_kept(memory, "bond"), survivors)
+        who, (needed,) = told.ids(payload, "signers"), told.numbers(memory, "needed")
+        signatures = told.rows(payload, "signatures", len(who), signed.SIGNATURE)
+        key_of = dict(zip(hood, told.kept_rows(memory, "signers", signed.KEY), strict=True))
+        data = survived(told.kept(memory, "bond"), survivors)
         good = [id for id, signature in zip(who, signatures, strict=True)
                 if id in survivors and signed.verify(key_of[id], data, signature)]  # fmt: skip
         if len(good) < needed:
@@ -300,11 +312,6 @@ class SecureUnmask(Op):
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         return {"shares": ((self.neighbours + 1, shamir.SHARE), torch.uint8)}
-
-
-def forgotten(memory: Memory) -> Memory:
-    """A memory without the secrets of a sum."""
-    return {name: value for name, value in memory.items() if not name.startswith(OWN)}
 
 
 def advertised(party: int, session: str, keys: bytes) -> bytes:
@@ -346,10 +353,10 @@ def _inner(payload: Payload) -> Payload:
 def _survivors(party: Party, payload: Payload, memory: Memory) -> list[int]:
     """Those among a party and its neighbours whose numbers came, as it is told: they were in the sum, it is one of them
     itself, and they are enough."""
-    survivors, peers = _ids(payload, "survivors"), _numbers(memory, "peers")
-    heard = _numbers(memory, "heard")
+    survivors, peers = told.ids(payload, "survivors"), told.numbers(memory, "peers")
+    heard = told.numbers(memory, "heard")
     there = {other for other, is_there in zip(sorted((party.id, *peers)), heard, strict=True) if is_there}
-    (needed,) = _numbers(memory, "needed")
+    (needed,) = told.numbers(memory, "needed")
     if not set(survivors) <= there:
         raise PartyError("parties are said to have survived that never shared secrets with it")
     if party.id not in survivors:
@@ -359,61 +366,3 @@ def _survivors(party: Party, payload: Payload, memory: Memory) -> list[int]:
             f"{len(survivors)} of the parties that share secrets with it are left, and {needed} are the fewest"
         )
     return survivors
-
-
-def _ids(payload: Payload, name: str) -> list[int]:
-    """A list of parties, in order, each once."""
-    given = payload.get(name)
-    if not isinstance(given, Tensor) or given.dtype != torch.int64 or given.dim() != 1:
-        raise PartyError(f"the aggregator sends no list of parties ({name})")
-    ids: list[int] = given.tolist()
-    if any(a >= b for a, b in itertools.pairwise(ids)):
-        raise PartyError(f"the aggregator lists a party twice, or out of order ({name})")
-    if ids and ids[0] < 0:
-        raise PartyError(f"the aggregator lists a party that cannot be ({name})")
-    return ids
-
-
-def _rows(payload: Payload, name: str, count: int, size: int) -> list[bytes]:
-    """What the aggregator says of each of some parties."""
-    given = payload.get(name)
-    if not isinstance(given, Tensor) or given.dtype != torch.uint8 or tuple(given.shape) != (count, size):
-        raise PartyError(f"the aggregator sends no {name} of {count} parties with {size} bytes each")
-    return _split(_raw(given), size)
-
-
-def _kept(memory: Memory, name: str) -> bytes:
-    """Something that the party remembers of this sum."""
-    if f"{OWN}{name}" not in memory:
-        raise PartyError("it knows nothing of this secure sum: an exchange was left out, or it is over")
-    return _raw(memory[f"{OWN}{name}"])
-
-
-def _kept_rows(memory: Memory, name: str, size: int) -> list[bytes]:
-    return _split(_kept(memory, name), size)
-
-
-def _numbers(memory: Memory, name: str) -> list[int]:
-    _kept(memory, name)
-    numbers: list[int] = memory[f"{OWN}{name}"].tolist()
-    return numbers
-
-
-def _raw(tensor: Tensor) -> bytes:
-    return tensor.cpu().contiguous().numpy().tobytes()
-
-
-def _split(data: bytes, size: int) -> list[bytes]:
-    return [data[at : at + size] for at in range(0, len(data), size)]
-
-
-def _tensor(data: bytes) -> Tensor:
-    return torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy())
-
-
-def _text(text: str) -> Tensor:
-    return _tensor(text.encode())
-
-
-def _table(rows: Sequence[bytes], size: int) -> Tensor:
-    return _tensor(b"".join(rows)).view(len(rows), size)

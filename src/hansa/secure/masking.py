@@ -55,7 +55,9 @@ class Masking(Channel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.terms(3 if self.neighbours is None else self.neighbours + 2).check()
+        all_others = self.neighbours is None
+        few = 2 if self.neighbours is None else self.neighbours
+        Terms(few + (1 if all_others else 2), self.threshold, few, self.active).check()
 
     def terms(self, parties: int) -> Terms:
         """What so many parties agree on."""
