@@ -12,6 +12,7 @@ from central_parties import ENGINES, moved, steps, task, vectors
 from torch import Tensor
 
 import hansa
+from hansa.core import rng
 from hansa.core.algorithm import Problem
 from hansa.core.budget import Release
 from hansa.core.driver import drive
@@ -164,6 +165,31 @@ def test_a_cohort_of_fixed_size_is_reckoned_as_if_all_took_part(caplog: pytest.L
     assert "as if every party took part" in caplog.text
 
 
+def test_a_poisson_cohort_is_reckoned_with_its_rate_and_divided_by_its_expected_size() -> None:
+    updates = vectors([0.5] * 12)
+    given: dict[str, Any] = {"select": "poisson", "cohort": 0.25, "seed": 4}
+    done = steps(updates, 3, CentralDP(sigma=1.0, delta=1e-5), **given)
+    for line in done.history:
+        assert line["epsilon"] == epsilon([Release(0.25, 1.0, line["round"])], 1e-5)
+        assert line["sampling_rate"] == 0.25
+    one = steps(updates, 1, CentralDP(sigma=0), **given)
+    drawn = rng.generator(4, "poisson", 0).random(12) < 0.25
+    want = sum((v for v, joins in zip(updates, drawn, strict=True) if joins), torch.zeros(5)) / 3
+    assert one.history[0]["replies"] == drawn.sum() != 3
+    assert torch.allclose(one.state.params.w, want, rtol=1e-12, atol=0)
+
+
+def test_a_round_to_which_nobody_was_drawn_is_noise_and_costs_as_any() -> None:
+    given: dict[str, Any] = {"select": "poisson", "cohort_size": 1, "seed": 0}
+    updates, dp = [torch.ones(2000)] * 6, CentralDP(sigma=1.5, delta=1e-5, clip=0.3)
+    lines = steps(updates, 8, dp, **given).history
+    empty = next(k for k, line in enumerate(lines) if line["asked"] == 0)
+    assert "empty" not in lines[empty]
+    assert lines[empty]["epsilon"] == epsilon([Release(1 / 6, 1.5, empty + 1)], 1e-5)
+    before = moved(updates, empty, dp, **given) if empty else torch.zeros(2000)
+    assert abs(chi_square(moved(updates, empty + 1, dp, **given) - before, 1.5 * 0.3)) < 4
+
+
 def test_two_sums_in_a_round_cost_as_one_with_less_noise() -> None:
     fsvrg = hansa.FSVRG(local=hansa.SVRG(h=0.1))
     done = steps([torch.zeros(2)] * 4, 2, CentralDP(sigma=3.0, delta=1e-5), algorithm=fsvrg)
@@ -215,7 +241,8 @@ def test_a_sum_that_was_made_is_paid_for_even_if_the_round_is_aborted_after_it()
 def test_a_run_that_was_cut_off_goes_on_with_the_same_bits(engine: str, tmp_path: Path) -> None:
     dp = CentralDP(epsilon=30, delta=1e-5, clip=0.3, quantile=0.4)
     updates = vectors([0.2, 0.4, 0.6, 0.8])
-    given: dict[str, Any] = {"privacy": Privacy(dp=dp), "rounds": 6, "engine": engine}
+    given: dict[str, Any] = {"privacy": Privacy(dp=dp), "rounds": 6, "engine": engine, "select": "poisson",
+                             "cohort": 0.5}  # fmt: skip
     algorithm = hansa.FedSGD(server=hansa.Descent(lr=1.0))
     whole = hansa.simulate(algorithm, task(updates), **given)
 

@@ -55,6 +55,14 @@ def test_under_central_privacy_this_algorithm_runs_and_is_accounted(name: str) -
     assert "train_loss" not in done.history[0]
 
 
+@pytest.mark.parametrize("name", sorted(RUNS - {"fsvrg"}))
+def test_under_central_privacy_this_algorithm_takes_rounds_to_which_nobody_was_drawn(name: str) -> None:
+    given: dict[str, Any] = {"privacy": NOISY, "select": "poisson", "cohort_size": 1, "seed": 1}
+    done = hansa.simulate(build("algorithm", name), small(), rounds=3, **given)
+    assert 0 in [line["asked"] for line in done.history] and not any("empty" in line for line in done.history)
+    assert bool(torch.isfinite(done.state.params.w).all())
+
+
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_under_central_privacy_this_algorithm_is_refused_before_it_runs(name: str) -> None:
     task = small(trusted=(torch.randn(6, 3), torch.zeros(6, dtype=torch.int64)))
