@@ -149,6 +149,7 @@ class Job:
             "hansa": hansa.__version__, "algorithm": to_config(self.experiment.algorithm), "run": settings,
             "plan": {"torch": torch.__version__, "engine": "network"}, "adversary": [],
             "experiment": {"tree": self.order.experiment, "folder": ".", "name": self.order.name},
+            "privacy": self.experiment.privacy.tree(),
         }  # fmt: skip
 
     def _track(self) -> None:
