@@ -92,5 +92,7 @@ def unpack(data: Words, width: int) -> Words:
 
 def signed(words: Words, width: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Numbers modulo 2^width as those between -2^(width-1) and 2^(width-1) - 1."""
-    beyond = np.uint64(64 - width)
-    return (words.astype(np.uint64) << beyond).view(np.int64) >> beyond.astype(np.int64)  # type: ignore[no-any-return]
+    beyond = 64 - width
+    shifted: np.ndarray[Any, np.dtype[np.int64]] = (words.astype(np.uint64) << np.uint64(beyond)).view(np.int64)
+    shifted >>= beyond  # which repeats the sign
+    return shifted
