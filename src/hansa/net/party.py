@@ -57,7 +57,10 @@ class Worker:
     def __init__(self, home: Home, prepare: Prepared) -> None:
         self._policy, self._prepare = home.policy, prepare
         self._memory = Remembered(home.folder / "memory")
-        self._folder, self._vault = home.folder, HomeVault(home.folder, spent, home.policy.privacy.budget)
+        self._folder, self._vault = (
+            home.folder,
+            HomeVault(home.folder, spent, home.policy.privacy.budget, home.policy.peers),
+        )
         self._ready: tuple[tuple[str, str], Party, str] | None = None
 
     def answer(self, work: Work, message: dict[str, Any], task: dict[str, Any]) -> tuple[Reply | str, bool]:

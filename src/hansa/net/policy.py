@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,9 @@ TOML = """\
 # dp = false         # train only where the reply is differentially private (dp-sgd)
 # sigma = 0.0        # and has a noise multiplier of at least this
 # secure = false     # train only where the update is hidden in a secure sum
+
+# [peers]            # the parties that this one sums with where the aggregator is not believed (privacy.active), each
+# clinic = "5f1e..."  # by the fingerprint of its certificate, as it says itself: then no other is taken for a party
 
 # [own]              # in place of what the aggregator says
 # lr = 0.01
@@ -101,6 +105,7 @@ class Policy:
     device: str = "cpu"
     own: dict = field(default_factory=dict)  # type: ignore[type-arg]
     privacy: Floor = Floor()
+    peers: dict = field(default_factory=dict)  # type: ignore[type-arg]
 
     def __post_init__(self) -> None:
         for name, value in self.own.items():
@@ -110,6 +115,12 @@ class Policy:
                 raise ConfigError(f"own.{name}: expected a positive number, got {value!r}")
             if name != "lr" and not isinstance(value, int):
                 raise ConfigError(f"own.{name}: expected a whole number, got {value!r}")
+
+        for name, value in self.peers.items():
+            if not isinstance(value, str) or not re.fullmatch(r"[0-9a-f]{64}", value):
+                raise ConfigError(
+                    f"peers.{name}: expected the fingerprint of a certificate (64 hex digits), got {value!r}"
+                )
 
     @classmethod
     def read(cls, path: Path) -> Policy:

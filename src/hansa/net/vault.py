@@ -21,6 +21,7 @@ from hansa.core import disk
 from hansa.core.budget import Accountant, Budget, Priced, Release, charge, merged
 from hansa.core.errors import ConfigError, DataError, PartyError
 from hansa.core.op import Vault
+from hansa.net.peers import Peers
 from hansa.net.points import steps
 
 FILE = "vault.jsonl"
@@ -86,10 +87,13 @@ def look(folder: Path) -> Kept:
 
 
 class HomeVault:
-    """The vault in a party's folder. `limit` is what the party may spend over all jobs."""
+    """The vault in a party's folder. `limit` is what the party may spend over all jobs; `pins` are the certificates by
+    which it knows others."""
 
-    def __init__(self, folder: Path, accountant: Accountant, limit: Budget | None = None) -> None:
+    def __init__(self, folder: Path, accountant: Accountant, limit: Budget | None = None,
+                 pins: Mapping[str, str] | None = None) -> None:  # fmt: skip
         self._path, self._accountant, self._limit = folder / FILE, accountant, limit
+        self.peers = Peers(folder, pins or {})
         self._lines = disk.Lines(self._path)
         self.kept = parsed(self._path, self._lines.read())
         if len(self.kept.answered) > 2 * ONCE:
@@ -146,6 +150,12 @@ class JobVault(Vault):
 
     def once(self, name: str, digest: str) -> None:
         self._vault.once(self._job, name, digest)
+
+    def sign(self, data: bytes) -> tuple[bytes, bytes]:
+        return self._vault.peers.sign(data)
+
+    def known(self, certificate: bytes) -> tuple[str, bytes]:
+        return self._vault.peers.known(certificate)
 
 
 def secret_of(folder: Path) -> bytes:

@@ -6,6 +6,7 @@ All of it is the `cryptography` package's, imported when first used: a machine t
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -18,21 +19,27 @@ _ZEROS = bytes(CHUNK)
 Words = np.ndarray[Any, np.dtype[Any]]
 
 
-def public(secret: bytes) -> bytes:
-    """The public key of a secret one."""
+@functools.lru_cache(maxsize=2)  # one after the other is agreed with, and to load a key takes as long as to agree
+def _loaded(secret: bytes) -> Any:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-    return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
+    return X25519PrivateKey.from_private_bytes(secret)
+
+
+def public(secret: bytes) -> bytes:
+    """The public key of a secret one."""
+    key: bytes = _loaded(secret).public_key().public_bytes_raw()
+    return key
 
 
 def agree(secret: bytes, public: bytes, bond: bytes, purpose: str) -> bytes:
     """A key that the owner of `secret` and the owner of `public` alone know, for one purpose, under one `bond`: what
     both believe about the sum. A ValueError where the public key is none that somebody can have."""
-    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-    known = X25519PrivateKey.from_private_bytes(secret).exchange(X25519PublicKey.from_public_bytes(public))
+    known = _loaded(secret).exchange(X25519PublicKey.from_public_bytes(public))
     return HKDF(SHA256(), KEY, salt=bond, info=purpose.encode()).derive(known)
 
 
@@ -92,5 +99,7 @@ def unpack(data: Words, width: int) -> Words:
 
 def signed(words: Words, width: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Numbers modulo 2^width as those between -2^(width-1) and 2^(width-1) - 1."""
-    beyond = np.uint64(64 - width)
-    return (words.astype(np.uint64) << beyond).view(np.int64) >> beyond.astype(np.int64)  # type: ignore[no-any-return]
+    beyond = 64 - width
+    shifted: np.ndarray[Any, np.dtype[np.int64]] = (words.astype(np.uint64) << np.uint64(beyond)).view(np.int64)
+    shifted >>= beyond  # which repeats the sign
+    return shifted

@@ -12,7 +12,7 @@ from hansa.core.errors import PartyError
 from hansa.core.op import Party
 
 SIGNATURE, KEY = 64, 32  # bytes
-CERTIFICATE = 1024  # bytes that a certificate is sent in
+CERTIFICATE = 2048  # bytes that a certificate is sent in
 
 
 def sign(party: Party, data: bytes) -> tuple[bytes, bytes]:
