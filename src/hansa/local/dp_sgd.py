@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -68,12 +67,8 @@ class DPSGD(LocalSolver):
             raise ConfigError(
                 f"clip must be positive, got {self.clip}; it is the longest that a sample's gradient may be"
             )
-        if not 0 <= self.sigma < math.inf:
-            raise ConfigError(f"sigma must be a number that is not negative, got {self.sigma}")
-        if self.sigma and math.isinf(self.clip):
-            raise ConfigError(
-                "noise of sigma * clip needs a clip that is finite; set clip, or sigma = 0 for no privacy"
-            )
+        if not self.sigma >= 0:
+            raise ConfigError(f"sigma must not be negative, got {self.sigma}; 0 adds no noise and gives no privacy")
         if self.microbatch is not None and self.microbatch < 1:
             raise ConfigError(f"microbatch must be at least 1, or left out, got {self.microbatch}")
         if not 0 < self.delta < 1:
