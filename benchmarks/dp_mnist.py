@@ -31,7 +31,7 @@ from hansa.local import DPSGD
 
 
 def network() -> nn.Module:
-    """The tutorial's network, with its first values: Glorot's (2010) for the weights and no bias, as Keras has them. The
+    """The tutorial's network with the first values of Keras: those of Glorot and Bengio (2010), and no bias. The
     first convolution is padded to keep half the image's size."""
     module = nn.Sequential(
         nn.Conv2d(1, 16, 8, stride=2, padding=3), nn.ReLU(), nn.MaxPool2d(2, 1),
