@@ -73,6 +73,6 @@ def test_an_order_that_privacy_does_not_allow_is_refused_when_it_comes(league: L
     with pytest.raises(ConfigError, match="sums without noise"):
         order = tree({"dp": CENTRAL})
         league.submit({**order, "task": {**order["task"], "prepare": "standardise"}})
-    with pytest.raises(ConfigError, match="privacy.bound"):
+    with pytest.raises(ConfigError, match=r"privacy\.bound"):
         order = tree(MASKED)
         league.submit({**order, "algorithm": {"name": "fedavg", "fusion": "median"}})

@@ -11,8 +11,10 @@ from central_parties import moved, steps, vectors
 from torch import nn
 
 import hansa
+from hansa.core.budget import Release
 from hansa.core.registry import build, registered
 from hansa.privacy import CentralDP, Privacy, privacy
+from hansa.privacy.accounting import epsilon
 from hansa.run.config import parse
 
 NOISY: dict[str, Any] = {"dp": {"kind": "central", "sigma": 1.0, "delta": 1e-5}}
@@ -184,6 +186,16 @@ def test_without_noise_a_secure_private_sum_is_the_private_sum() -> None:
     plain, masked = (steps(updates, 4, privacy({**quiet, **how})) for how in ({}, {"secure": "masking"}))
     assert torch.allclose(plain.state.params.w, masked.state.params.w, rtol=0, atol=1e-6)
     assert [line["clip"] for line in plain.history] == pytest.approx([line["clip"] for line in masked.history])
+
+
+def test_against_an_aggregator_that_draws_the_cohort_the_draw_hides_nothing() -> None:
+    protected = {"secure": "masking", **NOISY}
+    given: dict[str, Any] = {"select": "poisson", "cohort": 0.5}
+    lines = hansa.simulate(hansa.FedAvg(), small(12), rounds=2, privacy=protected, **given).history
+    assert lines[-1]["epsilon"] == epsilon([Release(0.5, 1.0, 2)], 1e-5)
+    assert lines[-1]["epsilon_aggregator"] == epsilon([Release(1.0, 1.0, 2)], 1e-5) > lines[-1]["epsilon"]
+    open_sum = hansa.simulate(hansa.FedAvg(), small(12), rounds=1, privacy=NOISY, **given).history
+    assert "epsilon_aggregator" not in open_sum[0]  # which is trusted there
 
 
 def test_a_fixed_point_that_has_no_room_for_the_noise_is_refused() -> None:

@@ -91,7 +91,8 @@ class CentralDP(Part):
     `clip = None` clips nothing, and goes with `sigma = 0` only.
 
     `noise` is added by the "server", or by the "parties" before a secure sum hides what they send, which is the default
-    where there is one.
+    where there is one. The aggregator knows whom `poisson` draws: what is promised against it is less than against who
+    sees only models, and a round's record says it as `epsilon_aggregator`.
     """
 
     kind: ClassVar[str] = "dp"

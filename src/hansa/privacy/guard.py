@@ -145,12 +145,15 @@ class Guard:
         """The noise multiplier of a sum: a run that goes on for more rounds keeps what it began with."""
         return float(kept["sigma"] if self.dp.sigma is None else self.dp.sigma)
 
-    def epsilon(self, kept: Kept, coming: int = 0) -> float:
-        """What was spent, and what so many further rounds would add to it."""
+    def epsilon(self, kept: Kept, coming: int = 0, known: bool = False) -> float:
+        """What was spent, and what so many further rounds would add to it; `known` to whoever knows who was drawn."""
         from hansa.privacy.accounting import epsilon
 
         done = [Release(rate, noise, int(steps)) for rate, noise, steps in kept["spent"]]
-        return epsilon([*done, Release(self.rate, self.sigma(kept), coming, self.sums)], self.delta, self.dp.accountant)
+        all_of = [*done, Release(self.rate, self.sigma(kept), coming, self.sums)]
+        if known:
+            all_of = [dataclasses.replace(release, rate=1.0) for release in all_of]
+        return epsilon(all_of, self.delta, self.dp.accountant)
 
     def spent(self, kept: Kept) -> str | None:
         """Why there can be no further round, or None."""
@@ -250,10 +253,14 @@ class PrivateSums:
     def line(self, kept: Kept) -> dict[str, Any]:
         """What the round's record says: what has been spent with it, and how that was reckoned."""
         guard = self.guard
-        epsilon = guard.epsilon(kept)
-        out = {"epsilon": epsilon if math.isfinite(epsilon) else None, "delta": guard.delta,
-               "sampling_rate": guard.rate}  # fmt: skip
+        out = {"epsilon": _finite(guard.epsilon(kept)), "delta": guard.delta, "sampling_rate": guard.rate}
+        if guard.secure is not None and guard.rate < 1:  # it is the aggregator that draws
+            out["epsilon_aggregator"] = _finite(guard.epsilon(kept, known=True))
         return out | ({"clip": self.clip} if guard.dp.quantile is not None else {})
+
+
+def _finite(epsilon: float) -> float | None:
+    return epsilon if math.isfinite(epsilon) else None
 
 
 def _normal(secret: bytes, like: Tensor) -> Tensor:
