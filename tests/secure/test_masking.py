@@ -253,6 +253,7 @@ def test_the_threshold_is_never_less_than_a_majority() -> None:
     assert [least(n, 0.51) for n in (2, 3, 4, 5, 100)] == [2, 2, 3, 3, 51]
     assert [least(n, 0.67) for n in (2, 3, 4, 5, 100)] == [2, 3, 3, 4, 67]
     assert [least(n, 0.67, active=True) for n in (2, 3, 6, 100)] == [2, 3, 5, 67]
+    assert (least(4, 0.5 + 1e-12), least(6, 2 / 3 + 1e-12, active=True)) == (3, 5)
     assert Masking().least(10) == 7
 
 
