@@ -36,7 +36,7 @@ check-python = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup extras docs demo demo-net test lint chaos power weather dst day load fuzz audit release bench bench-peers \
-  bench-fusion bench-deploy bench-secure lock clean
+  bench-fusion bench-deploy bench-secure bench-dp lock clean
 
 help:
 	@echo "make demo    set up .venv and run the demonstration (DEMO_ARGS=... is passed on)"
@@ -60,6 +60,7 @@ help:
 	@echo "make bench-fusion  time and memory of each fusion beside Flower's (BENCH_ARGS=... : --out-of-core, --gpu)"
 	@echo "make bench-secure  seconds and bytes of a masked sum beside Flower's SecAgg+ (BENCH_ARGS=... : --parties 50)"
 	@echo "make bench-deploy  rounds a second of deployments on loopback beside Flower's (BENCH_ARGS=... : --upload 400, --memory 1)"
+	@echo "make bench-dp  rounds of DP-SGD beside rounds of SGD, and one party beside Opacus (BENCH_ARGS=... : --repeats 5)"
 	@echo "make lock    solve requirements/*.in again into requirements/*.txt (LOCK_ARGS=--upgrade for newer versions)"
 	@echo "make clean   remove .venv, caches and build output"
 	@echo "PYTHON=...   the interpreter to build .venv with (3.11 or newer; now '$(PYTHON)')"
@@ -121,6 +122,9 @@ bench-deploy: $(READY) $(ENVS)/flower/.ready
 
 bench-secure: $(READY) $(ENVS)/flower/.ready
 	@$(BIN)/python benchmarks/secure_sum.py $(BENCH_ARGS)
+
+bench-dp: $(READY) $(ENVS)/opacus/.ready
+	@$(BIN)/python benchmarks/dp_sgd.py $(BENCH_ARGS)
 
 # torch comes first and by its exact version, as above.
 $(ENVS)/%/.ready: benchmarks/peers/%/requirements.txt requirements/torch.txt

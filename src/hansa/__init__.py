@@ -27,7 +27,7 @@ provide("secure", "hansa.secure")
 provide("dp", "hansa.privacy")
 provide("tracker", *(f"hansa.track.{name}" for name in ("console", "jsonl", "tensorboard", "mlflow")))
 provide("op", "hansa.core.predictor", "hansa.algorithms", "hansa.bayes", "hansa.trees", "hansa.data", "hansa.select",
-        "hansa.secure", "hansa.privacy")  # fmt: skip
+        "hansa.secure", "hansa.privacy", "hansa.transforms")  # fmt: skip
 
 _EXPORTS = {
     "DPSGD": "hansa.algorithms",
@@ -89,6 +89,8 @@ _EXPORTS = {
     "Omniscient": "hansa.adversary",
     "SignFlip": "hansa.adversary",
     "Standardise": "hansa.data",
+    "CentralDP": "hansa.privacy",
+    "Privacy": "hansa.privacy",
     "Devices": "hansa.sim.devices",
     "Bernoulli": "hansa.sim.devices",
     "DayNight": "hansa.sim.devices",

@@ -123,10 +123,16 @@ def test_the_calibrated_sigma_is_the_smallest_that_keeps_the_promise(target: flo
     assert epsilon([Release(rate, sigma * (1 - 1e-4), steps)], DELTA) > target
 
 
-def test_loss_distributions_need_less_noise() -> None:
-    sigma = calibrate(2.0, DELTA, 0.5, 2, "pld")
-    assert sigma < calibrate(2.0, DELTA, 0.5, 2)
-    assert epsilon([Release(0.5, sigma, 2)], DELTA, "pld") <= 2.0
+def test_loss_distributions_need_less_noise_and_of_one_gaussian_just_what_it_takes() -> None:
+    sigma = calibrate(2.0, DELTA, 1.0, 1, "pld")
+    assert sigma < calibrate(2.0, DELTA, 1.0, 1)
+
+    def upper(x: float) -> float:
+        return math.erfc(x / math.sqrt(2)) / 2
+
+    # Balle and Wang 2018, theorem 8: the delta of the Gaussian mechanism, exactly.
+    delta = upper(2.0 * sigma - 0.5 / sigma) - math.exp(2.0) * upper(2.0 * sigma + 0.5 / sigma)
+    assert delta == pytest.approx(DELTA, rel=2e-3)
 
 
 def test_what_can_be_afforded_is_the_most_steps_within_the_budget() -> None:

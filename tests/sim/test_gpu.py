@@ -15,7 +15,7 @@ import hansa
 from hansa.core.objective import Objective
 from hansa.core.op import Memory, Payload
 from hansa.core.params import ParamSpec
-from hansa.local import SGD, SVRG, Batch, Carry, Context, Gradient, LocalSolver
+from hansa.local import DPSGD, SGD, SVRG, Batch, Carry, Context, Gradient, LocalSolver
 from hansa.schedule import Exponential
 from hansa.sim import gpu
 from hansa.sim.engine import Job, Outcome, ReferenceEngine
@@ -164,6 +164,15 @@ def test_parties_of_one_size_whose_last_batch_is_short_train_as_each_does_alone(
 def test_equal_parties_are_trained_by_one_recording(model: Any, solver: LocalSolver, device: str) -> None:
     engine = agree(task(model, (10,) * 5), solver, device, chunk=8)
     assert [type(program) for program in engine.programs.values()] == [gpu.Epochs]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("model", [dense, convolving], ids=lambda m: m.__name__)
+def test_batches_that_are_drawn_anew_and_may_be_empty_are_recorded_once(model: Any, device: str) -> None:
+    solver = DPSGD(lr=0.3, batch=1, steps=4, clip=0.5, sigma=0.7)
+    assert any(len(rows) == 0 for party in range(4) for rows in solver.batches(6, 0, 0, party))
+    engine = agree(task(model, (6,) * 4), solver, device, chunk=8)
+    assert len(engine.programs) == 1
 
 
 @pytest.mark.parametrize("device", DEVICES)

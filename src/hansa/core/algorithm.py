@@ -66,6 +66,11 @@ class Algorithm(Part):
         """The verbs the algorithm may use; the driver holds it to them."""
         raise TypeError(f"the algorithm {self.name!r} does not declare its verbs")
 
+    @property
+    def sums(self) -> int:
+        """How many sums of updates of the model a round takes; 0 where it sums other things too."""
+        return 1 if self.trains else 0
+
     def check(self, problem: Problem) -> None:
         """Refuse, with the reason, what cannot work together. Called before anything runs."""
         if self.participation == "all" and problem.cohort_size < problem.parties:

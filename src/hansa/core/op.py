@@ -7,7 +7,8 @@ sees the server, the algorithm or another party.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -163,6 +164,11 @@ class Op(Part):
     serves: ClassVar[bool] = False  # whether it only serves another (keys, shares): whom it asks is counted elsewhere
     overlaps: ClassVar[bool] = False  # whether a party talks while it computes, as simulated time has it
 
+    @property
+    def longest(self) -> float | None:
+        """The most that the joint length of a reply's tensors may be; a longer reply is rejected. None for no limit."""
+        return None
+
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         """Answer the ask. Returns the reply and the memory to keep if the reply is fused."""
         raise TypeError(f"the op {self.name!r} does not run at a party")
@@ -270,6 +276,11 @@ def perform(op: Op, party: Party, payload: Payload, memory: Memory) -> tuple[Rep
         return op.run(party, payload, memory)
     except PartyError as reason:
         return str(reason)
+
+
+def length(tensors: Iterable[Tensor]) -> float:
+    """The L2 norm of tensors joined."""
+    return math.hypot(*(float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) for tensor in tensors))
 
 
 def like(tensor: Tensor) -> Shape:

@@ -18,10 +18,11 @@ from hansa.core import codec
 from hansa.core.budget import TOLD
 from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket
-from hansa.core.op import Op, Payload, Replies, Reply, Shape
+from hansa.core.op import Op, Payload, Replies, Reply, Shape, length
 from hansa.core.rows import Rows, room
 from hansa.core.sums import BlockSum, Stored, stored_sums
 
+SLACK = 1 + 1e-6  # for the rounding of sums of squares
 LARGEST = 2**53  # whole numbers from here on are not exact in float64
 
 
@@ -156,6 +157,8 @@ def fault(reply: Reply, op: Op, payload: Payload, rules: Rules, summed: bool = T
         norm = float(torch.linalg.vector_norm(reply.tensors[op.update].to(torch.float64)))
         if norm > rules.max_norm:
             return f"the norm of its update, {norm:.4g}, is over the limit of {rules.max_norm:.4g}"
+    if op.longest is not None and length(reply.tensors.values()) > op.longest * SLACK:
+        return f"its length is over {op.longest:.4g}, to which it was to be clipped"
     return None
 
 
@@ -209,6 +212,8 @@ def clean(replies: Replies, op: Op, payload: Payload, rules: Rules, summed: bool
         rows = replies.tensors[op.update].flatten(1).to(torch.float64)
         if not bool((torch.linalg.vector_norm(rows, dim=1) <= rules.max_norm).all()):
             return False
+    if op.longest is not None:
+        return False  # one by one
     return _unusable({**replies.tensors, **replies.maxima}, summed) is None
 
 

@@ -276,7 +276,8 @@ def prepare(objective: Objective, x: Tensor, y: Tensor) -> None:
     except Exception:  # training itself will say what is wrong
         _ways[objective] = Way(None, maps=True)
         return
-    _ways[objective] = Way(_layers(model, x, y, key, wanted), _maps(model, x, y, keys, wanted))
+    layers = _layers(model, x, y, key, wanted)
+    _ways[objective] = Way(layers, layers is None and _maps(model, x, y, keys, wanted))
 
 
 def _maps(model: Model, x: Tensor, y: Tensor, keys: Tensor, wanted: Mapping[str, Tensor]) -> bool:

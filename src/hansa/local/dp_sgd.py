@@ -16,7 +16,7 @@ from hansa.core.op import Memory, Payload
 from hansa.core.params import ParamSpec
 from hansa.core.registry import register
 from hansa.local.clipping import prepare
-from hansa.local.solver import Batch, Carry, Context, LocalSolver, Sampler, check_local, descend
+from hansa.local.solver import Batch, Bounded, Carry, Context, LocalSolver, Sampler, check_local, descend
 from hansa.schedule import Constant, Schedule
 
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")  # what layers keep of the samples they have seen
@@ -71,12 +71,8 @@ class DPSGD(LocalSolver):
             raise ConfigError(
                 f"clip must be positive, got {self.clip}; it is the longest that a sample's gradient may be"
             )
-        if not 0 <= self.sigma < math.inf:
-            raise ConfigError(f"sigma must be a number that is not negative, got {self.sigma}")
-        if self.sigma and math.isinf(self.clip):
-            raise ConfigError(
-                "noise of sigma * clip needs a clip that is finite; set clip, or sigma = 0 for no privacy"
-            )
+        if not self.sigma >= 0:
+            raise ConfigError(f"sigma must not be negative, got {self.sigma}; 0 adds no noise and gives no privacy")
         if self.microbatch is not None and self.microbatch < 1:
             raise ConfigError(f"microbatch must be at least 1, or left out, got {self.microbatch}")
         _ = self.budget  # which checks its fields
@@ -87,7 +83,8 @@ class DPSGD(LocalSolver):
 
     def release(self, n: int, payload: Payload) -> Release:
         solver = self.at(payload.get("work") or {})
-        return Release(solver.rate_of(n), solver.sigma, solver.count(n))
+        sigma = solver.sigma if math.isfinite(solver.clip) else 0.0  # without a bound no noise covers a sample
+        return Release(solver.rate_of(n), sigma, solver.count(n))
 
     def check(self, spec: ParamSpec) -> None:
         for entry in (*spec.stats, *spec.counts):
@@ -111,13 +108,18 @@ class DPSGD(LocalSolver):
         total = ctx.clipped_sum(w, batch, key, self.clip, self.per_layer, self.microbatch)
         if self.sigma:
             total.add_(ctx.noise(key), alpha=self.sigma * self.clip)
-        return total.div_(self.expected(ctx.n))
+        stacked = isinstance(ctx.n, Tensor) and self.batch is not None
+        return total.div_(ctx.n.clamp(max=self.batch) if stacked else self.expected(ctx.n))
 
-    def expected(self, n: int | Tensor) -> int | Tensor:
-        """The expected size of a batch, q n; n is a tensor where parties are stacked."""
-        if self.batch is None:
-            return n
-        return n.clamp(max=self.batch) if isinstance(n, Tensor) else min(n, self.batch)
+    def expected(self, n: int) -> int:
+        """The expected size of a batch, q n."""
+        return n if self.batch is None else min(n, self.batch)
+
+    @property
+    def bounded(self) -> Bounded | None:
+        own = type(self).direction is DPSGD.direction and type(self).step is DPSGD.step
+        plain = own and not (self.momentum or self.per_layer or self.microbatch)
+        return Bounded(self.clip, self.sigma, self.expected) if plain else None
 
     def step(self, ctx: Context, w: Tensor, direction: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
         if not self.momentum:

@@ -36,6 +36,15 @@ class Batch(NamedTuple):
     mask: Tensor | None
 
 
+class Bounded(NamedTuple):
+    """Steps w <- w - rate / expected * (sum of clipped gradients + sigma * clip * noise): the bound on each sample's
+    gradient, the noise in units of it, and the expected size of a batch of n samples."""
+
+    clip: float
+    sigma: float
+    expected: Callable[[int], int]
+
+
 Rule = Callable[[Tensor, Batch], tuple[Tensor, Tensor]]  # an engine's own way to the gradient and the mean loss
 
 
@@ -110,7 +119,7 @@ class Context:
     def noise(self, key: Tensor) -> Tensor:
         """A standard normal vector as long as the model: drawn from the party's secret where it has one."""
         if self.private is None:
-            return rng.noise(rng.fold(key, NOISE), self.spec.dim, self.spec.dtype)
+            return step_noise(key, self.spec)
         drawn = rng.secret_normal(self.private("noise", int(key)), self.spec.dim)
         return drawn.to(self.spec.dtype).to(self.objective.device)
 
@@ -123,6 +132,11 @@ class Context:
         """The mean loss on all of the party's samples."""
         assert self.key is not None
         return masked_mean(self.losses(w, self.data, self.key), self.data.mask)
+
+
+def step_noise(key: Tensor, spec: ParamSpec) -> Tensor:
+    """The standard normal vector of a step, in a simulation."""
+    return rng.noise(rng.fold(key, NOISE), spec.dim, spec.dtype)
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
@@ -167,6 +181,12 @@ class LocalSolver(Op):
     def direct(self) -> bool:
         """Whether every step is the one above and no other, so that an engine may take it its own way."""
         return False
+
+    @property
+    def bounded(self) -> Bounded | None:
+        """What bounds the samples' gradients, where every step is one of those and no other, so that an engine may take
+        it its own way."""
+        return None
 
     @property
     def rated(self) -> bool:

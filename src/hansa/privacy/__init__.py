@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from hansa.core.budget import Release
+from hansa.privacy.central import CentralDP
 from hansa.privacy.settings import Privacy, privacy
 
-__all__ = ["Privacy", "privacy", "spent"]
+__all__ = ["CentralDP", "Privacy", "privacy", "spent"]
 
 
 def spent(releases: Sequence[Release], delta: float) -> float:

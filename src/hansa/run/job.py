@@ -149,6 +149,7 @@ class Job:
             "hansa": hansa.__version__, "algorithm": to_config(self.experiment.algorithm), "run": settings,
             "plan": {"torch": torch.__version__, "engine": "network"}, "adversary": [],
             "experiment": {"tree": self.order.experiment, "folder": ".", "name": self.order.name},
+            "privacy": self.experiment.privacy.tree(),
         }  # fmt: skip
 
     def _track(self) -> None:
@@ -303,9 +304,12 @@ def check_order(order: Order, functions: tuple[str, ...], parties: list[str]) ->
     trusted = 0 if experiment.task.trusted is None else 1
     problem = Problem(ParamSpec((), (), ()), Params.none(), count, (), None, run.size(count), True, trusted)
     Algorithm.check(experiment.algorithm, problem)  # what an algorithm itself looks at depends on the data
-    check_settings(experiment.algorithm, run, problem, experiment.privacy.protocol)
     own = dataclasses.replace(problem, party_tests=experiment.task.party_test > 0)  # others may turn up later
-    experiment.privacy.check(experiment.algorithm, run, own)
+    experiment.privacy.check(experiment.algorithm, run, own, experiment.task.prepare is not None)
+    check_settings(experiment.algorithm, run, problem, experiment.privacy.secure)
+    guard = experiment.privacy.guard(experiment.algorithm, run, problem)
+    if guard is not None:
+        guard.begin()
     if (run.target is not None or run.patience is not None) and not run.eval_parties and order.central is None:
         raise ConfigError("target and patience need a test set: give the task one, or let the parties evaluate")
     return experiment

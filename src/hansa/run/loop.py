@@ -114,6 +114,7 @@ class Progress:
     stopped: str | None = None
     pace: dict[str, Any] = field(default_factory=dict)  # what the pace remembers
     selection: Kept = field(default_factory=dict)  # what the selector keeps between rounds
+    privacy: dict[str, Any] = field(default_factory=dict)  # what differential privacy does: what was spent, the clip
     epsilon: float = 0.0  # the most that a party has spent of its privacy
     epsilons: dict[str, float] = field(default_factory=dict)  # what each has, by name, where there are few
     exhausted: dict[str, bool] = field(default_factory=dict)  # parties by number whose budget is spent
@@ -153,9 +154,14 @@ class Training:
         self.work = LocalWork(self.run, self.algorithm, holdings)
         self.progress.pace = self.run.pace.begin()
         self.algorithm.check(self.problem)
-        self.protocol = self.protocol or self.privacy.protocol
-        check_settings(self.algorithm, self.run, self.problem, self.protocol)
-        self.privacy.check(self.algorithm, self.run, self.problem)
+        self.privacy.check(self.algorithm, self.run, self.problem, self.task.prepare is not None)
+        check_settings(self.algorithm, self.run, self.problem, self.protocol or self.privacy.secure)
+        self.guard = self.privacy.guard(self.algorithm, self.run, self.problem)
+        if self.guard is not None:
+            if self.protocol is not None:
+                raise ConfigError("protocol: differential privacy goes with a secure sum that privacy.secure names")
+            self.progress.privacy = self.guard.begin()
+        self.protocol = self.protocol or self.guard or self.privacy.protocol
         self.state = self.algorithm.init(self.problem)
         self._personal = lookup("predictor", self.algorithm.predictor(self.state)[0]).personal  # type: ignore[attr-defined]
         stops = self.run.target is not None or self.run.patience is not None
@@ -202,10 +208,11 @@ class Training:
         yield from self._publish()
         return self.published
 
-    def _federation(self, phase: str, verbs: Any, busy: frozenset[int] = frozenset()) -> Federation:
+    def _federation(self, phase: str, verbs: Any, busy: frozenset[int] = frozenset(),
+                    protocol: SumProtocol | None = None) -> Federation:  # fmt: skip
         parties = range(len(self.holdings))
         return Federation(parties, self.progress.round, self.run.seed, self.problem.cohort_size, verbs,
-                          self.protocol, phase, busy, self.secret)  # fmt: skip
+                          protocol or self.protocol, phase, busy, self.secret)  # fmt: skip
 
     def _apart(self, phase: str, make: Callable[[Federation], Coroutine[Any, Any, Any]]) -> Steps:
         """An exchange outside the rounds (preparation, evaluation): nothing is staged by it."""
@@ -254,7 +261,8 @@ class Training:
         record = Record(each={} if select.watches else None)
         now = progress.round
         busy = yield Open(now, record)
-        fed = self._federation("round", self.algorithm.verbs, busy)
+        private = None if self.guard is None else self.guard.round(progress.privacy)
+        fed = self._federation("round", self.algorithm.verbs, busy, private)
         fed.trusted = self.trusted
         paced = self.run.pace.work(self.progress.pace)
         fed.tell(paced, (lambda party: self.work.of(party, now)) if self.work.differs else None)
@@ -297,6 +305,8 @@ class Training:
             yield Abort(now)
         else:
             yield Commit(now)
+        if private is not None:
+            progress.privacy = private.after(committed=empty is None)
         if record.each:
             progress.selection = select.heard(progress.selection, record.each)
         progress.round += 1
@@ -320,6 +330,8 @@ class Training:
         if empty is not None:
             line["empty"] = empty
         line |= self._spending(record, empty is not None)
+        if private is not None:
+            line |= private.line(progress.privacy)
         for name, who in (("missing", record.missing), ("rejected", record.rejected)):
             if who:
                 line[name] = {self.holdings.name(party): self._of_one(reason) for party, reason in who.items()}
@@ -472,7 +484,9 @@ class Training:
             return "every party's privacy budget is spent"
         if self.algorithm.finished(self.state):
             return "the algorithm has finished"
-        return "all rounds done" if progress.round >= run.rounds else None
+        if progress.round >= run.rounds:
+            return "all rounds done"
+        return None if self.guard is None else self.guard.spent(progress.privacy)
 
     def _checkpoint(self) -> None:
         if self.store is not None and self.runtime is not None:
@@ -487,7 +501,7 @@ class Training:
             if self.objective.device.type != "cpu":
                 placed = codec.place(placed, tree["devices"], self.objective.device)
             self.state = State.of_tree(placed["state"])
-            self.progress = Progress(**placed["progress"])
+            self.progress = Progress(**{"privacy": self.progress.privacy, **placed["progress"]})
             self.runtime.restore(placed["runtime"])
             self.history = self.store.history()
             self.progress.stopped = self._stop(self.history[-1])  # a run may be given more rounds than it had

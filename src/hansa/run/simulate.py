@@ -74,7 +74,6 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
         raise ConfigError("resume=True needs run_dir, the folder of the run to go on with")
     run: Run = fill(Run, settings, where="run")
     protected = privacy_of(privacy)
-    protocol = protocol or protected.protocol
     _check_device(run.device, run.precision)
     trackers = _trackers(track, run_dir if resume else None)
     with deterministic(run.device), products(run.precision):
@@ -93,7 +92,7 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
         band = None
         if groups:
             band = Band(groups, holdings, run.seed, _server_rate(algorithm), weighted, run.reply_memory, folder)
-            band.check(algorithm, run.size(len(holdings)), masked=protocol is not None)
+            band.check(algorithm, run.size(len(holdings)), masked=(protocol or protected.secure) is not None)
             band.poison(holdings)
         clock = run.clock(holdings)
         solver = getattr(algorithm, "local", None)

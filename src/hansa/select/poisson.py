@@ -22,6 +22,7 @@ class Poisson(Selector):
     """
 
     independent: ClassVar[bool] = True
+    blind: ClassVar[bool] = True
 
     async def select(self, fed: Federation, algorithm: Algorithm, state: State,
                      kept: Kept) -> tuple[tuple[int, ...], Kept]:  # fmt: skip

@@ -20,11 +20,13 @@ class Selector(Part):
     """Base of selectors. A selector may ask the federation before it decides.
 
     `by_size` says that parties are drawn in proportion to their samples; `independent` that each joins by a draw of its
-    own, so that a cohort is of its size only on average, and may be empty.
+    own, so that a cohort is of its size only on average, and may be empty; `blind` that whom it draws has nothing to do
+    with what any party holds or does.
     """
 
     kind: ClassVar[str] = "select"
     by_size: ClassVar[bool] = False
+    blind: ClassVar[bool] = False
     independent: ClassVar[bool] = False
 
     @property

@@ -12,7 +12,7 @@ by PyTorch, and only linear layers take their step inside the backward pass.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from hansa.core import rng
 from hansa.core.errors import HansaError
 from hansa.core.objective import Objective
-from hansa.local.solver import Batch
+from hansa.local.solver import Batch, Bounded
 
 _RELU: frozenset[Any] = frozenset([torch.relu, F.relu, Tensor.relu, torch.relu_, Tensor.relu_])
 # Functions of single elements. Anything else might look across rows, and so across parties.
@@ -202,20 +202,23 @@ class Chain:
         layers = [link for link in self.links if link.weight]
         used = [name for link in layers for name in (link.weight, link.bias) if name is not None] + self.others
         self.whole = bool(layers) and sorted(used) == sorted(entry.name for entry in objective.spec.weights)
+        self.flat = True  # whether each linear layer has seen one row of a sample, and no more
         self._shares: dict[int, Tensor] = {}
 
     @torch.no_grad()
     def descend(self, weights: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor, rate: float | Tensor,
-                pull: float = 0.0, toward: dict[str, Tensor] | None = None) -> Tensor:  # fmt: skip
+                pull: float = 0.0, toward: dict[str, Tensor] | None = None,
+                bound: Bounded | None = None) -> Tensor:  # fmt: skip
         """One step w <- w - rate * (gradient + pull * w - toward) in place, the rate one for all parties or one each.
 
         `share` [K, B] is each sample's part in its party's mean loss; the result is each sample's loss times its share.
+        With a bound, in the place of the gradient stands the sum of the clipped gradients of the samples that count.
         """
         if isinstance(rate, float):
             step = Step(1.0 - rate * pull, -rate, toward or {}, rate)
         else:
             step = Step(1.0 - rate * pull if pull else 1.0, -1.0, toward or {}, rate)
-        return self._sweep(weights, weights, x, y, share, step)
+        return self._sweep(weights, weights, x, y, share, step, bound)
 
     @torch.no_grad()
     def gradient(self, flat: Tensor, x: Tensor, y: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
@@ -233,7 +236,7 @@ class Chain:
         return gradient[0], losses.sum()
 
     def _sweep(self, weights: dict[str, Tensor], into: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor,
-               step: Step) -> Tensor:  # fmt: skip
+               step: Step, bound: Bounded | None = None) -> Tensor:  # fmt: skip
         """Forward and back: `into` takes its step, layer by layer from the last."""
         k = len(share)
         held: list[Any] = []
@@ -241,6 +244,7 @@ class Chain:
         h = x
         for place, link in enumerate(self.links):
             if link.weight:
+                self.flat &= h.dim() == 2
                 rows = h.reshape(k, -1, h.shape[-1])
                 held.append((rows, h.shape))
                 across = weights[link.weight].transpose(1, 2)
@@ -264,7 +268,8 @@ class Chain:
                     h = call(h, alone)
                 held.append(None)
         back, losses = self._loss(h, y, share)
-        if isinstance(step.rate, Tensor):
+        due: list[tuple[Link, Tensor, Tensor]] = []
+        if isinstance(step.rate, Tensor) and bound is None:
             back = (back.view(k, -1) * step.rate.view(-1, 1)).view(back.shape)
         for place in range(len(self.links) - 1, -1, -1):
             link = self.links[place]
@@ -273,9 +278,9 @@ class Chain:
                 above = back.reshape(k, -1, back.shape[-1])
                 if place and not (place == 1 and held[0] is None):
                     back = torch.bmm(above, weights[link.weight]).view(shape)
-                step.multiply(into, link.weight, above.transpose(1, 2), rows)
-                if link.bias is not None:
-                    step.add(into, link.bias, above.sum(1))
+                due.append((link, above, rows))
+                if bound is None:
+                    self._take(into, step, due.pop())
             elif link.relu:
                 back = torch.ops.aten.threshold_backward(back, held[place], 0)
             elif held[place] is not None:
@@ -287,7 +292,38 @@ class Chain:
                 for name, gradient in zip(link.names, found, strict=False):
                     step.add(into, name, gradient.unsqueeze(0))
                 back = found[-1]
+        if bound is not None:
+            for layer in self._clipped(due, share, bound.clip, step.rate):
+                self._take(into, step, layer)
         return losses
+
+    @staticmethod
+    def _take(into: dict[str, Tensor], step: Step, layer: tuple[Link, Tensor, Tensor]) -> None:
+        """A linear layer's step, given the gradients of its outputs and what went in."""
+        link, above, rows = layer
+        step.multiply(into, link.weight, above.transpose(1, 2), rows)
+        if link.bias is not None:
+            step.add(into, link.bias, above.sum(1))
+
+    @staticmethod
+    def _clipped(due: list[tuple[Link, Tensor, Tensor]], share: Tensor, clip: float,
+                 rate: float | Tensor) -> Iterator[tuple[Link, Tensor, Tensor]]:  # fmt: skip
+        """The same for each layer, with every sample's gradient cut to a length of at most `clip`; see
+        `local.clipping`. Rates that differ between parties are multiplied in."""
+        squared = torch.zeros_like(share)
+        for link, above, rows in due:
+            inside = torch.linalg.vector_norm(rows, dim=2).square()
+            squared += torch.linalg.vector_norm(above, dim=2).square() * (inside if link.bias is None else inside + 1.0)
+        length = squared.sqrt()
+        finite = torch.isfinite(length)
+        factor = torch.where(finite, (clip / length).clamp(max=1.0), 0.0) * share
+        if isinstance(rate, Tensor):
+            factor = factor * rate.view(-1, 1)
+        counts = None if bool(finite.all()) else finite.unsqueeze(2)
+        for link, above, rows in due:
+            if counts is not None:
+                above, rows = torch.where(counts, above, 0.0), torch.where(counts, rows, 0.0)
+            yield link, above * factor.unsqueeze(2), rows
 
     def _loss(self, output: Tensor, y: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
         """The gradient of the summed losses times shares to the output, and those losses."""

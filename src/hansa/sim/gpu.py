@@ -14,6 +14,7 @@ compiled, which would take minutes. Random layers are not compiled either.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -71,9 +72,10 @@ class Program:
         """Put a stack's samples and its first state into the buffers."""
         count, steps = len(stack.jobs), stack.rows.shape[1]
         self.make_room(steps)
-        self.share[:steps, count:].zero_()
-        self.rows[:steps, :count] = stack.rows.transpose(0, 1)
-        self.share[:steps, :count] = stack.share.transpose(0, 1)
+        wide = stack.rows.shape[2]
+        self.share[:steps].zero_()
+        self.rows[:steps, :count, :wide] = stack.rows.transpose(0, 1)
+        self.share[:steps, :count, :wide] = stack.share.transpose(0, 1)
         if self.engine.objective.draws or self.solver.noisy:
             self.keys[:steps, :count] = stack.keys.transpose(0, 1)
         if not self.fused:
@@ -209,6 +211,12 @@ def level(count: int) -> int:
     while size < count:
         size = max(size + 1, int(size * SHRINK))
     return size
+
+
+def roomy(solver: LocalSolver, n: int) -> int:
+    """What a batch drawn from n samples hardly ever exceeds: six standard deviations above its expected length."""
+    size = solver.plan[2]
+    return n if size is None else min(n, size + math.ceil(6 * math.sqrt(size)))
 
 
 def lift_products(graph: torch.fx.GraphModule, weights: int) -> list[int]:
@@ -369,14 +377,17 @@ def train(stack: Stack) -> Block:
         state = stack.start()
         start = state[0]
     layout = tuple((v.shape[1:], v.dtype) for v in pytree.tree_leaves(state))
+    width = stack.rows.shape[2]
     padded = not all(stack.full) or len(set(stack.widths)) > 1  # every step is recorded as wide as the widest
+    if solver.sampler == "poisson":  # each round's batches have other lengths, and should need no other recording
+        width, padded = max(width, roomy(solver, max(stack.sizes))), True
     longest = max(*stack.steps, solver.count(int(np.diff(engine.holdings.train.offsets).max())))
     # Which size is recorded depends on the stack alone: what trained before may not change the bits.
     parties = count if len(set(stack.steps)) == 1 else level(count)
-    key = (solver.kernel, parties, stack.rows.shape[2], padded, fused, layout, engine.holdings.train.x.data_ptr())
+    key = (solver.kernel, parties, width, padded, fused, layout, engine.holdings.train.x.data_ptr())
     program = engine.programs.get(key)
     if program is None:
-        program = engine.programs[key] = Program(engine, solver, parties, stack.rows.shape[2], padded, state)
+        program = engine.programs[key] = Program(engine, solver, parties, width, padded, state)
         program.make_room(longest)  # so that none is longer
     program.fill(stack, state)
     program.replay(stack.active)

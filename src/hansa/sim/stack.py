@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from hansa.core import rng
 from hansa.core.op import Replies
 from hansa.local import SGD
-from hansa.local.solver import Batch, Context, LocalSolver
+from hansa.local.solver import Batch, Bounded, Context, LocalSolver, step_noise
 from hansa.sim.chain import Chain
 from hansa.sim.engine import Block, Job
 from hansa.sim.schedule import regular, schedule, shares
@@ -117,7 +117,10 @@ class Stack:
         split = self.engine.objective.spec.split(start)
         weights = {name: view.clone(memory_format=torch.contiguous_format) for name, view in split.items()}
         views = weights
-        rate, each = self.rate, self.rate
+        bound, share, rate = solver.bounded, self.share, self.rate
+        if bound is not None:
+            share, rate = self.mask.to(self.dtype), self.rate / self._expected(bound)
+        each = rate
         seen = torch.zeros(k, dtype=torch.float64)
         for s, (width, k) in enumerate(zip(self.widths, self.active, strict=True)):
             if k < len(views[next(iter(views))]):
@@ -125,14 +128,29 @@ class Stack:
                 each = rate if isinstance(rate, float) else rate[:k]
             index = self.rows[:k, s, :width].reshape(-1)
             x = self.engine.objective.laid_out(shards.x[index])
-            losses = chain.descend(views, x, shards.y[index], self.share[:k, s, :width], each, solver.pull, toward)
+            losses = chain.descend(views, x, shards.y[index], share[:k, s, :width], each, solver.pull, toward, bound)
             seen[:k] += losses.sum(1)
+            if bound is not None and bound.sigma:
+                self._shake(views, self.keys[:k, s], each, bound.sigma * bound.clip)
         initial = self.engine.objective.initial
         flat = self.engine.objective.spec.stacked(weights)
         if type(solver).finish is LocalSolver.finish:
             return self.block({"w": flat.sub_(start)}, (initial.stats, initial.counts), seen, {})
         buffers = tuple(v.expand(len(self.jobs), -1) for v in (initial.stats, initial.counts))
         return self.finish(start, (flat, carry, buffers, seen))
+
+    def _expected(self, bound: Bounded) -> Any:
+        """The expected size of the parties' batches, one number where it is the same for all."""
+        found = [bound.expected(n) for n in self.sizes]
+        return found[0] if len(set(found)) == 1 else torch.tensor(found, dtype=self.dtype)
+
+    def _shake(self, weights: dict[str, Tensor], keys: Tensor, rate: float | Tensor, scale: float) -> None:
+        """Each party's noise of one step, as a step takes it."""
+        spec = self.engine.objective.spec
+        for k, key in enumerate(keys):
+            times = -scale * float(rate[k] if isinstance(rate, Tensor) else rate)
+            for name, part in spec.split(step_noise(key, spec)).items():
+                weights[name][k].add_(part, alpha=times)
 
     def _own(self) -> bool:
         first = self.jobs[0].payload["model"]

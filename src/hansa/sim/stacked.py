@@ -209,7 +209,8 @@ class StackedEngine(ReferenceEngine):
             if solver.sampler == "poisson" and len({one.plan[2] for one in solvers}) > 1:
                 # its steps divide by the batch size that a party was told
                 return [(job.party, self.one(base, job, round)) for job in given]
-            if chain is not None and solver.direct and (chain.stacks or len(jobs) == 1):
+            bounded = solver.bounded is not None and chain is not None and chain.stacks and chain.flat
+            if chain is not None and (bounded or (solver.direct and (chain.stacks or len(jobs) == 1))):
                 return Stack(self, solvers, jobs, round).descend(chain)
             if chain is not None and self.width(solver) == 1:
                 return [(job.party, base.train(self.party(job.party, round), job.payload, job.memory, chain.alone))
@@ -246,7 +247,7 @@ class StackedEngine(ReferenceEngine):
 
     def width(self, solver: LocalSolver) -> int:
         """How many parties a chunk holds: fewer where a solver passes over the parameters several times a step."""
-        wide = self._given is not None or self.chain is None or solver.direct
+        wide = self._given is not None or self.chain is None or solver.direct or solver.bounded is not None
         return self.chunk if wide else max(1, self.chunk // 4)
 
     def _stackable(self) -> bool:
