@@ -10,10 +10,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from masked_parties import PHASES, Parties
+from masked_parties import PHASES, Count, Parties
 
+from hansa.core import codec
+from hansa.core.driver import drive
 from hansa.core.errors import ConfigError, RoundAborted
-from hansa.core.federation import Ask
+from hansa.core.federation import Ask, Federation
+from hansa.core.runtime import complete
 from hansa.secure import Masking, graph, masks, shamir
 from hansa.secure.encoding import FixedPoint
 from hansa.secure.masked import SecureMasked, SecureShares, Terms, least
@@ -105,6 +108,20 @@ def test_parties_that_stay_forget_their_secrets_and_remember_the_rest() -> None:
     for id, memory in run.memories.items():
         assert memory.pop("own").tolist() == [id]
         assert set(memory) == {"secure.over"}
+
+
+def test_each_sum_of_a_round_has_keys_of_its_own() -> None:
+    run = Parties(numbers(3), records=True)
+    fed = Federation(range(3), 0, 0, 3, protocol=Masking())
+
+    async def twice() -> list[Any]:
+        return [(await fed.reduce(Count())).sums["x"].tolist() for _ in range(2)]
+
+    first, second = complete(drive(twice(), "test"), run.answer)
+    assert first == second == sum(numbers(3).values()).tolist()  # type: ignore[attr-defined]
+    sent = [codec.decode(data)["tensors"]["keys"] for name, _, data in run.transcript
+            if name == "secure-keys" and b"tensors" in data]  # fmt: skip
+    assert len({key.numpy().tobytes() for key in sent}) == 6
 
 
 def masked(seed: int, id: int = 1, size: int = 4000) -> np.ndarray[Any, Any]:
@@ -236,6 +253,7 @@ def test_the_threshold_is_never_less_than_a_majority() -> None:
     assert [least(n, 0.51) for n in (2, 3, 4, 5, 100)] == [2, 2, 3, 3, 51]
     assert [least(n, 0.67) for n in (2, 3, 4, 5, 100)] == [2, 3, 3, 4, 67]
     assert [least(n, 0.67, active=True) for n in (2, 3, 6, 100)] == [2, 3, 5, 67]
+    assert (least(4, 0.5 + 1e-12), least(6, 2 / 3 + 1e-12, active=True)) == (3, 5)
     assert Masking().least(10) == 7
 
 

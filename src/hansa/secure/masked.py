@@ -197,8 +197,10 @@ class SecureShares(Op):
 @register("secure-masked")
 @dataclass(frozen=True)
 class SecureMasked(Encoded):
-    """The inner op's reply as numbers in the ring, hidden by a mask of the party's own and by one for each neighbour,
-    which the neighbour's takes away."""
+    """The inner op's reply as numbers in a ring, hidden by masks.
+
+    One mask is the party's own, and one is for each neighbour, whose own numbers carry it with the other sign.
+    """
 
     def width(self, payload: Payload) -> int:
         """The bits of the ring: those of the sum, as whole bytes."""
@@ -272,8 +274,11 @@ class SecureConsistent(Op):
 @register("secure-unmask")
 @dataclass(frozen=True)
 class SecureUnmask(Op):
-    """For each party that shares secrets with this one, the share that takes its masks away: of the seed of its own
-    mask where its numbers came, of the key of its masks with others where they did not. The party then forgets all."""
+    """The share that takes the masks away, of each party that shares secrets with this one.
+
+    It is of the seed of its own mask where its numbers came, of the key of its masks with others where they did not.
+    The party then forgets all that it knows of the sum.
+    """
 
     neighbours: int
     serves: ClassVar[bool] = True
