@@ -81,6 +81,10 @@ class Channel(Part):
             )
         self._room(self.bits, problem.cohort_size, self.max_weight)
 
+    def least(self, parties: int) -> int:
+        """The fewest of so many parties whose sum is ever given out."""
+        return 1
+
     def _room(self, bits: int, parties: int, max_weight: int) -> None:
         width = bits + math.ceil(math.log2(parties * max_weight))
         if width > self.widest:
