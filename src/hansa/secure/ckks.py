@@ -181,7 +181,8 @@ class CKKS(Held):
             key = _read("a key", _tenseal().context_from, _unpadded(given.tensors["key"]))
         sealed = readable(answer, lambda boxes: _vectors(key, boxes))
         self.enough(ask, sealed)
-        total = torch.stack([_padded(_added(rows).serialize(), BOX) for rows in zip(*sealed.values(), strict=True)])
+        with opening():
+            total = torch.stack([_padded(_added(rows), BOX) for rows in zip(*sealed.values(), strict=True)])
         code, digits = op.encoding(ask.payload), op.digits()
         opener = Opened(code.layout.length * digits.count)
         opened = await one(fed, opener, {"sealed": total, **about}, holder, "holds the key")
@@ -191,12 +192,16 @@ class CKKS(Held):
 
 def _vectors(key: Any, boxes: Tensor) -> list[Any]:
     """Ciphertexts from the wire."""
-    return [_read("a ciphertext", _tenseal().ckks_vector_from, key, _unpadded(box)) for box in boxes]
+    vectors = [_read("a ciphertext", _tenseal().ckks_vector_from, key, _unpadded(box)) for box in boxes]
+    if any(vector.size() != SLOTS for vector in vectors):
+        raise DataError(f"a ciphertext from the wire has not {SLOTS} numbers")
+    return vectors
 
 
-def _added(vectors: tuple[Any, ...]) -> Any:
+def _added(vectors: tuple[Any, ...]) -> bytes:
     """The encrypted sum of ciphertexts."""
     total = vectors[0]
     for vector in vectors[1:]:
-        total += vector
-    return total
+        total = _read("a ciphertext", total.add_, vector)
+    data: bytes = total.serialize()
+    return data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -153,6 +154,14 @@ class Functional(Costly):
                 f"the secure sum 'functional' finds sums of up to {scheme.LARGEST // 2**DIGIT} parties, and a round "
                 f"asks {problem.cohort_size}; use 'masking'"
             )
+
+    def settings(self, ask: Ask, noise: float = 0.0) -> dict[str, object]:
+        """As of every channel, but that counts take no more bits than `statistics` does: each digit is dear."""
+        given = super().settings(ask, noise)
+        assert ask.op is not None
+        if ask.op.update is None and not any(d.is_floating_point for _, d in ask.op.expects(ask.payload).values()):
+            given["bits"] = min(53, 2 + math.floor(math.log2(self.statistics)))
+        return given
 
     async def reduce(self, fed: Federation, ask: Ask, noise: float = 0.0) -> Reduced:
         op = Encrypted(**self.settings(ask, noise))  # type: ignore[arg-type]
