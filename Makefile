@@ -36,7 +36,7 @@ check-python = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup extras docs demo demo-net test lint chaos power weather dst day load fuzz audit release bench bench-peers \
-  bench-fusion bench-deploy lock clean
+  bench-fusion bench-deploy bench-paillier lock clean
 
 help:
 	@echo "make demo    set up .venv and run the demonstration (DEMO_ARGS=... is passed on)"
@@ -59,6 +59,7 @@ help:
 	@echo "make bench-peers   the same beside Flower, pfl and FedJAX, installed apart (BENCH_ARGS=--nvflare: and NVFLARE)"
 	@echo "make bench-fusion  time and memory of each fusion beside Flower's (BENCH_ARGS=... : --out-of-core, --gpu)"
 	@echo "make bench-deploy  rounds a second of deployments on loopback beside Flower's (BENCH_ARGS=... : --upload 400, --memory 1)"
+	@echo "make bench-paillier  values a second of encrypted sums beside phe (BENCH_ARGS=... : --bits 3072)"
 	@echo "make lock    solve requirements/*.in again into requirements/*.txt (LOCK_ARGS=--upgrade for newer versions)"
 	@echo "make clean   remove .venv, caches and build output"
 	@echo "PYTHON=...   the interpreter to build .venv with (3.11 or newer; now '$(PYTHON)')"
@@ -117,6 +118,9 @@ bench-fusion: $(READY) $(ENVS)/flower/.ready
 
 bench-deploy: $(READY) $(ENVS)/flower/.ready
 	@$(BIN)/python benchmarks/deployment.py --peers $(BENCH_ARGS)
+
+bench-paillier: $(READY) $(ENVS)/phe/.ready
+	@$(BIN)/python benchmarks/paillier.py $(BENCH_ARGS)
 
 # torch comes first and by its exact version, as above.
 $(ENVS)/%/.ready: benchmarks/peers/%/requirements.txt requirements/torch.txt

@@ -33,8 +33,11 @@ COUNTS = {k: [7 * k, 10_000 - k] for k in range(5)}
 
 has_tenseal = importlib.util.find_spec("tenseal") is not None
 FIELDS: dict[str, dict[str, Any]] = {
-    "paillier": {"key_bits": 1024}, "threshold-paillier": {"key_bits": 1024}, "functional": {"max_weight": 128, "statistics": 2.0**20}, "ckks": {},
-}  # fmt: skip
+    "paillier": {"key_bits": 1024},
+    "threshold-paillier": {"key_bits": 1024},
+    "functional": {"max_weight": 128, "statistics": 2.0**20},
+    "ckks": {},
+}
 every_channel = pytest.mark.parametrize(
     "name",
     [
