@@ -36,7 +36,7 @@ check-python = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup extras docs demo demo-net test lint chaos power weather dst day load fuzz audit release bench bench-peers \
-  bench-fusion bench-deploy bench-paillier lock clean
+  bench-fusion bench-deploy bench-secure bench-paillier lock clean
 
 help:
 	@echo "make demo    set up .venv and run the demonstration (DEMO_ARGS=... is passed on)"
@@ -58,6 +58,7 @@ help:
 	@echo "make bench   time Hansa beside hand-written floors (BENCH_ARGS=... is passed on: --model cnn, --repeats 5)"
 	@echo "make bench-peers   the same beside Flower, pfl and FedJAX, installed apart (BENCH_ARGS=--nvflare: and NVFLARE)"
 	@echo "make bench-fusion  time and memory of each fusion beside Flower's (BENCH_ARGS=... : --out-of-core, --gpu)"
+	@echo "make bench-secure  seconds and bytes of a masked sum beside Flower's SecAgg+ (BENCH_ARGS=... : --parties 50)"
 	@echo "make bench-deploy  rounds a second of deployments on loopback beside Flower's (BENCH_ARGS=... : --upload 400, --memory 1)"
 	@echo "make bench-paillier  values a second of encrypted sums beside phe (BENCH_ARGS=... : --bits 3072)"
 	@echo "make lock    solve requirements/*.in again into requirements/*.txt (LOCK_ARGS=--upgrade for newer versions)"
@@ -118,6 +119,9 @@ bench-fusion: $(READY) $(ENVS)/flower/.ready
 
 bench-deploy: $(READY) $(ENVS)/flower/.ready
 	@$(BIN)/python benchmarks/deployment.py --peers $(BENCH_ARGS)
+
+bench-secure: $(READY) $(ENVS)/flower/.ready
+	@$(BIN)/python benchmarks/secure_sum.py $(BENCH_ARGS)
 
 bench-paillier: $(READY) $(ENVS)/phe/.ready
 	@$(BIN)/python benchmarks/paillier.py $(BENCH_ARGS)

@@ -23,12 +23,12 @@ provide("predictor", "hansa.core.predictor", "hansa.algorithms", "hansa.bayes", 
 provide("devices", "hansa.sim.devices")
 provide("distribution", "hansa.sim.distributions")
 provide("availability", "hansa.sim.devices")
-_SECURE = [f"hansa.secure.{name}" for name in ("paillier_sum", "threshold_sum", "functional_sum", "ckks")]
+_SECURE = ["hansa.secure", *(f"hansa.secure.{m}" for m in ("paillier_sum", "threshold_sum", "functional_sum", "ckks"))]
 provide("secure", *_SECURE)
 provide("dp", "hansa.privacy")
 provide("tracker", *(f"hansa.track.{name}" for name in ("console", "jsonl", "tensorboard", "mlflow")))
 provide("op", "hansa.core.predictor", "hansa.algorithms", "hansa.bayes", "hansa.trees", "hansa.data", "hansa.select",
-        *_SECURE, "hansa.privacy")  # fmt: skip
+        *_SECURE, "hansa.privacy", "hansa.transforms")  # fmt: skip
 
 _EXPORTS = {
     "DPSGD": "hansa.algorithms",
@@ -90,6 +90,8 @@ _EXPORTS = {
     "Omniscient": "hansa.adversary",
     "SignFlip": "hansa.adversary",
     "Standardise": "hansa.data",
+    "CentralDP": "hansa.privacy",
+    "Privacy": "hansa.privacy",
     "Devices": "hansa.sim.devices",
     "Bernoulli": "hansa.sim.devices",
     "DayNight": "hansa.sim.devices",

@@ -8,6 +8,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,15 @@ from power import Life, Line, Lost, Promises, campaign, fast, template
 
 from hansa.core import disk
 from hansa.core.errors import HansaError
+from hansa.local.dp_sgd import DPSGD
 from hansa.net import keys
 from hansa.net.evidence import canonical, stated
 from hansa.net.home import Home
 from hansa.net.ledger import Ledger
 from hansa.net.receipts import BadReceipt, Receipts, read_receipts
+from hansa.net.vault import HomeVault, look
 from hansa.net.wire import Answer, Receipt
+from hansa.privacy import spent
 
 
 @pytest.fixture
@@ -135,6 +139,28 @@ def test_whenever_the_power_fails_as_a_receipt_is_kept_the_next_one_follows_whol
             read_receipts(path)
             shutil.rmtree(into)
     assert torn > 20
+
+
+def test_whenever_the_power_fails_what_a_party_spent_before_it_replied_stays_spent(memory: Path) -> None:
+    root, op = memory / "root", DPSGD(batch=5)
+    (root / "machine").mkdir(parents=True)
+    torn = 0
+    for before in range(2):
+        vault = HomeVault(root / "machine", spent)
+        journal = written(root, partial(vault.charge, "job", f"ask {before}", op, 50, {}))
+        for at in range(len(journal.events) + 1):
+            for seed in range(25):
+                into = memory / f"{before}-{at}-{seed}"
+                journal.fail(at, into, random.Random(seed))
+                path = into / "machine" / "vault.jsonl"
+                torn += path.exists() and path.read_bytes() != disk.whole(path.read_bytes())
+                again = HomeVault(into / "machine", spent)
+                left = len(again.kept.spent)
+                assert left in ((before + 1,) if at == len(journal.events) else (before, before + 1))
+                again.charge("job", "another", op, 50, {})
+                assert len(look(into / "machine").spent) == left + 1
+                shutil.rmtree(into)
+    assert torn > 5
 
 
 def _statement(number: int) -> dict[str, Any]:

@@ -10,12 +10,13 @@ from hansa.core.op import Reply
 from hansa.core.replies import Malformed
 from hansa.net.agent import Agent
 from hansa.net.processes import _outcome
+from hansa.privacy import spent
 from hansa.run.party import load
 from hansa.testing import experiment_for
 
 
 def agent() -> Agent:
-    agent = Agent(load)
+    agent = Agent(load, spent)
     tree = experiment_for(hansa.DPSGD()).tree
     assert agent.handle({"type": "task", "experiment": tree, "folder": ".", "party": 0}) == {"ready": True}
     return agent

@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 import hansa
 from hansa.core.driver import drive
-from hansa.core.errors import AlgorithmError, ReplayError
+from hansa.core.errors import AlgorithmError, ReplayError, RoundAborted
 from hansa.core.federation import Federation
 from hansa.core.journal import Journal
 from hansa.core.objective import Objective
@@ -18,6 +19,7 @@ from hansa.core.replies import Record
 from hansa.core.runtime import Commit, Open, complete_async
 from hansa.run.config import Experiment, parse
 from hansa.run.loop import Training
+from hansa.secure import Masking
 from hansa.testing import PARTIES, TREE, PartyPool, experiment_for, history_on, run_on, same_bits
 
 
@@ -68,26 +70,43 @@ def test_simulated_devices_do_to_processes_what_they_do_to_a_simulation(
     assert any("missing" in line for line in history)
 
 
-def test_a_killed_party_is_missing_and_the_others_go_on() -> None:
+def test_killed_parties_are_missing_and_the_others_go_on_between_the_exchanges_of_a_masked_sum_too() -> None:
     own = PartyPool()
     try:
         experiment = experiment_for(hansa.FedAvg())
         own.call(own.runtime.begin(experiment.tree))
-        own.runtime.parties[2].kill()
-        record = Record()
+        rounds = itertools.count()
 
-        async def round() -> Any:
-            await own.runtime.answer(Open(0, record))
-            fed = Federation(range(PARTIES), 0, 0, PARTIES)
+        async def counted(protocol: Masking | None = None, parties: Sequence[int] = range(PARTIES),
+                          doomed: tuple[str, int] | None = None) -> tuple[Any, Record]:  # fmt: skip
+            """The parties' moments; one of them is killed as an exchange begins."""
+            record, round = Record(), next(rounds)
+            await own.runtime.answer(Open(round, record))
+            fed = Federation(range(PARTIES), round, 0, len(parties), protocol=protocol)
             payload = {"centre": torch.zeros(30, dtype=torch.float64)}
             op = hansa.build("op", "column-moments")
-            answer = await complete_async(drive(fed.reduce(op, payload), "test"), own.runtime.answer)
-            await own.runtime.answer(Commit(0))
-            return answer
 
-        answer = own.call(round())
-        assert answer.count == PARTIES - 1
-        assert record.missing == {2: "its process has ended"}
+            async def answer(ask: Any) -> Any:
+                if doomed is not None and ask.op.name == doomed[0]:
+                    own.runtime.parties[doomed[1]].kill()
+                return await own.runtime.answer(ask)
+
+            found = await complete_async(drive(fed.reduce(op, payload, parties=parties), "test"), answer)
+            await own.runtime.answer(Commit(round))
+            return found, record
+
+        masking = Masking(threshold=0.51)
+        without, record = own.call(counted(masking, doomed=("secure-masked", 2)))
+        plain, missing = own.call(counted())
+        assert plain.count == PARTIES - 1
+        assert missing.missing == record.missing == {2: "its process has ended"}
+        with_it, _ = own.call(counted(masking, (0, 1, 3), doomed=("secure-unmask", 1)))
+        for answer in (without, with_it):
+            assert answer.count == 3
+            assert torch.equal(answer.sums["count"], plain.sums["count"])
+            assert torch.allclose(answer.sums["sum"], plain.sums["sum"], atol=1e-4)
+        with pytest.raises(RoundAborted, match="1 parties shared their secrets, and the secure sum needs 2"):
+            own.call(counted(masking, (0, 3), doomed=("secure-shares", 3)))
     finally:
         own.close()
 

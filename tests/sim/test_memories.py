@@ -228,7 +228,7 @@ def test_a_million_memories_need_little_ram_and_only_the_disk_they_use(tmp_path:
     kept.snapshot()
     written = 201 * len(values) * 256  # over 100 MB
     assert len(kept) == touched.sum() > 300_000
-    assert resident() - before < written / 3
+    assert resident() - before < written / 2
     (log,) = tmp_path.glob("memories-*.log")
     assert log.stat().st_blocks * 512 < 1.1 * written
     assert torch.equal(kept[cohort[-1]]["c"], values[-1])

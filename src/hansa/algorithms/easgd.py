@@ -52,7 +52,7 @@ class EASGD(Algorithm):
         return self.fusion.verbs
 
     async def round(self, fed: Federation, state: State) -> State:
-        alpha = self.beta / len(fed.cohort) if self.alpha is None else self.alpha
+        alpha = self.beta / fed.cohort_size if self.alpha is None else self.alpha
         update = await self.fusion.collect(fed, self.local, state.params, alpha=alpha)
         return Descent(lr=alpha * update.replies).step(state, update)
 

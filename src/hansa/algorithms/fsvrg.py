@@ -52,6 +52,10 @@ class FSVRG(Algorithm):
     def verbs(self) -> frozenset[str]:
         return frozenset({"reduce"})
 
+    @property
+    def sums(self) -> int:
+        return 2 if self.form == "naive" else 0  # the full form counts features
+
     def check(self, problem: Problem) -> None:
         super().check(problem)
         if self.form == "full":

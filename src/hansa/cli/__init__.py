@@ -9,7 +9,7 @@ from hansa.core.errors import HansaError
 
 def main() -> None:
     """Entry point of `hansa`."""
-    from hansa.cli import audit, compare  # noqa: F401 (with their commands)
+    from hansa.cli import audit, compare, privacy  # noqa: F401 (with their commands)
     from hansa.cli.network import app  # with the commands of `hansa.cli.app`
 
     try:

@@ -66,6 +66,11 @@ class Algorithm(Part):
         """The verbs the algorithm may use; the driver holds it to them."""
         raise TypeError(f"the algorithm {self.name!r} does not declare its verbs")
 
+    @property
+    def sums(self) -> int:
+        """How many sums of updates of the model a round takes; 0 where it sums other things too."""
+        return 1 if self.trains else 0
+
     def check(self, problem: Problem) -> None:
         """Refuse, with the reason, what cannot work together. Called before anything runs."""
         if self.participation == "all" and problem.cohort_size < problem.parties:
@@ -95,6 +100,8 @@ class Algorithm(Part):
                     f"{self.name}: {fusion.name} judges updates by the server's samples, and cannot judge what the "
                     f"local solver {inner.name!r} sends beside them; use another fusion"
                 )
+        if solver is not None:
+            unwrap(solver)[1].check(problem.spec)  # type: ignore[attr-defined]
         partner = getattr(solver, "partner", None)
         if partner is not None and partner[0] != self.completes:
             raise ConfigError(

@@ -187,6 +187,44 @@ def sweep(folder: Path, name: str = "*") -> None:
         unlink(part)
 
 
+def whole(data: bytes) -> bytes:
+    """The lines of a file, less the last if that was cut off as it was written: its end is missing, or after a power
+    failure there are zeros in the place of what had not reached the disk."""
+    end = data.rfind(b"\n") + 1
+    begin = data.rfind(b"\n", 0, end - 1) + 1 if end else 0
+    return data[:begin] if b"\0" in data[begin:end] else data[:end]
+
+
+class Lines:
+    """A file of lines that only grows. A line is on the disk before `add` returns; one that was cut off as it was
+    written does not count. One process at a time has it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._doubtful = path, False
+
+    def read(self) -> list[bytes]:
+        """The lines, all of them on the disk: what a process left that was killed may not have been."""
+        if not self._path.exists():
+            return []
+        data = self._path.read_bytes()
+        if len(whole(data)) < len(data):
+            put(self._path, [whole(data)])
+        else:
+            flush(self._path)
+        return whole(data).split(b"\n")[:-1]
+
+    def add(self, line: bytes) -> None:
+        """Add a line, which has no end of line in it."""
+        make_folder(self._path.parent)
+        if self._doubtful:  # the last flush failed: nobody knows what of the file is on the disk
+            put(self._path, [whole(self._path.read_bytes())])
+        self._doubtful = True
+        append(self._path, line + b"\n")
+        flush(self._path)
+        sync_folder(self._path.parent)
+        self._doubtful = False
+
+
 def digest(path: Path) -> str:
     """SHA-256, in hex, of a file's bytes."""
     with open(path, "rb") as file:

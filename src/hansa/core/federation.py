@@ -198,7 +198,10 @@ class Arrival:
 
 
 class SumProtocol(Protocol):
-    """Takes over `reduce`: it may run any exchange it likes, as long as it returns the sum the ask is for."""
+    """Takes over `reduce`: it may run any exchange it likes, as long as it returns the sum the ask is for.
+
+    One with an attribute `answers_nobody` that is true has an answer also where no party was drawn (noise alone).
+    """
 
     async def reduce(self, fed: Federation, ask: Ask) -> Reduced: ...
 
@@ -213,7 +216,7 @@ class Federation:
 
     def __init__(self, parties: range, round: int, seed: int, cohort_size: int, verbs: Iterable[str] = VERBS,
                  protocol: SumProtocol | None = None, phase: str = "round",
-                 busy: frozenset[int] = frozenset()) -> None:  # fmt: skip
+                 busy: frozenset[int] = frozenset(), secret: bytes = b"") -> None:  # fmt: skip
         self.parties = parties
         self.round = round
         self.cohort_size = cohort_size
@@ -225,7 +228,7 @@ class Federation:
         self.findings: list[Finding] = []  # of this round
         self.metrics: dict[str, float] = {}  # that came out of sums which a protocol made
         self._busy = set(busy)
-        self._seed = seed
+        self._seed, self._secret = seed, secret
         self._phase = phase
         self._verbs = frozenset(verbs)
         self._protocol = protocol
@@ -244,6 +247,11 @@ class Federation:
     def rng(self, purpose: str) -> np.random.Generator:
         """A random stream for this round, named by its purpose."""
         return rng.generator(self._seed, purpose, self.round)
+
+    def private_rng(self, purpose: str) -> np.random.Generator:
+        """The same for what the parties, who know the run's seed, must not guess: in deployment the stream is drawn
+        from a secret of the aggregator's. In a simulation there is none."""
+        return rng.generator(self._secret.hex(), purpose, self.round) if self._secret else self.rng(purpose)
 
     def report(self, finding: Finding) -> None:
         """Have the round's record say what was found about single parties."""

@@ -7,13 +7,15 @@ sees the server, the algorithm or another party.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from hansa.core.budget import Budget, Release
 from hansa.core.errors import DataError, PartyError
 from hansa.core.objective import Objective
 from hansa.core.registry import Part
@@ -107,6 +109,15 @@ class Vault:
     def once(self, name: str, digest: str) -> None:
         """Note that `name` was answered about `digest`; a PartyError where it was answered about another before."""
 
+    def sign(self, data: bytes) -> tuple[bytes, bytes] | None:
+        """This party's certificate, and its signature of some data; None in a simulation, where it has neither."""
+        return None
+
+    def known(self, certificate: bytes) -> tuple[str, bytes] | None:
+        """The name and the public key of the party whose certificate this is; a PartyError where it is none that this
+        party believes; None in a simulation."""
+        return None
+
 
 @dataclass
 class Party:
@@ -153,6 +164,11 @@ class Op(Part):
     serves: ClassVar[bool] = False  # whether it only serves another (keys, shares): whom it asks is counted elsewhere
     overlaps: ClassVar[bool] = False  # whether a party talks while it computes, as simulated time has it
 
+    @property
+    def longest(self) -> float | None:
+        """The most that the joint length of a reply's tensors may be; a longer reply is rejected. None for no limit."""
+        return None
+
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         """Answer the ask. Returns the reply and the memory to keep if the reply is fused."""
         raise TypeError(f"the op {self.name!r} does not run at a party")
@@ -164,6 +180,15 @@ class Op(Part):
     def expects_maxima(self, payload: Payload) -> dict[str, Shape]:
         """The same for what is combined by maximum; most ops send none."""
         return {}
+
+    @property
+    def budget(self) -> Budget | None:
+        """What a party may spend of its privacy in a run, where the replies are differentially private."""
+        return None
+
+    def release(self, n: int, payload: Payload) -> Release:
+        """What a reply made of n samples gives away, where the op has a budget."""
+        raise TypeError(f"the replies of {self.name!r} are not differentially private")
 
 
 class Wrapper(Op):
@@ -201,6 +226,13 @@ class Wrapper(Op):
 
     def expects_maxima(self, payload: Payload) -> dict[str, Shape]:
         return self.inner.expects_maxima(payload)
+
+    @property
+    def budget(self) -> Budget | None:
+        return self.inner.budget
+
+    def release(self, n: int, payload: Payload) -> Release:
+        return self.inner.release(n, payload)
 
 
 def unwrap(op: Op) -> tuple[list[Wrapper], Op]:
@@ -244,6 +276,11 @@ def perform(op: Op, party: Party, payload: Payload, memory: Memory) -> tuple[Rep
         return op.run(party, payload, memory)
     except PartyError as reason:
         return str(reason)
+
+
+def length(tensors: Iterable[Tensor]) -> float:
+    """The L2 norm of tensors joined."""
+    return math.hypot(*(float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) for tensor in tensors))
 
 
 def like(tensor: Tensor) -> Shape:

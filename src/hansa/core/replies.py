@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 
 from hansa.core import codec
+from hansa.core.budget import TOLD
 from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket
-from hansa.core.op import Op, Payload, Replies, Reply, Shape
+from hansa.core.op import Op, Payload, Replies, Reply, Shape, length
 from hansa.core.rows import Rows, room
 from hansa.core.sums import BlockSum, Stored, stored_sums
 
+SLACK = 1 + 1e-6  # for the rounding of sums of squares
 LARGEST = 2**53  # whole numbers from here on are not exact in float64
 
 
@@ -112,6 +114,8 @@ class Record:
     bytes_up: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     fused: set[int] = field(default_factory=set)  # whose replies the last answer holds
+    spent: dict[int, float] = field(default_factory=dict)  # the epsilon that parties have spent, as far as is known
+    delta: float | None = None  # and at which delta
     each: dict[int, float] | None = None  # the loss of each party that trained, where somebody wants to know
     arrived: Means = field(default_factory=Means)  # over the tickets that came back
     seconds: dict[int, float] = field(default_factory=dict)  # simulated, of the parties of the last ask, if it trained
@@ -119,6 +123,13 @@ class Record:
     def without(self, party: int, reason: str) -> None:
         """Note why there is no reply: the party is missing, or what it sent was none."""
         (self.rejected if isinstance(reason, Malformed) else self.missing)[party] = reason
+
+    def noted(self, party: int, metrics: dict[str, float]) -> dict[str, float]:
+        """A reply's metrics less what it says its party has spent, which is noted: nobody wants the mean of that."""
+        if TOLD not in metrics:
+            return metrics
+        self.spent[party] = metrics[TOLD]
+        return {name: value for name, value in metrics.items() if name != TOLD}
 
     def timed(self, answer: Reduced | Gathered) -> Reduced | Gathered:
         """The answer with the seconds that each gathered reply took."""
@@ -149,6 +160,8 @@ def fault(reply: Reply, op: Op, payload: Payload, rules: Rules, summed: bool = T
         norm = float(torch.linalg.vector_norm(reply.tensors[op.update].to(torch.float64)))
         if norm > rules.max_norm:
             return f"the norm of its update, {norm:.4g}, is over the limit of {rules.max_norm:.4g}"
+    if op.longest is not None and length(reply.tensors.values()) > op.longest * SLACK:
+        return f"its length is over {op.longest:.4g}, to which it was to be clipped"
     return None
 
 
@@ -202,6 +215,8 @@ def clean(replies: Replies, op: Op, payload: Payload, rules: Rules, summed: bool
         rows = replies.tensors[op.update].flatten(1).to(torch.float64)
         if not bool((torch.linalg.vector_norm(rows, dim=1) <= rules.max_norm).all()):
             return False
+    if op.longest is not None:
+        return False  # one by one
     return _unusable({**replies.tensors, **replies.maxima}, summed) is None
 
 
@@ -263,6 +278,8 @@ class Answer:
         # A round counts those that it asked to work, and apart those it consulted.
         self._one = 0 if ask.selects or self.op.serves else 1
         self._consulted = 1 if ask.selects else 0
+        if self.op.budget is not None:
+            record.delta = self.op.budget.delta
         record.fused = set()
 
     @property
@@ -341,7 +358,7 @@ class Answer:
         return share
 
     def _measure(self, party: int, metrics: dict[str, float], share: int) -> None:
-        self._means.add(metrics, share)
+        self._means.add(self.record.noted(party, metrics), share)
         if self.record.each is not None and "train_loss" in metrics:
             self.record.each[party] = metrics["train_loss"]
 
@@ -374,7 +391,9 @@ def arrive(ticket: Ticket, op: Op, payload: Payload, outcome: Reply | str, rules
         return Arrival(ticket, None)
     record.accepted += 1
     record.fused.add(ticket.party)
-    record.arrived.add(outcome.metrics, outcome.weight)
+    if op.budget is not None:
+        record.delta = op.budget.delta
+    record.arrived.add(record.noted(ticket.party, outcome.metrics), outcome.weight)
     record.metrics.update(record.arrived.result())
     return Arrival(ticket, outcome)
 

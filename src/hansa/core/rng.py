@@ -6,8 +6,11 @@ on how a batch was padded.
 
 `generator` serves selection and partitions (numpy's Philox), `shuffled` the order of samples. `uniform` and `normal`
 are pure torch functions of an integer key; they work under `torch.func.vmap` and give element (i, j, ...) the same
-value whatever the extent of the tensor is. The mixing function is the finaliser of SplitMix64 (Steele, Lea and Flood
-2014).
+value whatever the extent of the tensor is; `noise` is a faster `normal` for long vectors. The mixing function is the
+finaliser of SplitMix64 (Steele, Lea and Flood 2014).
+
+None of these is secret: who knows the seed knows the draws. `secret_uniform` and `secret_normal` stretch 32 secret
+bytes by SHAKE-256 instead, so that who sees some of the numbers learns neither the bytes nor the others.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ _MULTIPLY_2 = 0x94D049BB133111EB
 # Odd multipliers, one a dimension: an element's counter depends on its coordinates and not on the tensor's extent.
 _AXES = (0xD1342543DE82EF95, 0xAF251AF3B0F025B5, 0xC6BC279692B5C323, 0x9FB21C651E98DF25, 0xB492B66FBE98F273,
          0xE7037ED1A0B428DB)  # fmt: skip
+_CACHED = 2**15  # hashes made at a time on a CPU, so that they stay in its cache
 
 
 def key(*parts: int | str) -> int:
@@ -47,7 +51,7 @@ def _signed(value: int) -> int:
 
 def _shift(z: Tensor, bits: int) -> Tensor:
     """Logical right shift of an int64 tensor."""
-    return (z >> bits) & ((1 << (64 - bits)) - 1)
+    return (z >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def _mix(z: Tensor) -> Tensor:
@@ -94,6 +98,11 @@ def shuffled(k: int, n: int) -> np.ndarray[Any, Any]:
     return np.argsort(step_keys(k, n).numpy(), kind="stable")
 
 
+def uniforms(k: int, n: int) -> np.ndarray[Any, Any]:
+    """n uniform float64 numbers in [0, 1), drawn from a single key."""
+    return (step_keys(k, n).numpy().view(np.uint64) >> np.uint64(11)) * 2.0**-53
+
+
 def shuffles(k: Tensor, sizes: Tensor, widest: int) -> Tensor:
     """The orders [keys, widest] of 0, 1, ..., sizes[i] - 1; what lies beyond a size is not part of its order."""
     index = torch.arange(1, widest + 1, dtype=torch.int64, device=k.device)
@@ -135,3 +144,39 @@ def hidden_normal(secret: bytes, count: int) -> np.ndarray[Any, Any]:
     draws = hidden_uniform(secret, 2 * half)
     radius, angle = np.sqrt(-2.0 * np.log1p(-draws[:half])), 2.0 * math.pi * draws[half:]
     return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
+
+
+def noise(k: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    """A vector of standard normal numbers drawn from the key, in the type they are computed in.
+
+    One hash makes two of them: 40 of its bits the radius, 24 the angle (Box and Muller 1958), so none lies beyond 7.6.
+    Each key steps through the counters by an odd number of its own, so that no two streams run into each other.
+    """
+    first, apart = fold(k, 0), fold(k, 1) | 1
+    half = -(-count // 2)
+    size = _CACHED if k.device.type == "cpu" else half
+    pairs = []
+    for at in range(0, half, size):
+        counter = torch.arange(at, min(half, at + size), dtype=torch.int64, device=k.device)
+        z = (counter * apart).add_(first)  # _mix, in place
+        z.bitwise_xor_(_shift(z, 30)).mul_(_signed(_MULTIPLY_1))
+        z.bitwise_xor_(_shift(z, 27)).mul_(_signed(_MULTIPLY_2))
+        z.bitwise_xor_(_shift(z, 31))
+        radius = _shift(z, 24).to(dtype).add_(0.5).mul_(2.0**-40).log_().mul_(-2.0).sqrt_()
+        angle = z.bitwise_and_((1 << 24) - 1).to(dtype).mul_(2.0 * math.pi * 2.0**-24)
+        pairs.append((torch.cos(angle).mul_(radius), angle.sin_().mul_(radius)))
+    return torch.cat([one for one, _ in pairs] + [other for _, other in pairs])[:count]
+
+
+def secret_uniform(secret: bytes, count: int) -> np.ndarray[Any, Any]:
+    """Uniform float64 numbers in [0, 1), from a secret."""
+    stream = np.frombuffer(hashlib.shake_256(secret).digest(8 * count), dtype="<u8")
+    return (stream >> np.uint64(11)) * 2.0**-53
+
+
+def secret_normal(secret: bytes, count: int) -> Tensor:
+    """Standard normal float64 numbers, from a secret (Box and Muller 1958)."""
+    half = -(-count // 2)
+    drawn = torch.from_numpy(secret_uniform(secret, 2 * half))
+    radius, angle = drawn[:half].neg_().log1p_().mul_(-2.0).sqrt_(), drawn[half:].mul_(2.0 * math.pi)
+    return torch.cat([torch.cos(angle).mul_(radius), angle.sin_().mul_(radius)])[:count]

@@ -1,6 +1,7 @@
 """Local solvers: what a party does with the model."""
 
 from hansa.local.adam import Adam
+from hansa.local.dp_sgd import DPSGD
 from hansa.local.elastic import Elastic, Overlapped
 from hansa.local.fair import Fair, FairGradient
 from hansa.local.gradient import Gradient
@@ -13,6 +14,6 @@ from hansa.local.solver import Batch, Carry, Context, LocalSolver
 from hansa.local.svrg import SVRG
 
 __all__ = [
-    "SGD", "SVRG", "Adam", "Batch", "Carry", "Context", "Controlled", "Elastic", "Fair", "FairGradient", "Gradient",
-    "LocalSolver", "Normalised", "Overlapped", "Personal", "Proximal",
+    "DPSGD", "SGD", "SVRG", "Adam", "Batch", "Carry", "Context", "Controlled", "Elastic", "Fair", "FairGradient",
+    "Gradient", "LocalSolver", "Normalised", "Overlapped", "Personal", "Proximal",
 ]  # fmt: skip

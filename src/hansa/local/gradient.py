@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from torch import Tensor
 
 from hansa.core.op import Memory, Payload
 from hansa.core.registry import register
-from hansa.local.solver import Carry, Context, LocalSolver
+from hansa.local.solver import Carry, Context, LocalSolver, Sampler
 
 
 @register("gradient")
@@ -20,7 +20,7 @@ class Gradient(LocalSolver):
     The reply is the negative gradient, so that it points downhill as every update does.
     """
 
-    sampler: ClassVar[Literal["shuffle", "full"]] = "full"
+    sampler: ClassVar[Sampler] = "full"
     paced: ClassVar[bool] = False
 
     def step(self, ctx: Context, w: Tensor, direction: Tensor, carry: Carry) -> tuple[Tensor, Carry]:

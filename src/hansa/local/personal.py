@@ -6,17 +6,19 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
+from hansa.core.budget import Budget, Release
 from hansa.core.errors import ConfigError
+from hansa.core.objective import Objective
 from hansa.core.op import Memory, Payload
 from hansa.core.params import ParamSpec
 from hansa.core.registry import register
 from hansa.local.sgd import SGD
-from hansa.local.solver import Batch, Carry, Context, LocalSolver
+from hansa.local.solver import Batch, Carry, Context, LocalSolver, Sampler
 
 HEAD, BEGUN = "personal/head", "personal/begun"
 
@@ -68,12 +70,23 @@ class Personal(LocalSolver):
     partner: ClassVar[tuple[str, str] | None] = ("fedper", "which sends the base of the model without its head")
 
     @property
-    def sampler(self) -> Literal["shuffle", "full"]:  # type: ignore[override]
+    def sampler(self) -> Sampler:  # type: ignore[override]
         return self.inner.sampler
+
+    @property
+    def noisy(self) -> bool:  # type: ignore[override]
+        return self.inner.noisy
 
     @property
     def measures(self) -> frozenset[str] | None:  # type: ignore[override]
         return self.inner.measures
+
+    @property
+    def budget(self) -> Budget | None:
+        return self.inner.budget
+
+    def release(self, n: int, payload: Payload) -> Release:
+        return self.inner.release(n, payload)
 
     @property
     def plan(self) -> tuple[int, int | None, int | None, bool]:
@@ -90,6 +103,12 @@ class Personal(LocalSolver):
     @property
     def kernel(self) -> LocalSolver:
         return dataclasses.replace(self, inner=self.inner.kernel)
+
+    def check(self, spec: ParamSpec) -> None:
+        self.inner.check(spec)
+
+    def prepare(self, objective: Objective, x: Tensor, y: Tensor) -> None:
+        self.inner.prepare(objective, x, y)
 
     def rate(self, round: int) -> float:
         return self.inner.rate(round)

@@ -21,8 +21,11 @@ from hansa.core.errors import ConfigError
 from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, like
 from hansa.core.params import Params, ParamSpec
+from hansa.local.clipping import clipped_sum
 
 Carry = dict[str, Tensor]  # what a solver keeps between the steps of one round
+Sampler = Literal["shuffle", "full", "poisson"]  # how the samples of a step are chosen
+NOISE = 2**32  # folded into a step's key for its noise: the model's own draws use the numbers from 1 on
 
 
 class Batch(NamedTuple):
@@ -56,6 +59,7 @@ class Context:
     stacked: bool = False
     rule: Rule | None = None
     seen: Tensor | None = None  # the loss at the last gradient
+    private: Callable[..., bytes] | None = None  # at a deployed party: bytes for a purpose that nobody else knows
 
     @property
     def spec(self) -> ParamSpec:
@@ -68,9 +72,10 @@ class Context:
 
     def losses(self, w: Tensor, batch: Batch, key: Tensor) -> Tensor:
         """The loss of each sample of a batch."""
-        return self.objective.losses(self.spec.split(w), self.buffers, self._inputs(batch), batch.y, key)[0]
+        return self.objective.losses(self.spec.split(w), self.buffers, self.inputs(batch), batch.y, key)[0]
 
-    def _inputs(self, batch: Batch) -> Tensor:
+    def inputs(self, batch: Batch) -> Tensor:
+        """A batch as the model takes it."""
         return batch.x if self.stacked else self.objective.laid_out(batch.x)
 
     def gradient(self, w: Tensor, batch: Batch, key: Tensor, update_buffers: bool = True) -> Tensor:
@@ -81,7 +86,7 @@ class Context:
             return gradient
 
         def mean_loss(weights: dict[str, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            losses, buffers = self.objective.losses(weights, self.buffers, self._inputs(batch), batch.y, key)
+            losses, buffers = self.objective.losses(weights, self.buffers, self.inputs(batch), batch.y, key)
             return masked_mean(losses, batch.mask), buffers
 
         weights = self.spec.split(w.detach())
@@ -96,6 +101,18 @@ class Context:
         if update_buffers:
             self.buffers, self.seen = buffers, loss
         return torch.cat([gradient.reshape(-1) for gradient in gradients])
+
+    def clipped_sum(self, w: Tensor, batch: Batch, key: Tensor, clip: float, per_layer: bool = False,
+                    at_once: int | None = None) -> Tensor:  # fmt: skip
+        """The sum of the samples' gradients, each clipped to a length of at most `clip`; see `local.clipping`."""
+        return clipped_sum(self, w, batch, key, clip, per_layer, at_once)
+
+    def noise(self, key: Tensor) -> Tensor:
+        """A standard normal vector as long as the model: drawn from the party's secret where it has one."""
+        if self.private is None:
+            return rng.noise(rng.fold(key, NOISE), self.spec.dim, self.spec.dtype)
+        drawn = rng.secret_normal(self.private("noise", int(key)), self.spec.dim)
+        return drawn.to(self.spec.dtype).to(self.objective.device)
 
     def full_gradient(self, w: Tensor) -> Tensor:
         """The gradient of the mean loss on all of the party's samples."""
@@ -122,13 +139,20 @@ class LocalSolver(Op):
     """
 
     kind: ClassVar[str] = "local"
-    sampler: ClassVar[Literal["shuffle", "full"]] = "shuffle"
+    sampler: ClassVar[Sampler] = "shuffle"
+    noisy: ClassVar[bool] = False  # whether its steps draw from their keys, beside what the model draws
     measures: ClassVar[frozenset[str] | None] = frozenset({"train_loss"})
     update: ClassVar[str | None] = "w"
     sends: ClassVar[tuple[str, ...]] = ("w",)  # the vectors, as long as the model, that a reply carries
     numbers: ClassVar[tuple[str, ...]] = ()  # the single numbers that it carries beside them
     partner: ClassVar[tuple[str, str] | None] = None  # the one algorithm that it is a half of, and why
     paced: ClassVar[bool] = True
+
+    def check(self, spec: ParamSpec) -> None:
+        """Refuse, with the reason, a model that it cannot train. Called before anything runs."""
+
+    def prepare(self, objective: Objective, x: Tensor, y: Tensor) -> None:
+        """Find out what there is to know of a model before the first step on samples that look like these."""
 
     def rate(self, round: int) -> float:
         """The learning rate in a round; 0 for solvers that have none."""
@@ -184,9 +208,13 @@ class LocalSolver(Op):
         return given.get("epochs", 1), given.get("steps"), given.get("batch"), given.get("drop_last", False)
 
     def batches(self, n: int, seed: int, round: int, party: int) -> list[np.ndarray[Any, Any]]:
-        """The samples of each step: shuffled epochs, the last batch of an epoch possibly short."""
+        """The samples of each step: shuffled epochs, the last batch of an epoch possibly short. Under Poisson sampling
+        each sample joins each step by a draw of its own: batches vary in length, and may be empty."""
         if self.sampler == "full":
             return [np.arange(n)]
+        if self.sampler == "poisson":
+            own = rng.folded(rng.key(seed, "poisson", round), party)
+            return self._joining(n, lambda step: rng.uniforms(rng.folded(own, step), n))
         epochs, steps, size, drop_last = self.plan
         size = n if size is None else min(size, n)
         out: list[np.ndarray[Any, Any]] = []
@@ -199,6 +227,23 @@ class LocalSolver(Op):
             out.extend(pieces)
             epoch += 1
         return out if steps is None else out[:steps]
+
+    def drawn(self, party: Party) -> list[np.ndarray[Any, Any]]:
+        """The samples of each step at a party. A secret choice is made from the party's secret where it has one: who
+        knows which samples joined, knows more than the guarantee of Poisson sampling allows."""
+        n = party.n
+        if self.sampler == "poisson" and party.secret:
+            return self._joining(n, lambda step: rng.secret_uniform(party.private("poisson", step), n))
+        return self.batches(n, party.seed, party.round, party.id)
+
+    def _joining(self, n: int, uniform: Callable[[int], np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+        rate = self.rate_of(n)
+        return [np.flatnonzero(uniform(step) < rate) for step in range(self.count(n))]
+
+    def rate_of(self, n: int) -> float:
+        """The probability with which each of n samples joins a step, under Poisson sampling: batch / n, at most 1."""
+        size = self.plan[2]
+        return 1.0 if size is None else min(1.0, size / n)
 
     def count(self, n: int) -> int:
         """How many steps a party with n samples takes: the length of `batches`."""
@@ -235,12 +280,14 @@ class LocalSolver(Op):
         x, y = party.samples()
         objective = party.objective
         model = Params(*(payload["model"][name].to(objective.device) for name in Params._fields))
-        batches = self.batches(party.n, party.seed, party.round, party.id)
+        self.prepare(objective, x, y)
+        batches = self.drawn(party)
         whole = Batch(x, y, None)
         base = rng.folded(rng.key(party.seed, "step", party.round), party.id)
         keys = rng.step_keys(base, len(batches)).to(objective.device)
         ctx = Context(objective, party.n, len(batches), party.round, self.rate(party.round), lambda: whole,
-                      (model.stats, model.counts), torch.tensor(base, device=objective.device), rule=rule)  # fmt: skip
+                      (model.stats, model.counts), torch.tensor(base, device=objective.device), rule=rule,
+                      private=party.private if party.secret else None)  # fmt: skip
         fresh = self.remember(objective.spec)
         before = {name: memory.get(name, value).to(objective.device) for name, value in fresh.items()}
         extra = {name: value for name, value in payload.items() if name != "model"}
@@ -253,10 +300,14 @@ class LocalSolver(Op):
             w, carry = self.step(ctx, w, direction, carry)
             seen = seen + (ctx.seen.to(torch.float64).cpu() if ctx.seen is not None else 0.0)
         tensors, after = self.finish(ctx, start, w, carry, before)
-        metrics = {"train_loss": float(seen) / len(batches)} | {
-            name: float(v) for name, v in self.report(carry).items()
-        }
+        metrics = {"train_loss": float(seen) / len(batches)} if self.tells_loss else {}
+        metrics |= {name: float(v) for name, v in self.report(carry).items()}
         return local_reply(objective, tensors, ctx.buffers, party.n, metrics), {**memory, **after}
+
+    @property
+    def tells_loss(self) -> bool:
+        """Whether its replies carry the training loss."""
+        return self.measures is None or "train_loss" in self.measures
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         model = payload["model"]

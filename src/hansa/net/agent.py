@@ -14,8 +14,9 @@ from typing import Any, BinaryIO
 import torch
 
 from hansa.core import codec
+from hansa.core.budget import TOLD, Accountant, Books, tells
 from hansa.core.determinism import set_deterministic
-from hansa.core.errors import HansaError
+from hansa.core.errors import HansaError, PartyError
 from hansa.core.federation import op_of
 from hansa.core.op import DataOp, Memory, Party, PeerOp, Reply, perform
 from hansa.net.processes import LIMIT
@@ -41,11 +42,13 @@ def write_message(stream: BinaryIO, tree: Any) -> None:
 class Agent:
     """One party: answers asks, stages its memory under them, keeps it when told to.
 
-    `load` makes the party, with its own share of the data, from the message that gives it a task.
+    `load` makes the party, with its own share of the data, from the message that gives it a task. The accountant
+    reckons what it spends of its privacy, which lasts as long as the task.
     """
 
-    def __init__(self, load: Callable[[dict[str, Any]], Party]) -> None:
-        self.load = load
+    def __init__(self, load: Callable[[dict[str, Any]], Party], accountant: Accountant) -> None:
+        self.load, self._accountant = load, accountant
+        self.books = Books(accountant)
         self.party: Party | None = None
         self.memory: Memory = {}
         self.staged: dict[str, Memory] = {}
@@ -57,6 +60,7 @@ class Agent:
         if kind == "task":
             self.party = self.load(message)
             self.memory, self.staged, self.waiting = {}, {}, {}
+            self.books = Books(self._accountant)
             return {"ready": True}
         if self.party is None:
             return {"failed": "it has no task yet"}
@@ -85,10 +89,16 @@ class Agent:
         if isinstance(op, DataOp):
             op.apply(party, payload)
             return {"reply": Reply({}).tree()}
+        try:
+            spent = self.books.charge(party.id, op, party.n, payload)
+        except PartyError as reason:
+            return {"declined": str(reason)}
         outcome = perform(op, party, payload, self._now())
         if isinstance(outcome, str):
             return {"declined": outcome}
         reply, memory = outcome
+        if spent is not None and tells(op, spent):
+            reply.metrics[TOLD] = spent
         if memory:
             self.staged[message["id"]] = memory
         if isinstance(op, PeerOp):

@@ -22,17 +22,20 @@ import msgspec
 import torch
 
 from hansa.core import codec
+from hansa.core.budget import TOLD, tells
 from hansa.core.determinism import set_deterministic
 from hansa.core.errors import ConfigError, DataError, HansaError
 from hansa.core.federation import op_of
-from hansa.core.op import DataOp, Op, Party, Reply, perform
+from hansa.core.op import DataOp, Memory, Op, Party, Reply, perform
 from hansa.net.client import Client, Refusal
 from hansa.net.evidence import shown_model, stated
 from hansa.net.home import Home, Remembered
 from hansa.net.points import reach
 from hansa.net.receipts import Receipts
 from hansa.net.signing import About
+from hansa.net.vault import HomeVault, secret_of
 from hansa.net.wire import Answer, Blob, Receipt, Work, pack, printable, unpack
+from hansa.privacy import spent
 
 log = logging.getLogger("hansa.net")
 HEARTBEAT = 15.0  # seconds between two signs of life while it trains
@@ -54,7 +57,11 @@ class Worker:
     def __init__(self, home: Home, prepare: Prepared) -> None:
         self._policy, self._prepare = home.policy, prepare
         self._memory = Remembered(home.folder / "memory")
-        self._ready: tuple[tuple[str, str], Party] | None = None
+        self._folder, self._vault = (
+            home.folder,
+            HomeVault(home.folder, spent, home.policy.privacy.budget, home.policy.peers),
+        )
+        self._ready: tuple[tuple[str, str], Party, str] | None = None
 
     def answer(self, work: Work, message: dict[str, Any], task: dict[str, Any]) -> tuple[Reply | str, bool]:
         """The reply to an ask and whether something was staged with it, or why there is none."""
@@ -84,15 +91,33 @@ class Worker:
         if memory is None:
             log.warning("what it remembered is lost; it begins anew", extra=_where(work))
             memory = {}
-        payload = _moved(self._policy.payload(op, message["payload"]), party.objective.device)
-        outcome = perform(op, party, payload, _moved(memory, party.objective.device))
+        payload = self._policy.payload(op, message["payload"])
+        refused = self._policy.privacy.refuses(op, party.n, payload)
+        if refused is not None:
+            return refused, False
+        ask = self._everything(work, memory)
+        party.secret = hashlib.blake2b(ask.encode(), digest_size=32, key=secret_of(self._folder)).digest()
+        party.vault = self._vault.of(work.job)
+        epsilon = self._vault.charge(work.job, ask, op, party.n, payload)
+        device = party.objective.device
+        outcome = perform(op, party, _moved(payload, device), _moved(memory, device))
         if isinstance(outcome, str):
             return outcome, False
         reply, remembered = outcome
+        if epsilon is not None and tells(op, epsilon):
+            reply.metrics[TOLD] = epsilon
         reach("party.trained")
         if remembered:
             self._memory.stage(work.job, work.ask, remembered)
         return reply, bool(remembered)
+
+    def _everything(self, work: Work, memory: Memory) -> str:
+        """A hash of all that an answer depends on. Noise may cover one answer only: what is drawn at the party for an
+        ask is drawn anew as soon as anything is different, be it the message, the data or the party's own policy."""
+        assert self._ready is not None
+        given = {"job": work.job, "party": work.party, "message": work.message.digest, "task": work.task.digest,
+                 "data": self._ready[2], "memory": memory, "own": self._policy.own}  # fmt: skip
+        return codec.digest(given)
 
     def _party(self, work: Work, task: dict[str, Any]) -> Party:
         """The party as the task sees it: its data prepared, its model made. Kept until the task changes."""
@@ -105,7 +130,7 @@ class Worker:
                 if refused is not None or not isinstance(op, DataOp):
                     raise ConfigError(refused or f"{op.name!r} is no preparation of data")
                 op.apply(party, step["payload"])
-            self._ready = (name, party)
+            self._ready = (name, party, codec.digest({"x": party.train[0], "y": party.train[1]}))
         return self._ready[1]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,8 +11,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from hansa.core.budget import Budget
 from hansa.core.errors import ConfigError
-from hansa.core.op import Op, Payload, unwrap
+from hansa.core.op import DataOp, Op, Payload, unwrap
 from hansa.core.registry import field_types, fill
 from hansa.local.solver import LocalSolver
 from hansa.net.wire import Work
@@ -27,10 +30,66 @@ TOML = """\
 # max_bytes = 17179869184   # of a message that is fetched
 # device = "cpu"     # where to train
 
+# [privacy]          # the floor: what leaves this party is protected at least so
+# epsilon = 3.0      # its budget over all jobs, at delta; once it is spent, the party trains no more. Implies dp
+# delta = 1e-5
+# dp = false         # train only where the reply is differentially private (dp-sgd)
+# sigma = 0.0        # and has a noise multiplier of at least this
+# secure = false     # train only where the update is hidden in a secure sum
+
+# [peers]            # the parties that this one sums with where the aggregator is not believed (privacy.active), each
+# clinic = "5f1e..."  # by the fingerprint of its certificate, as it says itself: then no other is taken for a party
+
 # [own]              # in place of what the aggregator says
 # lr = 0.01
 # batch = 32
 """
+
+
+# What is not training: a party's description of its data, and metrics of a model on its own test samples.
+OPEN = ("describe", "evaluate")
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The table `[privacy]` of `party.toml`: what protects the replies that are made of the party's training samples.
+
+    `epsilon` is the party's budget over all jobs. With it, or with `dp`, every op that is no dp-sgd with at least
+    `sigma` is refused; with `secure` every op that does not hide its reply in a secure sum. Descriptions of the data
+    and evaluations are no training; who wants neither leaves them out of `ops`.
+    """
+
+    epsilon: float | None = None
+    delta: float = 1e-5
+    dp: bool = False
+    sigma: float = 0.0
+    secure: bool = False
+
+    def __post_init__(self) -> None:
+        Budget(1.0 if self.epsilon is None else self.epsilon, self.delta)
+        if self.sigma < 0:
+            raise ConfigError(f"sigma must not be negative, got {self.sigma}")
+
+    @property
+    def budget(self) -> Budget | None:
+        return None if self.epsilon is None else Budget(self.epsilon, self.delta)
+
+    def refuses(self, op: Op, n: int, payload: Payload) -> str | None:
+        """Why a reply made of n samples would not be protected enough, or None."""
+        if op.name in OPEN or isinstance(op, DataOp):
+            return None
+        if self.secure and not op.name.startswith("secure-"):
+            return (
+                f"its policy asks for a secure sum, and would have to show its reply to {op.name!r}; set privacy.secure"
+            )
+        if op.serves or not (self.dp or self.sigma or self.epsilon is not None):
+            return None
+        if op.budget is None:
+            return f"its policy asks for differential privacy, and {op.name!r} has none; use the local solver 'dp-sgd'"
+        least, noise = self.sigma, op.release(n, payload).noise if n else math.inf
+        if noise < least or noise == 0:
+            return f"its policy asks for noise of sigma {least:g} or more, and the job has {noise:g}; set local.sigma"
+        return None
 
 
 @dataclass(frozen=True)
@@ -45,6 +104,8 @@ class Policy:
     max_bytes: int = 2**34
     device: str = "cpu"
     own: dict = field(default_factory=dict)  # type: ignore[type-arg]
+    privacy: Floor = Floor()
+    peers: dict = field(default_factory=dict)  # type: ignore[type-arg]
 
     def __post_init__(self) -> None:
         for name, value in self.own.items():
@@ -55,6 +116,12 @@ class Policy:
             if name != "lr" and not isinstance(value, int):
                 raise ConfigError(f"own.{name}: expected a whole number, got {value!r}")
 
+        for name, value in self.peers.items():
+            if not isinstance(value, str) or not re.fullmatch(r"[0-9a-f]{64}", value):
+                raise ConfigError(
+                    f"peers.{name}: expected the fingerprint of a certificate (64 hex digits), got {value!r}"
+                )
+
     @classmethod
     def read(cls, path: Path) -> Policy:
         """The policy in a file; where there is none, one that says what could be set is written."""
@@ -64,6 +131,8 @@ class Policy:
             tree = tomllib.loads(path.read_text())
         except (OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, no TOML, a number too long
             raise ConfigError(f"cannot read {path}: {error}") from None
+        if isinstance(tree.get("privacy"), dict):
+            tree["privacy"] = fill(Floor, tree["privacy"], where=f"{path}: privacy")
         policy: Policy = fill(cls, tree, where=str(path))
         return policy
 

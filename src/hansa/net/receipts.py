@@ -91,16 +91,8 @@ def _torn(path: Path) -> int | None:
         start = max(0, file.seek(0, os.SEEK_END) - LINE)
         file.seek(start)
         tail = file.read()
-    whole = len(_whole(tail))
+    whole = len(disk.whole(tail))
     return None if whole == len(tail) else start + whole
-
-
-def _whole(data: bytes) -> bytes:
-    """The bytes up to the last line, if that was cut off as it was written: its end is missing, or after a power
-    failure there are zeros in the place of what had not reached the disk."""
-    end = data.rfind(b"\n") + 1
-    begin = data.rfind(b"\n", 0, end - 1) + 1 if end else 0
-    return data[:begin] if b"\0" in data[begin:end] else data[:end]
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -113,7 +105,7 @@ class Kept(msgspec.Struct, frozen=True):
 def read_receipts(path: Path) -> list[Kept]:
     """The receipts in a file; a last line that was cut off does not count. A DataError where another is none."""
     try:
-        lines = _whole(path.read_bytes()).split(b"\n")[:-1]
+        lines = disk.whole(path.read_bytes()).split(b"\n")[:-1]
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from None
     decoder, out = msgspec.json.Decoder(Kept), []

@@ -1,64 +1,116 @@
-"""The [privacy] table: how updates are hidden, and what noise they carry."""
+"""The [privacy] table: how updates are hidden, what noise they carry, and how long they may be."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from hansa.core.algorithm import Algorithm, Problem
 from hansa.core.errors import ConfigError
-from hansa.core.federation import SumProtocol
-from hansa.core.registry import Part, from_config, to_config
+from hansa.core.federation import Ask, Federation, Reduced, SumProtocol
+from hansa.core.registry import Part, convert, from_config, to_config
+from hansa.privacy.central import CentralDP, Setting
+from hansa.privacy.guard import Guard
 from hansa.secure.channel import Channel
+from hansa.transforms import Clip
 
 
-class Setting(Protocol):
-    """What a check looks at of a run's settings."""
+@dataclass(frozen=True)
+class BoundedSum:
+    """Sums of updates that each party has scaled down to the length `bound`, by another protocol or in the clear."""
 
-    @property
-    def eval_parties(self) -> bool: ...
-    @property
-    def max_norm(self) -> float | None: ...
+    bound: float
+    inner: SumProtocol | None
+
+    async def reduce(self, fed: Federation, ask: Ask) -> Reduced:
+        if ask.op is not None and ask.op.update is not None:
+            ask = dataclasses.replace(ask, op=Clip(ask.op, self.bound))
+        if self.inner is not None:
+            return await self.inner.reduce(fed, ask)
+        reduced: Reduced = await ask
+        return reduced
 
 
 @dataclass(frozen=True)
 class Privacy:
-    """What the parties' updates are protected by: a secure sum, which hides each of them."""
+    """What the parties' updates are protected by.
+
+    `secure` is a sum that hides each of them, `dp` the differential privacy of what comes out, and `bound` the length
+    to which each party clips its update, with or without a secure sum.
+    """
 
     secure: Channel | None = None
+    dp: CentralDP | None = None
+    bound: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.bound is not None and not self.bound > 0:
+            raise ConfigError(f"privacy.bound is a length and must be positive, got {self.bound}")
+        if self.bound is not None and self.dp is not None:
+            raise ConfigError(
+                "privacy.bound: differential privacy bounds the updates already, by dp.clip; leave one out"
+            )
 
     @property
     def protocol(self) -> SumProtocol | None:
-        """What takes over `reduce`, if anything does."""
-        return self.secure
+        """What takes over `reduce`, if anything does; under differential privacy `guard` does, around the secure
+        sum."""
+        return self.secure if self.bound is None else BoundedSum(self.bound, self.secure)
 
-    def check(self, algorithm: Algorithm, run: Setting, problem: Problem) -> None:
+    def guard(self, algorithm: Algorithm, run: Setting, problem: Problem) -> Guard | None:
+        """The private sums of a run, where there is differential privacy."""
+        return None if self.dp is None else Guard.of(self.dp, algorithm, run, problem, self.secure)
+
+    def check(self, algorithm: Algorithm, run: Setting, problem: Problem, prepares: bool = False) -> None:
         """Refuse, with the reason, what cannot work together. Called before anything runs."""
+        if self.dp is not None:
+            self.dp.check(algorithm, run, problem, self.secure, prepares)
+        if self.bound is not None:
+            self._check_bound(algorithm, problem)
         if self.secure is None:
             return
         self.secure.check(problem)
         if run.max_norm is not None:
-            raise ConfigError("run.max_norm: the aggregator cannot see the norm of an update that is hidden in a sum")
+            raise ConfigError(
+                "run.max_norm: the aggregator cannot see the norm of an update that is hidden in a sum; have each "
+                "party bound its own by privacy.bound"
+            )
         if problem.party_tests and run.eval_parties:
             raise ConfigError(
                 "run.eval_parties: the parties' own evaluations would show the aggregator numbers of single parties, "
                 "which the secure sum is to hide; set run.eval_parties = false"
             )
 
+    def _check_bound(self, algorithm: Algorithm, problem: Problem) -> None:
+        if not algorithm.trains or algorithm.verbs != {"reduce"}:
+            raise ConfigError(
+                f"privacy.bound: parties bound updates that are summed, and {algorithm.name} does something else with "
+                "what they send; leave it out (run.max_norm rejects updates that the aggregator sees)"
+            )
+        if problem.spec.stats:
+            raise ConfigError(
+                "privacy.bound: the model has running statistics (BatchNorm), which are no update whose length could "
+                "be bounded; use a model without, such as one with GroupNorm"
+            )
+
     def tree(self) -> dict[str, Any]:
         """As plain data, to record."""
-        return {} if self.secure is None else {"secure": to_config(self.secure)}
+        parts = {name: to_config(part) for name in ("secure", "dp") if (part := getattr(self, name)) is not None}
+        return parts | ({} if self.bound is None else {"bound": self.bound})
 
 
 def privacy(given: Any) -> Privacy:
-    """The settings, from the table of an experiment, or as they are. Fields beside `secure` are those of the channel
-    that it names."""
+    """The settings, from the table of an experiment, or as they are. Fields beside `secure`, `dp` and `bound` are those
+    of the channel that `secure` names."""
     if given is None or isinstance(given, Privacy):
         return given or Privacy()
     if not isinstance(given, Mapping):
         raise ConfigError(f"[privacy] must be a table, got {given!r}")
     fields = dict(given)
+    dp = _dp(fields.pop("dp", None))
+    bound = convert(fields.pop("bound", None), float | None, "privacy.bound")
     secure = fields.pop("secure", None)
     if secure is None and fields:
         raise ConfigError(
@@ -67,6 +119,16 @@ def privacy(given: Any) -> Privacy:
     if secure is None or isinstance(secure, Part):
         if fields:
             raise ConfigError(f"privacy.{next(iter(fields))}: the secure sum is made already; set its field there")
-        return Privacy(secure)  # type: ignore[arg-type]
+        return Privacy(secure, dp, bound)  # type: ignore[arg-type]
     table = {"name": secure} if isinstance(secure, str) else dict(secure)
-    return Privacy(from_config("secure", {**fields, **table}, where="privacy"))
+    return Privacy(from_config("secure", {**fields, **table}, where="privacy"), dp, bound)
+
+
+def _dp(given: Any) -> CentralDP | None:
+    """Differential privacy as a part, a name, or a table whose `kind` is the name."""
+    if given is None:
+        return None
+    if isinstance(given, Mapping):
+        given = {"name" if field == "kind" else field: value for field, value in given.items()}
+    part: CentralDP = from_config("dp", given, where="privacy.dp")
+    return part

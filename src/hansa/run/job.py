@@ -12,6 +12,7 @@ import errno
 import itertools
 import json
 import logging
+import secrets
 import shutil
 import threading
 import time
@@ -74,8 +75,16 @@ class Job:
         self._closed = time.monotonic()  # when the last round was
         self.experiment = check_order(order, runner.functions, runner.registry.names)
         run = self.experiment.run
-        # Parties that are invited while it runs are not of it, after a restart neither.
-        parties = runner.ledger.now(decide((id, 0, "parties", 0), lambda: runner.registry.names, time.time()))
+
+        def begin(db: Writer) -> tuple[list[str], str]:
+            # Parties that are invited while it runs are not of it, after a restart neither.
+            parties = decide((id, 0, "parties", 0), lambda: runner.registry.names, time.time())
+            # What the parties must not guess is drawn from it; neither the log nor a report has it.
+            secret = decide((id, 0, "secret", 0), lambda: secrets.token_hex(32), time.time())
+            return parties(db), secret(db)
+
+        parties, secret = runner.ledger.now(begin)
+        self._secret = bytes.fromhex(secret)
         self.network = Network(id, order.name, parties, runner.ledger, runner.blobs, runner.desk,
                                runner.folder / "messages" / id, run.rules(), run.deadline,
                                stopping=lambda: self.stopped.is_set() or runner.closing.is_set())  # fmt: skip
@@ -140,6 +149,7 @@ class Job:
             "hansa": hansa.__version__, "algorithm": to_config(self.experiment.algorithm), "run": settings,
             "plan": {"torch": torch.__version__, "engine": "network"}, "adversary": [],
             "experiment": {"tree": self.order.experiment, "folder": ".", "name": self.order.name},
+            "privacy": self.experiment.privacy.tree(),
         }  # fmt: skip
 
     def _track(self) -> None:
@@ -194,7 +204,8 @@ class Job:
             raise ConfigError(f"a round needs {needed} parties, and {left} are left that do not refuse the job: {why}")
         self.training = Training(
             self.experiment.algorithm, task, dataclasses.replace(run, checkpoint_seconds=0.0), objective, known,
-            records, self.network, self.experiment.privacy, on_round=self._tell, attended=needed,
+            records, self.network, self.experiment.privacy, on_round=self._tell, secret=self._secret,
+            attended=needed,
         )  # fmt: skip
         records.begin(codec.digest(self.training.state.params))
         self._track()
@@ -293,9 +304,12 @@ def check_order(order: Order, functions: tuple[str, ...], parties: list[str]) ->
     trusted = 0 if experiment.task.trusted is None else 1
     problem = Problem(ParamSpec((), (), ()), Params.none(), count, (), None, run.size(count), True, trusted)
     Algorithm.check(experiment.algorithm, problem)  # what an algorithm itself looks at depends on the data
-    check_settings(experiment.algorithm, run, problem, experiment.privacy.protocol)
     own = dataclasses.replace(problem, party_tests=experiment.task.party_test > 0)  # others may turn up later
-    experiment.privacy.check(experiment.algorithm, run, own)
+    experiment.privacy.check(experiment.algorithm, run, own, experiment.task.prepare is not None)
+    check_settings(experiment.algorithm, run, problem, experiment.privacy.secure)
+    guard = experiment.privacy.guard(experiment.algorithm, run, problem)
+    if guard is not None:
+        guard.begin()
     if (run.target is not None or run.patience is not None) and not run.eval_parties and order.central is None:
         raise ConfigError("target and patience need a test set: give the task one, or let the parties evaluate")
     return experiment

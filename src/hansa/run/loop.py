@@ -13,6 +13,7 @@ import torch
 
 from hansa.core import codec
 from hansa.core.algorithm import Algorithm, Problem, State
+from hansa.core.budget import SPENT
 from hansa.core.determinism import threads
 from hansa.core.driver import drive
 from hansa.core.errors import ConfigError, DataError, RoundAborted
@@ -33,6 +34,7 @@ from hansa.run.work import LocalWork
 from hansa.select import Kept
 
 log = logging.getLogger("hansa")
+FEW = 100  # parties whose numbers are listed one by one
 ATTEMPTS = 100  # to learn a preparation, where parties may come and go
 Steps = Generator[Request, Any, Any]
 
@@ -63,6 +65,10 @@ def check_settings(algorithm: Algorithm, run: Run, problem: Problem, protocol: S
         )
     if run.over_select and algorithm.participation != "cohort":
         raise ConfigError(f"run.over_select: {algorithm.name} has no cohort that a few more could join; leave it out")
+    if run.over_select and run.select.independent:
+        raise ConfigError(
+            f"run.over_select: {run.select.name} draws each party by itself, so no cohort can be exceeded; leave it out"
+        )
     if algorithm.participation == "own":
         if run.min_cohort > 1:
             raise ConfigError(
@@ -71,6 +77,11 @@ def check_settings(algorithm: Algorithm, run: Run, problem: Problem, protocol: S
             )
         if run.deadline is not None:
             raise ConfigError(f"{algorithm.name} is asynchronous: there is no round to be late for; leave out deadline")
+
+
+def _finite(value: float) -> float | None:
+    """A number as a record has it: None where it is none."""
+    return value if math.isfinite(value) else None
 
 
 class Snapshots(Protocol):
@@ -103,6 +114,10 @@ class Progress:
     stopped: str | None = None
     pace: dict[str, Any] = field(default_factory=dict)  # what the pace remembers
     selection: Kept = field(default_factory=dict)  # what the selector keeps between rounds
+    privacy: dict[str, Any] = field(default_factory=dict)  # what differential privacy does: what was spent, the clip
+    epsilon: float = 0.0  # the most that a party has spent of its privacy
+    epsilons: dict[str, float] = field(default_factory=dict)  # what each has, by name, where there are few
+    exhausted: dict[str, bool] = field(default_factory=dict)  # parties by number whose budget is spent
 
 
 @dataclass
@@ -120,6 +135,7 @@ class Training:
     protocol: SumProtocol | None = None  # takes over `reduce`; by default what privacy needs
     on_round: Callable[[dict[str, Any]], None] | None = None
     clock: Clock | None = None  # simulated time, the runtime's own
+    secret: bytes = b""  # of the aggregator's, for what the parties must not guess; empty in a simulation
     attended: int | None = None  # where time is real: how many parties must be there as a round begins
     threads: int = field(default_factory=torch.get_num_threads)  # for the central evaluation
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -138,9 +154,14 @@ class Training:
         self.work = LocalWork(self.run, self.algorithm, holdings)
         self.progress.pace = self.run.pace.begin()
         self.algorithm.check(self.problem)
-        self.protocol = self.protocol or self.privacy.protocol
-        check_settings(self.algorithm, self.run, self.problem, self.protocol)
-        self.privacy.check(self.algorithm, self.run, self.problem)
+        self.privacy.check(self.algorithm, self.run, self.problem, self.task.prepare is not None)
+        check_settings(self.algorithm, self.run, self.problem, self.protocol or self.privacy.secure)
+        self.guard = self.privacy.guard(self.algorithm, self.run, self.problem)
+        if self.guard is not None:
+            if self.protocol is not None:
+                raise ConfigError("protocol: differential privacy goes with a secure sum that privacy.secure names")
+            self.progress.privacy = self.guard.begin()
+        self.protocol = self.protocol or self.guard or self.privacy.protocol
         self.state = self.algorithm.init(self.problem)
         self._personal = lookup("predictor", self.algorithm.predictor(self.state)[0]).personal  # type: ignore[attr-defined]
         stops = self.run.target is not None or self.run.patience is not None
@@ -187,10 +208,11 @@ class Training:
         yield from self._publish()
         return self.published
 
-    def _federation(self, phase: str, verbs: Any, busy: frozenset[int] = frozenset()) -> Federation:
+    def _federation(self, phase: str, verbs: Any, busy: frozenset[int] = frozenset(),
+                    protocol: SumProtocol | None = None) -> Federation:  # fmt: skip
         parties = range(len(self.holdings))
         return Federation(parties, self.progress.round, self.run.seed, self.problem.cohort_size, verbs,
-                          self.protocol, phase, busy)  # fmt: skip
+                          protocol or self.protocol, phase, busy, self.secret)  # fmt: skip
 
     def _apart(self, phase: str, make: Callable[[Federation], Coroutine[Any, Any, Any]]) -> Steps:
         """An exchange outside the rounds (preparation, evaluation): nothing is staged by it."""
@@ -239,7 +261,8 @@ class Training:
         record = Record(each={} if select.watches else None)
         now = progress.round
         busy = yield Open(now, record)
-        fed = self._federation("round", self.algorithm.verbs, busy)
+        private = None if self.guard is None else self.guard.round(progress.privacy)
+        fed = self._federation("round", self.algorithm.verbs, busy, private)
         fed.trusted = self.trusted
         paced = self.run.pace.work(self.progress.pace)
         fed.tell(paced, (lambda party: self.work.of(party, now)) if self.work.differs else None)
@@ -261,8 +284,10 @@ class Training:
             if self.algorithm.participation == "cohort":
                 fed.cohort, progress.selection = await select.select(chooser, self.algorithm, state, progress.selection)
                 fed.by_size = select.by_size and len(fed.cohort) < select.pool(chooser, progress.selection)
-                if not fed.cohort:
+                if not fed.cohort and not select.independent:
                     raise RoundAborted("no party could be selected")
+                if not fed.cohort and not getattr(self.protocol, "answers_nobody", False):
+                    raise RoundAborted("no party was drawn, which is a draw like others")
             out = await self.algorithm.round(fed, state)
             for finding in fed.findings if self.run.min_cohort > 1 else ():
                 used = sum(share > 0 for share in finding.shares)
@@ -280,6 +305,8 @@ class Training:
             yield Abort(now)
         else:
             yield Commit(now)
+        if private is not None:
+            progress.privacy = private.after(committed=empty is None)
         if record.each:
             progress.selection = select.heard(progress.selection, record.each)
         progress.round += 1
@@ -302,10 +329,31 @@ class Training:
             line["consulted"] = record.consulted
         if empty is not None:
             line["empty"] = empty
+        line |= self._spending(record, empty is not None)
+        if private is not None:
+            line |= private.line(progress.privacy)
         for name, who in (("missing", record.missing), ("rejected", record.rejected)):
             if who:
                 line[name] = {self.holdings.name(party): self._of_one(reason) for party, reason in who.items()}
         return record.metrics | line | (self._found(fed, record) if empty is None else {})
+
+    def _spending(self, record: Record, empty: bool) -> dict[str, Any]:
+        """What parties have spent of their privacy so far: the most, and where there are few and no `min_cohort`, each.
+        Of a round without a sum a `min_cohort` says nothing."""
+        progress, name, alone = self.progress, self.holdings.name, self.run.min_cohort == 1
+        for party in record.fused | set(record.spent):
+            progress.exhausted.pop(str(party), None)
+        progress.exhausted |= {str(p): True for p, reason in record.missing.items() if reason.startswith(SPENT)}
+        if record.spent and (alone or not empty):
+            progress.epsilon = max(progress.epsilon, *record.spent.values())
+            if alone and len(self.holdings) <= FEW:
+                progress.epsilons |= {name(party): spent for party, spent in sorted(record.spent.items())}
+        if record.delta is None or not progress.epsilon:
+            return {}
+        out: dict[str, Any] = {"epsilon": _finite(progress.epsilon), "delta": record.delta}
+        if progress.epsilons:
+            out["epsilons"] = {party: _finite(spent) for party, spent in progress.epsilons.items()}
+        return out
 
     def _of_one(self, reason: str) -> str:
         """What may be told of a single party: with a min_cohort why its reply was not used, and no number from it."""
@@ -361,7 +409,7 @@ class Training:
                         found |= {"attack_success": wanted["accuracy"]} if "accuracy" in wanted else {}
             except (RuntimeError, ValueError, IndexError) as error:
                 raise DataError(f"the model cannot be evaluated on the test set: {error}") from error
-        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in found.items()}
+        return {k: _finite(v) if isinstance(v, float) else v for k, v in found.items()}
 
     def _evaluate_parties(self, name: str, payload: dict[str, Any]) -> Generator[Request, Any, dict[str, Any]]:
         """Each party's metrics on its own test samples: mean, worst tenth, variance, and the mean over samples. With a
@@ -390,7 +438,7 @@ class Training:
                 out[f"party_{metric}_worst_tenth"] = sum(tenth) / len(tenth)
             out[f"party_{metric}_variance"] = sum((v - mean) * (v - mean) for v in values) / len(values)
             out[metric] = sum(v * n for v, n in pairs) / sum(n for _, n in pairs)
-        if len(answers.parties) <= 100 and least == 1:
+        if len(answers.parties) <= FEW and least == 1:
             who = map(self.holdings.name, answers.parties)
             out["parties"] = {name: r.metrics for name, r in zip(who, answers.replies, strict=True)}
         return out
@@ -432,9 +480,13 @@ class Training:
             return f"the byte budget of {run.byte_budget} is spent"
         if run.time_budget is not None and progress.seconds >= run.time_budget:
             return f"the time budget of {run.time_budget} s is spent"
+        if len(progress.exhausted) == len(self.holdings):
+            return "every party's privacy budget is spent"
         if self.algorithm.finished(self.state):
             return "the algorithm has finished"
-        return "all rounds done" if progress.round >= run.rounds else None
+        if progress.round >= run.rounds:
+            return "all rounds done"
+        return None if self.guard is None else self.guard.spent(progress.privacy)
 
     def _checkpoint(self) -> None:
         if self.store is not None and self.runtime is not None:
@@ -449,7 +501,7 @@ class Training:
             if self.objective.device.type != "cpu":
                 placed = codec.place(placed, tree["devices"], self.objective.device)
             self.state = State.of_tree(placed["state"])
-            self.progress = Progress(**placed["progress"])
+            self.progress = Progress(**{"privacy": self.progress.privacy, **placed["progress"]})
             self.runtime.restore(placed["runtime"])
             self.history = self.store.history()
             self.progress.stopped = self._stop(self.history[-1])  # a run may be given more rounds than it had

@@ -7,6 +7,7 @@ from typing import Any
 from hansa.core.objective import Objective
 from hansa.core.op import Party
 from hansa.net.agent import Agent, serve
+from hansa.privacy import spent
 from hansa.run.config import parse
 
 
@@ -26,4 +27,4 @@ def load(message: dict[str, Any]) -> Party:
 
 
 if __name__ == "__main__":
-    serve(Agent(load))
+    serve(Agent(load, spent))

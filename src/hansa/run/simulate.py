@@ -26,7 +26,7 @@ from hansa.core.runtime import complete
 from hansa.core.task import Holdings, Task
 from hansa.data.picture import table
 from hansa.local.solver import LocalSolver
-from hansa.privacy import Privacy
+from hansa.privacy import Privacy, spent
 from hansa.privacy import privacy as privacy_of
 from hansa.run.loop import Training
 from hansa.run.progress import Watch, watcher
@@ -74,7 +74,6 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
         raise ConfigError("resume=True needs run_dir, the folder of the run to go on with")
     run: Run = fill(Run, settings, where="run")
     protected = privacy_of(privacy)
-    protocol = protocol or protected.protocol
     _check_device(run.device, run.precision)
     trackers = _trackers(track, run_dir if resume else None)
     with deterministic(run.device), products(run.precision):
@@ -93,7 +92,7 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
         band = None
         if groups:
             band = Band(groups, holdings, run.seed, _server_rate(algorithm), weighted, run.reply_memory, folder)
-            band.check(algorithm, run.size(len(holdings)), masked=protocol is not None)
+            band.check(algorithm, run.size(len(holdings)), masked=(protocol or protected.secure) is not None)
             band.poison(holdings)
         clock = run.clock(holdings)
         solver = getattr(algorithm, "local", None)
@@ -106,7 +105,7 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
             engine.compiles = engine.records and (run.compile == "on" or (run.compile == "auto" and long))
         log.info("engine %s: %s", engine.name, engine.why())
         forging = band if band is not None and band.forges else None
-        runtime = Simulation(engine, run.rules(), clock, absent, folder, forging)
+        runtime = Simulation(engine, run.rules(), clock, absent, folder, forging, spent)
         record = _record(algorithm, run, engine, experiment, groups, protected)
         bar = watcher(run.rounds, False if progress is None and on_round is not None else progress)
         session: Session | None = None

@@ -37,7 +37,7 @@ class FixedPoint:
 
     @property
     def largest(self) -> int:
-        return 2 ** (self.bits - 1) - 1
+        return int(2 ** (self.bits - 1) - 1)
 
     def encode(self, values: Numbers, draws: Numbers | None = None) -> Numbers:
         """The nearest whole numbers; given uniform draws in 0..1, one of the two nearest, right on average."""

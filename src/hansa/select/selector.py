@@ -19,11 +19,15 @@ Ids = np.ndarray[Any, Any]
 class Selector(Part):
     """Base of selectors. A selector may ask the federation before it decides.
 
-    `by_size` says that parties are drawn in proportion to their samples.
+    `by_size` says that parties are drawn in proportion to their samples; `independent` that each joins by a draw of its
+    own, so that a cohort is of its size only on average, and may be empty; `blind` that whom it draws has nothing to do
+    with what any party holds or does.
     """
 
     kind: ClassVar[str] = "select"
     by_size: ClassVar[bool] = False
+    blind: ClassVar[bool] = False
+    independent: ClassVar[bool] = False
 
     @property
     def watches(self) -> bool:
@@ -40,8 +44,9 @@ class Selector(Part):
 
     async def select(self, fed: Federation, algorithm: Algorithm, state: State,
                      kept: Kept) -> tuple[tuple[int, ...], Kept]:  # fmt: skip
-        """The cohort of the round, at most `fed.cohort_size` of `fed.available` in the order of their ids, and what to
-        keep for the next. Deterministic given the state, what was kept, the replies and `fed.rng`."""
+        """The cohort of the round, of `fed.available` in the order of their ids, at most `fed.cohort_size` unless draws
+        are independent; and what to keep for the next. Deterministic given the state, what was kept, the replies,
+        `fed.rng` and `fed.private_rng`."""
         raise TypeError(f"the selector {self.name!r} selects nobody")
 
     def pool(self, fed: Federation, kept: Kept) -> int:

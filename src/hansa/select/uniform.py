@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from hansa.core.algorithm import Algorithm, Problem, State
 from hansa.core.federation import Federation
@@ -14,6 +15,8 @@ from hansa.select.selector import Kept, Selector, uniformly
 @dataclass(frozen=True)
 class Uniform(Selector):
     """Uniformly at random without replacement. McMahan et al. 2017."""
+
+    blind: ClassVar[bool] = True
 
     def check(self, algorithm: Algorithm, problem: Problem) -> None:
         """Nothing to refuse: it is also what methods that do not select are run with."""

@@ -57,8 +57,8 @@ class Program:
         self._traced: dict[int, Callable[[list[Tensor], list[Tensor]], list[Tensor]]] = {}
         self._recorded: dict[int, Callable[[], None]] = {}
         recurrent = any(isinstance(layer, nn.RNNBase) for layer in engine.objective.network().modules())
-        # Random layers hash with 64-bit numbers that the compiler takes for 32-bit ones: they are only recorded.
-        self._compiles = engine.compiles and not recurrent and not engine.objective.draws
+        # Random layers and noise hash with 64-bit numbers that the compiler takes for 32-bit ones: only recorded.
+        self._compiles = engine.compiles and not recurrent and not engine.objective.draws and not solver.noisy
 
     def make_room(self, steps: int) -> None:
         """Have buffers for so many steps; longer ones lie elsewhere, so what was recorded is of no use."""
@@ -74,9 +74,10 @@ class Program:
         self.share[:steps, count:].zero_()
         self.rows[:steps, :count] = stack.rows.transpose(0, 1)
         self.share[:steps, :count] = stack.share.transpose(0, 1)
-        if self.engine.objective.draws:
+        if self.engine.objective.draws or self.solver.noisy:
             self.keys[:steps, :count] = stack.keys.transpose(0, 1)
         if not self.fused:
+            self.of_party[1].zero_()  # those beyond the stack take no step
             for to, value in zip(self.of_party, stack.of_party, strict=False):
                 to[:count] = value
         self.of_party[-1][:count] = stack.rate
@@ -122,13 +123,13 @@ class Program:
         samples = self.engine.holdings.train
         of_party = tuple(v[:count] for v in self.of_party)
         state, spec = pytree.tree_flatten(pytree.tree_map(lambda v: v[:count], self.state))
-        fixed = (*of_party, self.round, samples.x, samples.y)
+        fixed = (*of_party, self.round, self.at, samples.x, samples.y)
         body = self._descend if self.fused else self._general
 
         def traced(*leaves: Tensor) -> list[Tensor]:
             given, rest = pytree.tree_unflatten(list(leaves[: len(state)]), spec), leaves[len(state) :]
-            rows, share, keys, *told, round, x, y = rest
-            new: list[Tensor] = pytree.tree_leaves(body(count, given, rows, share, keys, told, round, x, y))
+            rows, share, keys, *told, round, at, x, y = rest
+            new: list[Tensor] = pytree.tree_leaves(body(count, given, rows, share, keys, told, round, at, x, y))
             return new
 
         def leaves(state: list[Tensor], now: list[Tensor]) -> list[Tensor]:
@@ -155,7 +156,7 @@ class Program:
         return advance
 
     def _descend(self, count: int, state: Any, rows: Tensor, share: Tensor, keys: Tensor, of_party: Any, round: Tensor,
-                 x: Tensor, y: Tensor) -> Any:  # fmt: skip
+                 at: Tensor, x: Tensor, y: Tensor) -> Any:  # fmt: skip
         """Plain SGD on each parameter's own tensor. Parties that have finished have no share, and so no gradient."""
         objective = self.engine.objective
         buffers = (objective.initial.stats, objective.initial.counts)
@@ -178,7 +179,7 @@ class Program:
         return new, seen + losses.to(torch.float64)
 
     def _general(self, count: int, state: Any, rows: Tensor, share: Tensor, keys: Tensor, of_party: Any, round: Tensor,
-                 x: Tensor, y: Tensor) -> Any:  # fmt: skip
+                 at: Tensor, x: Tensor, y: Tensor) -> Any:  # fmt: skip
         """Any solver's step on the parameter vectors. Parties that have finished keep what they have."""
         objective, solver = self.engine.objective, self.solver
 
@@ -190,7 +191,7 @@ class Program:
                 raise RuntimeError("a solver that looks at all samples at each step cannot be recorded")
 
             ctx = Context(objective, n, steps, round, rate, load, buffers, base, stacked=True)  # type: ignore[arg-type]
-            alive = share.sum() > 0
+            alive = at[0] < steps
             mask = torch.where(alive, (share > 0).to(share.dtype), 1.0) if self.padded else None
             with Rewritten(count):
                 direction = solver.direction(ctx, w, Batch(x[rows], y[rows], mask), carry, key)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hansa.core import codec
-from hansa.core.errors import AlgorithmError, ConfigError, RoundAborted, nearest
+from hansa.core.budget import TOLD, Accountant, Books, tells
+from hansa.core.errors import AlgorithmError, ConfigError, PartyError, RoundAborted, nearest
 from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket, op_config, op_of
 from hansa.core.objective import Objective
 from hansa.core.op import DataOp, Memory, Op, Payload, PeerOp, Replies, Reply
@@ -105,14 +106,16 @@ class Band(Protocol):
 
 class Simulation:
     """All parties in one process. `absent(party, round)` takes parties away from a round's work; a `band` of hostile
-    parties changes what is sent, not what they remember.
+    parties changes what is sent, not what they remember. Where there is an `accountant`, parties keep to their privacy
+    budgets and the record says what they have spent.
 
     What parties remember goes to `folder`, where a checkpoint can find it again; by default to a temporary file.
     """
 
     def __init__(self, engine: ReferenceEngine, rules: Rules, clock: Clock,
                  absent: Callable[[int, int], bool] | None = None, folder: Path | None = None,
-                 band: Band | None = None) -> None:  # fmt: skip
+                 band: Band | None = None, accountant: Accountant | None = None) -> None:  # fmt: skip
+        self.books = Books(accountant) if accountant is not None else None
         self.engine, self.rules, self.clock, self.absent, self.band = engine, rules, clock, absent, band
         self.memories = Memories(len(engine.holdings), engine.objective.device, folder)
         self._folder = folder
@@ -194,7 +197,41 @@ class Simulation:
         for party in sorted(set(ask.parties) - set(here)):
             yield party, plan.lost.get(party, "it did not answer")
         jobs = [Job(p, plan.payload_of(ask, p), kept) for p, kept in zip(here, self._memories(here), strict=True)]
-        yield from self.engine.blocks(ask.op, jobs, ask.round)
+        ready = []
+        for job in jobs:
+            reason = self._charge(ask.op, job)
+            if reason is None:
+                ready.append(job)
+            else:
+                yield job.party, reason
+        for item in self.engine.blocks(ask.op, ready, ask.round):
+            self._tell(ask.op, item)
+            yield item
+
+    def _charge(self, op: Op, job: Job) -> str | None:
+        """Note what a party's reply will cost its privacy, or say why it declines. Whatever becomes of the reply, it
+        has then left the party."""
+        if self.books is None or op.budget is None:
+            return None
+        try:
+            spent = self.books.charge(job.party, op, self.engine.holdings.train.size(job.party), job.payload)
+        except PartyError as reason:
+            return str(reason)
+        if spent is not None:
+            self._record.spent[job.party] = spent
+        return None
+
+    def _tell(self, op: Op, item: Block | tuple[int, Outcome]) -> None:
+        """Have replies say what their parties have spent, where they may."""
+        if op.budget is None:
+            return
+        spent = self._record.spent
+        if isinstance(item, Block):
+            parties = item.replies.parties
+            if all(tells(op, spent.get(party)) for party in parties):
+                item.replies.metrics[TOLD] = [spent[party] for party in parties]
+        elif not isinstance(item[1], str) and tells(op, spent.get(item[0])):
+            item[1][0].metrics[TOLD] = spent[item[0]]
 
     def _count_down(self, ask: Ask) -> None:
         if ask.each:
@@ -249,7 +286,11 @@ class Simulation:
         outcome: Outcome = flight.lost or "it did not answer"
         if flight.lost is None and (self.absent is None or not self.absent(party, round)):
             jobs = [Job(party, shortened(flight.payload, flight.steps), self.memory(party))]
-            _, outcome = next(iter(self.engine.run(flight.op, jobs, round)))
+            declined = self._charge(flight.op, jobs[0])
+            if declined is None:
+                done = next(iter(self.engine.run(flight.op, jobs, round)))
+                self._tell(flight.op, done)
+            outcome = declined if declined is not None else done[1]
         reply = outcome if isinstance(outcome, str) else outcome[0]
         if self.band is not None and not isinstance(reply, str):
             reply = self.band.forge_one(flight.ticket, flight.op, flight.payload, reply)
@@ -278,7 +319,7 @@ class Simulation:
                 "payload": payloads[id(flight.payload)],
             })  # fmt: skip
         return {"memories": self.memories.snapshot(), "flights": flights, "payloads": stored, "tickets": self._tickets,
-                "now": self.clock.now}  # fmt: skip
+                "now": self.clock.now, "spent": self.books.tree() if self.books is not None else None}  # fmt: skip
 
     def saved(self) -> None:
         """The checkpoint with the last snapshot is on disk."""
@@ -289,6 +330,8 @@ class Simulation:
         self.memories.restore(tree["memories"])
         self._tickets = tree["tickets"]
         self.clock.now = tree["now"]
+        if self.books is not None and tree.get("spent") is not None:
+            self.books.restore(tree["spent"])
         self.flights = {}
         for kept in tree["flights"]:
             op = op_of(kept["op"], where="checkpoint")

@@ -29,7 +29,7 @@ class Shape:
         place = (at % each[:, None]) * batch[:, None]  # where in its epoch a batch begins [K, S]
         lengths = np.where(at < counts[:, None], np.minimum(batch[:, None], sizes[:, None] - place), 0)
         self.steps: list[int] = counts.tolist()
-        self.widths, self.active, self.full = _look(lengths)
+        self.widths, self.active, self.full = _look(lengths, counts)
         self.widest = int(sizes.max())
         self.epochs = int((-(-counts // each)).max())
         self.shuffles = bool((batch < sizes).any())  # else each step takes all samples, in order
@@ -63,7 +63,7 @@ class Schedule:
     """The batches of a stack of parties, sorted so that those with the most steps come first.
 
     `rows` [K, S, B] are rows of the data; beyond a batch's length they repeat a row of the party's own. `lengths`
-    [K, S] are the batches' lengths, 0 once a party has finished.
+    [K, S] are the batches' lengths: 0 once a party has finished, and for a batch that was drawn empty.
     """
 
     rows: Tensor
@@ -90,8 +90,9 @@ def shares(lengths: Tensor, width: int, dtype: torch.dtype) -> Tensor:
 
 
 def regular(solver: LocalSolver) -> bool:
-    """Whether a solver's batches are those of every solver, and not its own."""
-    return type(solver).batches is LocalSolver.batches and type(solver).count is LocalSolver.count
+    """Whether a solver's batches follow from the sizes of the parties: they are neither its own nor drawn."""
+    own = type(solver).batches is not LocalSolver.batches or type(solver).count is not LocalSolver.count
+    return not own and solver.sampler != "poisson"
 
 
 def schedule(solvers: Sequence[LocalSolver], shards: Shards, parties: list[int], seed: int, round: int,
@@ -113,8 +114,8 @@ def epoch_keys(base: int | Tensor, parties: Tensor, epochs: int) -> Tensor:
     return rng.fold(rng.fold(start, parties).unsqueeze(1), torch.arange(epochs, device=parties.device))
 
 
-def _look(lengths: np.ndarray[Any, Any]) -> tuple[list[int], list[int], list[bool]]:
-    widths, training = lengths.max(0), lengths > 0
+def _look(lengths: np.ndarray[Any, Any], counts: np.ndarray[Any, Any]) -> tuple[list[int], list[int], list[bool]]:
+    widths, training = lengths.max(0).clip(1), np.arange(lengths.shape[1]) < counts[:, None]
     full = ((lengths == widths) | ~training).all(0)
     return widths.tolist(), training.sum(0).tolist(), full.tolist()
 
@@ -136,11 +137,11 @@ def _listed(solvers: Sequence[LocalSolver], shards: Shards, parties: list[int], 
     lengths = np.zeros((len(parties), max(steps)), dtype=np.int64)
     for k, b in enumerate(batches):
         lengths[k, : len(b)] = [len(rows) for rows in b]
-    rows = np.zeros((*lengths.shape, lengths.max()), dtype=np.int64)
+    rows = np.zeros((*lengths.shape, max(1, lengths.max())), dtype=np.int64)  # a batch may be empty
     for k, (party, b) in enumerate(zip(parties, batches, strict=True)):
         for s, chosen in enumerate(b):
             rows[k, s, : len(chosen)] = chosen
         rows[k] += int(shards.offsets[party])
-    widths, active, full = _look(lengths)
+    widths, active, full = _look(lengths, np.array(steps))
     on_device = [torch.from_numpy(values).to(device) for values in (rows, lengths)]
     return Schedule(on_device[0], on_device[1], steps, widths, active, full)

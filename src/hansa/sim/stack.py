@@ -68,6 +68,7 @@ class Stack:
         engine = self.engine
         shards, self.device, self.dtype = engine.holdings.train, engine.objective.device, engine.objective.dtype
         self.solver = self.solvers[0]
+        self.solver.prepare(engine.objective, shards.x, shards.y)
         if not regular(self.solver):  # its steps may depend on more than the size, by which the chunk was sorted
             each = self.solvers if len(self.solvers) > 1 else self.solvers * len(self.jobs)
             taken = [len(solver.batches(shards.size(job.party), engine.seed, self.round, job.party))
@@ -98,9 +99,11 @@ class Stack:
         if spec.stats:
             tensors = {**tensors, "stats": buffers[0]}
         maxima = {"counts": buffers[1]} if spec.counts else {}
-        loss = [total / steps for total, steps in zip(seen.tolist(), self.steps, strict=True)]
+        numbers = {name: values.tolist() for name, values in (metrics or {}).items()}
+        if self.solver.tells_loss:
+            loss = [total / steps for total, steps in zip(seen.tolist(), self.steps, strict=True)]
+            numbers = {"train_loss": loss} | numbers
         parties = [job.party for job in self.jobs]
-        numbers = {"train_loss": loss} | {name: values.tolist() for name, values in (metrics or {}).items()}
         return Block(Replies(parties, tensors, self.sizes, maxima, numbers), memory)
 
     def descend(self, chain: Chain) -> Block:

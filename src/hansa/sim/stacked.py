@@ -206,6 +206,9 @@ class StackedEngine(ReferenceEngine):
         try:
             solvers, jobs = resolved(solver, jobs)
             solver = solvers[0]
+            if solver.sampler == "poisson" and len({one.plan[2] for one in solvers}) > 1:
+                # its steps divide by the batch size that a party was told
+                return [(job.party, self.one(base, job, round)) for job in given]
             if chain is not None and solver.direct and (chain.stacks or len(jobs) == 1):
                 return Stack(self, solvers, jobs, round).descend(chain)
             if chain is not None and self.width(solver) == 1:

@@ -1,0 +1,319 @@
+"""Sums of clipped gradients: each sample's gradient is cut to a length before it is added to the others'.
+
+Three ways, the fastest that a model allows. Where all parameters are those of linear and convolutional layers, one
+backward pass gives what arrives at each layer's output for each sample; with what went into the layer it gives the
+length of each sample's gradient (Goodfellow 2015) and, the rows scaled, the clipped sum as one matrix product: no
+sample's gradient is ever held. Convolutions are linear layers on patches of the image. Where a layer sees many rows of
+one sample, its gradients are held instead if that is less work. Other models are mapped over their samples by
+`torch.func.vmap`, and what cannot be mapped (recurrent layers) goes one sample at a time.
+
+A sample whose gradient is not finite counts as nothing: it would let one sample decide what is sent.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from hansa.core import rng
+from hansa.core.objective import Objective
+from hansa.core.params import ParamSpec
+
+if TYPE_CHECKING:
+    from hansa.local.solver import Batch, Context
+
+ROOM = 2**26  # bytes of gradients held at a time
+PROBE = 3  # samples that a model's ways are tried on
+
+
+class Gradients(NamedTuple):
+    """The gradients of one parameter, one for each of B samples, held or not: their squared lengths [B], and their sum,
+    each times a factor [B], leaving out those that are not finite (None where all are)."""
+
+    squared: Tensor
+    summed: Callable[[Tensor, Tensor | None], Tensor]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear or convolutional layer: the names of its parameters, how a convolution cuts its patches, and the shape
+    of what it gives for one sample."""
+
+    weight: str
+    bias: str | None
+    patches: dict[str, Any] | None
+    output: torch.Size
+
+    def gradients(self, entered: Tensor, back: Tensor) -> Iterable[tuple[str, Gradients]]:
+        """The gradients of its parameters, given what went in and the gradients of what came out."""
+        if self.patches is None:  # one row a sample, or many, as of a sequence
+            rows = entered.reshape(len(back), -1, entered.shape[-1])
+            back = back.reshape(len(back), -1, back.shape[-1])
+        else:
+            rows, back = F.unfold(entered, **self.patches).transpose(1, 2), back.flatten(2).transpose(1, 2)
+        yield self.weight, _of_product(rows, back)
+        if self.bias is not None:
+            yield self.bias, _held(back.sum(1))
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a model's samples are told apart: by its layers in the order of their calls, where they hold all of its
+    parameters and no more than one row of a batch meets another; else by vmap, where it maps."""
+
+    layers: tuple[Layer, ...] | None
+    maps: bool
+
+
+_ways: weakref.WeakKeyDictionary[Objective, Way] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model at one point: what gradients are taken of. `stacked` inside `torch.func.vmap` over parties."""
+
+    objective: Objective
+    weights: dict[str, Tensor]
+    buffers: tuple[Tensor, Tensor]
+    stacked: bool = False
+
+    def losses(self, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
+        """The loss of each sample."""
+        return self.objective.losses(self.weights, self.buffers, x, y, key)[0]
+
+    def loss_of_one(self, weights: dict[str, Tensor], x: Tensor, y: Tensor, key: Tensor) -> Tensor:
+        """The loss of a single sample at other weights."""
+        return self.objective.losses(weights, self.buffers, x.unsqueeze(0), y.unsqueeze(0), key)[0].sum()
+
+
+def clipped_sum(ctx: Context, w: Tensor, batch: Batch, key: Tensor, clip: float, per_layer: bool = False,
+                at_once: int | None = None) -> Tensor:  # fmt: skip
+    """The sum over a batch of the samples' gradients g * min(1, clip / |g|), the length taken over all parameters.
+
+    With `per_layer`, each of a model's L layers is cut to clip / sqrt(L) by itself, so that the whole is no longer than
+    `clip`. `at_once` samples are worked on at a time, which bounds memory and changes nothing else. The model's
+    buffers do not move. `prepare` was called for the model before.
+    """
+    model = Model(ctx.objective, ctx.spec.split(w.detach()), ctx.buffers, ctx.stacked)
+    way = _ways[ctx.objective]
+    count = len(batch.x)
+    if count == 0:
+        return torch.zeros_like(w)
+    x = ctx.inputs(batch)
+    size = at_once or (count if way.layers is not None else max(1, ROOM // (w.numel() * w.element_size())))
+    sums: list[Tensor] = []
+    for at in range(0, count, size):
+        some = slice(at, at + size)
+        found = _gradients(model, way, x[some], batch.y[some], key, at)
+        mask = None if batch.mask is None else batch.mask[some]
+        part = _clipped(ctx.spec, found, mask, clip, per_layer, ctx.stacked)
+        sums = [part if not sums else sums[0].add_(part)]
+    return sums[0]
+
+
+def layers_of(spec: ParamSpec) -> list[list[str]]:
+    """The names of a model's parameters, those of one layer together."""
+    grouped: dict[str, list[str]] = {}
+    for entry in spec.weights:
+        grouped.setdefault(entry.name.rpartition(".")[0], []).append(entry.name)
+    return list(grouped.values())
+
+
+def _clipped(spec: ParamSpec, found: Mapping[str, Gradients], mask: Tensor | None, clip: float,
+             per_layer: bool, stacked: bool) -> Tensor:  # fmt: skip
+    groups = layers_of(spec) if per_layer else [[entry.name for entry in spec.weights]]
+    bound = clip / math.sqrt(len(groups))
+    sums: dict[str, Tensor] = {}
+    for names in groups:
+        length = torch.stack([found[name].squared for name in names]).sum(0).sqrt()
+        finite = torch.isfinite(length)
+        factor = (bound / length).clamp(max=1.0)
+        factor = torch.where(finite, factor if mask is None else factor * mask, 0.0)
+        sound = None if not stacked and bool(finite.all()) else finite  # the common case is spared a pass
+        sums |= {name: found[name].summed(factor, sound) for name in names}
+    return torch.cat([sums[entry.name].reshape(-1) for entry in spec.weights])
+
+
+def _gradients(model: Model, way: Way, x: Tensor, y: Tensor, key: Tensor, at: int) -> dict[str, Gradients]:
+    """The gradients of a piece of a batch, which begins at its sample `at`."""
+    if way.layers is not None:
+        return _by_layer(model, way.layers, x, y, key)
+    keys = rng.fold(key, at + torch.arange(len(x), device=x.device))  # what a model drops is each sample's own
+    apart = _mapped if way.maps or model.stacked else _each
+    return {name: _held(held) for name, held in apart(model, x, y, keys).items()}
+
+
+def _held(held: Tensor) -> Gradients:
+    rows = held.flatten(1)
+
+    def summed(factor: Tensor, finite: Tensor | None) -> Tensor:
+        return factor @ _only(finite, rows)
+
+    return Gradients(torch.linalg.vector_norm(rows, dim=1).square(), summed)
+
+
+def _only(finite: Tensor | None, rows: Tensor) -> Tensor:
+    return rows if finite is None else torch.where(finite.unsqueeze(1), rows, 0.0)
+
+
+def _of_product(rows: Tensor, back: Tensor) -> Gradients:
+    """The gradients back^T rows of a matrix that met rows [B, T, I] and whose outputs' gradients are [B, T, O]."""
+    (_, times, inner), outer = rows.shape, back.shape[2]
+    if 2 * times * times > inner * outer:
+        return _held(torch.bmm(back.transpose(1, 2), rows))
+    if times == 1:
+        squared = (torch.linalg.vector_norm(rows, dim=(1, 2)) * torch.linalg.vector_norm(back, dim=(1, 2))).square()
+    else:
+        squared = (torch.bmm(rows, rows.transpose(1, 2)) * torch.bmm(back, back.transpose(1, 2))).sum((1, 2))
+
+    def summed(factor: Tensor, finite: Tensor | None) -> Tensor:
+        left = _only(finite, back.flatten(1)) * factor.unsqueeze(1)
+        return left.view(-1, outer).t() @ _only(finite, rows.flatten(1)).view(-1, inner)
+
+    return Gradients(squared, summed)
+
+
+def _mapped(model: Model, x: Tensor, y: Tensor, keys: Tensor) -> dict[str, Tensor]:
+    """Each sample's gradient, by vmap."""
+    over = torch.func.vmap(torch.func.grad(model.loss_of_one), in_dims=(None, 0, 0, 0))
+    found: dict[str, Tensor] = over(model.weights, x, y, keys)
+    return found
+
+
+def _each(model: Model, x: Tensor, y: Tensor, keys: Tensor) -> dict[str, Tensor]:
+    """Each sample's gradient, one after another."""
+    leaves = {name: weight.detach().requires_grad_() for name, weight in model.weights.items()}
+    found = []
+    for one in zip(x, y, keys, strict=True):
+        loss = model.loss_of_one(leaves, *one)
+        found.append(torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True))
+    return {name: torch.stack(rows) for name, rows in zip(leaves, zip(*found, strict=True), strict=True)}
+
+
+def _by_layer(model: Model, layers: Sequence[Layer], x: Tensor, y: Tensor, key: Tensor) -> dict[str, Gradients]:
+    """All samples' gradients, from one backward pass to the outputs of the layers."""
+    names = {id(weight): name for name, weight in model.weights.items()}
+    dtype = model.objective.dtype
+    nudges = [torch.zeros(len(x), *layer.output, dtype=dtype, device=x.device) for layer in layers]
+
+    def total(nudges: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        with _Taps(names, nudges) as taps:
+            return model.losses(x, y, key).sum(), taps.entered
+
+    if model.stacked:
+        backs, entered = torch.func.grad(total, has_aux=True)(nudges)
+    else:
+        loss, entered = total([nudge.requires_grad_() for nudge in nudges])
+        backs = torch.autograd.grad(loss, nudges)
+    parts = zip(layers, entered, backs, strict=True)
+    return dict(pair for layer, rows, back in parts for pair in layer.gradients(rows, back))
+
+
+class _Taps(TorchFunctionMode):
+    """Notes what goes into a model's layers and adds a nudge to what comes out of each: the gradient of the nudge is
+    that of the output. Without nudges it notes the layers themselves; `only` while no parameter is used elsewhere and
+    nothing of the data is looked at."""
+
+    def __init__(self, names: Mapping[int, str], nudges: Sequence[Tensor] | None = None) -> None:
+        super().__init__()
+        self.names, self.nudges, self.only = names, nudges, True
+        self.entered: list[Tensor] = []
+        self.layers: list[Layer] = []
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (),
+                           kwargs: Mapping[str, Any] | None = None) -> Any:  # fmt: skip
+        given = dict(kwargs or {})
+        out = func(*args, **given)
+        if self.nudges is None:
+            self._note(func, args, given, out)
+        elif len(args) > 1 and id(args[1]) in self.names:
+            self.entered.append(args[0].detach())
+            return out + self.nudges[len(self.entered) - 1]
+        return out
+
+    def _note(self, func: Callable[..., Any], args: Sequence[Any], given: Mapping[str, Any], out: Any) -> None:
+        if isinstance(out, (bool, int, float)):  # a shape is a number; a value of the data would be a branch
+            self.only &= getattr(func, "__name__", "") in ("size", "dim", "__get__", "__len__")
+        used = [self.names[id(value)] for value in pytree.tree_leaves((args, given)) if id(value) in self.names]
+        if not used:
+            return
+        weight = args[1] if len(args) > 1 else None
+        patches = None
+        if func is F.conv2d and len(args) == 7 and args[6] == 1 and not isinstance(args[4], str) and args[0].dim() == 4:
+            patches = {"kernel_size": args[1].shape[2:], "stride": args[3], "padding": args[4], "dilation": args[5]}
+        elif func is not F.linear:
+            weight = None
+        if weight is None or used[0] != self.names.get(id(weight)):
+            self.only = False
+            return
+        self.layers.append(Layer(used[0], used[1] if len(used) > 1 else None, patches, out.shape[1:]))
+
+
+def prepare(objective: Objective, x: Tensor, y: Tensor) -> None:
+    """Find out, once for a model, how the gradients of samples that look like these are told apart: by trying, on a few
+    samples that are the same at every party."""
+    if objective in _ways:
+        return
+    key = torch.zeros((), dtype=torch.int64, device=objective.device)
+    x, y = x.new_zeros(PROBE, *x.shape[1:]), y.new_zeros(PROBE, *y.shape[1:])
+    if x.is_floating_point():
+        x = rng.normal(key, x.shape).to(x.dtype)
+    initial = objective.initial
+    w = initial.w + 0.1 * rng.normal(key, initial.w.shape).to(initial.w.dtype)  # a weight of zero would hide others
+    model = Model(objective, objective.spec.split(w), (initial.stats, initial.counts))
+    keys = key.expand(PROBE)
+    try:
+        wanted = _each(model, x, y, keys)
+    except Exception:  # training itself will say what is wrong
+        _ways[objective] = Way(None, maps=True)
+        return
+    _ways[objective] = Way(_layers(model, x, y, key, wanted), _maps(model, x, y, keys, wanted))
+
+
+def _maps(model: Model, x: Tensor, y: Tensor, keys: Tensor, wanted: Mapping[str, Tensor]) -> bool:
+    if any(isinstance(layer, nn.RNNBase) for layer in model.objective.network().modules()):
+        return False  # slow where it works
+    try:
+        found = _mapped(model, x, y, keys)
+    except Exception:
+        return False
+    return all(_near(found[name], wanted[name]) for name in wanted)
+
+
+def _layers(model: Model, x: Tensor, y: Tensor, key: Tensor, wanted: Mapping[str, Tensor]) -> tuple[Layer, ...] | None:
+    """The layers by whose inputs and outputs the samples' gradients are told apart, if that gives what is wanted.
+
+    A model that drops at random is not asked: what is dropped would depend on how a batch is cut to pieces.
+    """
+    if model.objective.draws or model.objective.bf16:
+        return None
+    names = {id(weight): name for name, weight in model.weights.items()}
+    try:
+        with torch.no_grad(), _Taps(names) as taps:
+            model.losses(x, y, key)
+        used = [name for layer in taps.layers for name in (layer.weight, layer.bias) if name is not None]
+        if not taps.only or sorted(used) != sorted(names.values()):
+            return None
+        found = _by_layer(model, taps.layers, x, y, key)
+        for name, rows in wanted.items():
+            one_each = torch.eye(PROBE, dtype=rows.dtype, device=x.device)
+            got = torch.stack([found[name].summed(one, None).view(rows.shape[1:]) for one in one_each])
+            if not (_near(got, rows) and _near(found[name].squared, rows.flatten(1).square().sum(1))):
+                return None
+    except Exception:  # not told apart so after all
+        return None
+    return tuple(taps.layers)
+
+
+def _near(found: Tensor, wanted: Tensor) -> bool:
+    close = 1e-9 if wanted.dtype == torch.float64 else 1e-3
+    return bool((found - wanted).norm() <= close * wanted.norm() + 1e-12)

@@ -1,0 +1,275 @@
+"""Central differential privacy at work: sums with noise, what they cost, and the clip that follows a quantile."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hansa.core import rng
+from hansa.core.algorithm import Algorithm, Problem
+from hansa.core.budget import Release, check_delta, merged
+from hansa.core.errors import AlgorithmError, ConfigError, RoundAborted
+from hansa.core.federation import Ask, Federation, Reduced
+from hansa.core.op import Op, unwrap
+from hansa.privacy.central import UNCLIPPED, CentralDP, Contribution, Setting
+from hansa.secure.channel import Channel
+from hansa.secure.encoding import FixedPoint
+
+log = logging.getLogger("hansa")
+Kept = dict[str, Any]  # what is kept between rounds, and checkpointed: sigma, the clip, what was released
+STEPS = 2.0  # of a fixed point, the least noise of a party: rounded, less than that is no Gaussian any more
+TAIL = 8.0  # standard deviations that a party's noise never reaches
+
+
+@functools.lru_cache(maxsize=64)
+def _calibrated(epsilon: float, delta: float, rate: float, rounds: int, sums: int, accountant: Any) -> float:
+    from hansa.privacy.accounting import calibrate  # which needs packages that only this does
+
+    return calibrate(epsilon, delta, rate, rounds, accountant, times=sums)
+
+
+@dataclass(frozen=True)
+class Guard:
+    """The private sums of a run: `cohort` of `parties` on average, each with a probability of `rate` as far as that
+    makes rounds cheaper, and `sums` of them a round."""
+
+    dp: CentralDP
+    secure: Channel | None
+    parties: int
+    cohort: int
+    rate: float
+    sums: int
+    rounds: int
+    values: int  # numbers that a party sends
+
+    @classmethod
+    def of(cls, dp: CentralDP, algorithm: Algorithm, run: Setting, problem: Problem, secure: Channel | None) -> Guard:
+        """For a run that `CentralDP.check` has let pass."""
+        whole = problem.cohort_size == problem.parties
+        rate = problem.cohort_size / problem.parties if run.select.independent else 1.0
+        if rate == 1.0 and not whole:
+            log.warning(
+                "differential privacy: a cohort of fixed size is reckoned as if every party took part in every round; "
+                "run.select = 'poisson' would make rounds cheaper"
+            )
+        solver: Any = unwrap(vars(algorithm)["local"])[1]
+        values = len(solver.sends) * problem.spec.dim + (dp.quantile is not None)
+        return cls(dp, secure, problem.parties, problem.cohort_size, rate, algorithm.sums, run.rounds, values)
+
+    @property
+    def delta(self) -> float:
+        return self.dp.delta if self.dp.delta is not None else self.parties**-1.1
+
+    def begin(self) -> Kept:
+        """What is kept before the first round; a ConfigError where the settings allow for none."""
+        dp = self.dp
+        if dp.delta is None and self.parties == 1:
+            raise ConfigError("privacy.dp.delta: with a single party there is no default; set it")
+        check_delta(self.delta)
+        sigma = dp.sigma
+        if sigma is None:
+            assert dp.epsilon is not None
+            sigma = _calibrated(dp.epsilon, self.delta, self.rate, self.rounds, self.sums, dp.accountant)
+        kept: Kept = {"sigma": sigma, "clip": dp.clip, "spent": []}
+        if dp.quantile is not None and sigma > 0 and not self.sigma_b(sigma) > sigma / 2:
+            raise ConfigError(
+                f"privacy.dp.sigma_b: {self.sigma_b(sigma):g} is too little beside a sigma of {sigma:g}, of which it "
+                "takes a part; it must be over half of that"
+            )
+        spent = self.spent(kept)
+        if spent is not None:
+            one = self.epsilon(kept, coming=1)
+            raise ConfigError(
+                f"privacy.dp: one round with sigma {sigma:g} costs epsilon {one:.4g}, more than the {dp.epsilon:g} "
+                "that the run may spend; raise sigma or epsilon"
+            )
+        if self.secure is not None and sigma > 0 and dp.clip is not None:
+            self._check_room(self.secure, sigma, dp.clip)
+        return kept
+
+    def _check_room(self, secure: Channel, sigma: float, clip: float) -> None:
+        """Refuse a fixed point that is too coarse for a party's noise, or has no room for it."""
+        own = self.deviation(sigma, clip) / math.sqrt(secure.least(self.cohort))
+        scale = FixedPoint(secure.range, secure.bits).scale
+        if own * scale < STEPS:
+            raise ConfigError(
+                f"privacy.bits: a party's noise of {own:.3g} is less than {STEPS:g} steps of the fixed point "
+                f"({1 / scale:.3g} each), too few to be noise; raise privacy.bits or lower privacy.range"
+            )
+        if clip + TAIL * own > secure.range:
+            raise ConfigError(
+                f"privacy.range: an update of length {clip:g} with a party's noise of {own:.3g} can leave the range of "
+                f"{secure.range:g}; raise it to {clip + TAIL * own:.3g} or more"
+            )
+
+    def sigma_b(self, sigma: float) -> float:
+        """The noise on the number of parties that were not clipped."""
+        return max(self.cohort / 20, sigma) if self.dp.sigma_b is None else self.dp.sigma_b
+
+    def tight(self, sigma: float) -> float:
+        """The noise multiplier of the update, where the number of the unclipped takes a part of the privacy: with
+        both, (z^-2 - (2 sigma_b)^-2)^(-1/2) and sigma_b, a round costs as much as one sum with z = sigma."""
+        if self.dp.quantile is None or sigma == 0:
+            return sigma
+        return sigma / math.sqrt(1 - (sigma / (2 * self.sigma_b(sigma))) ** 2)
+
+    def unit(self, sigma: float, clip: float | None) -> float | None:
+        """What being clipped or not counts, so that the noise of the update is sigma_b units."""
+        if self.dp.quantile is None or clip is None:
+            return None
+        return self.tight(sigma) * clip / self.sigma_b(sigma) if sigma > 0 else 1.0
+
+    def deviation(self, sigma: float, clip: float | None) -> float:
+        """The standard deviation of the noise on each number of the sum.
+
+        In fixed point a party's numbers are rounded, by half a step each (a whole one where that is random), which
+        may lengthen what it sends; the noise grows with it.
+        """
+        if sigma == 0 or clip is None:
+            return 0.0
+        noise = self.tight(sigma) * clip
+        if self.secure is None:
+            return noise
+        step = 1 / FixedPoint(self.secure.range, self.secure.bits).scale
+        rounding = math.sqrt(self.values) * step * (1.0 if self.secure.stochastic else 0.5)
+        return noise + sigma * rounding
+
+    def sigma(self, kept: Kept) -> float:
+        """The noise multiplier of a sum: a run that goes on for more rounds keeps what it began with."""
+        return float(kept["sigma"] if self.dp.sigma is None else self.dp.sigma)
+
+    def epsilon(self, kept: Kept, coming: int = 0) -> float:
+        """What was spent, and what so many further rounds would add to it."""
+        from hansa.privacy.accounting import epsilon
+
+        done = [Release(rate, noise, int(steps)) for rate, noise, steps in kept["spent"]]
+        return epsilon([*done, Release(self.rate, self.sigma(kept), coming, self.sums)], self.delta, self.dp.accountant)
+
+    def spent(self, kept: Kept) -> str | None:
+        """Why there can be no further round, or None."""
+        most = self.dp.epsilon
+        if most is None or self.epsilon(kept, coming=1) <= most:
+            return None
+        return f"the privacy budget is spent: epsilon {most:g} at delta {self.delta:g}"
+
+    def round(self, kept: Kept) -> PrivateSums:
+        """What takes over `reduce` for a round."""
+        return PrivateSums(self, kept)
+
+    @property
+    def answers_nobody(self) -> bool:
+        """Whether a round to which nobody was drawn has an answer: noise, where the server adds it."""
+        return self.secure is None
+
+    async def reduce(self, fed: Federation, ask: Ask) -> Reduced:
+        """Outside the rounds nothing is summed: it would not be covered."""
+        raise AlgorithmError("under differential privacy only a round's own updates may be summed")
+
+
+class PrivateSums:
+    """A round's private sums, and what they cost."""
+
+    def __init__(self, guard: Guard, kept: Kept) -> None:
+        self.guard, self.kept = guard, kept
+        self.sigma = guard.sigma(kept)
+        self.clip: float | None = kept["clip"]
+        self.done = 0  # sums that were made
+        self._next = self.clip
+
+    async def reduce(self, fed: Federation, ask: Ask) -> Reduced:
+        guard = self.guard
+        assert ask.op is not None
+        _check_op(ask.op, ask)
+        if self.done == guard.sums:
+            raise AlgorithmError(f"the algorithm says that a round takes {guard.sums} sums of updates, and takes more")
+        op = Contribution(ask.op, self.clip, guard.dp.weight_cap, guard.unit(self.sigma, self.clip))
+        asked = dataclasses.replace(ask, op=op, uniform=True)
+        sums = await self._sums(fed, asked)
+        self.done += 1
+        if UNCLIPPED in sums:
+            self._follow(float(sums.pop(UNCLIPPED)))
+        if guard.dp.total_weight is not None:
+            scale = guard.parties / guard.dp.total_weight
+            sums = {name: value * scale for name, value in sums.items()}
+        return Reduced(sums, guard.cohort, guard.cohort)
+
+    async def _sums(self, fed: Federation, ask: Ask) -> dict[str, Tensor]:
+        """The sums with noise."""
+        guard, op = self.guard, ask.op
+        assert op is not None
+        noise = guard.deviation(self.sigma, self.clip)
+        if guard.secure is not None:
+            if not ask.parties:
+                raise RoundAborted("no party was drawn, and the noise is theirs to add")
+            own = noise / math.sqrt(guard.secure.least(len(ask.parties)))
+            if own:
+                own = max(own, STEPS / FixedPoint(guard.secure.range, guard.secure.bits).scale)
+            return dict((await guard.secure.reduce(fed, ask, noise=own)).sums)
+        device = ask.payload["model"]["w"].device
+        if ask.parties:
+            reduced: Reduced = await ask
+            sums = reduced.sums
+        else:
+            sums = {name: torch.zeros(shape, dtype=torch.float64, device=device)
+                    for name, (shape, _) in op.expects(ask.payload).items()}  # fmt: skip
+        if not noise:
+            return dict(sums)
+        secret = fed.private_rng(f"noise {ask.index}").bytes(32)
+        return {name: value + noise * _normal(secret + name.encode(), value) for name, value in sums.items()}
+
+    def _follow(self, total: float) -> None:
+        """Move the clip towards the quantile, given the sum over the parties of plus or minus half a unit."""
+        guard, clip = self.guard, self.clip
+        unit = guard.unit(self.sigma, clip)
+        assert guard.dp.quantile is not None and clip is not None and unit is not None
+        unclipped = total / unit / guard.cohort + 0.5
+        self._next = clip * math.exp(-guard.dp.clip_rate * (unclipped - guard.dp.quantile))
+        if guard.secure is not None:  # which has room for so much
+            widest = guard.tight(self.sigma) / math.sqrt(guard.secure.least(guard.cohort))
+            self._next = min(self._next, guard.secure.range / (1 + TAIL * widest))
+
+    def after(self, committed: bool) -> Kept:
+        """What is kept after the round. A sum that was made has been told to others, whatever became of the round."""
+        kept = dict(self.kept)
+        if self.done:
+            guard = self.guard
+            done = [Release(rate, noise, int(steps)) for rate, noise, steps in kept["spent"]]
+            all_of = merged([*done, Release(guard.rate, self.sigma, 1, self.done)])
+            kept["spent"] = [[release.rate, release.noise, release.steps] for release in all_of]
+        if committed:
+            kept["clip"] = self._next
+        return kept
+
+    def line(self, kept: Kept) -> dict[str, Any]:
+        """What the round's record says: what has been spent with it, and how that was reckoned."""
+        guard = self.guard
+        epsilon = guard.epsilon(kept)
+        out = {"epsilon": epsilon if math.isfinite(epsilon) else None, "delta": guard.delta,
+               "sampling_rate": guard.rate}  # fmt: skip
+        return out | ({"clip": self.clip} if guard.dp.quantile is not None else {})
+
+
+def _normal(secret: bytes, like: Tensor) -> Tensor:
+    """Standard normal numbers in the shape of a tensor."""
+    return torch.from_numpy(rng.hidden_normal(secret, like.numel())).view(like.shape).to(like.device)
+
+
+def _check_op(op: Op, ask: Ask) -> None:
+    """Refuse what is no update of the model, for methods that say less about themselves than they ask."""
+    expected = op.expects(ask.payload)
+    if (
+        op.update is None
+        or op.expects_maxima(ask.payload)
+        or not all(t.is_floating_point for _, t in expected.values())
+    ):
+        raise ConfigError(
+            f"{op.name!r} sends numbers that are no update of the model, and central differential privacy does not "
+            "know how to clip them; use an algorithm that averages updates, such as fedavg"
+        )

@@ -1,0 +1,52 @@
+"""Replies of bounded length: how much one party can change a sum."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hansa.core.errors import ConfigError
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Wrapper, length
+from hansa.core.registry import register
+
+
+@register("clip")
+@dataclass(frozen=True)
+class Clip(Wrapper):
+    """Scale a reply down to the length `clip` where it is longer. McMahan, Ramage, Talwar and Zhang 2018.
+
+    The length is one L2 norm over all tensors of the reply joined, so that its direction stays. Weight and metrics stay
+    as they are. An aggregator that sees the reply rejects one that is longer.
+    """
+
+    inner: Op
+    clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.clip > 0:
+            raise ConfigError(f"clip is a length and must be positive, got {self.clip}")
+
+    @property
+    def longest(self) -> float | None:
+        return self.clip
+
+    def after(self, party: Party, payload: Payload, reply: Reply, memory: Memory) -> tuple[Reply, Memory]:
+        return dataclasses.replace(reply, tensors=clipped(reply.tensors, self.clip)[0]), memory
+
+
+def clipped(tensors: Mapping[str, Tensor], clip: float) -> tuple[dict[str, Tensor], bool]:
+    """The tensors with a joint length of `clip` at most, and whether they had it before.
+
+    Those that are not finite stay as they are: such a reply is rejected where it arrives.
+    """
+    long = length(tensors.values())
+    if long <= clip or not math.isfinite(long):
+        return dict(tensors), long <= clip
+    coarsest = max(torch.finfo(tensor.dtype).eps for tensor in tensors.values())
+    factor = clip / long * (1 - 2 * coarsest)  # so that no rounding leaves them longer than promised
+    return {name: tensor * factor for name, tensor in tensors.items()}, False

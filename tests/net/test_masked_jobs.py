@@ -1,0 +1,118 @@
+"""Masked sums between organisations: the same sum, secrets of the parties' own, and others known by certificate."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from league import PARTIES, League, samples
+
+import hansa
+from hansa.core.errors import ConfigError, PartyError
+from hansa.net import client, keys, runtime
+from hansa.net.peers import Peers
+from hansa.net.policy import Policy
+from hansa.net.vault import look
+from hansa.run.config import make_model
+from hansa.secure import signed
+
+TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "TICK", 0.05)
+    monkeypatch.setattr(client, "LEAST", 0.02)
+    monkeypatch.setattr(client, "MOST", 0.1)
+
+
+def tree(**privacy: Any) -> dict[str, Any]:
+    return {"task": TASK, "algorithm": "scaffold", "run": {"rounds": 2}, "privacy": {"secure": "masking", **privacy}}
+
+
+def simulated() -> Any:
+    task = hansa.Task(make_model("logistic", "float64", ".", (3,), 2), "cross_entropy",
+                      [samples(k)[0] for k in range(3)], names=list(PARTIES), classes=2)  # fmt: skip
+    return hansa.simulate(hansa.Scaffold(), task, engine="reference", rounds=2).saved_model()
+
+
+def tensors(model: Any) -> list[torch.Tensor]:
+    """The tensors of a tree, in order."""
+    if isinstance(model, torch.Tensor):
+        return [model]
+    return [t for _, value in sorted(model.items()) for t in tensors(value)] if isinstance(model, dict) else []
+
+
+def answered(league: League, name: str) -> list[str]:
+    return [said.split()[0] for _, said in look(league.folder / "homes" / name).answered]
+
+
+@pytest.mark.parametrize("active", [False, True])
+def test_a_masked_job_gives_the_plain_model_and_each_answer_once(active: bool, found: Callable[..., League]) -> None:
+    league = found()
+    for k, name in enumerate(PARTIES):
+        league.join(name, samples(k))
+    ended = league.ended(league.submit(tree(active=active, threshold=0.7), min_parties=3))
+    assert ended["status"] == "finished", ended["reason"]
+    assert [line["replies"] for line in ended["rounds"]] == [3, 3]
+    for one, other in zip(tensors(league.model(ended["id"])), tensors(simulated()), strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+    once = ["secure-shares", "secure-masked", *(["secure-consistent"] if active else []), "secure-unmask"]
+    for name in PARTIES:
+        kept = answered(league, name)
+        assert kept == once * 2
+
+
+class Certified:
+    """A party's folder, with a certificate of an authority's."""
+
+    def __init__(self, folder: Path, authority: tuple[Any, bytes], name: str, federation: str = "league",
+                 role: str = "party") -> None:  # fmt: skip
+        folder.mkdir()
+        key = keys.new_key()
+        self.certificate = keys.issue(*authority, key.public_key(), name, role, federation, 9)
+        keys.write_private(folder / "key.pem", keys.key_bytes(key))
+        keys.write_private(folder / "cert.pem", self.certificate)
+        keys.write_private(folder / "ca.pem", authority[1])
+        keys.write_private(folder / "party.json", json.dumps({"federation": federation}).encode())
+        self.folder, self.fingerprint = folder, keys.fingerprint(self.certificate)
+
+    def knows(self, other: Certified, **pins: str) -> str:
+        return Peers(self.folder, pins).known(other.certificate)[0]
+
+
+def test_parties_know_each_other_by_certificates_of_their_authority(tmp_path: Path) -> None:
+    authority, other = keys.make_ca("league"), keys.make_ca("league")
+    ann, bob = (Certified(tmp_path / name, authority, name) for name in ("ann", "bob"))
+    assert ann.knows(bob) == "bob"
+    certificate, signature = Peers(bob.folder, {}).sign(b"data")
+    key = Peers(ann.folder, {}).known(certificate)[1]
+    assert signed.verify(key, b"data", signature)
+    assert not signed.verify(key, b"date", signature)
+    assert len(certificate) < signed.CERTIFICATE - 2
+    for false in (Certified(tmp_path / "x", other, "bob"), Certified(tmp_path / "y", authority, "bob", "elsewhere"),
+                  Certified(tmp_path / "z", authority, "bob", role="operator")):  # fmt: skip
+        with pytest.raises(PartyError, match="a party of the secure sum is not known"):
+            ann.knows(false)
+    with pytest.raises(PartyError, match="is not known"):
+        Peers(ann.folder, {}).known(b"nothing")
+
+
+def test_a_party_that_pins_the_others_takes_nobody_else_for_a_party(tmp_path: Path) -> None:
+    """As whoever holds the authority's key could have it."""
+    authority = keys.make_ca("league")
+    ann, bob, eve = (Certified(tmp_path / name, authority, name) for name in ("ann", "bob", "eve"))
+    pins = {"bob": bob.fingerprint}
+    assert ann.knows(bob, **pins) == "bob"
+    assert ann.knows(ann, **pins) == "ann"
+    with pytest.raises(PartyError, match="does not know eve"):
+        ann.knows(eve, **pins)
+    again = Certified(tmp_path / "again", authority, "bob")
+    with pytest.raises(PartyError, match="does not know bob"):
+        ann.knows(again, **pins)
+    with pytest.raises(ConfigError, match=r"peers.bob: expected the fingerprint"):
+        Policy(peers={"bob": "abc"})

@@ -1,0 +1,324 @@
+"""What a deployed party spends of its privacy: kept before it replies, once for an answer, bounded by its policy."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from league import PARTIES, League, samples
+
+from hansa.cli import main
+from hansa.core import codec, disk
+from hansa.core.budget import Budget, Release
+from hansa.core.errors import ConfigError, DataError, PartyError
+from hansa.core.federation import op_config
+from hansa.core.op import Op, Reply
+from hansa.core.predictor import Evaluate
+from hansa.core.registry import build
+from hansa.local import SGD
+from hansa.local.dp_sgd import DPSGD
+from hansa.net import points
+from hansa.net.home import Home
+from hansa.net.party import Worker
+from hansa.net.policy import Policy
+from hansa.net.vault import FILE, ONCE, HomeVault, look
+from hansa.net.wire import Blob, Work
+from hansa.privacy import spent
+from hansa.privacy.accounting import epsilon
+from hansa.run.join import preparer
+
+LOCAL = DPSGD(batch=5, sigma=2.0)
+TASK = {"model": "logistic", "dtype": "float64", "shape": [3], "outputs": 2, "loss": "cross_entropy", "classes": 2,
+        "party_test": 0.0, "seed": 0, "bf16": False, "prepared": False}  # fmt: skip
+
+
+class Place:
+    """A party's folder, and what it answers in it."""
+
+    def __init__(self, folder: Path, policy: str = "", shift: float = 0.0) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "party.toml").write_text(policy)
+        self.folder, self.home = folder, Home(folder)
+        (x, y), _ = samples(0)
+        self.n = len(x)
+        self.worker = Worker(self.home, preparer(((x + shift, y), None)))
+
+    def answer(self, op: Op = LOCAL, round: int = 0, job: str = "job-1") -> Reply | str:
+        model = {"w": torch.zeros(8, dtype=torch.float64), "stats": torch.zeros(0), "counts": torch.zeros(0).long()}
+        message = {"op": op_config(op), "payload": {"model": model}, "round": round}
+        blobs = []
+        for tree in (message, TASK):
+            data = codec.encode(tree)
+            blobs.append(Blob(hashlib.sha256(data).hexdigest(), len(data)))
+        work = Work(job, "job", 0, round, "round", 0, *blobs, None, None, None, 1)
+        return self.worker.answer(work, message, {"task": TASK, "preparations": []})[0]
+
+    def costs(self, rounds: int) -> float:
+        return epsilon([Release(5 / self.n, 2.0, rounds * LOCAL.count(self.n))], 1e-5)
+
+    @property
+    def lines(self) -> list[bytes]:
+        path = self.folder / FILE
+        return path.read_bytes().splitlines() if path.exists() else []
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Any:
+    """Makes a party's place anew, as a party that is started again would."""
+    made: list[Place] = []
+
+    def make(policy: str = "", shift: float = 0.0) -> Place:
+        for old in made:
+            old.home.close()
+        made.append(Place(tmp_path / "home", policy, shift))
+        return made[-1]
+
+    yield make
+    for old in made:
+        old.home.close()
+
+
+def update(reply: Reply | str) -> torch.Tensor:
+    assert isinstance(reply, Reply), reply
+    return reply.tensors["w"]
+
+
+def test_a_reply_says_what_the_party_has_spent_in_the_job_and_it_is_kept(place: Any) -> None:
+    party = place()
+    for k in range(3):
+        reply = party.answer(round=k)
+        assert reply.metrics == {"epsilon": pytest.approx(party.costs(k + 1))}
+    assert party.answer(job="job-2").metrics["epsilon"] == pytest.approx(party.costs(1))
+    again = place()
+    assert again.answer(round=3).metrics["epsilon"] == pytest.approx(party.costs(4))
+    assert len(again.lines) == 5
+
+
+def test_the_same_ask_again_gets_the_same_bytes_and_costs_nothing(place: Any) -> None:
+    party = place()
+    first = party.answer()
+    assert torch.equal(update(party.answer()), update(first))
+    again = place().answer()
+    assert torch.equal(update(again), update(first))
+    assert again.metrics == first.metrics
+    assert len(party.lines) == 1
+
+
+def test_noise_is_never_used_for_another_answer(place: Any) -> None:
+    """Two answers with one noise would show their difference. Without noise of its own, only a few samples' clipped
+    gradients would tell them apart."""
+    small = DPSGD(batch=5, sigma=1000.0, steps=1, lr=1.0)
+    first = update(place().answer(small))
+    others = [
+        place(shift=1e-6).answer(small),  # other data
+        place("own = {lr = 1.000001}").answer(small),  # its own policy
+        place().answer(DPSGD(batch=5, sigma=1000.0, steps=1, lr=1.000001)),  # another message
+        place().answer(small, job="job-2"),
+    ]
+    for other in others:
+        assert float((update(other) - first).norm()) > 100
+    assert len(place().lines) == 5
+
+
+def test_a_partys_draws_are_its_own(tmp_path: Path) -> None:
+    parties = [Place(tmp_path / name) for name in ("one", "two")]
+    one, two = (update(party.answer()) for party in parties)
+    assert not torch.equal(one, two)
+    for party in parties:
+        party.home.close()
+        secret = party.folder / "secret"
+        assert secret.stat().st_size == 32 and secret.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_jobs_budget_and_the_partys_own_over_all_jobs_end_its_training(place: Any) -> None:
+    party = place()
+    limit = (party.costs(2) + party.costs(3)) / 2
+    job = DPSGD(batch=5, sigma=2.0, epsilon=limit)
+    assert [isinstance(party.answer(job, k), Reply) for k in range(3)] == [True, True, False]
+    assert str(party.answer(job, 2)).startswith("its privacy budget is spent: epsilon ")
+    assert isinstance(party.answer(job, 0, "job-2"), Reply)  # a budget of its own
+    tight = place(f"[privacy]\nepsilon = {(party.costs(3) + party.costs(4)) / 2}\ndelta = 1e-5")
+    assert str(tight.answer(job, 1, "job-2")).startswith("its privacy budget is spent: epsilon ")
+    assert isinstance(tight.answer(job, 0, "job-2"), Reply)  # paid for before
+    assert len(tight.lines) == 3
+
+
+def test_what_was_spent_survives_a_kill_between_spending_and_replying_and_is_not_spent_twice(place: Any) -> None:
+    party = place()
+    child = os.fork()
+    if child == 0:  # the party's process: it dies once the update is made, before anything is sent
+        points.install(lambda name: os.kill(os.getpid(), signal.SIGKILL) if name == "party.trained" else None)
+        party.answer()
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    (line,) = party.lines
+    assert json.loads(line)["steps"] == LOCAL.count(party.n)
+    again = place()
+    assert again.answer().metrics == {"epsilon": pytest.approx(again.costs(1))}
+    assert again.lines == [line]
+    assert again.answer(round=1).metrics == {"epsilon": pytest.approx(again.costs(2))}
+
+
+@pytest.mark.parametrize("fails", ["write", "fsync"])
+def test_nothing_is_sent_that_could_not_be_kept(place: Any, fails: str) -> None:
+    party = place()
+    party.answer()
+
+    def full(what: str, path: Path, *more: Any) -> None:
+        if what == fails and path.name == FILE:
+            raise OSError(28, "no room")
+
+    disk.observe(full)
+    try:
+        assert party.answer(round=1) == "it failed (OSError); its own log says more"
+    finally:
+        disk.observe(None)
+    assert party.answer(round=1).metrics["epsilon"] == pytest.approx(party.costs(2))
+    assert place().worker._vault.kept.all == (Release(5 / party.n, 2.0, 2 * LOCAL.count(party.n)),)
+
+
+def test_a_line_that_was_cut_off_is_no_line_and_a_damaged_one_stops_the_party(place: Any) -> None:
+    party = place()
+    party.answer()
+    path = party.folder / FILE
+    whole = path.read_bytes()
+    for torn in (b'{"job":"job-1"', b"\0\0\0\n"):
+        path.write_bytes(whole + torn)
+        assert place().lines == whole.splitlines()
+    path.write_bytes(b"{}\n" + whole)
+    with pytest.raises(DataError, match="line 1: damaged"):
+        HomeVault(party.folder, spent)
+
+
+def test_what_is_answered_once_is_answered_about_one_thing(tmp_path: Path) -> None:
+    vault = HomeVault(tmp_path, spent).of("job-1")
+    vault.once("round 3", "aa")
+    vault.once("round 3", "aa")
+    again = HomeVault(tmp_path, spent)
+    again.of("job-2").once("round 3", "bb")
+    with pytest.raises(PartyError, match="answered round 3 before"):
+        again.of("job-1").once("round 3", "bb")
+    assert len((tmp_path / FILE).read_bytes().splitlines()) == 2
+
+
+def test_old_answers_are_forgotten_and_nothing_that_was_spent_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hansa.net.vault.ONCE", 3)
+    assert ONCE > 1000
+    vault = HomeVault(tmp_path, spent)
+    vault.charge("job-1", "ask", LOCAL, 50, {})
+    for k in range(7):
+        vault.once("job-1", f"{k}", "aa")
+    assert [name for _, name in HomeVault(tmp_path, spent).kept.answered] == ["4", "5", "6"]
+    assert look(tmp_path).all == vault.kept.all == (Release(0.1, 2.0, 10),)
+    with pytest.raises(PartyError):
+        HomeVault(tmp_path, spent).once("job-1", "5", "bb")
+    with pytest.raises(PartyError, match="budget is spent"):
+        HomeVault(tmp_path, spent, Budget(0.1, 1e-5)).charge("job-1", "other", LOCAL, 50, {})
+
+
+@pytest.mark.parametrize(("floor", "op", "why"), [
+    ("dp = true", SGD(), "asks for differential privacy, and 'sgd' has none; use the local solver 'dp-sgd'"),
+    ("epsilon = 3.0", SGD(), "asks for differential privacy"),
+    ("epsilon = 3.0", build("op", "gossip"), "asks for differential privacy"),
+    ("dp = true", DPSGD(sigma=0.0), "asks for noise of sigma 0 or more, and the job has 0"),
+    ("sigma = 1.5", DPSGD(sigma=1.0), "asks for noise of sigma 1.5 or more, and the job has 1"),
+    ("secure = true", DPSGD(), "asks for a secure sum"),
+    ("sigma = 1.5", DPSGD(sigma=1.5), None),
+    ("dp = true", build("op", "gossip", inner=DPSGD()), None),
+    ("dp = true\nsecure = true", Evaluate("network"), None),
+    ("dp = true\nsecure = true", build("op", "describe"), None),
+    ("", SGD(), None),
+])  # fmt: skip
+def test_a_policy_has_a_floor_of_privacy(tmp_path: Path, floor: str, op: Op, why: str | None) -> None:
+    (tmp_path / "party.toml").write_text(f"[privacy]\n{floor}")
+    said = Policy.read(tmp_path / "party.toml").privacy.refuses(op, 40, {})
+    assert (said is None) if why is None else (said is not None and why in said)
+
+
+def test_what_an_aggregator_says_beside_the_op_does_not_get_below_the_floor(tmp_path: Path) -> None:
+    (tmp_path / "party.toml").write_text("[privacy]\nsigma = 1.0")
+    floor = Policy.read(tmp_path / "party.toml").privacy
+    assert "the job has 0.1" in str(floor.refuses(DPSGD(sigma=1.0), 40, {"work": {"sigma": 0.1}}))
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("epsilon = 0.0", "epsilon must be positive"), ("delta = 2.0", "delta must lie between 0 and 1"),
+    ("sigma = -1.0", "sigma must not be negative"), ("sigmas = 1.0", "unknown field 'sigmas'"),
+    ("dp = 1", "expected"),
+])  # fmt: skip
+def test_a_floor_that_is_none_is_refused_with_one_sentence(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "party.toml").write_text(f"[privacy]\n{text}")
+    with pytest.raises(ConfigError) as caught:
+        Policy.read(tmp_path / "party.toml")
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_command_shows_what_is_spent(
+    place: Callable[..., Place], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    party = place("[privacy]\nepsilon = 30.0")
+    party.answer()
+    party.answer(job="job-2")
+    monkeypatch.setattr(sys, "argv", ["hansa", "privacy", "spent", "--state", str(party.folder), "--json"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert not end.value.code
+    told = json.loads(capsys.readouterr().out)
+    assert (told["budget"], told["delta"]) == (30.0, 1e-5)
+    assert told["epsilon"] == pytest.approx(party.costs(2))
+    assert told["jobs"]["job-1"] == {"epsilon": pytest.approx(party.costs(1)), "replies": 1}
+    monkeypatch.setattr(sys, "argv", ["hansa", "privacy", "spent", "--state", str(party.folder.parent)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert "is no party's folder" in capsys.readouterr().err
+
+
+# Over the network
+
+
+def test_a_job_says_what_its_parties_have_spent_and_ends_when_their_budgets_are(league: League) -> None:
+    sizes = [len(samples(k)[0][0]) for k in range(3)]
+    costs = [epsilon([Release(5 / n, 2.0, LOCAL.count(n))], 1e-5) for n in sizes]
+    twice = [epsilon([Release(5 / n, 2.0, 2 * LOCAL.count(n))], 1e-5) for n in sizes]
+    for k, name in enumerate(PARTIES):
+        floor = f"[privacy]\nepsilon = {(costs[2] + twice[2]) / 2}" if name == "cid" else ""
+        league.join(name, samples(k), floor)
+    local = {"name": "dp-sgd", "batch": 5, "sigma": 2.0, "epsilon": max(twice) * 1.0001}
+    tree = {"task": {"dataset": "heart", "model": "logistic", "dtype": "float64"}, "run": {"rounds": 9},
+            "algorithm": {"name": "fedavg", "local": local}}  # fmt: skip
+    ended = league.ended(league.submit(tree))
+    assert (ended["status"], ended["reason"]) == ("finished", "every party's privacy budget is spent")
+    first, second, last = ended["rounds"][0], ended["rounds"][1], ended["rounds"][-1]
+    assert first["epsilons"] == pytest.approx(dict(zip(PARTIES, costs, strict=True)))
+    assert first["epsilon"] == pytest.approx(max(costs)) and first["delta"] == 1e-5
+    assert second["missing"]["cid"].startswith("its privacy budget is spent")
+    assert second["epsilons"]["ann"] == pytest.approx(twice[0])
+    assert last["replies"] == 0 and set(last["missing"]) == set(PARTIES)
+
+
+def test_the_aggregators_own_secret_decides_who_is_drawn_is_kept_and_is_told_nobody(league: League) -> None:
+    for k, name in enumerate(PARTIES):
+        league.join(name, samples(k))
+    tree = {"task": {"dataset": "heart", "model": "logistic", "dtype": "float64"}, "algorithm": {"name": "fedavg"},
+            "run": {"rounds": 12, "select": "poisson", "cohort_size": 2, "eval_parties": False}}  # fmt: skip
+    jobs = [league.submit(tree) for _ in range(2)]
+    drawn = [[line["members"] for line in league.ended(job)["rounds"]] for job in jobs]
+    assert drawn[0] != drawn[1]  # of one seed
+    find = "SELECT closed FROM asks WHERE job = ? AND phase = 'secret'"
+    secrets = [json.loads(league.ledger.one(find, job)["closed"]) for job in jobs]
+    assert len({len(secret) for secret in secrets}) == 1 and secrets[0] != secrets[1]
+    out = league.folder / "exported"
+    league.operator.export(out)
+    told = out.read_text() + json.dumps([league.operator.job(job) for job in jobs] + league.operator.log(None))
+    assert not any(secret in told for secret in secrets)

@@ -1,0 +1,156 @@
+"""Accounting: the numbers of the literature, the edges, and that composition adds up."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from hansa.core.budget import Budget, Release, charge, merged
+from hansa.core.errors import ConfigError, PartyError
+from hansa.privacy.accounting import ORDERS, affordable, calibrate, composed, converted, curve, epsilon
+
+N, DELTA = 60_000, 1e-5
+WHOLE = ORDERS % 1 == 0  # the published numbers are at whole orders
+
+
+def at_whole_orders(release: Release, conversion: str) -> float:
+    return converted(composed([release])[WHOLE], DELTA, conversion, ORDERS[WHOLE])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("batch", "sigma", "epochs", "classic", "improved"), [
+    (256, 1.1, 60, 3.009, 2.597), (256, 1.3, 15, 1.192, 0.955), (256, 0.7, 45, 7.123, 6.373),
+    (240, 1.3, 15, 1.160, None), (240, 1.1, 60, 2.905, None), (240, 0.7, 45, 6.863, None), (256, 1.1, 1, 1.034, None),
+])  # fmt: skip
+def test_the_published_epsilons_of_mnist_come_out(
+    batch: int, sigma: float, epochs: int, classic: float, improved: float | None
+) -> None:
+    release = Release(batch / N, sigma, epochs * N // batch)
+    assert at_whole_orders(release, "classic") == pytest.approx(classic, abs=6e-4)
+    if improved is not None:
+        assert at_whole_orders(release, "improved") == pytest.approx(improved, abs=6e-4)
+    assert epsilon([release], DELTA) <= at_whole_orders(release, "improved")  # other orders only make it tighter
+    assert epsilon([release], DELTA, conversion="classic") <= at_whole_orders(release, "classic")
+
+
+def test_the_paper_of_dp_sgd_and_the_plain_gaussian_come_out() -> None:
+    assert epsilon([Release(0.01, 4.0, 10_000)], DELTA, conversion="classic") == pytest.approx(1.2586, abs=5e-5)
+    assert epsilon([Release(1.0, 1.0)], DELTA, conversion="classic") == pytest.approx(5.299, abs=6e-4)
+
+
+@pytest.mark.parametrize(("rate", "sigma", "order"), [
+    (0.3, 20.0, 1.1), (0.1, 0.5, 1.7), (0.001, 0.3, 1.1), (0.5, 1.0, 2.25), (0.02, 1.0, 5.75), (0.1, 1.0, 2.0),
+    (0.02, 1.5, 32.0),
+])  # fmt: skip
+def test_a_divergence_is_the_integral_that_defines_it(rate: float, sigma: float, order: float) -> None:
+    x = np.linspace(-14 * sigma, order + 14 * sigma, 400_001)
+    log_density = -(x**2) / (2 * sigma**2) - math.log(sigma * math.sqrt(2 * math.pi))
+    ratio = np.log((1 - rate) + rate * np.exp((2 * x - 1) / (2 * sigma**2)))
+    moment = np.trapezoid(np.exp(log_density + order * ratio), x)
+    at = int(np.abs(ORDERS - order).argmin())
+    assert ORDERS[at] == pytest.approx(order)
+    assert curve(rate, sigma)[at] == pytest.approx(math.log(moment) / (order - 1), rel=1e-7)
+
+
+def test_no_divergence_is_over_that_of_dp_accounting_and_at_whole_orders_they_are_the_same() -> None:
+    import dp_accounting
+
+    for rate, sigma in ((256 / N, 1.1), (0.1, 2.0)):
+        books = dp_accounting.rdp.RdpAccountant(ORDERS[WHOLE].tolist())
+        books.compose(dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(sigma)), 500)
+        theirs = books.get_epsilon(DELTA)
+        assert at_whole_orders(Release(rate, sigma, 500), "improved") == pytest.approx(theirs, rel=1e-9)
+        assert epsilon([Release(rate, sigma, 500)], DELTA) <= theirs * (1 + 1e-9)
+
+
+def test_loss_distributions_promise_more_than_divergences() -> None:
+    release = Release(256 / N, 1.1, 14_062)
+    tight, loose = epsilon([release], DELTA, "pld"), epsilon([release], DELTA)
+    assert tight < loose
+    assert tight == pytest.approx(2.38, abs=0.01)
+
+
+def test_epsilon_falls_with_sigma_and_grows_with_steps_and_the_rate() -> None:
+    base = epsilon([Release(0.01, 1.0, 100)], DELTA)
+    assert epsilon([Release(0.01, 1.2, 100)], DELTA) < base
+    assert epsilon([Release(0.01, 1.0, 120)], DELTA) > base
+    assert epsilon([Release(0.012, 1.0, 100)], DELTA) > base
+    assert epsilon([Release(0.01, 1.0, 100)], DELTA / 10) > base
+
+
+def test_composing_at_once_is_composing_apart_at_each_order() -> None:
+    first, second, other = Release(0.02, 1.1, 30), Release(0.02, 1.1, 70), Release(0.3, 4.0, 5)
+    apart = composed([first]) + composed([second]) + composed([other])
+    assert composed([Release(0.02, 1.1, 100), other]) == pytest.approx(apart, rel=1e-12)
+    assert epsilon([first, other, second], DELTA) == epsilon([Release(0.02, 1.1, 100), other], DELTA)
+
+
+def test_several_sums_of_one_sample_are_one_with_less_noise() -> None:
+    assert epsilon([Release(0.05, 2.0, 9, times=4)], DELTA) == epsilon([Release(0.05, 1.0, 9)], DELTA)
+
+
+def test_the_edges_are_what_they_must_be() -> None:
+    assert epsilon([], DELTA) == 0.0
+    assert epsilon([Release(0.1, 1.0, 0)], DELTA) == 0.0
+    assert epsilon([Release(0.0, 0.0, 5)], DELTA) == 0.0
+    for accountant in ("rdp", "pld"):
+        assert epsilon([Release(0.1, 0.0)], DELTA, accountant) == math.inf  # type: ignore[arg-type]
+    assert curve(1.0, 2.0) == pytest.approx(ORDERS / 8.0)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, math.nan])
+def test_a_delta_that_is_none_is_refused(delta: float) -> None:
+    with pytest.raises(ConfigError, match="delta must lie between 0 and 1"):
+        epsilon([Release(0.1, 1.0)], delta)
+
+
+def test_what_is_no_release_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"sampling rate must lie in 0\.\.1"):
+        Release(1.5, 1.0)
+    with pytest.raises(ConfigError, match="sigma must not be negative"):
+        Release(0.5, -1.0)
+    with pytest.raises(ConfigError, match="'rdp' or 'pld'"):
+        epsilon([Release(0.1, 1.0)], DELTA, "moments")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="'improved' or 'classic'"):
+        epsilon([Release(0.1, 1.0)], DELTA, conversion="old")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("target", "rate", "steps"), [(3.0, 256 / N, 14_062), (0.1, 0.01, 1000), (20.0, 0.5, 3)])
+def test_the_calibrated_sigma_is_the_smallest_that_keeps_the_promise(target: float, rate: float, steps: int) -> None:
+    sigma = calibrate(target, DELTA, rate, steps)
+    assert epsilon([Release(rate, sigma, steps)], DELTA) <= target
+    assert epsilon([Release(rate, sigma * (1 - 1e-4), steps)], DELTA) > target
+
+
+def test_loss_distributions_need_less_noise_and_of_one_gaussian_just_what_it_takes() -> None:
+    sigma = calibrate(2.0, DELTA, 1.0, 1, "pld")
+    assert sigma < calibrate(2.0, DELTA, 1.0, 1)
+
+    def upper(x: float) -> float:
+        return math.erfc(x / math.sqrt(2)) / 2
+
+    # Balle and Wang 2018, theorem 8: the delta of the Gaussian mechanism, exactly.
+    delta = upper(2.0 * sigma - 0.5 / sigma) - math.exp(2.0) * upper(2.0 * sigma + 0.5 / sigma)
+    assert delta == pytest.approx(DELTA, rel=2e-3)
+
+
+def test_what_can_be_afforded_is_the_most_steps_within_the_budget() -> None:
+    steps = affordable(3.0, DELTA, 0.02, 1.1)
+    assert epsilon([Release(0.02, 1.1, steps)], DELTA) <= 3.0 < epsilon([Release(0.02, 1.1, steps + 1)], DELTA)
+    assert affordable(1.0, DELTA, 0.02, 0.0) == 0
+
+
+def test_releases_of_one_kind_are_one() -> None:
+    kept = merged([Release(0.1, 2.0, 5, times=4), Release(0.2, 1.0, 1), Release(0.1, 1.0, 2)])
+    assert kept == (Release(0.1, 1.0, 7), Release(0.2, 1.0, 1))
+
+
+def test_a_charge_over_the_budget_is_declined_with_the_reason() -> None:
+    before, budget = (Release(0.1, 1.0, 10),), Budget(2.0, DELTA)
+    spent = epsilon(before, DELTA)
+    assert charge(before, Release(0.1, 1.0, 1), Budget(math.inf, DELTA), epsilon) > spent
+    with pytest.raises(
+        PartyError, match=r"its privacy budget is spent: epsilon .* of 2 at delta 1e-05, and this round"
+    ):
+        charge(before, Release(0.1, 1.0, 50), budget, epsilon)

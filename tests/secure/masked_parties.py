@@ -1,0 +1,109 @@
+"""Parties of a secure sum without a run around them: each can leave before any exchange, and all that the aggregator
+is sent and sends is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+
+from hansa.core import codec
+from hansa.core.driver import drive
+from hansa.core.errors import PartyError
+from hansa.core.federation import Ask, Federation, Reduced
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Vault, perform
+from hansa.core.replies import Record, Rules, combine
+from hansa.core.runtime import complete
+from hansa.secure.masking import Masking
+
+PHASES = ("secure-keys", "secure-shares", "secure-masked", "secure-unmask")
+
+
+@dataclass(frozen=True)
+class Count(Op):
+    """Whole numbers that a party has; no update of a model."""
+
+    size: int = 3
+    name = "test-count"
+
+    def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        return Reply({"x": party.train[0]}), memory
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        return {"x": ((self.size,), torch.int64)}
+
+
+class Diary(Vault):
+    """A vault as a deployed party has it: what was answered once is not answered otherwise."""
+
+    def __init__(self) -> None:
+        self.said: dict[str, str] = {}
+
+    def once(self, name: str, digest: str) -> None:
+        if self.said.setdefault(name, digest) != digest:
+            raise PartyError(f"it has answered {name.split()[0]} otherwise before")
+
+
+def party(id: int, numbers: Any, vault: Vault | None = None, secret: bytes = b"", seed: int = 0) -> Party:
+    """A party that has these numbers."""
+    x = torch.as_tensor(numbers, dtype=torch.int64)
+    return Party(id, cast(Any, None), (x, x), None, seed, 0, secret, vault or Diary())
+
+
+@dataclass
+class Parties:
+    """Some parties, by number; `leaves` says before which exchange some of them are gone for good."""
+
+    numbers: Mapping[int, Any]
+    leaves: Mapping[int, str] = field(default_factory=dict)
+    seed: int = 0
+    meddle: Callable[[Ask, int, dict[str, Any]], Any] | None = None  # an aggregator that changes what it sends
+    known: dict[Any, Any] = field(default_factory=dict)  # answers that other runs of the same parties gave
+    records: bool = False
+    transcript: list[tuple[str, int, bytes]] = field(default_factory=list)
+    reasons: dict[int, str] = field(default_factory=dict)
+    memories: dict[int, Memory] = field(default_factory=dict)
+    past: list[dict[int, Memory]] = field(default_factory=list)  # what was remembered after each exchange
+
+    def __post_init__(self) -> None:
+        self.here = {id: party(id, numbers, seed=self.seed) for id, numbers in self.numbers.items()}
+        self.gone: set[int] = set()
+        self.told: dict[int, tuple[Any, ...]] = {}
+
+    def sum(self, channel: Masking, op: Op | None = None, parties: Collection[int] | None = None,
+            uniform: bool = True) -> Reduced:  # fmt: skip
+        """The sum over the parties, as the channel makes it."""
+        asked = tuple(sorted(parties or self.numbers))
+        fed = Federation(range(max(self.numbers) + 1), 0, self.seed, len(asked), protocol=channel)
+        given = op or Count(len(self.here[asked[0]].train[0]))
+        return complete(drive(fed.reduce(given, parties=asked, uniform=uniform), "test"), self.answer)
+
+    def answer(self, ask: Any) -> Any:
+        assert isinstance(ask, Ask) and ask.op is not None
+        self.gone |= {id for id, phase in self.leaves.items() if phase == ask.op.name}
+        outcomes = [(id, "it did not answer" if id in self.gone else self._one(ask, id)) for id in ask.parties]
+        self.past.append(dict(self.memories))
+        return combine(ask, outcomes, Rules(), Record())
+
+    def _one(self, ask: Ask, id: int) -> Reply | str:
+        assert ask.op is not None
+        sent = codec.encode(ask.payload_of(id))
+        if self.records:
+            self.transcript.append((ask.op.name, id, sent))
+        memory = self.memories.get(id, {})
+        key = self.told[id] = (*self.told.get(id, (id,)), ask.op.name, sent)  # which its memory depends on
+        if key not in self.known:
+            payload = codec.decode(sent)
+            if self.meddle is not None:
+                payload = self.meddle(ask, id, payload)
+            self.known[key] = perform(ask.op, self.here[id], payload, memory)
+        outcome = self.known[key]
+        if isinstance(outcome, str):
+            self.reasons[id] = outcome
+            return outcome
+        reply, self.memories[id] = outcome
+        if self.records:
+            self.transcript.append((ask.op.name, id, codec.encode(reply.tree())))
+        return cast(Reply, reply)
