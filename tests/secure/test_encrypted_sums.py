@@ -451,7 +451,7 @@ def test_a_run_says_why_a_round_was_empty() -> None:
         ("paillier", {"bits": 53}, "could overflow"),
         ("threshold-paillier", {"threshold": 0.0}, "threshold must lie in 0..1"),
         ("threshold-paillier", {"threshold": 1.5}, "threshold must lie in 0..1"),
-        ("functional", {"min_parties": 1}, "min_parties must be at least 2"),
+        ("paillier", {"min_parties": 1}, "min_parties must be at least 2"),
         ("functional", {"min_parties": 5}, "is of at least 5 parties, and a round asks 4"),
         ("functional", {"authority": 9}, "authority must be one of the 4 parties"),
     ],

@@ -132,17 +132,7 @@ class Functional(Costly):
 
     bits: int = 16
     authority: int | None = None
-    min_parties: int = 2
     rate: ClassVar[float] = 100.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.min_parties < 2:
-            raise ConfigError(f"privacy.min_parties must be at least 2, got {self.min_parties}: a sum of one party "
-                              "hides nothing")  # fmt: skip
-
-    def least(self, parties: int) -> int:
-        return self.min_parties
 
     def check(self, problem: Problem) -> None:
         super().check(problem)

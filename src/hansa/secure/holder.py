@@ -63,13 +63,22 @@ def declining() -> Iterator[None]:
 class Costly(Channel):
     """Base of sums by public-key cryptography: dear, and never of a single party.
 
-    `rate` is about how many values of an update a party works through in a second on one core.
+    `min_parties` is the fewest whose sum is opened: of noise for differential privacy each party adds the share of one
+    of so many. `rate` is about how many values of an update a party works through in a second on one core.
     """
 
+    min_parties: int = 2
     rate: ClassVar[float]
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.min_parties < 2:
+            raise ConfigError(
+                f"privacy.min_parties must be at least 2, got {self.min_parties}: a sum of one party hides nothing"
+            )
+
     def least(self, parties: int) -> int:
-        return 2
+        return self.min_parties
 
     def check(self, problem: Problem) -> None:
         super().check(problem)
@@ -81,10 +90,8 @@ class Costly(Channel):
             )
         seconds = problem.spec.dim / self.rate
         if seconds > LONG:
-            log.warning(
-                "privacy.secure = %r: a party will take about %d s a round for %d values; the secure sum 'masking' "
-                "does a million in about a second", self.name, round(seconds), problem.spec.dim,
-            )  # fmt: skip
+            log.warning("privacy.secure = %r: a party will take about %d s a round for %d values; the secure sum "
+                        "'masking' is far faster", self.name, round(seconds), problem.spec.dim)  # fmt: skip
 
     def enough(self, ask: Ask, sealed: Mapping[int, Any]) -> None:
         """Abort the round where too few parties have given their numbers for a sum of them to be opened."""

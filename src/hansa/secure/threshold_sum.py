@@ -153,7 +153,7 @@ class ThresholdPaillier(Costly):
         warn_of_short_keys(self, self.key_bits)
 
     def least(self, parties: int) -> int:
-        return max(2, math.ceil(self.threshold * parties - 1e-9))
+        return max(self.min_parties, math.ceil(self.threshold * parties - 1e-9))
 
     async def reduce(self, fed: Federation, ask: Ask, noise: float = 0.0) -> Reduced:
         op = Shared(**self.settings(ask, noise), key_bits=self.key_bits)  # type: ignore[arg-type]
