@@ -36,7 +36,7 @@ check-python = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup extras docs demo demo-net test lint chaos power weather dst day load fuzz audit release bench bench-peers \
-  bench-fusion bench-deploy bench-secure bench-dp lock clean
+  bench-fusion bench-deploy bench-secure bench-dp bench-paillier privacy-figures lock clean
 
 help:
 	@echo "make demo    set up .venv and run the demonstration (DEMO_ARGS=... is passed on)"
@@ -61,6 +61,8 @@ help:
 	@echo "make bench-secure  seconds and bytes of a masked sum beside Flower's SecAgg+ (BENCH_ARGS=... : --parties 50)"
 	@echo "make bench-deploy  rounds a second of deployments on loopback beside Flower's (BENCH_ARGS=... : --upload 400, --memory 1)"
 	@echo "make bench-dp  rounds of DP-SGD beside rounds of SGD, and one party beside Opacus (BENCH_ARGS=... : --repeats 5)"
+	@echo "make bench-paillier  values a second of encrypted sums beside phe (BENCH_ARGS=... : --bits 3072)"
+	@echo "make privacy-figures  the figures of docs/privacy.md (MNIST in the folder that HANSA_DATA names)"
 	@echo "make lock    solve requirements/*.in again into requirements/*.txt (LOCK_ARGS=--upgrade for newer versions)"
 	@echo "make clean   remove .venv, caches and build output"
 	@echo "PYTHON=...   the interpreter to build .venv with (3.11 or newer; now '$(PYTHON)')"
@@ -125,6 +127,12 @@ bench-secure: $(READY) $(ENVS)/flower/.ready
 
 bench-dp: $(READY) $(ENVS)/opacus/.ready
 	@$(BIN)/python benchmarks/dp_sgd.py $(BENCH_ARGS)
+
+bench-paillier: $(READY) $(ENVS)/phe/.ready
+	@$(BIN)/python benchmarks/paillier.py $(BENCH_ARGS)
+
+privacy-figures: $(READY)
+	@$(BIN)/python docs/privacy_figures.py
 
 # torch comes first and by its exact version, as above.
 $(ENVS)/%/.ready: benchmarks/peers/%/requirements.txt requirements/torch.txt

@@ -23,11 +23,12 @@ provide("predictor", "hansa.core.predictor", "hansa.algorithms", "hansa.bayes", 
 provide("devices", "hansa.sim.devices")
 provide("distribution", "hansa.sim.distributions")
 provide("availability", "hansa.sim.devices")
-provide("secure", "hansa.secure")
+_SECURE = ["hansa.secure", *(f"hansa.secure.{m}" for m in ("paillier_sum", "threshold_sum", "functional_sum", "ckks"))]
+provide("secure", *_SECURE)
 provide("dp", "hansa.privacy")
 provide("tracker", *(f"hansa.track.{name}" for name in ("console", "jsonl", "tensorboard", "mlflow")))
 provide("op", "hansa.core.predictor", "hansa.algorithms", "hansa.bayes", "hansa.trees", "hansa.data", "hansa.select",
-        "hansa.secure", "hansa.privacy", "hansa.transforms")  # fmt: skip
+        *_SECURE, "hansa.privacy", "hansa.transforms")  # fmt: skip
 
 _EXPORTS = {
     "DPSGD": "hansa.algorithms",

@@ -2,14 +2,17 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hansa.core.errors import ConfigError
 from hansa.core.registry import registered
 from hansa.run import demo_net
+from hansa.run.config import parse
+from hansa.run.simulate import simulate
 from hansa.run.store import MODEL
-from hansa.testing import NetworkPool, check_network, experiment_for
+from hansa.testing import TREE, NetworkPool, check_network, experiment_for, same_bits
 
 ALGORITHMS = {name: part for name, part in registered("algorithm").items() if part.__module__.startswith("hansa.")}
 PEER_TO_PEER = ["dpsgd"]
@@ -31,6 +34,27 @@ def test_an_algorithm_gives_the_reference_s_bits_over_mutual_tls(name: str, netw
 def test_parties_that_would_talk_through_the_aggregator_in_the_clear_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="through the aggregator"):
         experiment_for(ALGORITHMS[name]()).check_networked()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("secure", "rounds"),
+    [
+        ({"secure": "paillier", "key_bits": 1024}, 2),
+        ({"secure": "threshold-paillier", "key_bits": 1024}, 2),
+        pytest.param({"secure": "functional", "bits": 12, "max_weight": 512}, 1, marks=pytest.mark.slow),
+    ],
+)
+def test_an_encrypted_sum_gives_the_reference_s_bits_over_mutual_tls(
+    secure: dict[str, Any], rounds: int, network: NetworkPool
+) -> None:
+    """Sums are exact, so that it does not matter which keys the parties draw."""
+    task = {name: value for name, value in TREE["task"].items() if name != "prepare"}
+    run = {**TREE["run"], "rounds": rounds, "eval_parties": False}
+    experiment = parse({**TREE, "task": task, "run": run, "algorithm": {"name": "fedavg"}, "privacy": secure})
+    _, model = network.run(experiment)
+    settings = {**experiment.settings(), "engine": "reference"}
+    reference = simulate(experiment.algorithm, experiment.build_task(), **settings).saved_model()
+    assert same_bits(reference, model)
 
 
 def test_a_precision_that_only_a_simulation_has_is_refused() -> None:

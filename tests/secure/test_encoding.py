@@ -1,4 +1,4 @@
-"""Replies as whole numbers: the sum of the vectors stands for the plain weighted sum, and what has no room is refused."""
+"""Replies as whole numbers: the sum of the vectors stands for the weighted sum, and what has no room is refused."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_the_sum_fits_its_width_at_the_extremes() -> None:
 
 
 def test_what_has_no_room_is_declined() -> None:
-    with pytest.raises(PartyError, match=r"weight 1001 is over 1000.*privacy.max_weight"):
+    with pytest.raises(PartyError, match=r"weight is over 1000.*privacy.max_weight"):
         encoding().encode(reply(0, weight=1001), False)
     far = Reply({"w": torch.full((2, 3), torch.nan), "count": torch.zeros(2, dtype=torch.int64)})
     with pytest.raises(PartyError, match="not finite"):
@@ -96,7 +96,7 @@ def test_stochastic_rounding_takes_one_of_the_two_nearest(values: list[float], s
 
     coarse = FixedPoint(16.0, 8)
     wide = np.array(values)
-    out = coarse.encode(wide, rng.hidden_uniform(secret, len(values)))
+    out = coarse.encode(wide, rng.secret_uniform(secret, len(values)))
     inside = np.clip(wide * coarse.scale, -coarse.largest, coarse.largest)
     assert np.all(np.abs(out - inside) < 1.0)
 
@@ -105,7 +105,7 @@ def test_stochastic_rounding_is_right_on_average() -> None:
     from hansa.core import rng
 
     coarse = FixedPoint(16.0, 8)
-    out = coarse.encode(np.full(40_000, 0.3), rng.hidden_uniform(b"x", 40_000)) / coarse.scale
+    out = coarse.encode(np.full(40_000, 0.3), rng.secret_uniform(b"x", 40_000)) / coarse.scale
     assert abs(out.mean() - 0.3) < 5 * out.std() / 200
 
 

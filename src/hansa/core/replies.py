@@ -49,7 +49,10 @@ class Rules:
 
     def of(self, ask: Ask) -> Rules:
         """The rules of one ask: outside the rounds there is neither quorum nor limit, and a least cohort all the same;
-        only what each party says of its data (describe) is looked at one by one."""
+        only what each party says of its data (describe) is looked at one by one. What only serves another ask has no
+        quorum: whoever asks knows how many it takes."""
+        if ask.op is not None and ask.op.serves:
+            return Rules()
         if ask.in_round:
             return self
         return Rules(min_cohort=1 if ask.phase.startswith("describe") else self.min_cohort)

@@ -132,20 +132,6 @@ def normal(k: Tensor, shape: Sequence[int]) -> Tensor:
     return radius * torch.cos(2.0 * math.pi * uniform(fold(k, 1), shape))
 
 
-def hidden_uniform(secret: bytes, count: int) -> np.ndarray[Any, Any]:
-    """Uniform float64 numbers in [0, 1) that nobody can guess who does not know the secret (SHAKE-256, FIPS 202)."""
-    bits = np.frombuffer(hashlib.shake_256(secret).digest(8 * count), dtype="<u8")
-    return (bits >> np.uint64(11)) * 2.0**-53
-
-
-def hidden_normal(secret: bytes, count: int) -> np.ndarray[Any, Any]:
-    """Standard normal float64 numbers of the same kind (Box and Muller 1958)."""
-    half = (count + 1) // 2
-    draws = hidden_uniform(secret, 2 * half)
-    radius, angle = np.sqrt(-2.0 * np.log1p(-draws[:half])), 2.0 * math.pi * draws[half:]
-    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
-
-
 def noise(k: Tensor, count: int, dtype: torch.dtype) -> Tensor:
     """A vector of standard normal numbers drawn from the key, in the type they are computed in.
 

@@ -265,7 +265,7 @@ def _finite(epsilon: float) -> float | None:
 
 def _normal(secret: bytes, like: Tensor) -> Tensor:
     """Standard normal numbers in the shape of a tensor."""
-    return torch.from_numpy(rng.hidden_normal(secret, like.numel())).view(like.shape).to(like.device)
+    return rng.secret_normal(secret, like.numel()).view(like.shape).to(like.device)
 
 
 def _check_op(op: Op, ask: Ask) -> None:

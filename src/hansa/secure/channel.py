@@ -27,6 +27,7 @@ class Encoded(Wrapper):
     uniform: bool = False
     stochastic: bool = False
     noise: float = 0.0  # the standard deviation of this party's share of the noise
+    label: str = ""  # of the sum within its round: no two draw the same
     measures: ClassVar[frozenset[str] | None] = frozenset()
     update: ClassVar[str | None] = None
 
@@ -36,7 +37,7 @@ class Encoded(Wrapper):
 
     def numbers(self, party: Party, payload: Payload, reply: Reply) -> Numbers:
         """The inner op's reply as numbers; a PartyError where the sum has no room for it."""
-        secret = party.private("encode") if self.stochastic or self.noise else b""
+        secret = party.private("encode", self.label) if self.stochastic or self.noise else b""
         return self.encoding(payload).encode(reply, self.uniform, secret, self.stochastic, self.noise)
 
     def expects_maxima(self, payload: Payload) -> dict[str, Shape]:
@@ -104,7 +105,8 @@ class Channel(Part):
             weight = 1 if ask.uniform else self.max_weight
             regime = {"range": self.range, "bits": self.bits, "max_weight": weight, "stochastic": self.stochastic}
             self._room(self.bits, parties, weight)
-        return {"inner": ask.op, **regime, "parties": parties, "uniform": ask.uniform, "noise": noise}
+        return {"inner": ask.op, **regime, "parties": parties, "uniform": ask.uniform, "noise": noise,
+                "label": f"{ask.phase}.{ask.index}"}  # fmt: skip
 
     async def reduce(self, fed: Federation, ask: Ask, noise: float = 0.0) -> Reduced:
         """The sum that the ask is for. With `noise` each party adds its own, of that standard deviation, to every value

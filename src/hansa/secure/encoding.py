@@ -89,7 +89,7 @@ class Encoding:
         share = 1 if uniform else reply.weight
         if share > self.max_weight:
             raise PartyError(
-                f"its weight {share} is over {self.max_weight}, the largest that the secure sum has room for; set "
+                f"its weight is over {self.max_weight}, the largest that the secure sum has room for; set "
                 "privacy.max_weight"
             )
         out = np.zeros(self.layout.length, dtype=np.int64)
@@ -101,7 +101,7 @@ class Encoding:
             out[at:end] = self._values(name, flat, dtype, secret, stochastic)
             at = end
         if noise:
-            normal = rng.hidden_normal(secret + b"noise", self.layout.values)
+            normal = rng.secret_normal(secret + b"noise", self.layout.values).numpy()
             out[1:at] += np.rint(normal * (noise * self.point.scale)).astype(np.int64)
         out[1:at] *= share
         for name in self.layout.metrics:
@@ -123,7 +123,7 @@ class Encoding:
             raise PartyError(
                 f"{name} has values over {point.range:g}, for which the secure sum has no room; scale the data"
             )
-        return point.encode(flat, rng.hidden_uniform(secret + name.encode(), flat.size) if stochastic else None)
+        return point.encode(flat, rng.secret_uniform(secret + name.encode(), flat.size) if stochastic else None)
 
     def decode(self, total: Numbers, count: int) -> Reduced:
         """The answer that the sum of `count` parties' numbers stands for."""

@@ -1,0 +1,188 @@
+"""The figures of the privacy page: `make privacy-figures`, or `python docs/privacy_figures.py [digits] [mnist]`.
+
+For each data set one figure, docs/images/privacy-NAME.png: accuracy round by round with and without differential
+privacy at the parties, and after the last round against the noise, the bound of the gradients, the batch and the epochs
+a round, one of them changed at a time. Epsilon has an axis of its own, on the right. The numbers go beside it, into
+privacy-NAME.csv. MNIST must lie in the folder that HANSA_DATA names.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+
+import hansa
+from hansa.run.config import parse
+from hansa.run.plots import BLUE, GREEN, ORANGE, RED, blank, plain
+
+IMAGES = Path(__file__).resolve().parent / "images"
+DELTA = 1e-5
+SWEEPS = (
+    ("sigma", "noise multiplier σ"),
+    ("clip", "bound of a sample's gradient C"),
+    ("batch", "expected batch B"),
+    ("epochs", "epochs a round E"),
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A data set, what is trained on it, and the values that are tried."""
+
+    dataset: str
+    rounds: int
+    seeds: int
+    base: dict[str, Any]  # of dp-sgd
+    plain: dict[str, Any]  # of SGD, for the same federation
+    curves: tuple[float, ...]  # sigmas whose rounds are drawn
+    tried: dict[str, tuple[float, ...]] = field(default_factory=dict)
+
+
+SETTINGS = {
+    "digits": Setting(
+        "digits", rounds=40, seeds=3,
+        base={"lr": 0.5, "batch": 32, "epochs": 1, "clip": 0.5, "sigma": 1.0},
+        plain={"lr": 0.1, "batch": 32, "epochs": 1},
+        curves=(0.5, 1.0, 2.0),
+        tried={"sigma": (0.5, 0.7, 1.0, 1.5, 2.0, 4.0), "clip": (0.05, 0.15, 0.5, 1.5, 5.0),
+               "batch": (8, 16, 32, 64, 144), "epochs": (1, 2, 4, 8)},
+    ),
+    "mnist": Setting(
+        "mnist", rounds=20, seeds=1,
+        base={"lr": 0.25, "batch": 64, "epochs": 1, "clip": 1.0, "sigma": 1.0},
+        plain={"lr": 0.1, "batch": 64, "epochs": 1},
+        curves=(0.6, 1.0, 2.0),
+        tried={"sigma": (0.6, 0.8, 1.0, 1.5, 2.0, 4.0), "clip": (0.1, 0.3, 1.0, 3.0, 10.0),
+               "batch": (16, 32, 64, 128, 256), "epochs": (1, 2, 4)},
+    ),
+}  # fmt: skip
+
+
+def run(task: tuple[str, dict[str, Any] | None, int]) -> list[tuple[float, float]]:
+    """Accuracy and epsilon after each round of one run; no noise where no dp-sgd is described."""
+    name, fields, seed = task
+    setting = SETTINGS[name]
+    local = {"name": "sgd", **setting.plain} if fields is None else {"name": "dp-sgd", "delta": DELTA, **fields}
+    tree = {
+        "task": {"dataset": setting.dataset, "model": "2nn"},
+        "partition": {"name": "iid", "parties": 10},
+        "algorithm": {"name": "fedavg", "local": local},
+        "run": {"rounds": setting.rounds, "seed": seed},
+    }
+    experiment = parse(tree)
+    settings = {**experiment.settings(), "alone": True}
+    result = hansa.simulate(experiment.algorithm, experiment.build_task(), **settings)
+    return [(line["accuracy"], line.get("epsilon", float("inf"))) for line in result.history]
+
+
+def mean(name: str, fields: dict[str, Any] | None, pool: ProcessPoolExecutor) -> Any:
+    """The runs of all seeds, under way: [seeds, rounds, 2]."""
+    return [pool.submit(run, (name, fields, seed)) for seed in range(SETTINGS[name].seeds)]
+
+
+def curves(axes: Axes, setting: Setting, lines: dict[str, Any]) -> None:
+    """Accuracy round by round, and epsilon on the right."""
+    right = axes.twinx()
+    rounds = np.arange(1, setting.rounds + 1)
+    styles = (("-", BLUE, "o"), ("--", ORANGE, "s"), (":", GREEN, "^"), ("-.", RED, "d"))
+    for (label, runs), (style, colour, marker) in zip(lines.items(), styles, strict=False):
+        accuracy, epsilon = runs.mean(0).T
+        every = max(1, setting.rounds // 8)
+        axes.plot(rounds, accuracy, style, color=colour, marker=marker, markevery=every, ms=4, label=label)
+        if np.isfinite(epsilon).all():
+            right.plot(rounds, epsilon, style, color=colour, lw=0.8, alpha=0.8)
+            right.annotate(f"ε = {epsilon[-1]:.3g}", (rounds[-1], epsilon[-1]), color=colour, fontsize=7,
+                           xytext=(2, 2), textcoords="offset points", ha="right")  # fmt: skip
+    plain(axes, "accuracy (thick) and ε (thin) round by round")
+    axes.set_xlabel("round")
+    axes.set_ylabel("accuracy")
+    right.set_ylabel("ε of a party")
+    right.set_yscale("log")
+    right.spines["top"].set_visible(False)
+    axes.legend(fontsize=7, frameon=False, loc="lower right")
+
+
+def sweep(axes: Axes, what: str, values: Sequence[float], runs: list[Any], without: float) -> None:
+    """Accuracy after the last round against one field, and the epsilon that it costs."""
+    right = axes.twinx()
+    last = [r[:, -1] for r in runs]
+    middle = np.array([r[:, 0].mean() for r in last])
+    low, high = (np.array([edge(r[:, 0]) for r in last]) for edge in (np.min, np.max))
+    axes.errorbar(values, middle, [middle - low, high - middle], color=BLUE, marker="o", ms=4, capsize=2)
+    axes.axhline(without, color="0.4", lw=0.8, ls=":")
+    axes.annotate("without noise", (values[0], without), fontsize=7, color="0.3", xytext=(0, -9),
+                  textcoords="offset points")  # fmt: skip
+    right.plot(values, [r[:, 1].mean() for r in last], "--", color=RED, marker="x", ms=4, lw=1)
+    plain(axes, f"after the last round, by {what}")
+    axes.set_xlabel(what)
+    axes.set_xscale("log")
+    axes.set_xticks(list(values), [f"{value:g}" for value in values])
+    axes.minorticks_off()
+    axes.set_ylabel("accuracy (solid)", color=BLUE)
+    right.set_ylabel("ε of a party (dashed)", color=RED)
+    right.set_yscale("log")
+    right.spines["top"].set_visible(False)
+
+
+def draw(name: str, pool: ProcessPoolExecutor) -> None:
+    """One data set's figure and its numbers."""
+    setting = SETTINGS[name]
+    without = mean(name, None, pool)
+    drawn = {sigma: mean(name, {**setting.base, "sigma": sigma}, pool) for sigma in setting.curves}
+    tried = {
+        what: [mean(name, {**setting.base, what: int(v) if what in ("batch", "epochs") else v}, pool) for v in values]
+        for what, values in setting.tried.items()
+    }
+
+    def done(runs: list[Any]) -> Any:
+        return np.array([r.result() for r in runs])
+
+    lines = {"no noise": done(without)} | {f"σ = {sigma:g}": done(runs) for sigma, runs in drawn.items()}
+    figure = blank(11.0, 9.5)
+    grid = figure.add_gridspec(3, 2, height_ratios=(1.15, 1, 1))
+    curves(figure.add_subplot(grid[0, :]), setting, lines)
+    rows = []
+    for number, (what, label) in enumerate(SWEEPS):
+        values, runs = setting.tried[what], [done(r) for r in tried[what]]
+        sweep(figure.add_subplot(grid[1 + number // 2, number % 2]), label, values, runs,
+              float(lines["no noise"][:, -1, 0].mean()))  # fmt: skip
+        for value, found in zip(values, runs, strict=True):
+            last = found[:, -1]
+            rows.append([what, value, *(f"{x:.4f}" for x in (last[:, 0].mean(), last[:, 0].min(), last[:, 0].max())),
+                         f"{last[:, 1].mean():.4g}"])  # fmt: skip
+    title = ", ".join(f"{key} {value:g}" for key, value in setting.base.items())
+    figure.suptitle(f"{name}: 10 parties, 2NN, {setting.rounds} rounds of FedAvg; DP-SGD with {title}, δ = {DELTA:g}")
+    figure.savefig(IMAGES / f"privacy-{name}.png", dpi=130, bbox_inches="tight", metadata={"Software": None})
+    with open(IMAGES / f"privacy-{name}.csv", "w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["field", "value", "accuracy", "lowest", "highest", "epsilon"])
+        plain_last = lines["no noise"][:, -1, 0]
+        found = (plain_last.mean(), plain_last.min(), plain_last.max())
+        writer.writerow(["none", "", *(f"{x:.4f}" for x in found), ""])
+        writer.writerows(rows)
+    print(f"docs/images/privacy-{name}.png")
+
+
+def main() -> None:
+    names = sys.argv[1:] or list(SETTINGS)
+    unknown = [name for name in names if name not in SETTINGS]
+    if unknown:
+        sys.exit(f"unknown data set {unknown[0]!r}; there are {', '.join(SETTINGS)}")
+    cores = len(os.sched_getaffinity(0))
+    with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
+        for name in names:
+            draw(name, pool)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,255 @@
+"""Paillier's cryptosystem: whoever has the public key encrypts and adds, whoever has the private one decrypts.
+
+Paillier (1999), with g = n + 1. Encryption draws its randomiser as Damgard, Jurik and Nielsen (2010, section 4.2) do:
+h = -x^2 modulo n and h^n modulo n^2 are part of the public key, and the randomiser is (h^n)^a with a random exponent a
+of half the bits of n. Primes are 3 modulo 4 and gcd(p - 1, q - 1) = 2, so that -x^2 generates, but for a negligible
+chance, all numbers of Jacobi symbol 1. This hides the plaintext as Paillier's own randomiser does, where powers of h
+with such a short exponent cannot be told from random ones: an assumption beside that on composite residuosity. As the
+base never changes, its powers are kept in a table, and an exponentiation is some two hundred products.
+
+Several numbers share a plaintext (`Packing`), each in as many bits as the largest possible sum of it takes.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from hansa.core.errors import DataError
+from hansa.secure.encoding import Numbers
+from hansa.secure.numbers import Stream, as_bytes, from_rows, prime, to_rows
+
+SMALLEST = 1024  # bits of n; 2048 is what is thought safe, less is for tests
+WINDOW = 6  # bits of an exponent that one product takes care of
+
+
+@functools.lru_cache(maxsize=8)
+def _powers(base: int, modulus: int, bits: int) -> list[list[int]]:
+    """For each window of an exponent, the powers of the base for all its values."""
+    table = []
+    for _ in range(0, bits, WINDOW):
+        row = [1]
+        for _ in range(2**WINDOW - 1):
+            row.append(row[-1] * base % modulus)
+        table.append(row)
+        base = row[-1] * base % modulus
+    return table
+
+
+@dataclass(frozen=True)
+class PublicKey:
+    """What encrypts and adds: the modulus n, and h^n modulo n^2."""
+
+    n: int
+    hn: int
+
+    def __post_init__(self) -> None:
+        if self.n.bit_length() < SMALLEST or self.n % 2 == 0:
+            raise DataError(f"not a Paillier key: n has {self.n.bit_length()} bits, expected at least {SMALLEST}")
+        if not 1 < self.hn < self.square or math.gcd(self.hn, self.n) != 1:
+            raise DataError("not a Paillier key: what randomises is not invertible modulo n^2")
+
+    @functools.cached_property
+    def square(self) -> int:
+        return self.n * self.n
+
+    @property
+    def bits(self) -> int:
+        return self.n.bit_length()
+
+    @property
+    def size(self) -> int:
+        """The bytes of a ciphertext."""
+        return 2 * ((self.bits + 7) // 8)
+
+    def encrypt(self, message: int, draws: Stream) -> Ciphertext:
+        """A message of 0 to n - 1, hidden by a randomiser from `draws`; negative ones go through `encode` first."""
+        if not 0 <= message < self.n:
+            raise DataError(
+                f"a message lies in 0 to n - 1, and this one has {message.bit_length()} bits or is negative"
+            )
+        exponent, mask = draws.bits(self.bits // 2), 2**WINDOW - 1
+        value = 1 + message * self.n
+        for row in _powers(self.hn, self.square, self.bits // 2):
+            value = value * row[exponent & mask] % self.square
+            exponent >>= WINDOW
+        return Ciphertext(value, self)
+
+    def encode(self, number: int) -> int:
+        """A number that may be negative as a message: its remainder modulo n. It must be smaller than n / 2."""
+        if 2 * abs(number) >= self.n:
+            raise DataError(f"a number of {number.bit_length()} bits has no room in a message; n has {self.bits}")
+        return number % self.n
+
+    def decode(self, message: int) -> int:
+        """The number, perhaps negative, that a message stands for."""
+        return message - self.n if 2 * message > self.n else message
+
+    def ciphertext(self, value: int) -> Ciphertext:
+        """A ciphertext that came from elsewhere; a DataError where the number cannot be one."""
+        if not 0 < value < self.square or math.gcd(value, self.n) != 1:
+            raise DataError("not a ciphertext under this key: it is not invertible modulo n^2")
+        return Ciphertext(value, self)
+
+    def ciphertexts(self, rows: Tensor) -> list[Ciphertext]:
+        """Ciphertexts from the wire."""
+        return [self.ciphertext(value) for value in from_rows(rows)]
+
+    def rows(self, ciphertexts: Iterable[Ciphertext]) -> Tensor:
+        """Ciphertexts as rows of bytes."""
+        return to_rows([text.value for text in ciphertexts], self.size)
+
+    @property
+    def name(self) -> str:
+        """What the key is called where it is referred to."""
+        return hashlib.sha256(as_bytes(self.tensor())).hexdigest()[:32]
+
+    def tensor(self) -> Tensor:
+        """The key as bytes: n, then h^n."""
+        return to_rows([self.n | self.hn << (4 * self.size)], self.size * 3 // 2)[0]
+
+    @classmethod
+    def of_tensor(cls, data: Tensor) -> PublicKey:
+        """The key that `tensor` gave; a DataError where it is none."""
+        (both,) = from_rows(data.view(1, -1))
+        half = data.numel() // 3 * 8
+        return cls(both % (1 << half), both >> half)
+
+
+@dataclass(frozen=True)
+class Ciphertext:
+    """An encrypted number. Ciphertexts add up, and can be multiplied by plain numbers."""
+
+    value: int
+    key: PublicKey
+
+    def __add__(self, other: Ciphertext) -> Ciphertext:
+        """The encrypted sum."""
+        if other.key != self.key:
+            raise DataError("ciphertexts under different keys cannot be added")
+        return Ciphertext(self.value * other.value % self.key.square, self.key)
+
+    def __mul__(self, factor: int) -> Ciphertext:
+        """The encrypted product with a plain number."""
+        return Ciphertext(pow(self.value, factor, self.key.square), self.key)
+
+
+@dataclass(frozen=True)
+class PrivateKey:
+    """What decrypts: the two primes, and the number of which the randomiser is made."""
+
+    p: int
+    q: int
+    x: int
+
+    @classmethod
+    def generate(cls, bits: int, draws: Stream) -> PrivateKey:
+        """A key whose n has so many bits."""
+        if bits < SMALLEST or bits % 16:
+            raise DataError(f"a key has at least {SMALLEST} bits, in whole bytes a half, got {bits}")
+        p = prime(draws, bits // 2)
+        q = p
+        while math.gcd(p - 1, q - 1) != 2:
+            q = prime(draws, bits // 2)
+        return cls(p, q, 2 + draws.below(p * q - 3))
+
+    @functools.cached_property
+    def public(self) -> PublicKey:
+        return public_key(self.p * self.q, self.x)
+
+    def decrypt(self, ciphertext: Ciphertext) -> int:
+        """The message, 0 to n - 1, found modulo each prime by itself."""
+        if ciphertext.key != self.public:
+            raise DataError("the ciphertext is under another key")
+        at_p, at_q = (self._modulo(prime, ciphertext.value) for prime in (self.p, self.q))
+        return at_p + (at_q - at_p) * self._inverse % self.q * self.p
+
+    @functools.cached_property
+    def _inverse(self) -> int:
+        return pow(self.p, -1, self.q)
+
+    def _modulo(self, prime: int, value: int) -> int:
+        """The message modulo one of the primes: L(c^(p-1) mod p^2) / L(g^(p-1) mod p^2), L(u) = (u - 1) / p, and with
+        g = n + 1 the divisor is -n/p modulo p."""
+        power = pow(value, prime - 1, prime * prime)
+        return (power - 1) // prime * pow(-(self.p * self.q // prime), -1, prime) % prime
+
+    def tensor(self) -> Tensor:
+        """The key as bytes, for the party that keeps it."""
+        return to_rows([self.p, self.q, self.x], self.public.size // 2).view(-1)
+
+    @classmethod
+    def of_tensor(cls, data: Tensor) -> PrivateKey:
+        """The key that `tensor` gave."""
+        return cls(*from_rows(data.view(3, -1)))
+
+
+def public_key(n: int, x: int) -> PublicKey:
+    """The public key to a modulus, with a randomiser made of x."""
+    h = -x * x % n
+    return PublicKey(n, pow(h, n, n * n))
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Many numbers in one message: each has `width` bits, whole bytes, which hold the largest sum of it and its sign.
+
+    A message is the sum of number j times 2^(j * width). Sums of messages are messages of the sums, as long as each sum
+    keeps to its bits; borrows between neighbours are undone by adding an offset to all of them before they are read.
+    """
+
+    width: int
+    slots: int
+
+    @classmethod
+    def of(cls, width: int, key_bits: int) -> Packing:
+        """As many numbers as a key of so many bits has room for, so that sums stay below n / 2."""
+        whole = -(-width // 8) * 8
+        return cls(whole, (key_bits - 1) // whole)
+
+    def messages(self, length: int) -> int:
+        """How many messages a vector takes."""
+        return -(-length // self.slots)
+
+    @property
+    def _offset(self) -> int:
+        """2^(width - 1) in every place."""
+        return sum(1 << (self.width * place + self.width - 1) for place in range(self.slots))
+
+    def pack(self, numbers: Numbers) -> list[int]:
+        """A vector as messages, which may be negative."""
+        if numbers.size and max(int(numbers.max()), -int(numbers.min())) >= 2 ** (self.width - 1):
+            raise DataError(f"a number has no room in {self.width} bits")
+        padded = np.zeros(self.messages(numbers.size) * self.slots, dtype="<i8")
+        padded[: numbers.size] = numbers
+        padded = padded.view("<u8") + np.uint64(1 << (self.width - 1))  # wraps around at 64 bits, as it should
+        data = padded.view(np.uint8).reshape(-1, self.slots, 8)[:, :, : self.width // 8]
+        return [int.from_bytes(row.tobytes(), "little") - self._offset for row in data]
+
+    def unpack(self, messages: Sequence[int], length: int) -> Numbers:
+        """The vector that messages hold."""
+        size = self.slots * self.width // 8
+        data = np.zeros((len(messages), self.slots, 8), dtype=np.uint8)
+        for row, message in zip(data, messages, strict=True):
+            shifted = message + self._offset
+            if not 0 <= shifted < 1 << 8 * size:
+                raise DataError("a sum has run over: it is larger than the sums that were reckoned with")
+            row[:, : self.width // 8] = np.frombuffer(shifted.to_bytes(size, "little"), np.uint8).reshape(
+                self.slots, -1
+            )
+        whole = data.reshape(-1).view("<u8") - np.uint64(1 << (self.width - 1))
+        return whole.view("<i8")[:length].astype(np.int64)
+
+
+def add_up(vectors: Sequence[Sequence[Ciphertext]]) -> list[Ciphertext]:
+    """The encrypted sum of vectors."""
+    total = list(vectors[0])
+    for vector in vectors[1:]:
+        total = [ours + theirs for ours, theirs in zip(total, vector, strict=True)]
+    return total

@@ -1,0 +1,191 @@
+"""Paillier's cryptosystem, whole and in shares: card 7.4 of the specification."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hansa.core.errors import DataError
+from hansa.secure.numbers import Stream, is_prime, prime, safe_prime
+from hansa.secure.paillier import Packing, PrivateKey, PublicKey, add_up
+from hansa.secure.threshold import Share, combine, deal, deal_with
+
+KEY = PrivateKey.generate(1024, Stream(b"a key"))
+PUBLIC = KEY.public
+OTHER = PrivateKey.generate(1024, Stream(b"another key"))
+# Safe primes of 512 bits, as `safe_prime` finds them.
+P = int(
+    "FD6A7FE9F3740002EDEFA6E6A135435E2218CE3384F0E25C197B06C215DA676E"
+    "41441E57800ED5308859E8138C1A2B1CD9231DBA8FD4F7BCC65DD4FF1041E4F7",
+    16,
+)
+Q = int(
+    "FB74980B3B6069516F72A32AF0DB16021A90932FF9CF0D4EFF108CD702A433E9"
+    "6BC5B6B90CA7194A71BE1973177EB19759B0595057938BFD85971F374CF050B7",
+    16,
+)
+
+messages = st.integers(0, PUBLIC.n - 1)
+few = settings(max_examples=15, deadline=None)
+
+
+@few
+@given(messages, messages, st.integers(0, 2**64), st.binary(min_size=4))
+def test_sums_and_multiples_of_ciphertexts_are_ciphertexts_of_sums_and_multiples(
+    a: int, b: int, factor: int, secret: bytes
+) -> None:
+    draws = Stream(secret)
+    first, second = PUBLIC.encrypt(a, draws), PUBLIC.encrypt(b, draws)
+    assert KEY.decrypt(first) == a
+    assert KEY.decrypt(first + second) == (a + b) % PUBLIC.n
+    assert KEY.decrypt(first * factor) == a * factor % PUBLIC.n
+
+
+def test_decryption_by_the_two_primes_is_the_textbook_one() -> None:
+    p, q, n = KEY.p, KEY.q, PUBLIC.n
+    lam = (p - 1) * (q - 1) // 2  # the least common multiple: the greatest common divisor is 2
+    value = PUBLIC.encrypt(12345, Stream(b"x")).value
+    assert (pow(value, lam, n * n) - 1) // n * pow(lam, -1, n) % n == 12345
+    assert (p % 4, q % 4) == (3, 3)
+    assert n.bit_length() == 1024
+    assert is_prime(p)
+    assert is_prime(q)
+
+
+def test_a_ciphertext_is_one_of_paillier_whatever_the_table_holds() -> None:
+    draws, again = Stream(b"x"), Stream(b"x")
+    exponent = again.bits(512)
+    expected = (1 + 7 * PUBLIC.n) * pow(PUBLIC.hn, exponent, PUBLIC.square) % PUBLIC.square
+    assert PUBLIC.encrypt(7, draws).value == expected
+    root = pow(PUBLIC.hn, pow(PUBLIC.n, -1, (KEY.p - 1) * (KEY.q - 1)), PUBLIC.n)  # the h of h^n
+    assert pow(root, PUBLIC.n, PUBLIC.square) == PUBLIC.hn
+    assert root == -KEY.x * KEY.x % PUBLIC.n
+
+
+def test_two_encryptions_of_a_message_differ() -> None:
+    draws = Stream(b"x")
+    assert PUBLIC.encrypt(5, draws) != PUBLIC.encrypt(5, draws)
+    assert PUBLIC.encrypt(5, Stream(b"x")) == PUBLIC.encrypt(5, Stream(b"x"))  # a message answered twice
+
+
+def test_numbers_may_be_negative_within_half_of_n() -> None:
+    half = PUBLIC.n // 2
+    for number in (-half, -1, 0, 1, half):
+        assert PUBLIC.decode(PUBLIC.encode(number)) == number
+    draws = Stream(b"x")
+    total = PUBLIC.encrypt(PUBLIC.encode(-30), draws) + PUBLIC.encrypt(PUBLIC.encode(12), draws)
+    assert PUBLIC.decode(KEY.decrypt(total)) == -18
+    for number in (half + 1, -half - 1):
+        with pytest.raises(DataError, match="no room"):
+            PUBLIC.encode(number)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    draws = Stream(b"x")
+    for message in (-1, PUBLIC.n):
+        with pytest.raises(DataError, match="0 to n - 1"):
+            PUBLIC.encrypt(message, draws)
+    for value in (0, PUBLIC.square, KEY.p, PUBLIC.n * 5):
+        with pytest.raises(DataError, match="not a ciphertext"):
+            PUBLIC.ciphertext(value)
+    foreign = OTHER.public.encrypt(1, draws)
+    with pytest.raises(DataError, match="different keys"):
+        PUBLIC.encrypt(1, draws) + foreign
+    with pytest.raises(DataError, match="another key"):
+        KEY.decrypt(foreign)
+    with pytest.raises(DataError, match="at least 1024"):
+        PrivateKey.generate(512, draws)
+    with pytest.raises(DataError, match="512 bits, expected at least 1024"):
+        PublicKey(KEY.p, 2)
+    with pytest.raises(DataError, match="not invertible"):
+        PublicKey(PUBLIC.n, KEY.p)
+
+
+def test_keys_and_ciphertexts_survive_the_wire() -> None:
+    assert PublicKey.of_tensor(PUBLIC.tensor()) == PUBLIC
+    assert PrivateKey.of_tensor(KEY.tensor()) == KEY
+    texts = [PUBLIC.encrypt(k, Stream(b"x")) for k in (1, 2)]
+    assert PUBLIC.ciphertexts(PUBLIC.rows(texts)) == texts
+
+
+@few
+@given(st.data())
+def test_the_packed_sum_is_the_vectors_sum(data: st.DataObject) -> None:
+    width = data.draw(st.integers(3, 64))
+    parties, length = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 40))
+    largest = (2 ** (width - 1) - 1) // parties
+    draws = Stream(b"x")
+    packing = Packing.of(width, 1024)
+    numbers = st.integers(-largest, largest) | st.sampled_from([-largest, largest])
+    vectors = [
+        np.array(data.draw(st.lists(numbers, min_size=length, max_size=length)), dtype=np.int64) for _ in range(parties)
+    ]
+    sealed = [[PUBLIC.encrypt(PUBLIC.encode(m), draws) for m in packing.pack(vector)] for vector in vectors]
+    opened = packing.unpack([PUBLIC.decode(KEY.decrypt(text)) for text in add_up(sealed)], length)
+    assert np.array_equal(opened, np.sum(vectors, axis=0))
+    assert len(sealed[0]) == packing.messages(length) == -(-length // ((1024 - 1) // (-(-width // 8) * 8)))
+
+
+def test_a_packed_sum_that_could_run_over_is_refused() -> None:
+    packing = Packing.of(16, 1024)
+    with pytest.raises(DataError, match="no room in 16 bits"):
+        packing.pack(np.array([2**15]))
+    top = packing.pack(np.full(packing.slots, 2**15 - 1))
+    assert np.array_equal(packing.unpack(top, packing.slots), np.full(packing.slots, 2**15 - 1))
+    with pytest.raises(DataError, match="run over"):
+        packing.unpack([2 * top[0]], packing.slots)
+
+
+def test_primes_are_found_from_a_secret_and_safe_ones_are_safe() -> None:
+    assert prime(Stream(b"x"), 256) == prime(Stream(b"x"), 256) != prime(Stream(b"y"), 256)
+    found = safe_prime(Stream(b"x"), 128)
+    assert is_prime(found)
+    assert is_prime(found // 2)
+    assert (found.bit_length(), found % 4) == (128, 3)
+    assert [n for n in range(60) if is_prime(n)] == [2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59]
+    assert not is_prime(561)  # Carmichael's
+    assert not is_prime(3215031751)  # passes for the bases 2, 3, 5 and 7
+
+
+def test_any_enough_shares_open_a_ciphertext_and_fewer_do_not() -> None:
+    shares = deal_with(P, Q, 5, 3, Stream(b"shares"))
+    key = shares[0].key
+    text = key.encrypt(key.encode(-123456789), Stream(b"x")) + key.encrypt(key.encode(1000), Stream(b"y"))
+    parts = {share.place: share.partial(text) for share in shares}
+    for some in itertools.combinations(parts, 3):
+        assert key.decode(combine(key, {place: parts[place] for place in some}, 5, 3)) == -123455789
+    assert key.decode(combine(key, parts, 5, 3)) == -123455789
+    for some in itertools.combinations(parts, 2):
+        with pytest.raises(DataError, match="2 partial decryptions, and 3 are needed"):
+            combine(key, {place: parts[place] for place in some}, 5, 3)
+        with pytest.raises(DataError, match="do not belong together"):  # nor where one pretends that two are enough
+            combine(key, {place: parts[place] for place in some}, 5, 2)
+    with pytest.raises(DataError, match="do not belong together"):
+        combine(key, {**parts, 1: parts[1] * 2}, 5, 3)
+
+
+def test_shares_survive_the_wire_and_keep_to_their_key() -> None:
+    shares = deal_with(P, Q, 3, 2, Stream(b"shares"))
+    assert [Share.of_tensor(share.key, share.tensor()) for share in shares] == shares
+    with pytest.raises(DataError, match="another key"):
+        shares[0].partial(PUBLIC.encrypt(1, Stream(b"x")))
+    with pytest.raises(DataError, match="4 of 3"):
+        deal_with(P, Q, 3, 4, Stream(b"shares"))
+    with pytest.raises(DataError, match="at least 1024"):
+        deal(512, 3, 2, Stream(b"shares"))
+
+
+def test_what_few_shares_hold_is_consistent_with_any_key() -> None:
+    """Two shares of three that are needed lie on a polynomial with any value at 0."""
+    shares = deal_with(P, Q, 5, 3, Stream(b"shares"))
+    modulus = P * Q * (P // 2) * (Q // 2)
+    (a, fa), (b, fb) = ((share.place, share.value) for share in shares[:2])
+    for secret in (0, 1, 12345):  # f(x) = secret + c x + d x^2 through both
+        d = ((fa - secret) * pow(a, -1, modulus) - (fb - secret) * pow(b, -1, modulus)) * pow(a - b, -1, modulus)
+        c = (fa - secret) * pow(a, -1, modulus) - d * a
+        for place, value in ((a, fa), (b, fb)):
+            assert (secret + c * place + d * place * place) % modulus == value
