@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,35 @@ def test_a_masked_job_gives_the_plain_model_and_each_answer_once(active: bool, f
     for name in PARTIES:
         kept = answered(league, name)
         assert kept == once * 2
+
+
+def test_a_slow_party_holds_no_exchange_up_beyond_the_deadline(found: Callable[..., League]) -> None:
+    """It has shared its secrets: its masks are taken out of the sum of the others."""
+    league, go_on = found(), threading.Event()
+    for k, name in enumerate(PARTIES):
+        league.join(name, samples(k))
+    worker = league.members["cid"].agent.worker
+    answer = worker.answer
+
+    def slowly(work: Any, message: dict[str, Any], task: dict[str, Any]) -> Any:
+        if message["op"]["name"] == "secure-masked":
+            go_on.wait(30)
+        return answer(work, message, task)
+
+    worker.answer = slowly  # type: ignore[method-assign]
+    run = {"rounds": 1, "deadline": 1.0, "quorum": 0.6}
+    job = league.submit({**tree(threshold=0.6), "algorithm": "fedavg", "run": run}, min_parties=3)
+    ended = league.ended(job)
+    go_on.set()
+    assert ended["status"] == "finished", ended["reason"]
+    (line,) = ended["rounds"]
+    assert line["replies"] == 2
+    assert line["missing"] == {"cid": "it did not answer within the deadline of 1 s"}
+    task = hansa.Task(make_model("logistic", "float64", ".", (3,), 2), "cross_entropy",
+                      [samples(k)[0] for k in range(2)], names=list(PARTIES[:2]), classes=2)  # fmt: skip
+    plain = hansa.simulate(hansa.FedAvg(), task, engine="reference", rounds=1).saved_model()
+    for one, other in zip(tensors(league.model(ended["id"])), tensors(plain), strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
 
 
 class Certified:
