@@ -22,6 +22,7 @@ from hansa.run.config import make_model
 from hansa.secure import signed
 
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}
+SUMS = 4  # two of the preparation, and one a round
 
 
 @pytest.fixture(autouse=True)
@@ -32,12 +33,14 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tree(**privacy: Any) -> dict[str, Any]:
-    return {"task": TASK, "algorithm": "scaffold", "run": {"rounds": 2}, "privacy": {"secure": "masking", **privacy}}
+    return {"task": {**TASK, "prepare": "standardise"}, "algorithm": "scaffold", "run": {"rounds": 2, "deadline": 60.0},
+            "privacy": {"secure": "masking", **privacy}}  # fmt: skip
 
 
 def simulated() -> Any:
     task = hansa.Task(make_model("logistic", "float64", ".", (3,), 2), "cross_entropy",
-                      [samples(k)[0] for k in range(3)], names=list(PARTIES), classes=2)  # fmt: skip
+                      [samples(k)[0] for k in range(3)], names=list(PARTIES), classes=2,
+                      prepare=hansa.Standardise())  # fmt: skip
     return hansa.simulate(hansa.Scaffold(), task, engine="reference", rounds=2).saved_model()
 
 
@@ -65,7 +68,7 @@ def test_a_masked_job_gives_the_plain_model_and_each_answer_once(active: bool, f
     once = ["secure-shares", "secure-masked", *(["secure-consistent"] if active else []), "secure-unmask"]
     for name in PARTIES:
         kept = answered(league, name)
-        assert kept == once * 2
+        assert kept == once * SUMS
 
 
 def test_a_slow_party_holds_no_exchange_up_beyond_the_deadline(found: Callable[..., League]) -> None:
@@ -83,7 +86,7 @@ def test_a_slow_party_holds_no_exchange_up_beyond_the_deadline(found: Callable[.
 
     worker.answer = slowly  # type: ignore[method-assign]
     run = {"rounds": 1, "deadline": 1.0, "quorum": 0.6}
-    job = league.submit({**tree(threshold=0.6), "algorithm": "fedavg", "run": run}, min_parties=3)
+    job = league.submit({**tree(threshold=0.6), "task": TASK, "algorithm": "fedavg", "run": run}, min_parties=3)
     ended = league.ended(job)
     go_on.set()
     assert ended["status"] == "finished", ended["reason"]

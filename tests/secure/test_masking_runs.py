@@ -104,6 +104,9 @@ def test_what_cannot_be_masked_is_refused_before_anything_runs() -> None:
         hansa.simulate(hansa.FedAvg(), task(), cohort_size=1, privacy={"secure": "masking"})
     with pytest.raises(ConfigError, match=r"could overflow: 5 parties .* take 76 bits, and there are 64"):
         hansa.simulate(hansa.FedAvg(), task(), privacy={"secure": "masking", "bits": 53})
+    for select in ("weighted", "power-of-choice", "tiers"):  # which ask parties one by one for samples and losses
+        with pytest.raises(ConfigError, match=f"{select}' goes by what the aggregator learns of single parties"):
+            hansa.simulate(hansa.FedAvg(), task(), cohort_size=3, select=select, privacy={"secure": "masking"})
     with pytest.raises(ConfigError, match="looks at what each party sends"):
         hansa.simulate(hansa.FedAvg(fusion="median"), task(), privacy={"secure": "masking"})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="unknown field 'treshold'; did you mean 'threshold'"):

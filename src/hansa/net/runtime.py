@@ -425,4 +425,7 @@ class Network:
 
 def _attempt(ask: Ask) -> int:
     """How often what comes before the rounds was tried before: it is asked again until somebody answers."""
-    return ask.index if ask.phase == "describe" else int(ask.phase.removeprefix("prepare").removeprefix("-") or 0)
+    if ask.phase == "describe":
+        return ask.index
+    phase = ask.phase.partition(".")[0]  # what follows names an exchange within a sum
+    return int(phase.removeprefix("prepare").removeprefix("-") or 0)

@@ -72,6 +72,12 @@ class Privacy:
         if self.secure is None:
             return
         self.secure.check(problem)
+        if not run.select.blind:
+            raise ConfigError(
+                f"run.select: {run.select.name!r} goes by what the aggregator learns of single parties (their losses, "
+                "how many samples they have, how fast they are), which a secure sum hides; use 'uniform' or "
+                "'poisson'"
+            )
         if run.max_norm is not None:
             raise ConfigError(
                 "run.max_norm: the aggregator cannot see the norm of an update that is hidden in a sum; have each "
