@@ -85,6 +85,16 @@ def test_a_round_with_too_few_parties_changes_nothing_and_says_why() -> None:
     assert torch.equal(done.state.params.w, first.state.params.w)
 
 
+def test_a_party_that_left_in_the_first_exchange_counts_in_the_quorum() -> None:
+    privacy = {"secure": "masking", "threshold": 0.6}
+    run = hansa.simulate(hansa.FedAvg(), task(), rounds=1, quorum=0.8, privacy=privacy,
+                         absent=lambda party, _: party == 4)  # fmt: skip
+    assert (run.history[0]["asked"], run.history[0]["replies"]) == (5, 4)
+    run = hansa.simulate(hansa.FedAvg(), task(), rounds=1, quorum=0.8, privacy=privacy,
+                         absent=lambda party, _: party > 2)  # fmt: skip
+    assert run.history[0]["empty"] == "3 usable replies of 5 parties asked, quorum 4"
+
+
 def test_the_first_of_more_parties_than_needed_make_the_sum() -> None:
     devices = {"compute": "exponential"}
     done = hansa.simulate(hansa.FedAvg(), task(), rounds=3, cohort_size=3, over_select=0.5, devices=devices,

@@ -43,7 +43,9 @@ class Ask:
     each: Mapping[int, Payload] = field(default_factory=dict)
     uniform: bool = False
     mixing: Tensor | None = None
-    enough: int | None = None  # the first so many replies will do, where more parties than that were asked
+    # The first so many replies will do, where more parties than that were asked; of so many the quorum is a fraction,
+    # also where some of them have left in an exchange before.
+    enough: int | None = None
 
     def __await__(self) -> Generator[Ask, Any, Any]:
         answer = yield self
@@ -280,7 +282,7 @@ class Federation:
         if verb not in self._verbs:
             declared = ", ".join(sorted(self._verbs)) or "none"
             raise AlgorithmError(f"the algorithm used the verb {verb!r}, but declares only: {declared}")
-        if given.get("parties") == self.cohort and verb in ("reduce", "gather"):
+        if given.get("enough") is None and given.get("parties") == self.cohort and verb in ("reduce", "gather"):
             given["enough"] = self.enough
         ask = Ask(verb=verb, round=self.round, phase=self._phase, index=self._index, **given)
         self._index += 1
@@ -323,11 +325,11 @@ class Federation:
         return answer
 
     async def gather(self, op: Op, payload: Payload | None = None, *, parties: Iterable[int] | None = None,
-                     each: Mapping[int, Payload] | None = None) -> Gathered:  # fmt: skip
-        """Each party's reply, in the order of their ids."""
+                     each: Mapping[int, Payload] | None = None, enough: int | None = None) -> Gathered:  # fmt: skip
+        """Each party's reply, in the order of their ids; see `Ask.enough`."""
         asked = self._some(parties)
         payload, each = self._with_work(op, payload or {}, each or {}, asked)
-        answer: Gathered = await self._ask("gather", op=op, payload=payload, parties=asked, each=each)
+        answer: Gathered = await self._ask("gather", op=op, payload=payload, parties=asked, each=each, enough=enough)
         return answer
 
     async def submit(self, op: Op, payload: Payload, party: int) -> Ticket:

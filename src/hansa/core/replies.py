@@ -278,6 +278,8 @@ class Answer:
         # A round counts those that it asked to work, and apart those it consulted.
         self._one = 0 if ask.selects or self.op.serves else 1
         self._consulted = 1 if ask.selects else 0
+        self._wanted = max(ask.enough or 0, len(ask.parties))
+        record.asked += self._one * (self._wanted - len(ask.parties))  # they have left in an exchange before
         if self.op.budget is not None:
             record.delta = self.op.budget.delta
         record.fused = set()
@@ -365,9 +367,7 @@ class Answer:
     def result(self) -> Reduced | Gathered:
         needed = 0 if self.ask.selects else self.rules.needed(self.ask.enough or len(self.ask.parties))
         if self._count < needed:
-            raise RoundAborted(
-                f"{self._count} usable replies of {len(self.ask.parties)} parties asked, quorum {needed}"
-            )
+            raise RoundAborted(f"{self._count} usable replies of {self._wanted} parties asked, quorum {needed}")
         metrics = self._means.result(self.rules.min_cohort)
         if not self.ask.selects:
             self.record.metrics.update(metrics)

@@ -125,8 +125,10 @@ class Encrypted(Encoded):
 @register("secure-ckks-open")
 @dataclass(frozen=True)
 class Opened(Op):
-    """The sums of digits in the payload's `sealed`, opened and rounded by the party that holds the key; one vector for
-    each `session`."""
+    """The sums of digits in the payload's `sealed`, opened and rounded by the party that holds the key.
+
+    One vector is opened for each `session`.
+    """
 
     length: int = 1
     serves: ClassVar[bool] = True

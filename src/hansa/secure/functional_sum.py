@@ -61,8 +61,10 @@ class Ready(Op):
 @register("secure-functional")
 @dataclass(frozen=True)
 class Encrypted(Encoded):
-    """The inner op's reply in digits, each encrypted for this session; the payload's `secure` has the authority's
-    public key and the session's label."""
+    """The inner op's reply in digits, each encrypted for this session.
+
+    The payload's `secure` has the authority's public key and the session's label.
+    """
 
     def digits(self) -> Digits:
         """How a party's numbers are taken apart."""
@@ -163,7 +165,7 @@ class Functional(Costly):
         label = as_tensor(hashlib.sha256(b"".join(as_bytes(key) for key in keys.values())).digest())
         payload = {**ask.payload, "secure": {"authority": keys[authority], "label": label}}
         asked = [party for party in ask.parties if party in keys]
-        answer = await fed.gather(op, payload, parties=asked, each=ask.each)
+        answer = await fed.gather(op, payload, parties=asked, each=ask.each, enough=ask.enough or len(ask.parties))
         sealed = readable(answer, _group)
         self.enough(ask, sealed)
         weights = [int(party in sealed) for party in asked]

@@ -3,8 +3,12 @@
 Against whom: an aggregator that is curious, together with fewer parties than the threshold, learns the sum over those
 who stayed and nothing else about anybody else's numbers; how many and who took part is no secret. It is believed to
 pass on keys and boxes as they are, and to tell everybody the same survivors; with `active` it need not be: parties
-sign what they advertise and which survivors they were told. What the sum itself says about a party is not hidden
-(differential privacy does that), nor is a party stopped that sends nonsense (a bound at the parties limits it).
+sign what they advertise and which survivors they were told. That holds where the parties insist on it, by `active` in
+their own policies: a job's `active` is the aggregator's word. Even then the aggregator says who takes part, and what
+each party is asked: one that sends the others a model to which it knows their answers finds the last one's in the sum
+(Pasquini et al. 2022), and so does one that works together with all others. What the sum itself says about a party is
+not hidden (differential privacy does that), nor is a party stopped that sends nonsense (a bound at the parties limits
+it).
 """
 
 from __future__ import annotations
@@ -46,7 +50,7 @@ class Masking(Channel):
     who were asked are ever summed. Where more leave, in any exchange, the round gives nothing. `neighbours` is with
     how many others each party shares masks and secrets: by default all of them in a small cohort, and in a larger one
     so many that a fifth of the parties may collude with the aggregator and a tenth may leave (see `graph.degree`). With
-    `active` the aggregator may lie as well as look.
+    `active` the aggregator may lie as well as look, as far as the module says.
     """
 
     threshold: float = 0.67
@@ -99,7 +103,7 @@ class Masking(Channel):
         boxes = dict(zip(sharing, shares.rows("sealed"), strict=True))
 
         each = {party: {**ask.each.get(party, {}), "secure": circle.sent_to(party, boxes)} for party in sharing}
-        masked = await fed.gather(op, ask.payload, parties=sharing, each=each)
+        masked = await fed.gather(op, ask.payload, parties=sharing, each=each, enough=asked)
         came = masked.parties
         _enough(came, needed, "sent their masked numbers")
 
