@@ -144,6 +144,9 @@ def test_a_party_that_pins_the_others_takes_nobody_else_for_a_party(tmp_path: Pa
     assert ann.knows(ann, **pins) == "ann"
     with pytest.raises(PartyError, match="does not know eve"):
         ann.knows(eve, **pins)
+    for known in ({}, pins):
+        with pytest.raises(PartyError, match="somebody else is said to be this party"):
+            ann.knows(Certified(tmp_path / f"other-{len(known)}", authority, "ann"), **known)
     again = Certified(tmp_path / "again", authority, "bob")
     with pytest.raises(PartyError, match="does not know bob"):
         ann.knows(again, **pins)

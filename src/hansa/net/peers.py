@@ -39,8 +39,11 @@ class Peers:
             raise PartyError(f"a party of the secure sum is not known: {error}") from None
         if who.not_after < time.time():
             raise PartyError(f"the certificate of {who.name} has ended")
-        own = keys.identity_of((self._folder / "cert.pem").read_bytes()).name
-        if self._pins and who.name != own and self._pins.get(who.name) != keys.fingerprint(certificate):
+        mine = (self._folder / "cert.pem").read_bytes()
+        if who.name == keys.identity_of(mine).name:
+            if certificate != mine:
+                raise PartyError("somebody else is said to be this party in the secure sum")
+        elif self._pins and self._pins.get(who.name) != keys.fingerprint(certificate):
             raise PartyError(
                 f"its policy pins the parties that it sums with, and does not know {who.name} by the certificate "
                 f"{keys.fingerprint(certificate)}; see peers in party.toml"

@@ -1,8 +1,10 @@
 """What a party never takes back, in its own folder: what it has released of its privacy, and what it answered once.
 
-The file `vault.jsonl` only grows. A line is on the disk before the reply that it is about is made, so neither `kill -9`
-nor a power failure gives back what was spent; and an ask that is made again, and answered with the same noise, costs
-nothing again. Nobody but the party can see it.
+The file `vault.jsonl` only grows: some hundred bytes for each private release, and for each of the three or four
+answers of a secure sum. What was forgotten could be asked for again: the secrets of an old sum can be made again from
+the party's own (`secret_of`) and what it was sent then. A line is on the disk before the reply that it is about is
+made, so neither `kill -9` nor a power failure gives back what was spent; and an ask that is made again, and answered
+with the same noise, costs nothing again. Nobody but the party can see it.
 """
 
 from __future__ import annotations
@@ -25,7 +27,6 @@ from hansa.net.peers import Peers
 from hansa.net.points import steps
 
 FILE = "vault.jsonl"
-ONCE = 100_000  # answers that are kept, at least, of those that may be given only once
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -96,17 +97,6 @@ class HomeVault:
         self.peers = Peers(folder, pins or {})
         self._lines = disk.Lines(self._path)
         self.kept = parsed(self._path, self._lines.read())
-        if len(self.kept.answered) > 2 * ONCE:
-            self._prune()
-
-    def _prune(self) -> None:
-        """Forget the oldest half of what was answered once. Their rounds are long over: what a party would need to
-        answer them again it has forgotten too. What was spent stays."""
-        for key in list(self.kept.answered)[:-ONCE]:
-            del self.kept.answered[key]
-        of_old = [Line(job, 0.0, ask, r.rate, r.noise, r.steps) for (job, ask), r in self.kept.spent.items()]
-        of_old += [Line(job, 0.0, name=name, digest=digest) for (job, name), digest in self.kept.answered.items()]
-        disk.put(self._path, [msgspec.json.encode(line) + b"\n" for line in of_old], steps("private"))
 
     def charge(self, job: str, ask: str, op: Priced, n: int, payload: Mapping[str, Any]) -> float | None:
         """Note that an ask of a job is answered, before it is: the epsilon that the party has spent in the job then,
