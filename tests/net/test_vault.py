@@ -29,11 +29,12 @@ from hansa.net import points
 from hansa.net.home import Home
 from hansa.net.party import Worker
 from hansa.net.policy import Policy
-from hansa.net.vault import FILE, ONCE, HomeVault, look
+from hansa.net.vault import FILE, HomeVault, look
 from hansa.net.wire import Blob, Work
 from hansa.privacy import spent
 from hansa.privacy.accounting import epsilon
 from hansa.run.join import preparer
+from hansa.secure.masked import SecureKeys, SecureMasked, SecureShares
 
 LOCAL = DPSGD(batch=5, sigma=2.0)
 TASK = {"model": "logistic", "dtype": "float64", "shape": [3], "outputs": 2, "loss": "cross_entropy", "classes": 2,
@@ -210,21 +211,17 @@ def test_what_is_answered_once_is_answered_about_one_thing(tmp_path: Path) -> No
     assert len((tmp_path / FILE).read_bytes().splitlines()) == 2
 
 
-def test_old_answers_are_forgotten_and_nothing_that_was_spent_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hansa.net.vault.ONCE", 3)
-    assert ONCE > 1000
+def test_neither_what_was_answered_nor_what_was_spent_is_forgotten(tmp_path: Path) -> None:
     vault = HomeVault(tmp_path, spent)
     vault.charge("job-1", "ask", LOCAL, 50, {})
     for k in range(7):
         vault.once("job-1", f"{k}", "aa")
-    assert [name for _, name in HomeVault(tmp_path, spent).kept.answered] == ["4", "5", "6"]
-    assert look(tmp_path).all == vault.kept.all == (Release(0.1, 2.0, 10),)
-    with pytest.raises(PartyError):
-        HomeVault(tmp_path, spent).once("job-1", "5", "bb")
+    again = HomeVault(tmp_path, spent, Budget(0.1, 1e-5))
+    assert look(tmp_path).all == again.kept.all == (Release(0.1, 2.0, 10),)
+    with pytest.raises(PartyError, match="answered 0 before"):
+        again.once("job-1", "0", "bb")
     with pytest.raises(PartyError, match="budget is spent"):
-        HomeVault(tmp_path, spent, Budget(0.1, 1e-5)).charge("job-1", "other", LOCAL, 50, {})
+        again.charge("job-1", "other", LOCAL, 50, {})
 
 
 @pytest.mark.parametrize(("floor", "op", "why"), [
@@ -234,6 +231,13 @@ def test_old_answers_are_forgotten_and_nothing_that_was_spent_is(
     ("dp = true", DPSGD(sigma=0.0), "asks for noise of sigma 0 or more, and the job has 0"),
     ("sigma = 1.5", DPSGD(sigma=1.0), "asks for noise of sigma 1.5 or more, and the job has 1"),
     ("secure = true", DPSGD(), "asks for a secure sum"),
+    ("active = true", DPSGD(), "whose parties sign what they were told, and 'dp-sgd' is no part of one"),
+    ("active = true", SecureKeys(), "'secure-keys' is no part of one"),
+    ("active = true", SecureShares(3, 0.7, 2), "'secure-shares' is no part of one"),
+    ("active = true", build("op", "secure-paillier", inner=SGD()), "'secure-paillier' is no part of one"),
+    ("active = true", SecureKeys(active=True), None),
+    ("active = true", SecureShares(3, 0.7, 2, active=True), None),
+    ("active = true", SecureMasked(SGD()), None),
     ("sigma = 1.5", DPSGD(sigma=1.5), None),
     ("dp = true", build("op", "gossip", inner=DPSGD()), None),
     ("dp = true\nsecure = true", Evaluate("network"), None),

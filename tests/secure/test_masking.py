@@ -267,6 +267,8 @@ def test_terms_that_would_hide_nothing_are_refused() -> None:
         Masking(neighbours=3)
     with pytest.raises(ConfigError, match="an aggregator that lies could try keys"):
         Masking(neighbours=4, active=True)
+    with pytest.raises(ConfigError, match="over one party"):
+        SecureShares(1, 0.67, 0)  # as a party is asked
     with pytest.raises(RoundAborted, match="over one party"):
         Parties(numbers(1)).sum(Masking())
     with pytest.raises(ConfigError, match="threshold must lie over half"):

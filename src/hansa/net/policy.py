@@ -36,6 +36,7 @@ TOML = """\
 # dp = false         # train only where the reply is differentially private (dp-sgd)
 # sigma = 0.0        # and has a noise multiplier of at least this
 # secure = false     # train only where the update is hidden in a secure sum
+# active = false     # and that by masks, and the aggregator is not believed: a job's privacy.active alone is its own word
 
 # [peers]            # the parties that this one sums with where the aggregator is not believed (privacy.active), each
 # clinic = "5f1e..."  # by the fingerprint of its certificate, as it says itself: then no other is taken for a party
@@ -48,6 +49,8 @@ TOML = """\
 
 # What is not training: a party's description of its data, and metrics of a model on its own test samples.
 OPEN = ("describe", "evaluate")
+# The exchanges of a masked sum with signatures: those that say that they are, and those that go on from there.
+SIGNING, SIGNED = ("secure-keys", "secure-shares"), ("secure-masked", "secure-consistent", "secure-unmask")
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,11 @@ class Floor:
     """The table `[privacy]` of `party.toml`: what protects the replies that are made of the party's training samples.
 
     `epsilon` is the party's budget over all jobs. With it, or with `dp`, every op that is no dp-sgd with at least
-    `sigma` is refused; with `secure` every op that does not hide its reply in a secure sum. Descriptions of the data
-    and evaluations are no training; who wants neither leaves them out of `ops`.
+    `sigma` is refused; with `secure` every op that does not hide its reply in a secure sum. Which sum, and among whom,
+    is the aggregator's to say: that protects from one which is curious and does as agreed. One which lies is kept from
+    a party's update only where the party has `active` here, so that nothing but masked sums with signatures is
+    answered, and pins the others (`peers`). Descriptions of the data and evaluations are no training; who wants neither
+    leaves them out of `ops`.
     """
 
     epsilon: float | None = None
@@ -64,6 +70,7 @@ class Floor:
     dp: bool = False
     sigma: float = 0.0
     secure: bool = False
+    active: bool = False
 
     def __post_init__(self) -> None:
         Budget(1.0 if self.epsilon is None else self.epsilon, self.delta)
@@ -81,6 +88,11 @@ class Floor:
         if self.secure and not op.name.startswith("secure-"):
             return (
                 f"its policy asks for a secure sum, and would have to show its reply to {op.name!r}; set privacy.secure"
+            )
+        if self.active and not (op.name in SIGNED or (op.name in SIGNING and getattr(op, "active", False))):
+            return (
+                f"its policy asks for a masked sum whose parties sign what they were told, and {op.name!r} is no part "
+                "of one; set privacy.secure = 'masking' and privacy.active = true"
             )
         if op.serves or not (self.dp or self.sigma or self.epsilon is not None):
             return None

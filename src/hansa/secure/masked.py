@@ -8,7 +8,10 @@ another model or about other survivors, gets nothing. For a neighbour it gives a
 mask of its own where it survived, of the key where it did not. Never both, for the list of those who did not is what is
 left of the list of those who did.
 
-Secrets lie in the party's memory under names that begin with `secure.`, from one exchange to the next.
+Secrets lie in the party's memory under names that begin with `secure.`, from one exchange to the next. At a deployed
+party that is a file, which is removed when the job next asks it something, and the secrets are drawn from the party's
+own, which stays (`Party.private`). So whoever reads a party's folder, were it years later, and has kept what the
+aggregator was sent, can open what that party sent: nothing here protects the past of a party whose folder is stolen.
 """
 
 from __future__ import annotations
@@ -52,6 +55,8 @@ class Terms:
 
     def check(self) -> None:
         """Refuse, with the reason, what would hide nothing."""
+        if self.parties < 2:
+            raise ConfigError("a secure sum over one party would be what that party sends")
         floor, of = (2 / 3, "two thirds") if self.active else (1 / 2, "half")
         if not floor < self.threshold <= 1:
             raise ConfigError(
