@@ -36,7 +36,7 @@ TOML = """\
 # dp = false         # train only where the reply is differentially private (dp-sgd)
 # sigma = 0.0        # and has a noise multiplier of at least this
 # secure = false     # train only where the update is hidden in a secure sum
-# active = false     # and that by masks, and the aggregator is not believed: a job's privacy.active alone is its own word
+# active = false     # and that by masks, with signatures: a job's privacy.active alone is the aggregator's own word
 
 # [peers]            # the parties that this one sums with where the aggregator is not believed (privacy.active), each
 # clinic = "5f1e..."  # by the fingerprint of its certificate, as it says itself: then no other is taken for a party
