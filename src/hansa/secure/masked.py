@@ -9,9 +9,10 @@ mask of its own where it survived, of the key where it did not. Never both, for 
 left of the list of those who did.
 
 Secrets lie in the party's memory under names that begin with `secure.`, from one exchange to the next. At a deployed
-party that is a file, which is removed when the job next asks it something, if it does, and the secrets are drawn from the party's
-own, which stays (`Party.private`). So whoever reads a party's folder, were it years later, and has kept what the
-aggregator was sent, can open what that party sent: nothing here protects the past of a party whose folder is stolen.
+party that is a file, which is removed when the job next asks it something, if it does; and the secrets are drawn from
+the party's own, which stays (`Party.private`). So whoever reads a party's folder, were it years later, and has kept
+what the aggregator was sent, can open what that party sent: nothing here protects the past of a party whose folder is
+stolen.
 """
 
 from __future__ import annotations
