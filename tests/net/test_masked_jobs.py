@@ -59,7 +59,7 @@ def answered(league: League, name: str) -> list[str]:
 def test_a_masked_job_gives_the_plain_model_and_each_answer_once(active: bool, found: Callable[..., League]) -> None:
     league = found()
     for k, name in enumerate(PARTIES):
-        league.join(name, samples(k))
+        league.join(name, samples(k), "[privacy]\nactive = true" if active else "")
     ended = league.ended(league.submit(tree(active=active, threshold=0.7), min_parties=3))
     assert ended["status"] == "finished", ended["reason"]
     assert [line["replies"] for line in ended["rounds"]] == [3, 3]
@@ -69,6 +69,15 @@ def test_a_masked_job_gives_the_plain_model_and_each_answer_once(active: bool, f
     for name in PARTIES:
         kept = answered(league, name)
         assert kept == once * SUMS
+
+
+def test_a_job_that_wants_to_be_believed_gets_nothing_from_parties_that_do_not(found: Callable[..., League]) -> None:
+    league = found()
+    for k, name in enumerate(PARTIES):
+        league.join(name, samples(k), "[privacy]\nactive = true" if name == "ann" else "")
+    ended = league.ended(league.submit({**tree(), "task": TASK, "run": {"rounds": 1}}, min_parties=3))
+    assert ended["status"] == "failed"
+    assert "'ann': \"its policy asks for a masked sum whose parties sign what they were told" in ended["reason"]
 
 
 def test_a_slow_party_holds_no_exchange_up_beyond_the_deadline(found: Callable[..., League]) -> None:
