@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import FormatStrFormatter, LogLocator, MaxNLocator, NullFormatter
 
 import hansa
 from hansa.run.config import parse
@@ -59,8 +60,8 @@ SETTINGS = {
                "batch": (8, 16, 32, 64, 144), "epochs": (1, 2, 4, 8)},
     ),
     "mnist": Setting(
-        "mnist", rounds=20, seeds=1,
-        base={"lr": 0.25, "batch": 64, "epochs": 1, "clip": 1.0, "sigma": 1.0},
+        "mnist", rounds=20, seeds=3,
+        base={"lr": 0.5, "batch": 64, "epochs": 1, "clip": 1.0, "sigma": 1.0},
         plain={"lr": 0.1, "batch": 64, "epochs": 1},
         curves=(0.6, 1.0, 2.0),
         tried={"sigma": (0.6, 0.8, 1.0, 1.5, 2.0, 4.0), "clip": (0.1, 0.3, 1.0, 3.0, 10.0),
@@ -94,6 +95,15 @@ def begin(name: str, fields: dict[str, Any] | None, device: str, pool: ProcessPo
     return [pool.submit(run, (name, fields, seed, device)) for seed in range(SETTINGS[name].seeds)]
 
 
+def _by_factors(axes: Axes) -> None:
+    """An axis of epsilons: logarithmic, in plain numbers."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.spines["top"].set_visible(False)
+
+
 def curves(axes: Axes, setting: Setting, lines: dict[str, Any]) -> None:
     """Accuracy round by round, and epsilon on the right."""
     right = axes.twinx()
@@ -106,13 +116,13 @@ def curves(axes: Axes, setting: Setting, lines: dict[str, Any]) -> None:
         if np.isfinite(epsilon).all():
             right.plot(rounds, epsilon, style, color=colour, lw=0.8, alpha=0.8)
             right.annotate(f"ε = {epsilon[-1]:.3g}", (rounds[-1], epsilon[-1]), color=colour, fontsize=7,
-                           xytext=(2, 2), textcoords="offset points", ha="right")  # fmt: skip
+                           xytext=(3, -2), textcoords="offset points")  # fmt: skip
     plain(axes, "accuracy (thick) and ε (thin) round by round")
     axes.set_xlabel("round")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel("accuracy")
     right.set_ylabel("ε of a party")
-    right.set_yscale("log")
-    right.spines["top"].set_visible(False)
+    _by_factors(right)
     axes.legend(fontsize=7, frameon=False, loc="lower right")
 
 
@@ -134,8 +144,7 @@ def sweep(axes: Axes, what: str, values: Sequence[float], runs: list[Any], witho
     axes.minorticks_off()
     axes.set_ylabel("accuracy (solid)", color=BLUE)
     right.set_ylabel("ε of a party (dashed)", color=RED)
-    right.set_yscale("log")
-    right.spines["top"].set_visible(False)
+    _by_factors(right)
 
 
 def draw(name: str, device: str, pool: ProcessPoolExecutor) -> None:
