@@ -2,7 +2,8 @@
 as n log n (Bell et al. 2020).
 
 The few are those next to a party on a circle in a random order, half of them on each side (a Harary graph). The order
-is drawn from the hash of all advertised keys: nobody can choose it alone.
+is drawn from the hash of all advertised keys. Nobody who draws keys as agreed can choose it; a party that sees the
+others' keys first could try its own until it likes the order, so sums against those who lie are among all.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 """Secure sums by masks (Bonawitz et al. 2017): each party hides its numbers behind masks that cancel in the sum.
 
-Against whom: an aggregator that is curious, together with fewer parties than the threshold, learns the sum over those
-who stayed and nothing else about anybody else's numbers; how many and who took part is no secret. It is believed to
-pass on keys and boxes as they are, and to tell everybody the same survivors; with `active` it need not be: parties
-sign what they advertise and which survivors they were told. That holds where the parties insist on it, by `active` in
-their own policies: a job's `active` is the aggregator's word. Even then the aggregator says who takes part, and what
-each party is asked: one that sends the others a model to which it knows their answers finds the last one's in the sum
-(Pasquini et al. 2022), and so does one that works together with all others. What the sum itself says about a party is
-not hidden (differential privacy does that). Nor is a party stopped that sends nonsense, or wrong shares: nobody can look
-at what it sends, the sum comes out wrong or not at all, and a bound at the parties holds for those that keep to it.
+Against whom: an aggregator that is curious, together with fewer parties than the threshold (where each shares with a
+few, fewer than that among those few), learns the sum over those who stayed and nothing else about anybody else's
+numbers; how many and who took part is no secret. It is believed to pass on keys and boxes as they are, and to tell
+everybody the same survivors; with `active` it need not be: parties sign what they advertise and which survivors they
+were told. That holds where the parties insist on it, by `active` in their own policies: a job's `active` is the
+aggregator's word. Even then the aggregator says who takes part, and what each party is asked: one that sends the others
+a model to which it knows their answers finds the last one's in the sum (Pasquini et al. 2022), and so does one that
+works together with all others. What the sum itself says about a party is not hidden (differential privacy does that).
+Nor is a party stopped that sends nonsense, or wrong shares: nobody can look at what it sends, the sum comes out wrong or
+not at all, and a bound at the parties holds for those that keep to it.
 """
 
 from __future__ import annotations
