@@ -8,8 +8,8 @@ were told. That holds where the parties insist on it, by `active` in their own p
 aggregator's word. Even then the aggregator says who takes part, and what each party is asked: one that sends the others
 a model to which it knows their answers finds the last one's in the sum (Pasquini et al. 2022), and so does one that
 works together with all others. What the sum itself says about a party is not hidden (differential privacy does that).
-Nor is a party stopped that sends nonsense, or wrong shares: nobody can look at what it sends, the sum comes out wrong or
-not at all, and a bound at the parties holds for those that keep to it.
+Nor is a party stopped that sends nonsense, or wrong shares: nobody can look at what it sends, the sum comes out wrong
+or not at all, and a bound at the parties holds for those that keep to it.
 """
 
 from __future__ import annotations
