@@ -67,7 +67,7 @@ class Floor:
 
     def __post_init__(self) -> None:
         Budget(1.0 if self.epsilon is None else self.epsilon, self.delta)
-        if self.sigma < 0:
+        if not self.sigma >= 0:
             raise ConfigError(f"sigma must not be negative, got {self.sigma}")
 
     @property
