@@ -92,7 +92,7 @@ class Worker:
             log.warning("what it remembered is lost; it begins anew", extra=_where(work))
             memory = {}
         payload = self._policy.payload(op, message["payload"])
-        refused = self._policy.privacy.refuses(op, party.n, payload)
+        refused = self._policy.privacy.refuses(op, party.n, payload, held_out=bool(about.get("party_test")))
         if refused is not None:
             return refused, False
         ask = self._everything(work, memory)
@@ -116,7 +116,8 @@ class Worker:
         ask is drawn anew as soon as anything is different, be it the message, the data or the party's own policy."""
         assert self._ready is not None
         given = {"job": work.job, "party": work.party, "message": work.message.digest, "task": work.task.digest,
-                 "data": self._ready[2], "memory": memory, "own": self._policy.own}  # fmt: skip
+                 "data": self._ready[2], "memory": memory, "own": self._policy.own,
+                 "device": self._policy.device}  # fmt: skip
         return codec.digest(given)
 
     def _party(self, work: Work, task: dict[str, Any]) -> Party:
