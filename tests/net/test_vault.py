@@ -112,6 +112,15 @@ def test_the_same_ask_again_gets_the_same_bytes_and_costs_nothing(place: Any) ->
     assert len(party.lines) == 1
 
 
+def test_the_same_ask_after_the_secret_was_lost_has_other_noise_and_costs_again(place: Any) -> None:
+    here = place()
+    first = here.answer()
+    (here.folder / "secret").unlink()
+    again = place()
+    assert not torch.equal(update(first), update(again.answer()))
+    assert len(again.lines) == 2 and again.worker._vault.kept.all[0].steps == 2 * LOCAL.count(again.n)
+
+
 def test_noise_is_never_used_for_another_answer(place: Any) -> None:
     """Two answers with one noise would show their difference. Without noise of its own, only a few samples' clipped
     gradients would tell them apart."""
