@@ -1,4 +1,5 @@
-"""The figures of the privacy page: `make privacy-figures`, or `python docs/privacy_figures.py [digits] [mnist]`.
+"""The figures of the privacy page: `make privacy-figures`, or `python docs/privacy_figures.py [digits] [mnist]`, with
+`--device cuda` on a GPU and `--jobs N` runs at a time.
 
 For each data set one figure, docs/images/privacy-NAME.png: accuracy round by round with and without differential
 privacy at the parties, and after the last round against the noise, the bound of the gradients, the batch and the epochs
@@ -8,11 +9,11 @@ privacy-NAME.csv. MNIST must lie in the folder that HANSA_DATA names.
 
 from __future__ import annotations
 
+import argparse
 import csv
 import os
-import sys
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import FormatStrFormatter, LogLocator, MaxNLocator, NullFormatter
 
 import hansa
 from hansa.run.config import parse
@@ -51,15 +53,15 @@ class Setting:
 SETTINGS = {
     "digits": Setting(
         "digits", rounds=40, seeds=3,
-        base={"lr": 0.5, "batch": 32, "epochs": 1, "clip": 0.5, "sigma": 1.0},
-        plain={"lr": 0.1, "batch": 32, "epochs": 1},
-        curves=(0.5, 1.0, 2.0),
-        tried={"sigma": (0.5, 0.7, 1.0, 1.5, 2.0, 4.0), "clip": (0.05, 0.15, 0.5, 1.5, 5.0),
+        base={"lr": 1.0, "batch": 32, "epochs": 1, "clip": 0.5, "sigma": 2.0},
+        plain={"lr": 0.3, "batch": 32, "epochs": 1},
+        curves=(1.0, 2.0, 4.0),
+        tried={"sigma": (0.7, 1.0, 1.5, 2.0, 3.0, 4.0), "clip": (0.05, 0.15, 0.5, 1.5, 5.0),
                "batch": (8, 16, 32, 64, 144), "epochs": (1, 2, 4, 8)},
     ),
     "mnist": Setting(
-        "mnist", rounds=20, seeds=1,
-        base={"lr": 0.25, "batch": 64, "epochs": 1, "clip": 1.0, "sigma": 1.0},
+        "mnist", rounds=20, seeds=3,
+        base={"lr": 0.5, "batch": 64, "epochs": 1, "clip": 1.0, "sigma": 1.0},
         plain={"lr": 0.1, "batch": 64, "epochs": 1},
         curves=(0.6, 1.0, 2.0),
         tried={"sigma": (0.6, 0.8, 1.0, 1.5, 2.0, 4.0), "clip": (0.1, 0.3, 1.0, 3.0, 10.0),
@@ -68,16 +70,16 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def run(task: tuple[str, dict[str, Any] | None, int]) -> list[tuple[float, float]]:
+def run(task: tuple[str, dict[str, Any] | None, int, str]) -> list[tuple[float, float]]:
     """Accuracy and epsilon after each round of one run; no noise where no dp-sgd is described."""
-    name, fields, seed = task
+    name, fields, seed, device = task
     setting = SETTINGS[name]
     local = {"name": "sgd", **setting.plain} if fields is None else {"name": "dp-sgd", "delta": DELTA, **fields}
     tree = {
         "task": {"dataset": setting.dataset, "model": "2nn"},
         "partition": {"name": "iid", "parties": 10},
         "algorithm": {"name": "fedavg", "local": local},
-        "run": {"rounds": setting.rounds, "seed": seed},
+        "run": {"rounds": setting.rounds, "seed": seed, "device": device},
     }
     experiment = parse(tree)
     settings = {**experiment.settings(), "alone": True}
@@ -85,9 +87,21 @@ def run(task: tuple[str, dict[str, Any] | None, int]) -> list[tuple[float, float
     return [(line["accuracy"], line.get("epsilon", float("inf"))) for line in result.history]
 
 
-def mean(name: str, fields: dict[str, Any] | None, pool: ProcessPoolExecutor) -> Any:
-    """The runs of all seeds, under way: [seeds, rounds, 2]."""
-    return [pool.submit(run, (name, fields, seed)) for seed in range(SETTINGS[name].seeds)]
+Runs = list["Future[list[tuple[float, float]]]"]
+
+
+def begin(name: str, fields: dict[str, Any] | None, device: str, pool: ProcessPoolExecutor) -> Runs:
+    """The runs of all seeds, under way."""
+    return [pool.submit(run, (name, fields, seed, device)) for seed in range(SETTINGS[name].seeds)]
+
+
+def _by_factors(axes: Axes) -> None:
+    """An axis of epsilons: logarithmic, in plain numbers."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.spines["top"].set_visible(False)
 
 
 def curves(axes: Axes, setting: Setting, lines: dict[str, Any]) -> None:
@@ -102,13 +116,13 @@ def curves(axes: Axes, setting: Setting, lines: dict[str, Any]) -> None:
         if np.isfinite(epsilon).all():
             right.plot(rounds, epsilon, style, color=colour, lw=0.8, alpha=0.8)
             right.annotate(f"ε = {epsilon[-1]:.3g}", (rounds[-1], epsilon[-1]), color=colour, fontsize=7,
-                           xytext=(2, 2), textcoords="offset points", ha="right")  # fmt: skip
+                           xytext=(3, -2), textcoords="offset points")  # fmt: skip
     plain(axes, "accuracy (thick) and ε (thin) round by round")
     axes.set_xlabel("round")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel("accuracy")
     right.set_ylabel("ε of a party")
-    right.set_yscale("log")
-    right.spines["top"].set_visible(False)
+    _by_factors(right)
     axes.legend(fontsize=7, frameon=False, loc="lower right")
 
 
@@ -130,21 +144,21 @@ def sweep(axes: Axes, what: str, values: Sequence[float], runs: list[Any], witho
     axes.minorticks_off()
     axes.set_ylabel("accuracy (solid)", color=BLUE)
     right.set_ylabel("ε of a party (dashed)", color=RED)
-    right.set_yscale("log")
-    right.spines["top"].set_visible(False)
+    _by_factors(right)
 
 
-def draw(name: str, pool: ProcessPoolExecutor) -> None:
+def draw(name: str, device: str, pool: ProcessPoolExecutor) -> None:
     """One data set's figure and its numbers."""
     setting = SETTINGS[name]
-    without = mean(name, None, pool)
-    drawn = {sigma: mean(name, {**setting.base, "sigma": sigma}, pool) for sigma in setting.curves}
+    without = begin(name, None, device, pool)
+    drawn = {sigma: begin(name, {**setting.base, "sigma": sigma}, device, pool) for sigma in setting.curves}
     tried = {
-        what: [mean(name, {**setting.base, what: int(v) if what in ("batch", "epochs") else v}, pool) for v in values]
+        what: [begin(name, {**setting.base, what: type(setting.base[what])(v)}, device, pool) for v in values]
         for what, values in setting.tried.items()
     }
 
-    def done(runs: list[Any]) -> Any:
+    def done(runs: Runs) -> Any:
+        """[seeds, rounds, accuracy and epsilon]"""
         return np.array([r.result() for r in runs])
 
     lines = {"no noise": done(without)} | {f"σ = {sigma:g}": done(runs) for sigma, runs in drawn.items()}
@@ -174,14 +188,14 @@ def draw(name: str, pool: ProcessPoolExecutor) -> None:
 
 
 def main() -> None:
-    names = sys.argv[1:] or list(SETTINGS)
-    unknown = [name for name in names if name not in SETTINGS]
-    if unknown:
-        sys.exit(f"unknown data set {unknown[0]!r}; there are {', '.join(SETTINGS)}")
-    cores = len(os.sched_getaffinity(0))
-    with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
-        for name in names:
-            draw(name, pool)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", choices=[*SETTINGS, []], default=list(SETTINGS))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    given = parser.parse_args()
+    with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
+        for name in given.names:
+            draw(name, given.device, pool)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,8 @@ def show_run(run_dir: Path, as_json: bool) -> None:
 
 def print_rounds(history: list[dict[str, Any]]) -> None:
     """Rounds as a table: the first and the last of many."""
-    numbers = [k for k in ("train_loss", "loss", "accuracy", "auc", "rmse", "r2") if any(k in line for line in history)]
+    known = ("train_loss", "loss", "accuracy", "auc", "rmse", "r2", "epsilon")
+    numbers = [k for k in known if any(line.get(k) is not None for line in history)]
     timed = uneven(history)
     names = [name.replace("_", " ") for name in numbers]
     columns = ["round", "replies", *names, "bytes up", "bytes down", "seconds", *["simulated s"] * timed]
@@ -62,7 +63,7 @@ def print_rounds(history: list[dict[str, Any]]) -> None:
         if not line:
             table.add_row(*["..."] * len(table.columns))
             continue
-        cells = [f"{line[k]:.4f}" if k in line else "" for k in numbers]
+        cells = [f"{line[k]:.4f}" if line.get(k) is not None else "" for k in numbers]
         table.add_row(str(line["round"]), f"{line['replies']}/{line['asked']}", *cells, human_bytes(line["bytes_up"]),
                       human_bytes(line["bytes_down"]), f"{line['seconds']:.2f}",
                       *[f"{line.get('simulated_seconds', 0.0):.2f}"] * timed)  # fmt: skip

@@ -100,12 +100,17 @@ def rows_of(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         value = summary[name]
         if value is not None:
             label = "AUC" if name == "auc" else name.replace("_", " ")
-            rows.append((label, f"{value:.4f}" if isinstance(value, float) else str(value)))
+            rows.append((label, _number(value) if isinstance(value, float) else str(value)))
     rows.append(("bytes up / down", f"{human_bytes(summary['bytes_up'])} / {human_bytes(summary['bytes_down'])}"))
     rows.append(("seconds", f"{summary['seconds']:.1f}"))
     if summary.get("simulated_seconds") is not None:
         rows.append(("simulated seconds", f"{summary['simulated_seconds']:.1f}"))
     return rows
+
+
+def _number(value: float) -> str:
+    """Four decimals, or as many digits of a number that is too small for them (a delta)."""
+    return f"{value:.4f}" if value == 0 or abs(value) >= 1e-3 else f"{value:.3g}"
 
 
 def human_bytes(count: float) -> str:
