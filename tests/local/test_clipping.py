@@ -180,3 +180,13 @@ def test_samples_that_do_not_count_add_nothing_in_a_stack(model: Callable[[], nn
     wanted = ctx.clipped_sum(w, Batch(given.x[[0, 1, 3]], given.y[[0, 1, 3]], None), KEY, 0.8)
     torch.testing.assert_close(got[0], wanted, rtol=0, atol=1e-12)
     assert not got[1].any()
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e2, 1e4, 1e5])
+def test_no_gradient_is_taken_to_be_shorter_than_it_is_where_its_parts_cancel(scale: float) -> None:
+    draw = torch.Generator().manual_seed(0)
+    rows, back = (torch.randn(64, 6, width, generator=draw) for width in (40, 30))
+    rows, rest = rows * scale, torch.randn(64, 3, 30, generator=draw) * 1e-3 / scale
+    rows[:, 1::2], back[:, 1::2] = rows[:, 0::2], rest - back[:, 0::2]
+    true = torch.einsum("bto,bti->boi", back.double(), rows.double()).flatten(1).norm(dim=1)
+    assert bool((clipping._of_product(rows, back).squared.sqrt() >= true * (1 - 1e-5)).all())

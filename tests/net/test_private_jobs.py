@@ -76,3 +76,15 @@ def test_an_order_that_privacy_does_not_allow_is_refused_when_it_comes(league: L
     with pytest.raises(ConfigError, match=r"privacy\.bound"):
         order = tree(MASKED)
         league.submit({**order, "algorithm": {"name": "fedavg", "fusion": "median"}})
+
+
+@pytest.mark.parametrize("privacy", [{"dp": CENTRAL}, {"secure": "masking"}])
+def test_what_is_protected_is_not_evaluated_party_by_party(league: League, privacy: dict[str, Any]) -> None:
+    order = tree(privacy, eval_parties=True)
+    with pytest.raises(ConfigError, match=r"run\.eval_parties"):
+        league.submit({**order, "task": {**order["task"], "party_test": 0.5}})
+    for number, name in enumerate(PARTIES):
+        train, _ = samples(number)
+        league.join(name, (train, train if name == PARTIES[0] else None))  # one has test samples of its own
+    ended = league.ended(league.submit(order))
+    assert ended["status"] == "failed" and "run.eval_parties" in ended["reason"] and not ended["rounds"]

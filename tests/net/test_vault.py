@@ -52,15 +52,15 @@ class Place:
         self.n = len(x)
         self.worker = Worker(self.home, preparer(((x + shift, y), None)))
 
-    def answer(self, op: Op = LOCAL, round: int = 0, job: str = "job-1") -> Reply | str:
+    def answer(self, op: Op = LOCAL, round: int = 0, job: str = "job-1", task: Any = TASK) -> Reply | str:
         model = {"w": torch.zeros(8, dtype=torch.float64), "stats": torch.zeros(0), "counts": torch.zeros(0).long()}
         message = {"op": op_config(op), "payload": {"model": model}, "round": round}
         blobs = []
-        for tree in (message, TASK):
+        for tree in (message, task):
             data = codec.encode(tree)
             blobs.append(Blob(hashlib.sha256(data).hexdigest(), len(data)))
         work = Work(job, "job", 0, round, "round", 0, *blobs, None, None, None, 1)
-        return self.worker.answer(work, message, {"task": TASK, "preparations": []})[0]
+        return self.worker.answer(work, message, {"task": task, "preparations": []})[0]
 
     def costs(self, rounds: int) -> float:
         return epsilon([Release(5 / self.n, 2.0, rounds * LOCAL.count(self.n))], 1e-5)
@@ -111,6 +111,15 @@ def test_the_same_ask_again_gets_the_same_bytes_and_costs_nothing(place: Any) ->
     assert torch.equal(update(again), update(first))
     assert again.metrics == first.metrics
     assert len(party.lines) == 1
+
+
+def test_the_same_ask_after_the_secret_was_lost_has_other_noise_and_costs_again(place: Any) -> None:
+    here = place()
+    first = here.answer()
+    (here.folder / "secret").unlink()
+    again = place()
+    assert not torch.equal(update(first), update(again.answer()))
+    assert len(again.lines) == 2 and again.worker._vault.kept.all[0].steps == 2 * LOCAL.count(again.n)
 
 
 def test_noise_is_never_used_for_another_answer(place: Any) -> None:
@@ -248,6 +257,14 @@ def test_a_policy_has_a_floor_of_privacy(tmp_path: Path, floor: str, op: Op, why
     (tmp_path / "party.toml").write_text(f"[privacy]\n{floor}")
     said = Policy.read(tmp_path / "party.toml").privacy.refuses(op, 40, {})
     assert (said is None) if why is None else (said is not None and why in said)
+
+
+@pytest.mark.parametrize("floor", ["dp = true", "epsilon = 3.0", "sigma = 1.0"])
+def test_samples_that_are_trained_on_elsewhere_are_not_evaluated_on(place: Any, floor: str) -> None:
+    held_out = {**TASK, "party_test": 0.5}
+    assert "it has no test samples" in place(f"[privacy]\n{floor}").answer(Evaluate())
+    assert "on samples that others train on" in place(f"[privacy]\n{floor}").answer(Evaluate(), task=held_out)
+    assert isinstance(place().answer(Evaluate(), task=held_out), Reply)
 
 
 def test_what_an_aggregator_says_beside_the_op_does_not_get_below_the_floor(tmp_path: Path) -> None:

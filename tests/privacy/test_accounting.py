@@ -9,6 +9,7 @@ import pytest
 
 from hansa.core.budget import Budget, Release, charge, merged
 from hansa.core.errors import ConfigError, PartyError
+from hansa.privacy import accounting
 from hansa.privacy.accounting import ORDERS, affordable, calibrate, composed, converted, curve, epsilon
 
 N, DELTA = 60_000, 1e-5
@@ -88,6 +89,25 @@ def test_composing_at_once_is_composing_apart_at_each_order() -> None:
 
 def test_several_sums_of_one_sample_are_one_with_less_noise() -> None:
     assert epsilon([Release(0.05, 2.0, 9, times=4)], DELTA) == epsilon([Release(0.05, 1.0, 9)], DELTA)
+
+
+@pytest.mark.parametrize("rate", [1e-300, 1e-3, 0.5, 1 - 1e-16, 1.0])
+def test_next_to_no_noise_promises_nothing_and_very_much_costs_little(rate: float) -> None:
+    for sigma in (5e-324, 1e-200, 1e-155, 1e-7):  # whose squares are zero, or divide to no number
+        assert epsilon([Release(rate, sigma)], 1e-5) == math.inf
+    costs = [epsilon([Release(rate, sigma)], 1e-5) for sigma in (1e-5, 1e-2, 1.0, 1e5, 1e160, 1.7e308)]
+    assert costs == sorted(costs, reverse=True) and 0 < costs[-1] < 0.01
+
+
+def test_a_divergence_whose_series_does_not_end_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accounting, "MOST", 0)
+    assert accounting._broken(1.5, 0.1, 1.0) == math.inf
+
+
+def test_an_epsilon_that_promises_nothing_is_not_reckoned_by_distributions() -> None:
+    release = [Release(0.01, 0.01, 10)]
+    assert epsilon(release, 1e-5, "pld") == epsilon(release, 1e-5) > 1000
+    assert epsilon([Release(0.01, 1e200)], 1e-5, "pld") < 0.01
 
 
 def test_the_edges_are_what_they_must_be() -> None:

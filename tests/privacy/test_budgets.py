@@ -106,6 +106,20 @@ def test_a_run_that_goes_on_has_the_same_numbers(tmp_path: Path) -> None:
     assert again.history[-1]["missing"]
 
 
+@pytest.mark.parametrize("force", [False, True])
+def test_no_run_begins_or_ends_to_be_private_on_its_way(tmp_path: Path, force: bool) -> None:
+    central = {"dp": {"kind": "central", "sigma": 1.0, "delta": 1e-5}}
+    kinds: list[tuple[Any, Any]] = [(hansa.SGD(), None), (DPSGD(), None), (hansa.SGD(), central)]
+    for begun, (local, privacy) in enumerate(kinds):
+        run(local, rounds=1, run_dir=tmp_path / str(begun), privacy=privacy)
+        for local, privacy in kinds[:begun] + kinds[begun + 1 :]:
+            with pytest.raises(hansa.ConfigError, match="its epsilon would not cover all of its rounds"):
+                run(local, rounds=2, run_dir=tmp_path / str(begun), resume=True, force=force, privacy=privacy)
+    more = run(DPSGD(sigma=2.0), rounds=2, run_dir=tmp_path / "1", resume=True, force=True)
+    both = [Release(1.0, 1.0), Release(1.0, 2.0)]
+    assert more.history[-1]["epsilons"]["0"] == pytest.approx(epsilon(both, 1e-5))  # what was spent stays
+
+
 def test_with_a_least_cohort_only_the_most_is_told() -> None:
     line = run(DPSGD(batch=5, sigma=2.0), rounds=1, min_cohort=2).history[0]
     assert "epsilons" not in line

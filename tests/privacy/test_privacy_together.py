@@ -101,6 +101,17 @@ def test_what_the_guarantee_would_not_cover_is_refused() -> None:
     assert "takes 2 sums a round" in refusal(hansa.FSVRG(), privacy=adaptive)
 
 
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedper"])
+def test_what_the_epsilon_of_a_local_solver_would_not_cover_is_refused(algorithm: str) -> None:
+    noisy: Any = build("algorithm", algorithm, local={"name": "dp-sgd", "batch": 2})
+    none: dict[str, Any] = {"privacy": None}
+    assert "sums without noise" in refusal(noisy, small(prepare=hansa.Standardise()), **none)
+    assert "training loss" in refusal(noisy, pace={"name": "adacomm", "tau0": 2}, **none)
+    for variant in ("pow-d", "cpow-d", "rpow-d"):
+        told = refusal(noisy, select={"name": "power-of-choice", "variant": variant}, cohort=0.5, **none)
+        assert "the epsilon of 'dp-sgd' does not cover" in told
+
+
 def test_noise_is_added_by_the_server_or_before_a_secure_sum_and_nowhere_else() -> None:
     by_parties = {**NOISY["dp"], "noise": "parties"}
     assert "in the clear; name a secure sum" in refusal(privacy={"dp": by_parties})

@@ -83,8 +83,7 @@ class DPSGD(LocalSolver):
 
     def release(self, n: int, payload: Payload) -> Release:
         solver = self.at(payload.get("work") or {})
-        sigma = solver.sigma if math.isfinite(solver.clip) else 0.0  # without a bound no noise covers a sample
-        return Release(solver.rate_of(n), sigma, solver.count(n))
+        return Release(solver.rate_of(n), solver.sigma, solver.count(n))
 
     def check(self, spec: ParamSpec) -> None:
         for entry in (*spec.stats, *spec.counts):

@@ -58,11 +58,12 @@ class Floor:
     """The table `[privacy]` of `party.toml`: what protects the replies that are made of the party's training samples.
 
     `epsilon` is the party's budget over all jobs. With it, or with `dp`, every op that is no dp-sgd with at least
-    `sigma` is refused; with `secure` every op that does not hide its reply in a secure sum. Which sum, and among whom,
-    is the aggregator's to say: that protects from one which is curious and does as agreed. One which lies is kept from
-    a party's update only where the party has `active` here, so that nothing but masked sums with signatures is
-    answered, and pins the others (`peers`). Descriptions of the data and evaluations are no training; who wants neither
-    leaves them out of `ops`.
+    `sigma` is refused, and so is an evaluation on samples that the job holds out of those that the party trains on:
+    which ones is the job's choice, and other jobs train on them. With `secure` every op is refused that does not hide
+    its reply in a secure sum. Which sum, and among whom, is the aggregator's to say: that protects from one which is
+    curious and does as agreed. One which lies is kept from a party's update only where the party has `active` here, so
+    that nothing but masked sums with signatures is answered, and pins the others (`peers`). Descriptions of the data,
+    and evaluations on test samples of the party's own, are no training; who wants neither leaves them out of `ops`.
     """
 
     epsilon: float | None = None
@@ -74,15 +75,26 @@ class Floor:
 
     def __post_init__(self) -> None:
         Budget(1.0 if self.epsilon is None else self.epsilon, self.delta)
-        if self.sigma < 0:
+        if not self.sigma >= 0:
             raise ConfigError(f"sigma must not be negative, got {self.sigma}")
 
     @property
     def budget(self) -> Budget | None:
         return None if self.epsilon is None else Budget(self.epsilon, self.delta)
 
-    def refuses(self, op: Op, n: int, payload: Payload) -> str | None:
-        """Why a reply made of n samples would not be protected enough, or None."""
+    @property
+    def private(self) -> bool:
+        """Whether it asks for differential privacy."""
+        return self.dp or self.sigma > 0 or self.epsilon is not None
+
+    def refuses(self, op: Op, n: int, payload: Payload, held_out: bool = False) -> str | None:
+        """Why a reply made of n samples would not be protected enough, or None; `held_out` where the job takes its
+        test samples from those that the party trains on."""
+        if held_out and self.private and op.name == "evaluate":
+            return (
+                "its policy asks for differential privacy, and the job would measure a model on samples that others "
+                "train on; set task.party_test = 0"
+            )
         if op.name in OPEN or isinstance(op, DataOp):
             return None
         if self.secure and not op.name.startswith("secure-"):
@@ -94,7 +106,7 @@ class Floor:
                 f"its policy asks for a masked sum whose parties sign what they were told, and {op.name!r} is no part "
                 "of one; set privacy.secure = 'masking' and privacy.active = true"
             )
-        if op.serves or not (self.dp or self.sigma or self.epsilon is not None):
+        if op.serves or not self.private:
             return None
         if op.budget is None:
             return f"its policy asks for differential privacy, and {op.name!r} has none; use the local solver 'dp-sgd'"

@@ -30,20 +30,24 @@ ORDERS: Array = np.concatenate([BROKEN, WHOLE, FAR])
 TERMS, MOST = 32, 2**19  # of a series: those that are tried first, and the most
 PRECISION = 1e-4  # of a sigma, relative
 LARGEST = 1e6  # no sigma that is looked for is over this
+WIDE = 100.0  # an epsilon over this is left as it is
+LEAST, MUCH = 1e-6, 1e9  # noise below the one counts as none, above the other as that much: squares stay numbers
 
 
 @functools.lru_cache(maxsize=4096)
 def curve(rate: float, noise: float) -> Array:
-    """The Renyi divergence of one step at each of `ORDERS`; infinite without noise."""
+    """The Renyi divergence of one step at each of `ORDERS`; infinite without noise, or with next to none."""
     if rate == 0:
         return np.zeros_like(ORDERS)
-    if noise == 0:
+    if noise < LEAST:
         return np.full_like(ORDERS, np.inf)
     if rate == 1:
-        return ORDERS / (2 * noise**2)
-    moments = [*(_broken(a, rate, noise) for a in BROKEN), *_whole(WHOLE, rate, noise),
-               *(_whole(a[None], rate, noise)[0] for a in FAR)]  # fmt: skip
-    return np.asarray(np.maximum(np.array(moments), 0.0) / (ORDERS - 1))
+        return ORDERS / (2 * noise * noise)
+    noise = min(noise, MUCH)
+    moments = np.array([*(_broken(a, rate, noise) for a in BROKEN), *_whole(WHOLE, rate, noise),
+                        *(_whole(a[None], rate, noise)[0] for a in FAR)])  # fmt: skip
+    moments[np.isnan(moments)] = np.inf  # an order that could not be reckoned promises nothing
+    return np.asarray(np.maximum(moments, 0.0) / (ORDERS - 1))
 
 
 def _log_gamma(x: Array) -> Array:
@@ -94,9 +98,9 @@ def _broken(a: float, rate: float, noise: float) -> float:
         last = common + np.logaddexp(low, high)
         total = float(_log_sum(np.append(last, total), np.append(signs, 1.0)))
         if last[-1] < total - 32 and end > a:  # the terms alternate, so that what is left out is less than the last
-            break
+            return total
         begin, end = end, 4 * end
-    return total
+    return math.inf
 
 
 def composed(releases: Sequence[Release]) -> Array:
@@ -124,7 +128,8 @@ def epsilon(releases: Sequence[Release], delta: float, accountant: Method = "rdp
             conversion: Conversion = "improved") -> float:  # fmt: skip
     """The epsilon of all of the releases together: 0 for none, infinite where one of them has no noise.
 
-    `pld` never says more than `rdp` does: both are upper bounds.
+    `pld` never says more than `rdp` does: both are upper bounds. Of an epsilon over 100 it says the same: it is no
+    promise anyhow, and distributions so wide take more memory than there is.
     """
     check_delta(delta)
     if accountant not in ("rdp", "pld"):
@@ -137,7 +142,7 @@ def _epsilon(releases: tuple[Release, ...], delta: float, accountant: Method, co
     if not releases:
         return 0.0
     bound = converted(composed(releases), delta, conversion)
-    if accountant == "rdp" or not math.isfinite(bound):
+    if accountant == "rdp" or bound > WIDE:
         return bound
     return min(bound, _by_distribution(releases, delta))
 
@@ -148,7 +153,7 @@ def _by_distribution(releases: Sequence[Release], delta: float) -> float:
 
     books = PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
     for release in releases:
-        gaussian = dp_accounting.GaussianDpEvent(release.noise)
+        gaussian = dp_accounting.GaussianDpEvent(min(release.noise, MUCH))
         books.compose(dp_accounting.PoissonSampledDpEvent(release.rate, gaussian), release.steps)
     return float(books.get_epsilon(delta))
 

@@ -14,7 +14,7 @@ import torch
 from hansa.core.algorithm import Algorithm, Problem
 from hansa.core.budget import check_delta
 from hansa.core.errors import ConfigError
-from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Wrapper, unwrap
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Wrapper, length, unwrap
 from hansa.core.registry import Part, register
 from hansa.secure.channel import Channel
 from hansa.select import Selector
@@ -28,7 +28,8 @@ UNCLIPPED = "dp.unclipped"  # the tensor that says whether a party's update was 
 class Contribution(Wrapper):
     """A party's part of a differentially private sum: its reply, no longer than `clip`, and no other number of it.
 
-    With `cap` it counts min(n / cap, 1), for n samples, otherwise 1. With `unit` it says whether it had to be clipped:
+    A reply that is not finite is sent as zeros: were it rejected, a round could tell that it was there. With `cap` it
+    counts min(n / cap, 1), for n samples, otherwise 1. With `unit` it says whether it had to be clipped:
     half a unit where not, minus half a unit where so.
     """
 
@@ -44,6 +45,8 @@ class Contribution(Wrapper):
 
     def after(self, party: Party, payload: Payload, reply: Reply, memory: Memory) -> tuple[Reply, Memory]:
         tensors, whole = clipped(reply.tensors, math.inf if self.clip is None else self.clip)
+        if self.clip is not None and not math.isfinite(length(reply.tensors.values())):
+            tensors = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
         if self.cap is not None:
             share = min(reply.weight / self.cap, 1.0)
             tensors = {name: tensor * share for name, tensor in tensors.items()}

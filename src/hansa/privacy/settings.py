@@ -10,6 +10,7 @@ from typing import Any
 from hansa.core.algorithm import Algorithm, Problem
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Ask, Federation, Reduced, SumProtocol
+from hansa.core.op import Op
 from hansa.core.registry import Part, convert, from_config, to_config
 from hansa.privacy.central import CentralDP, Setting
 from hansa.privacy.guard import Guard
@@ -65,6 +66,7 @@ class Privacy:
 
     def check(self, algorithm: Algorithm, run: Setting, problem: Problem, prepares: bool = False) -> None:
         """Refuse, with the reason, what cannot work together. Called before anything runs."""
+        self._check_local(algorithm, run, prepares)
         if self.dp is not None:
             self.dp.check(algorithm, run, problem, self.secure, prepares)
         if self.bound is not None:
@@ -87,6 +89,23 @@ class Privacy:
             raise ConfigError(
                 "run.eval_parties: the parties' own evaluations would show the aggregator numbers of single parties, "
                 "which the secure sum is to hide; set run.eval_parties = false"
+            )
+
+    @staticmethod
+    def _check_local(algorithm: Algorithm, run: Setting, prepares: bool) -> None:
+        """What a party's epsilon would not cover, where its local solver has one."""
+        local = getattr(algorithm, "local", None)
+        if not isinstance(local, Op) or local.budget is None:
+            return
+        if prepares:
+            raise ConfigError(
+                f"task.prepare: what it learns of the parties' data are sums without noise, which the epsilon of "
+                f"{local.name!r} does not cover; scale the data beforehand, and leave it out"
+            )
+        if run.pace.watches:
+            raise ConfigError(
+                f"run.pace: {run.pace.name!r} goes by the parties' training loss, which {local.name!r} does not let "
+                "out; use 'fixed'"
             )
 
     def _check_bound(self, algorithm: Algorithm, problem: Problem) -> None:

@@ -21,7 +21,7 @@ from hansa.core.determinism import deterministic, threads
 from hansa.core.errors import ConfigError, DataError
 from hansa.core.federation import SumProtocol
 from hansa.core.objective import Objective
-from hansa.core.registry import Part, fill, to_config
+from hansa.core.registry import Part, fill, from_config, to_config
 from hansa.core.runtime import complete
 from hansa.core.task import Holdings, Task
 from hansa.data.picture import table
@@ -233,7 +233,13 @@ _FREE = ("rounds", "target", "metric", "patience", "byte_budget", "time_budget",
 
 
 def _same_run(before: dict[str, Any], now: dict[str, Any], force: bool) -> None:
-    """Refuse to go on under another plan, algorithm or settings, unless forced."""
+    """Refuse to go on under another plan, algorithm or settings, unless forced. Whether there is differential privacy
+    stays as it was: what a run has spent is reckoned from its first round on."""
+    if _promises(before) != _promises(now):
+        raise ConfigError(
+            "this run was begun with differential privacy of another kind, or without: its epsilon would not cover all "
+            "of its rounds; begin a new run"
+        )
     if before.get("data") != now["data"] and not force:
         raise ConfigError(
             "the data are not those this run was begun with; use --force (force=True) to go on all the same"
@@ -247,6 +253,13 @@ def _same_run(before: dict[str, Any], now: dict[str, Any], force: bool) -> None:
                 f"this run was begun with another {part} ({'; '.join(changed)}), so its numbers could not be "
                 "replayed; use --force (force=True) to go on all the same"
             )
+
+
+def _promises(record: dict[str, Any]) -> tuple[bool, bool]:
+    """Whether a run's sums, and its parties' replies, are differentially private."""
+    local = record["algorithm"].get("local")
+    solver: Any = from_config("local", local, where="algorithm.local") if isinstance(local, dict) else None
+    return record.get("privacy", {}).get("dp") is not None, solver is not None and solver.budget is not None
 
 
 def _fields(part: Any) -> dict[str, Any]:
