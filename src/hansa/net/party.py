@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import torch
 
-from hansa.core import codec
+from hansa.core import codec, disk
 from hansa.core.budget import TOLD, tells
 from hansa.core.determinism import set_deterministic
 from hansa.core.errors import ConfigError, DataError, HansaError
@@ -70,6 +70,8 @@ class Worker:
         except HansaError as error:
             return str(error), False
         except Exception as error:  # what others' code says may quote the data, so it stays here
+            if isinstance(error, OSError) and error.errno in disk.FULL:
+                raise  # its own disk, which may have room again: it is asked anew
             log.exception("the work failed", extra=_where(work))
             return f"it failed ({type(error).__name__}); its own log says more", False
 
@@ -238,7 +240,10 @@ class Agent:
         def run() -> None:
             torch.set_num_threads(1)
             set_deterministic(True)
-            doing.set_result(self.worker.answer(work, message, task))
+            try:
+                doing.set_result(self.worker.answer(work, message, task))
+            except OSError as error:
+                doing.set_exception(error)
 
         # Not waited for when the process is told to end: what it was doing will be asked for again.
         threading.Thread(target=run, name="work", daemon=True).start()
