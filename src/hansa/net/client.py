@@ -71,7 +71,7 @@ def https_url(url: str) -> str:
     except ValueError:
         right = False
     if not right or parts.query or parts.fragment or parts.username is not None:
-        raise ConfigError(f"expected a URL like https://aggregator.example.org:8443, got {url!r}")
+        raise ConfigError(f"expected a URL like https://aggregator.example.org:8443, got {url[:200]!r}")
     return f"https://{parts.netloc}"
 
 
