@@ -64,6 +64,11 @@ def check_delta(delta: float) -> None:
         raise ConfigError(f"delta must lie between 0 and 1, got {delta}")
 
 
+def finite(value: float) -> float | None:
+    """A number as a record has it: None where it is none, or infinite."""
+    return value if math.isfinite(value) else None
+
+
 Accountant = Callable[[Sequence[Release], float], float]  # the epsilon of releases, at a delta
 
 

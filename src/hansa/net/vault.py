@@ -9,7 +9,6 @@ with the same noise, costs nothing again. Nobody but the party can see it.
 
 from __future__ import annotations
 
-import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from typing import Any
 import msgspec
 
 from hansa.core import disk
-from hansa.core.budget import Accountant, Budget, Priced, Release, charge, merged
+from hansa.core.budget import Accountant, Budget, Priced, Release, charge, finite, merged
 from hansa.core.errors import ConfigError, DataError, PartyError
 from hansa.core.op import Vault
 from hansa.net.peers import Peers
@@ -158,11 +157,6 @@ def secret_of(folder: Path) -> bytes:
     if len(secret) != 32:
         raise DataError(f"{path} is damaged: it has {len(secret)} bytes and not 32; move it away to have another made")
     return secret
-
-
-def finite(epsilon: float) -> float | None:
-    """An epsilon for JSON."""
-    return epsilon if math.isfinite(epsilon) else None
 
 
 def report(kept: Kept, budget: Budget, accountant: Accountant) -> dict[str, Any]:

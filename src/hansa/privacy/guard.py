@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hansa.core import rng
 from hansa.core.algorithm import Algorithm, Problem
-from hansa.core.budget import Release, check_delta, merged
+from hansa.core.budget import Release, check_delta, finite, merged
 from hansa.core.errors import AlgorithmError, ConfigError, RoundAborted
 from hansa.core.federation import Ask, Federation, Reduced
 from hansa.core.op import Op, unwrap
@@ -253,14 +253,10 @@ class PrivateSums:
     def line(self, kept: Kept) -> dict[str, Any]:
         """What the round's record says: what has been spent with it, and how that was reckoned."""
         guard = self.guard
-        out = {"epsilon": _finite(guard.epsilon(kept)), "delta": guard.delta, "sampling_rate": guard.rate}
+        out = {"epsilon": finite(guard.epsilon(kept)), "delta": guard.delta, "sampling_rate": guard.rate}
         if guard.secure is not None and guard.rate < 1:  # it is the aggregator that draws
-            out["epsilon_aggregator"] = _finite(guard.epsilon(kept, known=True))
+            out["epsilon_aggregator"] = finite(guard.epsilon(kept, known=True))
         return out | ({"clip": self.clip} if guard.dp.quantile is not None else {})
-
-
-def _finite(epsilon: float) -> float | None:
-    return epsilon if math.isfinite(epsilon) else None
 
 
 def _normal(secret: bytes, like: Tensor) -> Tensor:

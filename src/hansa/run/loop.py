@@ -13,7 +13,7 @@ import torch
 
 from hansa.core import codec
 from hansa.core.algorithm import Algorithm, Problem, State
-from hansa.core.budget import SPENT
+from hansa.core.budget import SPENT, finite
 from hansa.core.determinism import threads
 from hansa.core.driver import drive
 from hansa.core.errors import ConfigError, DataError, RoundAborted
@@ -77,11 +77,6 @@ def check_settings(algorithm: Algorithm, run: Run, problem: Problem, protocol: S
             )
         if run.deadline is not None:
             raise ConfigError(f"{algorithm.name} is asynchronous: there is no round to be late for; leave out deadline")
-
-
-def _finite(value: float) -> float | None:
-    """A number as a record has it: None where it is none."""
-    return value if math.isfinite(value) else None
 
 
 class Snapshots(Protocol):
@@ -350,9 +345,9 @@ class Training:
                 progress.epsilons |= {name(party): spent for party, spent in sorted(record.spent.items())}
         if record.delta is None or not progress.epsilon:
             return {}
-        out: dict[str, Any] = {"epsilon": _finite(progress.epsilon), "delta": record.delta}
+        out: dict[str, Any] = {"epsilon": finite(progress.epsilon), "delta": record.delta}
         if progress.epsilons:
-            out["epsilons"] = {party: _finite(spent) for party, spent in progress.epsilons.items()}
+            out["epsilons"] = {party: finite(spent) for party, spent in progress.epsilons.items()}
         return out
 
     def _of_one(self, reason: str) -> str:
@@ -383,7 +378,7 @@ class Training:
             }
             if finding.scores is not None:
                 scores = zip(finding.parties, finding.scores, strict=True)
-                out["fusion"]["scores"] = {name(p): s if math.isfinite(s) else None for p, s in scores}
+                out["fusion"]["scores"] = {name(p): finite(s) for p, s in scores}
         return out
 
     def _publish(self) -> Steps:
@@ -409,7 +404,7 @@ class Training:
                         found |= {"attack_success": wanted["accuracy"]} if "accuracy" in wanted else {}
             except (RuntimeError, ValueError, IndexError) as error:
                 raise DataError(f"the model cannot be evaluated on the test set: {error}") from error
-        return {k: _finite(v) if isinstance(v, float) else v for k, v in found.items()}
+        return {k: finite(v) if isinstance(v, float) else v for k, v in found.items()}
 
     def _evaluate_parties(self, name: str, payload: dict[str, Any]) -> Generator[Request, Any, dict[str, Any]]:
         """Each party's metrics on its own test samples: mean, worst tenth, variance, and the mean over samples. With a
