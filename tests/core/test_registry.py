@@ -66,6 +66,13 @@ def test_an_unknown_field_suggests_the_nearest_and_says_where() -> None:
         build("algorithm", "fedavg", zzz=1)
 
 
+@pytest.mark.parametrize("local", [5, True, [1], {"name": 5}, {"name": [1]}, {"name": {"a": 1}}])
+@pytest.mark.parametrize("beside", [{}, {"lr": 0.1}, {"mom": 1}])
+def test_a_name_that_is_no_text_is_refused_whatever_stands_beside_it(local: Any, beside: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"needs a name|by name or as a table|unknown field"):
+        build("algorithm", "fedavg", local=local, **beside)
+
+
 @pytest.mark.parametrize(
     ("field", "value", "expected"),
     [

@@ -181,6 +181,12 @@ def test_what_tls_would_not_protect_is_no_aggregators_url(url: str) -> None:
         Client(url, keys.unverified_context())
 
 
+def test_a_url_that_is_refused_is_not_repeated_at_any_length() -> None:
+    with pytest.raises(ConfigError, match="expected a URL like https") as caught:
+        Client("http://" + "a" * 1_000_000, keys.unverified_context())
+    assert len(str(caught.value)) < 500
+
+
 def test_an_answer_longer_than_it_may_be_is_not_read(far: Any) -> None:
     far.answers = [lambda: web.Response(body=b"x" * 2000)]
     with pytest.raises(DataError, match="more than 1000 bytes"):

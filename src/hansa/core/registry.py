@@ -191,10 +191,14 @@ def _homed(cls: type[Any], given: Mapping[str, Any], base: Mapping[str, Any], wh
     out, hints = dict(given), field_types(cls)
     parts = {name: hint for name, hint in hints.items() if isinstance(hint, type) and issubclass(hint, Part)}
 
-    def home_of(name: str) -> type[Any]:
+    def home_of(name: str) -> type[Any] | None:
         part, default = out.get(name), base.get(name, field_default(cls, name))
-        named = part if isinstance(part, str) else part.get("name") if isinstance(part, Mapping) else None
-        return lookup(parts[name].kind, named, where) if named else type(part if isinstance(part, Part) else default)
+        if isinstance(part, Part):
+            return type(part)
+        named = part.get("name") if isinstance(part, Mapping) else part
+        if named is None:
+            return type(default)
+        return lookup(parts[name].kind, named, where) if isinstance(named, str) else None  # refused where it is made
 
     for key in [key for key in given if key not in hints]:
         homes = [name for name in parts if dataclasses.is_dataclass(at := home_of(name)) and key in field_types(at)]
