@@ -245,8 +245,10 @@ class Load:
             given = [t for t in told if t is not None]
             found[phase] = entry = dict[str, Any]()
             for what in ("work", "fetched", "accepted"):
-                entry[what] = sum(t[what] for t in given)
-                entry[f"{what}_s"] = round(max((t[f"{what}_last"] for t in given), default=opened) - opened, 2)
+                moments = sorted(moment - opened for t in given for moment in t[what])
+                entry[what] = len(moments)
+                entry[f"{what}_s"] = round(moments[-1], 2) if moments else None
+                entry[f"{what}_99%_s"] = round(moments[99 * len(moments) // 100], 2) if moments else None
             for (closed,) in self.read("SELECT closed FROM rounds WHERE job = ?", id) if phase == "round" else ():
                 entry["closed_s"] = round(closed - opened, 2)
         return found
@@ -255,27 +257,32 @@ class Load:
         """A round that all take part in."""
         tree = {"task": {"parties": ["their-own.csv"], "model": "logistic"},
                 "algorithm": {"name": "fedavg"}, "run": {"rounds": 1}}  # fmt: skip
-        before, began, told = cpu(self.server.pid), time.time(), 0
+        before, began, told, trouble = cpu(self.server.pid), time.time(), 0, Counter[str]()
+
+        def seen() -> list[dict[str, Any]]:
+            now = self.crowds.seen()
+            for one in now:
+                trouble.update({**one["statuses"], "refused": one["refused"], "slow": one["slow"]})
+            return now
+
         id, _ = self.operator.submit(parse(tree), name, self.parties)
         while self.read("SELECT status FROM jobs WHERE id = ?", id)[0][0] not in ENDED:
             if time.time() - began > patience:
-                raise SystemExit(
-                    f"the job {id} has not ended after {patience:g} s: {self.asks(id, self.crowds.seen())}"
-                )
+                raise SystemExit(f"the job {id} has not ended after {patience:g} s: {self.asks(id, seen())}")
             time.sleep(0.5)
             if len(self.read("SELECT 1 FROM asks WHERE job = ? AND parties != '[]'", id)) > told:
                 told += 1
-                say(f"{name}: an ask is open; so far {self.asks(id, self.crowds.seen())}")
-        job, seen = self.operator.job(id), self.crowds.seen()
+                say(f"{name}: an ask is open; so far {self.asks(id, seen())}")
+        job, last = self.operator.job(id), seen()
         if job["status"] != "finished":
             raise SystemExit(f"the job {id} failed: {job['reason']}")
         (line,) = job["rounds"]
-        start = next(s["start"][id] for s in seen if id in s["start"])
+        start = next(s["start"][id] for s in last if id in s["start"])
         out = self.operator.pull(id, self.folder / f"{id}.safetensors")
         model = torch.cat([value.view(-1) for value in codec.decode(out.read_bytes())["params"].values()])
         mean = (self.parties - 1) / 2000
         moved = (model.sum() - torch.tensor(start).sum()).abs() / len(model) - mean
-        self.found[name] = self.asks(id, seen) | {
+        self.found[name] = self.asks(id, last) | {"trouble": {what: much for what, much in trouble.items() if much},
             "cpu_s": round(cpu(self.server.pid) - before, 1), "asked": line["asked"], "replies": line["replies"],
             "model_right": bool(moved.abs() <= 1e-3 * mean), **self.memory()}  # fmt: skip
         say(f"{name}: {self.found[name]}")
@@ -307,6 +314,7 @@ def verdict(found: dict[str, Any]) -> list[tuple[str, Any, str, bool]]:
     for name in ("job", "job-killed", "job-ended"):
         if name in found:
             job = found[name]
+            line(f"{name}: the first question reaches all, s", job["describe"]["work_s"])
             line(f"{name}: a task reaches all, s", job["round"]["work_s"], 2)
             line(f"{name}: all have fetched it, s", job["round"]["fetched_s"])
             line(f"{name}: all replies acknowledged, s", job["round"]["accepted_s"])

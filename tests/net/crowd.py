@@ -179,18 +179,11 @@ class Line(asyncio.Protocol):
 
 @dataclass
 class Told:
-    """When the parties had what an ask brought them: how many so far, and the last of them (seconds since 1970)."""
+    """When the parties had what an ask brought them (seconds since 1970)."""
 
-    work: int = 0
-    work_last: float = 0.0
-    fetched: int = 0
-    fetched_last: float = 0.0
-    accepted: int = 0
-    accepted_last: float = 0.0
-
-    def note(self, what: str) -> None:
-        setattr(self, what, getattr(self, what) + 1)
-        setattr(self, f"{what}_last", time.time())
+    work: list[float] = field(default_factory=list)
+    fetched: list[float] = field(default_factory=list)
+    accepted: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -300,14 +293,14 @@ class Light:
     async def _do(self, work: Work) -> None:
         crowd = self.crowd
         told = crowd.told.setdefault(f"{work.job}/{work.ask}", Told())
-        told.note("work")
+        told.work.append(time.time())
         path = f"/v1/jobs/{work.job}/asks/{work.round}/{work.phase}/{work.number}"
         about = About(work.job, work.round, work.ask)
         if self._task != work.task.digest:
             crowd.tree(work.task, await self._fetch(f"{path}/task", work.task))
             self._task = work.task.digest
         message = crowd.tree(work.message, await self._fetch(f"{path}/message", work.message))
-        told.note("fetched")
+        told.fetched.append(time.time())
         data = crowd.reply(work, message)
         blob = Blob(hashlib.sha256(data).hexdigest(), len(data))
         await self._call("PUT", f"{path}/parts/{blob.digest}?at=0", data, about)
@@ -316,7 +309,7 @@ class Light:
         answer = structs.replace(answer, signature=self._signer().sign(said.signed_bytes()).hex())
         _, got = await self._call("POST", f"{path}/reply", pack(answer), about)
         if unpack(got, Receipt).status == "accepted":
-            told.note("accepted")
+            told.accepted.append(time.time())
 
     def _signer(self) -> keys.PrivateKey:
         if self._key is None:
