@@ -314,7 +314,7 @@ def verdict(found: dict[str, Any]) -> list[tuple[str, Any, str, bool]]:
     for name in ("job", "job-killed", "job-ended"):
         if name in found:
             job = found[name]
-            line(f"{name}: the first question reaches all, s", job["describe"]["work_s"])
+            line(f"{name}: the first question reaches all, s", job["describe"]["work_s"], 2)
             line(f"{name}: a task reaches all, s", job["round"]["work_s"], 2)
             line(f"{name}: all have fetched it, s", job["round"]["fetched_s"])
             line(f"{name}: all replies acknowledged, s", job["round"]["accepted_s"])

@@ -15,7 +15,7 @@ from league import Caller, League
 from hansa.core.errors import ConfigError, DataError
 from hansa.net import client as clients
 from hansa.net import keys
-from hansa.net.client import Client, Refusal, Unreachable, paced, pause
+from hansa.net.client import OPTIONS, Client, Refusal, Unreachable, paced, pause
 from hansa.net.server import trouble
 from hansa.net.signing import About, verify
 
@@ -185,6 +185,11 @@ def test_a_url_that_is_refused_is_not_repeated_at_any_length() -> None:
     with pytest.raises(ConfigError, match="expected a URL like https") as caught:
         Client("http://" + "a" * 1_000_000, keys.unverified_context())
     assert len(str(caught.value)) < 500
+
+
+def test_a_lost_probe_of_a_silent_connection_does_not_end_it() -> None:
+    probed = OPTIONS["TCP_KEEPIDLE"] + OPTIONS["TCP_KEEPINTVL"] * OPTIONS["TCP_KEEPCNT"]
+    assert probed * 1000 <= OPTIONS["TCP_USER_TIMEOUT"] <= 60_000
 
 
 def test_an_answer_longer_than_it_may_be_is_not_read(far: Any) -> None:

@@ -370,11 +370,14 @@ class Door:
 
 
 def _tune(found: socket.socket, limits: Limits) -> None:
-    """Have the system notice a peer that has gone, or that takes nothing, also while nothing is said to it."""
+    """Have the system notice a peer that has gone, or that takes nothing, also while nothing is said to it. Linux ends
+    a connection at the first unanswered probe after TCP_USER_TIMEOUT, whatever TCP_KEEPCNT says: all of them fit in."""
     found.setblocking(False)
     found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", max(1, int(limits.stall))), ("TCP_KEEPINTVL", max(1, int(limits.stall / 5))),
-                        ("TCP_KEEPCNT", PROBES), ("TCP_USER_TIMEOUT", int(limits.stall * 1000))):  # fmt: skip
+    silent, between = max(1, int(limits.stall / 2)), max(1, int(limits.stall / 2 / PROBES))
+    most = int(1000 * max(limits.stall, silent + PROBES * between))
+    for name, value in (("TCP_KEEPIDLE", silent), ("TCP_KEEPINTVL", between), ("TCP_KEEPCNT", PROBES),
+                        ("TCP_USER_TIMEOUT", most)):  # fmt: skip
         if hasattr(socket, name):  # Linux
             found.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -33,7 +33,7 @@ class Limits:
     that come back at `party_rate` a second. `bodies` are bytes of request bodies in memory at once, a quarter of them
     of one certificate.
     A body that comes, or an answer that is taken, slower than 128 KiB in `stall` seconds is cut off; a connection on
-    which nothing is asked is closed after `idle` seconds, one whose other end has gone within about `stall` + 20.
+    which nothing is asked is closed after `idle` seconds, one whose other end has gone after about `stall`.
     `shutdown` are the seconds that requests under way have to end when the aggregator shuts down.
     """
 

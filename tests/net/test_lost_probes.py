@@ -1,0 +1,71 @@
+"""A line that loses a packet, in a network of its own: the system's probes of a silent peer are patient, and end."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+CHILD = """
+import fcntl, json, socket, struct, time
+from hansa.net.door import _tune
+from hansa.net.limits import Limits
+
+def loopback(up):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ask:
+        name = struct.pack("16sh14x", b"lo", 0)
+        flags = struct.unpack("16sh14x", fcntl.ioctl(ask, 0x8913, name))[1]  # SIOCGIFFLAGS, and below SIOCSIFFLAGS
+        fcntl.ioctl(ask, 0x8914, struct.pack("16sh14x", b"lo", flags | 1 if up else flags & ~1))
+
+def there(line):
+    try:
+        return line.recv(1) == b"x"
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+loopback(True)
+with socket.create_server(("127.0.0.1", 0)) as door:
+    far = socket.create_connection(door.getsockname())
+    near, _ = door.accept()
+_tune(near, Limits(stall=4.0))
+idle, each, count = (near.getsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_KEEP{name}"))
+                     for name in ("IDLE", "INTVL", "CNT"))
+far.send(b"x")
+time.sleep(idle - 0.5)  # just before the first probe
+began = there(near)
+loopback(False)
+time.sleep(1.0)
+loopback(True)
+time.sleep(each + 0.5)  # after the second
+kept = there(near)
+if kept:
+    far.send(b"x")
+    time.sleep(0.1)
+loopback(False)
+since = time.monotonic()
+while kept and there(near) and time.monotonic() - since < 60:
+    time.sleep(0.05)
+print(json.dumps({"began": began, "kept": kept, "gone": time.monotonic() - since, "most": idle + count * each + 1.5}))
+"""
+
+
+def apart() -> list[str]:
+    """What gives a command a network of its own; nothing where the system does not."""
+    found = shutil.which("unshare")
+    words = [found, "--map-root-user", "--net"] if found else []
+    return words if words and subprocess.run([*words, "true"], capture_output=True, check=False).returncode == 0 else []
+
+
+def test_one_lost_probe_ends_no_connection_and_a_peer_that_has_gone_does() -> None:
+    words = apart()
+    if not words:
+        pytest.skip("a network of one's own takes unshare, and leave to use it")
+    done = subprocess.run([*words, sys.executable, "-c", CHILD], capture_output=True, text=True, check=True, timeout=90)
+    found = json.loads(done.stdout)
+    assert found["began"] and found["kept"]
+    assert 1 < found["gone"] < found["most"]
