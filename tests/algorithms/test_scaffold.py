@@ -59,8 +59,8 @@ def test_it_reaches_the_optimum_of_two_quadratics_where_fedavg_stops_short(
     given = task([1.0, 10.0], [0.0, 1.0], model=model)
     local = {"lr": 0.05, "steps": 10, "batch": None}
     scaffold = hansa.Scaffold(local=Controlled(**local, option=option))  # type: ignore[arg-type]
-    assert found(scaffold, given, 400, engine=engine) == pytest.approx(10 / 11, abs=1e-9)
-    assert found(hansa.FedAvg(local=SGD(**local)), given, 400, engine=engine) == pytest.approx(0.713442, abs=1e-6)  # type: ignore[arg-type]
+    assert found(scaffold, given, 150, engine=engine) == pytest.approx(10 / 11, abs=1e-9)
+    assert found(hansa.FedAvg(local=SGD(**local)), given, 40, engine=engine) == pytest.approx(0.713442, abs=1e-6)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
