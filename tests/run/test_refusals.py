@@ -140,3 +140,12 @@ def test_regression_with_a_loss_of_ones_own_gets_regression_metrics() -> None:
         test=targets[0],
     )
     assert {"rmse", "mae", "r2"} <= set(hansa.simulate(hansa.FedAvg(), given, rounds=1).history[-1])
+
+
+@pytest.mark.parametrize(
+    "tree", [{"\ud800": {}}, {"task": {"\udfff": 1}}, {"task": {"dataset": "digits"}, "algorithm": "a\ud800"}]
+)
+def test_a_refusal_can_be_written_down_whatever_it_repeats(tree: dict[str, Any]) -> None:
+    with pytest.raises(hansa.HansaError, match="unknown") as caught:
+        parse(tree)
+    assert "\\ud" in str(caught.value).encode().decode()

@@ -7,7 +7,10 @@ from collections.abc import Iterable
 
 
 class HansaError(Exception):
-    """Root of every error that Hansa raises on purpose."""
+    """Root of every error that Hansa raises on purpose. Its message can be written down, whatever it repeats."""
+
+    def __str__(self) -> str:
+        return super().__str__().encode(errors="backslashreplace").decode()
 
 
 class ConfigError(HansaError):
