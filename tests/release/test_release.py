@@ -54,10 +54,11 @@ def test_what_comes_on_top_of_the_lock_is_pinned_with_hashes_and_agrees_with_it(
 
 
 def test_files_of_the_package_that_are_no_python_are_named_for_the_wheel() -> None:
-    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["hansa"]
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
     package = ROOT / "src" / "hansa"
     others = {path for path in package.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
-    named = {path for pattern in patterns for path in package.glob(pattern)}
+    folders = {name: ROOT.joinpath("src", *name.split(".")) for name in patterns}
+    named = {path for name, some in patterns.items() for pattern in some for path in folders[name].glob(pattern)}
     assert len(others) > 5 and others == named
 
 
