@@ -256,9 +256,11 @@ class Life:
         if party == 0 and data[0] < 180:
             number = self.chance.random()
             # From the first operation on the old one may be gone, and none is promised until it returns.
-            self.promises.staged.pop((key[0], ask_name(*key[1:])), None)
-            self.memory.stage(key[0], ask_name(*key[1:]), {"m": torch.full((150,), number, dtype=torch.float64)})
-            self.promise("staged", (key[0], ask_name(*key[1:])), number)
+            name = (key[0], ask_name(*key[1:]))
+            self.promises.staged.pop(name, None)
+            self.promises.forgotten.pop(name, None)
+            self.memory.stage(*name, {"m": torch.full((150,), number, dtype=torch.float64)})
+            self.promise("staged", name, number)
             staged = True
         blob = self.upload(f"party.{PARTIES[party]}", b"shared" if data[0] < 25 else data)
         answer = Answer(MESSAGE, "", blob, 1, staged, model=self.records(key[0], begin=True).network.models[key[1]])
@@ -386,7 +388,7 @@ class Life:
             job, keep = self.chance.choice(names)
             for name in names:
                 if name[0] == job and name[1] != keep:
-                    self.promises.forgotten[name] = (len(self.journal.events), None)
+                    self.promises.forgotten.setdefault(name, (len(self.journal.events), None))
             self.memory.recall(job, keep)
 
     def leave_upload(self) -> None:
@@ -544,7 +546,11 @@ def main() -> None:
         failures, made = campaign(range(given.first, given.first + given.seeds), tell)
     except Exception as error:
         seed = next((note for note in error.__notes__ if note.startswith("seed ")), "seed ?").removeprefix("seed ")
-        print(f"lost: {error} (repeat with: python tests/chaos/power.py --first {seed} --seeds 1)", file=sys.stderr)
+        print(
+            f"lost: {error} (repeat, more than once, for keys and threads differ: "
+            f"python tests/chaos/power.py --first {seed} --seeds 1)",
+            file=sys.stderr,
+        )
         raise SystemExit(1) from error
     tell(f"{given.seeds} seeds, {failures} power failures among {made} operations: nothing acknowledged was lost")
 
