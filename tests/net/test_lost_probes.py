@@ -50,7 +50,7 @@ loopback(False)
 since = time.monotonic()
 while kept and there(near) and time.monotonic() - since < 60:
     time.sleep(0.05)
-print(json.dumps({"began": began, "kept": kept, "gone": time.monotonic() - since, "most": idle + count * each + 1.5}))
+print(json.dumps({"began": began, "kept": kept, "gone": time.monotonic() - since, "most": idle + count * each + 5}))
 """
 
 
