@@ -140,7 +140,10 @@ class Journal:
         with self._lock:
             if path.is_relative_to(self.root):
                 rest = [one.relative_to(self.root) if isinstance(one, Path) else one for one in more]
-                self.events.append((what, path.relative_to(self.root), *rest))
+                self._take((what, path.relative_to(self.root), *rest))
+
+    def _take(self, event: tuple[Any, ...]) -> None:
+        self.events.append(event)
 
     def moment(self, chance: random.Random) -> int:
         """After how many operations the power fails: any number, or just before a flush of some file or folder, which
@@ -159,6 +162,9 @@ class Journal:
         root = self._tree()
         for event in self.events[:at]:
             self._replay(root, *event)
+        self._fail(root, into, chance, spared)
+
+    def _fail(self, root: Folder, into: Path, chance: random.Random, spared: frozenset[str]) -> None:
         reorder = chance.random() < 0.25
         machines = [(name, node) for name, node in root.seen.items() if isinstance(node, Folder)]
         for name, machine in machines:
@@ -231,6 +237,22 @@ class Journal:
             file.pending.append(("write", more[0], more[1]))
         else:
             file.pending.append(("truncate", more[0] if what == "truncate" else 0, b""))
+
+
+class Present(Journal):
+    """A journal for a power failure now: of how the disk became what it is, nothing is kept."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self._now = self._tree()
+        self._base.clear()
+
+    def _take(self, event: tuple[Any, ...]) -> None:
+        self._replay(self._now, *event)
+
+    def fail_now(self, into: Path, chance: random.Random) -> None:
+        """As `fail`, after all that was done."""
+        self._fail(self._now, into, chance, frozenset())
 
 
 def _folder(root: Folder, path: Path) -> Folder:

@@ -32,7 +32,7 @@ sys.path.append(str(Path(__file__).parents[1] / "chaos"))  # the disk that loses
 import aiohttp
 import tally
 import torch
-from brownout import Journal
+from brownout import Present
 from clockwork import Clockwork, Stuck
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -167,7 +167,7 @@ class World:
         self.certificates = {name: _der((home / "cert.pem").read_bytes()) for name, home in homes.items()}
         self.state = self.folder / "aggregator" / "state"
         self.state.mkdir(parents=True)
-        self.journals = {name: Journal(self.folder / name) for name in ("aggregator", *self.names)}
+        self.journals = {name: Present(self.folder / name) for name in ("aggregator", *self.names)}
 
     def _forecast(self) -> Weather:
         return Weather.of(self.loop.chance)
@@ -217,11 +217,11 @@ class World:
 
     def _lose_power(self, machine: str) -> None:
         """What a machine's disk had not flushed is gone, or torn."""
-        folder, journal = self.folder / machine, self.journals[machine]
-        journal.fail(len(journal.events), self.folder / "after", self.loop.chance)
+        folder = self.folder / machine
+        self.journals[machine].fail_now(self.folder / "after", self.loop.chance)
         shutil.rmtree(folder)
         (self.folder / "after").rename(folder)
-        self.journals[machine] = Journal(folder)
+        self.journals[machine] = Present(folder)
 
     def _observe(self, what: str, path: Path, *more: Any) -> None:
         if "messages" not in path.parts:  # which may be lost at any time, and are made again
