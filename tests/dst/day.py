@@ -38,7 +38,7 @@ class Day(World):
         return Weather(
             parties=len(NAMES), algorithm="tally", rounds=10**6, asks=1, run=run, prepare=True, lost=0.02,
             doubled=0.05, delay=0.2, pause=1200.0, fragile=0.0, partition=0.1, skew=60.0, work=20.0,
-            moody=0.01, power=0.3, absent_after=120.0, lease=60.0, min_parties=1,
+            moody=0.01, power=0.0, absent_after=120.0, lease=60.0, min_parties=1,
         )  # fmt: skip
 
     def _database(self) -> str:

@@ -30,6 +30,7 @@ from unittest import mock
 sys.path.append(str(Path(__file__).parents[1] / "chaos"))  # the disk that loses power
 
 import aiohttp
+import aiohttp.web_app
 import tally
 import torch
 from brownout import Present
@@ -211,6 +212,7 @@ class World:
         pause = self._pause(life)
         if isinstance(life, Aggregator):
             self.aggregator = None
+            aiohttp.web_app._cached_build_middleware.cache_clear()  # or it would hold what a real death frees
             self.loop.call_later(pause, lambda: self.ended is None and Aggregator(self))
         else:
             self.loop.call_later(pause, lambda: self.ended is None and self._member(life.number))
@@ -224,7 +226,7 @@ class World:
         self.journals[machine] = Present(folder)
 
     def _observe(self, what: str, path: Path, *more: Any) -> None:
-        if "messages" not in path.parts:  # which may be lost at any time, and are made again
+        if self.weather.power and "messages" not in path.parts:  # which may be lost at any time, and are made again
             self.journals[path.relative_to(self.folder).parts[0]](what, path, *more)
 
     def _pause(self, life: Aggregator | Member) -> float:
