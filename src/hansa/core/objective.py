@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -18,10 +20,25 @@ from hansa.core.params import Params, ParamSpec
 EVALUATION_BATCH = 1024
 
 
+# PyTorch has one generator for all threads, be they jobs of an aggregator or simulations side by side
+_one_at_a_time = threading.RLock()
+if hasattr(os, "register_at_fork"):  # a forked process must not wait for a thread that it does not have
+    os.register_at_fork(
+        before=_one_at_a_time.acquire, after_in_parent=_one_at_a_time.release, after_in_child=_one_at_a_time.release
+    )
+
+
+@contextmanager
+def kept_generator() -> Iterator[None]:
+    """PyTorch's global generator of the CPU for one thread alone, and left as it was."""
+    with _one_at_a_time, torch.random.fork_rng(devices=[]):
+        yield
+
+
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """PyTorch's global generator of the CPU, where modules are made, set from a key inside and left as it was."""
-    with torch.random.fork_rng(devices=[]):
+    """The global generator, from which modules draw when they are made, set from a key inside and left as it was."""
+    with kept_generator():
         # not torch.manual_seed: without a GPU it keeps a note of every call, for ever
         torch.default_generator.manual_seed(rng.key(seed, "init") & 0x7FFFFFFFFFFFFFFF)
         yield

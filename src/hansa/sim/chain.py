@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from hansa.core import rng
 from hansa.core.errors import HansaError
-from hansa.core.objective import Objective
+from hansa.core.objective import Objective, kept_generator
 from hansa.local.solver import Batch, Bounded
 
 _RELU: frozenset[Any] = frozenset([torch.relu, F.relu, Tensor.relu, torch.relu_, Tensor.relu_])
@@ -352,7 +352,7 @@ def chain_of(objective: Objective, x: Tensor, y: Tensor) -> Chain | None:
     try:
         for rows in (2, 3):
             sample = x[:rows].clone()
-            with torch.random.fork_rng(devices=[]), torch.no_grad(), _Watch(names, sample) as watch:
+            with kept_generator(), torch.no_grad(), _Watch(names, sample) as watch:
                 output = objective.learner()(sample)
             if not watch.kept or output is not watch.last:
                 return None
