@@ -7,6 +7,7 @@ feel. Where the compiler is not loaded there is nobody to tell.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -21,16 +22,34 @@ def set_deterministic(on: bool, warn_only: bool = False) -> None:
         torch._C._set_deterministic_algorithms(on, warn_only=warn_only)
 
 
+_lock = threading.Lock()
+_inside = 0  # how many threads are inside `deterministic`
+_before = (False, False)  # what was set before the first of them
+
+
 @contextmanager
 def deterministic(device: str) -> Iterator[None]:
-    """Deterministic kernels on the CPU inside; two threads otherwise give another sum each time."""
-    before, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    if device == "cpu":
-        set_deterministic(True)
+    """Deterministic kernels on the CPU inside; two threads otherwise give another sum each time.
+
+    The setting is the process's: the first run that enters sets it, the last of those side by side puts it back.
+    """
+    global _inside, _before
+    if device != "cpu":
+        yield
+        return
+    with _lock:
+        if not _inside:
+            warn = torch.is_deterministic_algorithms_warn_only_enabled()
+            _before = torch.are_deterministic_algorithms_enabled(), warn
+            set_deterministic(True)
+        _inside += 1
     try:
         yield
     finally:
-        set_deterministic(before, warn)
+        with _lock:
+            _inside -= 1
+            if not _inside:
+                set_deterministic(*_before)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,8 @@ SCORES = (
 )
 ERRORS = (("rmse", "root mean square error", "-", BLUE), ("mae", "mean absolute error", "--", ORANGE))
 
+_one_at_a_time = threading.Lock()  # matplotlib's settings and the filters of warnings are the process's
+
 
 def blank(width: float, height: float) -> Figure:
     """An empty figure with a canvas of its own, in inches; in a notebook it shows itself."""
@@ -44,13 +47,14 @@ def svg(figure: Figure) -> bytes:
     """The figure as SVG, the same bytes each time; letters are drawn as paths, so that no font is needed to show it."""
     from matplotlib import rc_context
 
-    with rc_context({"svg.hashsalt": "hansa"}):
+    with _one_at_a_time, rc_context({"svg.hashsalt": "hansa"}):
         return _saved(figure, "svg", {"Date": None, "Creator": None})
 
 
 def png(figure: Figure) -> bytes:
     """The figure as PNG."""
-    return _saved(figure, "png", {"Software": None})
+    with _one_at_a_time:
+        return _saved(figure, "png", {"Software": None})
 
 
 def _saved(figure: Figure, kind: str, metadata: dict[str, None]) -> bytes:
