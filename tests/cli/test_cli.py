@@ -71,10 +71,10 @@ def test_run_prints_one_json_object_last_and_fills_the_run_folder(experiment: Pa
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 3
     assert (folder / "report.html").exists() and (folder / "model.safetensors").exists()
     assert last["simulated_seconds"] == 3.0  # an exchange takes a second
-    shown = hansa("show", str(folder), cwd=experiment.parent)
+    shown = inside("show", str(folder), cwd=experiment.parent)
     assert shown.returncode == 0 and "fedavg" in shown.stdout and "accuracy" in shown.stdout
     assert re.search(r"simulated seconds +3\.0", shown.stdout)
-    again = hansa("resume", str(folder), cwd=experiment.parent)
+    again = inside("resume", str(folder), cwd=experiment.parent)
     assert again.returncode == 2 and "has finished" in again.stderr
 
 
@@ -132,7 +132,7 @@ def test_lists_show_papers_fields_types_and_defaults(tmp_path: Path) -> None:
 
 
 def test_partition_counts_and_draws_what_each_party_holds(experiment: Path) -> None:
-    done = hansa("partition", str(experiment), "--set", "partition.parties=3", "--json", cwd=experiment.parent)
+    done = inside("partition", str(experiment), "--set", "partition.parties=3", "--json", cwd=experiment.parent)
     assert done.returncode == 0, done.stderr
     shown = json.loads(done.stdout.strip().splitlines()[-1])
     assert len(shown["counts"]) == 3 and sum(map(sum, shown["counts"])) == 1438
@@ -158,7 +158,7 @@ def test_a_module_function_and_party_files_are_tasks_too(tmp_path: Path) -> None
         '[task]\nparties = ["a.csv", "b.csv"]\ntest = "a.csv"\nmodel = "logistic"\nprepare = "standardise"\n'
         "[run]\nrounds = 2\n"
     )
-    files = hansa("run", "files.toml", "--json", cwd=tmp_path)
+    files = inside("run", "files.toml", "--json", cwd=tmp_path)
     assert files.returncode == 0, files.stderr
     assert json.loads(files.stdout.strip().splitlines()[-1])["rounds"] == 2
 
@@ -178,5 +178,5 @@ def test_a_third_party_algorithm_registers_by_entry_point(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["digits", "heart"])
 def test_the_examples_run(name: str, tmp_path: Path) -> None:
-    done = hansa("run", str(ROOT / "examples" / f"{name}.toml"), "--set", "run.rounds=2", "--json", cwd=tmp_path)
+    done = inside("run", str(ROOT / "examples" / f"{name}.toml"), "--set", "run.rounds=2", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

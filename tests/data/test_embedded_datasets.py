@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hansa.core.errors import ConfigError
+from hansa.core.errors import ConfigError, DataError
 from hansa.core.registry import build, registered
 from hansa.data import HEART_FEATURES, BreastCancer, Data, Dataset, Digits, Heart, Synthetic, table
 from hansa.data.dataset import stratified_split
@@ -71,6 +71,24 @@ def test_digits_are_images_between_0_and_1() -> None:
     digits = Digits().load()
     assert digits.x.shape == (1438, 1, 8, 8) and digits.test is not None and len(digits.test[1]) == 359
     assert digits.x.min() == 0 and digits.x.max() == 1
+
+
+def test_what_is_read_from_scikit_learns_files_is_what_it_loads_itself() -> None:
+    from sklearn.datasets import load_breast_cancer, load_digits
+
+    for dataset, loaded, scale in ((Digits(), load_digits(), 16), (BreastCancer(), load_breast_cancer(), 1)):
+        data = dataset.load()
+        assert data.test is not None
+        train, test = stratified_split(loaded.target, 0.2, seed=0)
+        for part, (x, y) in ((train, (data.x, data.y)), (test, data.test)):
+            assert np.array_equal(x.flatten(1).numpy(), (loaded.data[part] / scale).astype(np.float32))
+            assert np.array_equal(y.numpy(), loaded.target[part])
+
+
+def test_a_scikit_learn_without_its_files_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hansa.data.scikit.find_spec", lambda name: None)
+    with pytest.raises(DataError, match=r"digits\.csv\.gz: not found in scikit-learn; install scikit-learn 1\.5"):
+        Digits().load()
 
 
 def test_a_stratified_split_takes_the_same_fraction_of_each_class() -> None:

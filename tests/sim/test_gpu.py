@@ -82,11 +82,11 @@ def normed() -> nn.Module:
 class Reader(nn.Module):
     def __init__(self, kind: Callable[..., nn.Module], **given: Any) -> None:
         super().__init__()
-        self.body = kind(4, 5, batch_first=True, **given)
+        self.body = kind(8, 5, batch_first=True, **given)
         self.head = nn.Linear(10 if given.get("bidirectional") else 5, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.head(self.body(x.view(-1, 6, 4))[0][:, -1])
+        y: Tensor = self.head(self.body(x.view(-1, 3, 8))[0][:, -1])
         return y
 
 

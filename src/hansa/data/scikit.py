@@ -1,12 +1,18 @@
-"""Two data sets that scikit-learn carries, for first steps and fast tests: no file has to be fetched."""
+"""Two data sets that scikit-learn carries, for first steps and fast tests: no file has to be fetched.
+
+Their files are read where scikit-learn has them: to import it takes longer than a short run.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import torch
 
+from hansa.core.errors import DataError
 from hansa.core.registry import register
 from hansa.data.dataset import Data, Dataset, stratified_split
 
@@ -24,10 +30,8 @@ class Digits(Dataset):
     """
 
     def load(self, data_dir: str | None = None) -> Data:
-        from sklearn.datasets import load_digits
-
-        digits = load_digits()
-        return _with_test(digits.images[:, None] / 16, digits.target, classes=10)
+        digits = _table("digits.csv.gz")
+        return _with_test(digits[:, :-1].reshape(-1, 1, 8, 8) / 16, digits[:, -1], classes=10)
 
 
 @register("breast-cancer")
@@ -40,14 +44,22 @@ class BreastCancer(Dataset):
     """
 
     def load(self, data_dir: str | None = None) -> Data:
-        from sklearn.datasets import load_breast_cancer
-
-        tumours = load_breast_cancer()
-        return _with_test(tumours.data, tumours.target, classes=2)
+        tumours = _table("breast_cancer.csv", header=1)
+        return _with_test(tumours[:, :-1], tumours[:, -1], classes=2)
 
 
-def _with_test(features: np.ndarray, labels: np.ndarray, classes: int) -> Data:
-    x = torch.from_numpy(features.astype(np.float32))
-    y = torch.from_numpy(labels.astype(np.int64))
+def _table(name: str, header: int = 0) -> np.ndarray:
+    """The numbers of a file of scikit-learn's, labels last."""
+    spec = find_spec("sklearn")
+    for place in spec.submodule_search_locations or () if spec is not None else ():
+        path = Path(place, "datasets", "data", name)
+        if path.is_file():
+            return np.loadtxt(path, delimiter=",", skiprows=header)
+    raise DataError(f"{name}: not found in scikit-learn; install scikit-learn 1.5 or newer")
+
+
+def _with_test(features: np.ndarray, numbers: np.ndarray, classes: int) -> Data:
+    labels = numbers.astype(np.int64)
+    x, y = torch.from_numpy(features.astype(np.float32)), torch.from_numpy(labels)
     train, test = stratified_split(labels, TEST_FRACTION, SPLIT_SEED)
     return Data(x[train], y[train], (x[test], y[test]), None, None, classes, "cross_entropy")
