@@ -171,7 +171,7 @@ def test_a_pace_that_goes_by_a_hidden_loss_is_refused_and_others_are_not() -> No
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_each_party_draws_its_epochs_anew_in_each_round(engine: str) -> None:
-    parties, rounds = 12, 25
+    parties, rounds = 30, 10
     before, drawn = torch.zeros(parties, dtype=torch.float64), []
     algorithm = hansa.FedAvg(local=SGD(lr=1.0, batch=None), fusion=WeightedMean(uniform=True))
     for round in range(rounds):
