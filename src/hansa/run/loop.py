@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass, field
@@ -22,19 +21,19 @@ from hansa.core.objective import Objective
 from hansa.core.op import DataOp
 from hansa.core.predictor import Evaluate, evaluate
 from hansa.core.registry import lookup
-from hansa.core.replies import Record, without_numbers
+from hansa.core.replies import Record
 from hansa.core.runtime import Abort, Attend, Clock, Commit, Open, Request
 from hansa.core.task import Known, Task
 from hansa.core.trusted import Trusted
 from hansa.data.prepare import Preparation
 from hansa.fusion import Fusion
 from hansa.privacy import Privacy
+from hansa.run import lines
 from hansa.run.settings import Run, higher_is_better
 from hansa.run.work import LocalWork
 from hansa.select import Kept
 
 log = logging.getLogger("hansa")
-FEW = 100  # parties whose numbers are listed one by one
 ATTEMPTS = 100  # to learn a preparation, where parties may come and go
 Steps = Generator[Request, Any, Any]
 
@@ -327,10 +326,12 @@ class Training:
         line |= self._spending(record, empty is not None)
         if private is not None:
             line |= private.line(progress.privacy)
-        for name, who in (("missing", record.missing), ("rejected", record.rejected)):
-            if who:
-                line[name] = {self.holdings.name(party): self._of_one(reason) for party, reason in who.items()}
-        return record.metrics | line | (self._found(fed, record) if empty is None else {})
+        name, least = self.holdings.name, self.run.min_cohort
+        line |= lines.refusals(record, least, name)
+        if empty is None:
+            line |= lines.caught(fed.findings, record, self.attackers) if self.attackers else {}
+            line |= lines.fused(fed.findings, least, name)
+        return record.metrics | line
 
     def _spending(self, record: Record, empty: bool) -> dict[str, Any]:
         """What parties have spent of their privacy so far: the most, and where there are few and no `min_cohort`, each.
@@ -341,44 +342,13 @@ class Training:
         progress.exhausted |= {str(p): True for p, reason in record.missing.items() if reason.startswith(SPENT)}
         if record.spent and (alone or not empty):
             progress.epsilon = max(progress.epsilon, *record.spent.values())
-            if alone and len(self.holdings) <= FEW:
+            if alone and len(self.holdings) <= lines.FEW:
                 progress.epsilons |= {name(party): spent for party, spent in sorted(record.spent.items())}
         if record.delta is None or not progress.epsilon:
             return {}
         out: dict[str, Any] = {"epsilon": finite(progress.epsilon), "delta": record.delta}
         if progress.epsilons:
             out["epsilons"] = {party: finite(spent) for party, spent in progress.epsilons.items()}
-        return out
-
-    def _of_one(self, reason: str) -> str:
-        """What may be told of a single party: with a min_cohort why its reply was not used, and no number from it."""
-        return reason if self.run.min_cohort == 1 else without_numbers(reason)
-
-    def _found(self, fed: Federation, record: Record) -> dict[str, Any]:
-        """What the fusion found about single parties, by name; and where the attackers are known, which part of those
-        excluded or rejected were attackers (precision), and of the attackers were excluded or rejected (recall)."""
-        out: dict[str, Any] = {}
-        name = self.holdings.name
-        if self.attackers:
-            seen = {*record.fused, *record.rejected, *(p for finding in fed.findings for p in finding.parties)}
-            without = {*record.rejected, *(p for finding in fed.findings for p in finding.excluded)}
-            caught, hostile = len(without & self.attackers), len(seen & self.attackers)
-            if without:
-                out["exclusion_precision"] = caught / len(without)
-            if hostile:
-                out["exclusion_recall"] = caught / hostile
-        for finding in fed.findings:
-            if self.run.min_cohort > 1:  # shares and scores are numbers about single parties
-                out["fusion"] = {"rule": finding.rule, "excluded": [name(p) for p in finding.excluded]}
-                continue
-            out["fusion"] = {
-                "rule": finding.rule,
-                "shares": {name(p): share for p, share in zip(finding.parties, finding.shares, strict=True)},
-                "excluded": [name(p) for p in finding.excluded],
-            }
-            if finding.scores is not None:
-                scores = zip(finding.parties, finding.scores, strict=True)
-                out["fusion"]["scores"] = {name(p): finite(s) for p, s in scores}
         return out
 
     def _publish(self) -> Steps:
@@ -407,8 +377,7 @@ class Training:
         return {k: finite(v) if isinstance(v, float) else v for k, v in found.items()}
 
     def _evaluate_parties(self, name: str, payload: dict[str, Any]) -> Generator[Request, Any, dict[str, Any]]:
-        """Each party's metrics on its own test samples: mean, worst tenth, variance, and the mean over samples. With a
-        min_cohort, only what is made of so many parties."""
+        """Each party's metrics on its own test samples."""
 
         async def ask(fed: Federation) -> Gathered:
             return await fed.gather(Evaluate(name), payload, parties=fed.parties)
@@ -419,24 +388,7 @@ class Training:
             log.warning("the parties could not evaluate the model: %s", reason)
             yield Abort(self.progress.round)
             return {}
-        out: dict[str, Any] = {}
-        least = self.run.min_cohort
-        for metric in sorted({m for reply in answers.replies for m in reply.metrics}):
-            pairs = [(r.metrics[metric], r.weight) for r in answers.replies if metric in r.metrics]
-            if len(pairs) < least:
-                continue
-            values = sorted((v for v, _ in pairs), reverse=not higher_is_better(metric))
-            mean = sum(values) / len(values)
-            tenth = values[: math.ceil(len(values) / 10)]
-            out[f"party_{metric}_mean"] = mean
-            if len(tenth) >= least:
-                out[f"party_{metric}_worst_tenth"] = sum(tenth) / len(tenth)
-            out[f"party_{metric}_variance"] = sum((v - mean) * (v - mean) for v in values) / len(values)
-            out[metric] = sum(v * n for v, n in pairs) / sum(n for _, n in pairs)
-        if len(answers.parties) <= FEW and least == 1:
-            who = map(self.holdings.name, answers.parties)
-            out["parties"] = {name: r.metrics for name, r in zip(who, answers.replies, strict=True)}
-        return out
+        return lines.over_parties(answers, self.run.min_cohort, self.holdings.name)
 
     @property
     def metric(self) -> str:
