@@ -309,7 +309,8 @@ class League:
     # Asks
 
     def ask(self, asked: Asked | None = None, parties: Sequence[int] = (0, 1, 2), limit: int = 2**24,
-            message: bytes = b"message", task: bytes = b"task", **given: Any) -> Asked:  # fmt: skip
+            message: bytes = b"message", task: bytes = b"task",
+            check: Callable[[Path, Any], str | None] = lambda path, answer: None, **given: Any) -> Asked:  # fmt: skip
         """Ask parties something, as a job would."""
         asked = asked or Asked(**given)
         self.ledger.now(asks.open_ask(asked.key, "digest", list(parties), 0.0))
@@ -322,7 +323,7 @@ class League:
         blobs = [Blob(path.name.partition("-")[2], path.stat().st_size) for path in files]
         for party in parties:
             work = Work(asked.job, "job", party, *asked.key[1:], blobs[0], blobs[1], None, None, None, 1)
-            self.desk.offer([(party, Errand(work, files[0], files[1], limit, lambda path, answer: None))])
+            self.desk.offer([(party, Errand(work, files[0], files[1], limit, check))])
         return asked
 
     def told(self, name: str, asked: Asked) -> dict[str, Any]:

@@ -89,6 +89,23 @@ def test_a_late_answer_is_told_so_and_not_kept(league: League, ann: Caller) -> N
     assert ann.put(ask, digest(b"late"), 0, b"late").status == 404
 
 
+def test_an_answer_whose_bytes_another_job_has_just_let_go_of_is_sent_again(league: League, ann: Caller) -> None:
+    looks = []
+
+    def check(path: Path, answer: object) -> None:
+        looks.append(path.name)
+        if len(looks) == 1:  # the same bytes were another job's, of a round that closes now
+            discard(league.ledger, league.aggregator.blobs, looks)
+        path.read_bytes()
+
+    ask = league.ask(check=check)
+    answer = draft(ann.upload(ask, b"the same"))
+    got = ann.reply(ask, answer)
+    assert got.status == 416 and got.headers["Hansa-At"] == "0" and league.replies(ask) == {}
+    ann.upload(ask, b"the same")
+    assert ann.reply(ask, answer).receipt.status == "accepted" and len(looks) == 2
+
+
 def test_an_answer_to_what_was_not_asked_is_404_and_leaves_nothing(league: League, ann: Caller) -> None:
     ask, other = league.ask(parties=(0,)), league.ask(round=3, parties=(1, 2))
     blob = ann.upload(ask, b"bytes")

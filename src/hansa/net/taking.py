@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hansa.net.asks import Sent, check_answered, standing, store_answer, unoffered
-from hansa.net.blobs import Blobs
+from hansa.net.blobs import Blobs, Gap
 from hansa.net.desk import Desk, Errand, Key
 from hansa.net.ledger import Ledger
 from hansa.net.points import reach
@@ -45,7 +45,10 @@ class Taking:
         reach("reply.stored")
         needed = False
         try:
-            rejected: str | None = yield Do(lambda: errand.check(path, sent.answer))
+            try:
+                rejected: str | None = yield Do(lambda: errand.check(path, sent.answer))
+            except FileNotFoundError:  # another job that had the same bytes has just let go of them
+                raise Gap(0) from None
             receipt = yield Write(store_answer(key, sent, path, rejected, errand.work.min_cohort))
             needed = receipt.status == "accepted"
         finally:
