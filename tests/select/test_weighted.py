@@ -41,10 +41,10 @@ def test_parties_are_drawn_as_often_as_successive_draws_by_size_say(count: int) 
 
 
 def test_a_run_draws_large_parties_more_often(run: Any) -> None:
-    seen = run("weighted", [1, 2, 3, 6], rounds=300, cohort_size=2, engine="stacked", eval_every=300)
-    often = np.bincount([party for cohort in seen.cohorts for party in cohort], minlength=4) / 300
+    seen = run("weighted", [1, 2, 3, 6], rounds=800, cohort_size=2, engine="stacked", eval_every=800)
+    often = np.bincount([party for cohort in seen.cohorts for party in cohort], minlength=4) / 800
     for share, p in zip(often, inclusion([1, 2, 3, 6], 2), strict=True):
-        assert abs(share - p) < 4.5 * math.sqrt(p * (1 - p) / 300)
+        assert abs(share - p) < 4.5 * math.sqrt(p * (1 - p) / 800)
 
 
 def test_parties_without_samples_are_never_drawn_and_sizes_are_asked_once(run: Any) -> None:

@@ -143,11 +143,8 @@ def agree(given: hansa.Task, solver: LocalSolver, device: str, chunk: int | None
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(
-    ("model", "solver"),
-    [*((model, SOLVERS[0]) for model in (wide, grouped)), *((m, s) for m in (dense, convolving) for s in SOLVERS)],
-    ids=lambda part: getattr(part, "name", None) or part.__name__,
-)
+@pytest.mark.parametrize("solver", SOLVERS, ids=lambda s: s.name)
+@pytest.mark.parametrize("model", [dense, wide, convolving, grouped], ids=lambda m: m.__name__)
 def test_a_recorded_stack_trains_as_each_party_does_alone(model: Any, solver: LocalSolver, device: str) -> None:
     engine = agree(task(model), solver, device, chunk=8)
     assert len(engine.programs) == 1  # replayed, not recorded anew
