@@ -1,0 +1,124 @@
+"""Federations of real processes in which somebody lies: an aggregator, a party, a dealer."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hansa.core import codec
+from hansa.net.federation import Federation, init
+from hansa.run.config import parse
+from hansa.run.demo_net import all_run, free_port
+from hansa.run.operate import Operator
+
+LIARS = Path(__file__).with_name("liars.py")
+AGGREGATOR = "aggregator"
+PATIENCE = 120.0  # seconds after which a process that should have answered has not
+
+
+def samples(count: int = 40, features: int = 3, seed: int = 0) -> tuple[Any, Any]:
+    """Two classes that a line divides."""
+    draws = np.random.default_rng(seed)
+    x = draws.normal(size=(count, features)).astype(np.float32)
+    return x, (x.sum(1) > 0).astype(np.int64)
+
+
+def experiment(**tables: Any) -> dict[str, Any]:
+    """A job of two quick rounds; `run={...}`, `task={...}` and so on are laid over it."""
+    tree: dict[str, Any] = {
+        "task": {"parties": ["each.npz"], "model": "logistic"},
+        "algorithm": {"name": "fedavg", "local": {"lr": 0.1, "epochs": 1, "batch": 16}},
+        "run": {"rounds": 2, "seed": 0, "deadline": 60.0},
+    }
+    for name, table in tables.items():
+        tree[name] = {**tree.get(name, {}), **table} if isinstance(table, Mapping) else table
+    return tree
+
+
+class Stage:
+    """An aggregator and parties, each a process, over mutual TLS.
+
+    `parties` gives each party its samples (x, y), `policies` the text of its `party.toml`, and `lies` names what a
+    process lies about: `{"aggregator": "test_module:function", "ann": ...}`. Use it as a context manager.
+    """
+
+    def __init__(self, folder: Path, parties: Mapping[str, tuple[Any, Any]], policies: Mapping[str, str] | None = None,
+                 lies: Mapping[str, str] | None = None) -> None:  # fmt: skip
+        self.folder, self.lies = folder, dict(lies or {})
+        folder.mkdir(parents=True, exist_ok=True)
+        self.federation: Federation = init(folder / "federation", "stage", list(parties), ["localhost"], free_port())
+        self.operator = Operator(self.federation)
+        self._ending = contextlib.ExitStack()
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        for name, (x, y) in parties.items():
+            np.savez(folder / f"{name}.npz", x=x, y=y)
+            self.home(name).mkdir(parents=True)
+            (self.home(name) / "party.toml").write_text((policies or {}).get(name, ""))
+
+    def __enter__(self) -> Stage:
+        try:
+            self.start(AGGREGATOR, "serve", str(self.federation.folder))
+            self.operator.wait_until_served(PATIENCE)
+            for path in sorted(self.folder.glob("*.npz")):
+                name = path.stem
+                token = self.federation.folder / "tokens" / f"{name}.token"
+                where = ["--token-file", str(token), "--data", str(path), "--state", str(self.home(name))]
+                self.start(name, "join", self.federation.url, *where)
+        except BaseException:
+            self._ending.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.close()
+
+    def home(self, party: str) -> Path:
+        """A party's own folder."""
+        return self.folder / "homes" / party
+
+    def start(self, name: str, *words: str) -> None:
+        """A `hansa` command as a process, with the lie of that name; its output is `log(name)`."""
+        lie = self.lies.get(name)
+        command = [sys.executable, *(["-m", "hansa.cli"] if lie is None else [str(LIARS), lie]), *words]
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "HANSA_NOTES": str(self.folder / f"{name}.notes")}
+        with open(self.folder / f"{name}.log", "ab") as log:
+            self.processes[name] = process = subprocess.Popen(command, stdout=log, stderr=log, env=env)
+        self._ending.callback(_end, process)
+
+    def run(self, tree: Mapping[str, Any], name: str = "job") -> dict[str, Any]:
+        """Submit a job and wait for its end: its status, reason and rounds."""
+        job, _ = self.operator.submit(parse(tree), name)
+        lines: list[dict[str, Any]] = []
+        ended = self.operator.wait(job, lines.append, lambda: all_run(list(self.processes.values()), self.folder))
+        return {**ended, "rounds": lines}
+
+    def log(self, name: str) -> str:
+        """What a process has printed so far."""
+        return (self.folder / f"{name}.log").read_text()
+
+    def notes(self, name: str = AGGREGATOR) -> list[dict[str, Any]]:
+        """What a liar has written down."""
+        return [codec.decode(path.read_bytes()) for path in sorted((self.folder / f"{name}.notes").glob("*.note"))]
+
+    def spent(self, party: str) -> dict[str, Any]:
+        """What `hansa privacy spent` says of a party."""
+        command = [sys.executable, "-m", "hansa.cli", "privacy", "spent", str(self.home(party)), "--json"]
+        found: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+        return found
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,90 @@
+"""Run a `hansa` command as a liar: `python liars.py MODULE:FUNCTION WORDS...` calls the function, then the command.
+
+The function replaces what it lies about; everything else is the ordinary program, over real sockets. What a liar learns
+it writes down with `note`, for the test to read. `kit.py` starts these processes.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hansa.algorithms.fedavg import FedAvg
+from hansa.core import codec, replies
+from hansa.core.federation import Ask
+from hansa.core.op import Op, Reply
+from hansa.net import party, runtime
+
+T = TypeVar("T")
+Message = dict[str, Any]
+
+
+def forged(part: T, **fields: Any) -> T:
+    """A copy of a part with other fields, which no check has seen."""
+    other = copy.copy(part)
+    for name, value in fields.items():
+        object.__setattr__(other, name, value)
+    return other
+
+
+def note(tree: Mapping[str, Any]) -> None:
+    """Write down something that the liar learnt: named tensors and plain values."""
+    folder = Path(os.environ["HANSA_NOTES"])
+    folder.mkdir(exist_ok=True)
+    part = folder / f"{len(list(folder.iterdir())):06d}.part"
+    part.write_bytes(codec.encode(dict(tree)))
+    part.rename(part.with_suffix(".note"))
+
+
+# What an aggregator can lie about
+
+
+def believe_everything() -> None:
+    """Have an aggregator take every reply: a liar does not mind what it looks like."""
+    runtime.fault = replies.fault = lambda *_: None  # type: ignore[assignment]
+
+
+def rewrite(change: Callable[[int, Message], Message]) -> None:
+    """Have an aggregator send parties other messages (op, payload, round) than the job's: `change(party, message)`."""
+    honest = Ask.message
+    Ask.message = lambda self, number: change(number, dict(honest(self, number)))  # type: ignore[method-assign]
+    runtime.Network._shows = lambda *_: False  # type: ignore[method-assign]
+    believe_everything()
+
+
+def take_over(round: Callable[..., Any], *verbs: str) -> None:
+    """Have the jobs of an aggregator that name `fedavg` run this: `async def round(algorithm, state, fed)`."""
+    FedAvg.round = round  # type: ignore[assignment]
+    FedAvg.verbs = frozenset(verbs)  # type: ignore[assignment,misc]
+    believe_everything()
+
+
+# What a party can lie about
+
+
+def answer(change: Callable[[Op, Mapping[str, Any], Reply], Reply | str]) -> None:
+    """Have a party send other replies than its own: `change(op, payload, reply)`."""
+    honest = party.perform
+
+    def perform(op: Op, who: Any, payload: Any, memory: Any) -> Any:
+        outcome = honest(op, who, payload, memory)
+        if isinstance(outcome, str):
+            return outcome
+        changed = change(op, payload, outcome[0])
+        return changed if isinstance(changed, str) else (changed, outcome[1])
+
+    party.perform = perform
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    module, _, function = sys.argv.pop(1).partition(":")
+    getattr(importlib.import_module(module), function)()
+    from hansa.cli import main
+
+    main()
