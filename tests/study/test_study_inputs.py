@@ -7,12 +7,13 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from hansa.core.errors import ConfigError
-from hansa.study import Cell, parse_study
+from hansa.study import Cell, inputs, parse_study
 from hansa.study.execute import Job, Silence
 from hansa.study.inputs import code_of
 from hansa.study.perform import perform
@@ -130,3 +131,11 @@ def test_of_a_notebook_what_a_function_does_counts_and_not_the_text_around_it(mo
     first = key()
     assert key() == first and key(words="other words") == first
     assert key(factor=3) != first and key(count=4) != first
+
+
+def test_modules_of_another_environment_that_this_one_takes_packages_from_are_not_the_users(tmp_path: Path) -> None:
+    lent = ModuleType("lent")
+    lent.__file__ = str(tmp_path / "other" / "lib" / "python3" / "site-packages" / "lent.py")
+    mine = ModuleType("mine")
+    mine.__file__ = str(tmp_path / "mine.py")
+    assert inputs._own(mine) and not inputs._own(lent)

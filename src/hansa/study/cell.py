@@ -20,8 +20,16 @@ from hansa.run.config import Experiment, is_function, parse
 from hansa.run.simulate import NUMERICS
 from hansa.study.inputs import inputs
 
-# What does not change a run's numbers: where its files lie, and how often it saves.
-NO_MATTER = ("task.data_dir", "run.checkpoint_seconds")
+KEY_VERSION = 2  # raised where the key's form changes, so that runs under keys of the old form are not taken
+# The fields of an experiment that are not in the key, with the reason; all others are.
+LEFT_OUT = {
+    "tree": "says the same as the other fields, in the user's own way",
+    "folder": "files in it count by their content; it is in the key as `place` where a function may read others",
+    "track": "says who is told of the numbers",
+    "name": "is the name of the experiment's file",
+    "task.data_dir": "says where files lie, which count by their content",
+    "run.checkpoint_seconds": "says how often a run is saved",
+}
 
 
 @dataclass(frozen=True)
@@ -74,35 +82,42 @@ class Cell:
 def key_of(experiment: Experiment, without: Collection[str] = ()) -> str:
     """A hash of an experiment in its one canonical form, less the dotted fields in `without`."""
     tree = canonical(experiment)
-    for dotted in (*NO_MATTER, *without):
+    for dotted in without:
         table, _, name = dotted.partition(".")
-        tree[table].pop(name, None)
+        del tree["experiment"][table][name]
     text = json.dumps(tree, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
 def canonical(experiment: Experiment) -> dict[str, Any]:
-    """An experiment with all defaults filled in, so that two ways to say the same are one."""
-    task = _fields(experiment.task)
+    """An experiment with all defaults filled in, so that two ways to say the same are one, and what else decides the
+    bits of its result."""
+    tree = _plain(experiment)
     for kind in ("dataset", "model"):
-        if task[kind] is not None and not is_function(task[kind]):
-            task[kind] = to_config(from_config(kind, task[kind], where=f"task.{kind}"))
-    beside = is_function(task["dataset"]) or is_function(task["model"])  # which may read files of their own
+        named = tree["task"][kind]
+        if named is not None and not is_function(named):
+            tree["task"][kind] = to_config(from_config(kind, named, where=f"task.{kind}"))
+    beside = is_function(experiment.task.dataset) or is_function(experiment.task.model)  # may read files of their own
     device = experiment.run.device
     card = torch.cuda.get_device_name(device) if device.startswith("cuda") and torch.cuda.is_available() else None
     return {
-        "task": task,
+        "version": KEY_VERSION,
+        "experiment": tree,
         "place": str(Path(experiment.folder).resolve()) if beside else None,
-        "partition": None if experiment.partition is None else to_config(experiment.partition),
-        "algorithm": to_config(experiment.algorithm),
-        "adversary": [to_config(group) for group in experiment.adversary],
-        "run": _fields(experiment.run),
         "inputs": inputs(experiment),
         "bits": {"hansa": hansa.__version__, "numerics": NUMERICS, "torch": torch.__version__,
                  "cpu": torch.backends.cpu.get_cpu_capability(), "gpu": card},
     }  # fmt: skip
 
 
-def _fields(table: Any) -> dict[str, Any]:
-    values = {f.name: getattr(table, f.name) for f in dataclasses.fields(table)}
-    return {name: to_config(value) if isinstance(value, Part) else value for name, value in values.items()}
+def _plain(value: Any, at: str = "") -> Any:
+    """Settings as plain data, without what LEFT_OUT names."""
+    if isinstance(value, Part):
+        return to_config(value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner, at) for inner in value]
+    if dataclasses.is_dataclass(value):
+        names = {field.name: f"{at}{field.name}" for field in dataclasses.fields(value)}
+        return {name: _plain(getattr(value, name), f"{dotted}.")
+                for name, dotted in names.items() if dotted not in LEFT_OUT}  # fmt: skip
+    return value

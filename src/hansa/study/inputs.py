@@ -23,6 +23,7 @@ from hansa.run.config import Experiment, is_function, load_function
 
 MAIN = "__main__"  # a script or a notebook
 CHUNK = 2**20
+PACKAGES = {"site-packages", "dist-packages"}  # folders of installed packages
 SIMPLE = (bool, int, float, complex, str, bytes, tuple, type(None))
 # Modules as this process knows them: those of one spec have been read once.
 _known: dict[str, tuple[ModuleSpec | None, str | None]] = {}
@@ -39,7 +40,7 @@ def parts_of(value: Any) -> Iterator[Part]:
         for kind, given in (("dataset", value.task.dataset), ("model", value.task.model)):
             if given is not None and not is_function(given):
                 yield from parts_of(from_config(kind, given, where=f"task.{kind}"))
-        yield from parts_of((value.task, value.partition, value.algorithm, value.run, value.adversary))
+        yield from parts_of([getattr(value, field.name) for field in fields(value) if field.name != "track"])
     elif isinstance(value, (list, tuple)):
         for inner in value:
             yield from parts_of(inner)
@@ -99,9 +100,12 @@ def _modules(names: Iterable[str]) -> Iterator[tuple[str, str | None]]:
 
 
 def _own(module: ModuleType | None) -> bool:
-    """Whether a module is the user's: neither Hansa's nor of an installed package."""
+    """Whether a module is the user's: neither Hansa's nor of an installed package, in this environment or one that it
+    takes packages from."""
     file = getattr(module, "__file__", None)
-    return file is not None and not any(Path(file).resolve().is_relative_to(place) for place in _installed())
+    if file is None or not PACKAGES.isdisjoint(Path(file).parts):
+        return False
+    return not any(Path(file).resolve().is_relative_to(place) for place in _installed())
 
 
 @cache
