@@ -2,14 +2,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import hansa
+from hansa.core import registry
 from hansa.core.errors import ConfigError
-from hansa.core.registry import KINDS, Part, build, from_config, nest, register, registered, summary, to_config
+from hansa.core.registry import KINDS, Part, build, from_config, lookup, nest, register, registered, summary, to_config
 from hansa.fusion import WeightedMean
 from hansa.local import SGD, SVRG, Gradient
 from hansa.schedule import Exponential
@@ -166,3 +171,53 @@ def test_a_field_of_two_parts_must_say_which() -> None:
     with pytest.raises(ConfigError, match=r"local and server have a field 'lr'; say which, as in local\.lr"):
         build("algorithm", "fedadam", lr=1.0)
     assert build("algorithm", "fedavg", local=hansa.SGD(lr=3.0), batch=7).local.lr == 3.0
+
+
+SLOW = """
+import threading
+from dataclasses import dataclass
+import hansa.core.registry as registry
+
+registry.begun.set()  # the test's own: the import has begun, and goes on once another thread has asked
+registry.go_on.wait(10)
+
+@registry.register("slow-tracker")
+@dataclass(frozen=True)
+class SlowTracker(registry.Part):
+    '''A part whose module takes its time.'''
+    kind = "tracker"
+
+assert registry.lookup("tracker", "slow-tracker") is SlowTracker  # a module may ask for its own kind
+"""
+
+
+def test_a_part_whose_module_another_thread_is_importing_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow_tracker_module.py").write_text(SLOW)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(registry, "_parts", {**registry._parts, "tracker": {}})
+    monkeypatch.setattr(registry, "_providers", {**registry._providers, "tracker": ["slow_tracker_module"]})
+    monkeypatch.setattr(registry, "_loaded", registry._loaded - {"tracker"})
+    begun, go_on = threading.Event(), threading.Event()
+    monkeypatch.setattr(registry, "begun", begun, raising=False)
+    monkeypatch.setattr(registry, "go_on", go_on, raising=False)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            first = pool.submit(lookup, "tracker", "slow-tracker")
+            assert begun.wait(10)
+            second = pool.submit(lookup, "tracker", "slow-tracker")
+            with pytest.raises(TimeoutError):  # it waits for the import instead of saying that there is no such part
+                second.result(0.3)
+            go_on.set()
+            assert first.result(10) is second.result(10)
+    finally:
+        sys.modules.pop("slow_tracker_module", None)
+
+
+def test_a_module_that_cannot_be_imported_is_said_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_providers", {**registry._providers, "tracker": ["no_such_module_of_parts"]})
+    monkeypatch.setattr(registry, "_loaded", registry._loaded - {"tracker"})
+    for _ in range(2):
+        with pytest.raises(ModuleNotFoundError, match="no_such_module_of_parts"):
+            registered("tracker")

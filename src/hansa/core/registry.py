@@ -11,6 +11,7 @@ import dataclasses
 import importlib
 import importlib.metadata
 import math
+import threading
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -68,6 +69,15 @@ P = TypeVar("P", bound=type[Part])
 _parts: dict[str, dict[str, type[Part]]] = {kind: {} for kind in KINDS}
 _providers: dict[str, list[str]] = {kind: [] for kind in KINDS}
 _loaded: set[str] = set()
+
+
+class _Loading(threading.local):
+    """The kinds that this thread is importing: a module may ask for a part of its own kind."""
+
+    kinds: frozenset[str] = frozenset()
+
+
+_loading = _Loading()
 _hints: dict[type[Any], dict[str, Any]] = {}
 
 
@@ -95,15 +105,24 @@ def registered(kind: str) -> dict[str, type[Part]]:
     """All parts of a kind by name, third-party ones (entry-point group `hansa.<kind>`) included."""
     if kind not in _parts:
         raise ConfigError(f"unknown kind of part {kind!r}{nearest(kind, KINDS)}")
-    if kind not in _loaded:
-        _loaded.add(kind)
-        for module in _providers[kind]:
-            importlib.import_module(module)
-        for entry in importlib.metadata.entry_points(group=f"hansa.{kind}"):
-            part = entry.load()
-            if isinstance(part, type) and issubclass(part, Part) and entry.name not in _parts[kind]:
-                register(entry.name)(part)
+    if kind not in _loaded and kind not in _loading.kinds:
+        _loading.kinds |= {kind}
+        try:
+            _load(kind)
+        finally:
+            _loading.kinds -= {kind}
+        _loaded.add(kind)  # only now: until then other threads import too, and Python has them wait for this one
     return dict(sorted(_parts[kind].items()))
+
+
+def _load(kind: str) -> None:
+    """Import all modules that register parts of a kind."""
+    for module in _providers[kind]:
+        importlib.import_module(module)
+    for entry in importlib.metadata.entry_points(group=f"hansa.{kind}"):
+        part = entry.load()
+        if isinstance(part, type) and issubclass(part, Part) and entry.name not in _parts[kind]:
+            register(entry.name)(part)
 
 
 def lookup(kind: str, name: str, where: str = "") -> type[Part]:
