@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -27,9 +28,11 @@ PROMPT = 5.0  # seconds in which the ledger must take a change
 
 class Admin:
     """The admin listener. Whoever starts and ends the aggregator says so in `starting` and `closing`, and gives it the
-    live page before it listens."""
+    live page before it listens. `logger` is aiohttp's."""
 
-    def __init__(self, state: Path, ledger: Ledger, metrics: Metrics, connected: Callable[[], int], floor: int) -> None:
+    def __init__(self, state: Path, ledger: Ledger, metrics: Metrics, connected: Callable[[], int], floor: int,
+                 logger: logging.Logger) -> None:  # fmt: skip
+        self._logger = logger
         self._state, self._ledger, self._metrics, self._floor = state, ledger, metrics, floor
         self.page: Page | None = None
         self._looking: asyncio.Task[None] | None = None
@@ -59,7 +62,7 @@ class Admin:
         for path, handler in (("/healthz", self._health), ("/readyz", self._ready), ("/metrics", self._show)):
             app.router.add_get(path, handler, allow_head=False)
         self._runner = web.AppRunner(app, access_log=None, keepalive_timeout=15, shutdown_timeout=1,
-                                     auto_decompress=False)  # fmt: skip
+                                     auto_decompress=False, logger=self._logger)  # fmt: skip
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port)
         try:

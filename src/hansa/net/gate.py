@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from hansa.net.door import Connection
 from hansa.net.http import CutOff, Refused, invite_body, trouble
@@ -20,6 +19,7 @@ from hansa.net.keys import Identity
 from hansa.net.ledger import Ledger
 from hansa.net.limits import PIECE, Buckets, Limits, Notes, come_back, place
 from hansa.net.metrics import Metrics
+from hansa.ui.page import is_malformed
 
 log = logging.getLogger("hansa.net")
 ROTATIONS, AGAIN = 10, 3600.0  # certificates that a party gets at once, and the seconds after which it gets one more
@@ -79,13 +79,13 @@ class Gate:
     def _said(self, record: logging.LogRecord) -> bool:
         """Whether something that aiohttp says is to be on standard error; nonsense from outside is so in one line."""
         error = record.exc_info[1] if record.exc_info else None
-        nonsense = isinstance(error, (HttpProcessingError, web.RequestPayloadError, ConnectionError))
+        nonsense = is_malformed(record)
         if nonsense:
             self.metrics.refused.labels("no proper request").inc()
         left = self._notes.take(("http", None if nonsense else str(type(error))))
         if nonsense and left is not None:
             record.levelno, record.levelname, record.exc_info = logging.WARNING, "WARNING", None
-            record.detail = {"why": str(error)[:200], "left_out": left}
+            record.detail = {"why": " ".join(str(error).split())[:200], "left_out": left}
         return left is not None
 
     @property

@@ -155,7 +155,8 @@ class Aggregator:
         await runner.setup()
         assert runner.server is not None
         self.door = door = Door(runner.server, self.tls, limits, self.metrics, gate.strangers)
-        self.admin = admin = Admin(self.state, self.ledger, self.metrics, self._connected, table.min_free)
+        self.admin = admin = Admin(self.state, self.ledger, self.metrics, self._connected, table.min_free,
+                                   gate.logger)  # fmt: skip
         admin.page = self._page(admin)
         summing_up = asyncio.ensure_future(_every(MINUTE, gate.note_left_out))
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from aiohttp import web
 
 from hansa.ui.folder import RunFolder
-from hansa.ui.page import BODY, Page
+from hansa.ui.page import BODY, Page, is_malformed
 
 
 def say(**tree: Any) -> None:
@@ -34,7 +35,10 @@ async def serve(path: Path, port: int) -> None:
     page = Page(run, run)
     app = web.Application(client_max_size=BODY)
     page.routes(app)
-    runner = web.AppRunner(app, access_log=None, keepalive_timeout=15, shutdown_timeout=1, auto_decompress=False)
+    logger = logging.Logger("hansa.ui.http")  # aiohttp would print a traceback for any malformed request
+    logger.addFilter(lambda record: not is_malformed(record))
+    runner = web.AppRunner(app, access_log=None, keepalive_timeout=15, shutdown_timeout=1, auto_decompress=False,
+                           logger=logger)  # fmt: skip
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", port).start()

@@ -19,6 +19,7 @@ from importlib import resources
 from typing import Any, Protocol
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from hansa.core.errors import HansaError
 from hansa.ui.events import Board, Source
@@ -70,6 +71,12 @@ class Control(Protocol):
 
     def report(self) -> bytes | None:
         """The report of what was shown, once there is one."""
+
+
+def is_malformed(record: logging.LogRecord) -> bool:
+    """Whether what aiohttp logs is about a request that is no HTTP, or a client that has gone: no fault of ours."""
+    error = record.exc_info[1] if record.exc_info else None
+    return isinstance(error, (HttpProcessingError, web.RequestPayloadError, ConnectionError))
 
 
 class Wrong(HansaError):
