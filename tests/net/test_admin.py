@@ -4,7 +4,10 @@ tests of its own (`tests/ui`)."""
 from __future__ import annotations
 
 import http.client
+import json
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -138,3 +141,35 @@ def test_federations_on_one_machine_have_admin_ports_of_their_own(tmp_path: Path
     assert admin("one", 8443) == ("127.0.0.1", 9464)
     assert admin("two", 8444) == ("127.0.0.1", 9465)
     assert admin("three", 50000) == ("127.0.0.1", 0)
+
+
+@pytest.mark.parametrize(("listen", "host", "port"), [
+    ("10.0.0.5", "10.0.0.5", 8443), ("127.0.0.1:9", "127.0.0.1", 9), ("[::]:0", "::", 0), ("::1", "::1", 8443),
+    ("[fe80::1]", "fe80::1", 8443), ("inside.example.org:443", "inside.example.org", 443),
+])  # fmt: skip
+def test_the_address_to_listen_on_can_be_chosen(tmp_path: Path, listen: str, host: str, port: int) -> None:
+    assert Serve().listening(listen).host == host
+    init(tmp_path / "f", "f", ["ann"], ["aggregator.example.org"], 8443, listen)
+    made = Federation.open(tmp_path / "f")
+    assert (made.serve.host, made.serve.port, made.url) == (host, port, "https://aggregator.example.org:8443")
+
+
+@pytest.mark.parametrize("listen", ["", ":", ":80", "a:b", "[::1", "1.2.3.4:99999", "[]:1", "a:1:b"])
+def test_an_address_that_is_none_is_refused_in_a_sentence(listen: str) -> None:
+    with pytest.raises(ConfigError, match=r"--listen: expected ADDRESS or ADDRESS:PORT"):
+        Serve().listening(listen)
+
+
+def test_serve_listens_where_it_is_told(tmp_path: Path) -> None:
+    init(tmp_path / "f", "f", ["ann"], [], 1)  # a port that nobody may use
+    command = [sys.executable, "-m", "hansa.cli", "serve", str(tmp_path / "f"), "--json", "--listen", "127.0.0.2:0",
+               "--admin", "127.0.0.3:0"]  # fmt: skip
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+        assert process.stderr is not None
+        said = json.loads(process.stderr.readline())
+        assert (said["event"], said["host"]) == ("serving", "127.0.0.2")
+        for host, port in (("127.0.0.2", said["port"]), ("127.0.0.3", said["admin"])):
+            socket.create_connection((host, port), timeout=PATIENCE).close()
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
+        process.terminate()

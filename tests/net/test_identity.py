@@ -14,7 +14,7 @@ from hansa.core.errors import ConfigError, HansaError
 from hansa.net import client as clients
 from hansa.net import keys
 from hansa.net.client import Client, Refusal
-from hansa.net.federation import Federation
+from hansa.net.federation import Federation, init
 from hansa.net.home import Home
 from hansa.net.signing import About
 from hansa.net.wire import PROTOCOLS, Admission, Enrolment, pack, unpack
@@ -73,6 +73,21 @@ def test_an_expired_or_void_token_is_refused(league: League) -> None:
     league.ledger.now(lambda db: db.run("UPDATE tokens SET expires = 1 WHERE digest = ?", fresh.digest()).rowcount)
     got = enrol(league, fresh.secret, "ann")
     assert got.status == 403 and "expired" in got.error
+
+
+@pytest.mark.parametrize("name", ["Ann", "ANN", "ann.", "bOb..."])
+def test_a_party_whose_name_looks_like_another_ones_is_not_invited(league: League, name: str) -> None:
+    with pytest.raises(HansaError, match=f"the party '{name}' cannot stand beside '(ann|bob)'"):
+        league.operator.invite(name)
+    assert name not in [party["name"] for party in league.operator.parties()]
+    assert not (league.folder / "tokens" / f"{name}.token").exists()
+
+
+@pytest.mark.parametrize("names", [["ann", "Ann"], ["ann", "bob", "ANN."]])
+def test_a_federation_has_no_two_names_that_look_alike(tmp_path: Path, names: list[str]) -> None:
+    with pytest.raises(ConfigError, match="cannot stand beside 'ann'"):
+        init(tmp_path / "f", "f", names, [], 8443)
+    assert not (tmp_path / "f").exists()
 
 
 def test_a_new_party_is_invited_and_an_old_one_enrols_again(league: League) -> None:

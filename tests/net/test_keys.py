@@ -25,6 +25,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from hansa.core.errors import ConfigError, HansaError
 from hansa.net import keys
 from hansa.net.keys import IdentityError, Token
+from hansa.net.names import check_distinct, valid_name
 
 PATIENCE = 20.0  # seconds until a stuck socket fails its test
 
@@ -90,7 +91,7 @@ def server(ca: Authority) -> Member:
 
 @pytest.mark.parametrize("name", ["a", "7", "Cleveland", "va-2.old_x", "a" * 64])
 def test_plain_names_are_kept_as_they_are(name: str) -> None:
-    assert keys.valid_name(name) == name
+    assert valid_name(name) == name
 
 
 @pytest.mark.parametrize(
@@ -98,8 +99,19 @@ def test_plain_names_are_kept_as_they_are(name: str) -> None:
 )
 def test_other_names_are_refused_with_one_sentence(name: str) -> None:
     with pytest.raises(ConfigError) as error:
-        keys.valid_name(name)
+        valid_name(name)
     assert "a name is 1 to 64" in one_sentence(error)
+
+
+@pytest.mark.parametrize(("name", "other"), [("Alice", "alice"), ("ALICE", "alice"), ("alice.", "alice"),
+                                             ("a.B..", "A.b")])  # fmt: skip
+def test_names_that_are_easily_taken_for_each_other_cannot_stand_side_by_side(name: str, other: str) -> None:
+    check_distinct([name])
+    check_distinct([name, "bob"], [name, "carol"])
+    for names, others in (([name, other], []), ([name], [other])):
+        with pytest.raises(ConfigError, match="cannot stand beside") as error:
+            check_distinct(names, others)
+        assert one_sentence(error)
 
 
 # Keys, requests and certificates in memory

@@ -19,6 +19,12 @@ from hansa.cli.show import print_rounds
 console = Console()
 Folder = Annotated[Path, typer.Argument(metavar="FEDERATION", help="federation.toml, or the folder that holds it.")]
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="A job, as `hansa jobs` lists it.")]
+Listen = Annotated[
+    str | None,
+    typer.Option(
+        "--listen", metavar="ADDRESS[:PORT]", help="The address of this machine to listen on. Default: every address."
+    ),
+]
 Party = Annotated[str, typer.Argument(help="A party by name.")]
 
 
@@ -40,7 +46,8 @@ def init_federation(
     host: Annotated[
         list[str] | None, typer.Option("--host", help="A name or address under which parties reach the aggregator.")
     ] = None,
-    port: Annotated[int, typer.Option("--port", help="Where the aggregator listens.")] = 8443,
+    port: Annotated[int, typer.Option("--port", help="The port under which they reach it.")] = 8443,
+    listen: Listen = None,
     out: Annotated[Path | None, typer.Option("--out", help="The folder; by default the name.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -49,7 +56,7 @@ def init_federation(
 
     names = [party.strip() for party in parties.split(",") if party.strip()]
     folder = out or Path(name)
-    federation = init(folder, name, names, host or [], port)
+    federation = init(folder, name, names, host or [], port, listen)
     tokens = {party: str(folder / "tokens" / f"{party}.token") for party in names}
     tree = {"federation": str(folder / "federation.toml"), "url": federation.url, "tokens": tokens,
             "admin_token": str(folder / "admin-token")}  # fmt: skip
@@ -61,11 +68,26 @@ def init_federation(
 
 
 @app.command()
-def serve(federation: Folder, as_json: Json = False) -> None:
+def serve(
+    federation: Folder,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            "--listen",
+            metavar="ADDRESS[:PORT]",
+            help="The address of this machine to listen on. Default: host and port in [serve] of federation.toml.",
+        ),
+    ] = None,
+    admin: Annotated[
+        str | None,
+        typer.Option("--admin", metavar="HOST:PORT", help='The admin port; "" for none. Default: admin in [serve].'),
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """Run a federation's aggregator, until SIGTERM or Ctrl-C. Jobs that were under way go on."""
     from hansa.run.serve import serve as run
 
-    run(federation, as_json)
+    run(federation, as_json, listen, admin)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import ipaddress
 import re
@@ -19,6 +20,7 @@ from hansa.net import keys
 from hansa.net.client import https_url
 from hansa.net.evidence import Notary
 from hansa.net.limits import Limits
+from hansa.net.names import check_distinct, valid_name
 from hansa.track.tracker import Tracker, trackers
 
 LOG_DAYS = 3650  # that the certificate of the log's key lasts
@@ -48,7 +50,7 @@ url = "{url}"  # where parties and the operator reach the aggregator
 # shutdown = 20           # seconds that requests under way have to end when the aggregator shuts down
 
 [serve]
-host = "{host}"  # the address to listen on
+host = "{host}"  # the address of this machine to listen on; `hansa serve --listen` goes before it
 port = {port}
 # absent_after = 300  # seconds without a word after which a party is not waited for
 # poll = 300          # seconds that a party's question for work is held open, at most: 25, and longer for many parties
@@ -102,12 +104,32 @@ class Serve:
     @property
     def admin_at(self) -> tuple[str, int]:
         """Host and port of the admin listener."""
-        host, _, port = self.admin.rpartition(":")
-        if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
+        host, port = _address(self.admin, None) or ("", None)
+        if not host or port is None:
             raise ConfigError(
                 f'admin: expected HOST:PORT as in 127.0.0.1:{ADMIN}, or "" for none; got {self.admin[:80]!r}'
             )
-        return host.strip("[]"), int(port)
+        return host, port
+
+    def listening(self, listen: str | None = None, admin: str | None = None) -> Serve:
+        """The table with other addresses to listen on: ADDRESS or ADDRESS:PORT for parties, HOST:PORT for the admin."""
+        at = (self.host, self.port) if listen is None else _address(listen, self.port)
+        if at is None or at[1] is None:
+            raise ConfigError(
+                f"--listen: expected ADDRESS or ADDRESS:PORT of this machine, as in 10.0.0.5, 127.0.0.1:8443 or "
+                f"[::]:8443; got {str(listen)[:80]!r}"
+            )
+        return dataclasses.replace(self, host=at[0], port=at[1], admin=self.admin if admin is None else admin)
+
+
+def _address(text: str, port: int | None) -> tuple[str, int | None] | None:
+    """The host and port of HOST:PORT, [HOST]:PORT or HOST, which has that port; None where it is none of them."""
+    with contextlib.suppress(ValueError):
+        return str(ipaddress.ip_address(text)), port  # an IPv6 address needs no brackets where no port follows
+    found = re.fullmatch(r"(?:\[([^\[\]]+)\]|([^\[\]:]+))(?::([0-9]{1,5}))?", text)
+    if found is None or int(found[3] or 0) > 65535:
+        return None
+    return found[1] or found[2], port if found[3] is None else int(found[3])
 
 
 def _is_loopback(host: str) -> bool:
@@ -130,12 +152,13 @@ class Federation:
     folder: Path = field(default=Path(), compare=False)
 
     def __post_init__(self) -> None:
-        keys.valid_name(self.name)
+        valid_name(self.name)
         for name in self.parties:
-            keys.valid_name(name)
+            valid_name(name)
         twice = [name for name, count in Counter(self.parties).items() if count > 1]
         if twice:
             raise ConfigError(f"parties: {min(twice)!r} is there twice")
+        check_distinct(self.parties)
         https_url(self.url)
 
     @classmethod
@@ -223,11 +246,16 @@ class Federation:
         disk.put(self.folder / "server.pem", [certificate], mode=disk.SHARED)
 
 
-def init(folder: Path, name: str, parties: Sequence[str], hosts: Sequence[str], port: int) -> Federation:
-    """Make a new federation's folder: its file, its authority, the operator's key and a token for each party."""
+def init(folder: Path, name: str, parties: Sequence[str], hosts: Sequence[str], port: int,
+         listen: str | None = None) -> Federation:  # fmt: skip
+    """Make a new federation's folder: its file, its authority, the operator's key and a token for each party.
+
+    `hosts` are the names under which parties reach the aggregator, `listen` the address of this machine (and another
+    port, where one is mapped to it) on which it listens: by default all addresses.
+    """
     url_host = hosts[0] if hosts else "localhost"
     url = f"https://{f'[{url_host}]' if ':' in url_host else url_host}:{port}"
-    federation = Federation(name, tuple(parties), url, Serve(port=port), folder=folder)
+    federation = Federation(name, tuple(parties), url, Serve(port=port).listening(listen), folder=folder)
     if not parties:
         raise ConfigError("a federation needs parties: --parties cleveland,hungary")
     authority, certificate = keys.make_ca(name)
@@ -260,7 +288,7 @@ def init(folder: Path, name: str, parties: Sequence[str], hosts: Sequence[str], 
         token = keys.new_token(party, certificate)
         keys.write_private(folder / "tokens" / f"{party}.token", token.text().encode() + b"\n")
     text = TOML.format(name=name, folder=folder, parties=", ".join(f'"{p}"' for p in parties), url=url,
-                       host=federation.serve.host, port=port, admin=_admin_beside(port))  # fmt: skip
+                       host=federation.serve.host, port=federation.serve.port, admin=_admin_beside(port))  # fmt: skip
     disk.put(folder / "federation.toml", [text.encode()], mode=disk.SHARED)  # last: with it the federation is there
     return federation
 

@@ -31,6 +31,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from hansa.core import disk
 from hansa.core.errors import ConfigError, HansaError
+from hansa.net.names import valid_name
 from hansa.net.points import steps
 
 ROLES = ("party", "operator", "server", "log")
@@ -39,7 +40,6 @@ LIMIT = 16 * 1024  # bytes of any key, certificate, request or token that is rea
 BACKDATED = datetime.timedelta(days=2)  # a certificate is good at once, also where the clock is behind
 LONGEST = 36500  # days that a certificate may be asked to last
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*")
 _SECRET = re.compile(r"[A-Za-z0-9_-]{43}")  # 32 bytes in base64url
@@ -53,20 +53,6 @@ PrivateKey = Ed25519PrivateKey
 
 class IdentityError(HansaError):
     """A key, certificate, request or token that is malformed or not what it should be."""
-
-
-def valid_name(name: str) -> str:
-    """The name itself, if a party, job or federation may have it; a ConfigError if not.
-
-    Names become parts of file names, headers and certificates, so they are plain: 1 to 64 of the letters A to Z and
-    a to z, digits, '.', '_' and '-', with a letter or digit first. Case is kept.
-    """
-    if not _NAME.fullmatch(name):
-        raise ConfigError(
-            f"the name {name[:80]!r} cannot be used: a name is 1 to 64 of the letters A-Z and a-z, the digits, '.', "
-            "'_' and '-', and begins with a letter or digit"
-        )
-    return name
 
 
 # Keys

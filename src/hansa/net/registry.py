@@ -13,10 +13,11 @@ from hansa.core.errors import ConfigError, HansaError, nearest
 from hansa.net import keys
 from hansa.net.federation import Federation
 from hansa.net.ledger import Ledger, Writer
+from hansa.net.names import check_distinct, valid_name
 
 DAYS = 90  # that a party's certificate lasts
 TOKEN_DAYS = 30  # that a token can be used
-DECLARE = "INSERT OR IGNORE INTO parties (number, name) VALUES ((SELECT coalesce(max(number) + 1, 0) FROM parties), ?)"
+DECLARE = "INSERT INTO parties (number, name) VALUES ((SELECT coalesce(max(number) + 1, 0) FROM parties), ?)"
 
 
 class Denied(HansaError):
@@ -77,8 +78,8 @@ class Registry:
 
     def _declare(self, parties: Sequence[str]) -> Callable[[Writer], None]:
         def change(db: Writer) -> None:
+            _enter(db, parties)
             for name in parties:
-                db.run(DECLARE, name)
                 if (token := self.federation.token(name)) is not None:
                     db.run("INSERT OR IGNORE INTO tokens (digest, party, expires) VALUES (?, ?, ?)",
                            token.digest(), name, time.time() + TOKEN_DAYS * 86400)  # fmt: skip
@@ -166,10 +167,10 @@ class Registry:
 
     def invite(self, name: str) -> tuple[keys.Token, Callable[[Writer], None]]:
         """A new token for a party, old or new; its unused older ones are void."""
-        token = keys.new_token(keys.valid_name(name), self.federation.read("ca.pem"))
+        token = keys.new_token(valid_name(name), self.federation.read("ca.pem"))
 
         def change(db: Writer) -> None:
-            db.run(DECLARE, name)
+            _enter(db, [name])
             db.run("UPDATE tokens SET void = 1 WHERE party = ? AND certificate IS NULL", name)
             db.run("INSERT INTO tokens (digest, party, expires) VALUES (?, ?, ?)", token.digest(), name,
                    time.time() + TOKEN_DAYS * 86400)  # fmt: skip
@@ -192,6 +193,15 @@ class Registry:
             return len(ended)
 
         return change
+
+
+def _enter(db: Writer, names: Sequence[str]) -> None:
+    """Enter parties that are not there yet; a name that is easily taken for another party's is refused."""
+    known = {row["name"] for row in db.all("SELECT name FROM parties")}
+    new = [name for name in names if name not in known]
+    check_distinct(new, known)
+    for name in new:
+        db.run(DECLARE, name)
 
 
 def _trust(who: keys.Identity, pem: bytes) -> Callable[[Writer], None]:

@@ -11,6 +11,7 @@ from hansa.core.errors import ConfigError
 from hansa.net import keys
 from hansa.net.blobs import Gap
 from hansa.net.federation import ADMIN_TOKEN
+from hansa.net.names import valid_name
 from hansa.net.wire import Blob, Order
 from hansa.run.config import is_function, parse
 from hansa.run.job import Runner
@@ -58,7 +59,7 @@ class AdminControl:
             raise ConfigError("task.data_dir: a folder cannot be named here; leave it out, or use `hansa submit`")
         read.check_networked()
         central, notes = own_samples(read)
-        runner, called, job = self._runner, keys.valid_name(name or "job"), None
+        runner, called, job = self._runner, valid_name(name or "job"), None
         while job is None:
             blob = Blob(*runner.blobs.put(codec.pieces(central)))
             try:

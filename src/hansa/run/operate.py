@@ -20,6 +20,7 @@ from hansa.net import keys
 from hansa.net.client import PAGE, Client, Unreachable
 from hansa.net.evidence import head_line
 from hansa.net.federation import Federation
+from hansa.net.names import valid_name
 from hansa.net.signing import About
 from hansa.net.wire import Blob, Order, pack
 from hansa.run.config import Experiment, keep_trusted, load_data
@@ -72,7 +73,7 @@ class Operator:
         data = codec.encode(central)
         blob = Blob(hashlib.sha256(data).hexdigest(), len(data))
         tree = {**experiment.tree, "task": {k: v for k, v in experiment.tree["task"].items() if k != "data_dir"}}
-        order = Order(keys.valid_name(name), tree, blob, min_parties, secrets.token_hex(16))
+        order = Order(valid_name(name), tree, blob, min_parties, secrets.token_hex(16))
 
         async def send(client: Client) -> str:
             got = await client.hand_in("/v1/uploads", blob, memoryview(data), "/v1/jobs", pack(order), About())
@@ -173,7 +174,7 @@ class Operator:
 
     def invite(self, party: str) -> Path:
         """A new token for a party, in a private file."""
-        token = self._post(f"/v1/parties/{keys.valid_name(party)}/invite")["token"]
+        token = self._post(f"/v1/parties/{valid_name(party)}/invite")["token"]
         path = self.federation.folder / "tokens" / f"{party}.token"
         path.parent.mkdir(mode=0o700, exist_ok=True)
         keys.write_private(path, token.encode() + b"\n")
@@ -181,7 +182,7 @@ class Operator:
 
     def revoke(self, party: str) -> int:
         """End a party's certificates; how many that were."""
-        return int(self._post(f"/v1/parties/{keys.valid_name(party)}/revoke")["certificates"])
+        return int(self._post(f"/v1/parties/{valid_name(party)}/revoke")["certificates"])
 
 
 def _path(job: str) -> str:

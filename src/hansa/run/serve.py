@@ -164,7 +164,7 @@ class Aggregator:
             port = await door.start(table.host, table.port)
             self.runner.resume()
             admin.starting = False
-            about = {"federation": self.federation.name, "port": port, "admin": admin_port}
+            about = {"federation": self.federation.name, "host": table.host, "port": port, "admin": admin_port}
             log.info("serving", extra={"detail": about})
             if ready is not None:
                 ready(port)
@@ -224,10 +224,11 @@ async def _every(seconds: float, do: Callable[[], None]) -> None:
         do()
 
 
-def serve(path: Path, as_json: bool = False) -> None:
-    """Run an aggregator until it is told to end (SIGTERM, SIGINT)."""
+def serve(path: Path, as_json: bool = False, listen: str | None = None, admin: str | None = None) -> None:
+    """Run an aggregator until it is told to end (SIGTERM, SIGINT); `listen` and `admin` go before its file."""
     log_to_stderr(as_json)
-    aggregator = Aggregator(Federation.open(path))
+    federation = Federation.open(path)
+    aggregator = Aggregator(dataclasses.replace(federation, serve=federation.serve.listening(listen, admin)))
 
     async def main() -> None:
         done = asyncio.Event()
