@@ -75,6 +75,9 @@ def _history(top: float, pace: float, rounds: int, noise: np.random.Generator, m
         line: dict[str, Any] = {"round": number, "bytes_up": BYTES, "bytes_down": BYTES, "loss": loss, "seconds": 0.1}
         if metric in ("loss", "r2"):
             line["r2"] = share
+        elif metric == "auc":  # each with a worst tenth of its own
+            line |= {"accuracy": 0.5 * share, "party_accuracy_worst_tenth": 0.4 * share}
+            line |= {"auc": share, "party_auc_worst_tenth": 0.9 * share}
         else:
             line |= {"accuracy": share, "party_accuracy_worst_tenth": 0.9 * share}
         if clock is not None:

@@ -19,8 +19,8 @@ from hansa.run.config import read
 from hansa.run.display import human_bytes
 from hansa.study import Study, parse_study, read_study
 from hansa.study.inputs import modules_of
+from hansa.study.measures import measure_of, written
 from hansa.study.perform import named, perform, plain, tree_of
-from hansa.study.results import written
 from hansa.study.spec import lay
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -237,7 +237,8 @@ def test_no_figure_of_the_table_is_cut_off_on_a_narrow_console(
     rows = found.table()
     assert len(rows) > 3
     for row in rows:
-        figures = (written(row["final_accuracy"], 3), written(row["worst_tenth"], 3), human_bytes(row["bytes_up"].mean))
+        shown = [written(row[name], 3, measure_of(name, "accuracy")) for name in ("final_accuracy", "worst_tenth")]
+        figures = (*shown, human_bytes(row["bytes_up"].mean))
         assert all(figure in printed for figure in figures), row["algorithm"]
 
 

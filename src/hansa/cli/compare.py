@@ -235,10 +235,11 @@ def print_results(results: Results, written: Sequence[Path], as_json: bool) -> N
 
 def tables(results: Results) -> Iterator[Table]:
     """A table a setting, a row an algorithm, the best first."""
-    from hansa.study.results import written
+    from hansa.study.measures import measure_of, written
 
     target = results.study.target
-    columns = {f"final_{results.metric}": f"final {results.metric}", "rounds_to_target": f"rounds to {target}",
+    final = f"final_{results.metric}"
+    columns = {final: measure_of(final, results.metric).label, "rounds_to_target": f"rounds to {target}",
                "simulated_seconds_to_target": f"simulated s to {target}", "worst_tenth": "worst tenth",
                "bytes_up": "bytes up"}  # fmt: skip
     rows = results.table()
@@ -263,7 +264,8 @@ def tables(results: Results) -> Iterator[Table]:
                 if name == "bytes_up" and found is not None and found.mean is not None:
                     cells.append(human_bytes(found.mean))
                 else:
-                    cells.append(written(found, 1 if "to_target" in name else 3))
+                    digits = 1 if "to_target" in name else 3
+                    cells.append(written(found, digits, measure_of(name, results.metric)))
             table.add_row(Text(f"{mark} {row['algorithm']}"), *cells, style="bold" if row["best"] else None)
         for column in table.columns[1:]:
             column.min_width = max(len(str(text)) for text in (column.header, *column.cells))
@@ -279,13 +281,17 @@ def timed(results: Results) -> bool:
 
 def notes(results: Results) -> list[str]:
     """What a reader of the table must know."""
+    from hansa.study.measures import TO_TARGET, measure_of
+
     count = len(results.study.seeds)
-    out = [f"* best final {results.metric} of its setting; ~ not significantly worse (paired t tests, Holm, 5%); "
+    final = measure_of(f"final_{results.metric}", results.metric).label
+    out = [f"* best {final} of its setting; ~ not significantly worse (paired t tests, Holm, 5%); "
            f"± 95% intervals over {count} seeds"]  # fmt: skip
     if count == 1:
-        out = [
-            f"* best final {results.metric} of its setting. One seed: no intervals and no tests; use --seeds 3 or more"
-        ]
+        out = [f"* best {final} of its setting. One seed: no intervals and no tests; use --seeds 3 or more"]
+    columns = (f"final_{results.metric}", *(TO_TARGET[:2] if timed(results) else TO_TARGET[:1]), "worst_tenth")
+    if beyond := results.beyond(columns):
+        out.append(beyond)
     for trial in results.trials:
         if trial.edge:
             values = ", ".join(f"{name}={value}" for name, value in trial.values.items())

@@ -8,14 +8,15 @@ from hansa.core.lazy import exports
 
 if TYPE_CHECKING:
     from hansa.study.cell import Cell
+    from hansa.study.measures import MEASURES, TO_TARGET, Measure
     from hansa.study.perform import compare
-    from hansa.study.results import MEASURES, TO_TARGET, Measure, Outcome, Results, Trial
+    from hansa.study.results import Outcome, Results, Trial
     from hansa.study.spec import Study, parse_study, read_study
     from hansa.study.statistics import Difference, Estimate, Ranking
 
 # Imported when asked for: worker processes need none of the statistics.
 _FROM = {
-    "Cell": ".cell", "compare": ".perform", "MEASURES": ".results", "TO_TARGET": ".results", "Measure": ".results",
+    "Cell": ".cell", "compare": ".perform", "MEASURES": ".measures", "TO_TARGET": ".measures", "Measure": ".measures",
     "Outcome": ".results", "Results": ".results", "Trial": ".results", "Study": ".spec", "parse_study": ".spec",
     "read_study": ".spec", "Difference": ".statistics", "Estimate": ".statistics", "Ranking": ".statistics",
 }  # fmt: skip

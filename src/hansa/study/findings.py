@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from hansa.run.plots import shortened, shown
+from hansa.study.measures import measure_of, number, reaches_beyond
 from hansa.study.plots import Look, is_percent, look, title
-from hansa.study.results import Results, number
+from hansa.study.results import Results
 from hansa.study.statistics import Estimate
 
 FEW = 4  # settings up to which each has a sentence of its own
@@ -143,9 +144,11 @@ def _estimate(found: Estimate | None, metric: str) -> str:
     if found.low is None or found.high is None:
         return value(found.mean, metric)
     half = (found.high - found.low) / 2
+    beyond = reaches_beyond(found, measure_of(f"final_{metric}", metric))
+    note = " (an interval beyond the possible values: meaningless, with too few seeds)" if beyond else ""
     if is_percent(metric):
-        return f"{100 * found.mean:.2f} ± {100 * half:.2f} %"
-    return f"{number(found.mean)} ± {number(half)}"
+        return f"{100 * found.mean:.2f} ± {100 * half:.2f} %{note}"
+    return f"{number(found.mean)} ± {number(half)}{note}"
 
 
 def _tested(results: Results) -> list[str]:

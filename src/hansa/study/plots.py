@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hansa.run.plots import BLUE, GREEN, ORANGE, RED, SKY, blank, plain, rounds_axis, unit
-from hansa.run.settings import higher_is_better
+from hansa.run.settings import higher_is_better, plain_metric
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,14 +62,15 @@ def look(at: int, name: str) -> Look:
 
 def is_percent(metric: str) -> bool:
     """Whether a metric is a share, to be shown in percent."""
-    return any(metric == name or metric.startswith(f"party_{name}_") for name in PERCENT)
+    return plain_metric(metric) in PERCENT and not metric.endswith("_variance")
 
 
 def title(metric: str) -> str:
     """What a metric is called on an axis."""
-    plain_name = metric.removeprefix("party_").removesuffix("_mean").removesuffix("_worst_tenth")
+    plain_name = plain_metric(metric)
     words = NAMES.get(plain_name, plain_name.replace("_", " "))
-    words += {"_mean": ", mean of parties", "tenth": ", worst tenth of parties"}.get(metric[-5:], "")
+    over = {"_mean": ", mean of parties", "tenth": ", worst tenth of parties", "iance": ", variance over parties"}
+    words += over.get(metric[-5:], "")
     return f"{words}, %" if is_percent(metric) else words
 
 

@@ -14,10 +14,11 @@ import numpy as np
 
 from hansa.core.errors import ConfigError, nearest
 from hansa.run.display import human_bytes
-from hansa.run.settings import higher_is_better
+from hansa.run.settings import higher_is_better, plain_metric
 from hansa.run.store import SUMMARY, Store, read_json, write_json
 from hansa.study import statistics
 from hansa.study.cell import Cell
+from hansa.study.measures import MEASURES, TO_TARGET, measure_of, reaches_beyond, written
 from hansa.study.spec import Study
 from hansa.study.statistics import Difference, Estimate, Ranking
 
@@ -26,33 +27,6 @@ if TYPE_CHECKING:
 
 RESULTS = "results.json"
 Axis = Literal["rounds", "bytes", "simulated_seconds"]
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A measure's words: what it is called, its unit, whether more is better (None: neither)."""
-
-    label: str
-    unit: str
-    higher: bool | None
-
-
-# What `Outcome.measures` has for every run; a metric beside accuracy and loss adds a final_ and a best_ of its own.
-MEASURES = {
-    "final_accuracy": Measure("final accuracy", "", True),
-    "best_accuracy": Measure("best accuracy", "", True),
-    "final_loss": Measure("final loss", "", False),
-    "best_loss": Measure("best loss", "", False),
-    "worst_tenth": Measure("worst tenth's accuracy", "", True),
-    "rounds_to_target": Measure("rounds to target", "rounds", False),
-    "simulated_seconds_to_target": Measure("simulated time to target", "s", False),
-    "bytes_to_target": Measure("bytes to target", "bytes", False),
-    "bytes_up": Measure("bytes up", "bytes", False),
-    "bytes_down": Measure("bytes down", "bytes", False),
-    "simulated_seconds": Measure("simulated time", "s", False),
-    "seconds": Measure("wall-clock time", "s", False),
-}
-TO_TARGET = ("rounds_to_target", "simulated_seconds_to_target", "bytes_to_target")
 
 
 @dataclass(frozen=True)
@@ -75,7 +49,7 @@ class Outcome:
             values = [line[name] for line in evaluated if line.get(name) is not None]
             pick = max if higher_is_better(name) else min
             out[f"final_{name}"], out[f"best_{name}"] = last.get(name), pick(values) if values else None
-        out["worst_tenth"] = last.get("party_accuracy_worst_tenth")
+        out["worst_tenth"] = last.get(f"party_{plain_metric(metric)}_worst_tenth")
         out |= dict.fromkeys(TO_TARGET)
         spent = 0
         for line in self.history:
@@ -273,6 +247,16 @@ class Results:
                 out.append(row | {measure: self.estimate(measure, name, setting) for measure in names})
         return out
 
+    def beyond(self, measures: Sequence[str]) -> str | None:
+        """What "!" after an interval means, where a row of the table has one."""
+        metrics = {name: measure_of(name, self.metric) for name in measures}
+        if not any(reaches_beyond(row[name], metrics[name]) for row in self.table() for name in metrics):
+            return None
+        return (
+            "! the interval reaches beyond the possible values, so it is meaningless: too few seeds for how much the "
+            "runs differ"
+        )
+
     def findings(self) -> list[str]:
         """What the numbers say, in sentences, as the report begins with them."""
         from hansa.study.findings import Names, findings
@@ -311,18 +295,15 @@ class Results:
             columns.insert(1, "rounds_to_target")
         rows = self.table()
         columns = [name for name in columns if any(row.get(name) is not None for row in rows)]
-        labels = [
-            "setting",
-            "algorithm",
-            *(MEASURES[n].label if n in MEASURES else n.replace("_", " ") for n in columns),
-        ]
+        labels = ["setting", "algorithm", *(measure_of(name, self.metric).label for name in columns)]
         head = "".join(f'<th scope="col">{escape(label)}</th>' for label in labels)
         body = ""
         for row in rows:
             name = escape(row["algorithm"]) + (" *" if row["best"] else " ~" if row["leads"] else "")
-            cells = "".join(f"<td>{escape(_cell(column, row[column]))}</td>" for column in columns)
+            cells = "".join(f"<td>{escape(_cell(column, self.metric, row[column]))}</td>" for column in columns)
             body += f"<tr><td>{escape(row['setting'])}</td><td>{name}</td>{cells}</tr>"
         note = f"* best final {escape(self.metric)} of the setting, ~ not significantly worse; 95% intervals over seeds"
+        note += f"; {beyond}" if (beyond := self.beyond(columns)) else ""
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><p>{note}</p>"
 
     def report(self, folder: str | Path | None = None) -> Path:
@@ -388,27 +369,8 @@ def _points(history: Sequence[dict[str, Any]], metric: str, against: Axis) -> tu
     return np.array(x), np.array(y)
 
 
-def written(found: Estimate | None, digits: int = 4) -> str:
-    """An estimate as a person reads it: mean, half the interval's width, and how many runs have a value."""
-    if found is None:
-        return ""
-    if found.mean is None:
-        return f"none of {found.n}"
-    text = number(found.mean, digits)
-    if found.low is not None and found.high is not None:
-        text += f" ± {number((found.high - found.low) / 2, digits)}"
-    return text if found.reached is None or found.reached == found.n else f"{text} ({found.reached} of {found.n})"
-
-
-def _cell(measure: str, found: Estimate | None) -> str:
+def _cell(measure: str, metric: str, found: Estimate | None) -> str:
     """An estimate in a notebook's table; of bytes, which hardly differ from seed to seed, the mean."""
     if measure == "bytes_up" and found is not None and found.mean is not None:
         return human_bytes(found.mean)
-    return written(found)
-
-
-def number(value: float, digits: int = 4) -> str:
-    """A number with as many digits as a reader needs."""
-    if abs(value) >= 1e6:
-        return f"{value:.3g}"
-    return f"{value:.{digits}f}" if abs(value) < 10 else f"{value:.1f}"
+    return written(found, measure=measure_of(measure, metric))

@@ -9,9 +9,11 @@ from typing import Any
 
 from hansa.run.page import Entry, Sheet
 from hansa.run.plots import uneven, unit
+from hansa.run.settings import plain_metric
 from hansa.study.findings import Names, line, value
+from hansa.study.measures import BEYOND, TO_TARGET, measure_of, number, reaches_beyond
 from hansa.study.plots import is_percent, title
-from hansa.study.results import MEASURES, TO_TARGET, Results, Trial, number
+from hansa.study.results import Results, Trial
 from hansa.study.statistics import Estimate
 
 PAIRS = 150  # listed, at most
@@ -46,7 +48,7 @@ def main(results: Results, names: Names) -> Sheet | None:
     many = len(results.settings) > 1
     compared = len(results.algorithms) > 1
     tested = compared and len(results.study.seeds) > 1
-    best = {setting: _best(rows, setting, columns) if compared else {} for setting in results.settings}
+    best = {setting: _best(results, rows, setting, columns) if compared else {} for setting in results.settings}
     out: list[list[str | Entry]] = []
     for row in rows:
         cells: list[str | Entry] = [names.algorithms[row["algorithm"]]]
@@ -58,7 +60,8 @@ def main(results: Results, names: Names) -> Sheet | None:
             found = row[column.measure]
             if found is None and row.get(column.measure.replace("final_", "best_")) is not None:
                 found = Estimate(None, None, None, 0)  # it had a number, and has none at the end
-            cells.append(_entry(found, column, row["best"] if main_column and compared else strong, alike))
+            beyond = reaches_beyond(found, measure_of(column.measure, results.metric))
+            cells.append(_entry(found, column, beyond, row["best"] if main_column and compared else strong, alike))
         out.append(cells)
     header = ["algorithm", *(["setting"] if many else []), *(column.header for column in columns)]
     return Sheet("Results", header, out, note=_note(results, out), words=1 + many,
@@ -77,12 +80,12 @@ def _columns(results: Results, rows: Sequence[dict[str, Any]]) -> list[Column]:
     spent = ["rounds_to_target", *time[:1], "bytes_to_target", "bytes_up", "bytes_down", *time[1:], "seconds"]
     out = []
     for measure in [*shown, *spent]:
-        out.append(_column(measure, [_mean(row.get(measure)) for row in rows]))
+        out.append(_column(measure, metric, [_mean(row.get(measure)) for row in rows]))
     return out
 
 
-def _column(measure: str, means: Sequence[float | None]) -> Column:
-    metric = "accuracy" if measure == "worst_tenth" else measure.removeprefix("final_").removeprefix("best_")
+def _column(measure: str, metric: str, means: Sequence[float | None]) -> Column:
+    of = f"party_{plain_metric(metric)}_worst_tenth" if measure == "worst_tenth" else measure.partition("_")[2]
     if "bytes" in measure:
         scale, name = unit(max((mean for mean in means if mean is not None), default=0.0))
         words = {"bytes_to_target": " to\ntarget", "bytes_up": "\nup", "bytes_down": "\ndown"}[measure]
@@ -91,9 +94,11 @@ def _column(measure: str, means: Sequence[float | None]) -> Column:
         return Column(measure, TIMES[measure], 1.0, lambda x: f"{x:,.1f}")
     if measure == "rounds_to_target":
         return Column(measure, "rounds\nto target", 1.0, lambda x: f"{x:,.0f}" if x == round(x) else f"{x:,.1f}")
-    words = MEASURES[measure].label if measure in MEASURES else f"{measure.split('_')[0]} {title(metric)}"
+    words = (
+        measure_of(measure, metric).label if measure == "worst_tenth" else f"{measure.partition('_')[0]} {title(of)}"
+    )
     words = words.removesuffix(", %")
-    if is_percent(metric):
+    if is_percent(of):
         return Column(measure, f"{_broken(words)}, %", 100.0, lambda x: f"{x:.2f}")
     return Column(measure, _broken(words), 1.0, number)
 
@@ -108,13 +113,15 @@ def _mean(found: Estimate | None) -> float | None:
     return None if found is None else found.mean
 
 
-def _best(rows: Sequence[dict[str, Any]], setting: str, columns: Sequence[Column]) -> dict[str, list[str]]:
+def _best(
+    results: Results, rows: Sequence[dict[str, Any]], setting: str, columns: Sequence[Column]
+) -> dict[str, list[str]]:
     """By measure, who has the best mean of a setting; nobody where all are alike, nor by the clock on the wall."""
     out: dict[str, list[str]] = {}
     mine = [row for row in rows if row["setting"] == setting]
     for column in columns:
         measure = column.measure
-        higher = MEASURES[measure].higher if measure in MEASURES else None
+        higher = measure_of(measure, results.metric).higher
         found = {row["algorithm"]: row[measure] for row in mine if _mean(row[measure]) is not None}
         if measure in TO_TARGET and found:  # first, who reached it most often
             most = max(each.reached or 0 for each in found.values())
@@ -128,16 +135,16 @@ def _best(rows: Sequence[dict[str, Any]], setting: str, columns: Sequence[Column
     return out
 
 
-def _entry(found: Estimate | None, column: Column, strong: bool, alike: bool) -> Entry:
-    """An estimate as it is read: mean and half the interval, how many runs have a value, and the mark of those that are
-    not significantly worse than the best."""
+def _entry(found: Estimate | None, column: Column, beyond: bool, strong: bool, alike: bool) -> Entry:
+    """An estimate as it is read: mean and half the interval, marked where it reaches beyond the possible values, how
+    many runs have a value, and the mark of those that are not significantly worse than the best."""
     if found is None:
         return Entry("–", math.nan)
     if found.mean is None:
         return Entry(f"0 of {found.n}" if column.measure in TO_TARGET else "no number", math.nan)
     text = column.write(column.scale * found.mean)
     if found.low is not None and found.high is not None and found.high > found.low:
-        text += f" ± {column.write(column.scale * (found.high - found.low) / 2)}"
+        text += f" ± {column.write(column.scale * (found.high - found.low) / 2)}{BEYOND if beyond else ''}"
     if found.reached is not None:
         text += f" ({found.reached} of {found.n})"
     return Entry(f"{text} ≈" if alike else text, column.scale * found.mean, strong)
@@ -154,6 +161,8 @@ def _note(results: Results, rows: Sequence[Sequence[str | Entry]]) -> str:
         told.append(
             f"≈: its final {title(results.metric).removesuffix(', %')} is not significantly worse than the best."
         )
+    if any(f"{BEYOND}" in cell.text for cell in cells):
+        told.append("!: the interval reaches beyond the possible values, so it is meaningless; more seeds are needed.")
     if target is not None:
         told.append(
             f"To target: until {title(results.metric).removesuffix(', %')} was {value(target, results.metric)} for the "
