@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hansa.core.errors import PartyError
 from hansa.core.op import Op, Payload, Reply, Shape
-from hansa.secure.encoding import Encoding, FixedPoint, Layout
+from hansa.secure.encoding import Encoding, FixedPoint, Layout, Wide
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ POINT = FixedPoint(16.0, 32)
 
 
 def encoding(parties: int = 4, max_weight: int = 1000, point: FixedPoint = POINT) -> Encoding:
-    return Encoding(Layout(Something(), {}), point, parties, max_weight)
+    return Encoding(Layout(Something(), {}, Wide(2.0**30, 32)), point, parties, max_weight)
 
 
 def reply(seed: int, weight: int = 3, **metrics: float) -> Reply:
@@ -70,7 +70,7 @@ def test_a_metric_that_a_party_leaves_out_does_not_count_for_it() -> None:
 def test_the_sum_fits_its_width_at_the_extremes() -> None:
     code = encoding(parties=4, max_weight=1000)
     for sign in (1.0, -1.0):
-        extreme = Reply({"w": torch.full((2, 3), sign * 1e9), "count": torch.zeros(2, dtype=torch.int64)}, 1000)
+        extreme = Reply({"w": torch.full((2, 3), sign * 16.0), "count": torch.zeros(2, dtype=torch.int64)}, 1000)
         total = 4 * code.encode(extreme, False)
         assert np.abs(total).max() < 2 ** (code.width - 1)
         assert torch.allclose(code.decode(total, 4).sums["w"] / 4000, torch.tensor(sign * 16.0, dtype=torch.float64))
@@ -79,15 +79,39 @@ def test_the_sum_fits_its_width_at_the_extremes() -> None:
 def test_what_has_no_room_is_declined() -> None:
     with pytest.raises(PartyError, match=r"weight is over 1000.*privacy.max_weight"):
         encoding().encode(reply(0, weight=1001), False)
+    long = Reply({"w": torch.full((2, 3), 16.001), "count": torch.zeros(2, dtype=torch.int64)})
+    with pytest.raises(PartyError, match=r"w has values over 16, .*privacy.range.*privacy.bound"):
+        encoding().encode(long, False)
+    for loss in (2.0**30 + 1, -(2.0**31)):
+        with pytest.raises(PartyError, match=r"train_loss has values over 1.*; raise privacy.statistics"):
+            encoding().encode(reply(0, train_loss=loss), False)
+    with pytest.raises(PartyError, match="train_loss has values that are not finite"):
+        encoding().encode(reply(0, train_loss=float("nan")), False)
     far = Reply({"w": torch.full((2, 3), torch.nan), "count": torch.zeros(2, dtype=torch.int64)})
     with pytest.raises(PartyError, match="not finite"):
         encoding().encode(far, False)
     many = Reply({"w": torch.zeros(2, 3), "count": torch.tensor([2**31, 0])})
     with pytest.raises(PartyError, match="count has numbers over"):
         encoding().encode(many, False)
-    moments = Encoding(Layout(Moments(), {}), POINT, 4, 1)
+    moments = Encoding(Layout(Moments(), {}, Wide(2.0**30, 32)), POINT, 4, 1)
     with pytest.raises(PartyError, match="sum has values over 16"):
         moments.encode(Reply({"sum": torch.tensor([17.0, 0.0], dtype=torch.float64)}), False)
+
+
+@given(st.lists(st.floats(-(2.0**30), 2.0**30), min_size=1, max_size=8), st.integers(2, 53), st.integers(1, 2**10))
+def test_wide_numbers_add_up_in_their_places(values: list[float], bits: int, weight: int) -> None:
+    wide = Wide(2.0**30, bits)
+    places = wide.split(np.array(values)) * weight
+    assert np.abs(places).max() <= (2 ** (bits - 1) - 1) * weight
+    sums = wide.join(np.add.reduce([places, places, -places]))
+    exact = np.rint(np.array(values) * wide.scale) / wide.scale * weight
+    assert np.allclose(sums, exact, rtol=2.0**-52, atol=0)
+    assert np.allclose(sums, np.array(values) * weight, rtol=2.0**-52, atol=0.51 * weight / wide.scale)
+
+
+def test_noise_that_leaves_the_range_is_refused() -> None:
+    with pytest.raises(PartyError, match=r"with its noise is over 16; raise privacy.range"):
+        encoding().encode(reply(0), True, b"secret", noise=100.0)
 
 
 @given(st.lists(st.floats(-16, 16), min_size=1, max_size=8), st.binary(min_size=1, max_size=8))
@@ -117,7 +141,7 @@ def test_noise_is_added_to_each_value_of_the_tensors_and_to_nothing_else() -> No
         def expects(self, payload: Payload) -> dict[str, Shape]:
             return {"w": ((50_000,), torch.float32)}
 
-    code = Encoding(Layout(Large(), {}), POINT, 4, 1)
+    code = Encoding(Layout(Large(), {}, Wide(2.0**30, 32)), POINT, 4, 1)
     zero = Reply({"w": torch.zeros(50_000)})
     noisy = code.encode(zero, True, b"secret", noise=0.25)
     values = noisy[1:] / POINT.scale

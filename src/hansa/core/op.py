@@ -181,6 +181,10 @@ class Op(Part):
         """The same for what is combined by maximum; most ops send none."""
         return {}
 
+    def beside(self, payload: Payload) -> frozenset[str]:
+        """The tensors that travel beside the update and have magnitudes of their own; none where there is no update."""
+        return frozenset(self.expects(payload)) - {self.update} if self.update is not None else frozenset()
+
     @property
     def budget(self) -> Budget | None:
         """What a party may spend of its privacy in a run, where the replies are differentially private."""
@@ -226,6 +230,9 @@ class Wrapper(Op):
 
     def expects_maxima(self, payload: Payload) -> dict[str, Shape]:
         return self.inner.expects_maxima(payload)
+
+    def beside(self, payload: Payload) -> frozenset[str]:
+        return self.inner.beside(payload)
 
     @property
     def budget(self) -> Budget | None:

@@ -58,6 +58,9 @@ class Contribution(Wrapper):
         flag: dict[str, Shape] = {} if self.unit is None else {UNCLIPPED: ((), torch.float64)}
         return self.inner.expects(payload) | flag
 
+    def beside(self, payload: Payload) -> frozenset[str]:
+        return frozenset()  # all of it is one vector, with one noise
+
 
 class Setting(Protocol):
     """What privacy looks at of a run's settings."""

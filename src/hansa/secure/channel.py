@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,7 +12,18 @@ from hansa.core.errors import ConfigError
 from hansa.core.federation import Ask, Federation, Reduced
 from hansa.core.op import Op, Party, Payload, Reply, Shape, Wrapper
 from hansa.core.registry import Part
-from hansa.secure.encoding import WIDEST, Encoding, FixedPoint, Layout, Numbers
+from hansa.secure.encoding import WIDEST, Encoding, FixedPoint, Layout, Numbers, Wide, sum_width
+
+
+def check_numbers(where: str, ranges: Mapping[str, float], bits: int, max_weight: int) -> None:
+    """Refuse numbers that cannot be encoded; `where` stands before the names of the settings."""
+    for name, value in ranges.items():
+        if not 0 < value < math.inf:
+            raise ConfigError(f"{where}{name} must be positive and finite, got {value}")
+    if not 2 <= bits <= 53:
+        raise ConfigError(f"{where}bits must lie in 2..53, got {bits}")
+    if max_weight < 1:
+        raise ConfigError(f"{where}max_weight must be at least 1, got {max_weight}")
 
 
 @dataclass(frozen=True)
@@ -23,6 +35,7 @@ class Encoded(Wrapper):
     range: float = 16.0
     bits: int = 32
     max_weight: int = 2**20
+    statistics: float = 2.0**30  # the largest of the numbers that travel beside an update
     parties: int = 1  # how many may be summed
     uniform: bool = False
     stochastic: bool = False
@@ -31,9 +44,17 @@ class Encoded(Wrapper):
     measures: ClassVar[frozenset[str] | None] = frozenset()
     update: ClassVar[str | None] = None
 
+    def __post_init__(self) -> None:
+        check_numbers("", {"range": self.range, "statistics": self.statistics}, self.bits, self.max_weight)
+        if self.parties < 1 or not 0 <= self.noise < math.inf:
+            raise ConfigError(f"a secure sum of {self.parties} parties with noise of {self.noise} is not possible")
+        if (width := sum_width(self.bits, self.parties, self.max_weight)) > WIDEST:
+            raise ConfigError(f"the secure sum would take {width} bits, and there are {WIDEST}")
+
     def encoding(self, payload: Payload) -> Encoding:
         """How the inner op's replies become numbers."""
-        return Encoding(Layout(self.inner, payload), FixedPoint(self.range, self.bits), self.parties, self.max_weight)
+        layout = Layout(self.inner, payload, Wide(self.statistics, self.bits))
+        return Encoding(layout, FixedPoint(self.range, self.bits), self.parties, self.max_weight)
 
     def numbers(self, party: Party, payload: Payload, reply: Reply) -> Numbers:
         """The inner op's reply as numbers; a PartyError where the sum has no room for it."""
@@ -48,10 +69,12 @@ class Encoded(Wrapper):
 class Channel(Part):
     """Base of secure sums. Subclasses are frozen dataclasses; what `[privacy]` says beside `secure` and `dp` is theirs.
 
-    Values of an update are clipped to `range` in absolute value and sent in `bits` bits, sign included, to the nearest
-    step or, if `stochastic`, to one of the two nearest, right on average. `max_weight` is the largest weight (number of
-    samples) that a party may have; parties with more decline. Sums that are no updates (counts, moments) weigh parties
-    alike, take numbers up to `statistics` in absolute value, and are declined beyond.
+    Values of an update are at most `range` in absolute value and sent in `bits` bits, sign included, to the nearest
+    step or, if `stochastic`, to one of the two nearest, right on average. What travels beside an update (FedNova's tau,
+    control variates, metrics) is at most `statistics` in absolute value, and its precision does not depend on `bits`.
+    `max_weight` is the largest weight (number of samples) that a party may have. Sums that are no updates (counts,
+    moments) weigh parties alike, and their numbers are at most `statistics`. A party whose values are larger declines,
+    with the reason; nothing is clipped.
     """
 
     kind: ClassVar[str] = "secure"
@@ -64,14 +87,8 @@ class Channel(Part):
     widest: ClassVar[int] = WIDEST  # bits that a sum may take
 
     def __post_init__(self) -> None:
-        for name in ("range", "statistics"):
-            value = getattr(self, name)
-            if not 0 < value < math.inf:
-                raise ConfigError(f"privacy.{name} must be positive and finite, got {value}")
-        if not 2 <= self.bits <= 53:
-            raise ConfigError(f"privacy.bits must lie in 2..53, got {self.bits}")
-        if self.max_weight < 1:
-            raise ConfigError(f"privacy.max_weight must be at least 1, got {self.max_weight}")
+        ranges = {"range": self.range, "statistics": self.statistics}
+        check_numbers("privacy.", ranges, self.bits, self.max_weight)
 
     def check(self, problem: Problem) -> None:
         """Refuse, with the reason, what cannot work. Called before anything runs."""
@@ -87,7 +104,7 @@ class Channel(Part):
         return 1
 
     def _room(self, bits: int, parties: int, max_weight: int) -> None:
-        width = bits + math.ceil(math.log2(parties * max_weight))
+        width = sum_width(bits, parties, max_weight)
         if width > self.widest:
             raise ConfigError(
                 f"the secure sum could overflow: {parties} parties with weights up to {max_weight} and {bits} bits a "
@@ -105,8 +122,8 @@ class Channel(Part):
             weight = 1 if ask.uniform else self.max_weight
             regime = {"range": self.range, "bits": self.bits, "max_weight": weight, "stochastic": self.stochastic}
             self._room(self.bits, parties, weight)
-        return {"inner": ask.op, **regime, "parties": parties, "uniform": ask.uniform, "noise": noise,
-                "label": f"{ask.phase}.{ask.index}"}  # fmt: skip
+        return {"inner": ask.op, **regime, "statistics": self.statistics, "parties": parties, "uniform": ask.uniform,
+                "noise": noise, "label": f"{ask.phase}.{ask.index}"}  # fmt: skip
 
     async def reduce(self, fed: Federation, ask: Ask, noise: float = 0.0) -> Reduced:
         """The sum that the ask is for. With `noise` each party adds its own, of that standard deviation, to every value
