@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,19 +19,21 @@ import hansa
 from hansa.core import codec
 from hansa.core.algorithm import Problem
 from hansa.core.driver import drive
-from hansa.core.errors import ConfigError, PartyError, RoundAborted
+from hansa.core.errors import ConfigError, DataError, PartyError, RoundAborted
 from hansa.core.federation import Ask, Federation, Reduced, op_of
 from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Vault, perform
 from hansa.core.registry import build, register
 from hansa.core.replies import Record, Rules, combine
 from hansa.local import SGD
-from hansa.secure import boxes, threshold
+from hansa.secure import boxes, threshold, threshold_sum
 from hansa.secure.channel import Channel
 from hansa.secure.numbers import as_bytes
 
 NUMBERS = {k: [1.5 * k - 2.25, 0.125, -3.0] for k in range(5)}
 COUNTS = {k: [7 * k, 10_000 - k] for k in range(5)}
+
+PUBLIC = [f"secure.threshold.{name}" for name in ("key", "checks", "owners", "needed")]  # what all may know
 
 has_tenseal = importlib.util.find_spec("tenseal") is not None
 FIELDS: dict[str, dict[str, Any]] = {
@@ -50,7 +54,7 @@ every_channel = pytest.mark.parametrize(
 @pytest.fixture(autouse=True)
 def _primes_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dealing a key begins with a search for safe primes, which `test_paillier` tests."""
-    found = iter([P, Q] * 50)
+    found = itertools.cycle([P, Q])
     monkeypatch.setattr(threshold, "safe_prime", lambda draws, bits: next(found))
 
 
@@ -104,6 +108,7 @@ class World:
     transcript: list[bytes] = field(default_factory=list)
     sent: list[dict[str, Any]] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
+    rejected: dict[int, str] = field(default_factory=dict)  # by the last sum
     round: int = 0
     rules: Rules = Rules(quorum=3, min_cohort=2)  # which are for what is summed, not for what serves it
 
@@ -135,6 +140,7 @@ class World:
 
     def reduce(self, op: Op, payload: Payload | None = None, parties: range = range(5), **given: Any) -> Reduced:
         fed = Federation(range(5), self.round, 0, 5, protocol=self.channel)
+        self.rejected = fed.rejected
         self.round += 1
         steps = drive(fed.reduce(op, payload or {}, parties=parties, **given), "test")
         try:
@@ -248,7 +254,8 @@ def test_functional_keys_are_for_as_many_parties_as_the_run_says() -> None:
     assert torch.equal(here.reduce(Say()).sums["w"], plain([0, 2, 3, 4]))
 
 
-READY, DEAL, SEND, OPEN = "secure-threshold-ready", "secure-threshold-deal", "secure-threshold", "secure-threshold-open"
+READY, RECALL, DEAL = "secure-threshold-ready", "secure-threshold-recall", "secure-threshold-deal"
+SEND, OPEN = "secure-threshold", "secure-threshold-open"
 
 
 @pytest.mark.parametrize(
@@ -284,7 +291,7 @@ def test_a_dealt_key_is_kept_until_too_few_of_those_asked_hold_it() -> None:
     here.asked.clear()
     here.gone = lambda op, party: party == 0
     assert torch.equal(here.reduce(Say()).sums["w"], plain([1, 2, 3, 4]))  # party 4 holds no share
-    assert here.asked == [READY, SEND, OPEN]
+    assert here.asked == [READY, RECALL, SEND, OPEN]
     here.asked.clear()
     here.gone = lambda op, party: party in (0, 1)
     assert torch.equal(here.reduce(Say()).sums["w"], plain([2, 3, 4]))
@@ -294,12 +301,14 @@ def test_a_dealt_key_is_kept_until_too_few_of_those_asked_hold_it() -> None:
 def test_fewer_shares_than_needed_and_the_transcript_do_not_open_a_sum() -> None:
     here = world("threshold-paillier", threshold=0.6)
     here.reduce(Say())
-    key = threshold.PublicKey.of_tensor(here.memories[0]["secure.threshold.key"])
-    shares = [threshold.Share.of_tensor(key, here.memories[k]["secure.threshold.share"]) for k in (0, 1)]
-    text = key.encrypt(5, threshold.Stream(b"x"))
-    parts = {share.place: share.partial(text) for share in shares}
-    with pytest.raises(hansa.core.errors.DataError, match="do not belong together"):
-        threshold.combine(key, parts, 5, 2)
+    held = [threshold_sum._kept(here.memories[k], 1024) for k in (0, 1)]
+    assert held[0] is not None
+    assert held[0] == held[1]
+    text = held[0].key.encrypt(5, threshold.Stream(b"x"))
+    values = [int.from_bytes(as_bytes(here.memories[k]["secure.threshold.share"]), "little") for k in (0, 1)]
+    parts = {k + 1: threshold.Share(held[0], k + 1, value).partial(text) for k, value in enumerate(values)}
+    with pytest.raises(DataError, match="do not belong together"):
+        threshold.combine(dataclasses.replace(held[0], needed=2), parts)
     assert not any(name.endswith(("private", "paillier")) for memory in here.memories.values() for name in memory)
 
 
@@ -319,7 +328,7 @@ def test_the_aggregator_sees_no_partys_numbers_and_no_secret(name: str) -> None:
         if hasattr(op, "packing"):
             hidden[f"message of {k}"] = (op.packing({}).pack(numbers)[0] % 2**512).to_bytes(64, "little")
         for what, secret in here.memories[k].items():
-            if what not in ("secure.threshold.key", "secure.ckks"):
+            if what not in (*PUBLIC, "secure.ckks"):
                 size = len(as_bytes(secret)) // (3 if name == "paillier" else 1)
                 for at in range(0, len(as_bytes(secret)), size):
                     hidden[f"{what} of {k} at {at}"] = as_bytes(secret)[at : at + size].rstrip(b"\0")

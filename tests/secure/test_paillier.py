@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,7 +10,6 @@ from hypothesis import strategies as st
 from hansa.core.errors import DataError
 from hansa.secure.numbers import Stream, is_prime, prime, safe_prime
 from hansa.secure.paillier import Packing, PrivateKey, PublicKey, add_up
-from hansa.secure.threshold import Share, combine, deal, deal_with
 
 KEY = PrivateKey.generate(1024, Stream(b"a key"))
 PUBLIC = KEY.public
@@ -97,12 +94,23 @@ def test_what_cannot_be_is_refused() -> None:
         PUBLIC.encrypt(1, draws) + foreign
     with pytest.raises(DataError, match="another key"):
         KEY.decrypt(foreign)
-    with pytest.raises(DataError, match="at least 1024"):
+    with pytest.raises(DataError, match="1024 to 4096 bits"):
         PrivateKey.generate(512, draws)
-    with pytest.raises(DataError, match="512 bits, expected at least 1024"):
+    with pytest.raises(DataError, match="512 bits, expected 1024 to 4096"):
         PublicKey(KEY.p, 2)
     with pytest.raises(DataError, match="not invertible"):
         PublicKey(PUBLIC.n, KEY.p)
+
+
+def test_a_modulus_that_everybody_can_factor_is_refused() -> None:
+    PUBLIC.check(1024)
+    with pytest.raises(DataError, match="has 1024 bits, expected 2048"):
+        PUBLIC.check(2048)
+    single = prime(Stream(b"single"), 1024)
+    for n, why in ((single, "is a prime"), (KEY.p**2, "is a square"), (3 * prime(Stream(b"x"), 1022), "small factor"),
+                   (4093 * prime(Stream(b"y"), 1012), "small factor")):  # fmt: skip
+        with pytest.raises(DataError, match=why):
+            PublicKey(n, 2).check(n.bit_length())
 
 
 def test_keys_and_ciphertexts_survive_the_wire() -> None:
@@ -149,43 +157,3 @@ def test_primes_are_found_from_a_secret_and_safe_ones_are_safe() -> None:
     assert [n for n in range(60) if is_prime(n)] == [2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59]
     assert not is_prime(561)  # Carmichael's
     assert not is_prime(3215031751)  # passes for the bases 2, 3, 5 and 7
-
-
-def test_any_enough_shares_open_a_ciphertext_and_fewer_do_not() -> None:
-    shares = deal_with(P, Q, 5, 3, Stream(b"shares"))
-    key = shares[0].key
-    text = key.encrypt(key.encode(-123456789), Stream(b"x")) + key.encrypt(key.encode(1000), Stream(b"y"))
-    parts = {share.place: share.partial(text) for share in shares}
-    for some in itertools.combinations(parts, 3):
-        assert key.decode(combine(key, {place: parts[place] for place in some}, 5, 3)) == -123455789
-    assert key.decode(combine(key, parts, 5, 3)) == -123455789
-    for some in itertools.combinations(parts, 2):
-        with pytest.raises(DataError, match="2 partial decryptions, and 3 are needed"):
-            combine(key, {place: parts[place] for place in some}, 5, 3)
-        with pytest.raises(DataError, match="do not belong together"):  # nor where one pretends that two are enough
-            combine(key, {place: parts[place] for place in some}, 5, 2)
-    with pytest.raises(DataError, match="do not belong together"):
-        combine(key, {**parts, 1: parts[1] * 2}, 5, 3)
-
-
-def test_shares_survive_the_wire_and_keep_to_their_key() -> None:
-    shares = deal_with(P, Q, 3, 2, Stream(b"shares"))
-    assert [Share.of_tensor(share.key, share.tensor()) for share in shares] == shares
-    with pytest.raises(DataError, match="another key"):
-        shares[0].partial(PUBLIC.encrypt(1, Stream(b"x")))
-    with pytest.raises(DataError, match="4 of 3"):
-        deal_with(P, Q, 3, 4, Stream(b"shares"))
-    with pytest.raises(DataError, match="at least 1024"):
-        deal(512, 3, 2, Stream(b"shares"))
-
-
-def test_what_few_shares_hold_is_consistent_with_any_key() -> None:
-    """Two shares of three that are needed lie on a polynomial with any value at 0."""
-    shares = deal_with(P, Q, 5, 3, Stream(b"shares"))
-    modulus = P * Q * (P // 2) * (Q // 2)
-    (a, fa), (b, fb) = ((share.place, share.value) for share in shares[:2])
-    for secret in (0, 1, 12345):  # f(x) = secret + c x + d x^2 through both
-        d = ((fa - secret) * pow(a, -1, modulus) - (fb - secret) * pow(b, -1, modulus)) * pow(a - b, -1, modulus)
-        c = (fa - secret) * pow(a, -1, modulus) - d * a
-        for place, value in ((a, fa), (b, fb)):
-            assert (secret + c * place + d * place * place) % modulus == value

@@ -228,6 +228,7 @@ class Federation:
         self.by_size = False  # whether the cohort was drawn in proportion to the parties' samples
         self.trusted: Trusted | None = None
         self.findings: list[Finding] = []  # of this round
+        self.rejected: dict[int, str] = {}  # whose replies a protocol found to be wrong, and why
         self.metrics: dict[str, float] = {}  # that came out of sums which a protocol made
         self._busy = set(busy)
         self._seed, self._secret = seed, secret
@@ -258,6 +259,10 @@ class Federation:
     def report(self, finding: Finding) -> None:
         """Have the round's record say what was found about single parties."""
         self.findings.append(finding)
+
+    def reject(self, party: int, why: str) -> None:
+        """Have the round's record say that a party's reply is not used, and why."""
+        self.rejected[party] = why
 
     def _own(self) -> Trusted:
         if self.trusted is None:

@@ -118,6 +118,11 @@ class Vault:
         party believes; None in a simulation."""
         return None
 
+    @property
+    def scope(self) -> tuple[str, ...]:
+        """What this party's signatures are for: the federation and the job; empty in a simulation."""
+        return ()
+
 
 @dataclass
 class Party:
@@ -125,7 +130,8 @@ class Party:
 
     `secret` is what nobody else knows of an ask at a deployed party, another for every message that it is sent, the
     same for the same: whatever must not be guessed (noise, samples that are drawn, keys) comes from it, by `private`.
-    In a simulation it is empty, and the run's seed stands for it.
+    In a simulation it is empty, and the run's seed stands for it. `min_cohort` is the fewest parties that this one's
+    numbers may be summed with, by its own policy.
     """
 
     id: int
@@ -136,6 +142,7 @@ class Party:
     round: int = 0
     secret: bytes = b""
     vault: Vault = field(default_factory=Vault)
+    min_cohort: int = 1
 
     def private(self, *parts: int | str) -> bytes:
         """32 bytes for a purpose, which only this party knows; drawn from the ask's secret, so that an ask that is

@@ -99,7 +99,7 @@ class Worker:
             return refused, False
         ask = self._everything(work, memory)
         party.secret = hashlib.blake2b(ask.encode(), digest_size=32, key=secret_of(self._folder)).digest()
-        party.vault = self._vault.of(work.job)
+        party.vault, party.min_cohort = self._vault.of(work.job), self._policy.min_cohort
         ask = hashlib.sha256(party.secret).hexdigest()  # with another secret the same answer has other noise, and costs
         epsilon = self._vault.charge(work.job, ask, op, party.n, payload)
         device = party.objective.device

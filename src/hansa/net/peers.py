@@ -30,11 +30,16 @@ class Peers:
         certificate = keys.read_certificate(self._folder / "cert.pem", self._folder / "ca.pem")
         return certificate, keys.read_key(self._folder / "key.pem").sign(data)
 
+    @property
+    def federation(self) -> str:
+        """The federation that this party is in."""
+        found: str = json.loads((self._folder / "party.json").read_text())["federation"]
+        return found
+
     def known(self, certificate: bytes) -> tuple[str, bytes]:
         """The name and the public key of the party whose certificate this is; a PartyError where it is not believed."""
         try:
-            federation = json.loads((self._folder / "party.json").read_text())["federation"]
-            who = keys.certified(certificate, (self._folder / "ca.pem").read_bytes(), "party", federation)
+            who = keys.certified(certificate, (self._folder / "ca.pem").read_bytes(), "party", self.federation)
         except (HansaError, OSError, ValueError, KeyError) as error:
             raise PartyError(f"a party of the secure sum is not known: {error}") from None
         if who.not_after < time.time():

@@ -146,6 +146,10 @@ class JobVault(Vault):
     def known(self, certificate: bytes) -> tuple[str, bytes]:
         return self._vault.peers.known(certificate)
 
+    @property
+    def scope(self) -> tuple[str, ...]:
+        return self._vault.peers.federation, self._job
+
 
 def secret_of(folder: Path) -> bytes:
     """A party's own secret, 32 random bytes that are made once and never leave; all that nobody may guess comes from

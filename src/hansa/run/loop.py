@@ -307,6 +307,7 @@ class Training:
         progress.bytes_up += record.bytes_up
         progress.bytes_down += record.bytes_down
         record.metrics |= fed.metrics
+        record.rejected |= fed.rejected
         metrics = record.metrics if empty is None else None
         seconds = self.clock.now if self.clock is not None else float(progress.round)
         progress.pace = self.work.observe(progress.pace, metrics, seconds, progress.round)

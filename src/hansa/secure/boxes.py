@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from hansa.core.errors import PartyError
 from hansa.secure import masks
-from hansa.secure.masks import public
+from hansa.secure.masks import public, usable
 
-__all__ = ["OVERHEAD", "agreed", "public", "seal", "unseal"]
+__all__ = ["OVERHEAD", "agreed", "public", "seal", "unseal", "usable"]
 
 OVERHEAD = masks.NONCE + masks.TAG  # bytes by which a box is longer than what is in it
 
@@ -21,7 +21,7 @@ def agreed(secret: bytes, other: bytes, purpose: bytes) -> bytes:
     try:
         return masks.agree(secret, other, ours + theirs + purpose, "box")
     except ValueError:
-        raise PartyError("a public key that it was sent is none") from None
+        raise PartyError("it was sent an invalid public key") from None
 
 
 def seal(key: bytes, data: bytes) -> bytes:

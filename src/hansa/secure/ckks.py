@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -25,10 +26,11 @@ from hansa.core.errors import ConfigError, DataError, PartyError
 from hansa.core.federation import Ask, Federation, Reduced
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
+from hansa.secure import apart, told
 from hansa.secure.channel import Encoded
 from hansa.secure.digits import Digits
 from hansa.secure.encoding import Numbers
-from hansa.secure.holder import Held, declining, one, opening, readable
+from hansa.secure.holder import Held, check_cohort, declining, one, opening, rows_of, sort_out
 from hansa.secure.numbers import as_bytes, as_tensor
 from hansa.secure.paillier_sum import session
 
@@ -54,8 +56,7 @@ def _padded(data: bytes, size: int) -> Tensor:
     return out
 
 
-def _unpadded(tensor: Tensor) -> bytes:
-    data = as_bytes(tensor)
+def _unpadded(data: bytes) -> bytes:
     return data[8 : 8 + int.from_bytes(data[:8], "little")]
 
 
@@ -106,9 +107,10 @@ class Encrypted(Encoded):
         return {name: value for name, value in payload.items() if name != "secure"}
 
     def after(self, party: Party, payload: Payload, reply: Reply, memory: Memory) -> tuple[Reply, Memory]:
+        check_cohort(party, self.parties, "are asked")
         ts = _tenseal()
         with declining():
-            key = _read("a key", ts.context_from, _unpadded(payload["secure"]))
+            key = _context(as_bytes(told.row(payload, "secure", PUBLIC + 8)))
         digits = self.digits().split(self.numbers(party, payload, reply)).reshape(-1)
         whole = np.zeros(self._boxes(payload) * SLOTS)
         whole[: digits.size] = digits
@@ -136,11 +138,13 @@ class Opened(Op):
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         if SECRET not in memory:
             raise PartyError("it holds no key that could open the sum")
-        ts = _tenseal()
-        party.vault.once(f"ckks {party.round} {payload['session']}", codec.digest(payload["sealed"]))
-        key = ts.context_from(as_bytes(memory[SECRET]))
+        sealed = told.matrix(payload, "sealed", BOX + 8)
+        if len(sealed) != -(-self.length // SLOTS):
+            raise PartyError(f"{len(sealed)} ciphertexts are not for {self.length} numbers")
+        party.vault.once(f"ckks {party.round} {payload['session']}", codec.digest(sealed))
+        key = _tenseal().context_from(as_bytes(memory[SECRET]))
         with declining():
-            opened = [vector.decrypt() for vector in _vectors(key, payload["sealed"])]
+            opened = [vector.decrypt() for vector in _vectors(key, sealed.numpy())]
         sums = np.concatenate([np.asarray(row) for row in opened])[: self.length]
         whole = np.rint(sums)
         if len(whole) != self.length or np.abs(sums - whole).max() > 0.25:
@@ -179,31 +183,49 @@ class CKKS(Held):
         given = await one(fed, Key(), about, holder, "holds the key")
         payload = {**ask.payload, "secure": given.tensors["key"]}
         answer = await fed.gather(op, payload, parties=ask.parties, each=ask.each)
-        with opening():
-            key = _read("a key", _tenseal().context_from, _unpadded(given.tensors["key"]))
-        sealed = readable(answer, lambda boxes: _vectors(key, boxes))
-        self.enough(ask, sealed)
-        with opening():
-            total = torch.stack([_padded(_added(rows), BOX) for rows in zip(*sealed.values(), strict=True)])
+        with opening(f"party {holder} holds no key"):
+            total, wrong = apart.run(_added, as_bytes(given.tensors["key"]), rows_of(answer))
+        count = self.summed(fed, ask, answer, wrong)
         code, digits = op.encoding(ask.payload), op.digits()
         opener = Opened(code.layout.length * digits.count)
         opened = await one(fed, opener, {"sealed": total, **about}, holder, "holds the key")
         sums: Numbers = opened.tensors["sum"].numpy().reshape(-1, digits.count)
-        return code.decode(digits.join(sums, len(sealed)), len(sealed))
+        return code.decode(digits.join(sums, count), count)
 
 
-def _vectors(key: Any, boxes: Tensor) -> list[Any]:
+def _context(data: bytes) -> Any:
+    """A public key from the wire: the library's context, of the parameters that all keys here have."""
+    key = _read("a key", _tenseal().context_from, _unpadded(data))
+    if key.is_private() or not key.has_public_key():
+        raise DataError("a key from the wire is not a public one")
+    made = key.seal_context().data.key_context_data()
+    if (made.parms().poly_modulus_degree(), made.total_coeff_modulus_bit_count()) != (DIMENSION, sum(MODULUS)):
+        raise DataError(f"a key from the wire is not of dimension {DIMENSION} with a modulus of {sum(MODULUS)} bits")
+    return key
+
+
+def _vectors(key: Any, boxes: Any) -> list[Any]:
     """Ciphertexts from the wire."""
-    vectors = [_read("a ciphertext", _tenseal().ckks_vector_from, key, _unpadded(box)) for box in boxes]
+    vectors = [_read("a ciphertext", _tenseal().ckks_vector_from, key, _unpadded(box.tobytes())) for box in boxes]
     if any(vector.size() != SLOTS for vector in vectors):
         raise DataError(f"a ciphertext from the wire has not {SLOTS} numbers")
     return vectors
 
 
-def _added(vectors: tuple[Any, ...]) -> bytes:
+def _added(data: bytes, sent: Mapping[int, Any]) -> tuple[Tensor | None, dict[int, str]]:
+    """The encrypted sum of parties' vectors, None where there are none; and whose are no ciphertexts, and why. A
+    DataError where the key is none."""
+    key = _context(data)
+    zero = [_tenseal().ckks_vector(key, [0.0] * SLOTS, scale=SCALE)]
+    # A ciphertext of another scale or level can be read and not be added: it is tried on one that can.
+    good, wrong = sort_out(sent, lambda boxes: [_sum([*zero, vector]) and vector for vector in _vectors(key, boxes)])
+    rows = [_padded(_sum(column).serialize(), BOX) for column in zip(*good.values(), strict=True)]
+    return torch.stack(rows) if rows else None, wrong
+
+
+def _sum(vectors: Sequence[Any]) -> Any:
     """The encrypted sum of ciphertexts."""
-    total = vectors[0]
+    total = vectors[0].copy()
     for vector in vectors[1:]:
         total = _read("a ciphertext", total.add_, vector)
-    data: bytes = total.serialize()
-    return data
+    return total

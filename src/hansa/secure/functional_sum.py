@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,11 +18,11 @@ from hansa.core.errors import ConfigError, DataError, PartyError, RoundAborted
 from hansa.core.federation import Ask, Federation, Reduced
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
-from hansa.secure import boxes
+from hansa.secure import apart, boxes, told
 from hansa.secure import functional as scheme
 from hansa.secure.channel import Encoded
 from hansa.secure.digits import Digits
-from hansa.secure.holder import Costly, one, opening, readable
+from hansa.secure.holder import Costly, check_cohort, leave_out, one, opening, rows_of, sort_out
 from hansa.secure.numbers import as_bytes, as_tensor, from_rows, to_rows
 from hansa.secure.paillier_sum import session
 
@@ -35,12 +36,21 @@ def _secret(box: Tensor, other: bytes, label: bytes) -> int:
     return int.from_bytes(boxes.agreed(as_bytes(box), other, b"functional " + label), "little")
 
 
-def _group(rows: Tensor) -> list[int]:
+def _group(rows: Any) -> list[int]:
     """Ciphertexts from the wire."""
-    numbers = from_rows(rows)
+    numbers = from_rows(torch.from_numpy(rows))
     if not all(0 < number < scheme.PRIME for number in numbers):
         raise DataError("what it sent are no numbers of the group")
     return numbers
+
+
+def _opened(sent: Mapping[int, Any], key: int, label: bytes, most: int) -> list[int]:
+    """The sums of digits, from the ciphertexts of each party and the key for their sum."""
+    vectors = [_group(rows) for rows in sent.values()]
+    return [
+        scheme.decrypt(column, [1] * len(vectors), key, scheme.base(label, j), 0, most)
+        for j, column in enumerate(zip(*vectors, strict=True))
+    ]
 
 
 @register("secure-functional-ready")
@@ -76,12 +86,15 @@ class Encrypted(Encoded):
     def after(self, party: Party, payload: Payload, reply: Reply, memory: Memory) -> tuple[Reply, Memory]:
         if BOX not in memory:
             raise PartyError("it was not asked for a key first")
-        told, digits = payload["secure"], self.digits().split(self.numbers(party, payload, reply)).reshape(-1)
+        check_cohort(party, self.parties, "are asked")
+        sent = payload.get("secure")
+        sent = sent if isinstance(sent, Mapping) else {}
+        authority, label = as_bytes(told.row(sent, "authority", 32)), as_bytes(told.row(sent, "label", 32))
+        digits = self.digits().split(self.numbers(party, payload, reply)).reshape(-1)
         mine = boxes.public(as_bytes(memory[BOX])).hex()
-        label = as_bytes(told["label"])
         # A secret encrypts one vector: two of them under one would show their difference.
         party.vault.once(f"functional {mine}", codec.digest({"sent": dict(payload), "said": torch.from_numpy(digits)}))
-        secret = _secret(memory[BOX], as_bytes(told["authority"]), label)
+        secret = _secret(memory[BOX], authority, label)
         sealed = [scheme.encrypt(d, secret, scheme.base(label, j)) for j, d in enumerate(digits.tolist())]
         return Reply({"sealed": to_rows(sealed, scheme.SIZE)}), memory
 
@@ -99,7 +112,10 @@ class WeightsKey(Op):
     serves: ClassVar[bool] = True
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        weights, owners = list(payload["weights"]), [as_bytes(box) for box in payload["boxes"]]
+        owners = [as_bytes(box) for box in told.matrix(payload, "boxes", 32)]
+        weights = payload.get("weights")
+        if not isinstance(weights, list):
+            raise PartyError("the aggregator sends no weights")
         if BOX not in memory:
             raise PartyError("it was not asked for a key first")
         if any(weight not in (0, 1) for weight in weights) or len(set(owners)) != len(owners):
@@ -108,9 +124,9 @@ class WeightsKey(Op):
             raise PartyError(f"{len(weights)} weights are not for {len(owners)} parties")
         mine = boxes.public(as_bytes(memory[BOX])).hex()
         party.vault.once(f"functional-key {mine}", codec.digest(dict(payload)))
-        label = as_bytes(payload["label"])
+        label = as_bytes(told.row(payload, "label", 32))
         secrets = [_secret(memory[BOX], owner, label) for owner in owners]
-        key = scheme.weights_key(weights, secrets, self.least)
+        key = scheme.weights_key(weights, secrets, max(self.least, party.min_cohort))
         return Reply({"key": to_rows([key], KEY)[0]}), memory
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
@@ -160,24 +176,22 @@ class Functional(Costly):
         authority = self.authority if self.authority is not None else min(ask.parties)
         ready = await fed.gather(Ready(), {"session": session(ask)}, parties=sorted({*ask.parties, authority}))
         keys = {party: reply.tensors["box"] for party, reply in zip(ready.parties, ready.replies, strict=True)}
+        leave_out(fed, {p: "its public key is invalid" for p, box in keys.items() if not boxes.usable(as_bytes(box))})
+        keys = {party: box for party, box in keys.items() if party not in fed.rejected}
         if authority not in keys:
             raise RoundAborted(f"party {authority}, which is the key authority, is missing")
         label = as_tensor(hashlib.sha256(b"".join(as_bytes(key) for key in keys.values())).digest())
         payload = {**ask.payload, "secure": {"authority": keys[authority], "label": label}}
         asked = [party for party in ask.parties if party in keys]
         answer = await fed.gather(op, payload, parties=asked, each=ask.each, enough=ask.enough or len(ask.parties))
-        sealed = readable(answer, _group)
-        self.enough(ask, sealed)
+        sealed, wrong = sort_out(rows_of(answer), lambda rows: _group(rows) and rows)
+        self.summed(fed, ask, answer, wrong)
         weights = [int(party in sealed) for party in asked]
         about = {"weights": weights, "boxes": torch.stack([keys[party] for party in asked]), "label": label}
         given = await one(fed, WeightsKey(self.min_parties), about, authority, "is the key authority")
         (key,) = from_rows(given.tensors["key"].view(1, -1))
         code, digits = op.encoding(ask.payload), op.digits()
-        ones, most = [1] * len(sealed), len(sealed) * (2**DIGIT - 1)
         with opening():
-            sums = [
-                scheme.decrypt(column, ones, key, scheme.base(as_bytes(label), j), 0, most)
-                for j, column in enumerate(zip(*sealed.values(), strict=True))
-            ]
+            sums = apart.run(_opened, sealed, key, as_bytes(label), len(sealed) * (2**DIGIT - 1))
         total = digits.join(np.array(sums, dtype=np.int64).reshape(-1, digits.count), len(sealed))
         return code.decode(total, len(sealed))

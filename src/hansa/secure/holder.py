@@ -8,15 +8,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from torch import Tensor
+import numpy as np
 
 from hansa.core.algorithm import Problem
 from hansa.core.errors import ConfigError, DataError, HansaError, PartyError, RoundAborted
 from hansa.core.federation import Ask, Federation, Gathered
-from hansa.core.op import Op, Payload, Reply
+from hansa.core.op import Op, Party, Payload, Reply
 from hansa.secure.channel import Channel
 
 log = logging.getLogger("hansa")
+S = TypeVar("S")
 T = TypeVar("T")
 LONG = 60.0  # seconds of a party's time in a round from which on they are worth a warning
 
@@ -30,24 +31,46 @@ async def one(fed: Federation, op: Op, payload: Payload, party: int, role: str) 
     return answer.replies[0]
 
 
-def readable(answer: Gathered, read: Callable[[Tensor], T]) -> dict[int, T]:
-    """What the parties sealed, by party; those who sent something else are left out of the sum."""
-    out = {}
-    for party, reply in zip(answer.parties, answer.replies, strict=True):
+def rows_of(answer: Gathered, name: str = "sealed") -> dict[int, np.ndarray[Any, Any]]:
+    """What the parties sent under a name, by party, as a process that computes apart is given it."""
+    return {party: reply.tensors[name].numpy() for party, reply in zip(answer.parties, answer.replies, strict=True)}
+
+
+def sort_out(sent: Mapping[int, S], read: Callable[[S], T]) -> tuple[dict[int, T], dict[int, str]]:
+    """What parties sent, read; and why it cannot be used, of those who sent something else."""
+    good, wrong = {}, {}
+    for party, data in sent.items():
         try:
-            out[party] = read(reply.tensors["sealed"])
+            good[party] = read(data)
         except HansaError as error:
-            log.warning("party %d is left out of the secure sum: %s", party, error)
-    return out
+            wrong[party] = str(error)
+    return good, wrong
+
+
+def leave_out(fed: Federation, wrong: Mapping[int, str]) -> None:
+    """Have the round's record name those whose part in a secure sum is not used, and why."""
+    for party, why in wrong.items():
+        log.warning("party %d is left out of the secure sum: %s", party, why)
+        fed.reject(party, why)
+
+
+def check_cohort(party: Party, parties: int, what: str) -> None:
+    """At a party: decline a sum that its own policy says is of too few. The number is the aggregator's word where the
+    party cannot count itself."""
+    if parties < party.min_cohort:
+        raise PartyError(
+            f"its policy asks for a cohort of at least {party.min_cohort}, and {parties} {what}; ask more parties, or "
+            "raise privacy.min_parties"
+        )
 
 
 @contextmanager
-def opening() -> Iterator[None]:
+def opening(trouble: str = "the secure sum could not be opened") -> Iterator[None]:
     """Abort the round where what is done inside finds that the sum cannot be opened."""
     try:
         yield
     except DataError as error:
-        raise RoundAborted(f"the secure sum could not be opened: {error}") from error
+        raise RoundAborted(f"{trouble}: {error}") from error
 
 
 @contextmanager
@@ -93,14 +116,17 @@ class Costly(Channel):
             log.warning("privacy.secure = %r: a party will take about %d s a round for %d values; the secure sum "
                         "'masking' is far faster", self.name, round(seconds), problem.spec.dim)  # fmt: skip
 
-    def enough(self, ask: Ask, sealed: Mapping[int, Any]) -> None:
-        """Abort the round where too few parties have given their numbers for a sum of them to be opened."""
-        least = self.least(len(ask.parties))
-        if len(sealed) < least:
+    def summed(self, fed: Federation, ask: Ask, answer: Gathered, wrong: Mapping[int, str]) -> int:
+        """How many parties' numbers are in a sum; the round is aborted where they are too few for it to be opened.
+        Those who sent something else, `wrong`, are named in the round's record."""
+        leave_out(fed, wrong)
+        least, count = self.least(len(ask.parties)), len(answer.parties) - len(wrong)
+        if count < least:
             raise RoundAborted(
-                f"{len(sealed)} of {len(ask.parties)} parties gave their numbers, and the secure sum "
+                f"{count} of {len(ask.parties)} parties gave their numbers, and the secure sum "
                 f"{self.name!r} opens none of fewer than {least}"
             )
+        return count
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,15 @@ def agree(secret: bytes, public: bytes, bond: bytes, purpose: str) -> bytes:
     return HKDF(SHA256(), KEY, salt=bond, info=purpose.encode()).derive(known)
 
 
+def usable(public: bytes) -> bool:
+    """Whether somebody can agree on a key with the owner of this public one: a point of small order is no such key."""
+    try:
+        agree(bytes(KEY), public, b"", "trial")
+    except ValueError:
+        return False
+    return True
+
+
 def seal(key: bytes, nonce: bytes, plain: bytes, about: bytes) -> bytes:
     """What only the owners of the key can read, and nobody else can change; `about` is bound to it."""
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -45,6 +46,12 @@ def _small_primes() -> np.ndarray[Any, Any]:
         if whole[number]:
             whole[number * number :: number] = False
     return np.flatnonzero(whole)
+
+
+@functools.lru_cache(maxsize=2)
+def small_product(limit: int) -> int:
+    """The product of all primes below a limit."""
+    return math.prod(prime for prime in _small_primes().tolist() if prime < limit)
 
 
 def is_prime(number: int) -> bool:

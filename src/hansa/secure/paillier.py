@@ -23,9 +23,10 @@ from torch import Tensor
 
 from hansa.core.errors import DataError
 from hansa.secure.encoding import Numbers
-from hansa.secure.numbers import Stream, as_bytes, from_rows, prime, to_rows
+from hansa.secure.numbers import Stream, as_bytes, from_rows, prime, small_product, to_rows
 
-SMALLEST = 1024  # bits of n; 2048 is what is thought safe, less is for tests
+SMALLEST, LARGEST = 1024, 4096  # bits of n; 2048 is what is thought safe, less is for tests; more takes too long
+TRIALS = 2**12  # n must have no prime factor up to here
 WINDOW = 6  # bits of an exponent that one product takes care of
 
 
@@ -50,10 +51,20 @@ class PublicKey:
     hn: int
 
     def __post_init__(self) -> None:
-        if self.n.bit_length() < SMALLEST or self.n % 2 == 0:
-            raise DataError(f"not a Paillier key: n has {self.n.bit_length()} bits, expected at least {SMALLEST}")
+        if not SMALLEST <= self.n.bit_length() <= LARGEST or self.n % 2 == 0:
+            raise DataError(f"not a Paillier key: n has {self.n.bit_length()} bits, expected {SMALLEST} to {LARGEST}, "
+                            "and is odd")  # fmt: skip
         if not 1 < self.hn < self.square or math.gcd(self.hn, self.n) != 1:
             raise DataError("not a Paillier key: what randomises is not invertible modulo n^2")
+
+    def check(self, bits: int) -> None:
+        """Refuse a key that somebody else made and that is too short, or whose n everybody can factor."""
+        if self.bits != bits:
+            raise DataError(f"the key has {self.bits} bits, expected {bits}")
+        if math.gcd(self.n, small_product(TRIALS)) != 1 or math.isqrt(self.n) ** 2 == self.n:
+            raise DataError("not a Paillier key: n has a small factor, or is a square")
+        if pow(2, self.n - 1, self.n) == 1:
+            raise DataError("not a Paillier key: n is a prime, and not a product of two")
 
     @functools.cached_property
     def square(self) -> int:
@@ -151,8 +162,7 @@ class PrivateKey:
     @classmethod
     def generate(cls, bits: int, draws: Stream) -> PrivateKey:
         """A key whose n has so many bits."""
-        if bits < SMALLEST or bits % 16:
-            raise DataError(f"a key has at least {SMALLEST} bits, in whole bytes a half, got {bits}")
+        check_bits(bits)
         p = prime(draws, bits // 2)
         q = p
         while math.gcd(p - 1, q - 1) != 2:
@@ -188,6 +198,12 @@ class PrivateKey:
     def of_tensor(cls, data: Tensor) -> PrivateKey:
         """The key that `tensor` gave."""
         return cls(*from_rows(data.view(3, -1)))
+
+
+def check_bits(bits: int) -> None:
+    """Refuse lengths of a key that are too short, take too long, or are not whole bytes for each prime."""
+    if not SMALLEST <= bits <= LARGEST or bits % 16:
+        raise DataError(f"a key has {SMALLEST} to {LARGEST} bits, a multiple of 16, got {bits}")
 
 
 def public_key(n: int, x: int) -> PublicKey:

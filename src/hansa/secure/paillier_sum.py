@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -15,10 +16,11 @@ from hansa.core.errors import ConfigError, PartyError
 from hansa.core.federation import Ask, Federation, Reduced
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
+from hansa.secure import apart, told
 from hansa.secure.channel import Encoded
-from hansa.secure.holder import Costly, Held, declining, one, opening, readable
+from hansa.secure.holder import Costly, Held, check_cohort, declining, one, opening, rows_of, sort_out
 from hansa.secure.numbers import Stream
-from hansa.secure.paillier import SMALLEST, Packing, PrivateKey, PublicKey, add_up
+from hansa.secure.paillier import LARGEST, SMALLEST, Packing, PrivateKey, PublicKey, add_up
 
 log = logging.getLogger("hansa")
 SAFE = 2048  # bits of a key
@@ -31,6 +33,9 @@ class Key(Op):
 
     key_bits: int = SAFE
     serves: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_key_bits(self.key_bits)
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         name = f"secure.paillier.{self.key_bits}"
@@ -50,6 +55,9 @@ class Encrypted(Encoded):
 
     key_bits: int = SAFE
 
+    def __post_init__(self) -> None:
+        check_key_bits(self.key_bits)
+
     def packing(self, payload: Payload) -> Packing:
         """How the numbers of a reply share messages."""
         return Packing.of(self.encoding(payload).width, self.key_bits)
@@ -58,7 +66,8 @@ class Encrypted(Encoded):
         return {name: value for name, value in payload.items() if name != "secure"}
 
     def after(self, party: Party, payload: Payload, reply: Reply, memory: Memory) -> tuple[Reply, Memory]:
-        key = _key(payload["secure"], self.key_bits)
+        check_cohort(party, self.parties, "are asked")
+        key = sent_key(payload, "secure", self.key_bits)
         numbers, packing = self.numbers(party, payload, reply), self.packing(payload)
         if max(-int(numbers.min()), int(numbers.max())) * self.parties >= 2 ** (packing.width - 1):
             raise PartyError(f"a number has no room in the {packing.width} bits that the secure sum has for it")
@@ -72,12 +81,23 @@ class Encrypted(Encoded):
         return {"sealed": ((messages, self.key_bits // 4), torch.uint8)}
 
 
-def _key(data: torch.Tensor, bits: int) -> PublicKey:
+def sent_key(payload: Payload, name: str, bits: int) -> PublicKey:
+    """At a party: the public key that it is sent, as far as it can be checked."""
     with declining():
-        key = PublicKey.of_tensor(data)
-    if key.bits != bits:
-        raise PartyError(f"it was sent a key of {key.bits} bits, expected {bits}")
+        return made_key(told.row(payload, name, 3 * bits // 8), bits)
+
+
+def made_key(data: torch.Tensor, bits: int) -> PublicKey:
+    """A public key that somebody else made; a DataError where it is none of so many bits."""
+    key = PublicKey.of_tensor(data)
+    key.check(bits)
     return key
+
+
+def added(key: PublicKey, sent: Mapping[int, Any]) -> tuple[torch.Tensor | None, dict[int, str]]:
+    """The encrypted sum of parties' vectors, None where there are none; and whose are no ciphertexts, and why."""
+    good, wrong = sort_out(sent, lambda rows: key.ciphertexts(torch.from_numpy(rows)))
+    return key.rows(add_up(list(good.values()))) if good else None, wrong
 
 
 @register("secure-paillier-open")
@@ -91,16 +111,24 @@ class Opened(Op):
     length: int = 1
     serves: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        check_key_bits(self.key_bits)
+        if not 8 <= self.width <= 64 or self.width % 8 or not 1 <= self.slots <= self.key_bits // self.width:
+            raise ConfigError(f"a message of {self.key_bits} bits has no {self.slots} numbers of {self.width} bits")
+
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         kept = memory.get(f"secure.paillier.{self.key_bits}")
         if kept is None:
             raise PartyError("it holds no key that could open the sum")
         key = PrivateKey.of_tensor(kept)
         sum_name = f"paillier {key.public.name} {party.round} {payload['session']}"
-        party.vault.once(sum_name, codec.digest(payload["sealed"]))
+        sealed, packing = told.matrix(payload, "sealed", self.key_bits // 4), Packing(self.width, self.slots)
+        if len(sealed) != packing.messages(self.length):
+            raise PartyError(f"{len(sealed)} ciphertexts are not for {self.length} numbers")
+        party.vault.once(sum_name, codec.digest(sealed))
         with declining():
-            messages = [key.public.decode(key.decrypt(text)) for text in key.public.ciphertexts(payload["sealed"])]
-            numbers = Packing(self.width, self.slots).unpack(messages, self.length)
+            messages = [key.public.decode(key.decrypt(text)) for text in key.public.ciphertexts(sealed)]
+            numbers = packing.unpack(messages, self.length)
         return Reply({"sum": torch.from_numpy(numbers)}), memory
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
@@ -114,9 +142,11 @@ def session(ask: Ask) -> str:
 
 
 def check_key_bits(bits: int) -> None:
-    """Refuse keys that are too short, or of an odd length."""
-    if bits < SMALLEST or bits % 256:
-        raise ConfigError(f"privacy.key_bits must be a multiple of 256, at least {SMALLEST}, got {bits}")
+    """Refuse keys that are too short, take too long to make, or are of an odd length."""
+    if not SMALLEST <= bits <= LARGEST or bits % 256:
+        raise ConfigError(
+            f"privacy.key_bits must be a multiple of 256, at least {SMALLEST} and at most {LARGEST}, got {bits}"
+        )
 
 
 def warn_of_short_keys(channel: Costly, bits: int) -> None:
@@ -151,14 +181,13 @@ class Paillier(Held):
         op = Encrypted(**self.settings(ask, noise), key_bits=self.key_bits)  # type: ignore[arg-type]
         holder = self.holder_of(ask)
         given = await one(fed, Key(self.key_bits), {"session": session(ask)}, holder, "holds the key")
-        with opening():
-            key = PublicKey.of_tensor(given.tensors["key"])
+        with opening(f"party {holder} holds no key"):
+            key = apart.run(made_key, given.tensors["key"], self.key_bits)
         payload = {**ask.payload, "secure": given.tensors["key"]}
         answer = await fed.gather(op, payload, parties=ask.parties, each=ask.each)
-        sealed = readable(answer, key.ciphertexts)
-        self.enough(ask, sealed)
-        total = key.rows(add_up(list(sealed.values())))
+        total, wrong = apart.run(added, key, rows_of(answer))
+        count = self.summed(fed, ask, answer, wrong)
         code, packing = op.encoding(ask.payload), op.packing(ask.payload)
         opener = Opened(self.key_bits, packing.width, packing.slots, code.layout.length)
         opened = await one(fed, opener, {"sealed": total, "session": session(ask)}, holder, "holds the key")
-        return code.decode(opened.tensors["sum"].numpy(), len(sealed))
+        return code.decode(opened.tensors["sum"].numpy(), count)

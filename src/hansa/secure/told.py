@@ -36,6 +36,22 @@ def rows(payload: Payload, name: str, count: int, size: int) -> list[bytes]:
     return split(raw(given), size)
 
 
+def matrix(payload: Payload, name: str, size: int) -> Tensor:
+    """Rows of so many bytes that the aggregator sends, however many."""
+    given = payload.get(name)
+    if not isinstance(given, Tensor) or given.dtype != torch.uint8 or given.dim() != 2 or given.shape[1] != size:
+        raise PartyError(f"the aggregator sends no {name} in rows of {size} bytes")
+    return given
+
+
+def row(payload: Payload, name: str, size: int) -> Tensor:
+    """So many bytes that the aggregator sends."""
+    given = payload.get(name)
+    if not isinstance(given, Tensor) or given.dtype != torch.uint8 or tuple(given.shape) != (size,):
+        raise PartyError(f"the aggregator sends no {name} of {size} bytes")
+    return given
+
+
 def kept(memory: Memory, name: str) -> bytes:
     """Something that the party remembers of this sum."""
     if f"{OWN}{name}" not in memory:

@@ -1,0 +1,192 @@
+"""Threshold sums among liars: parties that deal, name keys or open sums wrongly, and aggregators that ask for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from test_encrypted_sums import DEAL, OPEN, READY, RECALL, SEND, Say, World, _primes_at_hand, plain, world
+from torch import Tensor
+
+from hansa.core.errors import ConfigError, RoundAborted
+from hansa.core.federation import op_of
+from hansa.core.op import Op, Payload, Reply
+from hansa.core.replies import Rules
+from hansa.secure import masks
+from hansa.secure.numbers import as_tensor, from_rows, to_rows
+from hansa.secure.threshold import PLACES
+from hansa.secure.threshold_sum import Deal, Partial, Ready, _kept
+
+__all__ = ["_primes_at_hand"]
+Change = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+ALL = [0, 1, 2, 3, 4]
+
+
+def lying(liars: dict[int, dict[str, Change]]) -> World:
+    """A world in which some parties change their replies to some ops."""
+    here = world("threshold-paillier", threshold=0.6)  # three of five
+    here.rules = Rules()
+    honest = here.at
+
+    def at(k: int, op: Op, payload: Payload) -> Reply | str:
+        reply = honest(k, op, payload)
+        change = liars.get(k, {}).get(op.name)
+        return Reply(change(dict(reply.tensors))) if isinstance(reply, Reply) and change is not None else reply
+
+    here.at = at  # type: ignore[method-assign]
+    return here
+
+
+def raised(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Partial decryptions by which the sum would come out larger, with the proof of the right ones."""
+    values = from_rows(tensors["partial"])
+    key = 1 + 2**1000
+    return {**tensors, "partial": to_rows([value * key % 2**2047 | 1 for value in values], 256)}
+
+
+def zeros(name: str) -> Change:
+    return lambda tensors: {**tensors, name: torch.zeros_like(tensors[name])}
+
+
+def swapped(name: str) -> Change:
+    return lambda tensors: {**tensors, name: tensors[name].flip(0)}
+
+
+@pytest.mark.parametrize("liar", [0, 2, 4])
+@pytest.mark.parametrize("change", [raised, zeros("partial"), zeros("proof"), swapped("proof")])
+def test_who_opens_a_sum_wrongly_is_named_and_the_others_open_it(liar: int, change: Change) -> None:
+    here = lying({liar: {OPEN: change}})
+    assert torch.equal(here.reduce(Say()).sums["w"], plain(ALL))
+    assert here.rejected == {liar: "its part in opening the secure sum is wrong"}
+
+
+def test_where_too_few_open_a_sum_rightly_it_comes_to_nothing_and_all_liars_are_named() -> None:
+    here = lying({liar: {OPEN: raised} for liar in (0, 1, 3)})
+    with pytest.raises(RoundAborted, match="2 parties opened the sum rightly, and 3 are needed"):
+        here.reduce(Say())
+    assert sorted(here.rejected) == [0, 1, 3]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        zeros("key"),
+        zeros("checks"),
+        swapped("checks"),
+        lambda t: {**t, "checks": t["checks"].roll(1, 1)},
+        lambda t: {**t, "key": torch.cat([t["key"][:1] ^ 2, t["key"][1:]])},
+    ],
+)
+def test_a_dealer_whose_key_is_wrong_is_named_and_another_deals(change: Change) -> None:
+    here = lying({0: {DEAL: change}})
+    assert torch.equal(here.reduce(Say()).sums["w"], plain([1, 2, 3, 4]))
+    assert list(here.rejected) == [0]
+    assert "the key that it dealt is wrong" in here.rejected[0]
+    assert here.asked == [READY, DEAL, DEAL, SEND, OPEN]
+
+
+def test_a_dealer_that_sends_single_parties_wrong_shares_is_found_out_by_them() -> None:
+    here = lying({0: {DEAL: lambda t: {**t, "shares": torch.cat([t["shares"][:3], t["shares"][3:].flip(0)])}}})
+    assert torch.equal(here.reduce(Say()).sums["w"], plain([0, 1, 2]))
+    assert all("secure.threshold.share" not in here.memories[k] for k in (3, 4))
+
+
+def test_a_party_checks_its_share_against_the_verification_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A box that only it can open, with another number in it: the dealer is the only one who can make it."""
+    from hansa.secure import boxes
+
+    seal, count = boxes.seal, iter(range(100))
+    monkeypatch.setattr(boxes, "seal", lambda key, data: seal(key, data[:-1] + b"\1" if next(count) == 2 else data))
+    here = lying({})
+    said: dict[int, Any] = {}
+    at = here.at
+    here.at = lambda k, op, payload: said.setdefault((k, op.name), at(k, op, payload))  # type: ignore
+    assert torch.equal(here.reduce(Say()).sums["w"], plain([0, 1, 3, 4]))
+    assert said[2, SEND] == "the share of the key is not the one that its verification key is of"
+
+
+@pytest.mark.parametrize("total", [1, 0, -1, 2**62, 80_000, 4])
+def test_one_partys_word_on_the_key_counts_for_nothing(total: int) -> None:
+    """In 0.1.0 the first party's total and needed were believed."""
+    here = lying({0: {READY: lambda t: {**t, "name": torch.ones_like(t["name"]), "total": torch.tensor(total)}}})
+    assert torch.equal(here.reduce(Say()).sums["w"], plain(ALL))
+    assert torch.equal(here.reduce(Say()).sums["w"], plain(ALL))
+    assert here.asked == [READY, DEAL, SEND, OPEN, READY, RECALL, SEND, OPEN]
+    assert here.rejected == {}
+
+
+def test_a_key_that_is_recalled_wrongly_is_taken_from_the_next_party() -> None:
+    for name in ("key", "checks", "owners"):
+        here = lying({0: {RECALL: swapped(name)}, 1: {RECALL: zeros(name)}})
+        here.reduce(Say())
+        assert torch.equal(here.reduce(Say()).sums["w"], plain([2, 3, 4]))
+        assert sorted(here.rejected) == [0, 1]
+
+
+def test_who_claims_a_share_that_it_was_not_dealt_is_named() -> None:
+    claimed: dict[str, Tensor] = {}
+
+    def remember(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        claimed.update(tensors)
+        return tensors
+
+    here = lying(
+        {0: {READY: remember}, 4: {READY: lambda t: {**t, "name": claimed["name"], "total": claimed["total"]}}}
+    )
+    here.reduce(Say(), parties=range(4))
+    assert torch.equal(here.reduce(Say()).sums["w"], plain([0, 1, 2, 3]))
+    assert here.rejected == {4: "it says that it holds a share of the key, and was dealt none"}
+
+
+@pytest.mark.parametrize("point", [bytes(32), b"\1" + bytes(31)])
+def test_a_public_key_of_small_order_costs_its_sender_the_share_and_nobody_else(point: bytes) -> None:
+    assert not masks.usable(point)
+    here = lying({2: {READY: lambda t: {**t, "box": as_tensor(point)}}})
+    assert torch.equal(here.reduce(Say()).sums["w"], plain([0, 1, 3, 4]))
+    assert here.rejected == {2: "its public key is invalid, or another party's too"}
+
+
+def test_the_numbers_of_a_key_are_bounded_where_they_arrive() -> None:
+    for op, fields in ((Ready, {"needed": 1}), (Ready, {"needed": PLACES + 1}), (Deal, {"key_bits": 65536}),
+                       (Deal, {"key_bits": 512}), (Partial, {"key_bits": 2**30})):  # fmt: skip
+        with pytest.raises(ConfigError, match=r"a key can need 2 to 256|key_bits must be"):
+            op(**{"key_bits": 1024, "needed": 2, **fields})
+    here = lying({})
+    asked = {
+        "owners": torch.arange(PLACES + 1),
+        "boxes": torch.zeros(PLACES + 1, 32, dtype=torch.uint8),
+        "session": "x",
+    }
+    assert "deals no key" in str(here.at(0, Deal(1024, 2), asked))
+    assert "no list of parties" in str(here.at(0, Deal(1024, 2), {"boxes": asked["boxes"]}))
+
+
+def test_a_party_opens_nothing_whose_numbers_are_not_those_it_was_dealt() -> None:
+    here = lying({})
+    here.reduce(Say())
+    sent = next(m for m in here.sent if m["op"]["name"] == OPEN)
+    here.round -= 1
+    for fields in ({"needed": 2}, {"total": 4}):
+        assert "shares are said to open" in str(here.at(0, op_of({**sent["op"], **fields}, "test"), sent["payload"]))
+    other = {**sent["payload"], "name": torch.zeros(32, dtype=torch.uint8)}
+    assert here.at(0, op_of(sent["op"], "test"), other) == "it holds no share of the key"
+    for sealed in (None, 5, torch.zeros(2), torch.zeros(2, 255, dtype=torch.uint8)):
+        wrong = {**sent["payload"], "sealed": sealed}
+        assert "sends no sealed in rows of 256 bytes" in str(here.at(0, op_of(sent["op"], "test"), wrong))
+
+
+def test_a_party_takes_no_share_of_a_key_that_fewer_open_than_its_policy_asks_for() -> None:
+    for threshold, left in ((0.6, [0, 1, 3, 4]), (0.8, ALL)):  # three, four of five
+        here = world("threshold-paillier", threshold=threshold)
+        trusting = here.party
+
+        def party(k: int, trusting: Callable[[int], Any] = trusting) -> Any:
+            found = trusting(k)
+            found.min_cohort = 4 if k == 2 else 1
+            return found
+
+        here.party = party  # type: ignore[method-assign]
+        assert torch.equal(here.reduce(Say()).sums["w"], plain(left))
+        assert (_kept(here.memories[2], 1024) is None) == (2 not in left)
