@@ -18,12 +18,13 @@ from hansa.privacy.accounting import epsilon
 from hansa.run.config import parse
 
 NOISY: dict[str, Any] = {"dp": {"kind": "central", "sigma": 1.0, "delta": 1e-5}}
-RUNS = {"fedavg", "fedsgd", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedprox", "scaffold", "easgd",
+RUNS = {"fedavg", "fedsgd", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedprox", "easgd",
         "overlap-sgd", "fedper", "fsvrg"}  # fmt: skip
 REFUSED = {
     "fednova": "beside the update parties send tau, to which no clip",
     "qfedavg": "beside the update parties send h, to which no clip",
     "qfedsgd": "beside the update parties send h, to which no clip",
+    "scaffold": "beside the update parties send how their control variates changed",
     "dpsgd": "dpsgd needs more than their sum",
     "fedbuff": "fedbuff needs more than their sum",
     "zeno++": "zeno++ needs more than their sum",

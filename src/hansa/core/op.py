@@ -173,7 +173,8 @@ class Op(Part):
 
     @property
     def longest(self) -> float | None:
-        """The most that the joint length of a reply's tensors may be; a longer reply is rejected. None for no limit."""
+        """The most that the joint length of a reply's tensors may be, without those `beside` the update; a longer reply
+        is rejected. None for no limit."""
         return None
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:

@@ -160,8 +160,11 @@ def fault(reply: Reply, op: Op, payload: Payload, rules: Rules, summed: bool = T
         norm = float(torch.linalg.vector_norm(reply.tensors[op.update].to(torch.float64)))
         if norm > rules.max_norm:
             return f"the norm of its update, {norm:.4g}, is over the limit of {rules.max_norm:.4g}"
-    if op.longest is not None and length(reply.tensors.values()) > op.longest * SLACK:
-        return f"its length is over {op.longest:.4g}, to which it was to be clipped"
+    if op.longest is not None:
+        beside = op.beside(payload)
+        joined = [tensor for name, tensor in reply.tensors.items() if name not in beside]
+        if length(joined) > op.longest * SLACK:
+            return f"its length is over {op.longest:.4g}, to which it was to be clipped"
     return None
 
 

@@ -208,6 +208,12 @@ class CentralDP(Part):
                 f"{name}: beside the update parties send {' and '.join(solver.numbers)}, to which no clip of the "
                 "update's length applies; use fedavg or another algorithm that averages updates"
             )
+        if len(solver.sends) > 1:
+            raise ConfigError(
+                f"{name}: beside the update parties send how their control variates changed, of which they remember "
+                "the exact values, while the server would get them clipped and with noise; use fedavg or another "
+                "algorithm that averages updates"
+            )
         if problem.spec.stats or problem.spec.counts:
             raise ConfigError(
                 "the model has running statistics (BatchNorm), which are no update whose length could be clipped; use "

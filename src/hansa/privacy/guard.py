@@ -17,7 +17,7 @@ from hansa.core.algorithm import Algorithm, Problem
 from hansa.core.budget import Release, check_delta, finite, merged
 from hansa.core.errors import AlgorithmError, ConfigError, RoundAborted
 from hansa.core.federation import Ask, Federation, Reduced
-from hansa.core.op import Op, unwrap
+from hansa.core.op import Op
 from hansa.privacy.central import UNCLIPPED, CentralDP, Contribution, Setting
 from hansa.secure.channel import Channel
 from hansa.secure.encoding import FixedPoint
@@ -59,8 +59,7 @@ class Guard:
                 "differential privacy: a cohort of fixed size is reckoned as if every party took part in every round; "
                 "run.select = 'poisson' would make rounds cheaper"
             )
-        solver: Any = unwrap(vars(algorithm)["local"])[1]
-        values = len(solver.sends) * problem.spec.dim + (dp.quantile is not None)
+        values = problem.spec.dim + (dp.quantile is not None)
         return cls(dp, secure, problem.parties, problem.cohort_size, rate, algorithm.sums, run.rounds, values)
 
     @property
@@ -269,6 +268,7 @@ def _check_op(op: Op, ask: Ask) -> None:
     expected = op.expects(ask.payload)
     if (
         op.update is None
+        or op.beside(ask.payload)
         or op.expects_maxima(ask.payload)
         or not all(t.is_floating_point for _, t in expected.values())
     ):

@@ -20,7 +20,10 @@ from hansa.transforms import Clip
 
 @dataclass(frozen=True)
 class BoundedSum:
-    """Sums of updates that each party has scaled down to the length `bound`, by another protocol or in the clear."""
+    """Sums of updates that each party has scaled down to the length `bound`, by another protocol or in the clear.
+
+    What travels beside the updates is not scaled: it is no update.
+    """
 
     bound: float
     inner: SumProtocol | None

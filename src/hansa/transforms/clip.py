@@ -18,10 +18,11 @@ from hansa.core.registry import register
 @register("clip")
 @dataclass(frozen=True)
 class Clip(Wrapper):
-    """Scale a reply down to the length `clip` where it is longer. McMahan, Ramage, Talwar and Zhang 2018.
+    """Scale a reply's update down to the length `clip` where it is longer. McMahan, Ramage, Talwar and Zhang 2018.
 
-    The length is one L2 norm over all tensors of the reply joined, so that its direction stays. Weight and metrics stay
-    as they are. An aggregator that sees the reply rejects one that is longer.
+    The length is the L2 norm of the update, whose direction stays. What travels beside it (FedNova's tau, q-FedAvg's h,
+    control variates) has another meaning and stays as it is, as do weight and metrics. An aggregator that sees the
+    reply rejects an update that is longer.
     """
 
     inner: Op
@@ -30,13 +31,17 @@ class Clip(Wrapper):
     def __post_init__(self) -> None:
         if not self.clip > 0:
             raise ConfigError(f"clip is a length and must be positive, got {self.clip}")
+        if self.update is None:
+            raise ConfigError(f"clip bounds the length of an update, and {self.inner.name!r} sends none")
 
     @property
     def longest(self) -> float | None:
         return self.clip
 
     def after(self, party: Party, payload: Payload, reply: Reply, memory: Memory) -> tuple[Reply, Memory]:
-        return dataclasses.replace(reply, tensors=clipped(reply.tensors, self.clip)[0]), memory
+        assert self.update is not None
+        update, _ = clipped({self.update: reply.tensors[self.update]}, self.clip)
+        return dataclasses.replace(reply, tensors={**reply.tensors, **update}), memory
 
 
 def clipped(tensors: Mapping[str, Tensor], clip: float) -> tuple[dict[str, Tensor], bool]:
