@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from test_threshold import DEALING, KEY, SHARES, TEXTS, parts_of
 
 from hansa.core.errors import DataError, RuntimeFailure
-from hansa.secure import apart
-from hansa.secure.numbers import Stream, is_prime
-from hansa.secure.threshold import check_numbers
+from hansa.secure import apart, functional_sum
+from hansa.secure.numbers import Stream, as_tensor, to_rows
+from hansa.secure.paillier_sum import added, made_key
+from hansa.secure.threshold_sum import opened, received
 
 
 def in_a_thread(work: Callable[[], Any]) -> Any:
@@ -22,56 +28,153 @@ def in_a_thread(work: Callable[[], Any]) -> Any:
         return pool.submit(work).result()
 
 
-def test_a_simulation_computes_where_it_is() -> None:
-    assert apart.run(os.getpid) == os.getpid()
+def pid() -> int:
+    """The child of this thread, which it has from its first call on."""
+    found: int = apart._own.child._process.pid
+    return found
 
 
-def test_the_thread_of_a_job_computes_in_a_child_that_it_keeps_and_that_ends_with_it() -> None:
-    first, second, power = in_a_thread(lambda: (apart.run(os.getpid), apart.run(os.getpid), apart.run(pow, 3, 5)))
-    assert first == second != os.getpid()
-    assert power == 243
-    for _ in range(100):
-        if not os.path.exists(f"/proc/{first}"):
-            break
+def gone(process: int) -> bool:
+    for _ in range(200):
+        try:
+            with open(f"/proc/{process}/stat") as file:
+                if file.read().split()[2] == "Z":
+                    return True
+        except OSError:
+            return True
         time.sleep(0.05)
-    assert not os.path.exists(f"/proc/{first}")
+    return False
+
+
+SENT = {share.place: KEY.rows(TEXTS).numpy() for share in SHARES[:2]}
+GIVEN = {"key": KEY.tensor(), "owners": torch.tensor(DEALING.owners), "checks": DEALING.rows()}
+PARTS = {k: to_rows(parts_of(share), KEY.size).numpy() for k, share in zip(DEALING.owners, SHARES, strict=True)}
+PROOFS = {
+    k: as_tensor(share.prove(TEXTS, parts_of(share), b"secret")).numpy()
+    for k, share in zip(DEALING.owners, SHARES, strict=True)
+}
+CALLS: list[tuple[Any, ...]] = [
+    (made_key, KEY.tensor(), KEY.bits),
+    (added, KEY, SENT),
+    (added, KEY, {**SENT, 7: np.zeros_like(SENT[1])}),
+    (added, KEY, {}),
+    (received, GIVEN, KEY.bits, DEALING.needed, DEALING.name),
+    (received, GIVEN, KEY.bits, DEALING.needed),
+    (opened, DEALING, KEY.rows(TEXTS), PARTS, PROOFS),
+    (opened, DEALING, KEY.rows(TEXTS), PARTS, {**PROOFS, DEALING.owners[0]: PROOFS[DEALING.owners[1]]}),
+]
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, tuple):
+        return isinstance(b, tuple) and len(a) == len(b) and all(map(same, a, b))
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else bool(type(a) is type(b) and a == b)
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call[0].__name__)
+def test_a_child_gives_what_the_function_itself_gives(call: tuple[Any, ...]) -> None:
+    here, (there, who) = call[0](*call[1:]), in_a_thread(lambda: (apart.run(*call), pid()))
+    assert same(here, there)
+    assert who != os.getpid()
+
+
+def test_a_simulation_computes_where_it_is() -> None:
+    key = apart.run(made_key, KEY.tensor(), KEY.bits)
+    assert key == KEY
+    assert getattr(apart._own, "child", None) is None
+
+
+def test_the_thread_of_a_job_keeps_its_child_and_the_child_ends_with_it() -> None:
+    def work() -> tuple[int, int]:
+        apart.run(*CALLS[0])
+        first = pid()
+        apart.run(*CALLS[1])
+        return first, pid()
+
+    first, second = in_a_thread(work)
+    assert first == second
+    assert gone(first)
+
+
+def test_a_child_ends_with_an_aggregator_that_is_killed() -> None:
+    code = (
+        "import threading, time\n"
+        "from hansa.secure import apart\n"
+        "from hansa.secure.functional_sum import opened\n"
+        "def work():\n"
+        "    apart.run(opened, {}, 1, b'', 1)\n"
+        "    print(apart._own.child._process.pid, flush=True)\n"
+        "    time.sleep(600)\n"
+        "threading.Thread(target=work).start()\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    assert gone(child)
 
 
 def test_errors_of_the_project_are_raised_where_they_are_waited_for() -> None:
     def work() -> Any:
-        with pytest.raises(DataError, match="a key cannot have 2 shares, 5 of them needed"):
-            apart.run(check_numbers, 5, (0, 1))
-        return apart.run(is_prime, 97)
+        with pytest.raises(DataError, match=r"the key has 1024 bits, expected 2048") as found:
+            apart.run(made_key, KEY.tensor(), 2048)
+        assert type(found.value) is DataError
+        return apart.run(*CALLS[0])
 
-    assert in_a_thread(work)
+    assert in_a_thread(work) == KEY
 
 
-def test_a_child_that_is_killed_is_replaced_and_one_that_keeps_ending_is_reported() -> None:
+def test_a_child_runs_no_other_function() -> None:
+    def work() -> None:
+        with pytest.raises(TypeError, match=r"posix.system is not one of the functions"):
+            apart.run(os.system, "true")
+
+    in_a_thread(work)
+    with pytest.raises(TypeError, match=r"posix.system is not one of the functions"):
+        apart._function("posix.system")
+
+
+def test_every_function_that_a_child_may_run_is_there() -> None:
+    for name in apart.FUNCTIONS:
+        assert callable(apart._function(name))
+
+
+def test_a_child_that_is_killed_is_replaced_and_one_that_keeps_ending_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def work() -> Any:
-        before = apart.run(os.getpid)
+        apart.run(*CALLS[0])
+        before = pid()
         os.kill(before, 9)
-        after = apart.run(os.getpid)
+        assert apart.run(*CALLS[0]) == KEY
+        after = pid()
+        monkeypatch.setattr(apart, "COMMAND", [sys.executable, "-c", "raise SystemExit(1)"])
+        os.kill(after, 9)
         with pytest.raises(RuntimeFailure, match="ended twice"):
-            apart.run(os._exit, 1)
-        return before, after, apart.run(os.getpid)
+            apart.run(*CALLS[0])
+        monkeypatch.undo()
+        apart.run(*CALLS[0])
+        return before, after, pid()
 
     assert len(set(in_a_thread(work))) == 3
 
 
 def test_other_threads_go_on_while_a_large_power_is_computed() -> None:
     """One power of large numbers holds Python's lock to its end. Here it takes seconds; the others count on."""
-    exponent, done = Stream(b"x").bits(2**18), threading.Event()
-    modulus = Stream(b"y").bits(2**13) | 1
+    exponent, done, begun = Stream(b"x").bits(2**18), threading.Event(), threading.Event()
 
-    def work() -> int:
-        apart.run(os.getpid)  # the child is there
+    def work() -> None:
+        apart.run(*CALLS[0])  # the child is there
         begun.set()
         try:
-            return apart.run(pow, 3, exponent, modulus)
+            with pytest.raises(DataError, match="the key is for other weights"):
+                apart.run(functional_sum.opened, {0: to_rows([1], 256).numpy()}, exponent, b"label", 1)
         finally:
             done.set()
 
-    begun, longest = threading.Event(), 0.0
+    longest = 0.0
     with ThreadPoolExecutor(1) as pool:
         doing = pool.submit(work)
         begun.wait()
@@ -80,5 +183,5 @@ def test_other_threads_go_on_while_a_large_power_is_computed() -> None:
             now = time.monotonic()
             longest, last = max(longest, now - last), now
         whole = time.monotonic() - start
-        assert 0 < doing.result() < modulus
+        doing.result()
     assert longest < whole / 2

@@ -1,49 +1,69 @@
 """Arithmetic with large numbers in a process of its own.
 
 Python's lock is held for as long as a single power of large numbers takes. An aggregator that adds or opens encrypted
-sums in the thread of a job would not answer health checks, parties and other jobs meanwhile, so it has a child do it,
-one for each job that needs one. In the main thread (a simulation) nobody else waits, and it is done at once.
+sums in the thread of a job would not answer health checks, parties and other jobs meanwhile, so it has a child process
+compute them, one for each job that needs one. In the main thread (a simulation) nobody else waits, and the function is
+called directly.
 
-The child takes functions of this package by name, with their arguments, from its parent alone, and ends with its
-standard input, so that it does not outlive the aggregator, however that ended.
+The child runs the functions of `FUNCTIONS` and no others. Arguments and results travel as trees of tensors and plain
+values (`core.codec`), so nothing that is read can run code. The child ends with its standard input, so that it does not
+outlive the aggregator, however that ended.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
-import pickle
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import IO, Any, TypeVar
 
-from hansa.core.errors import HansaError, RuntimeFailure
+import numpy as np
+import torch
+from torch import Tensor
+
+from hansa.core import codec, errors
+from hansa.core.errors import DataError, HansaError, RuntimeFailure
+from hansa.secure.numbers import as_bytes, as_tensor
+from hansa.secure.paillier import PublicKey
+from hansa.secure.threshold import Dealing
 
 T = TypeVar("T")
+COMMAND = [sys.executable, "-c", "from hansa.secure.apart import serve; serve()"]
+FUNCTIONS = {
+    f"hansa.secure.{name}"
+    for name in ("paillier_sum.made_key", "paillier_sum.added", "threshold_sum.received", "threshold_sum.opened",
+                 "functional_sum.opened", "ckks.added")
+}  # fmt: skip
 _own = threading.local()  # the child of a thread
 
 
-def run(function: Callable[..., T], *given: Any) -> T:
-    """A function's result, in another process if this is not the main thread; a HansaError that it raises is raised
+def run(function: Callable[..., T], *arguments: Any) -> T:
+    """A function's result, from another process if this is not the main thread; a HansaError that it raises is raised
     here."""
     if threading.current_thread() is threading.main_thread():
-        return function(*given)
+        return function(*arguments)
+    name = f"{function.__module__}.{function.__name__}"
+    if name not in FUNCTIONS:
+        raise TypeError(f"{name} is not one of the functions that a child process runs")
+    message = codec.encode({"function": name, "arguments": _packed(arguments)})
     for last in (False, True):
         child = getattr(_own, "child", None)
         if child is None:
             child = _own.child = _Child()
         try:
-            done, result = child.call((function, given))
+            answer = codec.decode(child.call(message))
             break
-        except (OSError, EOFError, pickle.UnpicklingError):  # somebody ended it
+        except (OSError, EOFError, DataError):  # somebody ended it
             _own.child = None
             if last:
                 raise RuntimeFailure("the process that computes secure sums ended twice; its log says why") from None
-    if not done:
-        raise result
-    out: T = result
+    if "error" in answer:
+        raise getattr(errors, answer["error"])(answer["text"])
+    out: T = _unpacked(answer["result"])
     return out
 
 
@@ -51,10 +71,9 @@ class _Child:
     """A process that computes for one thread."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-c", "from hansa.secure.apart import serve; serve()"]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
-    def call(self, message: Any) -> Any:
+    def call(self, message: bytes) -> bytes:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         _send(self._process.stdin, message)
@@ -75,25 +94,78 @@ def serve() -> None:
     os.dup2(2, 1)  # what is printed must not be taken for an answer
     while True:
         try:
-            function, given = _receive(sys.stdin.buffer)
+            message = codec.decode(_receive(sys.stdin.buffer))
         except EOFError:
             return
         try:
-            result = True, function(*given)
+            answer = {"result": _packed(_function(message["function"])(*_unpacked(message["arguments"])))}
         except HansaError as error:
-            result = False, error
-        _send(answers, result)
+            answer = {"error": _class(error), "text": str(error)}
+        _send(answers, codec.encode(answer))
 
 
-def _send(pipe: IO[bytes], message: Any) -> None:
-    data = pickle.dumps(message)
+def _function(name: str) -> Callable[..., Any]:
+    if name not in FUNCTIONS:
+        raise TypeError(f"{name} is not one of the functions that a child process runs")
+    module, _, function = name.rpartition(".")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return found
+
+
+def _class(error: HansaError) -> str:
+    """The name of the nearest class of an error that `core.errors` has."""
+    found: str = next(cls.__name__ for cls in type(error).__mro__ if getattr(errors, cls.__name__, None) is cls)
+    return found
+
+
+def _packed(value: Any) -> Any:
+    """A value as a tree that `codec` encodes: what is no tensor, text, float or None has its type's name beside it."""
+    if value is None or isinstance(value, (bool, float, str, Tensor)):
+        return value
+    if isinstance(value, int):
+        return {"int": hex(value)}
+    if isinstance(value, bytes):
+        return {"bytes": as_tensor(value) if value else torch.zeros(0, dtype=torch.uint8)}
+    if isinstance(value, np.ndarray):
+        return {"array": torch.from_numpy(value)}
+    if isinstance(value, Mapping):
+        return {"map": [[_packed(name), _packed(item)] for name, item in value.items()]}
+    if isinstance(value, (list, tuple)):
+        return {type(value).__name__: [_packed(item) for item in value]}
+    if isinstance(value, PublicKey):
+        return {"key": [_packed(value.n), _packed(value.hn)]}
+    if isinstance(value, Dealing):
+        return {"dealing": [_packed(item) for item in (value.key, value.needed, value.owners, value.checks)]}
+    raise TypeError(f"a {type(value).__name__} cannot be sent to a child process")
+
+
+_MAKE: dict[str, Callable[[Any], Any]] = {
+    "int": lambda text: int(text, 16),
+    "bytes": as_bytes,
+    "array": lambda tensor: tensor.numpy(),
+    "map": lambda pairs: {_unpacked(name): _unpacked(item) for name, item in pairs},
+    "list": lambda items: [_unpacked(item) for item in items],
+    "tuple": lambda items: tuple(_unpacked(item) for item in items),
+    "key": lambda fields: PublicKey(*map(_unpacked, fields)),
+    "dealing": lambda fields: Dealing(*map(_unpacked, fields)),
+}
+
+
+def _unpacked(tree: Any) -> Any:
+    """The value that `_packed` was given."""
+    if not isinstance(tree, dict):
+        return tree
+    ((kind, inside),) = tree.items()
+    return _MAKE[kind](inside)
+
+
+def _send(pipe: IO[bytes], data: bytes) -> None:
     pipe.write(len(data).to_bytes(8, "little") + data)
     pipe.flush()
 
 
-def _receive(pipe: IO[bytes]) -> Any:
-    size = int.from_bytes(_exactly(pipe, 8), "little")
-    return pickle.loads(_exactly(pipe, size))
+def _receive(pipe: IO[bytes]) -> bytes:
+    return _exactly(pipe, int.from_bytes(_exactly(pipe, 8), "little"))
 
 
 def _exactly(pipe: IO[bytes], size: int) -> bytes:

@@ -184,7 +184,7 @@ class CKKS(Held):
         payload = {**ask.payload, "secure": given.tensors["key"]}
         answer = await fed.gather(op, payload, parties=ask.parties, each=ask.each)
         with opening(f"party {holder} holds no key"):
-            total, wrong = apart.run(_added, as_bytes(given.tensors["key"]), rows_of(answer))
+            total, wrong = apart.run(added, as_bytes(given.tensors["key"]), rows_of(answer))
         count = self.summed(fed, ask, answer, wrong)
         code, digits = op.encoding(ask.payload), op.digits()
         opener = Opened(code.layout.length * digits.count)
@@ -212,7 +212,7 @@ def _vectors(key: Any, boxes: Any) -> list[Any]:
     return vectors
 
 
-def _added(data: bytes, sent: Mapping[int, Any]) -> tuple[Tensor | None, dict[int, str]]:
+def added(data: bytes, sent: Mapping[int, Any]) -> tuple[Tensor | None, dict[int, str]]:
     """The encrypted sum of parties' vectors, None where there are none; and whose are no ciphertexts, and why. A
     DataError where the key is none."""
     key = _context(data)

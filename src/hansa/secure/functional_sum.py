@@ -44,7 +44,7 @@ def _group(rows: Any) -> list[int]:
     return numbers
 
 
-def _opened(sent: Mapping[int, Any], key: int, label: bytes, most: int) -> list[int]:
+def opened(sent: Mapping[int, Any], key: int, label: bytes, most: int) -> list[int]:
     """The sums of digits, from the ciphertexts of each party and the key for their sum."""
     vectors = [_group(rows) for rows in sent.values()]
     return [
@@ -192,6 +192,6 @@ class Functional(Costly):
         (key,) = from_rows(given.tensors["key"].view(1, -1))
         code, digits = op.encoding(ask.payload), op.digits()
         with opening():
-            sums = apart.run(_opened, sealed, key, as_bytes(label), len(sealed) * (2**DIGIT - 1))
+            sums = apart.run(opened, sealed, key, as_bytes(label), len(sealed) * (2**DIGIT - 1))
         total = digits.join(np.array(sums, dtype=np.int64).reshape(-1, digits.count), len(sealed))
         return code.decode(total, len(sealed))
