@@ -29,9 +29,9 @@ from hansa.local.solver import Batch, Context, LocalSolver
 from hansa.sim.engine import Block, Job
 from hansa.sim.rewrite import Rewritten
 from hansa.sim.schedule import Shape, epoch_keys, regular, shares
+from hansa.sim.stack import Stack, plain, reported
 
 if TYPE_CHECKING:
-    from hansa.sim.stack import Stack
     from hansa.sim.stacked import StackedEngine
 
 SHRINK = 1.2  # by what factor a stack shrinks when its parties finish; what lies between is idle
@@ -262,8 +262,6 @@ def lift_products(graph: torch.fx.GraphModule, weights: int) -> list[int]:
 
 def fuses(engine: StackedEngine, solver: LocalSolver) -> bool:
     """Whether a solver's steps can be taken on each parameter's own tensor: plain SGD, a model without buffers."""
-    from hansa.sim.stack import plain
-
     return plain(solver) and not engine.objective.spec.stats and not engine.objective.spec.counts
 
 
@@ -344,7 +342,8 @@ def train_alike(engine: StackedEngine, solver: LocalSolver, jobs: list[Job], rou
         engine.programs[key] = Epochs(engine, solver, len(jobs), size)
     parties = [job.party for job in jobs]
     update, loss = engine.programs[key].run(parties, round, model["w"])
-    metrics = {"train_loss": loss.tolist()}
+    metrics = {"train_loss": loss.tolist()} if solver.tells_loss else {}
+    metrics |= {name: values.tolist() for name, values in reported(solver, {}, len(jobs)).items()}
     return Block(Replies(parties, {"w": update.clone()}, [size] * len(jobs), {}, metrics), {})  # for it is reused
 
 
@@ -395,4 +394,5 @@ def train(stack: Stack) -> Block:
     if not fused:
         return stack.finish(start, pytree.tree_map(torch.clone, state))
     update = objective.spec.stacked(state[0]).sub_(start)
-    return stack.block({"w": update}, (model["stats"], model["counts"]), state[1], {})
+    metrics = reported(solver, {}, count)
+    return stack.block({"w": update}, (model["stats"], model["counts"]), state[1], {}, metrics)

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from hansa.core import rng
 from hansa.core.op import Replies
 from hansa.local import SGD
-from hansa.local.solver import Batch, Bounded, Context, LocalSolver, step_noise
+from hansa.local.solver import Batch, Bounded, Carry, Context, LocalSolver, step_noise
 from hansa.sim.chain import Chain
 from hansa.sim.engine import Block, Job
 from hansa.sim.schedule import regular, schedule, shares
@@ -134,8 +134,9 @@ class Stack:
                 self._shake(views, self.keys[:k, s], each, bound.sigma * bound.clip)
         initial = self.engine.objective.initial
         flat = self.engine.objective.spec.stacked(weights)
-        if type(solver).finish is LocalSolver.finish:
-            return self.block({"w": flat.sub_(start)}, (initial.stats, initial.counts), seen, {})
+        if bare(solver):
+            metrics = reported(solver, carry, len(self.jobs))
+            return self.block({"w": flat.sub_(start)}, (initial.stats, initial.counts), seen, {}, metrics)
         buffers = tuple(v.expand(len(self.jobs), -1) for v in (initial.stats, initial.counts))
         return self.finish(start, (flat, carry, buffers, seen))
 
@@ -266,10 +267,23 @@ class Stack:
         return self.finish(w0, pytree.tree_map(lambda *v: torch.cat(v), state, *reversed(finished)))
 
 
+def bare(solver: LocalSolver) -> bool:
+    """Whether a solver sends the update alone and remembers nothing; it may report numbers."""
+    return type(solver).finish is LocalSolver.finish and type(solver).remember is LocalSolver.remember
+
+
 def plain(solver: LocalSolver) -> bool:
-    """Whether a solver is descent along the gradient and no more: it begins at the model and sends how far it came."""
-    ordinary = type(solver).start in (LocalSolver.start, SGD.start) and type(solver).finish is LocalSolver.finish
+    """Whether a solver starts at the model, descends along the gradient alone, and sends the update alone."""
+    ordinary = type(solver).start in (LocalSolver.start, SGD.start) and bare(solver)
     return solver.direct and not solver.pull and ordinary
+
+
+def reported(solver: LocalSolver, carry: Carry, count: int) -> dict[str, Tensor]:
+    """What a solver reports for each of `count` parties, from their stacked carry."""
+    if type(solver).report is LocalSolver.report:
+        return {}
+    found: dict[str, Tensor] = torch.func.vmap(lambda carry, _: solver.report(carry))(carry, torch.zeros(count))
+    return found
 
 
 def stack_payloads(payloads: list[Any], dtype: torch.dtype) -> tuple[Any, Any]:

@@ -21,7 +21,7 @@ from hansa.core import rng
 from hansa.core.determinism import threads
 from hansa.core.errors import HansaError, PartyError
 from hansa.core.objective import Objective
-from hansa.core.op import Op, Replies, unwrap
+from hansa.core.op import Op, Replies, Wrapper, unwrap
 from hansa.core.sums import BLOCK
 from hansa.core.task import Holdings
 from hansa.local.solver import Batch, Context, LocalSolver
@@ -163,6 +163,10 @@ class StackedEngine(ReferenceEngine):
         """Train a chunk of parties, each with the wrappers around the solver."""
         layers, solver = unwrap(op)
         assert isinstance(solver, LocalSolver)
+        if not by_hooks(op):
+            with threads(1):
+                yield from [(job.party, self.one(op, job, round)) for job in jobs]
+            return
         ready: list[Job] = []
         given: dict[int, list[Any]] = {}  # the payload that each layer was given
         for job in jobs:
@@ -259,6 +263,16 @@ class StackedEngine(ReferenceEngine):
             if self._refused:
                 log.warning("parties train one at a time: %s", self._refused)
         return self._refused is None
+
+
+def by_hooks(op: Op) -> bool:
+    """Whether an engine may call the hooks of a solver and its wrappers; one that overrides `run`, `train` or `drawn`
+    trains one party at a time."""
+    layers, solver = unwrap(op)
+    given = type(solver)
+    own = (given.run, given.train, given.drawn) if isinstance(solver, LocalSolver) else ()  # type: ignore[attr-defined]
+    usual = (LocalSolver.run, LocalSolver.train, LocalSolver.drawn)
+    return own == usual and all(type(layer).run is Wrapper.run for layer in layers)
 
 
 def resolved(solver: LocalSolver, jobs: list[Job]) -> tuple[list[LocalSolver], list[Job]]:
