@@ -46,20 +46,24 @@ def experiment(**tables: Any) -> dict[str, Any]:
 class Stage:
     """An aggregator and parties, each a process, over mutual TLS.
 
-    `parties` gives each party its samples (x, y), `policies` the text of its `party.toml`, and `lies` names what a
-    process lies about: `{"aggregator": "test_module:function", "ann": ...}`. Use it as a context manager.
+    `parties` gives each party its samples (x, y), or (x, y, test x, test y), `policies` the text of its `party.toml`,
+    and `lies` names what a process lies about: `{"aggregator": "test_module:function", "ann": ...}`. Use it as a
+    context manager.
     """
 
-    def __init__(self, folder: Path, parties: Mapping[str, tuple[Any, Any]], policies: Mapping[str, str] | None = None,
+    def __init__(self, folder: Path, parties: Mapping[str, tuple[Any, ...]], policies: Mapping[str, str] | None = None,
                  lies: Mapping[str, str] | None = None) -> None:  # fmt: skip
-        self.folder, self.lies = folder, dict(lies or {})
+        self.folder, self.tests, self.lies = folder, folder / "tests", dict(lies or {})
         folder.mkdir(parents=True, exist_ok=True)
         self.federation: Federation = init(folder / "federation", "stage", list(parties), ["localhost"], free_port())
         self.operator = Operator(self.federation)
         self._ending = contextlib.ExitStack()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        for name, (x, y) in parties.items():
+        for name, (x, y, *test) in parties.items():
             np.savez(folder / f"{name}.npz", x=x, y=y)
+            if test:
+                self.tests.mkdir(exist_ok=True)
+                np.savez(self.tests / f"{name}.npz", x=test[0], y=test[1])
             self.home(name).mkdir(parents=True)
             (self.home(name) / "party.toml").write_text((policies or {}).get(name, ""))
 
@@ -71,7 +75,10 @@ class Stage:
                 name = path.stem
                 token = self.federation.folder / "tokens" / f"{name}.token"
                 where = ["--token-file", str(token), "--data", str(path), "--state", str(self.home(name))]
-                self.start(name, "join", self.federation.url, *where)
+                tests = self.tests / path.name
+                self.start(
+                    name, "join", self.federation.url, *where, *(["--test", str(tests)] if tests.exists() else [])
+                )
         except BaseException:
             self._ending.close()
             raise

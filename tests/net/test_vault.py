@@ -26,6 +26,7 @@ from hansa.core.registry import build
 from hansa.local import SGD
 from hansa.local.dp_sgd import DPSGD
 from hansa.net import points
+from hansa.net.evaluations import FLOORED, Evaluations
 from hansa.net.home import Home
 from hansa.net.party import Worker
 from hansa.net.policy import Policy
@@ -67,8 +68,10 @@ class Place:
 
     @property
     def lines(self) -> list[bytes]:
+        """The lines of its vault, without what it notes once per job."""
         path = self.folder / FILE
-        return path.read_bytes().splitlines() if path.exists() else []
+        all_of = path.read_bytes().splitlines() if path.exists() else []
+        return [line for line in all_of if b"task.party_test" not in line]
 
 
 @pytest.fixture
@@ -204,7 +207,8 @@ def test_a_line_that_was_cut_off_is_no_line_and_a_damaged_one_stops_the_party(pl
     whole = path.read_bytes()
     for torn in (b'{"job":"job-1"', b"\0\0\0\n"):
         path.write_bytes(whole + torn)
-        assert place().lines == whole.splitlines()
+        place()
+        assert path.read_bytes() == whole
     path.write_bytes(b"{}\n" + whole)
     with pytest.raises(DataError, match="line 1: damaged"):
         HomeVault(party.folder, spent)
@@ -250,7 +254,11 @@ def test_neither_what_was_answered_nor_what_was_spent_is_forgotten(tmp_path: Pat
     ("active = true", SecureMasked(SGD()), None),
     ("sigma = 1.5", DPSGD(sigma=1.5), None),
     ("dp = true", build("op", "gossip", inner=DPSGD()), None),
-    ("dp = true\nsecure = true", Evaluate("network"), None),
+    ("dp = true\nsecure = true", Evaluate("network"), "would have to show its reply to 'evaluate'"),
+    ("active = true", Evaluate("network"), "'evaluate' is no part of one"),
+    ("dp = true\nsecure = true", SecureMasked(Evaluate("network")), None),
+    ("active = true", SecureMasked(Evaluate("network")), None),
+    ("epsilon = 1.0", Evaluate("network"), None),
     ("dp = true\nsecure = true", build("op", "describe"), None),
     ("", SGD(), None),
 ])  # fmt: skip
@@ -260,12 +268,82 @@ def test_a_policy_has_a_floor_of_privacy(tmp_path: Path, floor: str, op: Op, why
     assert (said is None) if why is None else (said is not None and why in said)
 
 
-@pytest.mark.parametrize("floor", ["dp = true", "epsilon = 3.0", "sigma = 1.0"])
-def test_samples_that_are_trained_on_elsewhere_are_not_evaluated_on(place: Any, floor: str) -> None:
-    held_out = {**TASK, "party_test": 0.5}
-    assert "it has no test samples" in place(f"[privacy]\n{floor}").answer(Evaluate())
-    assert "on samples that others train on" in place(f"[privacy]\n{floor}").answer(Evaluate(), task=held_out)
+FLOORS = ["dp = true", "epsilon = 3.0", "sigma = 1.0", "secure = true", "active = true"]
+
+
+@pytest.mark.parametrize("floor", FLOORS)
+@pytest.mark.parametrize("share", [0.5, 0.1, 0.98])
+def test_under_any_floor_nothing_is_held_out_and_no_training_sample_is_measured(
+    place: Any, floor: str, share: float
+) -> None:
+    held_out = {**TASK, "party_test": share}
+    party = place(f"[privacy]\n{floor}")
+    for op in (Evaluate(), SecureMasked(Evaluate())):
+        assert "no job measures a model on samples that the party trains on" in party.answer(op, task=held_out)
+    ready = party.worker._ready[1]
+    assert ready.n == party.n and ready.test is None
     assert isinstance(place().answer(Evaluate(), task=held_out), Reply)
+
+
+def test_without_a_floor_a_job_may_hold_samples_out_in_one_way_only(place: Any) -> None:
+    def split(share: Any, seed: Any = 0) -> dict[str, Any]:
+        return {**TASK, "party_test": share, "seed": seed}
+
+    assert isinstance(place().answer(Evaluate(), task=split(0.5)), Reply)
+    again = place()  # a party that was started again knows it still
+    assert isinstance(again.answer(Evaluate(), round=1, task=split(0.5)), Reply)
+    for share, seed in ((0.5, 1), (0.52, 0), (0, 0)):
+        for op in (Evaluate(), SGD(), build("op", "describe")):
+            assert "they are fixed once per job" in again.answer(op, task=split(share, seed))
+    assert isinstance(again.answer(Evaluate(), job="job-2", task=split(0.52, 1)), Reply)
+    for share, seed in (
+        (1.0, 0),
+        (-0.1, 0),
+        (float("nan"), 0),
+        (True, 0),
+        ("0.5", 0),
+        (None, 0),
+        (0.5, 0.5),
+        (0.5, None),
+    ):
+        said = again.answer(Evaluate(), job="job-3", task=split(share, seed))
+        assert said.startswith("task.party_test must lie in" if seed == 0 else "task.seed must be"), said
+
+
+def test_a_policy_limits_evaluations_and_what_they_are_measured_on(place: Any) -> None:
+    held_out = {**TASK, "party_test": 0.5}
+
+    def answers(party: Place, **given: Any) -> bool:
+        said = party.answer(Evaluate(), task=held_out, **given)
+        if isinstance(said, Reply):
+            return True
+        assert "evaluate." in said and "party.toml" in said, said
+        return False
+
+    assert not answers(place(f"[evaluate]\nmin_samples = {place().n}"))
+    assert answers(place("[evaluate]\nmin_samples = 2"))
+    limits = "[evaluate]\nper_job = 2\ntotal = 4"
+    party = place(limits)
+    assert answers(party) and answers(party), "the same question again counts once"
+    assert answers(party, round=1)
+    assert not answers(party, round=2)
+    party = place(limits)  # neither the party's start nor another job gives anything back
+    assert answers(party, round=1) and not answers(party, round=2)
+    assert answers(party, job="job-2") and answers(party, job="job-3") and not answers(party, job="job-4")
+    assert isinstance(party.answer(SGD(), round=9, task=held_out), Reply), "training goes on"
+
+
+def test_under_a_floor_evaluations_are_limited_without_a_word_of_the_owners() -> None:
+    plain, own = Evaluations(), Evaluations(min_samples=3, total=5)
+    assert plain.under(False) == plain and plain.under(True) == FLOORED == Evaluations(20, 100, 1000)
+    assert own.under(False) == own and own.under(True) == Evaluations(3, 100, 5)
+
+
+@pytest.mark.parametrize("name", ["min_samples", "per_job", "total"])
+def test_a_limit_that_is_negative_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "party.toml").write_text(f"[evaluate]\n{name} = -1")
+    with pytest.raises(ConfigError, match=f"evaluate.{name} must not be negative"):
+        Policy.read(tmp_path / "party.toml")
 
 
 def test_what_an_aggregator_says_beside_the_op_does_not_get_below_the_floor(tmp_path: Path) -> None:

@@ -101,6 +101,9 @@ def join(
         Path | None, typer.Option("--state", help="The party's own folder: key, policy, memory. Default: its name.")
     ] = None,
     target: Annotated[str | None, typer.Option("--target", help="The target's column in a CSV file.")] = None,
+    test: Annotated[
+        str | None, typer.Option("--test", help="A CSV or NPZ file of test samples, which no job trains on.")
+    ] = None,
     rotate: Annotated[bool, typer.Option("--rotate", help="Begin with a new key and certificate.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -124,7 +127,7 @@ def join(
         if not sys.stdin.isatty():
             raise ConfigError("to enrol, give the token in a file: --token-file; there is no terminal to ask for it")
         token = keys.Token.of(typer.prompt("token", hide_input=True))
-    run(state or Path(token.party if token else "."), data, url, token, target, rotate, as_json)
+    run(state or Path(token.party if token else "."), data, url, token, target, rotate, as_json, test)
 
 
 @app.command()

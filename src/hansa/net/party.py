@@ -28,6 +28,7 @@ from hansa.core.errors import ConfigError, DataError, HansaError
 from hansa.core.federation import op_of
 from hansa.core.op import DataOp, Memory, Op, Party, Reply, perform
 from hansa.net.client import Client, Refusal
+from hansa.net.evaluations import evaluates
 from hansa.net.evidence import shown_model, stated
 from hansa.net.home import Home, Remembered
 from hansa.net.points import reach
@@ -55,7 +56,7 @@ class Worker:
     """What happens at the party itself, in one thread: policy, data, training, memory. It opens no connection."""
 
     def __init__(self, home: Home, prepare: Prepared) -> None:
-        self._policy, self._prepare = home.policy, prepare
+        self._home, self._policy, self._prepare = home, home.policy, prepare
         self._memory = Remembered(home.folder / "memory")
         self._folder, self._vault = (
             home.folder,
@@ -85,6 +86,9 @@ class Worker:
             return refused, False
         if isinstance(op, DataOp):  # what it does to the data is a part of the task from now on
             return Reply({}), False
+        if about:
+            where = f" in {self._home.about()['federation']}" if self._home.enrolled else ""
+            self._vault.fix(work.job, f"task.party_test and task.seed{where}", _split(about))
         if work.shown and shown_model(message["payload"]) != work.model:
             return "the message does not hold the model that its round is said to begin with", False
         party = self._party(work, task)
@@ -94,13 +98,18 @@ class Worker:
             log.warning("what it remembered is lost; it begins anew", extra=_where(work))
             memory = {}
         payload = self._policy.payload(op, message["payload"])
-        refused = self._policy.privacy.refuses(op, party.n, payload, held_out=bool(about.get("party_test")))
+        floor = self._policy.privacy
+        held_out = party.test is None and bool(about.get("party_test"))
+        limits = self._policy.evaluate.under(floor.exists)
+        refused = floor.refuses(op, party.n, payload, held_out) or limits.refuses(op, party)
         if refused is not None:
             return refused, False
         ask = self._everything(work, memory)
         party.secret = hashlib.blake2b(ask.encode(), digest_size=32, key=secret_of(self._folder)).digest()
         party.vault, party.min_cohort = self._vault.of(work.job), self._policy.min_cohort
         ask = hashlib.sha256(party.secret).hexdigest()  # with another secret the same answer has other noise, and costs
+        if evaluates(op):
+            self._vault.evaluate(work.job, ask, limits)
         epsilon = self._vault.charge(work.job, ask, op, party.n, payload)
         device = party.objective.device
         outcome = perform(op, party, _moved(payload, device), _moved(memory, device))
@@ -127,7 +136,7 @@ class Worker:
         """The party as the task sees it: its data prepared, its model made. Kept until the task changes."""
         name = (work.job, work.task.digest)
         if self._ready is None or self._ready[0] != name:
-            party = self._prepare(work.party, task["task"], self._policy.device)
+            party = self._prepare(work.party, self._policy.split(task["task"]), self._policy.device)
             for step in task["preparations"]:
                 op: Op = op_of(step["op"], where="task")
                 refused = self._policy.refuses_op(op)
@@ -140,6 +149,16 @@ class Worker:
 
 def _complete(tree: dict[str, Any], kinds: Mapping[str, type]) -> bool:
     return all(isinstance(tree.get(name), kind) for name, kind in kinds.items())
+
+
+def _split(task: Mapping[str, Any]) -> str:
+    """How a task divides a party's samples, as text; a DataError where that is not possible."""
+    share, seed = task.get("party_test"), task.get("seed")
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < 1:
+        raise DataError(f"task.party_test must lie in 0..1 and be less than 1, got {share!r:.100}")
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise DataError(f"task.seed must be a whole number, got {seed!r:.100}")
+    return f"{float(share)!r} and {seed}"
 
 
 def _moved(tree: Any, device: torch.device) -> Any:

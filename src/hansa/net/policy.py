@@ -16,6 +16,7 @@ from hansa.core.errors import ConfigError
 from hansa.core.op import DataOp, Op, Payload, unwrap
 from hansa.core.registry import field_types, fill
 from hansa.local.solver import LocalSolver
+from hansa.net.evaluations import Evaluations, evaluates
 from hansa.net.wire import Work
 
 OWN = ("lr", "batch", "epochs", "steps")
@@ -38,6 +39,11 @@ TOML = """\
 # secure = false     # train only where the update is hidden in a secure sum
 # active = false     # and that by masks, with signatures: a job's privacy.active alone is the aggregator's own word
 
+# [evaluate]         # what metrics may tell about this party's test samples; these are the limits under a floor
+# min_samples = 20   # the fewest test samples that a model is measured on
+# per_job = 100      # evaluations in a job
+# total = 1000       # evaluations over all jobs
+
 # [peers]            # the parties that this one sums with where the aggregator is not believed (privacy.active), each
 # clinic = "5f1e..."  # by the fingerprint of its certificate, as it says itself: then no other is taken for a party
 
@@ -47,8 +53,6 @@ TOML = """\
 """
 
 
-# What is not training: a party's description of its data, and metrics of a model on its own test samples.
-OPEN = ("describe", "evaluate")
 # The exchanges of a masked sum with signatures: those that say that they are, and those that go on from there.
 SIGNING, SIGNED = ("secure-keys", "secure-shares"), ("secure-masked", "secure-consistent", "secure-unmask")
 
@@ -58,12 +62,13 @@ class Floor:
     """The table `[privacy]` of `party.toml`: what protects the replies that are made of the party's training samples.
 
     `epsilon` is the party's budget over all jobs. With it, or with `dp`, every op that is no dp-sgd with at least
-    `sigma` is refused, and so is an evaluation on samples that the job holds out of those that the party trains on:
-    which ones is the job's choice, and other jobs train on them. With `secure` every op is refused that does not hide
-    its reply in a secure sum. Which sum, and among whom, is the aggregator's to say: that protects from one which is
-    curious and does as agreed. One which lies is kept from a party's update only where the party has `active` here, so
-    that nothing but masked sums with signatures is answered, and pins the others (`peers`). Descriptions of the data,
-    and evaluations on test samples of the party's own, are no training; who wants neither leaves them out of `ops`.
+    `sigma` is refused. With `secure` every op is refused that does not hide its reply in a secure sum. Which sum, and
+    among whom, is the aggregator's to say: that protects from one which is curious and does as agreed. One which lies
+    is kept from a party's update only where the party has `active` here, so that nothing but masked sums with
+    signatures is answered, and pins the others (`peers`). Under any of them no job takes test samples out of the
+    training samples: the aggregator would choose which. Evaluations on test samples of the party's own are hidden in a
+    secure sum too, and need no noise: they are no training. Descriptions of the data are always answered. A party that
+    wants neither leaves them out of `ops`.
     """
 
     epsilon: float | None = None
@@ -87,15 +92,20 @@ class Floor:
         """Whether it asks for differential privacy."""
         return self.dp or self.sigma > 0 or self.epsilon is not None
 
+    @property
+    def exists(self) -> bool:
+        """Whether the party asks for any protection."""
+        return self.private or self.secure or self.active
+
     def refuses(self, op: Op, n: int, payload: Payload, held_out: bool = False) -> str | None:
         """Why a reply made of n samples would not be protected enough, or None; `held_out` where the job takes its
         test samples from those that the party trains on."""
-        if held_out and self.private and op.name == "evaluate":
+        if held_out and self.exists and evaluates(op):
             return (
-                "its policy asks for differential privacy, and the job would measure a model on samples that others "
-                "train on; set task.party_test = 0"
+                "its policy has a privacy floor, so no job measures a model on samples that the party trains on; give "
+                "the party test samples of its own (hansa join --test) and set task.party_test = 0"
             )
-        if op.name in OPEN or isinstance(op, DataOp):
+        if op.name == "describe" or isinstance(op, DataOp):
             return None
         if self.secure and not op.name.startswith("secure-"):
             return (
@@ -106,7 +116,7 @@ class Floor:
                 f"its policy asks for a masked sum whose parties sign what they were told, and {op.name!r} is no part "
                 "of one; set privacy.secure = 'masking' and privacy.active = true"
             )
-        if op.serves or not self.private:
+        if op.serves or evaluates(op) or not self.private:
             return None
         if op.budget is None:
             return f"its policy asks for differential privacy, and {op.name!r} has none; use the local solver 'dp-sgd'"
@@ -129,6 +139,7 @@ class Policy:
     device: str = "cpu"
     own: dict = field(default_factory=dict)  # type: ignore[type-arg]
     privacy: Floor = Floor()
+    evaluate: Evaluations = Evaluations()
     peers: dict = field(default_factory=dict)  # type: ignore[type-arg]
 
     def __post_init__(self) -> None:
@@ -155,10 +166,16 @@ class Policy:
             tree = tomllib.loads(path.read_text())
         except (OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, no TOML, a number too long
             raise ConfigError(f"cannot read {path}: {error}") from None
-        if isinstance(tree.get("privacy"), dict):
-            tree["privacy"] = fill(Floor, tree["privacy"], where=f"{path}: privacy")
+        for name, table in (("privacy", Floor), ("evaluate", Evaluations)):
+            if isinstance(tree.get(name), dict):
+                tree[name] = fill(table, tree[name], where=f"{path}: {name}")
         policy: Policy = fill(cls, tree, where=str(path))
         return policy
+
+    def split(self, task: dict[str, Any]) -> dict[str, Any]:
+        """A task as this party sees it: under a privacy floor all its training samples are trained on, since the
+        aggregator would choose which are held out."""
+        return {**task, "party_test": 0.0} if task and self.privacy.exists else task
 
     def refuses_work(self, work: Work) -> str | None:
         """Why this party does not take part in a job, or None."""

@@ -1,18 +1,20 @@
 """What a party never takes back, in its own folder: what it has released of its privacy, and what it answered once.
 
-The file `vault.jsonl` only grows: some hundred bytes for each private release, and for each of the three or four
-answers of a secure sum. What was forgotten could be asked for again: the secrets of an old sum can be made again from
-the party's own (`secret_of`) and what it was sent then. A line is on the disk before the reply that it is about is
-made, so neither `kill -9` nor a power failure gives back what was spent; and an ask that is made again, and answered
-with the same noise, costs nothing again. Nobody but the party can see it.
+The file `vault.jsonl` only grows: some hundred bytes for each private release, for each evaluation, for each job (how
+it divides the samples), and for each of the three or four answers of a secure sum. What was forgotten could be asked
+for again: the secrets of an old sum can be made again from the party's own (`secret_of`) and what it was sent then. A
+line is on the disk before the reply that it is about is made, so neither `kill -9` nor a power failure gives back what
+was spent; and an ask that is made again, and answered with the same noise, costs nothing again. Nobody but the party
+can see it.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,12 @@ from hansa.core import disk
 from hansa.core.budget import Accountant, Budget, Priced, Release, charge, finite, merged
 from hansa.core.errors import ConfigError, DataError, PartyError
 from hansa.core.op import Vault
+from hansa.net.evaluations import Evaluations
 from hansa.net.peers import Peers
 from hansa.net.points import steps
 
 FILE = "vault.jsonl"
+EVALUATION = "evaluation "  # before the name of an ask that was answered with metrics
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -47,6 +51,13 @@ class Kept:
 
     spent: dict[tuple[str, str], Release]
     answered: dict[tuple[str, str], str]
+    evaluations: Counter[str] = field(default_factory=Counter)  # by job
+
+    def note(self, job: str, name: str, digest: str) -> None:
+        """Take up that something was answered about `name`; the first time counts."""
+        if (job, name) not in self.answered:
+            self.answered[job, name] = digest
+            self.evaluations[job] += name.startswith(EVALUATION)
 
     def of(self, job: str) -> tuple[Release, ...]:
         """What was released in a job."""
@@ -69,7 +80,7 @@ def parsed(path: Path, lines: Sequence[bytes]) -> Kept:
         try:
             line = decoder.decode(text)
             if line.name:
-                kept.answered.setdefault((line.job, line.name), line.digest)
+                kept.note(line.job, line.name, line.digest)
             else:
                 kept.spent.setdefault((line.job, line.ask), Release(line.rate, line.sigma, line.steps))
         except (msgspec.DecodeError, ConfigError) as error:
@@ -116,12 +127,37 @@ class HomeVault:
 
     def once(self, job: str, name: str, digest: str) -> None:
         """Note that something was answered about; a PartyError where it was about another before."""
-        before = self.kept.answered.get((job, name))
-        if before is None:
-            self._add(Line(job, time.time(), name=name, digest=digest))
-            self.kept.answered[job, name] = digest
-        elif before != digest:
+        before = self._first(job, name, digest)
+        if before != digest:
             raise PartyError(f"it has answered {name} before, about something else, and does so only once")
+
+    def fix(self, job: str, name: str, value: str) -> None:
+        """Note a choice of the aggregator's that holds for the whole job; a PartyError where it was another before."""
+        before = self._first(job, name, value)
+        if before != value:
+            raise PartyError(f"the job's {name} were {before} before and are {value} now; they are fixed once per job")
+
+    def evaluate(self, job: str, ask: str, limits: Evaluations) -> None:
+        """Note that an ask is answered with metrics, before it is; a PartyError where that is over the limits. An ask
+        that was answered counts once."""
+        name = f"{EVALUATION}{ask}"
+        if (job, name) in self.kept.answered:
+            return
+        counts = self.kept.evaluations
+        for done, most, where in ((counts[job], limits.per_job, "per_job"), (counts.total(), limits.total, "total")):
+            if most is not None and done >= most:
+                over = "in a job" if where == "per_job" else "over all jobs"
+                raise PartyError(
+                    f"its policy answers {most} evaluations {over}, and has; see evaluate.{where} in party.toml"
+                )
+        self._first(job, name, "answered")
+
+    def _first(self, job: str, name: str, digest: str) -> str:
+        """What was noted about `name` first, on the disk; that is `digest` where nothing was before."""
+        if (job, name) not in self.kept.answered:
+            self._add(Line(job, time.time(), name=name, digest=digest))
+            self.kept.note(job, name, digest)
+        return self.kept.answered[job, name]
 
     def _add(self, line: Line) -> None:
         self._lines.add(msgspec.json.encode(line))

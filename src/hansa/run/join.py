@@ -23,9 +23,20 @@ NUMBERS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.in
            torch.int8, torch.uint8, torch.bool)  # fmt: skip
 
 
-def read_samples(reference: str, target: str | None = None) -> Samples:
+def read_samples(reference: str, target: str | None = None, test: str | None = None) -> Samples:
     """A party's samples: of a CSV or NPZ file, or of `"my_data:load"`, a function that returns (x, y) or, with a test
-    set of the party's own, ((x, y), (x, y))."""
+    set of the party's own, ((x, y), (x, y)). `test` is a file of test samples."""
+    if test is not None:
+        train, own = read_samples(reference, target)
+        if own is not None:
+            raise ConfigError(f"--test: {reference!r} returns test samples already; leave --test out")
+        held = load_party_file(test, target)
+        if held[0].shape[1:] != train[0].shape[1:]:
+            raise DataError(
+                f"--test: the samples of {test} are {tuple(held[0].shape[1:])}, and those of {reference} "
+                f"{tuple(train[0].shape[1:])}"
+            )
+        return train, held
     if Path(reference).suffix in (".csv", ".npz", ".gz") or ":" not in reference:
         return load_party_file(reference, target), None
     if target is not None:

@@ -239,10 +239,10 @@ def serve(path: Path, as_json: bool = False, listen: str | None = None, admin: s
 
 
 def join(state: Path, data: str, url: str | None = None, token: keys.Token | None = None, target: str | None = None,
-         rotate: bool = False, as_json: bool = False) -> None:  # fmt: skip
+         rotate: bool = False, as_json: bool = False, test: str | None = None) -> None:  # fmt: skip
     """Run a party until it is told to end. It enrols with a token where it has not done so with this one."""
     lines = log_to_stderr(as_json)
-    samples = read_samples(data, target)
+    samples = read_samples(data, target, test)
     home = Home(state)
     home.settle()
 

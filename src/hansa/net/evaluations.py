@@ -1,0 +1,61 @@
+"""Limits on evaluations at a party: the table `[evaluate]` of `party.toml`.
+
+Metrics of a model that the aggregator chooses answer questions about the samples that they are measured on: on a single
+sample, one model per feature reads the sample; on many, enough questions tell them apart. So a party measures on a
+least number of test samples, and answers a limited number of questions, in each job and over all jobs: the aggregator
+names the jobs, so a limit per job alone would be none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from hansa.core.errors import ConfigError
+from hansa.core.op import Op, Party, unwrap
+from hansa.core.predictor import Evaluate
+
+
+def evaluates(op: Op) -> bool:
+    """Whether an op, or the op inside it, measures a model on the party's test samples."""
+    return isinstance(unwrap(op)[1], Evaluate)
+
+
+@dataclass(frozen=True)
+class Evaluations:
+    """The table `[evaluate]`: the fewest test samples, and the most evaluations per job and over all jobs.
+
+    What the party leaves out is `FLOORED` where it has a privacy floor, and unlimited where it has none: then the
+    aggregator sees every update, which tells more than a metric does.
+    """
+
+    min_samples: int | None = None
+    per_job: int | None = None
+    total: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None and value < 0:
+                raise ConfigError(f"evaluate.{field.name} must not be negative, got {value}")
+
+    def under(self, floor: bool) -> Evaluations:
+        """The limits that hold, given whether the party has a privacy floor."""
+        if not floor:
+            return self
+        return Evaluations(*(
+            getattr(FLOORED if getattr(self, field.name) is None else self, field.name) for field in fields(self)
+        ))  # fmt: skip
+
+    def refuses(self, op: Op, party: Party) -> str | None:
+        """Why a party does not evaluate on its test samples, or None."""
+        if not evaluates(op) or self.min_samples is None or party.test is None:
+            return None
+        if 0 < len(party.test[0]) < self.min_samples:
+            return (
+                f"its policy measures models on {self.min_samples} test samples or more, and it has fewer; see "
+                "evaluate.min_samples in party.toml"
+            )
+        return None
+
+
+FLOORED = Evaluations(min_samples=20, per_job=100, total=1000)

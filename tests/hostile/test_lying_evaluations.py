@@ -1,0 +1,79 @@
+"""Evaluations as questions about samples: what an aggregator that lies can read, and what it cannot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from kit import Stage, experiment
+from liars import note, take_over
+
+from hansa.core.predictor import Evaluate
+from hansa.net import runtime
+
+FEATURES, FAR = 3, 2.0**10  # a bias that makes every residual positive, so that `mae` is linear
+
+
+def targets(count: int, seed: int) -> tuple[Any, Any]:
+    """Records of a regression, in eighths: what is read of them is exact."""
+    draws = np.random.default_rng(seed)
+    return (draws.integers(-800, 800, (count, FEATURES)) / 8).astype(np.float32), (
+        draws.integers(-800, 800, count) / 8
+    ).astype(np.float32)
+
+
+def reads_a_record() -> None:
+    """Ask each round for `mae` of a unit vector, on what the job holds out; from round 4 on hold out another sample."""
+    offers = runtime.Network._offers
+
+    def offer(self, ask, parties):  # type: ignore[no-untyped-def]
+        if ask.round > FEATURES:
+            self.task = {**self.task, "seed": 7}
+            self._written = {name: blob for name, blob in self._written.items() if name[0] != "task"}
+        return offers(self, ask, parties)
+
+    async def round(algorithm, fed, state):  # type: ignore[no-untyped-def]
+        w = torch.zeros_like(state.params.w)
+        w[-1] = FAR
+        if 0 < fed.round <= FEATURES:
+            w[fed.round - 1] = 1.0
+        payload = {"model": {**state.params._asdict(), "w": w}}
+        answers = await fed.gather(Evaluate(), payload, parties=fed.parties)
+        for party, reply in zip(answers.parties, answers.replies, strict=True):
+            note({"party": party, "round": fed.round, "mae": reply.metrics["mae"], "samples": reply.weight})
+        return state
+
+    runtime.Network._offers = offer  # type: ignore[method-assign]
+    take_over(round, "gather")
+
+
+def test_no_record_is_read_by_holding_it_out(tmp_path: Path) -> None:
+    records = targets(476, 0)
+    parties = {name: records for name in ("active", "noisy", "open")}
+    parties["tested"] = (*records, *targets(40, 1))  # type: ignore[assignment]
+    policies = {"active": "[privacy]\nsecure = true\nactive = true", "noisy": "[privacy]\nepsilon = 1.0",
+                "tested": "[privacy]\ndp = true\n[evaluate]\nper_job = 2"}  # fmt: skip
+    lies = {"aggregator": "test_lying_evaluations:reads_a_record"}
+    with Stage(tmp_path, parties, policies, lies) as stage:
+        job = stage.run(experiment(task={"party_test": 0.0021, "loss": "mse"},
+                                   run={"rounds": FEATURES + 2, "eval_parties": False}))  # fmt: skip
+        read: dict[str, dict[int, Any]] = {name: {} for name in parties}
+        for found in stage.notes():
+            read[list(parties)[found["party"]]][found["round"]] = found
+    # Without a floor the party answers, and this is what a floor is for: the record, exactly.
+    answers = {round: found["mae"] for round, found in read["open"].items()}
+    y = FAR - answers[0]
+    record = [answers[1 + k] - answers[0] for k in range(FEATURES)]
+    assert any(np.array_equal(record, x) and y == target for x, target in zip(*records, strict=True))
+    assert sorted(answers) == [0, 1, 2, 3] and read["open"][0]["samples"] == 1
+    assert "they are fixed once per job" in job["rounds"][4]["missing"]["open"]
+    # With one it does not.
+    for name in ("active", "noisy"):
+        assert not read[name]
+        for line in job["rounds"][:4]:
+            assert "no job measures a model on samples that the party trains on" in line["missing"][name]
+    # Test samples of its own it measures on, all of them, as often as its owner allows.
+    assert sorted(read["tested"]) == [0, 1] and read["tested"][0]["samples"] == 40
+    assert "its policy answers 2 evaluations in a job, and has" in job["rounds"][2]["missing"]["tested"]
