@@ -323,7 +323,7 @@ class Life:
         network: Any = SimpleNamespace(parties=PARTIES, flights=[], used=[], models={})
         records = JobRecords(job, self.ledger, self.blobs, network)
         if begin:
-            records.begin(codec.digest(INITIAL))
+            records.begin({"params": INITIAL, "slots": {}})
         return records
 
     def close_round(self) -> None:
@@ -342,7 +342,7 @@ class Life:
             params = codec.decode(self.blobs.read(kept))["state"]["params"] if kept is not None else INITIAL
             line["empty"] = "nobody answered"
         records.append(line)
-        records.checkpoint({"round": number, "state": {"params": params}})
+        records.checkpoint({"round": number, "state": {"params": params, "slots": {}}})
         self.promise("rounds", (job, number), codec.digest(params))
 
     def finish(self) -> None:

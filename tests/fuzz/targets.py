@@ -29,7 +29,7 @@ from hansa.data.describe import Describe, Description
 from hansa.local import SGD
 from hansa.net import audit, keys, merkle, proof, signing, wire
 from hansa.net.client import https_url
-from hansa.net.evidence import ACCEPTED, Notary, Statement, canonical, head_line, stated
+from hansa.net.evidence import Notary, Statement, canonical, head_line, stated
 from hansa.net.federation import Federation
 from hansa.net.policy import TOML, Policy
 from hansa.net.receipts import read_receipts
@@ -235,10 +235,11 @@ def _history() -> tuple[Signer, bytes, bytes]:
         ("enrolled", None, None, "ann", {"certificate": mark, "pem": pems[1].decode()}),
         ("certificate in use", None, None, "ann", {"certificate": mark}),
         ("job submitted", "job-1", None, None, {}),
-        ("job begun", "job-1", None, None, {"model": first * 32}),
-        (ACCEPTED, "job-1", 0, "ann", said.detail(signature, mark)),
+        ("job begun", "job-1", None, None, {"model": first * 32, "state": first * 32}),
+        ("update accepted", "job-1", 0, "ann", said.detail(signature, mark)),
         ("round closed", "job-1", 1, None, {"members": [member], "before": first * 32, "model": last * 32,
-                                            "empty": None, "missing": {"bob": "it did not answer"}}),
+                                            "state": last * 32, "empty": None,
+                                            "missing": {"bob": "it did not answer"}}),
         ("job finished", "job-1", None, None, {"reason": "", "model": last * 32}),
         ("revoked", None, None, "ann", {"certificates": {mark: pems[1].decode()}}),
     ]  # fmt: skip

@@ -26,7 +26,8 @@ from hansa.core.op import Reply
 from hansa.core.params import Params
 from hansa.data.describe import KINDS
 from hansa.net import client, keys, merkle, runtime
-from hansa.net.audit import Audit, Certificate, Fault, Report, verify
+from hansa.net.audit import Audit, Certificate, Report, verify
+from hansa.net.entries import Fault
 from hansa.net.evidence import Notary, Statement, canonical, framed, head_line, receipt_fault, stated
 from hansa.net.federation import Federation
 from hansa.net.home import Home
@@ -129,12 +130,14 @@ def test_an_honest_log_verifies_with_all_receipts(scene: Scene) -> None:
     assert found.authority == keys.fingerprint(scene.authority)
     kept = [one for home in scene.homes() for path in (home / "receipts").glob("*") for one in read_receipts(path)]
     assert found.receipts == len(kept)  # some perhaps late: tickets that were under way when their job ended
-    assert sum(one.receipt.status == "accepted" for one in kept) == found.updates + found.refusals
+    assert sum(one.receipt.status == "accepted" for one in kept) == (
+        found.updates + found.evaluations + found.answers + found.refusals
+    )
     assert 3 * 3 + 3 * 2 + 2 <= found.fused < found.updates
     assert verify(scene.log) == Report(**{**vars(found), "receipts": 0})
     events = {entry["event"] for entry in scene.plain()}
     assert {"log begun", "enrolled", "certificate in use", "certificate rotated", "revoked", "job begun",
-            "round closed", "update accepted", "update refused", "job finished"} <= events  # fmt: skip
+            "round closed", "update accepted", "answer refused", "job finished"} <= events  # fmt: skip
 
 
 def test_a_forgery_that_changes_nothing_is_the_log(scene: Scene) -> None:
@@ -146,7 +149,7 @@ def test_parties_see_the_model_they_train(scene: Scene) -> None:
     rounds = [e["detail"] for e in scene.plain() if e["event"] == "update accepted" and e["detail"]["phase"] == "round"]
     assert all(detail["model"] is not None for detail in rounds)
     assert sum(detail["shown"] for detail in rounds) >= 11  # all of the synchronous ones
-    others = [e["detail"] for e in scene.plain() if e["event"] == "update accepted"]
+    others = [e["detail"] for e in scene.plain() if e["event"] == "answer accepted"]
     assert {d["model"] is None for d in others if d["phase"] == "describe"} == {True}
 
 
@@ -394,7 +397,7 @@ FORGERIES: list[tuple[Change, str]] = [
     edit("update accepted", "signature is not that of", where=UPDATE, job_="two-1"),
     edit("update accepted", "signature is not that of", where=UPDATE, round_=1),
     edit("update accepted", "its name and what it says|both an update and a reason", where=UPDATE, why="it refused"),
-    edit("update refused", "signature is not that of", why="because"),
+    edit("answer refused", "signature is not that of", why="because"),
     edit("job begun", "made for another model", model="ab" * 32),
     edit("job begun", "no SHA-256", model="ab"),
     edit("revoked", "other certificates", certificates={}),
@@ -641,7 +644,7 @@ def test_a_reply_with_another_weight_than_was_signed_is_rejected_and_the_log_say
     assert receipt_fault(got.receipt, said, signed.signature, log) is None
     for other in ({"why": "it is ugly"}, {"why": None}, {"status": "accepted"}):
         assert receipt_fault(structs.replace(got.receipt, **other), said, signed.signature, log) is not None
-    (entry,) = league.events("update rejected")
+    (entry,) = league.events("answer rejected")
     assert json.loads(entry["detail"])["rejected"] == why
     league.operator.stop(job)
     assert league.ended(job)["status"] == "stopped"
@@ -665,7 +668,7 @@ def test_with_a_least_cohort_only_the_receipt_has_the_numbers_of_a_rejection(lea
     got = cid.reply(ask, answer)
     assert got.receipt.why == "its weight is 17, and its party signed 23"
     assert cid.reply(ask, answer).body == got.body
-    (entry,) = league.events("update rejected")
+    (entry,) = league.events("answer rejected")
     told = "its weight is ... and its party signed ..."
     assert json.loads(entry["detail"])["rejected"] == told
     assert league.ledger.one("SELECT why FROM replies WHERE rejected")["why"] == told
@@ -1006,7 +1009,7 @@ def test_reasons_are_short_in_the_entry_of_a_round_and_whole_in_its_line(league:
     why = "x" * 1000
     line = {"round": 1, "missing": {"ann": why}, "rejected": {"bob": why}, "empty": why}
     records.append(line)
-    records.checkpoint({"state": {"params": Params(*[torch.zeros(1)] * 3)}})
+    records.checkpoint({"state": {"params": Params(*[torch.zeros(1)] * 3), "slots": {}}})
     (entry,) = league.events("round closed")
     told = json.loads(entry["detail"])
     assert [told["missing"]["ann"], told["rejected"]["bob"], told["empty"]] == ["x" * 200] * 3

@@ -172,7 +172,7 @@ def test_who_refuses_a_job_is_left_out_and_the_log_says_why(league: League, text
     (entry,) = league.events("not taking part")
     assert entry["job"] == job and entry["party"] == "cid" and why in entry["detail"]
     assert [e["event"] for e in league.operator.log(job) if e["party"] == "cid"] == [
-        "update refused",
+        "answer refused",
         "not taking part",
     ]
 

@@ -25,7 +25,7 @@ Authority = Annotated[
 @contextmanager
 def _faults(as_json: bool) -> Iterator[None]:
     """A fault is one sentence and the exit code 1; bad input is the exit code 2, as everywhere."""
-    from hansa.net.audit import Fault
+    from hansa.net.entries import Fault
 
     try:
         yield

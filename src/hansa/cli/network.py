@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -221,6 +222,21 @@ def log(
         where = " ".join(f"{k}={entry[k]}" for k in ("job", "round", "party") if entry[k] is not None)
         detail = json.dumps(entry["detail"]) if len(json.dumps(entry["detail"])) < 200 else ""
         typer.echo(f"{entry['seq']:>5} {at} {entry['event']} {where} {detail}".rstrip())
+    typer.echo(_answers(entries))
+
+
+def _answers(entries: list[dict[str, Any]]) -> str:
+    """The signed answers in the log's entries, counted by kind."""
+    from hansa.net.evidence import ANSWERS, kind_of
+
+    count = Counter(
+        kind_of(entry["detail"]["phase"]) if outcome == "accepted" else outcome
+        for entry in entries if entry["event"] in ANSWERS and (outcome := entry["event"].split()[1])
+    )  # fmt: skip
+    return (
+        f"{len(entries)} entries; {count['update']} updates, {count['evaluation']} evaluations and {count['answer']} "
+        f"other answers; {count['rejected']} rejected, {count['refused']} refused"
+    )
 
 
 @app.command()

@@ -19,7 +19,7 @@ from hansa.core.op import Reply
 from hansa.core.replies import without_numbers
 from hansa.net.blobs import Gap
 from hansa.net.desk import Key
-from hansa.net.evidence import ACCEPTED, REFUSED, REJECTED, Notary, Statement
+from hansa.net.evidence import Notary, Statement, kind_of
 from hansa.net.ledger import Writer
 from hansa.net.points import reach
 from hansa.net.registry import Denied
@@ -149,9 +149,9 @@ def store_answer(key: Key, sent: Sent, path: Path | None, rejected: str | None =
         answer, said, bad = sent.answer, sent.statement, rejected is not None
         told = without_numbers(rejected) if rejected is not None and least > 1 else rejected
         digest, size = (answer.blob.digest, answer.blob.size) if answer.blob is not None else (None, 0)
-        event = REJECTED if bad else ACCEPTED if answer.why is None else REFUSED
-        entry = db.log(event, key[0], key[1], sent.name, **said.detail(answer.signature, sent.certificate),
-                       **({"rejected": told} if bad else {}))  # fmt: skip
+        outcome = "rejected" if bad else "accepted" if answer.why is None else "refused"
+        detail = said.detail(answer.signature, sent.certificate) | ({"rejected": told} if bad else {})
+        entry = db.log(f"{kind_of(key[2])} {outcome}", key[0], key[1], sent.name, **detail)
         receipt = db.notary.receipt(said, answer.signature, "rejected" if bad else "accepted", entry - 1, entry,
                                     db.root(entry), rejected)  # fmt: skip
         db.run(

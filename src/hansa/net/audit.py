@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,109 +21,14 @@ import msgspec
 from hansa.core.errors import DataError, HansaError
 from hansa.core.replies import without_numbers
 from hansa.net import keys, merkle
-from hansa.net.evidence import ACCEPTED, REFUSED, REJECTED, Head, Statement, canonical, receipt_fault, signed_by
+from hansa.net.entries import Closing, Entry, Fault, member_fault
+from hansa.net.evidence import ANSWERS, Head, Statement, canonical, kind_of, receipt_fault, signed_by
 from hansa.net.receipts import Kept, read_receipts
-from hansa.net.wire import Digest, printable
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 LINE = 2**24  # bytes of a line, at most
-FIELDS = frozenset({"at", "detail", "event", "job", "party", "round", "seq"})
 SLACK = 3600.0  # seconds after a certificate's end at which what came before it may be written
 ENDINGS = frozenset({"job finished", "job failed", "job stopped"})
-LATEST = 1e12  # seconds: no clock shows that
-LONGEST = 2000  # letters of a fault, which may quote what others wrote
-
-
-class Fault(HansaError):
-    """What is wrong with a log, a receipt or a proof, in one sentence, which can be printed whatever it quotes."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(printable(why[:LONGEST]))
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A line of the log."""
-
-    seq: int
-    at: float
-    job: str | None
-    round: int | None
-    party: str | None
-    event: str
-    detail: Mapping[str, Any]
-    line: bytes
-
-    @classmethod
-    def of(cls, line: bytes, tree: Any) -> Entry:
-        """The entry in a line; a ValueError where it is none, or written in another way than it is hashed."""
-        if not isinstance(tree, dict) or set(tree) != FIELDS or canonical(tree) != line:
-            raise ValueError("it is not written as an entry is")
-        entry = cls(line=line, **tree)
-        right = type(entry.seq) is int and type(entry.at) in (int, float) and type(entry.detail) is dict
-        texts = all(value is None or type(value) is str for value in (entry.job, entry.party))
-        if not right or not texts or type(entry.event) is not str or type(entry.round) not in (int, type(None)):
-            raise ValueError("it does not have the types that an entry has")
-        if not 0 <= entry.at < LATEST:  # which no NaN is
-            raise ValueError("its time is none")
-        return entry
-
-    def fault(self, why: str) -> Fault:
-        return Fault(f"entry {self.seq} ({self.event}): {why}")
-
-    def statement(self, federation: str) -> tuple[Statement, str, str]:
-        """What a party said by an answer, its signature, and the certificate whose key is said to have made it."""
-        rejected = self.event == REJECTED and isinstance(self.detail.get("rejected"), str)
-        told = {name: value for name, value in self.detail.items() if not (rejected and name == "rejected")}
-        tree = {**told, "federation": federation, "party": self.party, "job": self.job, "round": self.round}
-        signature, certificate = (tree.pop(name, None) for name in ("signature", "certificate"))
-        if not isinstance(signature, str) or not isinstance(certificate, str):
-            raise self.fault("it has no signature, or no certificate")
-        try:
-            if set(tree) != set(Statement.__struct_fields__):
-                raise ValueError("other fields than a statement has")
-            said = msgspec.convert(tree, Statement)
-        except (ValueError, msgspec.ValidationError) as error:
-            raise self.fault(f"it is not a statement: {error}") from None
-        if (said.update is None) == (said.why is None) or (said.update is None) != (said.weight is None):
-            raise self.fault("it has both an update and a reason why there is none, or neither")
-        if (self.event == REFUSED) != (said.why is not None):
-            raise self.fault("its name and what it says do not fit")
-        return said, signature, certificate
-
-
-class Member(msgspec.Struct, frozen=True):
-    """An update that a round fused, as the round's entry names it."""
-
-    party: str
-    index: int
-    update: str
-
-
-class Closing(msgspec.Struct, frozen=True):
-    """What the entry of a closed round says."""
-
-    members: list[Member]
-    before: Digest
-    model: Digest
-    empty: str | None
-
-    @classmethod
-    def of(cls, entry: Entry) -> Closing:
-        """The closing in an entry; a Fault where it says none, or one that cannot be."""
-        try:
-            closing = msgspec.convert(entry.detail, cls)
-        except msgspec.ValidationError as error:
-            raise entry.fault(f"it does not say how the round was closed: {error}") from None
-        if closing.empty is not None and (closing.members or closing.model != closing.before):
-            raise entry.fault("the round is empty, and yet something was fused")
-        if not closing.members and closing.model != closing.before:
-            raise entry.fault("the round has fused nothing, and yet changed the model")
-        named = Counter(member.index for member in closing.members)
-        if len(named) < len(closing.members):
-            raise entry.fault(f"it names entry {named.most_common(1)[0][0] + 1} more than once")
-        return closing
-
 
 Ask = tuple[int, str, int, str]  # an ask of a job, and who is asked: round, phase, number, party
 
@@ -140,6 +44,7 @@ class Job:
     models: list[str] = field(default_factory=list)  # after each round; the first is the one it began with
     waiting: dict[int, Statement] = field(default_factory=dict)  # updates that no round has named yet, by leaf
     answered: set[Ask] = field(default_factory=set)
+    state: str | None = None  # of the server with the last model, whole; None in logs of version 0.1.0
     ended: bool = False
 
 
@@ -159,7 +64,9 @@ class Report:
     federation: str = ""
     authority: str = ""  # the fingerprint
     entries: int = 0
-    updates: int = 0
+    updates: int = 0  # accepted, in rounds
+    evaluations: int = 0  # accepted
+    answers: int = 0  # accepted, other ones: descriptions of data, sums to prepare them
     refusals: int = 0
     rejected: int = 0
     rounds: int = 0
@@ -171,9 +78,10 @@ class Report:
         """One line."""
         receipts = f"; {self.receipts} receipts are all in it" if self.receipts else ""
         return (
-            f"the log of {self.federation} is whole: {self.entries} entries, {self.updates} updates, {self.rejected} "
-            f"that were rejected and {self.refusals} refusals signed by their parties, {self.rounds} rounds closed "
-            f"with {self.fused} of them{receipts}; authority {self.authority}"
+            f"the log of {self.federation} is whole: {self.entries} entries; {self.updates} updates, "
+            f"{self.evaluations} evaluations and {self.answers} other answers, {self.rejected} answers that were "
+            f"rejected and {self.refusals} refusals, all signed by their parties; {self.rounds} rounds closed with "
+            f"{self.fused} of the updates{receipts}; authority {self.authority}"
         )
 
 
@@ -288,7 +196,7 @@ class Audit:
             self._use(entry)
         elif entry.event == "revoked":
             self._revoke(entry)
-        elif entry.event in (ACCEPTED, REJECTED, REFUSED):
+        elif entry.event in ANSWERS:
             self._answer(entry)
         elif entry.event == "job submitted":
             if entry.job is None or entry.job in self._jobs:
@@ -299,6 +207,7 @@ class Audit:
             if job.models:
                 raise entry.fault("the job had begun before")
             job.models.append(_digest(entry, "model"))
+            job.state = _digest(entry, "state") if "state" in entry.detail else None
         elif entry.event == "round closed":
             self._close(entry)
         elif entry.event in ENDINGS:
@@ -390,17 +299,20 @@ class Audit:
         if said.model != (job.models[said.round] if said.round < len(job.models) else None):
             raise entry.fault(f"it was made for another model than the one with which round {said.round + 1} began")
         job.answered.add(_ask(said))
-        status = "rejected" if entry.event == REJECTED else "accepted"
+        rejected, kind = entry.event.endswith(" rejected"), kind_of(said.phase)
+        status = "rejected" if rejected else "accepted"
         self._last = (said.digest(), signature, status, entry.detail.get("rejected"))
         if said.why is not None:
             self.report.refusals += 1
-            return
-        if entry.event == REJECTED:
+        elif rejected:
             self.report.rejected += 1
-            return
-        self.report.updates += 1
-        if said.phase.startswith("round"):
+        elif kind == "update":
+            self.report.updates += 1
             job.waiting[entry.seq - 1] = said
+        elif kind == "evaluation":
+            self.report.evaluations += 1
+        else:
+            self.report.answers += 1
 
     def _close(self, entry: Entry) -> None:
         closing, job = Closing.of(entry), self._job(entry)
@@ -410,6 +322,10 @@ class Audit:
             raise entry.fault(f"the job's next round was {len(job.models)}, and this is {entry.round}")
         if closing.before != job.models[-1]:
             raise entry.fault("the model before it is another than the one after the round before")
+        if (closing.state is None) != (job.state is None):
+            raise entry.fault("it has no hash of the state, or one that the entry 'job begun' has not")
+        if closing.empty is not None and closing.state != job.state:
+            raise entry.fault("the round is empty, and yet changed the state")
         for member in closing.members:
             waiting = job.waiting.pop(member.index, None)
             if waiting is None:
@@ -420,6 +336,7 @@ class Audit:
         self.report.rounds += 1
         self.report.fused += len(closing.members)
         job.models.append(closing.model)
+        job.state = closing.state
         self._due = entry
 
     # Receipts
@@ -461,16 +378,6 @@ def _digest(entry: Entry, name: str) -> str:
     if not isinstance(value, str) or not DIGEST.fullmatch(value):
         raise entry.fault(f"its {name} is no SHA-256")
     return value
-
-
-def member_fault(member: Member, said: Statement, round: int, base: str | None) -> str | None:
-    """Why a round cannot have fused what a party said, or None; `base` is the model that its ask's round began with,
-    None where that is not known here."""
-    if (member.party, member.update) != (said.party, said.update) or not said.phase.startswith("round"):
-        return f"entry {member.index + 1} is another update than the round names"
-    if said.round >= round or said.model is None or (base is not None and base != said.model):
-        return f"the update in entry {member.index + 1} was made for another model, or for a later round"
-    return None
 
 
 # Files

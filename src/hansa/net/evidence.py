@@ -22,9 +22,17 @@ from hansa.core.params import Params
 from hansa.net import keys
 from hansa.net.wire import Answer, Count, Digest, Name, Receipt, Signature, Text, Weight
 
-ACCEPTED, REJECTED, REFUSED = "update accepted", "update rejected", "update refused"  # by the aggregator, by the party
+OUTCOMES = ("accepted", "rejected", "refused")  # of an answer: the aggregator rejects, the party refuses
+KINDS = {"round": "update", "evaluate": "evaluation"}  # of answers, by how the name of their phase begins
+OTHER = "answer"  # to what was asked to describe or prepare the data, to select parties, to publish the model
+ANSWERS = frozenset(f"{kind} {outcome}" for kind in (*KINDS.values(), OTHER) for outcome in OUTCOMES)
 ENTRY = ("seq", "at", "job", "round", "party", "event", "detail")  # the columns of an entry
 NOTHING = b"\xff" * 8  # the length of a field that is not there
+
+
+def kind_of(phase: str) -> str:
+    """What the log calls an answer that was given in a phase."""
+    return next((kind for name, kind in KINDS.items() if phase.startswith(name)), OTHER)
 
 
 def framed(what: str, fields: list[str | int | None]) -> bytes:
@@ -170,6 +178,19 @@ def canonical(tree: Any) -> bytes:
 def head_line(head: str) -> bytes:
     """A head, kept as JSON, as a line of an exported log."""
     return canonical({"head": json.loads(head)}) + b"\n"
+
+
+def state_digests(state: Mapping[str, Any]) -> tuple[str, str]:
+    """The hash of a server's parameters, and that of its whole state: they and whatever else the algorithm keeps (a
+    tree, moments, an optimiser's velocities). Neither depends on the order in which the slots were set."""
+    params, slots = codec.digest(state["params"]), codec.digest(_sorted(state["slots"]))
+    return params, hashlib.sha256(framed("state", [params, slots])).hexdigest()
+
+
+def _sorted(tree: Any) -> Any:
+    if isinstance(tree, Mapping):
+        return {name: _sorted(tree[name]) for name in sorted(tree)}
+    return [_sorted(value) for value in tree] if isinstance(tree, (list, tuple)) else tree
 
 
 def shown_model(payload: Any) -> str | None:

@@ -11,9 +11,12 @@ import msgspec
 
 from hansa.core.errors import DataError, HansaError
 from hansa.net import merkle
-from hansa.net.audit import Audit, Closing, Entry, Fault, authority_of, certified, member_fault, read_lines
-from hansa.net.evidence import ACCEPTED, Head, Statement, canonical, signed_by
+from hansa.net.audit import Audit, authority_of, certified, read_lines
+from hansa.net.entries import Closing, Entry, Fault, member_fault
+from hansa.net.evidence import Head, Statement, canonical, signed_by
 from hansa.net.wire import printable
+
+UPDATE = "update accepted"  # the entries that a proof is about
 
 
 class Shown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,7 +58,7 @@ def prove(path: Path, job: str, party: str, round: int, authority: bytes | None 
             head = found if (found.job, found.round) == (job, round) else head
             continue
         merkle.append(nodes, found.seq - 1, merkle.leaf_hash(line))
-        if found.job == job and found.event == ACCEPTED and found.party == party:
+        if found.job == job and found.event == UPDATE and found.party == party:
             updates[found.seq - 1] = found
         elif found.job == job and found.event == "round closed" and found.round == round:
             closing = found
@@ -145,7 +148,7 @@ def check(proof: Proof, given: bytes | None = None) -> Proved:
         entry = _included(shown.entry, shown.path, head)
         statement = _signed(entry, shown.certificate, proof.authority, head.federation)
         member = next((m for m in told.members if m.index == entry.seq - 1), None)
-        if entry.event != ACCEPTED or entry.job != closing.job or member is None:
+        if entry.event != UPDATE or entry.job != closing.job or member is None:
             raise entry.fault(f"round {closing.round} of {closing.job} does not name it")
         base = told.before if statement.round == closing.round - 1 else None
         fault = member_fault(member, statement, closing.round, base)

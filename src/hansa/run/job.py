@@ -198,7 +198,8 @@ class Job:
             "classes": classes, "party_test": table.party_test, "seed": run.seed, "bf16": bf16,
             "prepared": table.prepare is not None,
         }  # fmt: skip
-        records = JobRecords(self.id, self.runner.ledger, self.runner.blobs, self.network)
+        records = JobRecords(self.id, self.runner.ledger, self.runner.blobs, self.network,
+                             self.experiment.algorithm.trains)  # fmt: skip
         needed, left = run.rules().needed(run.size(len(names))), len(names) - len(self.network.refused)
         if left < needed:
             raise ConfigError(f"a round needs {needed} parties, and {left} are left that do not refuse the job: {why}")
@@ -207,7 +208,7 @@ class Job:
             records, self.network, self.experiment.privacy, on_round=self._tell, secret=self._secret,
             attended=needed,
         )  # fmt: skip
-        records.begin(codec.digest(self.training.state.params))
+        records.begin(self.training.state.tree())
         self._track()
         return (yield from self.training.steps())
 

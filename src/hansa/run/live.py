@@ -16,7 +16,8 @@ import hansa
 from hansa.core.errors import DataError, HansaError
 from hansa.core.replies import without_numbers
 from hansa.net.asks import WHERE
-from hansa.net.audit import Audit, Fault
+from hansa.net.audit import Audit, Report
+from hansa.net.entries import Fault
 from hansa.net.ledger import Ledger, LedgerError, log_lines
 from hansa.net.runtime import Network, Standing
 from hansa.net.wire import Order, printable, unpack
@@ -195,7 +196,7 @@ class Verifier:
         self._spent += time.monotonic() - begun
         kept = {name: head.get(name) for name in ("size", "root", "job", "round")}
         return {"size": size, "head": {**kept, "at": row["closed"]} if row is not None else None,
-                "verified": self._audit.tree.size, "fault": self._fault}  # fmt: skip
+                "verified": self._audit.tree.size, "fault": self._fault, **_counts(self._audit.report)}  # fmt: skip
 
     def _verify(self, size: int) -> None:
         after = self._audit.tree.size
@@ -211,6 +212,11 @@ class Verifier:
             raise
         except HansaError as error:  # a certificate in it that is none, say
             self._fault = str(error)
+
+
+def _counts(report: Report) -> dict[str, int]:
+    """How many answers of which kind were verified so far."""
+    return {name: getattr(report, name) for name in ("updates", "evaluations", "answers", "rejected", "refusals")}
 
 
 def _short(why: str) -> str:

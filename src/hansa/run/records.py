@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from hansa.core.errors import DataError
 from hansa.net.asks import WHERE
 from hansa.net.blobs import Blobs
 from hansa.net.desk import Key
+from hansa.net.evidence import state_digests
 from hansa.net.ledger import Ledger, Writer
 from hansa.net.points import reach
 from hansa.net.runtime import Network
@@ -26,20 +28,33 @@ LASTING = "(phase LIKE 'describe%' OR phase LIKE 'prepare%')"  # whose replies a
 class JobRecords:
     """A job's metrics and checkpoints, in the ledger. Closing a round is one transaction."""
 
-    def __init__(self, job: str, ledger: Ledger, blobs: Blobs, network: Network) -> None:
+    def __init__(self, job: str, ledger: Ledger, blobs: Blobs, network: Network, trains: bool = True) -> None:
         self.job, self.ledger, self.blobs, self.network = job, ledger, blobs, network
+        self._trains, self._whole = trains, True
         self._line: dict[str, Any] = {}
 
-    def begin(self, initial: str) -> None:
-        """Note, once, the hash of the model that a job begins with; from then on asks name that of their round."""
+    def _hashes(self, state: Mapping[str, Any]) -> dict[str, str]:
+        """What the log says of the server's state. The model of an algorithm that trains is its parameters, so that a
+        party that is sent them can compare the hash; that of one that brings its own (a tree, say) is the whole."""
+        params, whole = state_digests(state)
+        return {"model": params if self._trains else whole, "state": whole}
 
-        def change(db: Writer) -> None:
-            if db.one("SELECT 1 FROM log WHERE job = ? AND event = 'job begun'", self.job) is None:
-                db.log("job begun", self.job, model=initial)
+    def begin(self, initial: Mapping[str, Any]) -> None:
+        """Note, once, the hashes of the state that a job begins with; from then on asks name the model's of their
+        round. A job that version 0.1.0 has begun goes on as it was: with the hash of the parameters alone."""
 
-        self.ledger.now(change)
+        def change(db: Writer) -> dict[str, str]:
+            row = db.one("SELECT detail FROM log WHERE job = ? AND event = 'job begun'", self.job)
+            if row is not None:
+                return json.loads(row["detail"])  # type: ignore[no-any-return]
+            hashes = self._hashes(initial)
+            db.log("job begun", self.job, model=hashes["model"], state=hashes["state"])
+            return hashes
+
+        begun = self.ledger.now(change)
+        self._whole = "state" in begun
         rows = self.ledger.all("SELECT round, model FROM rounds WHERE job = ?", self.job)
-        self.network.models = {0: initial} | {row["round"]: row["model"] for row in rows}
+        self.network.models = {0: begun["model"]} | {row["round"]: row["model"] for row in rows}
 
     def append(self, line: dict[str, Any]) -> None:
         self._line = line
@@ -50,7 +65,8 @@ class JobRecords:
         reach("model.save")
         digest, _ = self.blobs.put(codec.pieces(tree))
         reach("model.saved")
-        model, line = codec.digest(tree["state"]["params"]), self._line
+        hashes = self._hashes(tree["state"]) if self._whole else {"model": codec.digest(tree["state"]["params"])}
+        model, line = hashes["model"], self._line
         number = line["round"]
         empty = line.get("empty")
         used = [of for of in self.network.used if not of[0][2].startswith("select")] if empty is None else []
@@ -65,7 +81,7 @@ class JobRecords:
         def change(db: Writer) -> list[str]:
             fused = [_fused(db, key, party, self.network.parties[party]) for key, party in used]
             size = db.log("round closed", self.job, number, members=fused, before=self.network.models[number - 1],
-                          model=model, empty=empty and empty[:REASON], **told)  # fmt: skip
+                          **hashes, empty=empty and empty[:REASON], **told)  # fmt: skip
             head = json.dumps(msgspec.structs.asdict(db.head(size, self.job, number, model)))
             row = (self.job, number, time.time(), json.dumps(members), model, head, json.dumps(line))
             db.run("INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?)", *row)

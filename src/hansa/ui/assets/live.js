@@ -239,6 +239,7 @@ function drawLog() {
   const state = log.fault ? `DOES NOT VERIFY: ${log.fault}` : behind > 0 ? `being verified: ${number(log.verified)} of ${number(log.size)} entries so far` : `verifies: all ${number(log.size)} entries, their signatures and heads`;
   facts($("log"), [
     ["Entries", number(log.size)],
+    ["Signed answers in them", `${plural(log.updates, "update", "updates")}, ${plural(log.evaluations, "evaluation", "evaluations")}, ${number(log.answers)} other; ${number(log.rejected)} rejected, ${number(log.refusals)} refused`],
     ["Last signed head", h ? `of ${plural(h.size, "entry", "entries")}, with round ${h.round} of ${h.job}` : "none yet: the first is signed as a round closes"],
     ["Signed", h ? clock(h.at) : ""],
     ["Whether it verifies", state, log.fault ? "bad" : behind > 0 ? "" : "good"],
