@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from hansa.core import rng
-from hansa.core.errors import ConfigError, HansaError
+from hansa.core.errors import ConfigError, DataError, HansaError
 from hansa.core.keyed import KeyedRandomness
 from hansa.core.losses import Loss, metrics, named_loss
 from hansa.core.params import Params, ParamSpec
@@ -108,6 +109,30 @@ class Objective:
         if self.module is None:
             raise ConfigError("the task has no model; give Task(model=...) for a method that trains one")
         return self.module
+
+    @property
+    def frozen(self) -> dict[str, Tensor]:
+        """The frozen parameters by name. The module holds them; no message of a round does."""
+        if not self.spec.frozen:
+            return {}
+        parameters = dict(self.network().named_parameters())
+        return {entry.name: parameters[entry.name].detach() for entry in self.spec.frozen}
+
+    def take_frozen(self, values: Any) -> None:
+        """Use these values as frozen parameters: those of the aggregator, or of a saved model. A DataError where they
+        are not exactly the ones that this model has."""
+        own = self.frozen
+        if not isinstance(values, Mapping) or set(values) != set(own):
+            raise DataError(f"frozen parameters: expected those of the model, {sorted(own)}")
+        for name, parameter in own.items():
+            value = values[name]
+            if not isinstance(value, Tensor) or value.shape != parameter.shape or value.dtype != parameter.dtype:
+                raise DataError(
+                    f"frozen parameters: {name} must be {parameter.dtype} of shape {tuple(parameter.shape)}"
+                )
+        with torch.no_grad():
+            for name, parameter in own.items():
+                parameter.copy_(values[name])
 
     def laid_out(self, x: Tensor) -> Tensor:
         """A batch of images in the order that a CPU convolves and pools fastest: channels last."""

@@ -2,8 +2,9 @@
 
 Trainable parameters form one vector `w`: norms, distances, fusions and optimisers act on it. What a model carries
 beside them is kept apart, because it must not enter a norm or an optimiser's moments: floating-point buffers
-(`stats`: BatchNorm's running mean, frozen parameters) are averaged, whole-number buffers (`counts`) take the
-maximum.
+(`stats`: BatchNorm's running mean) are averaged, whole-number buffers (`counts`) take the maximum. Frozen parameters
+(`requires_grad = False`) are in none of the vectors: nobody trains them, so nobody sends them, and the module itself
+holds them.
 """
 
 from __future__ import annotations
@@ -47,30 +48,33 @@ class Entry:
 
 @dataclass(frozen=True)
 class ParamSpec:
-    """Names, shapes and order of a model's tensors in each of the three vectors."""
+    """Names, shapes and order of a model's tensors in each of the three vectors; and its frozen parameters."""
 
     weights: tuple[Entry, ...]
     stats: tuple[Entry, ...]
     counts: tuple[Entry, ...]
+    frozen: tuple[Entry, ...] = ()
 
     @classmethod
     def of(cls, module: nn.Module) -> ParamSpec:
         """The layout of a module. Parameters shared under two names count once; unsaved buffers stay at home."""
-        weights, stats, counts = [], [], []
+        weights: list[Entry] = []
+        frozen: list[Entry] = []
+        stats, counts = [], []
         for name, tensor in _named_tensors(module):
             if tensor.is_sparse or tensor.is_complex():
                 raise ConfigError(f"model: {name} is sparse or complex; use dense real tensors")
             entry = Entry(name, tuple(tensor.shape), tensor.dtype)
-            if not tensor.is_floating_point():
+            if isinstance(tensor, nn.Parameter):
+                (weights if tensor.requires_grad else frozen).append(entry)
+            elif not tensor.is_floating_point():
                 counts.append(entry)
-            elif isinstance(tensor, nn.Parameter) and tensor.requires_grad:
-                weights.append(entry)
             else:
                 stats.append(entry)
         dtypes = {e.dtype for e in weights}
         if len(dtypes) > 1:
             raise ConfigError(f"model: trainable parameters have several types ({dtypes}); give them one")
-        return cls(tuple(weights), tuple(stats), tuple(counts))
+        return cls(tuple(weights), tuple(stats), tuple(counts), tuple(frozen))
 
     @property
     def dim(self) -> int:
@@ -123,11 +127,12 @@ class ParamSpec:
         return _cat([named[e.name] for e in entries], like.dtype) if entries else like
 
     def load(self, module: nn.Module, params: Params) -> nn.Module:
-        """Write the vectors into a module and return it."""
+        """Write the vectors into a module, whose frozen parameters stay as they are, and return it."""
         values = self.named(params)
         with torch.no_grad():
             for name, tensor in _named_tensors(module):
-                tensor.copy_(values[name])
+                if name in values:
+                    tensor.copy_(values[name])
         return module
 
 

@@ -197,6 +197,7 @@ class Job:
             "model": table.model, "dtype": table.dtype, "shape": list(about.shape), "outputs": outputs, "loss": loss,
             "classes": classes, "party_test": table.party_test, "seed": run.seed, "bf16": bf16,
             "prepared": table.prepare is not None,
+            **({"frozen": objective.frozen} if objective.frozen else {}),
         }  # fmt: skip
         records = JobRecords(self.id, self.runner.ledger, self.runner.blobs, self.network,
                              self.experiment.algorithm.trains)  # fmt: skip

@@ -95,6 +95,8 @@ def preparer(samples: Samples) -> Callable[[int, dict[str, Any], str], Party]:
             raise DataError(f"its samples are {tuple(train[0].shape[1:])}, and the job's {shape}")
         model = make_model(task["model"], task["dtype"], os.getcwd(), shape, task["outputs"])
         objective = Objective(model, task["loss"], task["seed"], device, task["bf16"])
+        if "frozen" in task:  # as the aggregator has them: a model's function may read them from a file
+            objective.take_frozen(task["frozen"])
         held = Shards([train], objective, "data", task["prepared"]).of(0)
         own = Shards([test], objective, "test data", task["prepared"]).of(0) if test is not None else None
         known = Known(1, None, shape, task["classes"])

@@ -40,7 +40,9 @@ class Result(Displayed):
         """The trained model's tensors by name; none for methods that train no torch module."""
         if not self.training.algorithm.trains:
             return {}
-        return {name: t.clone() for name, t in self.training.objective.spec.named(self.state.params).items()}
+        objective = self.training.objective
+        named = objective.spec.named(self.state.params) | objective.frozen
+        return {name: tensor.clone() for name, tensor in named.items()}
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -84,9 +86,12 @@ class Result(Displayed):
         }  # fmt: skip
 
     def saved_model(self) -> dict[str, Any]:
-        """The predictor's name and payload (parameters by name where it is the task's model), and the preparation."""
+        """The predictor's name and payload (parameters by name where it is the task's model), the model's frozen
+        parameters, and the preparation."""
         name, payload = self.training.algorithm.predictor(self.state)
         model: dict[str, Any] = {"params": self.params} if name == "network" else {"payload": payload}
+        if name != "network" and self.training.objective.frozen:
+            model["frozen"] = self.training.objective.frozen
         if self.training.preparation is not None:
             op, learned = self.training.preparation
             model["preparation"] = {"op": op_config(op), "payload": learned}

@@ -133,6 +133,8 @@ def load(folder: str | Path, beside: str = ".", make: Make | None = None) -> Sav
     objective = Objective(
         _factory(about, tree, beside, make), about["loss"] or "mse", about["seed"], bf16=about["bf16"]
     )
+    if "frozen" in tree:
+        objective.take_frozen(tree["frozen"])
     payload = tree["payload"] if "payload" in tree else {"model": _params(objective, tree["params"], folder)._asdict()}
     preparation = None
     if "preparation" in tree:
@@ -163,7 +165,7 @@ def _factory(about: dict[str, Any], tree: dict[str, Any], beside: str, make: Mak
 
 def _params(objective: Objective, found: dict[str, Tensor], folder: Path) -> Params:
     module, spec = objective.network(), objective.spec
-    wanted = {entry.name: entry.shape for entry in (*spec.weights, *spec.stats, *spec.counts)}
+    wanted = {entry.name: entry.shape for entry in (*spec.weights, *spec.stats, *spec.counts, *spec.frozen)}
     saved = {name: tuple(tensor.shape) for name, tensor in found.items()}
     for name in sorted({*wanted, *saved}):
         if wanted.get(name) != saved.get(name):

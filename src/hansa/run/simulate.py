@@ -16,6 +16,7 @@ import torch
 
 import hansa
 from hansa.adversary import Adversary, Band, adversaries
+from hansa.core import codec
 from hansa.core.algorithm import Algorithm
 from hansa.core.determinism import deterministic, threads
 from hansa.core.errors import ConfigError, DataError
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from hansa.track import Session, Tracker
 
 log = logging.getLogger("hansa")
-NUMERICS = 2  # how streams of random numbers and orders of samples are made; a change makes other bits
+NUMERICS = 3  # how streams of random numbers and orders of samples are made; a change makes other bits
 COUNTED = 5_000  # parties whose samples are counted for a tracker's picture, at most
 COMPILED_ROUNDS = 500  # from which on compiling a step (about 10 s) is earned back
 
@@ -190,10 +191,11 @@ def _has_nan(x: torch.Tensor) -> bool:
 
 def plan(engine: ReferenceEngine, device: str) -> dict[str, Any]:
     """What the bits of a run depend on, recorded with it."""
+    frozen = engine.objective.frozen
     card = {"gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda} if device.startswith("cuda") else {}
     return {
         "torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability(), "device": device,
-        "numerics": NUMERICS, **card, **engine.plan(),
+        "numerics": NUMERICS, **card, **engine.plan(), **({"frozen": codec.digest(frozen)} if frozen else {}),
     }  # fmt: skip
 
 

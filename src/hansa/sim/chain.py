@@ -345,7 +345,7 @@ class Chain:
 def chain_of(objective: Objective, x: Tensor, y: Tensor) -> Chain | None:
     """The model as a chain of calls, if it is one and replaying it gives the model's own gradient on these samples."""
     module, spec = objective.module, objective.spec
-    if module is None or spec.stats or spec.counts or len(x) < 3 or objective.bf16:
+    if module is None or spec.stats or spec.counts or spec.frozen or len(x) < 3 or objective.bf16:
         return None
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     recordings = []
