@@ -324,3 +324,39 @@ def test_a_gathered_reply_has_the_seconds_of_its_own_party() -> None:
     assert isinstance(timed, Gathered)
     assert timed.seconds == (1.0, 3.0)
     assert Record().timed(answer) is answer
+
+
+def vector(*values: float) -> dict[str, Any]:
+    return {**MODEL, "w": torch.tensor(values, dtype=torch.float32)}
+
+
+def test_a_reply_is_checked_against_what_its_own_party_was_sent() -> None:
+    question = Ask("gather", 0, "round", 0, SGD(), PAYLOAD, (0, 1), each={1: {"model": vector(0, 0)}})
+    record = Record()
+    answer = combine(question, [(0, "it did not answer"), (1, reply(1, 2))], Rules(), record)
+    assert isinstance(answer, Gathered)
+    assert (answer.parties, record.rejected) == ((1,), {})
+    combine(question, [(0, reply(1, 2, 3)), (1, reply(1, 2, 3))], Rules(), record)
+    assert record.rejected == {1: "w has the shape (3,), expected (2,)"}
+
+
+def test_a_stack_is_checked_against_what_each_of_its_parties_was_sent() -> None:
+    both = {party: {"model": vector(0, 0)} for party in (0, 1)}
+    rows = Replies([0, 1], {"w": torch.ones(2, 2)}, [1, 1])
+    answer = combine(Ask("reduce", 0, "round", 0, SGD(), PAYLOAD, (0, 1), each=both), [rows], Rules(), Record())
+    assert isinstance(answer, Reduced)
+    assert answer.sums["w"].tolist() == [2, 2]
+    record = Record()
+    rows = Replies([0, 1], {"w": torch.ones(2, 3)}, [1, 1])
+    combine(Ask("reduce", 0, "round", 0, SGD(), PAYLOAD, (0, 1), each={1: both[1]}), [rows], Rules(), record)
+    assert record.rejected == {1: "w has the shape (3,), expected (2,)"}
+
+
+def test_the_length_of_an_update_is_bounded_by_the_model_that_its_party_was_sent() -> None:
+    question = Ask("gather", 0, "round", 0, SGD(), PAYLOAD, (0, 1), each={1: {"model": vector(3, 4, 0)}})
+    record = Record()
+    combine(question, [(0, reply(0, 0, 1.5)), (1, reply(0, 0, 5.5))], Rules(growth=1.0), record)
+    assert record.rejected == {0: "the norm of its update, 1.5, is over the limit of 1"}
+    record = Record()
+    combine(question, [(0, reply(0, 0, 0.5)), (1, reply(0, 0, 6.5))], Rules(growth=1.0), record)
+    assert record.rejected == {1: "the norm of its update, 6.5, is over the limit of 6"}

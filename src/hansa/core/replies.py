@@ -6,7 +6,7 @@ import functools
 import math
 import re
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ class Rules:
     max_norm: float | None = None
     max_weight: int | None = None
     memory: int = 2**30  # bytes of updates that are looked at one by one, from which on they lie on disk
+    growth: float | None = None  # without max_norm: an update is at most this times (1 + norm of the model sent)
 
     def __post_init__(self) -> None:
         if isinstance(self.quorum, float) and not 0.0 <= self.quorum <= 1.0:
@@ -46,6 +47,15 @@ class Rules:
         """How many replies an ask needs; never fewer than one."""
         least = math.ceil(self.quorum * asked - 1e-9) if isinstance(self.quorum, float) else self.quorum
         return max(1, least, self.min_cohort)
+
+    def longest(self, payload: Payload) -> float | None:
+        """The largest norm of an update by a party that was sent this payload; None for no limit."""
+        model = payload.get("model")
+        if self.max_norm is not None or self.growth is None:
+            return self.max_norm
+        if not isinstance(model, Mapping) or not isinstance(model.get("w"), Tensor):
+            return None
+        return self.growth * (1.0 + length([model["w"]]))
 
     def of(self, ask: Ask) -> Rules:
         """The rules of one ask: outside the rounds there is neither quorum nor limit, and a least cohort all the same;
@@ -156,10 +166,11 @@ def fault(reply: Reply, op: Op, payload: Payload, rules: Rules, summed: bool = T
     for name, number in reply.metrics.items():
         if not isinstance(number, (int, float)) or not math.isfinite(number):
             return f"its metrics are not finite: {name} is {number!r}"
-    if rules.max_norm is not None and op.update is not None and op.update in reply.tensors:
+    limit = rules.longest(payload)
+    if limit is not None and op.update is not None and op.update in reply.tensors:
         norm = float(torch.linalg.vector_norm(reply.tensors[op.update].to(torch.float64)))
-        if norm > rules.max_norm:
-            return f"the norm of its update, {norm:.4g}, is over the limit of {rules.max_norm:.4g}"
+        if norm > limit:
+            return f"the norm of its update, {norm:.4g}, is over the limit of {limit:.4g}"
     if op.longest is not None:
         beside = op.beside(payload)
         joined = [tensor for name, tensor in reply.tensors.items() if name not in beside]
@@ -199,13 +210,14 @@ def all_finite(tensor: Tensor) -> bool:
     return math.isfinite(float(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
-def clean(replies: Replies, op: Op, payload: Payload, rules: Rules, summed: bool) -> bool:
-    """Whether all of a stack's replies may be fused; where not, `fault` says for each why."""
+def clean(replies: Replies, op: Op, payloads: Sequence[Payload], rules: Rules, summed: bool) -> bool:
+    """Whether all of a stack's replies may be fused, given the payloads that their parties were sent; where not,
+    `fault` says for each why."""
     first = replies.row(0)
-    groups = ((first.tensors, op.expects(payload)), (first.maxima, op.expects_maxima(payload)))
     weights, metrics = replies.weights, replies.metrics
-    if any(_unlike(given, expected) is not None for given, expected in groups):
-        return False
+    for payload in payloads:
+        if _unlike(first.tensors, op.expects(payload)) or _unlike(first.maxima, op.expects_maxima(payload)):
+            return False
     if not all(type(weight) is int for weight in weights) or min(weights) <= 0 or max(weights) >= LARGEST:
         return False
     if rules.max_weight is not None and max(weights) > rules.max_weight:
@@ -218,7 +230,7 @@ def clean(replies: Replies, op: Op, payload: Payload, rules: Rules, summed: bool
         rows = replies.tensors[op.update].flatten(1).to(torch.float64)
         if not bool((torch.linalg.vector_norm(rows, dim=1) <= rules.max_norm).all()):
             return False
-    if op.longest is not None:
+    if op.longest is not None or rules.growth is not None:
         return False  # one by one
     return _unusable({**replies.tensors, **replies.maxima}, summed) is None
 
@@ -299,7 +311,7 @@ class Answer:
             self.record.without(party, outcome)
             return
         self.record.bytes_up += reply_size(outcome)
-        reason = fault(outcome, self.op, self.ask.payload, self.rules, self._summed)
+        reason = fault(outcome, self.op, self.ask.payload_of(party), self.rules, self._summed)
         if reason is not None:
             self.record.rejected[party] = reason
             return
@@ -320,7 +332,10 @@ class Answer:
 
     def add_stack(self, replies: Replies) -> None:
         """A stack of replies: checked at once, and one by one only where one of them is bad, or wanted for itself."""
-        whole = self._summed and clean(replies, self.op, self.ask.payload, self.rules, summed=True)
+        payloads = [self.ask.payload]
+        if self.ask.each:
+            payloads = [self.ask.payload_of(party) for party in replies.parties]
+        whole = self._summed and clean(replies, self.op, payloads, self.rules, summed=True)
         if not whole:
             for k, party in enumerate(replies.parties):
                 self.add(party, replies.row(k))

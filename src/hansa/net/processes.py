@@ -236,7 +236,7 @@ class ProcessRuntime:
 
     def _arrive(self, ticket: Ticket, ask: Ask, answer: dict[str, Any]) -> Arrival:
         assert ask.op is not None
-        arrival = arrive(ticket, ask.op, ask.payload, _outcome(answer), self.rules, self._record)
+        arrival = arrive(ticket, ask.op, ask.payload_of(ticket.party), _outcome(answer), self.rules, self._record)
         self._lost = 0 if arrival.reply is not None else self._lost + 1
         if "reply" in answer:
             place = self._dropped if arrival.reply is None else self._fused

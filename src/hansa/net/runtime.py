@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hansa.core import codec, disk
 from hansa.core.errors import AlgorithmError, ConfigError, DataError, RoundAborted, RuntimeFailure
 from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket, op_config, op_of
@@ -260,10 +258,7 @@ class Network:
         rules = self.rules.of(ask)
         if not ask.in_round or ask.op is None:
             return rules
-        norm, model = rules.max_norm, ask.payload.get("model")
-        if norm is None and isinstance(model, Mapping) and isinstance(model.get("w"), torch.Tensor):
-            norm = LARGE * (1.0 + float(torch.linalg.vector_norm(model["w"].to(torch.float64))))
-        return dataclasses.replace(rules, max_norm=norm, max_weight=rules.max_weight or HEAVY)
+        return dataclasses.replace(rules, growth=LARGE, max_weight=rules.max_weight or HEAVY)
 
     def _offers(self, ask: Ask, parties: Sequence[int]) -> list[tuple[int, Errand]]:
         """An ask as each party gets it, with all that a party which comes late must know. What is the same for all of

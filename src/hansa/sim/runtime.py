@@ -260,7 +260,7 @@ class Simulation:
             self._record.bytes_down += size * (len(inbox) - 1)
             here = self.engine.party(party, ask.round)
             memory = staged[party] if party in staged else self.memory(party)
-            self._staged[party] = op.receive(here, ask.payload, inbox, memory)
+            self._staged[party] = op.receive(here, ask.payload_of(party), inbox, memory)
 
     def _submit(self, ask: Ask) -> Ticket:
         (party,) = ask.parties
