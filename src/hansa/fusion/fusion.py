@@ -24,17 +24,19 @@ class Fused(NamedTuple):
     """What updates became: the vector, the share that each row has in it, and the rule's scores where it has any.
 
     A share is the part of a row's coordinates that were kept, or the weight of the row. Rows whose share is under half
-    of the mean share are `excluded`.
+    of the mean share are `excluded`; where rows have `weights`, under half of the share that is due to their weight.
     """
 
     w: Tensor
     shares: list[float]
     scores: list[float] | None = None
+    weights: Tensor | None = None
 
     @property
     def excluded(self) -> list[int]:
-        mean = sum(self.shares) / len(self.shares)
-        return [k for k, share in enumerate(self.shares) if share < mean / 2]
+        due = [1.0] * len(self.shares) if self.weights is None else self.weights.tolist()
+        mean = sum(self.shares) / sum(due)
+        return [k for k, share in enumerate(self.shares) if share < mean * due[k] / 2 or not due[k]]
 
 
 class Fusion(Part):
@@ -88,7 +90,8 @@ class Fusion(Part):
         except NotFinite:
             raise DataError(f"{self.name}: the updates are too large to be added") from None
         return Fused(fused.w, _spread(fused.shares, kept, len(rows), 0.0),
-                     None if fused.scores is None else _spread(fused.scores, kept, len(rows), math.nan))  # fmt: skip
+                     None if fused.scores is None else _spread(fused.scores, kept, len(rows), math.nan),
+                     None if fused.weights is None else shares)  # fmt: skip
 
     async def collect(self, fed: Federation, op: Op, params: Params, each: Mapping[int, Payload] | None = None,
                       **extra: Any) -> Update:  # fmt: skip

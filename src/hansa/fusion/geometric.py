@@ -1,4 +1,5 @@
-"""The geometric median (Weiszfeld 1937; as a robust aggregate, Pillutla, Kakade and Harchaoui 2022)."""
+"""The geometric median (Weiszfeld 1937, Vardi and Zhang 2000; as a robust aggregate, Pillutla, Kakade and Harchaoui
+2022)."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Gathered
@@ -15,29 +17,34 @@ from hansa.core.rows import Rows, total
 from hansa.fusion.coordinate import Median
 from hansa.fusion.distances import WIDE, combination
 from hansa.fusion.fusion import Fused, Robust
+from hansa.fusion.ordered import NotFinite
+
+ROUNDING = 1e-15  # a step shorter than this part of the point's norm is rounding
 
 
 @register("geometric-median")
 @dataclass(frozen=True)
 class GeometricMedian(Robust):
-    """The point with the least sum of distances to all updates. Weiszfeld's iteration, smoothed: Pillutla et al. 2022.
+    """The point with the least sum of distances to all updates. Weiszfeld 1937, Vardi and Zhang 2000.
 
-    z <- sum_i b_i v_i / sum_i b_i with b_i = w_i / max(nu, ||z - v_i||), until z moves by less than `tolerance` of the
-    median distance (not of their sum, which one far update fills) or `iterations` are done. Stands while the hostile
-    have less than half of the weight; faults spread over the coordinates of all parties get by it. Parties count
-    alike; `weighted` counts samples, as Pillutla et al. do, and then a party that claims most of them decides. It
-    begins at the coordinate-wise median: from the mean, which one update can put anywhere, the way back may take
-    hundreds of iterations.
+    Every update pulls the point z toward itself, with a force as large as its weight w_i. A step of Weiszfeld is
+    z <- sum_i b_i v_i / sum_i b_i with b_i = w_i / ||z - v_i||, over the updates that are not at z; together they pull
+    with r = ||sum_i b_i (v_i - z)||. Updates at z hold it with their weight eta: if eta >= r, z is the median,
+    otherwise z takes 1 - eta / r of the step. The search stops when r - eta is at most `tolerance` of the whole weight
+    (the sum of distances is then within about that share of its least value) or after `iterations`. It begins at the
+    coordinate-wise median: one update can put the mean so far away that the way back takes hundreds of iterations.
+
+    Holds while hostile parties have less than half of the weight, but not against faults that are spread over the
+    coordinates of all parties. Parties count alike; `weighted` counts samples (Pillutla et al. 2022), and then a party
+    that claims most of them decides. The share reported for an update is w_i / ||z - v_i||; updates nearer than the
+    median distance are given that of the median distance, because the nearest update does not decide alone.
     """
 
-    nu: float = 1e-6
-    iterations: int = 100
+    iterations: int = 300
     tolerance: float = 1e-6
     weighted: bool = False
 
     def __post_init__(self) -> None:
-        if not self.nu > 0:
-            raise ConfigError(f"nu must be positive, got {self.nu}")
         if self.iterations < 1:
             raise ConfigError(f"iterations must be at least 1, got {self.iterations}")
         if not self.tolerance >= 0:
@@ -48,28 +55,72 @@ class GeometricMedian(Robust):
 
     def fuse(self, rows: Rows, weights: Tensor | None, watch: bool = True, **known: Any) -> Fused:
         w = torch.ones(len(rows), dtype=torch.float64) if weights is None else weights
-        w = w.to(rows.device)
-        wide = Median().fuse(rows, None, watch=False).w.double()
-        apart = distances_to(rows, wide)
-        for _ in range(self.iterations):
-            b = w / apart.clamp(min=self.nu)
-            b = b / b.sum()
-            apart, moved = self._move(rows, b, wide)
-            if moved <= self.tolerance * float(apart.median()):
+        factors, apart = self._search(rows, w.to(rows.device))
+        return Fused(combination(rows, factors), _shares(w.cpu(), apart.cpu()), weights=weights)
+
+    def _search(self, rows: Rows, w: Tensor) -> tuple[Tensor, Tensor]:
+        """The median as a combination of the rows, and the distance of each row to it."""
+        slack = self.tolerance * float(w.sum())
+        z = Median().fuse(rows, None, watch=False).w.double()
+        apart = distances_to(rows, z)
+        tested: set[int] = set()
+        for step in range(self.iterations):
+            pulls = _pulls(w, apart)
+            factors = pulls / pulls.sum()
+            nearest = int(torch.where(w > 0, apart, torch.inf).argmin())
+            at_row = float(apart[nearest]) == 0
+            if not at_row and not float(pulls.sum()) > 0:  # no distance can be measured
+                raise NotFinite
+            # Toward a median that is a row, steps get ever shorter: a row that outweighs the others is tested itself.
+            outweighs = float(factors[apart == apart[nearest]].sum()) > 0.5
+            if at_row or (step and outweighs and nearest not in tested):
+                tested.add(nearest)
+                row = rows.row(nearest)
+                there = apart if at_row else distances_to(rows, row)
+                pull, held = _resultant(rows, _pulls(w, there), row), float(w[there == 0].sum())
+                only = one_hot(torch.tensor(nearest), len(rows)).to(w)
+                if pull <= held + slack:
+                    return only, there
+                if at_row:
+                    factors = (1 - held / pull) * factors + held / pull * only
+            apart, moved, norm = _move(rows, factors, z)
+            if moved <= ROUNDING * norm or (not at_row and float(pulls.sum()) * moved <= slack):
                 break
-        return Fused(combination(rows, b), b.tolist())
+        return factors, apart
 
-    def _move(self, rows: Rows, b: Tensor, z: Tensor) -> tuple[Tensor, float]:
-        """Set z to the combination of the rows and give their distances to it, and how far it went, in one pass."""
 
-        def work(at: int, end: int, block: Tensor) -> Tensor:
-            new = b @ block
-            step = (new - z[at:end]).square().sum()
-            z[at:end] = new
-            return torch.cat([block.sub_(new).square_().sum(1), step[None]])
+def _pulls(w: Tensor, apart: Tensor) -> Tensor:
+    """w_i / ||z - v_i||, and 0 for the rows at z."""
+    return torch.where(apart > 0, w / apart, 0.0)
 
-        found = total(rows.map(work, WIDE, torch.float64)).sqrt()
-        return found[:-1], float(found[-1])
+
+def _shares(w: Tensor, apart: Tensor) -> list[float]:
+    """The rows' parts in the median: inversely as their distance, but none nearer than half of all rows counts more."""
+    middle = apart.sort().values[len(apart) // 2]
+    parts = w / apart.clamp(min=middle) if middle > 0 else torch.where(apart > 0, 0.0, w)
+    return (parts / parts.sum()).tolist()
+
+
+def _move(rows: Rows, factors: Tensor, z: Tensor) -> tuple[Tensor, float, float]:
+    """Set z to a combination of the rows: their distances to it, how far it went, and its norm, in one pass."""
+
+    def work(at: int, end: int, block: Tensor) -> Tensor:
+        new = factors @ block
+        ends = torch.stack([(new - z[at:end]).square().sum(), new.square().sum()])
+        z[at:end] = new
+        return torch.cat([block.sub_(new).square_().sum(1), ends])
+
+    found = total(rows.map(work, WIDE, torch.float64)).sqrt()
+    return found[:-2], float(found[-2]), float(found[-1])
+
+
+def _resultant(rows: Rows, pulls: Tensor, point: Tensor) -> float:
+    """||sum_i pulls_i (v_i - point)||."""
+
+    def work(at: int, end: int, block: Tensor) -> Tensor:
+        return (pulls @ block.sub_(point[at:end])).square().sum()
+
+    return float(total(rows.map(work, WIDE, torch.float64)).sqrt())
 
 
 def distances_to(rows: Rows, point: Tensor) -> Tensor:

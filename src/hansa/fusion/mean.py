@@ -36,7 +36,7 @@ class WeightedMean(Fusion):
     def fuse(self, rows: Rows, weights: Tensor | None, watch: bool = True, **known: Any) -> Fused:
         shares = torch.ones(len(rows), dtype=torch.float64) if weights is None or self.uniform else weights
         whole = float(shares.sum())
-        return Fused(combination(rows, shares, whole), (shares / whole).tolist())
+        return Fused(combination(rows, shares, whole), (shares / whole).tolist(), weights=shares)
 
     async def collect(self, fed: Federation, op: Op, params: Params, each: Mapping[int, Payload] | None = None,
                       **extra: Any) -> Update:  # fmt: skip

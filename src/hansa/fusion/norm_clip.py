@@ -42,4 +42,4 @@ class NormClip(Robust):
         factors = torch.where(lengths > bound, bound / lengths, 1.0)
         w = torch.ones(len(rows), dtype=torch.float64) if weights is None else weights.cpu()
         fused = combination(rows, w * factors, float(w.sum()))
-        return Fused(fused, (w / w.sum()).tolist(), lengths.tolist())
+        return Fused(fused, (w / w.sum()).tolist(), lengths.tolist(), weights)
