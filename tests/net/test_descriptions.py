@@ -193,7 +193,7 @@ def test_whole_features_of_a_model_that_takes_none_fail_with_the_simulations_sen
     join(league, whole)
     ended = league.ended(league.submit(tree()))
     assert ended["status"] == "failed" and ended["model"] is None
-    assert "no round was fused" in ended["reason"] and f"'bob': 'data: {SENTENCE}'" in ended["reason"]
+    assert "no round was fused" in ended["reason"] and f"ann, bob, cid: data: {SENTENCE}" in ended["reason"]
     with pytest.raises(hansa.DataError, match=SENTENCE):
         simulated([whole("", samples(k))[0] for k in range(3)])
 

@@ -77,7 +77,7 @@ def test_a_job_that_wants_to_be_believed_gets_nothing_from_parties_that_do_not(f
         league.join(name, samples(k), "[privacy]\nactive = true" if name == "ann" else "")
     ended = league.ended(league.submit({**tree(), "task": TASK, "run": {"rounds": 1}}, min_parties=3))
     assert ended["status"] == "failed"
-    assert "'ann': \"its policy asks for a masked sum whose parties sign what they were told" in ended["reason"]
+    assert "ann: its policy asks for a masked sum whose parties sign what they were told" in ended["reason"]
 
 
 def test_a_slow_party_holds_no_exchange_up_beyond_the_deadline(found: Callable[..., League]) -> None:

@@ -220,9 +220,18 @@ def log(
     for entry in entries:
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry["at"]))
         where = " ".join(f"{k}={entry[k]}" for k in ("job", "round", "party") if entry[k] is not None)
-        detail = json.dumps(entry["detail"]) if len(json.dumps(entry["detail"])) < 200 else ""
+        detail = _detail(entry["detail"])
         typer.echo(f"{entry['seq']:>5} {at} {entry['event']} {where} {detail}".rstrip())
     typer.echo(_answers(entries))
+
+
+def _detail(detail: dict[str, Any]) -> str:
+    """What an entry says, where it is short; of a long one (signatures, hashes) only the reasons in it."""
+    text = json.dumps(detail)
+    if len(text) < 200:
+        return text
+    names = ("phase", "why", "rejected", "reason", "empty", "missing")
+    return json.dumps({name: detail[name] for name in names if detail.get(name)})
 
 
 def _answers(entries: list[dict[str, Any]]) -> str:

@@ -120,6 +120,7 @@ class Record:
     accepted: int = 0
     missing: dict[int, str] = field(default_factory=dict)
     rejected: dict[int, str] = field(default_factory=dict)
+    declined: list[set[int]] = field(default_factory=list)  # by ask: the missing ones who said that they will not
     bytes_down: int = 0
     bytes_up: int = 0
     metrics: dict[str, float] = field(default_factory=dict)

@@ -72,11 +72,13 @@ class Clock(Protocol):
 
 @dataclass(frozen=True)
 class Attend:
-    """Where time is real: a round may begin once so many parties are there. Answer: those that are."""
+    """Where time is real: a round may begin once so many parties are there, less those `without` whom it is to be.
+    Answer: those that are."""
 
     round: int
     needed: int
     phase: str = "present"
+    without: frozenset[int] = frozenset()
 
 
 Request = Ask | Open | Commit | Abort | Attend

@@ -145,14 +145,15 @@ class Network:
         key, told = (self.job, request.round, request.phase, 0), False
         while True:
             row = self.ledger.one(f"SELECT closed FROM asks WHERE {WHERE}", *key)
-            here = [p for p in self.desk.present(range(len(self.parties))) if p not in self.refused]
+            here = [p for p in self.desk.present(range(len(self.parties))) if p not in self.refused | request.without]
             if row is not None or len(here) >= request.needed:
                 if told:
                     yield self._tell(None)
                 found: list[int] = yield Write(decide(key, lambda here=here: here, time.time()))  # type: ignore[misc]
                 return found
             if not told:
-                away = [self.parties[party] for party in sorted(set(range(len(self.parties))) - set(here))]
+                others = set(range(len(self.parties))) - request.without - set(here)
+                away = [self.parties[party] for party in sorted(others)]
                 yield self._tell(f"waiting for {request.needed - len(here)} of: {', '.join(away[:20])}")
                 told = True
             yield Wait(TICK)
@@ -178,6 +179,9 @@ class Network:
         decision = Decision.of(text) if text is not None else (yield from self._ask(ask, key))
         rows, members = {row["party"]: row for row in self._replies(key)}, set(decision.members)
         self._record.seconds = {party: rows[party]["seconds"] for party in decision.members}
+        declined = {party for party in decision.missing if party in rows and not rows[party]["rejected"]}
+        if declined:
+            self._record.declined.append(declined)
         if ask.phase == "describe":
             self.refused |= {party for party in decision.missing if party in rows}
 

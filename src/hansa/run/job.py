@@ -47,6 +47,7 @@ from hansa.net.round import Decision
 from hansa.net.runtime import Network, Stopped
 from hansa.net.wire import Order, pack, unpack
 from hansa.run.config import Experiment, is_function, learned, make_model, outputs_of, parse
+from hansa.run.lines import grouped
 from hansa.run.loop import Training, check_settings
 from hansa.run.records import ACTIVE, JobRecords, discard, needed_blobs
 from hansa.run.result import Result
@@ -131,7 +132,8 @@ class Job:
         lines = self.training.history
         if lines and all("empty" in line for line in lines):
             reasons = lines[-1].get("missing", {}) | lines[-1].get("rejected", {})
-            raise RoundAborted(f"no round was fused; of the last: {lines[-1]['empty']}: {reasons}")
+            told = f"no round was fused; the last one: {lines[-1]['empty']}"
+            raise RoundAborted(f"{told}; {grouped(reasons)}" if reasons else told)
         result = Result(self.training, state, self._record(), None)
         digest, _ = self.runner.blobs.put(codec.pieces(result.saved_model()))
         reach("job.model")
@@ -203,7 +205,9 @@ class Job:
                              self.experiment.algorithm.trains)  # fmt: skip
         needed, left = run.rules().needed(run.size(len(names))), len(names) - len(self.network.refused)
         if left < needed:
-            raise ConfigError(f"a round needs {needed} parties, and {left} are left that do not refuse the job: {why}")
+            raise ConfigError(
+                f"a round needs {needed} parties, and {left} are left that do not refuse the job: {grouped(why)}"
+            )
         self.training = Training(
             self.experiment.algorithm, task, dataclasses.replace(run, checkpoint_seconds=0.0), objective, known,
             records, self.network, self.experiment.privacy, on_round=self._tell, secret=self._secret,
@@ -235,7 +239,8 @@ class Job:
         count = len(self.network.parties)
 
         async def ask(fed: Federation) -> Gathered:
-            return await fed.gather(Describe(loss or ("cross_entropy" if classes else None)), parties=fed.parties)
+            asked = [party for party in fed.parties if party not in self.network.refused]  # a refusal is final
+            return await fed.gather(Describe(loss or ("cross_entropy" if classes else None)), parties=asked)
 
         answers: Gathered | None = None
         fed = Federation(range(count), 0, self.experiment.run.seed, count, phase="describe")
@@ -262,7 +267,7 @@ class Job:
         reasons = {names[p]: why for p, why in (record.missing | record.rejected).items()}
         self._note_absence(reasons)
         if about is None:
-            raise ConfigError(f"no party takes part: {reasons}")
+            raise ConfigError(f"no party takes part: {grouped(reasons)}")
         yield Abort(0)
         return about, reasons
 

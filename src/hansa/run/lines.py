@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 from hansa.core.budget import finite
@@ -12,6 +12,7 @@ from hansa.core.replies import Record, without_numbers
 from hansa.run.settings import higher_is_better
 
 FEW = 100  # parties whose numbers are listed one by one
+NAMED, REASONS, LETTERS = 5, 5, 400  # parties of a reason, reasons, and letters of one that a sentence lists
 Name = Callable[[int], str]
 
 
@@ -22,6 +23,24 @@ def refusals(record: Record, least: int, name: Name) -> dict[str, Any]:
         if who:
             out[kind] = {name(p): reason if least == 1 else without_numbers(reason) for p, reason in who.items()}
     return out
+
+
+def why(record: Record, least: int, name: Name) -> dict[str, str]:
+    """The same in one table, by party."""
+    return {party: reason for told in refusals(record, least, name).values() for party, reason in told.items()}
+
+
+def grouped(reasons: Mapping[str, str]) -> str:
+    """Each distinct reason, after the names of the parties that it is about."""
+    parties: dict[str, list[str]] = {}
+    for party, reason in reasons.items():
+        parties.setdefault(reason, []).append(party)
+    out = []
+    for reason, names in list(parties.items())[:REASONS]:
+        others = f" and {len(names) - NAMED} others" if len(names) > NAMED else ""
+        out.append(f"{', '.join(names[:NAMED])}{others}: {reason[:LETTERS]}")
+    more = len(parties) - REASONS
+    return "; ".join([*out, f"{more} other reasons"] if more > 0 else out)
 
 
 def caught(findings: Sequence[Finding], record: Record, attackers: Set[int]) -> dict[str, float]:

@@ -7,6 +7,7 @@ is shown; with a `min_cohort`, no reason that a party gave has one either, as in
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import Callable
@@ -31,8 +32,10 @@ ROWS = 200  # parties that are shown one by one
 LINES = 2000  # rounds of a job that are read at one look
 REPLIES = 50_000  # replies that are looked through at one look for those that were rejected
 VERIFYING = 0.05  # seconds of a look in which the log is verified
+REASONS = 3000  # letters of why a job ended, which may be the reasons of several parties
 STEP = 50  # its entries that are read at once
 ANEW = 600.0  # seconds after which the whole log is verified once more, if that took less than a twentieth of them
+BEFORE = ("describe", "prepare")  # the phases before the first round
 PHASES = {"describe": "asking what the data look like", "prepare": "preparing the data", "select": "selecting parties",
           "round": "training", "publish": "making the model to publish", "evaluate": "evaluating"}  # fmt: skip
 
@@ -50,7 +53,7 @@ class Live:
         self._sums: dict[str, dict[str, int]] = {}  # by job: bytes so far
         self._wanted: dict[str, int | None] = {}  # by job: of how many rounds
         self._before: dict[str, dict[str, Any]] = {}  # by job: the last ask that was seen
-        self._rejected: dict[int, tuple[int, str]] = {}  # by party: how often, and the last reason
+        self._rejected: dict[int, tuple[int, str]] = {}  # by party: how often, and why it last was, or refused itself
         self._replies = 0  # how far the replies were looked through
         self._verifier = Verifier(self._ledger, self._registry.federation.read("ca.pem"))
         self._shown: Look = ({}, {})
@@ -91,7 +94,7 @@ class Live:
                 for name in sums:
                     sums[name] += line.get(name) or 0
             self._jobs.append({
-                "job": id, "status": row["status"], "reason": printable(row["reason"] or "")[:LONGEST],
+                "job": id, "status": row["status"], "reason": printable(row["reason"] or "")[:REASONS],
                 "submitted": row["submitted"], "round": self._rounds.get(id, 0), "rounds": self._wanted[id], **sums,
             })  # fmt: skip
         memories: list[dict[str, Any]] = [self._rounds, self._sums, self._wanted, self._before]  # type: ignore[list-item]
@@ -127,10 +130,10 @@ class Live:
         for row in rows:
             how = "answered" if row["why"] is None else "rejected" if row["rejected"] else "refused"
             of[names[row["party"]]] = how if row["why"] is None else f"{how}: {_short(told(row['why']))}"
-        counts = {how: sum(state.startswith(how) for state in of.values()) for how in ("missing", "rejected")}
+        counts = {how: sum(one.startswith(how) for one in of.values()) for how in ("missing", "rejected", "refused")}
         phase = next((text for name, text in PHASES.items() if key[2].startswith(name)), key[2])
         after = key[2].startswith(("publish", "evaluate"))  # a round that is over, whose number has been counted
-        of_round = None if key[2].startswith(("describe", "prepare")) else key[1] + (not after)
+        of_round = None if key[2].startswith(BEFORE) else key[1] + (not after)
         return {
             "round": of_round, "phase": phase, "since": standing.since, "until": standing.until,
             "asked": len(machine.parties), "answered": sum(state == "answered" for state in of.values()),
@@ -160,14 +163,19 @@ class Live:
         return {"parties": {"total": len(found), "here": connected}, **{f"party:{one['name']}": one for one in chosen}}
 
     def _look_for_rejected(self) -> None:
-        """Count what was rejected of each party, reading each reply once."""
+        """Count what was rejected of each party, and note why it refused last, reading each reply once."""
         last = self._ledger.one("SELECT max(seq) AS n FROM replies")
         end = min((last["n"] if last is not None else None) or 0, self._replies + REPLIES)
-        new = "SELECT party, job, round, why FROM replies WHERE seq > ? AND seq <= ? AND rejected"
+        new = (
+            "SELECT r.party, r.job, r.round, r.phase, r.why, r.rejected, r.seq, j.order_ FROM replies r LEFT JOIN "
+            "jobs j ON j.id = r.job WHERE r.seq > ? AND r.seq <= ? AND r.why IS NOT NULL AND NOT r.given_up"
+        )
         for row in self._ledger.all(new, self._replies, end):
             count, _ = self._rejected.get(row["party"], (0, ""))
-            why = f"{row['job']}, round {row['round'] + 1}: {_short(row['why'] or '')}"
-            self._rejected[row["party"]] = count + 1, why
+            where = row["job"] if row["phase"].startswith(BEFORE) else f"{row['job']}, round {row['round'] + 1}"
+            why = row["why"] if row["rejected"] or _least(row["order_"]) == 1 else without_numbers(row["why"])
+            why = f"{where}: {'' if row['rejected'] else 'refused: '}{_short(why)}"
+            self._rejected[row["party"]] = count + row["rejected"], why
         self._replies = end
 
 
@@ -228,6 +236,17 @@ def _state(states: set[str]) -> str:
     if states & {"new", "valid"}:
         return "enrolled"
     return "revoked" if "revoked" in states else "invited"
+
+
+@functools.lru_cache(maxsize=JOBS)
+def _least(order: bytes) -> int:
+    """The least cohort that an order asks for."""
+    try:
+        table = unpack(order, Order).experiment.get("run", {})
+    except DataError:
+        return 2  # who cannot say is careful
+    least = table.get("min_cohort", 1) if isinstance(table, dict) else 2
+    return least if isinstance(least, int) else 2
 
 
 def _rounds_of(order: bytes) -> int | None:

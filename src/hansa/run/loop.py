@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -35,6 +36,7 @@ from hansa.select import Kept
 
 log = logging.getLogger("hansa")
 ATTEMPTS = 100  # to learn a preparation, where parties may come and go
+STRIKES = 3  # times that a party may refuse it, or answer badly, where others were missing too
 Steps = Generator[Request, Any, Any]
 
 
@@ -169,6 +171,7 @@ class Training:
         if holdings.trusted is not None:
             self.trusted = Trusted(self.objective, *holdings.trusted, len(holdings), self.run.seed)
         self.preparation: tuple[DataOp, dict[str, Any]] | None = None
+        self.unprepared: dict[str, str] = {}  # parties that the preparation was learned without, and why
 
     def steps(self) -> Generator[Request, Any, State]:
         """The whole run. Returns the published state."""
@@ -216,6 +219,7 @@ class Training:
         try:
             result = yield from drive(make(fed), phase)
         finally:
+            record.rejected |= fed.rejected
             self.last_record = record
         yield Abort(self.progress.round)
         return result
@@ -225,7 +229,10 @@ class Training:
         if not isinstance(preparation, Preparation):
             raise ConfigError(f"task.prepare: expected a preparation such as Standardise(), got {preparation!r}")
 
+        refusing, strikes, reasons = frozenset[int](), Counter[int](), dict[str, str]()
+
         async def learn(fed: Federation) -> Any:
+            fed.cohort = [party for party in fed.parties if party not in refusing]
             op, payload = await preparation.learn(fed, self.holdings.shape)
             await fed.gather(op, payload)
             return op, payload
@@ -235,12 +242,19 @@ class Training:
                 op, payload = yield from self._apart(f"prepare-{attempt}" if attempt else "prepare", learn)
                 break
             except RoundAborted as reason:
-                if self.attended is None or attempt + 1 == ATTEMPTS:
+                reasons |= self._why()
+                refusing |= self._refusing(strikes)
+                left = len(self.holdings) - len(refusing)
+                if self.attended is None or attempt + 1 == ATTEMPTS or left < self.attended:
                     told = f"the preparation {preparation.name!r} could not be learned: {reason}"
-                    raise ConfigError(told) from None
+                    raise ConfigError(f"{told}; {lines.grouped(reasons)}" if reasons else told) from None
                 yield Abort(self.progress.round)
-                yield Attend(0, self.attended, f"prepare-{attempt + 1}-present")
+                yield Attend(0, self.attended, f"prepare-{attempt + 1}-present", refusing)
         self.preparation = (op, payload)
+        refused = {self.holdings.name(party) for party in refusing}
+        self.unprepared = {party: why for party, why in reasons.items() if party in refused} | self._why()
+        if self.unprepared:
+            log.warning("the preparation was learned without some parties: %s", lines.grouped(self.unprepared))
         if self.test is not None:
             self.test = (op.transform(self.test[0], payload), self.test[1])
         if self.trusted is not None:
@@ -249,6 +263,27 @@ class Training:
             self.probe = (op.transform(self.probe[0], payload), self.probe[1])
         self.progress.bytes_up += self.last_record.bytes_up
         self.progress.bytes_down += self.last_record.bytes_down
+
+    def _told(self, reason: RoundAborted) -> str:
+        """Why an exchange outside the rounds came to nothing, with the parties' own reasons."""
+        why = self._why()
+        return f"{reason}; {lines.grouped(why)}" if why else str(reason)
+
+    def _why(self) -> dict[str, str]:
+        """Why parties are not in the last exchange outside the rounds, by name."""
+        return lines.why(self.last_record, self.run.min_cohort, self.holdings.name)
+
+    def _refusing(self, strikes: Counter[int]) -> set[int]:
+        """Who need not be asked once more for what has failed. A refusal is final, unless it may be due to others: to
+        somebody who was missing, or who refused earlier in the same exchange (a secure sum has several asks); what may
+        pass, such as a full disk, is no refusal. A party that refuses or answers badly again and again is not either.
+        """
+        record = self.last_record
+        refused = set[int]().union(*record.declined)
+        strikes.update(refused | set(record.rejected))
+        final = {party for party, count in strikes.items() if count >= STRIKES}
+        missing = set(record.missing) - refused
+        return final | (record.declined[0] if record.declined and not missing else set())
 
     def _round(self) -> Generator[Request, Any, dict[str, Any]]:
         select, progress = self.run.select, self.progress
@@ -324,6 +359,8 @@ class Training:
             line["consulted"] = record.consulted
         if empty is not None:
             line["empty"] = empty
+        if progress.round == 1 and self.unprepared:
+            line["unprepared"] = self.unprepared
         line |= self._spending(record, empty is not None)
         if private is not None:
             line |= private.line(progress.privacy)
@@ -357,7 +394,7 @@ class Training:
         try:
             self.published = yield from self._apart("publish", lambda fed: self.algorithm.publish(fed, self.state))
         except RoundAborted as reason:
-            log.warning("the model could not be published, the last one stays: %s", reason)
+            log.warning("the model could not be published, the last one stays: %s", self._told(reason))
             yield Abort(self.progress.round)
 
     def _evaluate(self) -> Generator[Request, Any, dict[str, Any]]:
@@ -386,7 +423,7 @@ class Training:
         try:
             answers: Gathered = yield from self._apart("evaluate", ask)
         except RoundAborted as reason:
-            log.warning("the parties could not evaluate the model: %s", reason)
+            log.warning("the parties could not evaluate the model: %s", self._told(reason))
             yield Abort(self.progress.round)
             return {}
         return lines.over_parties(answers, self.run.min_cohort, self.holdings.name)

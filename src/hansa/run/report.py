@@ -106,12 +106,16 @@ def _lost(history: Sequence[Mapping[str, Any]]) -> Sheet | None:
     count: Counter[tuple[str, str]] = Counter()
     reason: dict[tuple[str, str], str] = {}
     for line in history:
-        for kind in ("missing", "rejected"):
+        for kind in ("missing", "rejected", "unprepared"):
             for party, why in line.get(kind, {}).items():
                 count[party, kind] += 1
                 reason[party, kind] = why
     if not count:
         return None
     rows = [(party, kind, f"{n:,}", reason[party, kind]) for (party, kind), n in count.most_common(100)]
-    more = f"The 100 most frequent of {len(count):,}." if len(count) > 100 else ""
-    return Sheet("Missing and rejected", ("party", "what", "rounds", "last reason"), rows, note=more, prose=True)
+    notes = [f"The 100 most frequent of {len(count):,}."] if len(count) > 100 else []
+    if any(kind == "unprepared" for _, kind in count):
+        notes.append("Unprepared: the preparation of the features was learned without the party's samples.")
+    return Sheet(
+        "Missing and rejected", ("party", "what", "rounds", "last reason"), rows, note=" ".join(notes), prose=True
+    )

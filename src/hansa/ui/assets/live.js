@@ -141,7 +141,7 @@ function drawNow(j) {
   const known = (name) => { for (let k = lines.length - 1; k >= 0; k--) if (typeof lines[k][name] === "number") return lines[k][name]; return null; };
   const score = SCORES.find(([name]) => known(name) !== null), loss = LOSSES.find(([name]) => known(name) !== null);
   const phase = n && (n.round ? `round ${number(n.round)}: ${n.phase}` : n.phase);
-  const counts = n && n.asked !== undefined && n.since && [`${number(n.answered)} of ${number(n.asked)} answered`, n.waiting ? `${number(n.waiting)} waited for` : "", n.missing ? `${number(n.missing)} missing` : "", n.rejected ? `${number(n.rejected)} rejected` : ""].filter(Boolean).join(", ");
+  const counts = n && n.asked !== undefined && n.since && [`${number(n.answered)} of ${number(n.asked)} answered`, n.waiting ? `${number(n.waiting)} waited for` : "", n.missing ? `${number(n.missing)} missing` : "", n.rejected ? `${number(n.rejected)} rejected` : "", n.refused ? `${number(n.refused)} refused` : ""].filter(Boolean).join(", ");
   facts($("facts"), [
     ["Phase", running && phase],
     ["Deadline of this exchange", running && n && n.until ? " " : running && n && n.since ? "none" : ""],
