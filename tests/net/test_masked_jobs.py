@@ -16,7 +16,7 @@ import hansa
 from hansa.core.errors import ConfigError, PartyError
 from hansa.net import client, keys, runtime
 from hansa.net.peers import Peers
-from hansa.net.policy import Policy
+from hansa.net.policy import Floor, Policy
 from hansa.net.vault import look
 from hansa.run.config import make_model
 from hansa.secure import signed
@@ -52,7 +52,9 @@ def tensors(model: Any) -> list[torch.Tensor]:
 
 
 def answered(league: League, name: str) -> list[str]:
-    return [said.split()[0] for _, said in look(league.folder / "homes" / name).answered]
+    """What a party has answered in secure sums."""
+    said = [said.split()[0] for _, said in look(league.folder / "homes" / name).answered]
+    return [name for name in said if name.startswith("secure-")]
 
 
 @pytest.mark.parametrize("active", [False, True])
@@ -160,4 +162,4 @@ def test_a_party_that_pins_the_others_takes_nobody_else_for_a_party(tmp_path: Pa
     with pytest.raises(PartyError, match="does not know bob"):
         ann.knows(again, **pins)
     with pytest.raises(ConfigError, match=r"peers.bob: expected the fingerprint"):
-        Policy(peers={"bob": "abc"})
+        Policy(peers={"bob": "abc"}, privacy=Floor(active=True))

@@ -27,7 +27,8 @@ TOML = """\
 # ops = ["*"]        # what may be done with the data: "sgd", "evaluate", ... (`hansa parts op`, `hansa parts local`)
 # models = ["*"]     # models that come with hansa or its plug-ins (`hansa models`)
 # functions = []     # models of your own that a job may name: ["my_models:net"]; nothing else is ever imported
-# min_cohort = 1     # the fewest parties that this one's update may be summed with
+# min_cohort = 1     # the fewest parties that this one's update may be summed with; the party counts them itself where
+#                    # it has privacy.active, elsewhere the number is the aggregator's word
 # max_bytes = 17179869184   # of a message that is fetched
 # device = "cpu"     # where to train
 
@@ -151,6 +152,11 @@ class Policy:
             if name != "lr" and not isinstance(value, int):
                 raise ConfigError(f"own.{name}: expected a whole number, got {value!r}")
 
+        if self.peers and not self.privacy.active:
+            raise ConfigError(
+                "peers: the others are known by their certificates only in sums whose parties sign, and which sum it "
+                "is would be the aggregator's word; set active = true in [privacy], or leave peers out"
+            )
         for name, value in self.peers.items():
             if not isinstance(value, str) or not re.fullmatch(r"[0-9a-f]{64}", value):
                 raise ConfigError(

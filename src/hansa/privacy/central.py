@@ -20,6 +20,7 @@ from hansa.secure.channel import Channel
 from hansa.select import Selector
 from hansa.transforms.clip import clipped
 
+CLIP_RATE = 0.2
 UNCLIPPED = "dp.unclipped"  # the tensor that says whether a party's update was short enough
 
 
@@ -77,6 +78,10 @@ class Setting(Protocol):
     def eval_parties(self) -> bool: ...
     @property
     def max_norm(self) -> float | None: ...
+    @property
+    def min_cohort(self) -> int: ...
+    @property
+    def max_weight(self) -> int | None: ...
 
 
 @register("central")
@@ -110,7 +115,7 @@ class CentralDP(Part):
     weight_cap: int | None = None
     total_weight: float | None = None
     quantile: float | None = None
-    clip_rate: float = 0.2
+    clip_rate: float = CLIP_RATE
     sigma_b: float | None = None
     noise: Literal["server", "parties"] | None = None
     accountant: Literal["rdp", "pld"] = "rdp"
@@ -136,6 +141,8 @@ class CentralDP(Part):
             raise ConfigError("total_weight is the sum of min(n / weight_cap, 1) over all parties; set weight_cap too")
         if self.quantile is None and self.sigma_b is not None:
             raise ConfigError("sigma_b is noise on the number of parties that were not clipped; set quantile too")
+        if self.quantile is None and self.clip_rate != CLIP_RATE:
+            raise ConfigError("clip_rate is how fast the clip follows a quantile; set quantile too")
         if self.quantile is not None:
             if not 0 <= self.quantile <= 1:
                 raise ConfigError(f"quantile must lie in 0..1, got {self.quantile}")

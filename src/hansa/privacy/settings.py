@@ -70,6 +70,12 @@ class Privacy:
     def check(self, algorithm: Algorithm, run: Setting, problem: Problem, prepares: bool = False) -> None:
         """Refuse, with the reason, what cannot work together. Called before anything runs."""
         self._check_local(algorithm, run, prepares)
+        if run.max_weight is not None and (self.secure is not None or self.dp is not None):
+            instead = "privacy.max_weight" if self.dp is None else "privacy.dp.weight_cap"
+            raise ConfigError(
+                f"run.max_weight: the aggregator does not see the weight of a party whose update is protected; set "
+                f"{instead}, which each party keeps to itself"
+            )
         if self.dp is not None:
             self.dp.check(algorithm, run, problem, self.secure, prepares)
         if self.bound is not None:
@@ -77,6 +83,12 @@ class Privacy:
         if self.secure is None:
             return
         self.secure.check(problem)
+        least = self.secure.least(problem.cohort_size)
+        if run.min_cohort > least:
+            raise ConfigError(
+                f"run.min_cohort: a secure sum of {least} of {problem.cohort_size} parties could be opened, and "
+                f"{run.min_cohort} is the least; {self.secure.raises(run.min_cohort, problem.cohort_size)}"
+            )
         if not run.select.blind:
             raise ConfigError(
                 f"run.select: {run.select.name!r} goes by what the aggregator learns of single parties (their losses, "

@@ -154,8 +154,6 @@ class Training:
         check_settings(self.algorithm, self.run, self.problem, self.protocol or self.privacy.secure)
         self.guard = self.privacy.guard(self.algorithm, self.run, self.problem)
         if self.guard is not None:
-            if self.protocol is not None:
-                raise ConfigError("protocol: differential privacy goes with a secure sum that privacy.secure names")
             self.progress.privacy = self.guard.begin()
         self.protocol = self.protocol or self.guard or self.privacy.protocol
         self.state = self.algorithm.init(self.problem)

@@ -97,6 +97,11 @@ class Run:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0.0 <= self.cohort <= 1.0:
             raise ConfigError(f"cohort is a fraction of the parties in 0..1, got {self.cohort}; cohort_size is a count")
+        if self.cohort != 1.0 and self.cohort_size is not None:
+            raise ConfigError(
+                f"cohort = {self.cohort} and cohort_size = {self.cohort_size} both say how many parties a round "
+                "selects; leave one out"
+            )
         for name in (
             "cohort_size",
             "min_cohort",

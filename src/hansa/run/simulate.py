@@ -60,8 +60,9 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
     version, engine, threads, ...) to the same bits, under another only with `force=True`. `on_round` is called with
     each round's metrics. `progress=True` shows in a notebook or on a terminal where the run stands; by default it is
     shown in a notebook, where no `on_round` watches. `absent(party, round)` takes parties away; `protocol` takes over
-    `reduce`. `adversary` is an attack, or a list of them, each by a group of parties of its own (parts, names or
-    tables). `privacy` says how updates are protected (a `hansa.Privacy`, or a table as in an experiment's [privacy]).
+    `reduce`, and goes without `privacy`. `adversary` is an attack, or a list of them, each by a group of parties of its
+    own (parts, names or tables). `privacy` says how updates are protected (a `hansa.Privacy`, or a table as in an
+    experiment's [privacy]).
     `track` names trackers ("mlflow", "mlflow:URI", parts, tables), one or a list; a run that goes on keeps
     those it had where none is given. `alone` keeps the run in one process, for one of several that run side by side.
     """
@@ -75,6 +76,13 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
         raise ConfigError("resume=True needs run_dir, the folder of the run to go on with")
     run: Run = fill(Run, settings, where="run")
     protected = privacy_of(privacy)
+    if protocol is not None and protected != Privacy():
+        raise ConfigError(
+            "protocol= takes over every sum, so that what privacy= asks for would be left out; give the protocol as "
+            "privacy.secure, or leave one of them out"
+        )
+    if force and not resume:
+        raise ConfigError("force=True is about a run that goes on; give resume=True too, or leave it out")
     _check_device(run.device, run.precision)
     trackers = _trackers(track, run_dir if resume else None)
     with deterministic(run.device), products(run.precision):

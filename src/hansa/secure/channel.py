@@ -103,6 +103,10 @@ class Channel(Part):
         """The fewest of so many parties whose sum is ever given out."""
         return 1
 
+    def raises(self, least: int, parties: int) -> str:
+        """The setting by which no sum of fewer than `least` of so many parties is given out."""
+        return f"set privacy.min_parties = {least}"
+
     def _room(self, bits: int, parties: int, max_weight: int) -> None:
         width = sum_width(bits, parties, max_weight)
         if width > self.widest:

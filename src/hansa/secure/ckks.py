@@ -30,7 +30,7 @@ from hansa.secure import apart, told
 from hansa.secure.channel import Encoded
 from hansa.secure.digits import Digits
 from hansa.secure.encoding import Numbers
-from hansa.secure.holder import Held, check_cohort, declining, one, opening, rows_of, sort_out
+from hansa.secure.holder import Held, declining, one, opening, rows_of, sort_out
 from hansa.secure.numbers import as_bytes, as_tensor
 from hansa.secure.paillier_sum import session
 
@@ -107,7 +107,7 @@ class Encrypted(Encoded):
         return {name: value for name, value in payload.items() if name != "secure"}
 
     def after(self, party: Party, payload: Payload, reply: Reply, memory: Memory) -> tuple[Reply, Memory]:
-        check_cohort(party, self.parties, "are asked")
+        told.check_cohort(party, self.parties, "are asked")
         ts = _tenseal()
         with declining():
             key = _context(as_bytes(told.row(payload, "secure", PUBLIC + 8)))

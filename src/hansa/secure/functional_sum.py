@@ -22,7 +22,7 @@ from hansa.secure import apart, boxes, told
 from hansa.secure import functional as scheme
 from hansa.secure.channel import Encoded
 from hansa.secure.digits import Digits
-from hansa.secure.holder import Costly, check_cohort, leave_out, one, opening, rows_of, sort_out
+from hansa.secure.holder import Costly, leave_out, one, opening, rows_of, sort_out
 from hansa.secure.numbers import as_bytes, as_tensor, from_rows, to_rows
 from hansa.secure.paillier_sum import session
 
@@ -86,7 +86,7 @@ class Encrypted(Encoded):
     def after(self, party: Party, payload: Payload, reply: Reply, memory: Memory) -> tuple[Reply, Memory]:
         if BOX not in memory:
             raise PartyError("it was not asked for a key first")
-        check_cohort(party, self.parties, "are asked")
+        told.check_cohort(party, self.parties, "are asked")
         sent = payload.get("secure")
         sent = sent if isinstance(sent, Mapping) else {}
         authority, label = as_bytes(told.row(sent, "authority", 32)), as_bytes(told.row(sent, "label", 32))

@@ -13,7 +13,7 @@ import numpy as np
 from hansa.core.algorithm import Problem
 from hansa.core.errors import ConfigError, DataError, HansaError, PartyError, RoundAborted
 from hansa.core.federation import Ask, Federation, Gathered
-from hansa.core.op import Op, Party, Payload, Reply
+from hansa.core.op import Op, Payload, Reply
 from hansa.secure.channel import Channel
 
 log = logging.getLogger("hansa")
@@ -52,16 +52,6 @@ def leave_out(fed: Federation, wrong: Mapping[int, str]) -> None:
     for party, why in wrong.items():
         log.warning("party %d is left out of the secure sum: %s", party, why)
         fed.reject(party, why)
-
-
-def check_cohort(party: Party, parties: int, what: str) -> None:
-    """At a party: decline a sum that its own policy says is of too few. The number is the aggregator's word where the
-    party cannot count itself."""
-    if parties < party.min_cohort:
-        raise PartyError(
-            f"its policy asks for a cohort of at least {party.min_cohort}, and {parties} {what}; ask more parties, or "
-            "raise privacy.min_parties"
-        )
 
 
 @contextmanager

@@ -8,6 +8,10 @@ another model or about other survivors, gets nothing. For a neighbour it gives a
 mask of its own where it survived, of the key where it did not. Never both, for the list of those who did not is what is
 left of the list of those who did.
 
+A party counts the cohort itself (`min_cohort` of its policy). The fewest parties by which a sum can be opened are at
+least as many as its policy asks for: then whatever the others' policies are, no smaller sum that it is part of can be
+opened. With `active` the parties that are counted have different certificates, and each signed its keys for this sum.
+
 Secrets lie in the party's memory under names that begin with `secure.`, from one exchange to the next. At a deployed
 party that is a file, which is removed when the job next asks it something, if it does; and the secrets are drawn from
 the party's own, which stays (`Party.private`). So whoever reads a party's folder, were it years later, and has kept
@@ -77,6 +81,11 @@ class Terms:
         """How many of a party and its neighbours must come for its masks to be taken away."""
         return least(min(self.neighbours + 1, self.parties), self.threshold, self.active)
 
+    @property
+    def fewest(self) -> int:
+        """How many of all parties a sum is made of, at least."""
+        return least(self.parties, self.threshold, self.active)
+
     def bond(self, ids: Sequence[int], keys: bytes) -> bytes:
         """The hash of the terms and of all keys that were advertised: what everything else is bound to."""
         about = [self.parties, self.threshold, self.neighbours, self.active, *ids]
@@ -97,7 +106,7 @@ class SecureKeys(Op):
         keys = _public(secrets)
         sent = {"keys": told.tensor(keys)}
         if self.active:
-            certificate, signature = signed.sign(party, advertised(party.id, session, keys))
+            certificate, signature = signed.sign(party, advertised(party, party.id, session, keys))
             sent |= {"certificate": told.tensor(certificate), "signature": told.tensor(signature)}
         return Reply(sent), {
             **told.forgotten(memory),
@@ -139,11 +148,12 @@ class SecureShares(Op):
             raise PartyError("its own keys are not among those that the aggregator says were advertised")
         if len({half for key in keys for half in (key[: masks.KEY], key[masks.KEY :])}) < 2 * len(keys):
             raise PartyError("two parties of the secure sum are said to have the same key")
-        if not least(self.parties, self.threshold, self.active) <= len(ids) <= self.parties:
+        if not self.terms.fewest <= len(ids) <= self.parties:
             raise PartyError(
                 f"{len(ids)} parties advertised keys, and the secure sum is agreed for {self.parties}, of whom "
-                f"{least(self.parties, self.threshold, self.active)} must come"
+                f"{self.terms.fewest} must come"
             )
+        _check_cohort(party, self.terms.fewest, self.parties)
         signers = self._signers(party, payload, session, ids, keys) if self.active else {}
         bond = self.terms.bond(ids, b"".join(keys))
         peers = graph.neighbours(ids, self.neighbours, bond)[party.id]
@@ -171,6 +181,7 @@ class SecureShares(Op):
             "bond": told.tensor(bond),
             "share": told.tensor(share[party.id]),
             "needed": torch.tensor([needed]),
+            "cohort": torch.tensor([self.terms.fewest, self.parties]),
             "peers": torch.tensor(peers, dtype=torch.int64),
             "keys": told.table([key_of[other] for other in peers], KEYS),
         }
@@ -188,7 +199,7 @@ class SecureShares(Op):
         out, names = {}, set()
         for id, key, certificate, signature in zip(ids, keys, certificates, signatures, strict=True):
             name, signer = signed.known(party, id, certificate)
-            if not signed.verify(signer, advertised(id, session, key), signature):
+            if not signed.verify(signer, advertised(party, id, session, key), signature):
                 raise PartyError(f"the keys that party {id} is said to have advertised are not signed by {name}")
             if name in names:
                 raise PartyError(f"{name} is said to be two parties of the secure sum")
@@ -223,6 +234,7 @@ class SecureMasked(Encoded):
         sent = sent if isinstance(sent, Mapping) else {}
         heard = told.ids(sent, "ids")
         sealed = told.rows(sent, "sealed", len(heard), SEALED)
+        _check_cohort(party, *told.numbers(memory, "cohort"))
         if not set(heard) <= set(peers):
             raise PartyError("it is sent shares of parties that are not its neighbours in the secure sum")
         (needed,) = told.numbers(memory, "needed")
@@ -325,9 +337,11 @@ class SecureUnmask(Op):
         return {"shares": ((self.neighbours + 1, shamir.SHARE), torch.uint8)}
 
 
-def advertised(party: int, session: str, keys: bytes) -> bytes:
-    """What a party signs when it advertises keys."""
-    return b"hansa secure keys" + json.dumps([party, session]).encode() + keys
+def advertised(here: Party, party: int, session: str, keys: bytes) -> bytes:
+    """What a party signs when it advertises keys: federation, job and round, as `here` knows them, the sum, and who it
+    is. A signature from another job, round or sum is none of these keys."""
+    about = [*here.vault.scope, here.round, session, party]
+    return b"hansa secure keys" + json.dumps(about).encode() + keys
 
 
 def survived(bond: bytes, survivors: Sequence[int]) -> bytes:
@@ -357,6 +371,13 @@ def _agreed(secret: bytes, public: bytes, bond: bytes, purpose: str) -> bytes:
         raise PartyError("a key of the secure sum is none that somebody can have") from None
 
 
+def _check_cohort(party: Party, fewest: int, asked: int) -> None:
+    """Decline where fewer parties than the policy asks for could open the sum."""
+    told.check_cohort(
+        party, fewest, f"of the {asked} parties that are asked can open the sum", "raise privacy.threshold"
+    )
+
+
 def _inner(payload: Payload) -> Payload:
     return {name: value for name, value in payload.items() if name != "secure"}
 
@@ -365,6 +386,7 @@ def _survivors(party: Party, payload: Payload, memory: Memory) -> list[int]:
     """Those among a party and its neighbours whose numbers came, as it is told: they were in the sum, it is one of them
     itself, and they are enough."""
     survivors, peers = told.ids(payload, "survivors"), told.numbers(memory, "peers")
+    _check_cohort(party, *told.numbers(memory, "cohort"))
     heard = told.numbers(memory, "heard")
     there = {other for other, is_there in zip(sorted((party.id, *peers)), heard, strict=True) if is_there}
     (needed,) = told.numbers(memory, "needed")

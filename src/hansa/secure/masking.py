@@ -15,6 +15,7 @@ or not at all, and a bound at the parties holds for those that keep to it.
 from __future__ import annotations
 
 import functools
+import math
 from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -75,6 +76,9 @@ class Masking(Channel):
     def least(self, parties: int) -> int:
         """The fewest of so many parties whose sum is ever given out."""
         return least(parties, self.threshold, self.active)
+
+    def raises(self, least: int, parties: int) -> str:
+        return f"set privacy.threshold = {math.floor(least / parties * 10_000) / 10_000:g}"
 
     def check(self, problem: Problem) -> None:
         super().check(problem)

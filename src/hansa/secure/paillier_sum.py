@@ -18,7 +18,7 @@ from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
 from hansa.secure import apart, told
 from hansa.secure.channel import Encoded
-from hansa.secure.holder import Costly, Held, check_cohort, declining, one, opening, rows_of, sort_out
+from hansa.secure.holder import Costly, Held, declining, one, opening, rows_of, sort_out
 from hansa.secure.numbers import Stream
 from hansa.secure.paillier import LARGEST, SMALLEST, Packing, PrivateKey, PublicKey, add_up
 
@@ -66,7 +66,7 @@ class Encrypted(Encoded):
         return {name: value for name, value in payload.items() if name != "secure"}
 
     def after(self, party: Party, payload: Payload, reply: Reply, memory: Memory) -> tuple[Reply, Memory]:
-        check_cohort(party, self.parties, "are asked")
+        told.check_cohort(party, self.parties, "are asked")
         key = sent_key(payload, "secure", self.key_bits)
         numbers, packing = self.numbers(party, payload, reply), self.packing(payload)
         if max(-int(numbers.min()), int(numbers.max())) * self.parties >= 2 ** (packing.width - 1):

@@ -24,7 +24,7 @@ from hansa.core.federation import Ask, Federation, Gathered, Reduced
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
 from hansa.secure import apart, boxes, told
-from hansa.secure.holder import Costly, check_cohort, declining, leave_out, one, opening, rows_of
+from hansa.secure.holder import Costly, declining, leave_out, one, opening, rows_of
 from hansa.secure.numbers import Stream, as_bytes, as_tensor, from_rows, to_rows
 from hansa.secure.paillier import PublicKey
 from hansa.secure.paillier_sum import SAFE, Encrypted, added, check_key_bits, made_key, session, warn_of_short_keys
@@ -69,7 +69,7 @@ class Ready(_Dealt):
     which a new share is sealed."""
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        check_cohort(party, self.needed, "would open the sum")
+        told.check_cohort(party, self.needed, "would open the sum")
         secret, held = party.private("threshold-box"), _kept(memory, self.key_bits)
         held = held if held is not None and held.needed == self.needed else None
         name, total = (bytes(NAME), 0) if held is None else (held.name, held.total)
@@ -111,7 +111,7 @@ class Deal(_Dealt):
             raise PartyError(
                 f"it deals no key of which {self.needed} of {len(set(publics))} different parties are needed"
             )
-        check_cohort(party, self.needed, "would open the sum")
+        told.check_cohort(party, self.needed, "would open the sum")
         with declining():
             shares = deal(self.key_bits, owners, self.needed, Stream(party.private("threshold-key")))
         dealing, secret, size = shares[0].dealing, party.private("threshold-deal"), self.key_bits // 4
@@ -148,7 +148,7 @@ class Shared(Encrypted):
         return {name: value for name, value in payload.items() if not name.startswith("secure")}
 
     def after(self, party: Party, payload: Payload, reply: Reply, memory: Memory) -> tuple[Reply, Memory]:
-        check_cohort(party, self.needed, "would open the sum")
+        told.check_cohort(party, self.needed, "would open the sum")
         if "secure_share" in payload:
             memory = {**memory, **self._received(party, payload, memory)}
         return super().after(party, payload, reply, memory)
@@ -191,7 +191,7 @@ class Partial(_Dealt):
                 f"{self.needed} of {self.total} shares are said to open the sum, and its own is one of {held.total} of "
                 f"which {held.needed} do"
             )
-        check_cohort(party, held.needed, "would open the sum")
+        told.check_cohort(party, held.needed, "would open the sum")
         sealed = told.matrix(payload, "sealed", self.key_bits // 4)
         share = Share(held, held.place(party.id), int.from_bytes(as_bytes(memory[SHARE]), "little"))
         party.vault.once(f"threshold {held.key.name} {party.round} {payload['session']}", codec.digest(sealed))

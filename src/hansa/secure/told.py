@@ -10,9 +10,19 @@ import torch
 from torch import Tensor
 
 from hansa.core.errors import PartyError
-from hansa.core.op import Memory, Payload
+from hansa.core.op import Memory, Party, Payload
 
 OWN = "secure."  # how the names begin under which a party remembers its secrets
+
+
+def check_cohort(party: Party, parties: int, meaning: str, hint: str = "raise privacy.min_parties") -> None:
+    """At a party: decline a sum of fewer parties than its own policy asks for. `meaning` says what `parties` counts;
+    where the party cannot count them itself, the number is the aggregator's word."""
+    if parties < party.min_cohort:
+        raise PartyError(
+            f"its policy asks for a cohort of at least {party.min_cohort}, and {parties} {meaning}; ask more parties, "
+            f"or {hint}"
+        )
 
 
 def ids(payload: Payload, name: str) -> list[int]:

@@ -1,0 +1,83 @@
+"""No setting is accepted that another one switches off: such a pair is refused before anything runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import hansa
+from hansa.core.errors import ConfigError
+from hansa.net.policy import Floor, Policy
+from hansa.run.settings import Run
+from hansa.secure import Masking
+from hansa.testing import experiment_for
+
+
+def run(privacy: Any = None, **settings: Any) -> Any:
+    experiment = experiment_for(hansa.FedAvg())
+    given = {**experiment.settings(), "engine": "reference", "rounds": 1, "eval_parties": False, **settings}
+    return hansa.simulate(hansa.FedAvg(), experiment.build_task(), **{**given, "privacy": privacy})
+
+
+@pytest.mark.parametrize("privacy", [{"secure": "masking"}, {"bound": 1e-3}, {"dp": {"kind": "central", "sigma": 1.0}}])
+def test_a_protocol_beside_settings_of_privacy_is_refused(privacy: dict[str, Any]) -> None:
+    """In 0.1.0 the protocol ran, and the secure sum and the bound were left out without a word."""
+    with pytest.raises(ConfigError, match="protocol= takes over every sum"):
+        run(privacy, protocol=Masking())
+
+
+def test_a_protocol_alone_and_a_bound_with_a_secure_sum_are_kept() -> None:
+    start = run(privacy={"bound": 1e-9}).state.params.w
+    far = run(protocol=Masking()).state.params.w
+    near = run(privacy={"bound": 1e-3, "secure": "masking"}).state.params.w
+    assert torch.linalg.vector_norm(far - start) > 0.01
+    assert 1e-6 < torch.linalg.vector_norm(near - start) <= 1.01e-3
+
+
+DP = {"kind": "central", "sigma": 1.0}
+PAIRS: list[tuple[Any, dict[str, Any], str]] = [
+    ({"secure": "masking"}, {"max_weight": 100}, "set privacy.max_weight"),
+    ({"dp": DP}, {"max_weight": 100}, "set privacy.dp.weight_cap"),
+    ({"secure": "masking"}, {"max_norm": 1.0}, "privacy.bound"),
+    ({"secure": "masking", "threshold": 0.6}, {"min_cohort": 4}, r"run.min_cohort: .* set privacy.threshold = 1"),
+    ({"secure": "paillier"}, {"min_cohort": 3}, r"run.min_cohort: .* set privacy.min_parties = 3"),
+    ({"dp": {**DP, "clip_rate": 0.5}}, {}, "set quantile too"),
+    ({"dp": {**DP, "sigma_b": 0.5}}, {}, "set quantile too"),
+    ({"dp": {**DP, "total_weight": 5.0}}, {}, "set weight_cap too"),
+    ({"dp": DP, "bound": 1.0}, {}, "leave one out"),
+    ({"bits": 8}, {}, "is a field of a secure sum"),
+    ({"secure": "masking", "active": True, "neighbours": 2}, {}, "neighbours"),
+    ({"secure": Masking(), "bits": 8}, {}, "set its field there"),
+    (None, {"cohort": 0.5, "cohort_size": 2}, "both say how many parties"),
+    (None, {"force": True}, "give resume=True too"),
+]
+
+
+@pytest.mark.parametrize(("privacy", "settings", "reason"), PAIRS)
+def test_a_pair_of_settings_of_which_one_would_be_ignored_is_refused(privacy: Any, settings: dict[str, Any],
+                                                                     reason: str) -> None:  # fmt: skip
+    with pytest.raises(ConfigError, match=reason):
+        run(privacy, **settings)
+
+
+def test_what_a_refusal_of_a_least_cohort_recommends_is_accepted() -> None:
+    for size in (3, 4):
+        wanted = {"cohort_size": size, "min_cohort": size}
+        with pytest.raises(ConfigError, match=r"run.min_cohort") as found:
+            run({"secure": "masking", "threshold": 0.51}, **wanted)
+        threshold = float(str(found.value).rpartition("= ")[2])
+        assert run({"secure": "masking", "threshold": threshold}, **wanted).history[0]["replies"] == size
+
+
+def test_pinned_peers_without_signed_sums_are_refused() -> None:
+    pins = {"bob": "0" * 64}
+    with pytest.raises(ConfigError, match=r"peers: .* set active = true"):
+        Policy(peers=pins)
+    assert Policy(peers=pins, privacy=Floor(active=True)).peers == pins
+
+
+def test_each_of_two_settings_alone_is_accepted() -> None:
+    for settings in ({"cohort": 0.5}, {"cohort_size": 2}, {"max_weight": 3}):
+        Run(**settings)
