@@ -145,11 +145,11 @@ def submit(
     as_json: Json = False,
 ) -> None:
     """Start a job with an experiment's tables; what the parties' own data replace is said."""
-    from hansa.core.errors import ConfigError
     from hansa.run.config import read
 
     operator = _operator(federation)
-    job, notes = operator.submit(read(experiment, changes(sets, data_dir)), name or experiment.stem, min_parties)
+    read_in = read(experiment, changes(sets, data_dir))
+    job, notes = operator.submit(read_in, name or experiment.stem, min_parties)
     if not as_json:
         typer.echo(f"job {job}")
         for note in notes:
@@ -158,17 +158,48 @@ def submit(
         if as_json:
             typer.echo(json.dumps({"job": job, "notes": notes}))
         return
-    ended = operator.wait(job, None if as_json else _print_line)
+    _wait(operator, federation, job, read_in.run.metric, as_json, notes=notes)
+
+
+@app.command()
+def wait(federation: Folder, job: JobId, as_json: Json = False) -> None:
+    """Wait until a job has ended, and print its rounds. Exit code 0: finished; 1: failed or stopped."""
+    operator = _operator(federation)
+    run = operator.job(job)["experiment"].get("run", {})
+    _wait(operator, federation, job, run.get("metric") if isinstance(run, dict) else None, as_json)
+
+
+def _wait(operator: Any, federation: Path, job: str, metric: str | None, as_json: bool, **told: Any) -> None:
+    """Print a job's rounds as they are closed, with the run's own metric, and how it ended; that it failed is said
+    once, with the exit code 1."""
+
+    def show(line: dict[str, Any]) -> None:
+        if not as_json:
+            _print_line(line, metric)
+
+    def news(text: str) -> None:
+        typer.echo(text, err=True)
+
+    try:
+        ended = operator.wait(job, show, known=True, on_news=news)
+    except KeyboardInterrupt:
+        news(f"the job {job} goes on; wait for it with: hansa wait {federation} {job}")
+        raise typer.Exit(130) from None
+    finished = ended["status"] == "finished"
     if as_json:
-        typer.echo(json.dumps({**{k: v for k, v in ended.items() if k != "rounds"}, "notes": notes}))
+        hidden = ("rounds", "experiment")
+        typer.echo(json.dumps({**{name: value for name, value in ended.items() if name not in hidden}, **told}))
+    elif finished:
+        typer.echo(f"finished: {ended['reason']}")
     else:
-        typer.echo(f"{ended['status']}: {ended['reason']}")
-    if ended["status"] != "finished":
-        raise ConfigError(f"the job {job} {ended['status']}: {ended['reason']}")
+        news(f"error: the job {job} {ended['status']}: {ended['reason']}")
+    if not finished:
+        raise typer.Exit(1)
 
 
-def _print_line(line: dict[str, Any]) -> None:
-    numbers = " ".join(f"{k}={line[k]:.4f}" for k in ("train_loss", "loss", "accuracy") if line.get(k) is not None)
+def _print_line(line: dict[str, Any], metric: str | None) -> None:
+    names = ("train_loss", "loss", metric or "accuracy")
+    numbers = " ".join(f"{name}={line[name]:.4f}" for name in dict.fromkeys(names) if line.get(name) is not None)
     empty = f" empty: {line['empty']}" if "empty" in line else ""
     typer.echo(f"round {line['round']}: {line['replies']}/{line['asked']} replies {numbers}{empty}")
 

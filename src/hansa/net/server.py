@@ -424,16 +424,13 @@ class Server:
         row, after = self._job(call), _whole(call.query("after", "0"), "after: expected a round's number")
         rounds = self.ledger.all("SELECT * FROM rounds WHERE job = ? AND round > ? ORDER BY round", row["id"], after)
         lines = [
-            {
-                **json.loads(r["line"]),
-                "members": json.loads(r["members"]),
-                "model": r["model"],
-                "head": json.loads(r["head"]),
-            }
+            {**json.loads(r["line"]), "members": json.loads(r["members"]), "model": r["model"],
+             "head": json.loads(r["head"])}
             for r in rounds
-        ]
+        ]  # fmt: skip
         summary = json.loads(row["summary"]) if row["summary"] else None
-        return web.json_response(_job_tree(row) | {"rounds": lines, "summary": summary})
+        experiment = unpack(row["order_"], Order).experiment
+        return web.json_response(_job_tree(row) | {"rounds": lines, "summary": summary, "experiment": experiment})
 
     async def stop(self, call: Call) -> web.Response:
         row = self._job(call)

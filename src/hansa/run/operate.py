@@ -29,6 +29,8 @@ from hansa.run.settings import Run
 T = TypeVar("T")
 SIMULATED = ("engine", "device", "compile", "devices", "late", "checkpoint_seconds")
 ENDED = ("finished", "failed", "stopped")
+AWAY = 3600.0  # seconds without an answer after which an aggregator is not waited for any more
+PAUSE = 0.3  # seconds between two looks at a job
 
 
 class Operator:
@@ -92,20 +94,38 @@ class Operator:
         return found
 
     def wait(self, id: str, on_round: Callable[[dict[str, Any]], None] | None = None,
-             check: Callable[[], None] = lambda: None) -> dict[str, Any]:  # fmt: skip
+             check: Callable[[], None] = lambda: None, known: bool = False,
+             on_news: Callable[[str], None] = lambda news: None) -> dict[str, Any]:  # fmt: skip
         """The job once it has ended; each of its rounds is handed on as it is closed. `check` is called now and then,
-        and may raise what there is to say against waiting on."""
-        after = 0
+        and may raise what there is to say against waiting on. An aggregator that has answered before (`known`: before
+        this) may restart meanwhile, as jobs go on then; `on_news` is told when it is away and when it is back."""
+        after, lost = 0, None
         while True:
             check()
-            job = self.job(id, after)
+            try:
+                job = self.job(id, after)
+            except Unreachable as error:
+                now = time.monotonic()
+                if not known:
+                    raise
+                if lost is None:
+                    lost = now
+                    on_news(f"{error}; trying again")
+                elif now - lost > AWAY:
+                    again = f"`hansa wait {self.federation.folder} {id}`"
+                    raise Unreachable(f"{error}; once the aggregator is back, wait on with {again}") from None
+                time.sleep(PAUSE)
+                continue
+            if lost is not None:
+                on_news("the aggregator answers again")
+            known, lost = True, None
             for line in job["rounds"]:
                 after = line["round"]
                 if on_round is not None:
                     on_round(line)
             if job["status"] in ENDED:
                 return job
-            time.sleep(0.3)
+            time.sleep(PAUSE)
 
     def stop(self, id: str) -> bool:
         """Stop a job; False for one that had ended."""

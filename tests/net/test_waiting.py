@@ -1,0 +1,125 @@
+"""Waiting for a job: through restarts of the aggregator, with the run's own metric, and each failure said once."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from league import PARTIES, League, samples
+from typer.testing import CliRunner, Result
+
+from hansa.cli import network
+from hansa.cli.app import app
+from hansa.net import client, runtime
+from hansa.net.client import Unreachable
+from hansa.run import operate
+
+TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64", "party_test": 0.25}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "TICK", 0.05)
+    monkeypatch.setattr(client, "LEAST", 0.02)
+    monkeypatch.setattr(client, "MOST", 0.1)
+
+
+def joined(league: League, **policies: str) -> None:
+    for number, name in enumerate(PARTIES):
+        league.join(name, samples(number), policies.get(name, ""))
+
+
+@pytest.fixture
+def command(league: League, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Runs a command of an operator of the federation, whose port is not the one in its file."""
+    monkeypatch.setattr(network, "_operator", lambda federation: league.operator)
+    return lambda *words: CliRunner().invoke(app, [*words])
+
+
+def experiment(folder: Path, **run: Any) -> str:
+    path = folder / "heart.toml"
+    lines = [f"{name} = {json.dumps(value)}" for name, value in run.items()]
+    task = [f"{name} = {json.dumps(value)}" for name, value in TASK.items()]
+    path.write_text("\n".join(["[task]", *task, "[algorithm]", 'name = "fedavg"', "[run]", *lines]))
+    return str(path)
+
+
+def test_waiting_goes_on_when_the_aggregator_restarts(league: League) -> None:
+    joined(league)
+    job = league.submit({"task": TASK, "run": {"rounds": 40}})
+    lines, news, found = list[int](), list[str](), list[Any]()
+
+    def wait() -> None:
+        found.append(league.operator.wait(job, lambda line: lines.append(line["round"]), on_news=news.append))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    league.until(lambda: len(lines) > 1)
+    league.stop()
+    while not news:  # it has noticed that nobody answers
+        waiting.join(0.02)
+        assert waiting.is_alive()
+    league.start()
+    waiting.join(120)
+    assert found[0]["status"] == "finished" and lines == list(range(1, 41))  # each round once
+    assert "trying again" in news[0] and "answers again" in news[-1]
+
+
+def test_an_aggregator_that_stays_away_is_given_up(league: League, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = league.submit({"task": TASK, "run": {"rounds": 1}})
+    operator = league.operator
+    assert operator.job(job)["status"] == "running"
+    monkeypatch.setattr(operate, "AWAY", 0.3)
+    league.stop()
+    with pytest.raises(Unreachable, match=rf"`hansa wait .* {job}`"):
+        operator.wait(job, known=True)
+    with pytest.raises(Unreachable, match="no answer"):
+        operator.wait(job)  # which has never answered: its address may be wrong
+    league.start()
+
+
+def test_a_job_is_waited_for_and_its_own_metric_is_printed(
+    league: League, command: Callable[..., Result], tmp_path: Path
+) -> None:
+    joined(league)
+    got = command("submit", "x", experiment(tmp_path, rounds=2, metric="auc"), "--wait")
+    assert got.exit_code == 0, got.output
+    lines = [line for line in got.output.splitlines() if line.startswith("round ")]
+    assert len(lines) == 2 and all("auc=0." in line or "auc=1." in line for line in lines)
+    assert "finished: all rounds done" in got.output
+    again = command("wait", "x", "heart-1")
+    assert again.exit_code == 0 and again.output.splitlines() == [*lines, got.output.splitlines()[-1]]
+    tree = json.loads(command("wait", "x", "heart-1", "--json").output)
+    assert (tree["job"], tree["status"]) == ("heart-1", "finished") and "rounds" not in tree
+    unknown = command("wait", "x", "heart-9")
+    assert unknown.exit_code != 0 and "there is no job 'heart-9'" in str(unknown.exception)
+
+
+def test_a_failure_is_said_once_and_is_the_exit_code_1(
+    league: League, command: Callable[..., Result], tmp_path: Path
+) -> None:
+    joined(league, **dict.fromkeys(PARTIES, 'jobs = ["other"]'))
+    got = command("submit", "x", experiment(tmp_path, rounds=2), "--wait")
+    assert got.exit_code == 1, got.output
+    assert got.output.count("does not accept the job 'heart'") == 1 and "heart-1 failed: " in got.stderr
+    as_json = command("wait", "x", "heart-1", "--json")
+    assert as_json.exit_code == 1 and json.loads(as_json.output)["status"] == "failed" and as_json.stderr == ""
+    league.operator.stop("heart-1")
+
+
+def test_who_waits_no_longer_is_told_that_the_job_goes_on(
+    league: League, command: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = league.submit({"task": TASK, "run": {"rounds": 1}})
+
+    def interrupted(*given: Any, **named: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(operate.Operator, "wait", interrupted)
+        got = command("wait", "x", job)
+    assert got.exit_code == 130 and f"{job} goes on; wait for it with: hansa wait x {job}" in got.stderr
