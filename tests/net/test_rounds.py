@@ -122,7 +122,7 @@ def test_a_round_without_its_quorum_is_empty_and_leaves_the_model_as_it_was(leag
     assert [e["detail"] for e in league.events("round closed") if "quorum 3" not in e["detail"]] == []
     assert ended["status"] == "failed" and ended["model"] is None, "a job in which no round was fused learned nothing"
     assert "no round was fused" in ended["reason"] and "quorum 3" in ended["reason"]
-    assert "'cid': 'it did not answer within the deadline of 0.4 s'" in ended["reason"]
+    assert "cid: it did not answer within the deadline of 0.4 s" in ended["reason"]
 
 
 def test_over_selection_closes_a_round_with_the_first_to_answer(league: League) -> None:
