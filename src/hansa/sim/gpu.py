@@ -14,6 +14,7 @@ compiled, which would take minutes. Random layers are not compiled either.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ from hansa.sim.stack import Stack, plain, reported
 if TYPE_CHECKING:
     from hansa.sim.stacked import StackedEngine
 
+log = logging.getLogger("hansa")
 SHRINK = 1.2  # by what factor a stack shrinks when its parties finish; what lies between is idle
 LARGE = 2**14  # weights a party, from which on a dense layer's step is worth a product of its own
 
@@ -141,9 +143,7 @@ class Program:
             graph = make_fx(traced)(*leaves(state, [v[0] for v in (self.rows, self.share, self.keys)]))
         lifted = lift_products(graph, len(self.state[0])) if self.fused else []
         plain = [place for place in range(len(state)) if place not in lifted]
-        run: Callable[..., Any] = graph
-        if self._compiles:
-            run = torch.compile(graph, fullgraph=True, dynamic=False)
+        run: Callable[..., Any] = compiled(graph, self.engine.complaints) if self._compiles else graph
 
         def advance(state: list[Tensor], now: list[Tensor]) -> list[Tensor]:
             found = list(run(*leaves(state, now)))
@@ -217,6 +217,41 @@ def roomy(solver: LocalSolver, n: int) -> int:
     """What a batch drawn from n samples hardly ever exceeds: six standard deviations above its expected length."""
     size = solver.plan[2]
     return n if size is None else min(n, size + math.ceil(6 * math.sqrt(size)))
+
+
+def compiled(graph: torch.fx.GraphModule, complaints: set[str]) -> Callable[..., Any]:
+    """Compile a traced step. If the compiler fails, log the reason once and run the step as it was traced.
+
+    Each step is tried by itself, so that what is compiled does not depend on what was trained before.
+    """
+    # The compiler's model of memory can give a concatenation other strides than the GPU does: a view may not exist.
+    for node in graph.graph.nodes:
+        if node.target is torch.ops.aten.view.default:
+            node.target = torch.ops.aten.reshape.default
+    graph.recompile()
+    run: Callable[..., Any] = torch.compile(graph, fullgraph=True, dynamic=False)
+
+    def step(*leaves: Tensor) -> Any:
+        nonlocal run
+        try:
+            return run(*leaves)
+        except Exception as error:
+            if run is graph:
+                raise
+            reason = compiler_reason(error)
+            if reason not in complaints:
+                complaints.add(reason)
+                log.warning("the compiler failed (%s); steps are recorded without it", reason)
+            run = graph
+            return run(*leaves)
+
+    return step
+
+
+def compiler_reason(error: Exception) -> str:
+    """The first line of a compiler's error that says something: not "backend='inductor' raised:"."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    return next((line for line in lines if line and not line.endswith("raised:")), type(error).__name__)[:300]
 
 
 def lift_products(graph: torch.fx.GraphModule, weights: int) -> list[int]:

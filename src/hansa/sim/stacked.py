@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,7 @@ class StackedEngine(ReferenceEngine):
         self.records = objective.device.type == "cuda"
         self.compiles = False
         self._unrecorded: set[type] = set()
+        self.complaints: set[str] = set()  # reasons for which the compiler failed, each logged once
         self.programs: dict[Any, Any] = {}  # what was recorded for a GPU
         self.pads = True
         self._chain: Chain | None = None
@@ -221,14 +222,14 @@ class StackedEngine(ReferenceEngine):
                         for job in given]  # fmt: skip
             if (self.records or self.width(solver) > 1) and self._stackable():
                 records = self.records and type(solver) not in self._unrecorded
-                if records and len(solvers) == 1 and gpu.repeats(self, solver, jobs):
-                    return gpu.train_alike(self, solver, jobs, round)
+                alike = records and len(solvers) == 1 and gpu.repeats(self, solver, jobs)
+                done = self._record(solver, lambda: gpu.train_alike(self, solver, jobs, round)) if alike else None
+                if done is not None:
+                    return done
                 stack = Stack(self, solvers, jobs, round)
-                if records and stack.recordable:
-                    done = self._record(stack)
-                    if done is not None:
-                        return done
-                return stack.train()
+                if records and not alike and stack.recordable:
+                    done = self._record(solver, lambda: gpu.train(stack))
+                return stack.train() if done is None else done
         except PartyError:
             pass  # one of them declines: alone, it will say so again
         except HansaError:
@@ -238,15 +239,15 @@ class StackedEngine(ReferenceEngine):
             log.warning("a chunk could not be trained at once (%s); its parties train one at a time", first_line(error))
         return [(job.party, self.one(base, job, round)) for job in given]
 
-    def _record(self, stack: Stack) -> Block | None:
+    def _record(self, solver: LocalSolver, train: Callable[[], Block]) -> Block | None:
         """A stack trained by a recording; None, and never again for that solver, where its steps cannot be recorded."""
         try:
-            return gpu.train(stack)
+            return train()
         except HansaError:
             raise
         except Exception as error:
-            self._unrecorded.add(type(stack.solver))
-            log.warning("the steps of %r cannot be recorded: %s", stack.solver.name, first_line(error))
+            self._unrecorded.add(type(solver))
+            log.warning("the steps of %r cannot be recorded: %s", solver.name, first_line(error))
             return None
 
     def width(self, solver: LocalSolver) -> int:
