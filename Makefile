@@ -35,13 +35,14 @@ check-python = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup extras docs demo demo-net test lint chaos power weather dst day load fuzz audit release bench bench-peers \
+.PHONY: help setup extras docs demo demo-net test test-gpu lint chaos power weather dst day load fuzz audit release bench bench-peers \
   bench-fusion bench-deploy bench-secure bench-dp bench-paillier privacy-figures lock clean
 
 help:
 	@echo "make demo    set up .venv and run the demonstration (DEMO_ARGS=... is passed on)"
 	@echo "make demo-net  set up .venv and train between five processes over mutual TLS on this machine"
 	@echo "make test    set up .venv and run every check: ruff, mypy, pytest (PYTEST_ARGS=... replaces '$(PYTEST_ARGS)')"
+	@echo "make test-gpu  set up .venv and run the tests that need an NVIDIA GPU"
 	@echo "make lint    set up .venv and run ruff and mypy only"
 	@echo "make chaos   kill an aggregator's and its parties' processes at random moments (KILLS=$(KILLS) SEED=$(SEED)) and check all"
 	@echo "make fuzz    fuzz every reader of others' bytes and the routes (FUZZ_MINUTES=$(FUZZ_MINUTES) of CPU, JOBS=$(JOBS) at a time)"
@@ -84,6 +85,10 @@ demo-net: $(READY)
 test: lint
 	@echo "==> pytest"
 	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-gpu: $(READY)
+	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make test-gpu needs an NVIDIA GPU that PyTorch can use; torch.cuda.is_available() is False here.")'
+	@$(BIN)/python -m pytest tests/sim/test_gpu.py tests/adversary/test_attacked_runs.py -k "gpu or cuda"
 
 lint: $(READY)
 	@echo "==> ruff"

@@ -45,7 +45,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("hansa")
 NUMERICS = 3  # how streams of random numbers and orders of samples are made; a change makes other bits
 COUNTED = 5_000  # parties whose samples are counted for a tracker's picture, at most
-COMPILED_ROUNDS = 500  # from which on compiling a step (about 10 s) is earned back
+# From how many steps on compiling is earned back: it takes 0.09 s for each operation of a step, and saves 2 to 5 us of
+# each at every step (benchmarks/RESULTS.md, "When compiling pays").
+COMPILED_STEPS = 30_000
 
 
 def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = None, resume: bool = False,
@@ -110,7 +112,8 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
         alone = alone or before.get("lanes") == 1  # as it was begun
         engine = pick_engine(run.engine, objective, holdings, run.seed, work, before.get("engine"), alone)
         if isinstance(engine, StackedEngine):
-            long = before.get("compiled", run.rounds >= COMPILED_ROUNDS)
+            long = work is not None and work.steps(holdings, engine.chunk) >= COMPILED_STEPS
+            long = before.get("compiled", long)
             engine.compiles = engine.records and (run.compile == "on" or (run.compile == "auto" and long))
         log.info("engine %s: %s", engine.name, engine.why())
         forging = band if band is not None and band.forges else None

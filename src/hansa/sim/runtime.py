@@ -78,11 +78,19 @@ class Work:
         """A rough estimate of the run's training time on one core, from the size of the model and of the data."""
         if objective.module is None:
             return 0.0
-        mean = max(1, len(holdings.train.x) // len(holdings))
+        mean = _mean_size(holdings)
         batch = self.solver.plan[2] or mean
         steps = self.solver.count(mean)
         step = STEP_SECONDS + 6.0 * min(batch, mean) * objective.spec.dim / FLOPS
         return self.rounds * self.cohort * steps * step
+
+    def steps(self, holdings: Holdings, chunk: int) -> int:
+        """About how many steps the run takes if `chunk` parties step at once."""
+        return self.rounds * -(-self.cohort // chunk) * self.solver.count(_mean_size(holdings))
+
+
+def _mean_size(holdings: Holdings) -> int:
+    return max(1, len(holdings.train.x) // len(holdings))
 
 
 @dataclass
