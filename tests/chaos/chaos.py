@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from kit import campaign
+from chaos_kit import campaign
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The `hansa` command in a process that dies by SIGKILL when it reaches a chosen point; see kit.py."""
+"""The `hansa` command in a process that dies by SIGKILL when it reaches a chosen point; see chaos_kit.py."""
 
 from __future__ import annotations
 

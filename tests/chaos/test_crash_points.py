@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from kit import AGGREGATOR, ALGORITHMS, Federation, simulated, write_experiment
+from chaos_kit import AGGREGATOR, ALGORITHMS, Federation, simulated, write_experiment
 
 import hansa
 from hansa.net import points

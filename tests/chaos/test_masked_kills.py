@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from kit import AGGREGATOR, PATIENCE, Federation, simulated
+from chaos_kit import AGGREGATOR, PATIENCE, Federation, simulated
 
 from hansa.core import codec
 from hansa.run.config import Experiment, read

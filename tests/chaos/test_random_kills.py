@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kit import campaign
+from chaos_kit import campaign
 
 
 def test_jobs_whose_processes_are_killed_at_random_end_with_the_bits_of_their_simulation(tmp_path: Path) -> None:

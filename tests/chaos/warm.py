@@ -1,4 +1,4 @@
-"""What processes of kit.py have loaded before they begin: they are forked from one that has imported this."""
+"""What processes of chaos_kit.py have loaded before they begin: they are forked from one that has imported this."""
 
 from __future__ import annotations
 
