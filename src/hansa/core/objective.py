@@ -17,6 +17,7 @@ from hansa.core.errors import ConfigError, DataError, HansaError
 from hansa.core.keyed import KeyedRandomness
 from hansa.core.losses import Loss, metrics, named_loss
 from hansa.core.params import Params, ParamSpec
+from hansa.core.stopping import go_on
 
 EVALUATION_BATCH = 1024
 
@@ -59,6 +60,13 @@ def make_module(model: Callable[[], nn.Module], seed: int) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise ConfigError(f"model: the function must return a torch.nn.Module, it gave a {type(module).__name__}")
     return module
+
+
+def count_numbers(model: Callable[[], nn.Module]) -> int:
+    """How many numbers the parameters and buffers of a model are; counted without memory for them."""
+    with torch.device("meta"):
+        module = make_module(model, 0)
+    return sum(tensor.numel() for tensor in (*module.parameters(), *module.buffers()))
 
 
 def _channels_last(x: Tensor) -> Tensor:
@@ -197,8 +205,10 @@ class Objective:
         """The model's outputs in evaluation mode."""
         module = self.network().eval()
         tensors = self.spec.named(params)
-        pieces = torch.split(x, EVALUATION_BATCH)
-        parts = [self._forward(module, tensors, self.laid_out(piece)) for piece in pieces]
+        parts = []
+        for piece in torch.split(x, EVALUATION_BATCH):
+            go_on()
+            parts.append(self._forward(module, tensors, self.laid_out(piece)))
         return torch.cat(parts)
 
     def metrics(self, output: Tensor, y: Tensor) -> dict[str, float]:

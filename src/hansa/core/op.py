@@ -193,6 +193,10 @@ class Op(Part):
         """The tensors that travel beside the update and have magnitudes of their own; none where there is no update."""
         return frozenset(self.expects(payload)) - {self.update} if self.update is not None else frozenset()
 
+    def demands(self, n: int, payload: Payload) -> dict[str, int]:
+        """How much work the op is for a party with n samples, by the names of the party's limits (`net.workload`)."""
+        return {}
+
     @property
     def budget(self) -> Budget | None:
         """What a party may spend of its privacy in a run, where the replies are differentially private."""
@@ -241,6 +245,9 @@ class Wrapper(Op):
 
     def beside(self, payload: Payload) -> frozenset[str]:
         return self.inner.beside(payload)
+
+    def demands(self, n: int, payload: Payload) -> dict[str, int]:
+        return self.inner.demands(n, payload)
 
     @property
     def budget(self) -> Budget | None:

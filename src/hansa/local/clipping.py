@@ -27,6 +27,7 @@ from torch.utils import _pytree as pytree
 from hansa.core import rng
 from hansa.core.objective import Objective
 from hansa.core.params import ParamSpec
+from hansa.core.stopping import go_on
 
 if TYPE_CHECKING:
     from hansa.local.solver import Batch, Context
@@ -201,6 +202,7 @@ def _each(model: Model, x: Tensor, y: Tensor, keys: Tensor) -> dict[str, Tensor]
     leaves = {name: weight.detach().requires_grad_() for name, weight in model.weights.items()}
     found = []
     for one in zip(x, y, keys, strict=True):
+        go_on()
         loss = model.loss_of_one(leaves, *one)
         found.append(torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True))
     return {name: torch.stack(rows) for name, rows in zip(leaves, zip(*found, strict=True), strict=True)}

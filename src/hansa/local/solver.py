@@ -21,6 +21,7 @@ from hansa.core.errors import ConfigError
 from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, like
 from hansa.core.params import Params, ParamSpec
+from hansa.core.stopping import go_on
 from hansa.local.clipping import clipped_sum
 
 Carry = dict[str, Tensor]  # what a solver keeps between the steps of one round
@@ -240,6 +241,7 @@ class LocalSolver(Op):
         out: list[np.ndarray[Any, Any]] = []
         base, epoch = rng.key(seed, "shuffle", round), 0
         while (epoch < epochs) if steps is None else (len(out) < steps):
+            go_on()
             order = rng.shuffled(rng.folded(base, party, epoch), n) if size < n else np.arange(n)
             pieces = [order[at : at + size] for at in range(0, n, size)]
             if drop_last and len(pieces) > 1 and len(pieces[-1]) < size:
@@ -258,7 +260,11 @@ class LocalSolver(Op):
 
     def _joining(self, n: int, uniform: Callable[[int], np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
         rate = self.rate_of(n)
-        return [np.flatnonzero(uniform(step) < rate) for step in range(self.count(n))]
+        out = []
+        for step in range(self.count(n)):
+            go_on()
+            out.append(np.flatnonzero(uniform(step) < rate))
+        return out
 
     def rate_of(self, n: int) -> float:
         """The probability with which each of n samples joins a step, under Poisson sampling: batch / n, at most 1."""
@@ -314,6 +320,7 @@ class LocalSolver(Op):
         start, carry = self.start(ctx, model.w, extra, before)
         w, seen = start, torch.zeros((), dtype=torch.float64)
         for rows, key in zip(batches, keys, strict=True):
+            go_on()
             index = torch.from_numpy(rows).to(objective.device)
             batch = whole if len(rows) == party.n else Batch(x[index], y[index], None)
             direction = self.direction(ctx, w, batch, carry, key)
@@ -323,6 +330,13 @@ class LocalSolver(Op):
         metrics = {"train_loss": float(seen) / len(batches)} if self.tells_loss else {}
         metrics |= {name: float(v) for name, v in self.report(carry).items()}
         return local_reply(objective, tensors, ctx.buffers, party.n, metrics), {**memory, **after}
+
+    def demands(self, n: int, payload: Payload) -> dict[str, int]:
+        if n == 0:
+            return {}
+        solver = self.at(payload.get("work") or {})
+        epochs, steps, _, _ = solver.plan
+        return {"steps": solver.count(n), **({"epochs": epochs} if steps is None else {})}
 
     @property
     def tells_loss(self) -> bool:

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from hansa.core.errors import ConfigError
 from hansa.core.registry import register
 from hansa.models.model import Model, check_positive
+
+DEEPEST = 100  # layers
 
 
 @register("char-lstm")
@@ -29,6 +32,8 @@ class CharLstm(Model):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(embed=self.embed, hidden=self.hidden, layers=self.layers)
+        if self.layers > DEEPEST:
+            raise ConfigError(f"layers is {self.layers}; it is at most {DEEPEST}")
 
     def __call__(self) -> nn.Module:
         return CharacterNetwork(self.outputs, self.embed, self.hidden, self.layers)

@@ -16,6 +16,8 @@ from hansa.core.errors import ConfigError
 from hansa.core.registry import register
 from hansa.models.model import Model, check_positive
 
+DEEPEST = 1202  # layers, as of the deepest network that He et al. 2016 trained
+
 
 @register("resnet-gn")
 @dataclass(frozen=True)
@@ -36,8 +38,8 @@ class ResNetGn(Model):
         super().__post_init__()
         self.check_images(side=4)
         check_positive(width=self.width, groups=self.groups)
-        if self.depth < 8 or self.depth % 6 != 2:
-            raise ConfigError(f"depth is {self.depth}; it is 6 n + 2 layers: 8, 14, 20, 26 and so on")
+        if not 8 <= self.depth <= DEEPEST or self.depth % 6 != 2:
+            raise ConfigError(f"depth is {self.depth}; it is 6 n + 2 layers: 8, 14, 20, 26 and so on, up to {DEEPEST}")
         if self.width % self.groups:
             raise ConfigError(f"width {self.width} cannot be divided into {self.groups} groups; choose a multiple")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -84,6 +85,19 @@ class Reads(Protocol):
 def _parties(text: str) -> frozenset[int]:
     """Who is asked, as the record has it; it is looked up for each of their answers."""
     return frozenset(json.loads(text))
+
+
+def whole(text: str, error: str) -> int:
+    """The whole number that a path or a query gives."""
+    if not re.fullmatch(r"[0-9]{1,15}", text):
+        raise DataError(error)
+    return int(text)
+
+
+def named_ask(parts: Mapping[str, str]) -> Key:
+    """The ask that the parts of a path, or of a query, name."""
+    round, number = (whole(parts.get(name, ""), "the request names no ask") for name in ("round", "number"))
+    return parts.get("job", ""), round, parts.get("phase", ""), number
 
 
 def unoffered(db: Reads, key: Key, party: int, name: str) -> HansaError:

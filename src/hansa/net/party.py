@@ -24,9 +24,10 @@ import torch
 from hansa.core import codec, disk
 from hansa.core.budget import TOLD, tells
 from hansa.core.determinism import set_deterministic
-from hansa.core.errors import ConfigError, DataError, HansaError
+from hansa.core.errors import ConfigError, DataError, HansaError, RuntimeFailure
 from hansa.core.federation import op_of
 from hansa.core.op import DataOp, Memory, Op, Party, Reply, perform
+from hansa.core.stopping import Brake, Halted, braked
 from hansa.net.client import Client, Refusal
 from hansa.net.evaluations import evaluates
 from hansa.net.evidence import shown_model, stated
@@ -35,11 +36,12 @@ from hansa.net.points import reach
 from hansa.net.receipts import Receipts
 from hansa.net.signing import About
 from hansa.net.vault import HomeVault, secret_of
-from hansa.net.wire import Answer, Blob, Receipt, Work, pack, printable, unpack
+from hansa.net.wire import UNWANTED, Answer, Blob, Receipt, Work, pack, printable, unpack
 from hansa.privacy import spent
 
 log = logging.getLogger("hansa.net")
 HEARTBEAT = 15.0  # seconds between two signs of life while it trains
+STUCK = 60.0  # seconds that work which is to stop may still take
 PAUSE = 1.0  # seconds before it asks for work again after something was refused
 FATAL = frozenset({401, 403, 426})  # statuses after which there is no point in asking again
 HEADER = 2**24  # bytes of the header of a message, at most: names, shapes, plain values
@@ -68,12 +70,19 @@ class Worker:
         """The reply to an ask and whether something was staged with it, or why there is none."""
         try:
             return self._answer(work, message, task)
+        except Halted as halted:
+            if halted.reason is None:
+                raise
+            return halted.reason, False
         except HansaError as error:
             return str(error), False
         except Exception as error:  # what others' code says may quote the data, so it stays here
             if isinstance(error, OSError) and error.errno in disk.FULL:
                 raise  # its own disk, which may have room again: it is asked anew
             log.exception("the work failed", extra=_where(work))
+            exhausted = self._policy.limits.exhausted(error)
+            if exhausted is not None:
+                return exhausted, False
             return f"it failed ({type(error).__name__}); its own log says more", False
 
     def _answer(self, work: Work, message: dict[str, Any], task: dict[str, Any]) -> tuple[Reply | str, bool]:
@@ -102,6 +111,7 @@ class Worker:
         held_out = party.test is None and bool(about.get("party_test"))
         limits = self._policy.evaluate.under(floor.exists)
         refused = floor.refuses(op, party.n, payload, held_out) or limits.refuses(op, party)
+        refused = refused or self._policy.limits.refuses(op, party, payload)
         if refused is not None:
             return refused, False
         ask = self._everything(work, memory)
@@ -221,7 +231,11 @@ class Agent:
                 reply = str(error)
             else:
                 reach("party.fetched")
-                reply, staged = await self._working(work, message, task)
+                try:
+                    reply, staged = await self._working(work, message, task)
+                except Halted:
+                    log.info("stopped: nobody waits for the answer", extra=_where(work))
+                    return
         else:
             reply = refused
         try:
@@ -255,30 +269,42 @@ class Agent:
     async def _working(self, work: Work, message: dict[str, Any], task: dict[str, Any]) -> tuple[Reply | str, bool]:
         """Do the work in its thread, telling the aggregator meanwhile that somebody does."""
         doing: Future[tuple[Reply | str, bool]] = Future()
+        brake = Brake(self.home.policy.limits.seconds)
 
         def run() -> None:
             torch.set_num_threads(1)
             set_deterministic(True)
             try:
-                doing.set_result(self.worker.answer(work, message, task))
-            except OSError as error:
+                with braked(brake):
+                    doing.set_result(self.worker.answer(work, message, task))
+            except (OSError, Halted) as error:
                 doing.set_exception(error)
 
         # Not waited for when the process is told to end: what it was doing will be asked for again.
         threading.Thread(target=run, name="work", daemon=True).start()
-        waiting, beating = asyncio.wrap_future(doing), asyncio.ensure_future(self._beat())
+        waiting, beating = asyncio.wrap_future(doing), asyncio.ensure_future(self._beat(work))
         try:
-            await asyncio.wait((waiting, beating), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((waiting, beating), timeout=brake.seconds + STUCK, return_when=asyncio.FIRST_COMPLETED)
             if not waiting.done():
-                beating.result()  # it was refused
+                brake.pull()
+                await asyncio.wait((waiting,), timeout=STUCK)  # two pieces of work must never run side by side
+                if not waiting.done():
+                    raise RuntimeFailure(f"the work on {work.ask} of {work.job} does not stop; start the party again")
+                if beating.done():
+                    beating.result()  # it was refused
             return waiting.result()
         finally:
+            brake.pull()
             beating.cancel()  # it may hang on a dead connection, and the answer need not wait for that
 
-    async def _beat(self) -> None:
+    async def _beat(self, work: Work) -> None:
+        """Tell the aggregator that the party is there, until it says that it does not wait for this answer any more."""
+        ask = f"job={work.job}&round={work.round}&phase={work.phase}&number={work.number}"
         while True:
             await asyncio.sleep(HEARTBEAT)
-            await self.client.call("POST", f"/v1/alive?instance={self._instance}")
+            answer, _ = await self.client.call("POST", f"/v1/alive?instance={self._instance}&{ask}")
+            if UNWANTED in answer:
+                return
 
     async def _reply(self, path: str, about: About, work: Work, reply: Reply | str, staged: bool) -> Receipt:
         """Send an answer with a signed statement of it; its receipt, which is checked and on disk."""

@@ -18,8 +18,8 @@ from hansa.core.registry import field_types, fill
 from hansa.local.solver import LocalSolver
 from hansa.net.evaluations import Evaluations, evaluates
 from hansa.net.wire import Work
+from hansa.net.workload import OWN, Workload
 
-OWN = ("lr", "batch", "epochs", "steps")
 TOML = """\
 # What this party takes part in. What it refuses it refuses with the reason, and the aggregator reports it.
 # Names may have wildcards: "heart-*".
@@ -44,6 +44,14 @@ TOML = """\
 # min_samples = 20   # the fewest test samples that a model is measured on
 # per_job = 100      # evaluations in a job
 # total = 1000       # evaluations over all jobs
+
+# [limits]           # the most that one ask may make this party do
+# epochs = 10000
+# steps = 1000000
+# seconds = 86400    # an ask that takes longer is stopped
+# parameters = 1000000000   # of a model that comes with hansa or its plug-ins
+# participants = 10000      # parties that this one shares secrets with in a secure sum
+# memory = 8589934592       # bytes; by default all that the machine has
 
 # [peers]            # the parties that this one sums with where the aggregator is not believed (privacy.active), each
 # clinic = "5f1e..."  # by the fingerprint of its certificate, as it says itself: then no other is taken for a party
@@ -141,6 +149,7 @@ class Policy:
     own: dict = field(default_factory=dict)  # type: ignore[type-arg]
     privacy: Floor = Floor()
     evaluate: Evaluations = Evaluations()
+    limits: Workload = Workload()
     peers: dict = field(default_factory=dict)  # type: ignore[type-arg]
 
     def __post_init__(self) -> None:
@@ -172,7 +181,7 @@ class Policy:
             tree = tomllib.loads(path.read_text())
         except (OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, no TOML, a number too long
             raise ConfigError(f"cannot read {path}: {error}") from None
-        for name, table in (("privacy", Floor), ("evaluate", Evaluations)):
+        for name, table in (("privacy", Floor), ("evaluate", Evaluations), ("limits", Workload)):
             if isinstance(tree.get(name), dict):
                 tree[name] = fill(table, tree[name], where=f"{path}: {name}")
         policy: Policy = fill(cls, tree, where=str(path))
@@ -194,7 +203,7 @@ class Policy:
             )
         if max(work.message.size, work.task.size) > self.max_bytes:
             return f"its policy takes messages of up to {self.max_bytes} bytes"
-        return None
+        return self.limits.refuses_bytes(max(work.message.size, work.task.size))
 
     def refuses_op(self, op: Op) -> str | None:
         """Why this party does not do that, or None; an op inside another counts too."""

@@ -22,7 +22,7 @@ from hansa.core import disk
 from hansa.core.errors import ConfigError, DataError, HansaError
 from hansa.core.runtime import complete_async
 from hansa.net import keys, signing
-from hansa.net.asks import Conflict, NotNow, Sent, Unasked, unoffered
+from hansa.net.asks import Conflict, NotNow, Sent, Unasked, named_ask, unoffered, whole
 from hansa.net.blobs import CHUNK, Blobs, Gap
 from hansa.net.desk import Desk, Errand, Key
 from hansa.net.evidence import signed_by, stated
@@ -37,6 +37,7 @@ from hansa.net.taking import Taking
 from hansa.net.wire import (
     ENVELOPE,
     PROTOCOLS,
+    UNWANTED,
     Admission,
     Answer,
     Enrolment,
@@ -281,7 +282,7 @@ class Server:
     async def work(self, call: Call) -> web.Response:
         number, instance = await self._heard(call)
         longest = self.registry.federation.serve.poll
-        asked = _whole(call.query("wait", f"{POLL:.0f}"), "wait: expected seconds that the question may be held open")
+        asked = whole(call.query("wait", f"{POLL:.0f}"), "wait: expected seconds that the question may be held open")
         seconds = scattered(min(asked, hold(self.desk.known, longest)))
         self.metrics.held.inc()
         try:
@@ -297,8 +298,14 @@ class Server:
         return web.Response(status=204, headers={"Retry-After": "0", **pace}) if work is None else packed(work, pace)
 
     async def alive(self, call: Call) -> web.Response:
-        await self._heard(call)
-        return web.Response(status=204)
+        party, _ = await self._heard(call)
+        ended = False
+        if "job" in call.request.query:  # it says what it works on
+            key = named_ask(call.request.query)
+            ended = not self.desk.find(party, key) and isinstance(
+                unoffered(self.ledger, key, party, call.name), Unasked
+            )
+        return web.Response(status=204, headers={UNWANTED: "1"} if ended else None)
 
     def _errand(self, call: Call) -> tuple[int, Key, Errand | None]:
         """The ask that the path names, as the calling party was asked it."""
@@ -344,7 +351,7 @@ class Server:
         return await self._append(call, CENTRAL)
 
     async def _append(self, call: Call, limit: int) -> web.Response:
-        at = _whole(call.query("at"), "the query does not say at which byte the chunk begins (at=0)")
+        at = whole(call.query("at"), "the query does not say at which byte the chunk begins (at=0)")
         here = await asyncio.to_thread(self.blobs.append, self._owner(call), self._digest(call), at, call.body, limit)
         return web.Response(status=204, headers={"Hansa-At": str(here)})
 
@@ -421,7 +428,7 @@ class Server:
         return web.json_response([_job_tree(row) | {"round": row["round"] or 0} for row in rows])
 
     async def show_job(self, call: Call) -> web.Response:
-        row, after = self._job(call), _whole(call.query("after", "0"), "after: expected a round's number")
+        row, after = self._job(call), whole(call.query("after", "0"), "after: expected a round's number")
         rounds = self.ledger.all("SELECT * FROM rounds WHERE job = ? AND round > ? ORDER BY round", row["id"], after)
         lines = [
             {**json.loads(r["line"]), "members": json.loads(r["members"]), "model": r["model"],
@@ -444,7 +451,7 @@ class Server:
         return await served(call.request, path, self.gate.limits.stall, {"Hansa-Digest": row["model"]})
 
     async def log(self, call: Call) -> web.Response:
-        after = _whole(call.query("after", "0"), "after: expected an entry's number")
+        after = whole(call.query("after", "0"), "after: expected an entry's number")
         rows = self.ledger.all("SELECT * FROM log WHERE seq > ? ORDER BY seq LIMIT 1000", after)
         return web.json_response([{**dict(row), "detail": json.loads(row["detail"])} for row in rows])
 
@@ -456,7 +463,7 @@ class Server:
     async def log_lines(self, call: Call) -> web.Response:
         """The lines of an exported log, so many entries of it, with the heads of the rounds that they close. `Hansa-At`
         is the last of these entries; a page ends as soon as it is large."""
-        after, size = (_whole(call.query(name, "0"), f"{name}: expected an entry's number") for name in ("after", "to"))
+        after, size = (whole(call.query(name, "0"), f"{name}: expected an entry's number") for name in ("after", "to"))
         size, page = min(size, after + LINES), bytearray()
         while after < size and len(page) < PAGE and (lines := log_lines(self.ledger, after, after + 1)):
             page += b"".join(lines)
@@ -468,17 +475,9 @@ class Server:
         return web.Response(body=self.ledger.notary.certificate, content_type="application/x-pem-file")
 
 
-def _whole(text: str, error: str) -> int:
-    """The whole number that a path or a query gives."""
-    if not re.fullmatch(r"[0-9]{1,15}", text):
-        raise DataError(error)
-    return int(text)
-
-
 def _key(call: Call) -> Key:
     """The ask that the path names."""
-    round, number = (_whole(call.part(name), "the path names no ask") for name in ("round", "number"))
-    return call.part("job"), round, call.part("phase"), number
+    return named_ask(call.request.match_info)
 
 
 def _about(key: Key) -> signing.About:

@@ -16,6 +16,7 @@ from hansa.core.errors import DataError
 PROTOCOLS = (1,)  # the versions spoken here, newest last
 ENVELOPE = 2**20  # bytes of an envelope, at most
 BLOB = 2**36  # bytes of a blob, at most
+UNWANTED = "Hansa-Unwanted"  # the header that tells a party, when it says that it is there, to stop its work on an ask
 
 T = TypeVar("T")
 Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z")]

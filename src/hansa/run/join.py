@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hansa.core.errors import ConfigError, DataError, HansaError
-from hansa.core.objective import Objective
+from hansa.core.errors import ConfigError, DataError, HansaError, PartyError
+from hansa.core.objective import Objective, count_numbers
 from hansa.core.op import Party
 from hansa.core.task import Known, Shards
 from hansa.data.party_files import load_party_file
-from hansa.run.config import hold_out_one, load_function, make_model
+from hansa.run.config import hold_out_one, is_function, load_function, make_model
 
 Samples = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor] | None]  # to train on, and the party's own test
 
@@ -81,8 +81,9 @@ def _pair(given: Any, reference: str) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-def preparer(samples: Samples) -> Callable[[int, dict[str, Any], str], Party]:
-    """Makes the party that a task describes, with these samples; each task sees them anew."""
+def preparer(samples: Samples, parameters: int | None = None) -> Callable[[int, dict[str, Any], str], Party]:
+    """Makes the party that a task describes, with these samples; each task sees them anew. A registered model, whose
+    fields the job chooses, may have so many `parameters`: a larger one is refused before it takes memory."""
 
     def prepare(number: int, task: dict[str, Any], device: str) -> Party:
         train, test = samples
@@ -94,6 +95,13 @@ def preparer(samples: Samples) -> Callable[[int, dict[str, Any], str], Party]:
         if tuple(train[0].shape[1:]) != shape:
             raise DataError(f"its samples are {tuple(train[0].shape[1:])}, and the job's {shape}")
         model = make_model(task["model"], task["dtype"], os.getcwd(), shape, task["outputs"])
+        if model is not None and parameters is not None and not is_function(task["model"]):
+            size = count_numbers(model)
+            if size > parameters:
+                raise PartyError(
+                    f"its policy allows models of up to {parameters} parameters (limits.parameters in party.toml), and "
+                    f"this one has {size}"
+                )
         objective = Objective(model, task["loss"], task["seed"], device, task["bf16"])
         if "frozen" in task:  # as the aggregator has them: a model's function may read them from a file
             objective.take_frozen(task["frozen"])

@@ -259,7 +259,10 @@ def join(state: Path, data: str, url: str | None = None, token: keys.Token | Non
         if not home.enrolled:
             raise ConfigError(f"{state} holds no enrolled party; give the aggregator's URL and a token to enrol one")
         lines.party = home.about()["party"]
-        worker = Worker(home, preparer(samples))
+        limits = home.policy.limits
+        if home.policy.device == "cpu":  # a GPU's driver reserves far more than it uses
+            limits.confine()
+        worker = Worker(home, preparer(samples, limits.parameters))
         due = 0.0 if rotate else home.identity().not_after - RENEW
         while not done.is_set():
             if home.identity().not_after <= time.time():

@@ -139,6 +139,9 @@ class SecureShares(Op):
     def terms(self) -> Terms:
         return Terms(self.parties, self.threshold, self.neighbours, self.active)
 
+    def demands(self, n: int, payload: Payload) -> dict[str, int]:
+        return {"participants": min(self.neighbours + 1, self.parties)}
+
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         secrets, session = told.kept(memory, "secrets"), told.kept(memory, "session").decode()
         ids = told.ids(payload, "ids")

@@ -1,0 +1,248 @@
+"""What a party can be made to do: its own limits, checked before it works, and work that stops when nobody waits."""
+
+from __future__ import annotations
+
+import hashlib
+import resource
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from league import PATIENCE, League, samples
+
+from hansa.bayes.naive import ClassMoments
+from hansa.core import codec
+from hansa.core.errors import ConfigError
+from hansa.core.federation import op_config
+from hansa.core.op import Op, Reply
+from hansa.core.predictor import Evaluate
+from hansa.core.stopping import Brake, Halted, braked, go_on
+from hansa.local import SGD, Adam, Proximal
+from hansa.local.dp_sgd import DPSGD
+from hansa.local.personal import Personal
+from hansa.local.solver import LocalSolver
+from hansa.net import party as parties
+from hansa.net.home import Home
+from hansa.net.party import Worker
+from hansa.net.policy import Policy
+from hansa.net.wire import Blob, Work
+from hansa.net.workload import Workload, machine_memory
+from hansa.run.join import preparer
+from hansa.secure.masked import SecureMasked, SecureShares
+from hansa.select.tiers import Probe
+from hansa.trees.counts import SplitCounts
+from hansa.trees.domain import ValueProfile
+
+TASK = {"model": "logistic", "dtype": "float64", "shape": [3], "outputs": 2, "loss": "cross_entropy", "classes": 2,
+        "party_test": 0.0, "seed": 0, "bf16": False, "prepared": False}  # fmt: skip
+LIMITS = "[limits]\nepochs = 50\nsteps = 500\nparameters = 100000\nparticipants = 20\nmemory = 100000000\n"
+
+
+def answer(folder: Path, op: Op, payload: Any = None, policy: str = LIMITS, **task: Any) -> Reply | str:
+    """What a party with that policy answers."""
+    folder.mkdir(exist_ok=True)
+    (folder / "party.toml").write_text(policy)
+    home = Home(folder)
+    try:
+        worker = Worker(home, preparer((samples(0)[0], None), home.policy.limits.parameters))
+        model = {"w": torch.zeros(8, dtype=torch.float64), "stats": torch.zeros(0), "counts": torch.zeros(0).long()}
+        message = {"op": op_config(op), "payload": {"model": model, **(payload or {})}, "round": 0}
+        described = {**TASK, **task}
+        blobs = [Blob(hashlib.sha256(codec.encode(tree)).hexdigest(), 100) for tree in (message, described)]
+        work = Work("job-1", "job", 0, 0, "round", 0, *blobs, None, None, None, 1)
+        return worker.answer(work, message, {"task": described, "preparations": []})[0]
+    finally:
+        home.close()
+
+
+@pytest.mark.parametrize("solver", [
+    SGD(epochs=10**9, batch=1), SGD(steps=10**9), Adam(epochs=10**9), Proximal(epochs=10**9), DPSGD(steps=10**12),
+    Personal(inner=SGD(epochs=10**9)), Probe(SGD(steps=10**9)),
+    SecureMasked(inner=SGD(epochs=10**9)),
+], ids=lambda op: op.name)  # fmt: skip
+def test_too_many_epochs_or_steps_are_refused_in_one_sentence_before_anything_is_done(
+    solver: Op, tmp_path: Path
+) -> None:
+    said = answer(tmp_path / "home", solver)
+    assert isinstance(said, str) and "its policy gives an ask at most " in said
+    assert "limits.epochs" in said or "limits.steps" in said
+
+
+@pytest.mark.parametrize(("work", "words"), [
+    ({"epochs": 10**9}, "limits.steps in party.toml"), ({"steps": 10**9}, "at most 500 steps"),
+    ({"batch": 1, "epochs": 50}, "limits.steps"), ({"epochs": 10**9, "batch": None}, "limits."),
+    ({"epochs": 1e9}, "work.epochs must be a positive whole number"), ({"lr": "fast"}, "work.lr must be"),
+    ({"lr": float("nan")}, "work.lr"), ({"steps": True}, "work.steps"), ({"momentum": 0.5}, "work may set lr, batch"),
+    ({"sigma": 0.0}, "work may set lr, batch"), (["epochs"], "work may set lr, batch"),
+])  # fmt: skip
+def test_what_an_ask_lays_over_the_solver_is_checked_too(work: Any, words: str, tmp_path: Path) -> None:
+    said = answer(tmp_path / "home", SGD(batch=10), {"work": work})
+    assert isinstance(said, str) and words in said
+
+
+@pytest.mark.parametrize("model", [
+    {"name": "2nn", "hidden": 10**9}, {"name": "2nn", "hidden": 10**30}, {"name": "2nn", "hidden": 400},
+    {"name": "logistic", "outputs": 10**9},
+])  # fmt: skip
+def test_a_model_that_is_too_large_is_refused_before_it_takes_memory(model: Any, tmp_path: Path) -> None:
+    said = answer(tmp_path / "home", SGD(), model=model)
+    assert isinstance(said, str)
+    assert "its policy allows models of up to 100000 parameters" in said or "the function that makes it failed" in said
+
+
+@pytest.mark.parametrize("model", [
+    {"name": "resnet-gn", "inputs": [1, 8, 8], "depth": 6 * 10**8 + 2}, {"name": "char-lstm", "layers": 10**9},
+])  # fmt: skip
+def test_a_model_of_too_many_layers_is_refused_before_any_is_made(model: Any, tmp_path: Path) -> None:
+    said = answer(tmp_path / "home", SGD(), model=model)
+    assert isinstance(said, str) and ("depth is" in said or "layers is" in said)
+
+
+@pytest.mark.parametrize(("op", "payload"), [
+    (ValueProfile(10**9), {}), (SplitCounts(tuple(range(1000)), 1000, 1000, 1000), {}),
+    (ClassMoments(), {"centre": torch.zeros(10**6, dtype=torch.float64).expand(40, -1)}),
+], ids=lambda value: getattr(value, "name", ""))  # fmt: skip
+def test_a_reply_that_would_fill_the_memory_is_refused(op: Op, payload: Any, tmp_path: Path) -> None:
+    said = answer(tmp_path / "home", op, payload)
+    assert isinstance(said, str) and "at most 100000000 bytes (limits.memory in party.toml)" in said
+
+
+def test_a_secure_sum_of_too_many_neighbours_is_refused(tmp_path: Path) -> None:
+    payload = {"ids": torch.arange(3)}
+    said = answer(tmp_path / "home", SecureShares(10**6, 0.9, 10**6), payload)
+    assert isinstance(said, str) and "at most 20 participants (limits.participants in party.toml)" in said
+    said = answer(tmp_path / "home", SecureShares(10**6, 0.9, 4), payload)  # as many parties, and few neighbours
+    assert isinstance(said, str) and "limits" not in said
+
+
+def test_ordinary_work_is_done_under_the_default_limits(tmp_path: Path) -> None:
+    for op in (SGD(epochs=5, batch=10), DPSGD(batch=5), SGD(steps=30)):
+        assert isinstance(answer(tmp_path / "home", op, policy=""), Reply), op.name
+    assert isinstance(answer(tmp_path / "home", SGD(), {"work": {"lr": 0.5, "batch": 5, "steps": None}}), Reply)
+
+
+@pytest.mark.parametrize("line", ["epochs = 0", "steps = -1", "seconds = 0", "hours = 3", "parameters = 'many'"])
+def test_limits_that_make_no_sense_are_refused(line: str, tmp_path: Path) -> None:
+    (tmp_path / "party.toml").write_text(f"[limits]\n{line}\n")
+    with pytest.raises(ConfigError, match=r"party\.toml.*limits"):
+        Policy.read(tmp_path / "party.toml")
+
+
+def test_messages_that_fill_the_memory_are_not_fetched() -> None:
+    policy = Policy(limits=Workload(memory=3000))
+    big, small = Blob("0" * 64, 1001), Blob("0" * 64, 1000)
+    for blobs, fits in (((small, small), True), ((big, small), False), ((small, big), False)):
+        said = policy.refuses_work(Work("job-1", "job", 0, 0, "round", 0, *blobs, None, None, None, 1))
+        assert said is None if fits else said is not None and "limits.memory" in said
+
+
+def test_an_ask_that_takes_too_long_is_stopped_and_says_so(tmp_path: Path) -> None:
+    with braked(Brake(0.2)):
+        said = answer(tmp_path / "home", SGD(steps=10**6), policy="")
+    assert (
+        said == "its policy gives an ask at most 0.2 seconds (limits.seconds in party.toml), and this one takes longer"
+    )
+
+
+def test_a_brake_holds_for_the_thread_that_entered_it() -> None:
+    brake, heard = Brake(1e9), []
+    brake.pull()
+
+    def other() -> None:
+        go_on()
+        heard.append("went on")
+
+    with braked(brake):
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        with pytest.raises(Halted):
+            go_on()
+    go_on()
+    assert heard == ["went on"]
+
+
+def test_evaluation_stops_between_its_batches(tmp_path: Path) -> None:
+    brake = Brake(1e9)
+    brake.pull()
+    x, y = samples(0)[0]
+    made = preparer(((x, y), (x, y)))(0, TASK, "cpu")
+    with braked(brake), pytest.raises(Halted):
+        Evaluate().run(made, {"model": made.objective.initial._asdict()}, {})
+
+
+def test_memory_is_bounded_by_the_operating_system_and_the_party_lives_on() -> None:
+    """In a process of its own: the limit cannot be taken back."""
+    program = f"""
+import resource, torch
+from hansa.net.workload import Workload
+Workload(memory={3 * 2**30}).confine()
+try:
+    parts = [torch.zeros(2**28) for _ in range(5)]
+except RuntimeError as error:
+    print(Workload(memory={3 * 2**30}).exhausted(error))
+print(torch.ones(3).sum().item())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=300)
+    assert "at most 3221225472 bytes (limits.memory in party.toml), and this one takes more" in done.stdout
+    assert done.stdout.endswith("3.0\n")
+    assert resource.getrlimit(resource.RLIMIT_DATA)[0] != 3 * 2**30 and machine_memory() > 2**28
+
+
+LONG = {"task": {"dataset": "heart", "model": "logistic"}, "run": {"rounds": 1},
+        "algorithm": {"name": "fedavg", "local": {"lr": 1e-9, "batch": 1, "steps": 300_000}}}  # fmt: skip
+SHORT = {"task": {"dataset": "heart", "model": "logistic"}, "run": {"rounds": 1}}
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set when a party is about to take its first step."""
+    monkeypatch.setattr(parties, "HEARTBEAT", 0.05)
+    event, drawn = threading.Event(), LocalSolver.drawn
+
+    def draw(self: LocalSolver, party: Any) -> Any:
+        event.set()
+        return drawn(self, party)
+
+    monkeypatch.setattr(LocalSolver, "drawn", draw)
+    return event
+
+
+def test_a_party_stops_when_the_job_is_stopped_and_does_the_next_one(league: League, begun: threading.Event) -> None:
+    league.join("ann", samples(0))
+    job = league.submit(LONG, min_parties=1)
+    assert begun.wait(PATIENCE)
+    assert league.runner.stop(job)
+    after = league.submit(SHORT, min_parties=1)
+    assert league.ended(after)["status"] == "finished"
+    assert not any(thread.name == "work" for thread in threading.enumerate())
+
+
+def test_a_party_stops_when_the_deadline_has_passed(league: League, begun: threading.Event) -> None:
+    league.join("ann", samples(0))
+    tree = {**LONG, "run": {"rounds": 1, "deadline": 2.0}}
+    job = league.submit(tree, min_parties=1)
+    assert begun.wait(PATIENCE)
+    assert league.ended(job)["status"] == "failed"
+    assert league.ended(league.submit(SHORT, min_parties=1))["status"] == "finished"
+
+
+def test_a_party_that_leaves_stops_its_work(league: League, begun: threading.Event) -> None:
+    member = league.join("ann", samples(0))
+    league.submit(LONG, min_parties=1)
+    assert begun.wait(PATIENCE)
+    member.leave()
+    league.until(lambda: not any(thread.name == "work" for thread in threading.enumerate()))
+
+
+def test_work_that_is_refused_its_sign_of_life_stops_too(league: League, begun: threading.Event) -> None:
+    member = league.join("ann", samples(0))
+    league.submit(LONG, min_parties=1)
+    assert begun.wait(PATIENCE)
+    league.operator.revoke("ann")
+    member.gone()
+    assert not any(thread.name == "work" for thread in threading.enumerate())
