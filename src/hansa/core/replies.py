@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hansa.core import codec
 from hansa.core.budget import TOLD
+from hansa.core.buffers import Spans, buffer_fault
 from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket
 from hansa.core.op import Op, Payload, Replies, Reply, Shape, length
@@ -35,6 +36,8 @@ class Rules:
     max_norm: float | None = None
     max_weight: int | None = None
     memory: int = 2**30  # bytes of updates that are looked at one by one, from which on they lie on disk
+    max_stats: float | None = None  # how far a running statistic may move, in units of its value and one
+    variances: Spans = ()  # where the model's running variances lie among its statistics
     growth: float | None = None  # without max_norm: an update is at most this times (1 + norm of the model sent)
 
     def __post_init__(self) -> None:
@@ -172,6 +175,9 @@ def fault(reply: Reply, op: Op, payload: Payload, rules: Rules, summed: bool = T
         norm = float(torch.linalg.vector_norm(reply.tensors[op.update].to(torch.float64)))
         if norm > limit:
             return f"the norm of its update, {norm:.4g}, is over the limit of {limit:.4g}"
+    reason = buffer_fault(reply.tensors, reply.maxima, reply.weight, op, payload, rules.variances, rules.max_stats)
+    if reason is not None:
+        return reason
     if op.longest is not None:
         beside = op.beside(payload)
         joined = [tensor for name, tensor in reply.tensors.items() if name not in beside]
@@ -233,6 +239,11 @@ def clean(replies: Replies, op: Op, payloads: Sequence[Payload], rules: Rules, s
             return False
     if op.longest is not None or rules.growth is not None:
         return False  # one by one
+    if len(payloads) > 1 and ("stats" in replies.tensors or replies.maxima):
+        return False
+    limits = rules.variances, rules.max_stats
+    if buffer_fault(replies.tensors, replies.maxima, min(weights), op, payloads[0], *limits) is not None:
+        return False
     return _unusable({**replies.tensors, **replies.maxima}, summed) is None
 
 

@@ -39,6 +39,7 @@ SLACK = 2**16  # bytes that a reply may be longer than expected: names of metric
 LOOK = 1e-5  # seconds for each party between two looks at who is there
 TICK = 1.0  # seconds after which a waiting job looks whether somebody has gone absent
 LARGE = 1000.0  # times the model's own norm (and one) that an update may have where the run does not say
+FAR = 1e6  # times its value (and one) that a running statistic may move where the run does not say
 HEAVY = 10**9  # samples that a reply may count for where the run does not say
 
 
@@ -262,7 +263,8 @@ class Network:
         rules = self.rules.of(ask)
         if not ask.in_round or ask.op is None:
             return rules
-        return dataclasses.replace(rules, growth=LARGE, max_weight=rules.max_weight or HEAVY)
+        return dataclasses.replace(rules, growth=LARGE, max_weight=rules.max_weight or HEAVY,
+                                   max_stats=rules.max_stats or FAR)  # fmt: skip
 
     def _offers(self, ask: Ask, parties: Sequence[int]) -> list[tuple[int, Errand]]:
         """An ask as each party gets it, with all that a party which comes late must know. What is the same for all of

@@ -201,6 +201,7 @@ class Job:
             "prepared": table.prepare is not None,
             **({"frozen": objective.frozen} if objective.frozen else {}),
         }  # fmt: skip
+        self.network.rules = run.rules(objective.spec)
         records = JobRecords(self.id, self.runner.ledger, self.runner.blobs, self.network,
                              self.experiment.algorithm.trains)  # fmt: skip
         needed, left = run.rules().needed(run.size(len(names))), len(names) - len(self.network.refused)

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from hansa.core.buffers import variances
 from hansa.core.errors import ConfigError, nearest
+from hansa.core.params import ParamSpec
 from hansa.core.replies import Rules
 from hansa.core.task import Holdings
 from hansa.schedule import Fixed, Pace
@@ -52,7 +54,8 @@ class Run:
     `cohort` is the fraction of parties a round selects, max(floor(C * K), 1); `cohort_size` a count instead.
     `pace` says how much local work parties do, round by round; `own` gives single parties, by name or number, a local
     lr, batch, epochs or steps of their own. `quorum` is a fraction of those asked or a count, and no
-    fewer than `min_cohort` parties are ever summed. `over_select` asks that share of parties beyond the cohort, and the
+    fewer than `min_cohort` parties are ever summed. A running statistic v of the model (BatchNorm) may move by
+    `max_stats` times 1 + |v|. `over_select` asks that share of parties beyond the cohort, and the
     first to answer make the round. A run stops after
     `rounds`, when `metric` reaches `target`, when it has not improved in `patience` evaluations, or when bytes or
     seconds are spent. `precision` says how matrix products are computed (parameters stay in the model's own type);
@@ -85,6 +88,7 @@ class Run:
     over_select: float = 0.0
     max_norm: float | None = None
     max_weight: int | None = None
+    max_stats: float | None = None
     reply_memory: int = 2**30
     devices: Devices = Devices()
     deadline: float | None = None
@@ -110,6 +114,7 @@ class Run:
             "time_budget",
             "max_norm",
             "max_weight",
+            "max_stats",
             "reply_memory",
             "deadline",
         ):
@@ -144,5 +149,7 @@ class Run:
         """The simulated time of a run, from its start."""
         return VirtualClock(self.seed, holdings.train, self.devices, self.deadline, self.late)
 
-    def rules(self) -> Rules:
-        return Rules(self.quorum, self.min_cohort, self.max_norm, self.max_weight, self.reply_memory)
+    def rules(self, spec: ParamSpec | None = None) -> Rules:
+        """What is demanded of replies; of the buffers of a model too, where it is known."""
+        return Rules(self.quorum, self.min_cohort, self.max_norm, self.max_weight, self.reply_memory, self.max_stats,
+                     () if spec is None else variances(spec))  # fmt: skip

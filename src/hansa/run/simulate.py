@@ -117,7 +117,7 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
             engine.compiles = engine.records and (run.compile == "on" or (run.compile == "auto" and long))
         log.info("engine %s: %s", engine.name, engine.why())
         forging = band if band is not None and band.forges else None
-        runtime = Simulation(engine, run.rules(), clock, absent, folder, forging, spent)
+        runtime = Simulation(engine, run.rules(objective.spec), clock, absent, folder, forging, spent)
         record = _record(algorithm, run, engine, experiment, groups, protected)
         bar = watcher(run.rounds, False if progress is None and on_round is not None else progress)
         session: Session | None = None

@@ -195,7 +195,7 @@ def _in_recorded_order(experiment: Experiment, clock: RecordedArrivals) -> dict[
         task, run = experiment.build_task(), experiment.run
         objective = Objective(task.model, task.loss, run.seed)
         holdings = task.holdings(objective)
-        runtime = Simulation(ReferenceEngine(objective, holdings, run.seed), run.rules(), clock)
+        runtime = Simulation(ReferenceEngine(objective, holdings, run.seed), run.rules(objective.spec), clock)
         training = Training(experiment.algorithm, task, run, objective, holdings, clock=clock)
         state = complete(training.steps(), runtime.answer)
     return Result(training, state, {}, None).saved_model()

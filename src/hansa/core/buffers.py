@@ -1,0 +1,57 @@
+"""Checks of the buffers that parties send beside an update: running statistics and counters of a model.
+
+No norm of an update sees them. A running variance is not negative, a statistic moves by no more than a run allows, and
+a counter rises by no more than the steps that the party could have taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from hansa.core.op import Op, Payload
+from hansa.core.params import ParamSpec
+
+Spans = tuple[tuple[int, int], ...]
+VARIANCE = "running_var"  # what PyTorch's normalising layers call the buffer
+OWN = 100  # times the steps that it was asked to take that a party may take by its own policy
+
+
+def variances(spec: ParamSpec) -> Spans:
+    """Where the running variances of a model lie in its vector of statistics."""
+    spans, at = [], 0
+    for entry in spec.stats:
+        if entry.name.rpartition(".")[2] == VARIANCE:
+            spans.append((at, at + entry.numel))
+        at += entry.numel
+    return tuple(spans)
+
+
+def buffer_fault(tensors: Mapping[str, Tensor], maxima: Mapping[str, Tensor], weight: int, op: Op, payload: Payload,
+                 spans: Spans, max_stats: float | None) -> str | None:  # fmt: skip
+    """Why the buffers of a reply, or of a stack of replies, may not be fused, or None. They have passed the checks of
+    names, shapes and finite values; `weight` is the number of samples that the reply, or each of them, has at least."""
+    model = payload.get("model")
+    if not isinstance(model, Mapping) or op.update is None:
+        return None
+    stats, counts = tensors.get("stats"), maxima.get("counts")
+    if stats is not None and isinstance(model.get("stats"), Tensor):
+        for start, stop in spans:
+            if bool((stats[..., start:stop] < 0).any()):
+                return "one of its running variances is negative"
+        if max_stats is not None:
+            before = model["stats"].to(stats.device, torch.float64)
+            share = (stats.to(torch.float64) - before).abs() / (1.0 + before.abs())
+            if not bool((share <= max_stats).all()):
+                return (
+                    f"one of its running statistics moved by {float(share.max()):.4g} times its value (and one), over "
+                    f"the limit of {max_stats:.4g} (run.max_stats)"
+                )
+    if counts is not None and isinstance(model.get("counts"), Tensor):
+        most = OWN * max(1, op.demands(weight, payload).get("steps", 1))
+        rise = (counts.to(torch.float64) - model["counts"].to(counts.device, torch.float64)).abs().max()
+        if float(rise) > most:
+            return f"one of its counters moved by {float(rise):.4g}, and its steps allow {most}"
+    return None
