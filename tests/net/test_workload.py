@@ -73,7 +73,7 @@ def test_too_many_epochs_or_steps_are_refused_in_one_sentence_before_anything_is
 
 
 @pytest.mark.parametrize(("work", "words"), [
-    ({"epochs": 10**9}, "limits.steps in party.toml"), ({"steps": 10**9}, "at most 500 steps"),
+    ({"epochs": 10**9}, "limits.epochs in party.toml"), ({"steps": 10**9}, "at most 500 steps"),
     ({"batch": 1, "epochs": 50}, "limits.steps"), ({"epochs": 10**9, "batch": None}, "limits."),
     ({"epochs": 1e9}, "work.epochs must be a positive whole number"), ({"lr": "fast"}, "work.lr must be"),
     ({"lr": float("nan")}, "work.lr"), ({"steps": True}, "work.steps"), ({"momentum": 0.5}, "work may set lr, batch"),

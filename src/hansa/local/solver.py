@@ -336,7 +336,7 @@ class LocalSolver(Op):
             return {}
         solver = self.at(payload.get("work") or {})
         epochs, steps, _, _ = solver.plan
-        return {"steps": solver.count(n), **({"epochs": epochs} if steps is None else {})}
+        return ({"epochs": epochs} if steps is None else {}) | {"steps": solver.count(n)}
 
     @property
     def tells_loss(self) -> bool:

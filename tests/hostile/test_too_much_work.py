@@ -1,0 +1,84 @@
+"""An aggregator that asks parties for more work than they can do: they refuse, stop, and stay."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from kit import PATIENCE, Stage, experiment, samples
+from liars import rewrite
+
+from hansa.core.federation import op_config
+from hansa.local import SGD
+from hansa.net.runtime import Network
+from hansa.run.config import parse
+from hansa.trees.domain import ValueProfile
+
+LONG = 4  # the round whose work is within the limits, and takes very long
+
+
+def _honest() -> bool:
+    return (Path(os.environ["HANSA_NOTES"]).parent / "honest").exists()
+
+
+def asks_too_much() -> None:
+    def change(number: int, message: dict[str, Any]) -> dict[str, Any]:
+        if _honest() or not isinstance(message["payload"], dict) or "model" not in message["payload"]:
+            return message
+        if message["round"] == 0:
+            message["op"] = {**message["op"], "epochs": 10**9}
+        elif message["round"] == 1:
+            message["payload"] = {**message["payload"], "work": {"steps": 10**9}}
+        elif message["round"] == 2:
+            message["op"] = op_config(ValueProfile(10**9))
+        elif message["round"] == LONG:
+            message["op"] = op_config(SGD(lr=1e-9, batch=1, steps=1_000_000))
+        return message
+
+    rewrite(change)
+    offers = Network._offers
+
+    def lying(self: Network, ask: Any, parties: Any) -> Any:
+        """In one round the task names a model that has no room anywhere."""
+        if _honest() or ask.round != 3 or not self.task:
+            return offers(self, ask, parties)
+        honest, written = self.task, dict(self._written)
+        self.task = {**honest, "model": {"name": "2nn", "hidden": 10**9}}
+        self._written = {name: blob for name, blob in written.items() if name[0] != "task"}
+        try:
+            return offers(self, ask, parties)
+        finally:
+            self.task, self._written = honest, written
+
+    Network._offers = lying  # type: ignore[method-assign]
+
+
+def test_parties_refuse_what_is_too_much_stop_what_nobody_awaits_and_end_when_told(tmp_path: Path) -> None:
+    people = {name: samples(seed=seed) for seed, name in enumerate(("ann", "bob"))}
+    lies = {"aggregator": "test_too_much_work:asks_too_much"}
+    with Stage(tmp_path, people, {"ann": "[limits]\nepochs = 7\n"}, lies) as stage:
+        tree = experiment(run={"rounds": 6, "deadline": 600.0, "eval_parties": False})
+        job, _ = stage.operator.submit(parse(tree), "greedy")
+        end = time.monotonic() + 2 * PATIENCE
+        while not all(stage.log(name).count("asked") > LONG + 1 for name in people):  # they have described their data
+            assert time.monotonic() < end, stage.log("ann")
+            time.sleep(0.2)
+        lines = stage.operator.job(job)["rounds"]
+        said = [line["missing"] for line in lines]
+        for name, most in (("ann", 7), ("bob", 10000)):
+            limit = f"at most {most} epochs (limits.epochs in party.toml), and this one wants 1000000000"
+            assert limit in said[0][name]
+        for name in people:
+            assert "at most 1000000 steps (limits.steps in party.toml), and this one wants 1000000000" in said[1][name]
+            assert "limits.memory in party.toml" in said[2][name]
+            assert "its policy allows models of up to 1000000000 parameters" in said[3][name]
+        stage.processes["bob"].terminate()  # in the middle of a million steps
+        assert stage.processes["bob"].wait(PATIENCE) == 0
+        assert stage.operator.stop(job)
+        (tmp_path / "honest").touch()
+        after, _ = stage.operator.submit(parse(experiment(run={"rounds": 1})), "modest", min_parties=1)
+        ended = stage.operator.wait(after, None)
+        assert ended["status"] == "finished", (ended, stage.log("ann"))
+        assert "nobody waits for the answer" in stage.log("ann")
