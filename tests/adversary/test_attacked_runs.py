@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -319,6 +320,16 @@ def test_engines_agree_on_attacked_runs(name: str) -> None:
     assert not torch.equal(w, attacked(None).state.params.w)
     for a, b in zip(reference.history, stacked.history, strict=True):
         assert (a["bytes_up"], a.get("rejected")) == (b["bytes_up"], b.get("rejected"))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_alie_counts_the_parties_that_were_asked_and_not_those_that_replied(engine: str) -> None:
+    # n = 10 and m = 3: s = 3, z = Phi^-1(4 / 7). By the 8 replies s would be 2 and z Phi^-1(3 / 5).
+    found = one_round(hansa.ALIE(parties=(0, 1, 2)), engine, absent=lambda party, round: party in (8, 9))
+    honest = OPTIMA[3:8]
+    mean, spread = statistics.fmean(honest), statistics.pstdev(honest)
+    shift = statistics.NormalDist().inv_cdf(4 / 7)
+    assert found == pytest.approx((sum(honest) + 3 * (mean - shift * spread)) / 8, rel=1e-12)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -10,6 +10,7 @@ from torch import nn
 
 import hansa
 from hansa.local import SGD, Normalised, Proximal
+from hansa.schedule import Exponential, Step
 from quadratics import ENGINES, Scalar, found, line, task
 
 
@@ -92,6 +93,66 @@ def test_the_mean_direction_is_multiplied_by_the_effective_number_of_steps(
     if "mu" in fields:  # the direction of a proximal party is its gradient too: a is defined by that
         assert local.reach(3, 0.1) == pytest.approx((1 - 0.93**3) / 0.07)
     assert found(hansa.FedNova(local=local), given, 1, engine=engine) == pytest.approx(expected, abs=1e-12)
+
+
+def tilted(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """A loss whose slope is the party's first number, everywhere."""
+    return target[:, 0] * output[:, 0]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("fields", [{}, {"momentum": 0.9}, {"mu": 0.7}])
+def test_a_partys_own_rate_is_part_of_the_weight_of_its_gradients(fields: dict[str, float], engine: str) -> None:
+    # Slopes 1 and 5, sizes 2 and 6, tau = (1, 3), rates 0.1 and 0.4: each direction is the party's slope, whatever its
+    # rate, and w = -sum p_i rate_i part_i * sum p_i g_i.
+    given = task([1.0, 5.0], [0.0, 0.0], sizes=[2, 6])
+    given.loss = tilted
+    local = Normalised(lr=0.1, batch=2, **fields)
+    parts = [local.reach(t, r) if "momentum" in fields else t for t, r in ((1, 0.1), (3, 0.4))]
+    expected = -(2 * 0.1 * parts[0] + 6 * 0.4 * parts[1]) / 8 * (2 * 1.0 + 6 * 5.0) / 8
+    end = found(hansa.FedNova(local=local), given, 1, engine=engine, own={"1": {"lr": 0.4}})
+    assert end == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("fields", [{}, {"momentum": 0.8}, {"mu": 0.3}])
+def test_the_same_own_rate_at_all_parties_is_the_common_one(fields: dict[str, float], engine: str) -> None:
+    given, schedule = classes([5, 9, 2]), Exponential(decay=0.7)
+    own = {str(k): {"lr": 0.4} for k in range(3)}
+    told, common = (
+        hansa.simulate(
+            hansa.FedNova(local=Normalised(lr=lr, batch=3, schedule=schedule, **fields)),
+            given, rounds=3, engine=engine, own=own if lr == 0.1 else {},
+        ).state.params.w
+        for lr in (0.1, 0.4)
+    )  # fmt: skip
+    torch.testing.assert_close(told, common, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_unequal_rates_do_not_move_the_optimum_when_steps_are_small(engine: str) -> None:
+    # As for unequal steps: at a vanishing rate FedAvg ends at sum p_i rate_i b_i / sum p_i rate_i = 20 / 21.
+    given, own = task([1.0, 1.0], [0.0, 1.0]), {"1": {"lr": 0.02}}
+
+    def end(algorithm: Any, local: Any) -> float:
+        return found(algorithm(local=local(lr=0.001, steps=1, batch=None)), given, 800, engine=engine, own=own)
+
+    assert end(hansa.FedAvg, SGD) == pytest.approx(20 / 21, abs=1e-3)
+    assert end(hansa.FedNova, Normalised) == pytest.approx(0.5, abs=1e-3)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("fields", [{}, {"momentum": 0.9}, {"mu": 0.7}])
+def test_the_schedule_lowers_the_rate_in_every_part_of_the_equation(fields: dict[str, float], engine: str) -> None:
+    # tau = (1, 3) again, the slopes stay; from the second round on the rate is a tenth. With mu, ||a|| goes by the
+    # rate: taken at the first one, it would be wrong by a third.
+    given = task([1.0, 3.0], [0.0, 0.0], sizes=[2, 6])
+    given.loss = tilted
+    local = Normalised(lr=1.0 if "mu" in fields else 0.1, batch=2, schedule=Step(at=(1,), decay=0.1), **fields)
+    ends = [found(hansa.FedNova(local=local), given, rounds, engine=engine) for rounds in (1, 2, 3)]
+    weights = [local.reach(t, None) if "momentum" in fields else t for t in (1, 3)]
+    step = local.lr * (2 * weights[0] + 6 * weights[1]) / 8 * (2 * 1.0 + 6 * 3.0) / 8
+    assert ends == pytest.approx([-step, -1.1 * step, -1.2 * step], rel=1e-12)
 
 
 def test_slow_momentum_is_momentum_at_the_server() -> None:

@@ -15,6 +15,7 @@ import hansa
 from hansa.fusion import WeightedMean
 from hansa.local import SGD, Fair, FairGradient
 from hansa.local.fair import weighed
+from hansa.schedule import Exponential
 from quadratics import ENGINES, Scalar, found, line, task
 
 
@@ -119,6 +120,26 @@ def test_the_loss_is_taken_before_training() -> None:
     below = sum(d**2 + f / lr for f, d in zip(losses, dw, strict=True))
     local = Fair(q=q, lr=lr, steps=steps, batch=None)
     assert found(hansa.QFedAvg(local=local), given, 1) == pytest.approx(-top / below, rel=1e-8)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("q", [0.0, 1.0, 2.0])
+def test_l_is_one_over_the_rate_of_the_round(q: float, engine: str) -> None:
+    curve, optima, steps = [1.0, 3.0], [1.0, -2.0], 2
+    w = 0.5
+    for rounds, lr in ((1, 0.1), (2, 0.05), (3, 0.025)):
+        top = below = 0.0
+        for a, b in zip(curve, optima, strict=True):
+            y = w
+            for _ in range(steps):
+                y -= lr * a * (y - b)
+            loss, dw = a / 2 * (w - b) ** 2, (w - y) / lr
+            top += loss**q * dw
+            below += q * loss ** (q - 1) * dw**2 + loss**q / lr
+        w -= top / below
+        local = Fair(q=q, lr=0.1, steps=steps, batch=None, schedule=Exponential(decay=0.5))
+        end = found(hansa.QFedAvg(local=local), task(curve, optima, start=0.5), rounds, engine=engine)
+        assert end == pytest.approx(w, rel=1e-8)
 
 
 def test_a_negative_loss_is_rejected_and_a_loss_of_zero_is_not() -> None:

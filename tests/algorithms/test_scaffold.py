@@ -12,6 +12,7 @@ import hansa
 from hansa.fusion import WeightedMean
 from hansa.local import SGD, Controlled
 from hansa.local.scaffold import OWN
+from hansa.schedule import Exponential
 from quadratics import ENGINES, Scalar, found, line, task
 
 
@@ -82,6 +83,44 @@ def test_option_two_divides_by_the_steps_that_were_taken() -> None:
         given.loss = slope
         done = hansa.simulate(hansa.Scaffold(local=Controlled(lr=0.1, epochs=2, batch=batch)), given, rounds=2)
         assert float(done.memories[0][OWN]) == pytest.approx(3.0, abs=1e-12)
+
+
+def by_hand(option: str, rounds: int, rates: list[float], steps: int) -> tuple[float, float, list[float]]:
+    """SCAFFOLD on the quadratics a_i / 2 (y - b_i)^2: x, c and the c_i after some rounds, each with its own rate."""
+    x, c, own = 2.0, 0.0, [0.0, 0.0, 0.0]
+    for lr in rates[:rounds]:
+        ends, new = [], []
+        for a, b, c_i in zip(CURVES, OPTIMA, own, strict=True):
+            y = x
+            for _ in range(steps):
+                y -= lr * (a * (y - b) - c_i + c)
+            ends.append(y)
+            new.append(a * (x - b) if option == "I" else c_i - c + (x - y) / (steps * lr))
+        c += sum(after - before for after, before in zip(new, own, strict=True)) / 3
+        x, own = sum(ends) / 3, new
+    return x, c, own
+
+
+CURVES, OPTIMA = [1.0, 4.0, 2.0], [0.0, 1.0, -3.0]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("model", [line, Scalar])
+@pytest.mark.parametrize("option", ["I", "II"])
+def test_it_is_the_papers_equations_round_by_round_also_while_the_rate_falls(
+    option: str, model: object, engine: str
+) -> None:
+    # Option I takes the gradient at the server's model x, not where training ended; option II divides by the round's
+    # rate, which falls to a half with every round here.
+    local = Controlled(lr=0.1, steps=3, batch=None, option=option, schedule=Exponential(decay=0.5))  # type: ignore[arg-type]
+    rates = [0.1 * 0.5**t for t in range(4)]
+    for rounds in (1, 2, 4):
+        given = task(CURVES, OPTIMA, model=model, start=2.0)
+        done = hansa.simulate(hansa.Scaffold(local=local), given, rounds=rounds, engine=engine)
+        x, c, own = by_hand(option, rounds, rates, 3)
+        assert float(done.state.params.w) == pytest.approx(x, abs=1e-12)
+        assert float(done.state.slots["c"]) == pytest.approx(c, abs=1e-12)
+        assert [float(done.memories[k][OWN]) for k in range(3)] == pytest.approx(own, abs=1e-12)
 
 
 def test_messages_are_twice_as_long_as_those_of_fedavg() -> None:

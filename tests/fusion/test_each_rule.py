@@ -233,6 +233,13 @@ def test_zeno_scores_are_what_a_step_gains_less_a_penalty_for_its_length() -> No
     assert seen.excluded == [1]
 
 
+def test_the_penalty_of_zeno_left_out_is_a_two_thousandth_of_the_squared_length() -> None:
+    # Xie et al. 2019: rho = gamma / 200 at gamma = 0.1. With a loss that stays the same a score is the penalty alone.
+    rows = draw(2, 5)
+    seen = Zeno().examine(rows, loss=lambda w: 3.0, at=torch.zeros(7, dtype=torch.float64))
+    assert seen.scores == pytest.approx([-5e-4 * float(row @ row) for row in rows])
+
+
 @given(seed=seeds)
 def test_zeno_is_the_mean_without_b_and_ranks_by_length_under_a_large_rho(seed: int) -> None:
     rows = draw(seed)

@@ -112,6 +112,8 @@ def payload(engine: ReferenceEngine, solver: LocalSolver) -> dict[str, Any]:
         out["c"] = torch.linspace(-0.1, 0.2, spec.dim, dtype=torch.float64)
     if isinstance(solver, Elastic):
         out["alpha"] = 0.3
+    if isinstance(solver, Normalised):
+        out["rate"] = 0.2
     if isinstance(solver, Personal):
         out["model"] = {**out["model"], "w": out["model"]["w"][solver.division(spec).base]}
     return out

@@ -62,10 +62,9 @@ class EASGD(Algorithm):
 class OverlapSGD(FedAvg):
     """Averaging hidden behind training: workers are pulled to an anchor one round old. Wang, Liang and Joshi 2020.
 
-    x_i <- (1 - alpha) x_i + alpha z, then `local.steps` of SGD while the mean of the x_i as they were before the pull
-    is on its way; the anchor takes it with momentum, v <- beta v + (mean x - z), z <- z + v. With alpha = 1 and
-    beta = 0 the workers restart from the mean of the round before. On the virtual clock a round lasts
-    as long as the longer of training and exchange.
+    x_i <- (1 - alpha) x_i + alpha z, then `local.steps` of SGD while the mean of the pulled x_i is on its way, as in
+    the authors' code. The anchor takes it with momentum, v <- beta v + (mean x - z), z <- z + v. On the virtual clock a
+    round lasts as long as the longer of training and exchange.
     """
 
     local: LocalSolver = Overlapped()

@@ -8,6 +8,7 @@ from typing import ClassVar
 from hansa.algorithms.fedavg import FedAvg
 from hansa.core.algorithm import State
 from hansa.core.federation import Federation
+from hansa.core.op import unwrap
 from hansa.core.registry import register
 from hansa.local import LocalSolver, Normalised
 
@@ -18,13 +19,14 @@ class FedNova(FedAvg):
     """Parties that take more steps do not pull the model to their own optimum. Wang et al. 2020.
 
     Each update is divided by the weight of its local gradients, ||a_i||_1; their mean is multiplied by the effective
-    number of steps: w <- w + (sum p_i tau_i) * sum p_i (w_i - w) / ||a_i||_1. The authors' slow momentum is
-    `server = "momentum"`.
+    number of steps: w <- w + (sum p_i tau_i) * sum p_i (w_i - w) / ||a_i||_1. A party's own learning rate, over that of
+    `local`, is a factor of its ||a_i||_1 and tau_i. The authors' slow momentum is `server = "momentum"`.
     """
 
     local: LocalSolver = Normalised()
     completes: ClassVar[str | None] = "fednova"
 
     async def round(self, fed: Federation, state: State) -> State:
-        update = await self.fusion.collect(fed, self.local, state.params)
+        rate = unwrap(self.local)[1].rate(fed.round)  # type: ignore[attr-defined]
+        update = await self.fusion.collect(fed, self.local, state.params, rate=rate)
         return self.server.step(state, update._replace(w=update.w * update.others["tau"]))

@@ -23,7 +23,7 @@ OWN, BEGUN = "elastic/x", "elastic/begun"
 
 @dataclass(frozen=True)
 class Worker(SGD):
-    """A party that keeps its own model x_i, at first the centre z, and sends x_i - z as it was before this round."""
+    """A party that keeps its own model x_i, at first the centre z, and sends x_i - z as it was before it trained."""
 
     def remember(self, spec: ParamSpec) -> Memory:
         return {OWN: torch.zeros(spec.dim, dtype=spec.dtype), BEGUN: torch.zeros((), dtype=spec.dtype)}
@@ -62,10 +62,11 @@ class Elastic(Worker):
 @register("overlap")
 @dataclass(frozen=True)
 class Overlapped(Worker):
-    """Begin at (1 - alpha) x_i + alpha z and train while the means travel. Wang et al. 2020.
+    """Pull the own model to the anchor, x_i <- (1 - alpha) x_i + alpha z, then send it and train. Wang et al. 2020.
 
-    What is sent is x_i as it was before this round, so sending does not wait for training: on the virtual clock a round
-    lasts as long as the longer of the two.
+    The pulled model is sent before the steps of this round, so that sending does not wait for training: on the virtual
+    clock a round lasts as long as the longer of the two. With alpha = 1 all models would equal the anchor when they are
+    sent, and the anchor would never move.
     """
 
     alpha: float = 0.6
@@ -74,10 +75,9 @@ class Overlapped(Worker):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.alpha <= 1:
-            raise ConfigError(f"alpha must lie in (0, 1], got {self.alpha}")
+        if not 0 < self.alpha < 1:
+            raise ConfigError(f"alpha must lie in (0, 1), got {self.alpha}; at 1 the anchor would never move")
 
     def start(self, ctx: Context, w: Tensor, payload: Payload, memory: Memory) -> tuple[Tensor, Carry]:
-        x = self.own(w, memory)
-        pulled, carry = super().start(ctx, torch.lerp(x, w, self.alpha), payload, memory)
-        return pulled, {**carry, "apart": x - w}
+        pulled, carry = super().start(ctx, torch.lerp(self.own(w, memory), w, self.alpha), payload, memory)
+        return pulled, {**carry, "apart": pulled - w}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.errors import ConfigError
-from hansa.core.op import Memory
+from hansa.core.op import Memory, Payload
 from hansa.core.registry import register
 from hansa.local.proximal import Proximal
 from hansa.local.solver import Carry, Context
@@ -22,7 +22,9 @@ class Normalised(Proximal):
 
     a_i is the weight that each local gradient has in the update: its sum is tau for SGD, (tau - rho (1 - rho^tau) /
     (1 - rho)) / (1 - rho) with momentum rho, (1 - (1 - lr mu)^tau) / (lr mu) with a proximal term. The party sends the
-    divided update and `tau`, its part in the effective number of steps: ||a||_1 with momentum, tau otherwise.
+    divided update and `tau`, its part in the effective number of steps: ||a||_1 with momentum, tau otherwise. A party
+    with a learning rate of its own weighs its gradients by that rate over the common one, which comes with the model:
+    both numbers are multiplied by this quotient.
     """
 
     mu: float = 0.0
@@ -48,8 +50,13 @@ class Normalised(Proximal):
             return torch.where(shrink > 0, (1 - (1 - shrink) ** steps) / shrink, steps)
         return steps
 
+    def start(self, ctx: Context, w: Tensor, payload: Payload, memory: Memory) -> tuple[Tensor, Carry]:
+        w, carry = super().start(ctx, w, payload, memory)
+        common = payload["rate"]
+        return w, {**carry, "quotient": w.new_ones(()) * (ctx.rate / common if common else 1.0)}
+
     def finish(self, ctx: Context, start: Tensor, w: Tensor, carry: Carry,
                memory: Memory) -> tuple[dict[str, Tensor], Memory]:  # fmt: skip
         reach = self.reach(ctx.steps, ctx.rate)
         part = reach if self.momentum else ctx.steps
-        return {"w": (w - start) / reach, "tau": w.new_zeros(()) + part}, memory
+        return {"w": (w - start) / (reach * carry["quotient"]), "tau": part * carry["quotient"]}, memory
