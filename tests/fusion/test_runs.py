@@ -207,12 +207,12 @@ def test_trusted_samples_are_checked_as_the_parties_are(algorithm: str) -> None:
     x, y = spoilt.trusted
     spoilt.trusted = (x.clone(), y)
     spoilt.trusted[0][0, 0] = math.nan
-    with pytest.raises(hansa.DataError, match="the server's trusted features have missing values"):
+    with pytest.raises(hansa.DataError, match="trusted: the features have missing values"):
         hansa.simulate(method, spoilt, rounds=1)
     spoilt.trusted = (x, y + 5)
     with pytest.raises(hansa.DataError, match=r"trusted: targets must lie in 0..2"):
         hansa.simulate(method, spoilt, rounds=1)
-    spoilt.trusted = (x * 1e308 * 10, y)  # infinite: the server learns nothing from it, and says so
+    spoilt.trusted = (x.sign() * 1.7e308, y)  # outputs overflow: the server learns nothing from it, and says so
     done = hansa.simulate(method, spoilt, rounds=1)
     assert "not finite" in done.history[0]["empty"]
 

@@ -270,7 +270,7 @@ def test_no_number_of_a_party_leaves_it_beside_its_part_of_the_sum() -> None:
     assert "train_loss" not in line
 
 
-@pytest.mark.parametrize("value", [math.inf, 1e200])
+@pytest.mark.parametrize("value", [1.7e308, 1e200])
 def test_an_update_that_is_not_finite_counts_as_nothing_and_no_round_tells_of_it(value: float) -> None:
     updates = vectors([0.5] * 4)
     broken = [torch.full_like(updates[0], value), *updates[1:]]

@@ -78,7 +78,7 @@ class Viewing(nn.Module):
 def test_a_float32_model_that_views_its_images_trains_and_is_evaluated(engine: str) -> None:
     make = torch.Generator().manual_seed(0)
     pairs = [(torch.randn(5, 2, 4, 4, generator=make), torch.randint(0, 3, (5,), generator=make)) for _ in range(3)]
-    given = hansa.Task(Viewing, "cross_entropy", pairs, test=pairs[0])
+    given = hansa.Task(Viewing, "cross_entropy", pairs, test=pairs[0], classes=3)
     done = hansa.simulate(hansa.FedAvg(local=SGD(batch=2)), given, rounds=1, engine=engine)
     assert done.history[-1]["loss"] > 0
 

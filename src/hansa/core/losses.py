@@ -27,8 +27,16 @@ def _aligned(output: Tensor, target: Tensor) -> Tensor:
     return output
 
 
+def _like_outputs(output: Tensor, target: Tensor) -> Tensor:
+    """Class numbers in the shape of the scores less their last dimension (never broadcast)."""
+    if output.dim() < 2 or output.shape[:-1].numel() != target.numel():
+        raise ConfigError(f"the model's output {tuple(output.shape)} does not fit the targets {tuple(target.shape)}")
+    return target.reshape(output.shape[:-1])
+
+
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     """Cross-entropy of logits [n, classes] or [n, ..., classes] with integer targets [n] or [n, ...]."""
+    target = _like_outputs(output, target)
     values = F.cross_entropy(output.flatten(0, -2), target.flatten(), reduction="none")
     return _by_sample(values.view(target.shape))
 
@@ -67,6 +75,11 @@ def named_loss(loss: str | Loss) -> Loss:
                 f"the loss function gave {tuple(values.shape)} for {target.shape[0]} samples; it must give one value "
                 'a sample (reduction="none")'
             )
+        if values.numel() > max(output.numel(), target.numel()):
+            raise ConfigError(
+                f"the loss function gave {tuple(values.shape)} for outputs {tuple(output.shape)} and targets "
+                f"{tuple(target.shape)}: it mixes samples; have it reshape the outputs as the targets"
+            )
         return _by_sample(values)
 
     return checked
@@ -94,13 +107,14 @@ def metrics(loss: str | Loss, output: Tensor, target: Tensor) -> dict[str, float
         out["accuracy"] = float(((score > 0) == (target > 0.5)).double().mean())
         area = auc(score.flatten(), (target > 0.5).flatten())
         out |= {} if area is None else {"auc": area}
-    elif loss == "cross_entropy" or (whole and output.dim() == target.dim() + 1 and output.shape[-1] > 1):
+    elif loss == "cross_entropy" or (whole and output.shape[:-1].numel() == target.numel() and output.shape[-1] > 1):
+        target = _like_outputs(output, target)
         out["accuracy"] = float((output.argmax(-1) == target).double().mean())
-        if output.shape[-1] == 2 and target.dim() == 1:
-            area = auc(output[:, 1] - output[:, 0], target)
+        if output.shape[-1] == 2 and target.numel() == len(target):
+            area = auc((output[..., 1] - output[..., 0]).flatten(), target.flatten())
             out |= {} if area is None else {"auc": area}
     elif not whole and output.numel() == target.numel():
-        residual = (_aligned(output, target) - target).to(torch.float64)
+        residual = (output.reshape(target.shape) - target).to(torch.float64)
         spread = float(((target - target.mean()).to(torch.float64) ** 2).mean())
         out["rmse"] = float((residual**2).mean() ** 0.5)
         out["mae"] = float(residual.abs().mean())

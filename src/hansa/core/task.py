@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from hansa.core.errors import ConfigError, DataError, nearest
+from hansa.core.labels import Labels, misnumbered
 from hansa.core.losses import Loss
-from hansa.core.objective import Objective
+from hansa.core.objective import Objective, kept_generator
 from hansa.core.registry import Part
 
 Pair = tuple[Any, Any]
+FEW = 1000  # parties whose class numbers are looked at one by one
 
 
 @dataclass
@@ -50,9 +53,9 @@ class Shards:
     """Samples of many parties in one tensor, with the row at which each party starts."""
 
     def __init__(self, data: Sequence[Pair] | tuple[Any, Any, Any], objective: Objective, what: str,
-                 prepared: bool = False) -> None:  # fmt: skip
+                 prepared: bool = False, names: Sequence[str] | None = None) -> None:  # fmt: skip
         if isinstance(data, tuple) and len(data) == 3:
-            x, y = _tensor(data[0], f"{what} x"), _tensor(data[1], f"{what} y")
+            x, y = tensor_of(data[0], f"{what} x"), tensor_of(data[1], f"{what} y")
             offsets = np.asarray(data[2], dtype=np.int64)
             if offsets.ndim != 1 or len(offsets) < 2 or offsets[0] != 0 or (np.diff(offsets) < 0).any():
                 raise DataError(f"{what}: offsets must rise from 0, one more than there are parties")
@@ -66,13 +69,18 @@ class Shards:
             for k, pair in enumerate(data):
                 if not isinstance(pair, (tuple, list)) or len(pair) != 2:
                     raise DataError(f"{what}[{k}]: expected a pair (x, y)")
-                xs.append(_tensor(pair[0], f"{what}[{k}] x"))
-                ys.append(_tensor(pair[1], f"{what}[{k}] y"))
+                xs.append(tensor_of(pair[0], f"{what}[{k}] x"))
+                ys.append(tensor_of(pair[1], f"{what}[{k}] y"))
                 _paired(xs[-1], ys[-1], f"{what}[{k}]")
             x, y = _join(xs, f"{what} x"), _join(ys, f"{what} y")
             offsets = np.concatenate([[0], np.cumsum([len(v) for v in xs])]).astype(np.int64)
-        self.x, self.y = _fit(x, y, objective, what, prepared)
         self.offsets = offsets
+
+        def place(row: int) -> str:
+            party = int(np.searchsorted(offsets, row, side="right")) - 1
+            return f" of party {names[party] if names is not None else str(party)!r}" if len(offsets) > 2 else ""
+
+        self.x, self.y = _fit(x, y, objective, what, prepared, place)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -120,7 +128,7 @@ class Known:
             return None
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise DataError(f"{what}: expected a pair (x, y)")
-        x, y = _tensor(pair[0], f"{what} x"), _tensor(pair[1], f"{what} y")
+        x, y = tensor_of(pair[0], f"{what} x"), tensor_of(pair[1], f"{what} y")
         _paired(x, y, what)
         if tuple(x.shape[1:]) != self.shape:
             raise DataError(f"{what}: samples are {tuple(x.shape[1:])}, the parties' {self.shape}")
@@ -134,6 +142,7 @@ class Known:
         if self.classes is not None and not y.is_floating_point() and y.numel():
             low, high = int(y.min()), int(y.max())
             if low < 0 or high >= self.classes:
+                hint = "; number the classes from 0" if low == 1 and high == self.classes else hint
                 raise DataError(f"{what}targets must lie in 0..{self.classes - 1}, got {low}..{high}{hint}")
 
     def __len__(self) -> int:
@@ -160,8 +169,8 @@ class Holdings(Known):
 
     def __init__(self, task: Task, objective: Objective) -> None:
         prepared, own = task.prepare is not None, task.party_tests
-        self.train = Shards(task.parties, objective, "parties", prepared)
-        self.tests = Shards(own, objective, "party_tests", prepared) if own is not None else None
+        self.train = Shards(task.parties, objective, "parties", prepared, task.names)
+        self.tests = Shards(own, objective, "party_tests", prepared, task.names) if own is not None else None
         if self.tests is not None and len(self.tests) != len(self.train):
             raise DataError(f"party_tests: {len(self.tests)} test sets for {len(self.train)} parties")
         if self.train.offsets[-1] == 0:
@@ -171,14 +180,37 @@ class Holdings(Known):
         classes = task.classes if task.classes is not None else (int(y.max()) + 1 if whole else None)
         super().__init__(len(self.train), task.names, tuple(self.train.x.shape[1:]), classes)
         self.counted = task.classes is None
+        self.check_targets(y, "parties: ")
+        if objective.loss == "cross_entropy" and self.counted:
+            self._check_numbering()
         self.hold(task, objective)
-        self.check_targets(y, "")
+        check_outputs(objective, self.train.x[:1], classes)
+
+    def _check_numbering(self) -> None:
+        """Refuse class numbers that look like another numbering than 0, 1, ... or than most parties'."""
+        y, offsets = self.train.y, self.train.offsets
+        if len(self) > FEW:
+            offsets = offsets[[0, -1]]
+        pieces = [y[int(first) : int(last)] for first, last in itertools.pairwise(offsets)]
+        reason, odd = misnumbered({self.name(k): Labels.of(piece) for k, piece in enumerate(pieces) if len(piece)})
+        if reason is not None:
+            raise DataError(f"parties: {reason}")
+        for party, why in odd.items():
+            raise DataError(f"parties: at {party!r} {why}")
 
 
-def _tensor(values: Any, what: str) -> Tensor:
+def tensor_of(values: Any, what: str) -> Tensor:
+    """An array of numbers as a tensor; a DataError that says what it is where it is none."""
     if isinstance(values, Tensor):
         return values.detach()
     try:
+        values = np.asarray(values)
+        text = values.dtype.kind in "USO" and values.size and isinstance(values.flat[0], str)
+        if text and what.endswith("y"):
+            raise DataError(
+                f"{what}: the targets are texts such as {str(values.flat[0])[:40]!r}; give class numbers from 0, the "
+                "same at every party"
+            )
         return torch.from_numpy(np.ascontiguousarray(values))
     except (TypeError, ValueError) as error:
         raise DataError(f"{what}: not an array of numbers ({error})") from None
@@ -190,16 +222,28 @@ def _paired(x: Tensor, y: Tensor, what: str) -> None:
 
 
 @torch.no_grad()
-def _takes(module: nn.Module, x: Tensor) -> bool:
-    """Whether a model can be applied to samples."""
+def _output(module: nn.Module, x: Tensor) -> Any:
+    """What a model gives for samples; None where it cannot be applied to them."""
     training = module.training
     try:
-        module.eval()(x)
+        with kept_generator():
+            return module.eval()(x)
     except Exception:  # the user's own model: what it says is said where it is trained
-        return False
+        return None
     finally:
         module.train(training)
-    return True
+
+
+def check_outputs(objective: Objective, x: Tensor, classes: int | None) -> None:
+    """Refuse a model that has fewer outputs for a sample than there are classes."""
+    if objective.loss != "cross_entropy" or classes is None or objective.module is None or len(x) == 0:
+        return
+    output = _output(objective.module, x)
+    if isinstance(output, Tensor) and output.dim() > 1 and output.shape[-1] < classes:
+        raise DataError(
+            f"the model gives {output.shape[-1]} outputs for a sample, and there are {classes} classes; give it one "
+            "output per class, or number the classes from 0 without gaps"
+        )
 
 
 def _join(tensors: list[Tensor], what: str) -> Tensor:
@@ -210,24 +254,75 @@ def _join(tensors: list[Tensor], what: str) -> Tensor:
     return torch.cat(rows)
 
 
-def _fit(x: Tensor, y: Tensor, objective: Objective, what: str, prepared: bool) -> tuple[Tensor, Tensor]:
+def _fit(x: Tensor, y: Tensor, objective: Objective, what: str, prepared: bool,
+         place: Callable[[int], str] = lambda row: "") -> tuple[Tensor, Tensor]:  # fmt: skip
     """Features in the model's type, targets in the loss's; all on the objective's device. Whole numbers stay what they
-    are (characters, say) for a model that takes them, unless a preparation makes others of them."""
-    if objective.module is not None:
-        if x.is_floating_point() or x.dtype == torch.uint8 or prepared:
+    are (characters, say) for a model that takes them, unless a preparation makes others of them. `place` names the
+    party that holds a row."""
+    module, real = objective.module, x.is_floating_point()
+    if module is not None:
+        if real or x.dtype == torch.uint8 or prepared:
             x = x.to(objective.dtype)
         elif len(x):
             one = x[:1].to(objective.device)
-            if not _takes(objective.module, one) and _takes(objective.module, one.to(objective.dtype)):
+            if _output(module, one) is None and _output(module, one.to(objective.dtype)) is not None:
                 raise DataError(
                     f"{what}: the model takes no whole numbers as features; give them as floating-point numbers"
                 )
-    if objective.loss == "cross_entropy":
+    if real:
+        check_features(x, what, prepared, place)
+    y = fit_targets(y, objective, what, place)
+    if objective.loss == "cross_entropy" and y.dim() == 2 and len(x) and looks_one_hot(y):
+        output = None if module is None else _output(module, x[:1].to(objective.device))
+        if not isinstance(output, Tensor) or output.shape[:-1].numel() != y.shape[1]:
+            raise DataError(f"{what}: the targets {ONE_HOT}")
+    return x.to(objective.device), y.to(objective.device)
+
+
+ONE_HOT = "look one-hot; give the class number of each sample, as in y.argmax(1)"
+
+
+def looks_one_hot(y: Tensor) -> bool:
+    """Whether each row of a matrix has a single 1 among zeros."""
+    return y.shape[1] > 1 and bool(((y == 0) | (y == 1)).all()) and bool((y.sum(1) == 1).all())
+
+
+def check_features(x: Tensor, what: str, prepared: bool, place: Callable[[int], str]) -> None:
+    """Refuse infinite features, and missing ones (NaN) unless a preparation fills them in."""
+    if x.numel() == 0 or all(bool(torch.isfinite(end)) for end in torch.aminmax(x)):
+        return
+    bad = x.isinf().flatten(1).any(1) if x.dim() > 1 else x.isinf()
+    if bad.any():
+        row = int(bad.nonzero()[0, 0])
+        raise DataError(
+            f"{what}: the features{place(row)} have infinite values, or too large ones for {str(x.dtype)[6:]} (row "
+            f"{row}); correct them, or mark them as missing (NaN)"
+        )
+    if not prepared:
+        row = int((x.isnan().flatten(1).any(1) if x.dim() > 1 else x.isnan()).nonzero()[0, 0])
+        raise DataError(
+            f"{what}: the features{place(row)} have missing values (NaN); give the task prepare=Standardise() "
+            "(task.prepare = 'standardise')"
+        )
+
+
+def fit_targets(y: Tensor, objective: Objective, what: str, place: Callable[[int], str] = lambda row: "") -> Tensor:
+    """Targets as the loss takes them: in its type, one entry per sample where they were a column."""
+    loss = objective.loss
+    if y.is_floating_point() and y.numel() and not bool(torch.isfinite(y).all()):
+        bad = ~torch.isfinite(y).flatten(1).all(1) if y.dim() > 1 else ~torch.isfinite(y)
+        raise DataError(
+            f"{what}: targets{place(int(bad.nonzero()[0, 0]))} are NaN or infinite; leave those samples out"
+        )
+    if not isinstance(loss, str):
+        return y.to(objective.dtype) if y.is_floating_point() else y
+    if y.dim() == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if loss == "cross_entropy":
         if y.is_floating_point() and not torch.equal(y, y.round()):
             raise DataError(f"{what}: cross_entropy needs whole class numbers as targets")
-        y = y.to(torch.int64)
-    elif isinstance(objective.loss, str) or y.is_floating_point():
-        y = y.to(objective.dtype)
-        if objective.loss == "bce" and y.numel() and not bool(((y >= 0) & (y <= 1)).all()):
-            raise DataError(f"{what}: bce needs targets from 0 to 1; for more classes use cross_entropy")
-    return x.to(objective.device), y.to(objective.device)
+        return y.to(torch.int64)
+    y = y.to(objective.dtype)
+    if loss == "bce" and y.numel() and not bool(((y >= 0) & (y <= 1)).all()):
+        raise DataError(f"{what}: bce needs targets from 0 to 1; for more classes use cross_entropy")
+    return y

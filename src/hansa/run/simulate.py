@@ -19,7 +19,7 @@ from hansa.adversary import Adversary, Band, adversaries
 from hansa.core import codec
 from hansa.core.algorithm import Algorithm
 from hansa.core.determinism import deterministic, threads
-from hansa.core.errors import ConfigError, DataError
+from hansa.core.errors import ConfigError
 from hansa.core.federation import SumProtocol
 from hansa.core.objective import Objective
 from hansa.core.registry import Part, fill, from_config, to_config
@@ -90,10 +90,6 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
     with deterministic(run.device), products(run.precision):
         objective = Objective(task.model, task.loss, run.seed, run.device, run.precision == "bf16")
         holdings = task.holdings(objective)
-        trusted = holdings.trusted[0] if holdings.trusted is not None else holdings.train.x[:0]
-        for whose, x in (("parties'", holdings.train.x), ("server's trusted", trusted)):
-            if task.prepare is None and _has_nan(x):
-                raise DataError(f"the {whose} features have missing values (NaN); give the task prepare=Standardise()")
         store = Store(run_dir) if run_dir is not None else None
         folder = store.path if store is not None else None
         data = fingerprint(holdings) if store is not None else None  # before anybody poisons them
@@ -193,11 +189,6 @@ def _counted(task: Task, holdings: Holdings) -> dict[str, Any] | None:
     rows = np.split(np.arange(len(y)), holdings.train.offsets[1:-1])
     counts = table(rows, y if y.dim() == 1 else y.flatten(1)[:, 0], classes)  # of sequences, the first target
     return {"counts": counts, "classes": classes, "names": None if task.names is None else list(task.names)}
-
-
-def _has_nan(x: torch.Tensor) -> bool:
-    """Whether a value is missing. The minimum of values with a NaN is NaN, and takes no memory to find."""
-    return x.is_floating_point() and x.numel() > 0 and bool(x.min().isnan())
 
 
 def plan(engine: ReferenceEngine, device: str) -> dict[str, Any]:
