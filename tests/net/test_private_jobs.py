@@ -78,9 +78,8 @@ def test_an_order_that_privacy_does_not_allow_is_refused_when_it_comes(league: L
         league.submit({**order, "algorithm": {"name": "fedavg", "fusion": "median"}})
 
 
-@pytest.mark.parametrize("privacy", [{"dp": CENTRAL}, {"secure": "masking"}])
-def test_what_is_protected_is_not_evaluated_party_by_party(league: League, privacy: dict[str, Any]) -> None:
-    order = tree(privacy, eval_parties=True)
+def test_under_central_privacy_nothing_is_evaluated_party_by_party(league: League) -> None:
+    order = tree({"dp": CENTRAL}, eval_parties=True)
     with pytest.raises(ConfigError, match=r"run\.eval_parties"):
         league.submit({**order, "task": {**order["task"], "party_test": 0.5}})
     for number, name in enumerate(PARTIES):
@@ -88,3 +87,41 @@ def test_what_is_protected_is_not_evaluated_party_by_party(league: League, priva
         league.join(name, (train, train if name == PARTIES[0] else None))  # one has test samples of its own
     ended = league.ended(league.submit(order))
     assert ended["status"] == "failed" and "run.eval_parties" in ended["reason"] and not ended["rounds"]
+
+
+@pytest.mark.parametrize(("privacy", "floor"), [
+    ({"secure": "masking"}, "secure = true"),
+    ({"secure": "masking", "active": True}, "active = true"),
+    ({"secure": "paillier", "key_bits": 1024}, "secure = true"),
+    ({"secure": "functional", "max_weight": 128}, "secure = true"),
+])  # fmt: skip
+def test_parties_with_a_floor_evaluate_within_the_secure_sum(
+    league: League, privacy: dict[str, Any], floor: str
+) -> None:
+    data = [samples(number)[0] for number in range(3)]
+    for name, own in zip(PARTIES, data, strict=True):
+        league.join(name, (own, own), f"[privacy]\n{floor}\n[evaluate]\nmin_samples = 2")
+    ended = league.ended(league.submit(tree(privacy, eval_parties=True)))
+    assert ended["status"] == "finished", ended["reason"]
+    task = hansa.Task(make_model("logistic", "float64", ".", (3,), 2), "cross_entropy", data, classes=2,
+                      party_tests=data)  # fmt: skip
+    plain = hansa.simulate(hansa.FedAvg(local=hansa.SGD(lr=0.1)), task, rounds=2, seed=3)
+    for line, same in zip(ended["rounds"], plain.history, strict=True):
+        assert line["loss"] == pytest.approx(same["loss"], abs=1e-3)
+        assert line["accuracy"] == pytest.approx(same["accuracy"], abs=0.05)
+        assert not [name for name in line if name.startswith("party_")] and "parties" not in line
+
+
+def test_a_party_that_declines_costs_the_evaluation_and_not_the_round(league: League) -> None:
+    data = [samples(number)[0] for number in range(3)]
+    for name, own in zip(PARTIES, data, strict=True):
+        league.join(
+            name,
+            (own, own),
+            f"[privacy]\nsecure = true\n[evaluate]\nmin_samples = 2\nper_job = {1 if name == 'bob' else 9}",
+        )
+    ended = league.ended(league.submit(tree({"secure": "masking"}, eval_parties=True, target=2.0, metric="accuracy")))
+    assert ended["status"] == "finished", ended["reason"]
+    assert ["accuracy" in line for line in ended["rounds"]] == [True, False]
+    assert "bob: its policy answers 1 evaluations in a job" in ended["rounds"][1]["unmeasured"]
+    assert [line["replies"] for line in ended["rounds"]] == [3, 3]

@@ -100,9 +100,11 @@ class Shards:
 
 class Known:
     """What an aggregator knows: the parties by name, the shape of their samples, the number of classes, whether they
-    have test samples of their own (`tests`), and the samples that no party holds (`test`, `trusted`)."""
+    have test samples of their own (`tests`) and which parties do (`tested`), and the samples that no party holds
+    (`test`, `trusted`)."""
 
     tests: Any = None
+    tested: Sequence[int] = ()
     counted = False  # whether the number of classes is that of the parties' targets: none was said
 
     def __init__(self, count: int, names: Sequence[str] | None, shape: tuple[int, ...], classes: int | None) -> None:
@@ -173,6 +175,8 @@ class Holdings(Known):
         self.tests = Shards(own, objective, "party_tests", prepared, task.names) if own is not None else None
         if self.tests is not None and len(self.tests) != len(self.train):
             raise DataError(f"party_tests: {len(self.tests)} test sets for {len(self.train)} parties")
+        if self.tests is not None:
+            self.tested = np.flatnonzero(np.diff(self.tests.offsets)).tolist()
         if self.train.offsets[-1] == 0:
             raise DataError("parties: none of them has a sample")
         y = self.train.y

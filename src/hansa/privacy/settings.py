@@ -100,10 +100,10 @@ class Privacy:
                 "run.max_norm: the aggregator cannot see the norm of an update that is hidden in a sum; have each "
                 "party bound its own by privacy.bound"
             )
-        if problem.party_tests and run.eval_parties:
+        if run.metric is not None and run.metric.startswith("party_"):
             raise ConfigError(
-                "run.eval_parties: the parties' own evaluations would show the aggregator numbers of single parties, "
-                "which the secure sum is to hide; set run.eval_parties = false"
+                f"run.metric: {run.metric!r} is made of the metrics of single parties, which a secure sum hides; use "
+                f"{run.metric.split('_')[1]!r}, the mean over all test samples"
             )
 
     @staticmethod

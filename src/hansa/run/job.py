@@ -72,6 +72,7 @@ class Job:
         self.id, self.order, self.runner = id, order, runner
         self.stopped = threading.Event()
         self.training: Training | None = None
+        self._tested: list[int] = []  # parties with test samples of their own
         self._session: Session | None = None  # its trackers, where the federation has any
         self._closed = time.monotonic()  # when the last round was
         self.experiment = check_order(order, runner.functions, runner.registry.names)
@@ -195,6 +196,7 @@ class Job:
         known = Known(len(names), names, about.shape, classes)
         known.hold(task, objective)
         known.tests = True if about.tests or table.party_test > 0 else None
+        known.tested = range(len(names)) if table.party_test > 0 else self._tested
         self.network.task = {
             "model": table.model, "dtype": table.dtype, "shape": list(about.shape), "outputs": outputs, "loss": loss,
             "classes": classes, "party_test": table.party_test, "seed": run.seed, "bf16": bf16,
@@ -265,6 +267,9 @@ class Job:
         if least > 1:  # as for a round: of a single party no number is told
             record.rejected = {party: without_numbers(why) for party, why in record.rejected.items()}
         self.network.refused |= set(record.rejected)
+        self._tested = [
+            p for p, name in enumerate(names) if p not in record.rejected and name in said and said[name].tests
+        ]
         reasons = {names[p]: why for p, why in (record.missing | record.rejected).items()}
         self._note_absence(reasons)
         if about is None:

@@ -17,9 +17,10 @@ Name = Callable[[int], str]
 
 
 def refusals(record: Record, least: int, name: Name) -> dict[str, Any]:
-    """Who did not answer or was rejected, and why; with a min_cohort no number of theirs."""
+    """Who did not answer, was rejected or counts for less than its weight, and why; with a min_cohort no number of
+    theirs."""
     out: dict[str, Any] = {}
-    for kind, who in (("missing", record.missing), ("rejected", record.rejected)):
+    for kind, who in (("missing", record.missing), ("rejected", record.rejected), ("capped", record.capped)):
         if who:
             out[kind] = {name(p): reason if least == 1 else without_numbers(reason) for p, reason in who.items()}
     return out

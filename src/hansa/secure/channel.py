@@ -72,9 +72,9 @@ class Channel(Part):
     Values of an update are at most `range` in absolute value and sent in `bits` bits, sign included, to the nearest
     step or, if `stochastic`, to one of the two nearest, right on average. What travels beside an update (FedNova's tau,
     control variates, metrics) is at most `statistics` in absolute value, and its precision does not depend on `bits`.
-    `max_weight` is the largest weight (number of samples) that a party may have. Sums that are no updates (counts,
-    moments) weigh parties alike, and their numbers are at most `statistics`. A party whose values are larger declines,
-    with the reason; nothing is clipped.
+    `max_weight` is the largest weight (number of samples) that a party may have. Metrics of an evaluation are weighed
+    by the number of test samples. Sums that are no updates (counts, moments) weigh parties alike, and their numbers are
+    at most `statistics`. A party whose values are larger declines, with the reason; nothing is clipped.
     """
 
     kind: ClassVar[str] = "secure"
@@ -119,7 +119,10 @@ class Channel(Part):
         """The fields of an `Encoded` op for an ask."""
         assert ask.op is not None
         parties = max(1, len(ask.parties))
-        if ask.op.update is None:
+        if not ask.op.expects(ask.payload):  # metrics alone, which are weighed as updates are, and whole in any bits
+            bits = min(53, self.widest - (parties * self.max_weight - 1).bit_length())
+            regime = {"range": self.range, "bits": bits, "max_weight": self.max_weight, "stochastic": False}
+        elif ask.op.update is None:
             bits = min(53, self.widest - math.ceil(math.log2(parties)))
             regime = {"range": self.statistics, "bits": bits, "max_weight": 1, "stochastic": False}
         else:

@@ -167,7 +167,8 @@ class Functional(Costly):
         """As of every channel, but that counts take no more bits than `statistics` does: each digit is dear."""
         given = super().settings(ask, noise)
         assert ask.op is not None
-        if ask.op.update is None and not any(d.is_floating_point for _, d in ask.op.expects(ask.payload).values()):
+        counts = ask.op.expects(ask.payload).values() if ask.op.update is None else ()
+        if counts and not any(dtype.is_floating_point for _, dtype in counts):
             given["bits"] = min(53, 2 + math.floor(math.log2(self.statistics)))
         return given
 
