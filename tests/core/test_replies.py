@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ import hansa
 from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Ask, Gathered, Reduced
 from hansa.core.op import Replies, Reply
-from hansa.core.replies import Record, Rules, combine, fault, inboxes, mixed
+from hansa.core.replies import Record, Rules, clean, combine, fault, inboxes, mixed
 from hansa.core.sums import BLOCK, BlockSum
 from hansa.local import SGD
 from hansa.run import Run
@@ -360,3 +360,55 @@ def test_the_length_of_an_update_is_bounded_by_the_model_that_its_party_was_sent
     record = Record()
     combine(question, [(0, reply(0, 0, 0.5)), (1, reply(0, 0, 6.5))], Rules(growth=1.0), record)
     assert record.rejected == {1: "the norm of its update, 6.5, is over the limit of 6"}
+
+
+class Own(SGD):
+    """A solver with a metric of its own, whose range it declares."""
+
+    measures = None
+    ranges: ClassVar[dict[str, tuple[float, float]]] = {"kept": (0.0, 1.0)}
+
+
+@pytest.mark.parametrize(("name", "low", "high"), [
+    ("accuracy", 0.0, 1.0), ("auc", 0.0, 1.0), ("r2", -1e100, 1.0), ("rmse", 0.0, 1e100), ("mae", 0.0, 1e100),
+    ("train_loss", -1e100, 1e100), ("loss", -1e100, 1e100), ("kept", 0.0, 1.0), ("whatever", -1e100, 1e100),
+])  # fmt: skip
+def test_a_metric_lies_in_its_range_or_its_reply_is_rejected(name: str, low: float, high: float) -> None:
+    op = Own()
+
+    def said(value: float, rules: Rules | None = None) -> str | None:
+        one = reply(1, 2, 3, **{name: value})
+        whole = Replies([0, 1], {"w": torch.stack([one.tensors["w"]] * 2)}, [1, 1], {}, {name: [0.5, value]})
+        found = fault(one, op, PAYLOAD, rules or Rules())
+        assert clean(whole, op, PAYLOAD, rules or Rules(), summed=True) == (found is None)
+        return found
+
+    assert said(low) is None and said(high) is None
+    for beyond in (math.nextafter(low, -math.inf), math.nextafter(high, math.inf), 1.7e308, -1.7e308):
+        assert f"its metric {name} is" in str(said(beyond))
+    assert said(min(high, 5.0), Rules(worst=5.0)) is None
+    assert said(6.0, Rules(worst=5.0)) is not None
+    if name in ("loss", "train_loss"):  # relative to the model that the party was sent
+        sent = {"model": {**MODEL, "w": torch.tensor([3.0, 4.0, 0.0])}}
+        assert fault(reply(1, 2, 3, **{name: 180.0}), op, sent, Rules(worst=5.0)) is None
+        assert fault(reply(1, 2, 3, **{name: 180.1}), op, sent, Rules(worst=5.0)) is not None
+        assert "must lie in 0.." in str(fault(reply(1, 2, 3, **{name: -1e-9}), op, PAYLOAD, Rules(named_loss=True)))
+
+
+def test_metrics_are_few_and_have_short_names_where_an_op_lets_any_pass() -> None:
+    many = {f"m{k}": 1.0 for k in range(65)}
+    assert "more than 64 metrics" in str(fault(reply(1, 2, 3, **many), Own(), PAYLOAD, Rules()))
+    many.pop("m0")
+    assert fault(reply(1, 2, 3, **many), Own(), PAYLOAD, Rules()) is None
+    assert "over 64 letters" in str(fault(reply(1, 2, 3, **{"m" * 65: 1.0}), Own(), PAYLOAD, Rules()))
+
+
+@given(st.lists(st.tuples(st.floats(-1e100, 1e100), st.integers(1, 2**53 - 1)), min_size=1, max_size=50))
+def test_no_mean_of_metrics_within_their_ranges_overflows(given: list[tuple[float, int]]) -> None:
+    outcomes = [(k, reply(1, 2, 3, weight=weight, train_loss=value)) for k, (value, weight) in enumerate(given)]
+    record = Record()
+    answer = combine(ask(len(given)), outcomes, Rules(), record)
+    assert isinstance(answer, Reduced)
+    low, high = min(v for v, _ in given), max(v for v, _ in given)
+    slack = 1e-9 * max(abs(low), abs(high))
+    assert low - slack <= answer.metrics["train_loss"] <= high + slack

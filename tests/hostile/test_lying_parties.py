@@ -28,3 +28,48 @@ def test_a_party_that_sends_what_is_not_finite_is_left_out_by_name(tmp_path: Pat
     for line in job["rounds"]:
         assert line["replies"] == 2
         assert list(line["rejected"]) == ["bob"] and "not finite" in line["rejected"]["bob"]
+
+
+def boasts() -> None:
+    """Metrics that are finite, and nothing that anybody could have measured."""
+
+    def change(op, payload, reply):  # type: ignore[no-untyped-def]
+        for name in reply.metrics:
+            reply.metrics[name] = 1.7e308
+        return reply
+
+    answer(change)
+
+
+def outweighs() -> None:
+    """As many samples as a weight may say, for an update and an evaluation of its own making."""
+
+    def change(op, payload, reply):  # type: ignore[no-untyped-def]
+        if op.update is not None:
+            reply.tensors["w"].fill_(1.0)
+            reply.weight, reply.metrics["train_loss"] = 10**9, 0.0
+        if op.name == "evaluate":
+            reply.weight, reply.metrics = 10**9, dict.fromkeys(reply.metrics, 0.0)
+        return reply
+
+    answer(change)
+
+
+def test_no_party_owns_the_means_by_what_it_claims(tmp_path: Path) -> None:
+    parties = PARTIES | {"dee": samples(seed=3), "eve": samples(seed=4)}
+    lies = {"bob": "test_lying_parties:boasts", "eve": "test_lying_parties:outweighs"}
+    with Stage(tmp_path, parties, lies=lies) as stage:
+        job = stage.run(experiment(task={"party_test": 0.5}))
+    assert job["status"] == "finished", job["reason"]
+    for line in job["rounds"]:
+        assert line["replies"] == 4 and line["rejected"]["bob"].startswith(
+            "its metric train_loss is 1.7e+308, and must"
+        )
+        assert "its weight 1000000000 counts as 200, 10 times the median" in line["capped"]["eve"]
+        assert list(line["capped"]) == ["eve"] and list(line["rejected"]) == ["bob"]
+        # Three honest parties of 20 samples, and one that counts as 200 with a loss of 0.
+        honest = [line["parties"][name] for name in ("ann", "cid", "dee")]
+        for name in ("loss", "accuracy"):
+            expected = sum(metrics[name] for metrics in honest) * 20 / 260
+            assert abs(line[name] - expected) < 1e-9 and 0 < line[f"party_{name}_mean"] < 10
+        assert 0 < line["train_loss"] < 1 and "bob" not in line["parties"]

@@ -36,6 +36,11 @@ def changed(**given: Any) -> Callable[[Reply], Reply]:
     return change
 
 
+def measuring(**metrics: float) -> Callable[[Reply], Reply]:
+    """A reply with other metrics."""
+    return lambda reply: Reply(reply.tensors, reply.weight, reply.maxima, {**reply.metrics, **metrics})
+
+
 def first(value: float) -> Callable[[torch.Tensor], torch.Tensor]:
     def alter(w: torch.Tensor) -> torch.Tensor:
         w.view(-1)[0] = value
@@ -57,6 +62,9 @@ BAD: dict[str, tuple[Callable[[Reply], Reply], str]] = {
     "huge weight": (changed(weight=10**12), "over the limit of 1000000000"),
     "a weight beyond counting": (changed(weight=2**53), "over 2^53"),
     "a million times too long": (changed(tensors={"w": lambda w: w * 1e6 / w.norm() * 3}), "norm of its update"),
+    "a loss beyond all": (measuring(train_loss=1.7e308), "its metric train_loss is 1.7e+308, and must lie in 0"),
+    "a loss that dwarfs the model": (measuring(train_loss=1e30), "its metric train_loss is 1e+30"),
+    "a negative loss": (measuring(train_loss=-1e-9), "its metric train_loss is -1e-09"),
     "a metric of its own": (
         lambda reply: Reply(reply.tensors, reply.weight, reply.maxima, {**reply.metrics, "mine": 1.0}),
         "not asked for",
@@ -138,3 +146,29 @@ def test_a_run_may_allow_longer_updates_and_heavier_replies(league: League, monk
     monkeypatch.setattr(party.Worker, "answer", answer)
     ended = run(league, PARTIES)
     assert all(line["members"] == list(PARTIES) and "rejected" not in line for line in ended["rounds"])
+
+
+def test_a_reply_counts_for_no_more_than_ten_medians_whatever_it_claims(
+    league: League, found: Callable[..., League], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cap depends on who is in the round alone: not on who came first, nor on how much was claimed."""
+    plain, sizes = party.Worker.answer, sorted(len(samples(number)[0][0]) for number in range(3))
+    claims: dict[int, int] = {}
+
+    def answer(self: Any, work: Work, *rest: Any) -> tuple[Reply | str, bool]:
+        reply, staged = plain(self, work, *rest)
+        if work.party in claims and work.phase == "round" and isinstance(reply, Reply):
+            reply = changed(weight=claims[work.party])(reply)
+        return reply, staged
+
+    monkeypatch.setattr(party.Worker, "answer", answer)
+    models = []
+    for place, weight in ((league, 10**9), (found(), 10 * sizes[1])):
+        claims[2] = weight
+        ended = run(place, PARTIES)
+        assert ended["status"] == "finished", ended["reason"]
+        models.append(codec.digest(place.model(ended["id"])))
+        for line in ended["rounds"]:
+            assert ("capped" in line) == (weight == 10**9)
+            assert line["members"] == list(PARTIES)
+    assert models[0] == models[1]

@@ -10,8 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hansa.core.errors import PartyError
+from hansa.core.errors import PartyError, RoundAborted
 from hansa.core.op import Op, Payload, Reply, Shape
+from hansa.core.predictor import Evaluate
 from hansa.secure.encoding import Encoding, FixedPoint, Layout, Wide
 
 
@@ -65,6 +66,27 @@ def test_the_sum_of_the_vectors_is_the_weighted_sum(uniform: bool) -> None:
 def test_a_metric_that_a_party_leaves_out_does_not_count_for_it() -> None:
     total = encoding().encode(reply(0, train_loss=2.0), False) + encoding().encode(reply(1), False)
     assert encoding().decode(total, 2).metrics == {"train_loss": 2.0}
+
+
+def test_what_cannot_be_a_sum_of_weights_or_a_mean_of_metrics_is_not_taken_for_one() -> None:
+    code = encoding(parties=2)
+    total = code.encode(reply(0, train_loss=2.0), False) + code.encode(reply(1, train_loss=4.0), False)
+    for weight in (-5, 0, 1, 2001, 2**62):
+        wrong = total.copy()
+        wrong[0] = weight
+        with pytest.raises(RoundAborted, match=f"2 parties cannot add up to {weight}: some party sent wrong numbers"):
+            code.decode(wrong, 2)
+    for heard in (-1, 0, 7, 2**40):  # more samples than there are, or none
+        wrong = total.copy()
+        wrong[-1] = heard
+        assert code.decode(wrong, 2).metrics == {}
+    assert code.decode(total, 2).metrics == {"train_loss": 3.0}
+    layout = Layout(Evaluate(), {}, Wide(2.0**30, 32))
+    code = Encoding(layout, POINT, 2, 1000)
+    sent = [code.encode(Reply({}, 10, metrics={"accuracy": 1.0, "loss": 0.5}), False) for _ in range(2)]
+    assert code.decode(sent[0] + sent[1], 2).metrics == {"accuracy": 1.0, "loss": 0.5}
+    liar = code.encode(Reply({}, 10, metrics={"accuracy": 1e8, "loss": 0.5}), False)
+    assert code.decode(sent[0] + liar, 2).metrics == {"loss": 0.5}
 
 
 def test_the_sum_fits_its_width_at_the_extremes() -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from hansa.core.budget import Budget, Release
 from hansa.core.errors import DataError, PartyError
 from hansa.core.objective import Objective
+from hansa.core.ranges import Range
 from hansa.core.registry import Part
 
 Payload = Mapping[str, Any]  # named tensors and plain values, possibly nested
@@ -166,6 +167,7 @@ class Op(Part):
 
     kind: ClassVar[str] = "op"
     measures: ClassVar[frozenset[str] | None] = frozenset()  # the metrics a reply may carry; None for any
+    ranges: ClassVar[Mapping[str, Range]] = {}  # of metrics of its own; what is not here is as in `core.ranges`
     update: ClassVar[str | None] = None  # the tensor that is an update of the model, whose norm a run may limit
     paced: ClassVar[bool] = False  # whether the payload may say how much of the work to do (`work`)
     serves: ClassVar[bool] = False  # whether it only serves another (keys, shares): whom it asks is counted elsewhere
@@ -219,6 +221,10 @@ class Wrapper(Op):
     @property
     def measures(self) -> frozenset[str] | None:  # type: ignore[override]
         return self.inner.measures
+
+    @property
+    def ranges(self) -> Mapping[str, Range]:  # type: ignore[override]
+        return self.inner.ranges
 
     @property
     def update(self) -> str | None:  # type: ignore[override]
@@ -283,7 +289,11 @@ class DataOp(Op):
         raise TypeError(f"the op {self.name!r} transforms nothing")
 
     def apply(self, party: Party, payload: Payload) -> None:
-        """Have a party see its samples so from now on."""
+        """Have a party see its samples so from now on; a PartyError where what it is sent is not for a sample but for
+        the rows of a table: whoever sends it could pick out single samples."""
+        one = party.train[0][:1]
+        if self.transform(one, payload).shape != one.shape:
+            raise PartyError(f"{self.name!r} is sent numbers of another shape than its samples have")
         party.train = (self.transform(party.train[0], payload), party.train[1])
         if party.test is not None:
             party.test = (self.transform(party.test[0], payload), party.test[1])
@@ -298,6 +308,20 @@ def perform(op: Op, party: Party, payload: Payload, memory: Memory) -> tuple[Rep
         return op.run(party, payload, memory)
     except PartyError as reason:
         return str(reason)
+
+
+def sent(payload: Payload, name: str, shape: tuple[int | None, ...]) -> Tensor:
+    """A tensor of a payload that must have a shape (None for any length) and finite numbers; a PartyError where it has
+    not. An op that computes with samples checks what it computes them with: with a dimension more, a sum over all
+    samples becomes one number for each sample."""
+    tensor = payload.get(name)
+    fits = isinstance(tensor, Tensor) and len(shape) == tensor.dim() and tensor.is_floating_point()
+    if not fits or any(wanted not in (None, got) for wanted, got in zip(shape, tensor.shape, strict=True)):  # type: ignore[union-attr]
+        raise PartyError(f"it is sent no {name!r} of the shape that its samples ask for")
+    assert isinstance(tensor, Tensor)
+    if not bool(torch.isfinite(tensor).all()):
+        raise PartyError(f"the {name!r} that it is sent has numbers that are not finite")
+    return tensor
 
 
 def length(tensors: Iterable[Tensor]) -> float:

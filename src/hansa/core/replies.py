@@ -20,6 +20,7 @@ from hansa.core.buffers import Spans, buffer_fault
 from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket
 from hansa.core.op import Op, Payload, Replies, Reply, Shape, length
+from hansa.core.ranges import COUNT, MOST, NAME, outside
 from hansa.core.rows import Rows, room
 from hansa.core.sums import BlockSum, Stored, stored_sums
 
@@ -39,6 +40,8 @@ class Rules:
     max_stats: float | None = None  # how far a running statistic may move, in units of its value and one
     variances: Spans = ()  # where the model's running variances lie among its statistics
     growth: float | None = None  # without max_norm: an update is at most this times (1 + norm of the model sent)
+    worst: float | None = None  # a metric is at most this times the square of (1 + norm of the model sent)
+    named_loss: bool = False  # whether the loss is one of our own, none of which is negative
 
     def __post_init__(self) -> None:
         if isinstance(self.quorum, float) and not 0.0 <= self.quorum <= 1.0:
@@ -59,6 +62,16 @@ class Rules:
         if not isinstance(model, Mapping) or not isinstance(model.get("w"), Tensor):
             return None
         return self.growth * (1.0 + length([model["w"]]))
+
+    def largest(self, value: float, payload: Payload) -> float:
+        """The most that a metric may be, in absolute value, by a party that was sent this payload. It is looked up for
+        a value: few are so large that the model's norm matters."""
+        if self.worst is None or abs(value) <= self.worst:
+            return MOST
+        model = payload.get("model")
+        known = isinstance(model, Mapping) and isinstance(model.get("w"), Tensor)
+        norm = length([model["w"]]) if known else 0.0  # type: ignore[index]
+        return min(self.worst * (1.0 + min(norm, 1e30)) ** 2, MOST)
 
     def of(self, ask: Ask) -> Rules:
         """The rules of one ask: outside the rounds there is neither quorum nor limit, and a least cohort all the same;
@@ -124,6 +137,7 @@ class Record:
     missing: dict[int, str] = field(default_factory=dict)
     rejected: dict[int, str] = field(default_factory=dict)
     declined: list[set[int]] = field(default_factory=list)  # by ask: the missing ones who said that they will not
+    capped: dict[int, str] = field(default_factory=dict)  # whose replies count for less than their weight, and why
     bytes_down: int = 0
     bytes_up: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
@@ -167,9 +181,14 @@ def fault(reply: Reply, op: Op, payload: Payload, rules: Rules, summed: bool = T
     unknown = set(reply.metrics) - op.measures if op.measures is not None else set()
     if unknown:
         return f"it has the metrics {sorted(unknown)}, which were not asked for"
+    if op.measures is None and (len(reply.metrics) > COUNT or any(len(name) > NAME for name in reply.metrics)):
+        return f"it has more than {COUNT} metrics, or one whose name is over {NAME} letters"
     for name, number in reply.metrics.items():
         if not isinstance(number, (int, float)) or not math.isfinite(number):
             return f"its metrics are not finite: {name} is {number!r}"
+        reason = outside(name, number, op.ranges.get(name), rules.largest(number, payload), rules.named_loss)
+        if reason is not None:
+            return reason
     limit = rules.longest(payload)
     if limit is not None and op.update is not None and op.update in reply.tensors:
         norm = float(torch.linalg.vector_norm(reply.tensors[op.update].to(torch.float64)))
@@ -231,8 +250,15 @@ def clean(replies: Replies, op: Op, payloads: Sequence[Payload], rules: Rules, s
         return False
     if op.measures is not None and not set(metrics) <= op.measures:
         return False
-    if not all(math.isfinite(sum(values)) for values in metrics.values()):
+    if op.measures is None and (len(metrics) > COUNT or any(len(name) > NAME for name in metrics)):
         return False
+    for name, values in metrics.items():
+        if not math.isfinite(sum(values)):
+            return False
+        for edge in (min(values), max(values)):
+            most = rules.largest(edge, payload)
+            if outside(name, edge, op.ranges.get(name), most, rules.named_loss) is not None:
+                return False
     if rules.max_norm is not None and op.update is not None and op.update in replies.tensors:
         rows = replies.tensors[op.update].flatten(1).to(torch.float64)
         if not bool((torch.linalg.vector_norm(rows, dim=1) <= rules.max_norm).all()):
@@ -423,7 +449,7 @@ def arrive(ticket: Ticket, op: Op, payload: Payload, outcome: Reply | str, rules
     record.fused.add(ticket.party)
     if op.budget is not None:
         record.delta = op.budget.delta
-    record.arrived.add(record.noted(ticket.party, outcome.metrics), outcome.weight)
+    record.arrived.add(record.noted(ticket.party, outcome.metrics), 1)  # as the updates of an asynchronous method do
     record.metrics.update(record.arrived.result())
     return Arrival(ticket, outcome)
 

@@ -16,6 +16,7 @@ from hansa.core.errors import ConfigError
 from hansa.core.objective import Objective
 from hansa.core.op import Memory, Payload
 from hansa.core.params import ParamSpec
+from hansa.core.ranges import Range
 from hansa.core.registry import register
 from hansa.local.sgd import SGD
 from hansa.local.solver import Batch, Carry, Context, LocalSolver, Sampler
@@ -80,6 +81,10 @@ class Personal(LocalSolver):
     @property
     def measures(self) -> frozenset[str] | None:  # type: ignore[override]
         return self.inner.measures
+
+    @property
+    def ranges(self) -> Mapping[str, Range]:  # type: ignore[override]
+        return self.inner.ranges
 
     @property
     def budget(self) -> Budget | None:

@@ -7,11 +7,13 @@ job that is begun again from its last checkpoint takes the same ones.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import shutil
+import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,7 +42,9 @@ LOOK = 1e-5  # seconds for each party between two looks at who is there
 TICK = 1.0  # seconds after which a waiting job looks whether somebody has gone absent
 LARGE = 1000.0  # times the model's own norm (and one) that an update may have where the run does not say
 FAR = 1e6  # times its value (and one) that a running statistic may move where the run does not say
-HEAVY = 10**9  # samples that a reply may count for where the run does not say
+HEAVY = 10**9  # samples that a party may claim where the run does not say
+TIMES = 10  # the most that a reply counts for where the run does not say, in medians of the replies' weights
+WORST = 1e18  # times the square of the model's norm (and one) that a metric may be
 
 
 class Stopped(BaseException):
@@ -186,11 +190,20 @@ class Network:
         if ask.phase == "describe":
             self.refused |= {party for party in decision.missing if party in rows}
 
+        heaviest = self._heaviest(ask, (rows[party]["blob"] for party in decision.members))
+
         def outcomes() -> Iterator[tuple[int, Reply | str]]:
             checks = self.blobs.verifying(rows[party]["blob"] for party in ask.parties if party in members)
             for party in ask.parties:
                 if party in members:
-                    yield party, self._reply(next(checks), rows[party]["blob"])
+                    reply = self._reply(next(checks), rows[party]["blob"])
+                    if isinstance(reply, Reply) and heaviest is not None and reply.weight > heaviest:
+                        self._record.capped[party] = (
+                            f"its weight {reply.weight} counts as {heaviest}, {TIMES} times the median of the replies; "
+                            "run.max_weight sets another limit"
+                        )
+                        reply.weight = heaviest
+                    yield party, reply
                 elif party in rows and rows[party]["rejected"]:
                     yield party, Malformed(rows[party]["why"])
                 else:
@@ -258,13 +271,26 @@ class Network:
             self.desk.withdraw(key, ask.parties)
 
     def _limited(self, ask: Ask) -> Rules:
-        """The rules for the replies of an ask. Where the run says nothing else, an update that dwarfs the model, or a
-        weight that no number of samples is, is taken for an error or an attack."""
+        """The rules for the replies of an ask. Where the run says nothing else, an update or a metric that dwarfs the
+        model, or a weight that no number of samples is, is taken for an error or an attack."""
         rules = self.rules.of(ask)
+        rules = dataclasses.replace(rules, max_weight=rules.max_weight or HEAVY, worst=WORST, named_loss=True)
         if not ask.in_round or ask.op is None:
             return rules
-        return dataclasses.replace(rules, growth=LARGE, max_weight=rules.max_weight or HEAVY,
-                                   max_stats=rules.max_stats or FAR)  # fmt: skip
+        return dataclasses.replace(rules, growth=LARGE, max_stats=rules.max_stats or FAR)
+
+    def _heaviest(self, ask: Ask, digests: Iterable[str]) -> int | None:
+        """The most that a reply to an ask counts for, given the blobs of the replies in it: so many times the median of
+        their weights. It depends on who is in the ask alone. None where the run itself says how heavy replies may be,
+        or nobody would be lighter."""
+        assert ask.op is not None
+        if ask.op.serves or isinstance(ask.op, DataOp) or (ask.in_round and self.rules.max_weight is not None):
+            return None
+        weights = []
+        for digest in digests:
+            with contextlib.suppress(DataError, OSError):  # which are told when the reply is read to be fused
+                weights.append(Stored.read(self.blobs.path(digest)).weight)
+        return TIMES * statistics.median_low(weights) if len(weights) > 1 else None
 
     def _offers(self, ask: Ask, parties: Sequence[int]) -> list[tuple[int, Errand]]:
         """An ask as each party gets it, with all that a party which comes late must know. What is the same for all of

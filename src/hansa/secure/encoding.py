@@ -20,11 +20,13 @@ import numpy as np
 import torch
 
 from hansa.core import rng
-from hansa.core.errors import ConfigError, PartyError
+from hansa.core.errors import ConfigError, PartyError, RoundAborted
 from hansa.core.federation import Reduced
 from hansa.core.op import Op, Payload, Reply, Shape
+from hansa.core.ranges import RANGES
 
 WIDEST = 64  # bits of a sum, sign included
+SLACK = 1e-6  # that the rounding of the parties' numbers may take a mean of metrics out of its range
 TOO_LONG = "raise privacy.range, or have each party keep its update within it by privacy.bound"
 TOO_LARGE = "raise privacy.statistics"
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
@@ -116,7 +118,7 @@ class Layout:
         self.wide = wide
         self.tensors: dict[str, Shape] = dict(sorted(op.expects(payload).items()))
         self.beside = {name for name in op.beside(payload) if self.tensors[name][1].is_floating_point}
-        self.metrics = sorted(op.measures)
+        self.metrics, self.ranges = sorted(op.measures), op.ranges
         self.values = sum(self.places(name) for name in self.tensors)
 
     def places(self, name: str) -> int:
@@ -200,7 +202,12 @@ class Encoding:
             raise PartyError(f"{name} has values over {largest:g}, for which the secure sum has no room; {hint}")
 
     def decode(self, total: Numbers, count: int) -> Reduced:
-        """The answer that the sum of `count` parties' numbers stands for."""
+        """The answer that the sum of `count` parties' numbers stands for. A metric that is no mean of metrics is left
+        out, and a weight that is no sum of weights ends the round: some party sent wrong numbers."""
+        if not count <= int(total[0]) <= count * self.max_weight:
+            raise RoundAborted(
+                f"the weights of {count} parties cannot add up to {int(total[0])}: some party sent wrong numbers"
+            )
         sums: dict[str, torch.Tensor] = {}
         at, wide = 1, self.layout.wide
         for name, (shape, dtype) in self.layout.tensors.items():
@@ -215,7 +222,10 @@ class Encoding:
         for name in self.layout.metrics:
             end = at + wide.places
             heard = int(total[end])
-            if heard > 0:
-                metrics[name] = float(wide.join(total[at:end].reshape(1, -1))[0]) / heard
+            if 0 < heard <= int(total[0]):
+                mean = float(wide.join(total[at:end].reshape(1, -1))[0]) / heard
+                low, high = self.layout.ranges.get(name) or RANGES.get(name, (-wide.range, wide.range))
+                if low - SLACK <= mean <= high + SLACK:
+                    metrics[name] = min(max(mean, low), high)
             at = end + 1
         return Reduced(sums, int(total[0]), count, {}, metrics)
