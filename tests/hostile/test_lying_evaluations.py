@@ -11,7 +11,9 @@ from kit import Stage, experiment
 from liars import note, take_over
 
 from hansa.core.predictor import Evaluate
+from hansa.data.prepare import ColumnMoments
 from hansa.net import runtime
+from hansa.secure.masking import Masking
 
 FEATURES, FAR = 3, 2.0**10  # a bias that makes every residual positive, so that `mae` is linear
 
@@ -77,3 +79,29 @@ def test_no_record_is_read_by_holding_it_out(tmp_path: Path) -> None:
     # Test samples of its own it measures on, all of them, as often as its owner allows.
     assert sorted(read["tested"]) == [0, 1] and read["tested"][0]["samples"] == 40
     assert "its policy answers 2 evaluations in a job, and has" in job["rounds"][2]["missing"]["tested"]
+
+
+def reads_all_records() -> None:
+    """Ask, within a masked sum, for column sums about a centre with a dimension too many: one sum for each record. The
+    others are given a centre that makes their part of the sum 0."""
+
+    async def round(algorithm, fed, state):  # type: ignore[no-untyped-def]
+        centre = torch.zeros(40, 1, FEATURES, dtype=torch.float64)
+        known = {party: {"centre": torch.full_like(centre, torch.nan)} for party in fed.parties if party != 1}
+        ask = fed._ask("reduce", op=ColumnMoments(), payload={"centre": centre}, parties=tuple(fed.parties), each=known)
+        found = await Masking(active=True).reduce(fed._open(), ask)
+        note({"records": found.sums["sum"].reshape(40, FEATURES) / 40})
+        return state
+
+    take_over(round, "gather", "reduce")
+
+
+def test_no_record_is_read_by_the_shape_of_a_question(tmp_path: Path) -> None:
+    parties = {name: targets(40, seed) for seed, name in enumerate(("ann", "bob", "cid"))}
+    floor = dict.fromkeys(parties, "[privacy]\nsecure = true\nactive = true")
+    with Stage(tmp_path, parties, floor, {"aggregator": "test_lying_evaluations:reads_all_records"}) as stage:
+        job = stage.run(experiment(task={"loss": "mse"}, run={"rounds": 1}))
+    for found in stage.notes():
+        assert not np.array_equal(found["records"].numpy(), parties["bob"][0])
+    assert job["status"] == "failed" and not stage.notes()
+    assert "it is sent no 'centre' of the shape that its samples ask for" in job["reason"]

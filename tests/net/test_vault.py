@@ -20,7 +20,7 @@ from hansa.core import codec, disk
 from hansa.core.budget import Budget, Release
 from hansa.core.errors import ConfigError, DataError, PartyError
 from hansa.core.federation import op_config
-from hansa.core.op import Op, Reply
+from hansa.core.op import Op, Reply, perform
 from hansa.core.predictor import Evaluate
 from hansa.core.registry import build
 from hansa.local import SGD
@@ -53,15 +53,16 @@ class Place:
         self.n = len(x)
         self.worker = Worker(self.home, preparer(((x + shift, y), None)))
 
-    def answer(self, op: Op = LOCAL, round: int = 0, job: str = "job-1", task: Any = TASK) -> Reply | str:
+    def answer(self, op: Op = LOCAL, round: int = 0, job: str = "job-1", task: Any = TASK,
+               preparations: Any = (), payload: Any = None) -> Reply | str:  # fmt: skip
         model = {"w": torch.zeros(8, dtype=torch.float64), "stats": torch.zeros(0), "counts": torch.zeros(0).long()}
-        message = {"op": op_config(op), "payload": {"model": model}, "round": round}
-        blobs = []
-        for tree in (message, task):
+        message = {"op": op_config(op), "payload": payload or {"model": model}, "round": round}
+        blobs, about = [], {"task": task, "preparations": list(preparations)}
+        for tree in (message, about):
             data = codec.encode(tree)
             blobs.append(Blob(hashlib.sha256(data).hexdigest(), len(data)))
         work = Work(job, "job", 0, round, "round", 0, *blobs, None, None, None, 1)
-        return self.worker.answer(work, message, {"task": task, "preparations": []})[0]
+        return self.worker.answer(work, message, about)[0]
 
     def costs(self, rounds: int) -> float:
         return epsilon([Release(5 / self.n, 2.0, rounds * LOCAL.count(self.n))], 1e-5)
@@ -308,6 +309,53 @@ def test_without_a_floor_a_job_may_hold_samples_out_in_one_way_only(place: Any) 
     ):
         said = again.answer(Evaluate(), job="job-3", task=split(share, seed))
         assert said.startswith("task.party_test must lie in" if seed == 0 else "task.seed must be"), said
+
+
+def test_a_description_is_of_all_samples_whatever_a_job_would_hold_out(place: Any) -> None:
+    """Of a single training sample, it would say the label."""
+    party = place("[privacy]\nsecure = true")
+    told = [party.answer(build("op", "describe"), job=f"job-{k}", task={**TASK, "party_test": share})
+            for k, share in enumerate((0.0, 0.97, 0.5))]  # fmt: skip
+    assert all(torch.equal(one.tensors["about"], told[0].tensors["about"]) for one in told)
+
+
+@pytest.mark.parametrize(("op", "name", "shapes"), [
+    ("column-moments", "centre", [(30, 1, 3), (30, 3), (1, 3), (3, 1), (1,), ()]),
+    ("class-moments", "centre", [(2, 30, 3), (2, 1, 3), (2, 1), (3,), (2, 3, 1)]),
+])  # fmt: skip
+def test_statistics_are_of_all_samples_whatever_the_shape_of_the_question(
+    place: Any, op: str, name: str, shapes: list[tuple[int, ...]]
+) -> None:
+    """With a dimension more, a sum over the samples would become a number for each sample."""
+    party = place()
+
+    def ask(tensor: Any) -> Reply | str:
+        outcome = perform(build("op", op), party.worker._prepare(0, TASK, "cpu"), {name: tensor}, {})
+        return outcome if isinstance(outcome, str) else outcome[0]
+
+    good = torch.zeros((3,) if op == "column-moments" else (2, 3), dtype=torch.float64)
+    assert isinstance(ask(good), Reply)
+    for shape in shapes:
+        assert "of the shape that its samples ask for" in ask(torch.zeros(shape, dtype=torch.float64))
+    assert "of the shape" in ask(None) and "of the shape" in ask(good.long())
+    for odd in (torch.nan, torch.inf):
+        assert "not finite" in ask(torch.full_like(good, odd))
+
+
+def test_neither_a_preparation_nor_a_model_is_another_for_each_row(place: Any) -> None:
+    held_out = {**TASK, "party_test": 0.5}
+    party = place()
+    test = len(party.worker._prepare(0, held_out, "cpu").test[0])
+    rows = party.n - test
+    step = {"op": op_config(build("op", "apply-standardise"))}
+    for shape, good in (((3,), True), ((rows, 3), False), ((rows, 1), False), ((2, 1, 3), False)):
+        payload = {"mean": torch.zeros(shape), "std": torch.ones(shape)}
+        said = party.answer(Evaluate(), task=held_out, preparations=[{**step, "payload": payload}])
+        assert isinstance(said, Reply) if good else "another shape than its samples have" in said
+    for extra, good in (((), True), ((test,), False)):
+        model = {"mean": torch.zeros(*extra, 2, 3), "var": torch.ones(*extra, 2, 3), "prior": torch.ones(2) / 2}
+        said = party.answer(Evaluate("naive-bayes"), task=held_out, payload=model)
+        assert isinstance(said, Reply) if good else "has not one output for one sample" in said
 
 
 def test_a_policy_limits_evaluations_and_what_they_are_measured_on(place: Any) -> None:

@@ -13,7 +13,7 @@ from hansa.core.algorithm import Algorithm, Problem, State
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.objective import Objective
-from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, sent
 from hansa.core.params import Params
 from hansa.core.predictor import Predictor
 from hansa.core.registry import register
@@ -26,7 +26,7 @@ class ClassMoments(Op):
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         x, y = party.samples()
-        centre = payload["centre"].to(x.device)
+        centre = sent(payload, "centre", (None, math.prod(x.shape[1:]))).to(x.device)
         apart = x.flatten(1).double() - centre[y]
         zeros = torch.zeros_like(centre)
         count = torch.zeros(len(centre), dtype=torch.int64, device=x.device).index_add(0, y, torch.ones_like(y))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.federation import Federation
-from hansa.core.op import DataOp, Memory, Op, Party, Payload, Reply, Shape
+from hansa.core.op import DataOp, Memory, Op, Party, Payload, Reply, Shape, sent
 from hansa.core.registry import Part, register
 
 
@@ -29,7 +29,8 @@ class ColumnMoments(Op):
     """For each feature: how many samples know it, and the sum and sum of squares of its distance from a point."""
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        apart = party.samples()[0].double() - payload["centre"].to(party.objective.device)
+        x = party.samples()[0]
+        apart = x.double() - sent(payload, "centre", tuple(x.shape[1:])).to(party.objective.device)
         known = ~torch.isnan(apart)
         apart = torch.where(known, apart, 0.0)
         return Reply({"count": known.sum(0), "sum": apart.sum(0), "square": (apart**2).sum(0)}), memory

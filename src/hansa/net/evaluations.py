@@ -10,14 +10,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from hansa.core.errors import ConfigError
-from hansa.core.op import Op, Party, unwrap
-from hansa.core.predictor import Evaluate
+from hansa.core.errors import ConfigError, PartyError
+from hansa.core.op import Memory, Op, Party, Payload, unwrap
+from hansa.core.predictor import Evaluate, Predictor
+from hansa.core.registry import build
 
 
 def evaluates(op: Op) -> bool:
     """Whether an op, or the op inside it, measures a model on the party's test samples."""
     return isinstance(unwrap(op)[1], Evaluate)
+
+
+def check_rows(op: Op, party: Party, payload: Payload, memory: Memory) -> None:
+    """Refuse, by a PartyError, to evaluate a model that is another for each row of the test set: all rows but one could
+    be given outputs that are known beforehand."""
+    inner = unwrap(op)[1]
+    if not isinstance(inner, Evaluate) or party.test is None or not len(party.test[0]):
+        return
+    predictor: Predictor = build("predictor", inner.predictor)
+    own = predictor.own(party.objective, payload, memory)
+    if len(predictor.outputs(party.objective, own, party.test[0][:1])) != 1:
+        raise PartyError("the model that it is to measure has not one output for one sample")
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from hansa.core.federation import op_of
 from hansa.core.op import DataOp, Memory, Op, Party, Reply, perform
 from hansa.core.stopping import Brake, Halted, braked
 from hansa.net.client import Client, Refusal
-from hansa.net.evaluations import evaluates
+from hansa.net.evaluations import check_rows, evaluates
 from hansa.net.evidence import shown_model, stated
 from hansa.net.home import Home, Remembered
 from hansa.net.points import reach
@@ -121,8 +121,9 @@ class Worker:
         if evaluates(op):
             self._vault.evaluate(work.job, ask, limits)
         epsilon = self._vault.charge(work.job, ask, op, party.n, payload)
-        device = party.objective.device
-        outcome = perform(op, party, _moved(payload, device), _moved(memory, device))
+        payload, memory = (_moved(tree, party.objective.device) for tree in (payload, memory))
+        check_rows(op, party, payload, memory)
+        outcome = perform(op, party, payload, memory)
         if isinstance(outcome, str):
             return outcome, False
         reply, remembered = outcome
