@@ -256,14 +256,13 @@ def clean(replies: Replies, op: Op, payloads: Sequence[Payload], rules: Rules, s
         if not math.isfinite(sum(values)):
             return False
         for edge in (min(values), max(values)):
-            most = rules.largest(edge, payload)
-            if outside(name, edge, op.ranges.get(name), most, rules.named_loss) is not None:
+            if outside(name, edge, op.ranges.get(name), MOST, rules.named_loss) is not None:
                 return False
     if rules.max_norm is not None and op.update is not None and op.update in replies.tensors:
         rows = replies.tensors[op.update].flatten(1).to(torch.float64)
         if not bool((torch.linalg.vector_norm(rows, dim=1) <= rules.max_norm).all()):
             return False
-    if op.longest is not None or rules.growth is not None:
+    if op.longest is not None or rules.growth is not None or rules.worst is not None:
         return False  # one by one
     if len(payloads) > 1 and ("stats" in replies.tensors or replies.maxima):
         return False

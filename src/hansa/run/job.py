@@ -46,9 +46,10 @@ from hansa.net.registry import Registry
 from hansa.net.round import Decision
 from hansa.net.runtime import Network, Stopped
 from hansa.net.wire import Order, pack, unpack
+from hansa.run.checks import check_settings
 from hansa.run.config import Experiment, is_function, learned, make_model, outputs_of, parse
 from hansa.run.lines import grouped
-from hansa.run.loop import Training, check_settings
+from hansa.run.loop import Training
 from hansa.run.records import ACTIVE, JobRecords, discard, needed_blobs
 from hansa.run.result import Result
 from hansa.run.simulate import NUMERICS

@@ -27,8 +27,9 @@ def refusals(record: Record, least: int, name: Name) -> dict[str, Any]:
 
 
 def why(record: Record, least: int, name: Name) -> dict[str, str]:
-    """The same in one table, by party."""
-    return {party: reason for told in refusals(record, least, name).values() for party, reason in told.items()}
+    """The same in one table, by party, of those whose replies are not used."""
+    told = refusals(record, least, name)
+    return {party: reason for kind in told if kind != "capped" for party, reason in told[kind].items()}
 
 
 def grouped(reasons: Mapping[str, str]) -> str:
