@@ -73,6 +73,16 @@ def _page(folder: Path, ui: bool, port: int | None, stay: bool, as_json: bool) -
     return page
 
 
+def _fail_without_effect(result: Any) -> None:
+    """Exit with code 1 and the reason where no round of a run changed the model."""
+    from hansa.run.diagnosis import without_effect
+
+    why = without_effect(result.history)
+    if why is not None:
+        typer.echo(f"error: {why}", err=True)
+        raise typer.Exit(1)
+
+
 def _linger(page: Any, result: Any) -> None:
     """Have the live page, where there is one, show the end, and stay where that is wanted."""
     if page is None:
@@ -117,6 +127,7 @@ def run(
         run_report(folder)
         _print_result(result, as_json)
         _linger(page, result)
+    _fail_without_effect(result)
 
 
 @app.command()
@@ -142,6 +153,7 @@ def resume(
         run_report(run_dir)
         _print_result(result, as_json)
         _linger(page, result)
+    _fail_without_effect(result)
 
 
 @app.command(name="track")

@@ -8,13 +8,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hansa.core.errors import ConfigError
+from hansa.run.diagnosis import rejected_rounds, without_effect
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
 PARTIES = "parties"  # in a round's metrics: what each party measured
-APART = ("rounds", "bytes_up", "bytes_down", "seconds", "simulated_seconds", "run_dir", "stopped", "empty_rounds")
+APART = ("rounds", "bytes_up", "bytes_down", "seconds", "simulated_seconds", "run_dir", "stopped", "empty_rounds",
+         "problem")  # fmt: skip
 FIRST = ("accuracy", "auc", "loss")  # of the metrics
 
 
@@ -96,6 +98,7 @@ def rows_of(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """A summary as a person reads it: what it is, and its value."""
     empty = f", {summary['empty_rounds']} of them empty" if summary["empty_rounds"] else ""
     rows = [("rounds", f"{summary['rounds']} ({_stopped(summary)}{empty})")]
+    rows += [("problem", summary["problem"])] if "problem" in summary else []
     for name in sorted(set(summary) - set(APART), key=lambda n: (n not in FIRST, n.startswith("party_"), n)):
         value = summary[name]
         if value is not None:
@@ -127,13 +130,14 @@ def totals(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     last: Mapping[str, Any] = next((line for line in reversed(history) if "loss" in line), {})
     numbers = {k: v for k, v in last.items() if isinstance(v, float) and k not in ("seconds", "simulated_seconds")}
     end: Mapping[str, Any] = history[-1] if history else {}
+    problem = without_effect(history) or rejected_rounds(history)
     up, down = (sum(line[name] for line in history) for name in ("bytes_up", "bytes_down"))
     return {
         **numbers, "rounds": end.get("round", 0), "accuracy": last.get("accuracy"), "loss": last.get("loss"),
         "bytes_up": up, "bytes_down": down,
         "seconds": round(end.get("seconds", 0.0), 3), "simulated_seconds": end.get("simulated_seconds"),
         "empty_rounds": sum("empty" in line for line in history), **_exclusion(history),
-    }  # fmt: skip
+    } | ({} if problem is None else {"problem": problem})  # fmt: skip
 
 
 def _exclusion(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -48,6 +48,7 @@ from hansa.net.runtime import Network, Stopped
 from hansa.net.wire import Order, pack, unpack
 from hansa.run.checks import check_settings
 from hansa.run.config import Experiment, is_function, learned, make_model, outputs_of, parse
+from hansa.run.diagnosis import rejected_rounds
 from hansa.run.lines import grouped
 from hansa.run.loop import Training
 from hansa.run.records import ACTIVE, JobRecords, discard, needed_blobs
@@ -134,7 +135,8 @@ class Job:
         lines = self.training.history
         if lines and all("empty" in line for line in lines):
             reasons = lines[-1].get("missing", {}) | lines[-1].get("rejected", {})
-            told = f"no round was fused; the last one: {lines[-1]['empty']}"
+            common = rejected_rounds(lines)
+            told = f"no round was fused{f' ({common})' if common else ''}; the last one: {lines[-1]['empty']}"
             raise RoundAborted(f"{told}; {grouped(reasons)}" if reasons else told)
         result = Result(self.training, state, self._record(), None)
         digest, _ = self.runner.blobs.put(codec.pieces(result.saved_model()))

@@ -76,7 +76,9 @@ def _pictures(history: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) 
 def _story(algorithm: str, history: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> str:
     if not summary:
         return f"{algorithm}, {len(history)} rounds so far; the run is not finished."
-    return f"{algorithm}, {summary.get('rounds', len(history))} rounds; it ended because: {summary.get('stopped')}."
+    problem = f" Problem: {summary['problem']}." if "problem" in summary else ""
+    rounds = summary.get("rounds", len(history))
+    return f"{algorithm}, {rounds} rounds; it ended because: {summary.get('stopped')}.{problem}"
 
 
 def _numbers(summary: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> Sheet:

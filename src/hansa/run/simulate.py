@@ -29,6 +29,7 @@ from hansa.data.picture import table
 from hansa.local.solver import LocalSolver
 from hansa.privacy import Privacy, spent
 from hansa.privacy import privacy as privacy_of
+from hansa.run.diagnosis import rejected_rounds, without_effect
 from hansa.run.loop import Training
 from hansa.run.progress import Watch, watcher
 from hansa.run.result import Result
@@ -149,6 +150,9 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
             with threads(1):
                 state = complete(training.steps(), runtime.answer)
             result = Result(training, state, record, folder)
+            problem = without_effect(result.history) or rejected_rounds(result.history)
+            if problem is not None:
+                log.warning(problem)
             if store is not None:
                 store.finish(result.saved_model(), result.described(), result.summary)
             if session is not None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from hansa.core.errors import ConfigError, nearest
+from hansa.run.diagnosis import without_effect
 from hansa.run.display import human_bytes
 from hansa.run.settings import higher_is_better, plain_metric
 from hansa.run.store import SUMMARY, Store, read_json, write_json
@@ -353,7 +354,8 @@ def outcome_of(cell: Cell, run_dir: Path | None, failed: str | None = None) -> O
         missing = failed or (None if run_dir is None else f"the folder {run_dir} is not there any more")
         return Outcome(cell, [], {}, missing, run_dir)
     summary = read_json(run_dir / SUMMARY) if (run_dir / SUMMARY).exists() else {}
-    return Outcome(cell, Store(run_dir).history(), summary, failed, run_dir)
+    history = Store(run_dir).history()
+    return Outcome(cell, history, summary, failed or without_effect(history), run_dir)
 
 
 def _points(history: Sequence[dict[str, Any]], metric: str, against: Axis) -> tuple[np.ndarray, np.ndarray]:

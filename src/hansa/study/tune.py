@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from hansa.run.diagnosis import without_effect
 from hansa.run.settings import higher_is_better
 from hansa.run.store import Store
 from hansa.study.cell import Cell, key_of
@@ -102,6 +103,7 @@ def _score(study: Study, jobs: Sequence[Job], failed: dict[Path, str]) -> tuple[
     for job in jobs:
         history = [] if job.run_dir in failed else Store(job.run_dir).history()
         lines = [line for line in history if line["round"] <= job.rounds and "loss" in line]
+        lines = [] if without_effect(history) else lines
         plain = study.metric or ("accuracy" if any("accuracy" in line for line in lines) else "loss")
         own = f"party_{plain}_mean"
         metric = own if any(own in line for line in lines) else plain

@@ -1,0 +1,87 @@
+"""A run that diverges says so in one sentence, and does not count as a success."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hansa
+from hansa.run.diagnosis import rejected_rounds, without_effect
+
+EXPERIMENT = """
+[task]
+dataset = "digits"
+model = "2nn"
+[partition]
+name = "iid"
+parties = 3
+[algorithm]
+name = "fedavg"
+local = { lr = 1e30, batch = 50 }
+[run]
+rounds = 2
+"""
+SENTENCE = "no round changed the model: updates are not finite in 2 of 2 rounds: lower algorithm.local.lr"
+
+
+def run(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hansa.cli", *args]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=300)
+
+
+def test_a_run_that_never_changed_the_model_fails_with_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "e.toml").write_text(EXPERIMENT)
+    done = run("run", "e.toml", "--out", "out", "--json", cwd=tmp_path)
+    assert done.returncode == 1
+    assert f"error: {SENTENCE}" in done.stderr and "Traceback" not in done.stderr
+    assert json.loads(done.stdout.strip().splitlines()[-1])["empty_rounds"] == 2
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["problem"] == SENTENCE
+    assert SENTENCE in " ".join(run("show", "out", cwd=tmp_path).stdout.split())
+    assert SENTENCE in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_a_comparison_lists_a_run_that_never_changed_the_model_as_failed(tmp_path: Path) -> None:
+    results = hansa.compare(
+        [{"name": "fedavg", "label": "wild", "local": {"lr": 1e30}}, {"name": "fedavg", "local": {"lr": 0.1}}],
+        dataset="digits", model="2nn", parties=3, seeds=1, rounds=2, jobs=1, folder=tmp_path / "study",
+    )  # fmt: skip
+    assert [(outcome.cell.algorithm, outcome.failed) for outcome in results.failed] == [("wild", SENTENCE)]
+
+
+def test_a_simulation_in_python_warns_once(caplog: pytest.LogCaptureFixture) -> None:
+    experiment = hansa.run.config.parse({
+        "task": {"dataset": "digits", "model": "2nn"}, "partition": {"name": "iid", "parties": 3},
+        "algorithm": {"name": "fedavg", "local": {"lr": 1e30}}, "run": {"rounds": 2},
+    })  # fmt: skip
+    with caplog.at_level(logging.WARNING, logger="hansa"):
+        result = hansa.simulate(experiment.algorithm, experiment.build_task(), rounds=2)
+    assert [record.getMessage() for record in caplog.records if record.name == "hansa"] == [SENTENCE]
+    assert result.summary["problem"] == SENTENCE
+
+
+def line(replies: int = 0, **reasons: str) -> dict[str, Any]:
+    empty = {"empty": f"{replies} usable replies"} if not replies else {}
+    return {"replies": replies, "rejected": reasons, **empty}
+
+
+def test_the_sentence_names_what_was_rejected_and_how_often() -> None:
+    far = line(
+        **{party: f"the norm of its update, {norm}, is over the limit of 5" for party, norm in (("a", 7), ("b", 9))}
+    )
+    assert rejected_rounds([far, line(2)]) == (
+        "updates are longer than run.max_norm allows in 1 of 2 rounds: lower algorithm.local.lr, or raise run.max_norm"
+    )
+    assert without_effect([far, line(2)]) is None
+    other = line(a="w has the shape (3,), expected (2,)")
+    assert (
+        rejected_rounds([other]) == "all replies were rejected in 1 of 1 rounds: w has the shape (...), expected (...)"
+    )
+    assert rejected_rounds([line(a="one reason", b="another")]) is None
+    assert without_effect([line(a="one reason", b="another")]) == "no round changed the model: 0 usable replies"
+    assert rejected_rounds([line(1, a="one reason")]) is None and without_effect([]) is None
