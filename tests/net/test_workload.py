@@ -7,16 +7,18 @@ import resource
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from league import PATIENCE, League, samples
 
 from hansa.bayes.naive import ClassMoments
 from hansa.core import codec
-from hansa.core.errors import ConfigError
+from hansa.core.errors import ConfigError, PartyError
 from hansa.core.federation import op_config
 from hansa.core.op import Op, Reply
 from hansa.core.predictor import Evaluate
@@ -32,7 +34,10 @@ from hansa.net.policy import Policy
 from hansa.net.wire import Blob, Work
 from hansa.net.workload import Workload, machine_memory
 from hansa.run.join import preparer
+from hansa.secure import functional, masks
 from hansa.secure.masked import SecureMasked, SecureShares
+from hansa.secure.numbers import Stream, prime
+from hansa.secure.paillier import PublicKey
 from hansa.select.tiers import Probe
 from hansa.trees.counts import SplitCounts
 from hansa.trees.domain import ValueProfile
@@ -173,6 +178,31 @@ def test_evaluation_stops_between_its_batches(tmp_path: Path) -> None:
     made = preparer(((x, y), (x, y)))(0, TASK, "cpu")
     with braked(brake), pytest.raises(Halted):
         Evaluate().run(made, {"model": made.objective.initial._asdict()}, {})
+
+
+def test_a_tree_in_which_a_node_is_below_itself_is_refused(tmp_path: Path) -> None:
+    """Version 0.1.0 went down such a tree for ever."""
+    tree = {"domain": [{"cuts": [0.0]}] * 3, "feature": torch.tensor([0, 0]), "child": torch.tensor([[1, 1], [0, 0]])}
+    assert "malformed tree" in str(answer(tmp_path / "home", SplitCounts((1,), 3, 2, 2), tree))
+    x, y = samples(0)[0]
+    made = preparer(((x, y), (x, y)))(0, TASK, "cpu")
+    with pytest.raises(PartyError, match="malformed tree"):
+        Evaluate("id3").run(made, {**tree, "counts": torch.ones(2, 2)}, {})
+
+
+@pytest.mark.parametrize("work", [
+    lambda: prime(Stream(b"secret"), 512), lambda: PublicKey(2**1024 + 1, 4).encrypt(1, Stream(b"secret")),
+    lambda: masks.add(np.zeros(4, np.uint64), bytes(32)), lambda: functional.encrypt(1, 2, 3),
+    lambda: SplitCounts((0,), 3, 2, 2).run(
+        preparer((samples(0)[0], None))(0, TASK, "cpu"),
+        {"domain": [{"cuts": [0.0]}] * 3, "feature": torch.tensor([-1]), "child": torch.tensor([[-1, -1]])}, {},
+    ),
+], ids=["prime", "paillier", "masks", "functional", "tree"])  # fmt: skip
+def test_ops_that_are_no_training_stop_between_their_steps_too(work: Callable[[], Any]) -> None:
+    brake = Brake(1e9)
+    brake.pull()
+    with braked(brake), pytest.raises(Halted):
+        work()
 
 
 def test_memory_is_bounded_by_the_operating_system_and_the_party_lives_on() -> None:

@@ -16,6 +16,7 @@ from hansa.core.params import ParamSpec
 
 Spans = tuple[tuple[int, int], ...]
 VARIANCE = "running_var"  # what PyTorch's normalising layers call the buffer
+MOST = 10**7  # steps of a round, whatever number of samples a party claims
 OWN = 100  # times the steps that it was asked to take that a party may take by its own policy
 
 
@@ -50,7 +51,7 @@ def buffer_fault(tensors: Mapping[str, Tensor], maxima: Mapping[str, Tensor], we
                     f"the limit of {max_stats:.4g} (run.max_stats)"
                 )
     if counts is not None and isinstance(model.get("counts"), Tensor):
-        most = OWN * max(1, op.demands(weight, payload).get("steps", 1))
+        most = min(MOST, OWN * max(1, op.demands(weight, payload).get("steps", 1)))
         rise = (counts.to(torch.float64) - model["counts"].to(counts.device, torch.float64)).abs().max()
         if float(rise) > most:
             return f"one of its counters moved by {float(rise):.4g}, and its steps allow {most}"

@@ -27,7 +27,7 @@ from hansa.core.determinism import set_deterministic
 from hansa.core.errors import ConfigError, DataError, HansaError, RuntimeFailure
 from hansa.core.federation import op_of
 from hansa.core.op import DataOp, Memory, Op, Party, Reply, perform
-from hansa.core.stopping import Brake, Halted, braked
+from hansa.core.stopping import Brake, Halted, braked, go_on
 from hansa.net.client import Client, Refusal
 from hansa.net.evaluations import check_rows, evaluates
 from hansa.net.evidence import shown_model, stated
@@ -149,6 +149,7 @@ class Worker:
         if self._ready is None or self._ready[0] != name:
             party = self._prepare(work.party, self._policy.split(task["task"]), self._policy.device)
             for step in task["preparations"]:
+                go_on()
                 op: Op = op_of(step["op"], where="task")
                 refused = self._policy.refuses_op(op)
                 if refused is not None or not isinstance(op, DataOp):

@@ -21,6 +21,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from hansa.core.errors import DataError, PartyError
+from hansa.core.stopping import go_on
 
 PRIME = int(
     "FFFFFFFFFFFFFFFFC90FDAA22168C234C4C6628B80DC1CD129024E088A67CC74020BBEA63B139B22514A08798E3404DD"
@@ -59,6 +60,7 @@ def _raised(exponent: int) -> int:
 
 def encrypt(number: int, secret: int, at: int) -> int:
     """A number under a party's secret, at a base; each base is used once with a secret."""
+    go_on()
     return pow(at, secret, PRIME) * _raised(number) % PRIME
 
 

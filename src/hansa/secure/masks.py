@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from hansa.core.stopping import go_on
+
 KEY = 32  # bytes of any key
 NONCE, TAG = 12, 16  # bytes that sealing adds
 CHUNK = 2**18  # bytes that are drawn at a time: they stay in the cache until they are added
@@ -80,6 +82,7 @@ def add(total: Words, seed: bytes, sign: int = 1) -> None:
     drawn = np.empty(CHUNK + 16, dtype=np.uint8)  # the cipher wants a block more than it fills
     words = drawn[:CHUNK].view(total.dtype)
     for at in range(0, len(total), len(words)):
+        go_on()
         part = total[at : at + len(words)]
         stream.update_into(_ZEROS[: part.nbytes], drawn.data)
         if sign > 0:

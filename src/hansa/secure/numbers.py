@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hansa.core.stopping import go_on
+
 SIEVE = 2**18  # small primes up to here sort out candidates
 SPAN = 2**15  # candidates that are looked through from one beginning
 WITNESSES = 24  # a number that passes so many rounds is composite with a probability below 4^-24 = 2^-48, however drawn
@@ -91,6 +93,7 @@ def _candidates(draws: Stream, bits: int, safe: bool) -> Iterator[int]:
             if safe:  # (begin + 4 k - 1) / 2 is divisible where begin + 4 k is 1 modulo the prime
                 left[(1 - rest) * quarter % prime :: prime] = False
         for k in np.flatnonzero(left).tolist():
+            go_on()
             if (begin + 4 * k).bit_length() == bits:
                 yield begin + 4 * k
 

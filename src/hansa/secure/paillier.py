@@ -22,6 +22,7 @@ import numpy as np
 from torch import Tensor
 
 from hansa.core.errors import DataError
+from hansa.core.stopping import go_on
 from hansa.secure.encoding import Numbers
 from hansa.secure.numbers import Stream, as_bytes, from_rows, prime, small_product, to_rows
 
@@ -85,6 +86,7 @@ class PublicKey:
             raise DataError(
                 f"a message lies in 0 to n - 1, and this one has {message.bit_length()} bits or is negative"
             )
+        go_on()
         exponent, mask = draws.bits(self.bits // 2), 2**WINDOW - 1
         value = 1 + message * self.n
         for row in _powers(self.hn, self.square, self.bits // 2):
@@ -177,6 +179,7 @@ class PrivateKey:
         """The message, 0 to n - 1, found modulo each prime by itself."""
         if ciphertext.key != self.public:
             raise DataError("the ciphertext is under another key")
+        go_on()
         at_p, at_q = (self._modulo(prime, ciphertext.value) for prime in (self.p, self.q))
         return at_p + (at_q - at_p) * self._inverse % self.q * self.p
 

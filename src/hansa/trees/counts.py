@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
+from hansa.core.stopping import go_on
 
 
 def codes(x: Tensor, domain: list[dict[str, Any]]) -> Tensor:
@@ -31,7 +33,7 @@ def route(coded: Tensor, feature: Tensor, child: Tensor, stop_short: bool = True
     feature, child = feature.to(coded.device), child.to(coded.device)
     node = torch.zeros(len(coded), dtype=torch.int64, device=coded.device)
     moving = torch.ones_like(node, dtype=torch.bool)
-    while True:
+    for _ in range(len(feature) + 1):
         split = feature[node.clamp(min=0)]
         moving = moving & (split >= 0) & (node >= 0)
         if not bool(moving.any()):
@@ -43,6 +45,7 @@ def route(coded: Tensor, feature: Tensor, child: Tensor, stop_short: bool = True
         if not stop_short:
             node = torch.where(lost, -1, node)
         moving = moving & ~lost
+    raise PartyError("malformed tree: a node is below itself")
 
 
 @register("split-counts")
@@ -62,6 +65,7 @@ class SplitCounts(Op):
         splits = torch.zeros(len(self.nodes), self.features, self.width, self.classes, dtype=torch.int64)
         totals = torch.zeros(len(self.nodes), self.classes, dtype=torch.int64)
         for i, wanted in enumerate(self.nodes):
+            go_on()
             here = node == wanted
             labels = y[here].cpu()
             totals[i] = torch.bincount(labels, minlength=self.classes)
