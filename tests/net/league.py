@@ -221,7 +221,7 @@ class League:
 
     def start(self) -> None:
         federation = Federation.open(self.folder)
-        table = dataclasses.replace(federation.serve, host="127.0.0.1", port=self.port, **self._serve)
+        table = dataclasses.replace(federation.serve, **{"host": "127.0.0.1", "port": self.port, **self._serve})
         limits = dataclasses.replace(federation.limits, **self._limits)
         self.aggregator = Aggregator(dataclasses.replace(federation, serve=table, limits=limits))
         self.ledger, self.desk, self.runner = self.aggregator.ledger, self.aggregator.desk, self.aggregator.runner

@@ -160,6 +160,13 @@ def test_an_address_that_is_none_is_refused_in_a_sentence(listen: str) -> None:
         Serve().listening(listen)
 
 
+@pytest.mark.parametrize("host", ["a..b", "x" * 70])
+def test_a_name_that_no_machine_can_have_gets_a_sentence(tmp_path: Path, host: str) -> None:
+    for name, serve in (("f", {"host": host}), ("g", {"admin": f"{host}:1", "admin_open": True})):
+        with pytest.raises(AssertionError, match=r"ConfigError\('cannot listen on .*: invalid address"):
+            League(tmp_path / name, **serve)
+
+
 def test_serve_listens_where_it_is_told(tmp_path: Path) -> None:
     init(tmp_path / "f", "f", ["ann"], [], 1)  # a port that nobody may use
     command = [sys.executable, "-m", "hansa.cli", "serve", str(tmp_path / "f"), "--json", "--listen", "127.0.0.2:0",

@@ -67,9 +67,10 @@ class Admin:
         site = web.TCPSite(self._runner, host, port)
         try:
             await site.start()
-        except OSError as error:
+        except (OSError, ValueError) as error:  # the latter: a name that no machine can have
             await self._runner.cleanup()
-            raise ConfigError(f"cannot listen on {host}:{port} (serve.admin): {error.strerror}") from None
+            why = getattr(error, "strerror", None) or "invalid address"
+            raise ConfigError(f"cannot listen on {host[:80]}:{port} (serve.admin): {why}") from None
         self.port = int(self._runner.addresses[0][1])
         return self.port
 

@@ -155,9 +155,10 @@ class Door:
                 listener.setblocking(False)
                 self._sockets.append(listener)
                 port = listener.getsockname()[1]
-        except OSError as error:
+        except (OSError, ValueError) as error:  # the latter: a name that no machine can have
             self.shut()
-            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+            why = getattr(error, "strerror", None) or "invalid address"
+            raise ConfigError(f"cannot listen on {host[:80]}:{port}: {why}") from None
         self._tasks = [loop.create_task(self._accept(listener)) for listener in self._sockets]
         self._tasks.append(loop.create_task(self._watch()))
         return port
