@@ -28,12 +28,13 @@ from hansa.core.replies import Record, Rules, combine
 from hansa.local import SGD
 from hansa.secure import boxes, threshold, threshold_sum
 from hansa.secure.channel import Channel
+from hansa.secure.masked import SecureKeys
 from hansa.secure.numbers import as_bytes
 
 NUMBERS = {k: [1.5 * k - 2.25, 0.125, -3.0] for k in range(5)}
 COUNTS = {k: [7 * k, 10_000 - k] for k in range(5)}
 
-PUBLIC = [f"secure.threshold.{name}" for name in ("key", "checks", "owners", "needed")]  # what all may know
+PUBLIC = [f"secure.threshold.{name}" for name in ("modulus", "checks", "owners", "needed")]  # what all may know
 
 has_tenseal = importlib.util.find_spec("tenseal") is not None
 FIELDS: dict[str, dict[str, Any]] = {
@@ -494,3 +495,16 @@ def test_long_work_and_short_keys_are_warned_of(caplog: pytest.LogCaptureFixture
     assert "a party will take about 80 s a round for 8002 values" in caplog.text
     build("secure", "threshold-paillier", key_bits=1024).check(problem(10))
     assert "under 2048 bits are for tests only" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "session", [None, 5, "", "x" * 101, "x" * 10**7], ids=["none", "number", "empty", "long", "huge"]
+)
+def test_a_sum_without_a_short_name_is_neither_opened_nor_written_down(session: Any) -> None:
+    """What a party answers once it keeps for good: in 0.1.0 an aggregator could fill its disk with long names."""
+    here = world("paillier")
+    here.reduce(Say())
+    opened = next(sent for sent in here.sent if sent["op"]["name"] == "secure-paillier-open")
+    said = here.at(0, op_of(opened["op"], "test"), {**opened["payload"], "session": session})
+    assert "expected a session of 1 to 100 characters" in str(said)
+    assert "expected a session of 1 to 100 characters" in str(here.at(0, SecureKeys(), {"session": session}))

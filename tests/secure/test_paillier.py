@@ -30,6 +30,19 @@ messages = st.integers(0, PUBLIC.n - 1)
 few = settings(max_examples=15, deadline=None)
 
 
+def jacobi(a: int, n: int) -> int:
+    """The Jacobi symbol."""
+    a, sign = a % n, 1
+    while a:
+        while a % 2 == 0:
+            a //= 2
+            sign = -sign if n % 8 in (3, 5) else sign
+        a, n = n, a
+        sign = -sign if a % 4 == n % 4 == 3 else sign
+        a %= n
+    return sign if n == 1 else 0
+
+
 @few
 @given(messages, messages, st.integers(0, 2**64), st.binary(min_size=4))
 def test_sums_and_multiples_of_ciphertexts_are_ciphertexts_of_sums_and_multiples(
@@ -60,7 +73,16 @@ def test_a_ciphertext_is_one_of_paillier_whatever_the_table_holds() -> None:
     assert PUBLIC.encrypt(7, draws).value == expected
     root = pow(PUBLIC.hn, pow(PUBLIC.n, -1, (KEY.p - 1) * (KEY.q - 1)), PUBLIC.n)  # the h of h^n
     assert pow(root, PUBLIC.n, PUBLIC.square) == PUBLIC.hn
-    assert root == -KEY.x * KEY.x % PUBLIC.n
+    assert jacobi(root, PUBLIC.n) == 1
+    assert jacobi(root, KEY.p) == jacobi(root, KEY.q) == -1  # minus a square, as primes are 3 modulo 4
+
+
+def test_nobody_chooses_what_randomises() -> None:
+    """In 0.1.0 whoever made a key could choose h^n = -1, by which ciphertexts hide nothing."""
+    assert PUBLIC.tensor().numel() == 1024 // 8
+    assert PublicKey(PUBLIC.n).hn == PUBLIC.hn != OTHER.public.hn
+    readable = {(1 + 5 * PUBLIC.n) % PUBLIC.square, -(1 + 5 * PUBLIC.n) % PUBLIC.square}
+    assert not readable & {PUBLIC.encrypt(5, Stream(b"%d" % k)).value for k in range(20)}
 
 
 def test_two_encryptions_of_a_message_differ() -> None:
@@ -97,9 +119,7 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(DataError, match="1024 to 4096 bits"):
         PrivateKey.generate(512, draws)
     with pytest.raises(DataError, match="512 bits, expected 1024 to 4096"):
-        PublicKey(KEY.p, 2)
-    with pytest.raises(DataError, match="not invertible"):
-        PublicKey(PUBLIC.n, KEY.p)
+        PublicKey(KEY.p)
 
 
 def test_a_modulus_that_everybody_can_factor_is_refused() -> None:
@@ -110,7 +130,7 @@ def test_a_modulus_that_everybody_can_factor_is_refused() -> None:
     for n, why in ((single, "is a prime"), (KEY.p**2, "is a square"), (3 * prime(Stream(b"x"), 1022), "small factor"),
                    (4093 * prime(Stream(b"y"), 1012), "small factor")):  # fmt: skip
         with pytest.raises(DataError, match=why):
-            PublicKey(n, 2).check(n.bit_length())
+            PublicKey(n).check(n.bit_length())
 
 
 def test_keys_and_ciphertexts_survive_the_wire() -> None:

@@ -78,7 +78,7 @@ def assert_the_same(algorithm: hansa.Algorithm, privacy: dict[str, Any], rounds:
         for name in {"train_loss", "gamma", "steps_taken"} & set(one):
             assert other[name] == pytest.approx(one[name], rel=within)
     moved = float(plain.state.params.w.abs().max())  # from 0
-    assert moved > 0.02
+    assert moved > (0.02 if rounds > 2 else 1e-4)
     assert torch.allclose(plain.state.params.w, secure.state.params.w, rtol=0, atol=within * moved)
     for name in set(plain.state.slots) & {"c"}:
         assert torch.allclose(plain.state.slots[name], secure.state.slots[name], rtol=within)
@@ -96,14 +96,21 @@ def test_masks_change_no_quantity_beside_an_update_on_any_engine(engine: str) ->
         assert_the_same(ALGORITHMS[name][0], {"secure": "masking", **ALGORITHMS[name][1]}, 2, engine)
 
 
-@pytest.mark.parametrize("name", BESIDE)
-@pytest.mark.parametrize("channel", list(CHANNELS))
-def test_encryption_changes_no_quantity_beside_an_update(channel: str, name: str) -> None:
+PAIRS = [
+    pytest.param(channel, name, marks=[] if channel == "paillier" or name in BESIDE else pytest.mark.slow)
+    for channel in CHANNELS
+    for name in ALGORITHMS
+]
+
+
+@pytest.mark.parametrize(("channel", "name"), PAIRS)
+def test_encryption_changes_no_algorithm_whatever_the_size_of_what_it_sends(channel: str, name: str) -> None:
     if channel == "ckks" and importlib.util.find_spec("tenseal") is None:
         pytest.skip("no tenseal")
     algorithm, settings = ALGORITHMS[name]
     privacy = {"secure": channel, **CHANNELS[channel], **settings}
-    assert_the_same(algorithm, privacy, rounds=1, within=1e-5)
+    rounds = 2 if name in ("easgd", "overlap-sgd") else 1  # in whose first round nothing moves
+    assert_the_same(algorithm, privacy, rounds, within=1e-5)
 
 
 def test_every_secure_channel_and_every_algorithm_that_sums_is_tested() -> None:

@@ -133,7 +133,7 @@ def _packed(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return {type(value).__name__: [_packed(item) for item in value]}
     if isinstance(value, PublicKey):
-        return {"key": [_packed(value.n), _packed(value.hn)]}
+        return {"key": _packed(value.n)}
     if isinstance(value, Dealing):
         return {"dealing": [_packed(item) for item in (value.key, value.needed, value.owners, value.checks)]}
     raise TypeError(f"a {type(value).__name__} cannot be sent to a child process")
@@ -146,7 +146,7 @@ _MAKE: dict[str, Callable[[Any], Any]] = {
     "map": lambda pairs: {_unpacked(name): _unpacked(item) for name, item in pairs},
     "list": lambda items: [_unpacked(item) for item in items],
     "tuple": lambda items: tuple(_unpacked(item) for item in items),
-    "key": lambda fields: PublicKey(*map(_unpacked, fields)),
+    "key": lambda n: PublicKey(_unpacked(n)),
     "dealing": lambda fields: Dealing(*map(_unpacked, fields)),
 }
 

@@ -141,7 +141,7 @@ class Opened(Op):
         sealed = told.matrix(payload, "sealed", BOX + 8)
         if len(sealed) != -(-self.length // SLOTS):
             raise PartyError(f"{len(sealed)} ciphertexts are not for {self.length} numbers")
-        party.vault.once(f"ckks {party.round} {payload['session']}", codec.digest(sealed))
+        party.vault.once(f"ckks {party.round} {told.session(payload)}", codec.digest(sealed))
         key = _tenseal().context_from(as_bytes(memory[SECRET]))
         with declining():
             opened = [vector.decrypt() for vector in _vectors(key, sealed.numpy())]

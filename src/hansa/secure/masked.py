@@ -101,7 +101,7 @@ class SecureKeys(Op):
     serves: ClassVar[bool] = True
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        session = str(payload.get("session"))
+        session = told.session(payload)
         secrets = b"".join(party.private("secure", session, name) for name in ("box", "mask"))
         keys = _public(secrets)
         sent = {"keys": told.tensor(keys)}

@@ -1,11 +1,12 @@
 """Paillier's cryptosystem: whoever has the public key encrypts and adds, whoever has the private one decrypts.
 
 Paillier (1999), with g = n + 1. Encryption draws its randomiser as Damgard, Jurik and Nielsen (2010, section 4.2) do:
-h = -x^2 modulo n and h^n modulo n^2 are part of the public key, and the randomiser is (h^n)^a with a random exponent a
-of half the bits of n. Primes are 3 modulo 4 and gcd(p - 1, q - 1) = 2, so that -x^2 generates, but for a negligible
-chance, all numbers of Jacobi symbol 1. This hides the plaintext as Paillier's own randomiser does, where powers of h
-with such a short exponent cannot be told from random ones: an assumption beside that on composite residuosity. As the
-base never changes, its powers are kept in a table, and an exponentiation is some two hundred products.
+h = -x^2 modulo n, and the randomiser is (h^n)^a modulo n^2 with a random exponent a of half the bits of n. x is hashed
+from n: were h part of the key, its maker could choose one of small order, and everybody could read the ciphertexts.
+Primes are 3 modulo 4 and gcd(p - 1, q - 1) = 2, so that -x^2 generates, but for a negligible chance, all numbers of
+Jacobi symbol 1. This hides the plaintext as Paillier's own randomiser does, where powers of h with such a short
+exponent cannot be told from random ones: an assumption beside that on composite residuosity. As the base never changes,
+its powers are kept in a table, and an exponentiation is some two hundred products.
 
 Several numbers share a plaintext (`Packing`), each in as many bits as the largest possible sum of it takes.
 """
@@ -32,6 +33,13 @@ WINDOW = 6  # bits of an exponent that one product takes care of
 
 
 @functools.lru_cache(maxsize=8)
+def _randomiser(n: int) -> int:
+    """h^n modulo n^2, with h = -x^2 and an x that n is hashed to."""
+    x = 2 + Stream(b"hansa paillier" + n.to_bytes((n.bit_length() + 7) // 8, "little")).below(n - 3)
+    return pow(-x * x % n, n, n * n)
+
+
+@functools.lru_cache(maxsize=8)
 def _powers(base: int, modulus: int, bits: int) -> list[list[int]]:
     """For each window of an exponent, the powers of the base for all its values."""
     table = []
@@ -46,17 +54,14 @@ def _powers(base: int, modulus: int, bits: int) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class PublicKey:
-    """What encrypts and adds: the modulus n, and h^n modulo n^2."""
+    """What encrypts and adds: the modulus n."""
 
     n: int
-    hn: int
 
     def __post_init__(self) -> None:
         if not SMALLEST <= self.n.bit_length() <= LARGEST or self.n % 2 == 0:
             raise DataError(f"not a Paillier key: n has {self.n.bit_length()} bits, expected {SMALLEST} to {LARGEST}, "
                             "and is odd")  # fmt: skip
-        if not 1 < self.hn < self.square or math.gcd(self.hn, self.n) != 1:
-            raise DataError("not a Paillier key: what randomises is not invertible modulo n^2")
 
     def check(self, bits: int) -> None:
         """Refuse a key that somebody else made and that is too short, or whose n everybody can factor."""
@@ -70,6 +75,11 @@ class PublicKey:
     @functools.cached_property
     def square(self) -> int:
         return self.n * self.n
+
+    @property
+    def hn(self) -> int:
+        """h^n modulo n^2, whose powers randomise; the same for everybody."""
+        return _randomiser(self.n)
 
     @property
     def bits(self) -> int:
@@ -124,15 +134,13 @@ class PublicKey:
         return hashlib.sha256(as_bytes(self.tensor())).hexdigest()[:32]
 
     def tensor(self) -> Tensor:
-        """The key as bytes: n, then h^n."""
-        return to_rows([self.n | self.hn << (4 * self.size)], self.size * 3 // 2)[0]
+        """The key as bytes."""
+        return to_rows([self.n], self.size // 2)[0]
 
     @classmethod
     def of_tensor(cls, data: Tensor) -> PublicKey:
         """The key that `tensor` gave; a DataError where it is none."""
-        (both,) = from_rows(data.view(1, -1))
-        half = data.numel() // 3 * 8
-        return cls(both % (1 << half), both >> half)
+        return cls(*from_rows(data.view(1, -1)))
 
 
 @dataclass(frozen=True)
@@ -155,11 +163,10 @@ class Ciphertext:
 
 @dataclass(frozen=True)
 class PrivateKey:
-    """What decrypts: the two primes, and the number of which the randomiser is made."""
+    """What decrypts: the two primes."""
 
     p: int
     q: int
-    x: int
 
     @classmethod
     def generate(cls, bits: int, draws: Stream) -> PrivateKey:
@@ -169,11 +176,11 @@ class PrivateKey:
         q = p
         while math.gcd(p - 1, q - 1) != 2:
             q = prime(draws, bits // 2)
-        return cls(p, q, 2 + draws.below(p * q - 3))
+        return cls(p, q)
 
     @functools.cached_property
     def public(self) -> PublicKey:
-        return public_key(self.p * self.q, self.x)
+        return PublicKey(self.p * self.q)
 
     def decrypt(self, ciphertext: Ciphertext) -> int:
         """The message, 0 to n - 1, found modulo each prime by itself."""
@@ -195,24 +202,18 @@ class PrivateKey:
 
     def tensor(self) -> Tensor:
         """The key as bytes, for the party that keeps it."""
-        return to_rows([self.p, self.q, self.x], self.public.size // 2).view(-1)
+        return to_rows([self.p, self.q], self.public.size // 4).view(-1)
 
     @classmethod
     def of_tensor(cls, data: Tensor) -> PrivateKey:
         """The key that `tensor` gave."""
-        return cls(*from_rows(data.view(3, -1)))
+        return cls(*from_rows(data.view(2, -1)))
 
 
 def check_bits(bits: int) -> None:
     """Refuse lengths of a key that are too short, take too long, or are not whole bytes for each prime."""
     if not SMALLEST <= bits <= LARGEST or bits % 16:
         raise DataError(f"a key has {SMALLEST} to {LARGEST} bits, a multiple of 16, got {bits}")
-
-
-def public_key(n: int, x: int) -> PublicKey:
-    """The public key to a modulus, with a randomiser made of x."""
-    h = -x * x % n
-    return PublicKey(n, pow(h, n, n * n))
 
 
 @dataclass(frozen=True)

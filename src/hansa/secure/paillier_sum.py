@@ -26,6 +26,11 @@ log = logging.getLogger("hansa")
 SAFE = 2048  # bits of a key
 
 
+def _kept(key_bits: int) -> str:
+    """The name under which a party remembers its private key."""
+    return f"secure.paillier.primes.{key_bits}"
+
+
 @register("secure-paillier-key")
 @dataclass(frozen=True)
 class Key(Op):
@@ -38,14 +43,14 @@ class Key(Op):
         check_key_bits(self.key_bits)
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        name = f"secure.paillier.{self.key_bits}"
+        name = _kept(self.key_bits)
         if name not in memory:
             key = PrivateKey.generate(self.key_bits, Stream(party.private("paillier-key")))
             memory = {**memory, name: key.tensor()}
         return Reply({"key": PrivateKey.of_tensor(memory[name]).public.tensor()}), memory
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
-        return {"key": ((3 * self.key_bits // 8,), torch.uint8)}
+        return {"key": ((self.key_bits // 8,), torch.uint8)}
 
 
 @register("secure-paillier")
@@ -84,7 +89,7 @@ class Encrypted(Encoded):
 def sent_key(payload: Payload, name: str, bits: int) -> PublicKey:
     """At a party: the public key that it is sent, as far as it can be checked."""
     with declining():
-        return made_key(told.row(payload, name, 3 * bits // 8), bits)
+        return made_key(told.row(payload, name, bits // 8), bits)
 
 
 def made_key(data: torch.Tensor, bits: int) -> PublicKey:
@@ -117,11 +122,11 @@ class Opened(Op):
             raise ConfigError(f"a message of {self.key_bits} bits has no {self.slots} numbers of {self.width} bits")
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        kept = memory.get(f"secure.paillier.{self.key_bits}")
+        kept = memory.get(_kept(self.key_bits))
         if kept is None:
             raise PartyError("it holds no key that could open the sum")
         key = PrivateKey.of_tensor(kept)
-        sum_name = f"paillier {key.public.name} {party.round} {payload['session']}"
+        sum_name = f"paillier {key.public.name} {party.round} {told.session(payload)}"
         sealed, packing = told.matrix(payload, "sealed", self.key_bits // 4), Packing(self.width, self.slots)
         if len(sealed) != packing.messages(self.length):
             raise PartyError(f"{len(sealed)} ciphertexts are not for {self.length} numbers")

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from hansa.core.errors import DataError
 from hansa.secure.numbers import Stream, from_rows, safe_prime, to_rows
-from hansa.secure.paillier import Ciphertext, PublicKey, check_bits, public_key
+from hansa.secure.paillier import Ciphertext, PublicKey, check_bits
 
 PLACES = 256  # shares of a key, at most: the work with one grows with the factorial of their number
 CHALLENGE, SPREAD, HIDING = (
@@ -73,7 +73,7 @@ class Dealing:
     @functools.cached_property
     def name(self) -> bytes:
         """The hash of all of it: who says the same name means the same key, numbers and owners."""
-        return _hashed(b"dealing", self.key.n, self.key.hn, self.needed, self.total, *self.owners, *self.checks)
+        return _hashed(b"dealing", self.key.n, self.needed, self.total, *self.owners, *self.checks)
 
     def rows(self) -> Tensor:
         """The verification keys as rows of bytes."""
@@ -229,7 +229,7 @@ def deal_with(p: int, q: int, owners: Sequence[int], needed: int, draws: Stream)
     """The same, given the safe primes."""
     check_numbers(needed, owners)
     n, m = p * q, (p // 2) * (q // 2)
-    key = public_key(n, 2 + draws.below(n - 3))
+    key = PublicKey(n)
     secret = m * pow(m, -1, n)  # 0 modulo m, 1 modulo n
     coefficients = [secret] + [draws.below(n * m) for _ in range(needed - 1)]
     values = [

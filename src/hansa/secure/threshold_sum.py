@@ -30,7 +30,7 @@ from hansa.secure.paillier import PublicKey
 from hansa.secure.paillier_sum import SAFE, Encrypted, added, check_key_bits, made_key, session, warn_of_short_keys
 from hansa.secure.threshold import PLACES, Dealing, Share, combine, deal, proof_size
 
-KEY, CHECKS, OWNERS = "secure.threshold.key", "secure.threshold.checks", "secure.threshold.owners"
+KEY, CHECKS, OWNERS = "secure.threshold.modulus", "secure.threshold.checks", "secure.threshold.owners"
 NEEDED, SHARE, BOX = "secure.threshold.needed", "secure.threshold.share", "secure.threshold.box"
 NAME = 32  # bytes of a dealing's name
 
@@ -42,7 +42,7 @@ def _box_key(secret: bytes, other: bytes, dealing: Dealing, owner: int) -> bytes
 
 def _kept(memory: Memory, key_bits: int) -> Dealing | None:
     """The dealing of which a party holds a share."""
-    if KEY not in memory or memory[KEY].shape != (3 * key_bits // 8,):
+    if KEY not in memory or memory[KEY].shape != (key_bits // 8,):
         return None
     key = PublicKey.of_tensor(memory[KEY])
     return Dealing.of_rows(key, int(memory[NEEDED]), memory[OWNERS].tolist(), memory[CHECKS])
@@ -94,7 +94,7 @@ class Recall(_Dealt):
         return Reply({"key": held.key.tensor(), "owners": torch.tensor(held.owners), "checks": held.rows()}), memory
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
-        return {"key": ((3 * self.key_bits // 8,), torch.uint8), "owners": ((self.total,), torch.int64),
+        return {"key": ((self.key_bits // 8,), torch.uint8), "owners": ((self.total,), torch.int64),
                 "checks": ((self.total, self.key_bits // 4), torch.uint8)}  # fmt: skip
 
 
@@ -124,7 +124,7 @@ class Deal(_Dealt):
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         total, size = len(payload["owners"]), self.key_bits // 4
-        return {"key": ((3 * self.key_bits // 8,), torch.uint8), "checks": ((total, size), torch.uint8),
+        return {"key": ((self.key_bits // 8,), torch.uint8), "checks": ((total, size), torch.uint8),
                 "dealer": ((32,), torch.uint8), "shares": ((total, size + boxes.OVERHEAD), torch.uint8)}  # fmt: skip
 
 
@@ -166,7 +166,7 @@ class Shared(Encrypted):
             )
         checks = told.matrix(sent, "checks", size)
         with declining():
-            key = made_key(told.row(payload, "secure", 3 * self.key_bits // 8), self.key_bits)
+            key = made_key(told.row(payload, "secure", self.key_bits // 8), self.key_bits)
             dealing = Dealing.of_rows(key, self.needed, owners, checks)
             agreed = _box_key(as_bytes(memory[BOX]), as_bytes(told.row(sent, "dealer", 32)), dealing, party.id)
             value = boxes.unseal(agreed, as_bytes(told.row(payload, "secure_share", size + boxes.OVERHEAD)))
@@ -194,7 +194,7 @@ class Partial(_Dealt):
         told.check_cohort(party, held.needed, "would open the sum")
         sealed = told.matrix(payload, "sealed", self.key_bits // 4)
         share = Share(held, held.place(party.id), int.from_bytes(as_bytes(memory[SHARE]), "little"))
-        party.vault.once(f"threshold {held.key.name} {party.round} {payload['session']}", codec.digest(sealed))
+        party.vault.once(f"threshold {held.key.name} {party.round} {told.session(payload)}", codec.digest(sealed))
         with declining():
             texts = held.key.ciphertexts(sealed)
             partials = [share.partial(text) for text in texts]

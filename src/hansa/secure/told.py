@@ -12,6 +12,7 @@ from torch import Tensor
 from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Party, Payload
 
+SESSION = 100  # characters of a sum's name
 OWN = "secure."  # how the names begin under which a party remembers its secrets
 
 
@@ -59,6 +60,14 @@ def row(payload: Payload, name: str, size: int) -> Tensor:
     given = payload.get(name)
     if not isinstance(given, Tensor) or given.dtype != torch.uint8 or tuple(given.shape) != (size,):
         raise PartyError(f"the aggregator sends no {name} of {size} bytes")
+    return given
+
+
+def session(payload: Payload) -> str:
+    """What the aggregator calls a sum within its round: a short text, for the party keeps it for good."""
+    given = payload.get("session")
+    if not isinstance(given, str) or not 0 < len(given) <= SESSION:
+        raise PartyError(f"the aggregator names no secure sum: expected a session of 1 to {SESSION} characters")
     return given
 
 
