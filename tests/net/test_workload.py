@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import resource
 import subprocess
 import sys
@@ -28,7 +29,7 @@ from hansa.local.dp_sgd import DPSGD
 from hansa.local.personal import Personal
 from hansa.local.solver import LocalSolver
 from hansa.net import party as parties
-from hansa.net.home import Home
+from hansa.net.home import Home, Remembered
 from hansa.net.party import Worker
 from hansa.net.policy import Policy
 from hansa.net.wire import Blob, Work
@@ -191,7 +192,7 @@ def test_a_tree_in_which_a_node_is_below_itself_is_refused(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("work", [
-    lambda: prime(Stream(b"secret"), 512), lambda: PublicKey(2**1024 + 1, 4).encrypt(1, Stream(b"secret")),
+    lambda: prime(Stream(b"secret"), 512), lambda: PublicKey(2**1024 + 1).encrypt(1, Stream(b"secret")),
     lambda: masks.add(np.zeros(4, np.uint64), bytes(32)), lambda: functional.encrypt(1, 2, 3),
     lambda: SplitCounts((0,), 3, 2, 2).run(
         preparer((samples(0)[0], None))(0, TASK, "cpu"),
@@ -203,6 +204,17 @@ def test_ops_that_are_no_training_stop_between_their_steps_too(work: Callable[[]
     brake.pull()
     with braked(brake), pytest.raises(Halted):
         work()
+
+
+def test_a_party_remembers_a_limited_number_of_jobs(tmp_path: Path) -> None:
+    memory, kept = Remembered(tmp_path, jobs=3), {"m": torch.ones(2)}
+    for number in range(6):
+        memory.stage(f"job-{number}", "0/round/0", kept)
+        os.utime(tmp_path / f"job-{number}", ns=(number, number))  # whatever the clock's grain
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["job-3", "job-4", "job-5"]
+    memory.stage("job-3", "1/round/0", kept)  # the oldest, and it goes on
+    assert memory.recall("job-3", "0/round/0") and memory.recall("job-4", "0/round/0")
+    assert memory.recall("job-1", "0/round/0") is None
 
 
 def test_memory_is_bounded_by_the_operating_system_and_the_party_lives_on() -> None:

@@ -183,11 +183,12 @@ class Remembered:
     """What a party remembers, by job and by the ask under which it was staged; it changes only when that was fused.
 
     The aggregator says with every ask under which earlier ask the memory lies that the party is to build on, and which
-    others it may still need. Those stay; the rest is forgotten.
+    others it may still need. Those stay; the rest is forgotten. The aggregator names the jobs too, so only the last
+    `jobs` of them are remembered.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, jobs: int | None = None) -> None:
+        self.folder, self.jobs = folder, jobs
 
     def _path(self, job: str, ask: str) -> Path:
         return self.folder / job / f"{quote(ask, safe='')}.safetensors"
@@ -213,3 +214,13 @@ class Remembered:
         path = self._path(job, ask)
         disk.make_folder(path.parent)
         disk.put(path, sealed(codec.pieces(memory)), steps("memory"))
+        if self.jobs is not None:
+            self._forget_jobs(job, self.jobs)
+
+    def _forget_jobs(self, current: str, most: int) -> None:
+        """Forget the jobs that staged something longest ago, so that at most so many are left."""
+        others = [path for path in self.folder.iterdir() if path.is_dir() and path.name != current]
+        for path in sorted(others, key=lambda path: path.stat().st_mtime_ns)[: max(0, len(others) + 1 - most)]:
+            for file in path.iterdir():
+                disk.unlink(file)
+            path.rmdir()

@@ -59,7 +59,7 @@ class Worker:
 
     def __init__(self, home: Home, prepare: Prepared) -> None:
         self._home, self._policy, self._prepare = home, home.policy, prepare
-        self._memory = Remembered(home.folder / "memory")
+        self._memory = Remembered(home.folder / "memory", home.policy.limits.jobs)
         self._folder, self._vault = (
             home.folder,
             HomeVault(home.folder, spent, home.policy.privacy.budget, home.policy.peers),

@@ -51,6 +51,7 @@ TOML = """\
 # seconds = 86400    # an ask that takes longer is stopped
 # parameters = 1000000000   # of a model that comes with hansa or its plug-ins
 # participants = 10000      # parties that this one shares secrets with in a secure sum
+# jobs = 1000        # jobs that this party remembers something of; of more, it forgets those that trained longest ago
 # memory = 8589934592       # bytes; by default all that the machine has
 
 # [peers]            # the parties that this one sums with where the aggregator is not believed (privacy.active), each

@@ -28,13 +28,17 @@ FULL = "can't allocate memory"  # what torch says where there is none left
 
 @dataclass(frozen=True)
 class Workload:
-    """The table `[limits]`: the most that one ask may take; `memory`, in bytes, is by default that of the machine."""
+    """The table `[limits]`: the most that one ask may take; `memory`, in bytes, is by default that of the machine.
+
+    `jobs` is how many jobs the party remembers: where there are more, it forgets those that trained longest ago.
+    """
 
     epochs: int = 10_000
     steps: int = 1_000_000
     seconds: float = 86_400.0
     parameters: int = 1_000_000_000
     participants: int = 10_000
+    jobs: int = 1000
     memory: int | None = None
 
     def __post_init__(self) -> None:
