@@ -180,7 +180,7 @@ def test_class_numbers_below_zero_are_said_by_the_party(league: League) -> None:
     ended = league.ended(league.submit(tree()))
     assert ended["status"] == "finished"
     for line in ended["rounds"]:
-        assert line["missing"] == {"cid": "its targets must lie in 0..1, got -1..0"}
+        assert line["missing"] == {"cid": "its targets must lie in 0..1, and some do not"}
 
 
 SENTENCE = "the model takes no whole numbers as features; give them as floating-point numbers"

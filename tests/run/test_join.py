@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -56,8 +57,19 @@ def test_numbers_that_nothing_can_be_learned_from_are_refused_with_one_sentence(
 def test_class_numbers_that_there_are_not_are_refused_in_test_samples_too(low: int) -> None:
     x = torch.ones(2, 2)
     good, bad = (x, torch.tensor([0, 1])), (x, torch.tensor([low, low + 1]))
-    with pytest.raises(DataError, match=r"its targets must lie in 0\.\.1"):
+    with pytest.raises(DataError, match=r"^its targets must lie in 0\.\.1, and some do not$"):  # and not which
         preparer((bad, None))(0, TASK, "cpu")
-    with pytest.raises(DataError, match=r"of its test samples, the targets must lie in 0\.\.1"):
+    with pytest.raises(DataError, match=r"^of its test samples, the targets must lie in 0\.\.1, and some do not$"):
         preparer((good, bad))(0, TASK, "cpu")
     assert preparer((good, good))(0, TASK, "cpu").n == 2
+
+
+def test_test_samples_come_from_a_file_of_their_own(tmp_path: Path) -> None:
+    for name, rows in (("train", 5), ("test", 3), ("wide", 2)):
+        np.savez(tmp_path / f"{name}.npz", x=np.ones((rows, 2 + (name == "wide"))), y=np.zeros(rows, dtype=np.int64))
+    train, test = read_samples(str(tmp_path / "train.npz"), test=str(tmp_path / "test.npz"))
+    assert len(train[0]) == 5 and test is not None and len(test[0]) == 3
+    with pytest.raises(DataError, match=r"--test: the samples of .*wide.npz are \(3,\), and those of .* \(2,\)"):
+        read_samples(str(tmp_path / "train.npz"), test=str(tmp_path / "wide.npz"))
+    with pytest.raises(DataError, match="none"):
+        read_samples(str(tmp_path / "train.npz"), test=str(tmp_path / "none.npz"))

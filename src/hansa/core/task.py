@@ -139,13 +139,14 @@ class Known:
         self.check_targets(y, f"{what}: ", hint)
         return x, y
 
-    def check_targets(self, y: Tensor, what: str, hint: str = "") -> None:
-        """Refuse class numbers that there are not."""
+    def check_targets(self, y: Tensor, what: str, hint: str = "", tell: bool = True) -> None:
+        """Refuse class numbers that there are not; which there are is part of the reason only where `tell` says so."""
         if self.classes is not None and not y.is_floating_point() and y.numel():
             low, high = int(y.min()), int(y.max())
             if low < 0 or high >= self.classes:
                 hint = "; number the classes from 0" if low == 1 and high == self.classes else hint
-                raise DataError(f"{what}targets must lie in 0..{self.classes - 1}, got {low}..{high}{hint}")
+                got = f"got {low}..{high}{hint}" if tell else "and some do not"
+                raise DataError(f"{what}targets must lie in 0..{self.classes - 1}, {got}")
 
     def __len__(self) -> int:
         return self._count

@@ -108,9 +108,9 @@ def preparer(samples: Samples, parameters: int | None = None) -> Callable[[int, 
         held = Shards([train], objective, "data", task["prepared"]).of(0)
         own = Shards([test], objective, "test data", task["prepared"]).of(0) if test is not None else None
         known = Known(1, None, shape, task["classes"])
-        known.check_targets(held[1], "its ")
+        known.check_targets(held[1], "its ", tell=False)  # the aggregator reads the reason, and chooses the classes
         if own is not None:
-            known.check_targets(own[1], "of its test samples, the ")
+            known.check_targets(own[1], "of its test samples, the ", tell=False)
         return Party(number, objective, held, own, task["seed"])
 
     return prepare
