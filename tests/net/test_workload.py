@@ -261,7 +261,7 @@ def test_a_party_stops_when_the_job_is_stopped_and_does_the_next_one(league: Lea
     assert league.runner.stop(job)
     after = league.submit(SHORT, min_parties=1)
     assert league.ended(after)["status"] == "finished"
-    assert not any(thread.name == "work" for thread in threading.enumerate())
+    league.until(lambda: not any(thread.name == "work" for thread in threading.enumerate()))
 
 
 def test_a_party_stops_when_the_deadline_has_passed(league: League, begun: threading.Event) -> None:
@@ -287,4 +287,4 @@ def test_work_that_is_refused_its_sign_of_life_stops_too(league: League, begun: 
     assert begun.wait(PATIENCE)
     league.operator.revoke("ann")
     member.gone()
-    assert not any(thread.name == "work" for thread in threading.enumerate())
+    league.until(lambda: not any(thread.name == "work" for thread in threading.enumerate()))

@@ -297,6 +297,7 @@ class Agent:
             return waiting.result()
         finally:
             brake.pull()
+            waiting.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may ask for it
             beating.cancel()  # it may hang on a dead connection, and the answer need not wait for that
 
     async def _beat(self, work: Work) -> None:
