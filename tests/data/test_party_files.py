@@ -34,10 +34,13 @@ def test_the_target_column_can_be_named(tmp_path: Path) -> None:
     ("text", "reason"),
     [
         (
-            "a,b\n1,2\n3,four\n",
+            "b,a\n1,2\nfour,3\n",
             r"party\.csv, line 3: b should be a number, or empty where it is missing, and is 'four'",
         ),
-        ("a,b\n1,inf\n", "line 2: b should be a number"),
+        ("b,a\ninf,1\n", "line 2: b should be a number"),
+        ("a,b\n1,inf\n", "line 2: the target 'b' is 'inf'; give numbers"),
+        ("a,b\n1,yes\n", "line 2: the target 'b' is 'yes'; give numbers, or class numbers from 0"),
+        ("a,a,b\n1,2,3\n", "two columns are called 'a'"),
         ("a,b\n1,2,3\n", "line 2: 3 values where the header names 2 columns"),
         ("a,b\n1,\n", "line 2: the target 'b' is missing"),
         ("a,b\n", "no rows below its header"),

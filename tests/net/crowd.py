@@ -27,8 +27,9 @@ from msgspec import structs
 
 from hansa.core import codec
 from hansa.core.federation import op_of
+from hansa.core.labels import Labels
 from hansa.core.op import Reply
-from hansa.data.describe import DIMENSIONS
+from hansa.data.describe import Description
 from hansa.net import keys, signing
 from hansa.net.client import PASSING, paced, pause
 from hansa.net.evidence import stated
@@ -252,8 +253,8 @@ class Crowd:
 def _answerer(message: Mapping[str, Any]) -> Callable[[int], Reply]:
     op = op_of(message["op"], where="ask")
     if op.name == "describe":
-        about = [1, FEATURES, *[0] * (DIMENSIONS - 1), CLASSES, 2, 0, 0]
-        return lambda _: Reply({"about": torch.tensor(about, dtype=torch.int64)})
+        about = Description((FEATURES,), CLASSES, "class", False, False, Labels(0, CLASSES - 1, CLASSES))
+        return lambda _: about.reply()
     tensors, maxima = op.expects(message["payload"]), op.expects_maxima(message["payload"])
     zeros = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in maxima.items()}
 

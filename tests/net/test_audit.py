@@ -8,6 +8,7 @@ import copy
 import dataclasses
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ from hansa.cli import audit as commands
 from hansa.core import codec
 from hansa.core.errors import DataError
 from hansa.core.federation import Ask
-from hansa.core.op import Reply
+from hansa.core.labels import Labels
 from hansa.core.params import Params
-from hansa.data.describe import KINDS
+from hansa.data.describe import Description
 from hansa.net import client, keys, merkle, runtime
 from hansa.net.audit import Audit, Certificate, Report, verify
 from hansa.net.entries import Fault
@@ -632,8 +633,8 @@ def test_a_reply_with_another_weight_than_was_signed_is_rejected_and_the_log_say
     work = cid.work()
     assert work is not None
     ask = Asked(work.job, work.round, work.phase, work.number)
-    about = torch.tensor([1, 3, *[0] * 7, 2, KINDS.index("class"), 0, 0], dtype=torch.int64)
-    answer = draft(cid.upload(ask, codec.encode(Reply({"about": about}, 1).tree())), weight=2)
+    about = Description((3,), 2, "class", False, False, Labels(0, 1, 2)).reply()
+    answer = draft(cid.upload(ask, codec.encode(about.tree())), weight=2)
     got = cid.reply(ask, answer)
     why = "its weight is 1, and its party signed 2"
     assert got.status == 200 and (got.receipt.status, got.receipt.why) == ("rejected", why)
@@ -663,8 +664,8 @@ def test_with_a_least_cohort_only_the_receipt_has_the_numbers_of_a_rejection(lea
     work = cid.work()
     assert work is not None and work.min_cohort == 2
     ask = Asked(work.job, work.round, work.phase, work.number)
-    about = torch.tensor([1, 3, *[0] * 7, 2, KINDS.index("class"), 0, 0], dtype=torch.int64)
-    answer = draft(cid.upload(ask, codec.encode(Reply({"about": about}, 17).tree())), weight=23)
+    about = Description((3,), 2, "class", False, False, Labels(0, 1, 2)).reply()
+    answer = draft(cid.upload(ask, codec.encode(replace(about, weight=17).tree())), weight=23)
     got = cid.reply(ask, answer)
     assert got.receipt.why == "its weight is 17, and its party signed 23"
     assert cid.reply(ask, answer).body == got.body

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from cryptography import x509
 from league import PARTIES, Asked, Caller, League, draft, samples
 
 from hansa.core import codec
-from hansa.core.op import Reply
-from hansa.data.describe import KINDS
+from hansa.core.labels import Labels
+from hansa.data.describe import Description
 from hansa.net import client, keys, runtime
 
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}
@@ -51,8 +50,8 @@ def silent_from_now_on(league: League, job: str) -> Caller:
     """Cid, who says what its data look like, and then nothing: each round is over at its deadline."""
     cid, ask = league.enrolled("cid"), Asked(job, 0, "describe", 0)
     league.until(lambda: league.desk.find(2, ask.key) is not None)
-    about = torch.tensor([1, 3, *[0] * 7, 2, KINDS.index("class"), 0, 0], dtype=torch.int64)
-    assert cid.reply(ask, draft(cid.upload(ask, codec.encode(Reply({"about": about}).tree())))).status == 200
+    about = Description((3,), 2, "class", False, False, Labels(0, 1, 2)).reply()
+    assert cid.reply(ask, draft(cid.upload(ask, codec.encode(about.tree())))).status == 200
     league.until(lambda: league.desk.find(2, (job, 0, "round", 0)) is not None)
     return cid
 

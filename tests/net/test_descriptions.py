@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,16 +14,17 @@ from league import PARTIES, Asked, League, draft, samples
 
 import hansa
 from hansa.core import codec
+from hansa.core.labels import Labels
 from hansa.core.op import Reply
 from hansa.core.registry import build
-from hansa.data.describe import CLASSES, DIMENSIONS, KINDS
+from hansa.data.describe import CLASSES, DIMENSIONS, KINDS, Description, agreed
 from hansa.net import client, party, runtime
 from hansa.net.wire import Work
 from hansa.run.config import make_model
 from hansa.run.join import Samples
 
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}
-AT_CLASSES, AT_KIND, AT_MISSING = DIMENSIONS + 1, DIMENSIONS + 2, DIMENSIONS + 4
+AT_CLASSES, AT_KIND, AT_MISSING, AT_LOWEST, AT_DISTINCT, AT_WHOLE = (DIMENSIONS + k for k in (1, 2, 4, 5, 6, 7))
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +65,18 @@ def said(**at: int) -> Callable[[Reply], Reply]:
         about = reply.tensors["about"].clone()
         for place, value in at.items():
             about[int(place.removeprefix("at_"))] = value
-        return Reply({"about": about})
+        return Reply({"about": about, "names": reply.tensors["names"]})
+
+    return change
+
+
+def called(text: bytes) -> Callable[[Reply], Reply]:
+    """A description whose columns have these names."""
+
+    def change(reply: Reply) -> Reply:
+        names = torch.zeros_like(reply.tensors["names"])
+        names[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
+        return Reply({**reply.tensors, "names": names})
 
     return change
 
@@ -102,6 +115,11 @@ def without_cid(league: League, why: str, **given: Any) -> None:
         ({f"at_{AT_KIND}": 3}, "impossible way"),
         ({f"at_{AT_KIND}": KINDS.index("real"), f"at_{AT_CLASSES}": 0}, "its targets are real numbers"),
         ({f"at_{AT_MISSING}": 1}, "its features have missing values"),
+        ({f"at_{AT_LOWEST}": -1}, "targets in an impossible way"),
+        ({f"at_{AT_DISTINCT}": 3}, "targets in an impossible way"),
+        ({f"at_{AT_CLASSES}": 1000}, "its class numbers reach 999, but at most 6 different ones occur"),
+        ({f"at_{AT_CLASSES}": 3, f"at_{AT_LOWEST}": 1}, "its class numbers go from 1 to 2, those of other parties"),
+        ({f"at_{AT_WHOLE}": 1}, "its features are whole numbers, those of most parties real numbers"),
     ],
 )
 def test_a_bad_description_is_its_partys_own_rejection(
@@ -283,3 +301,81 @@ def test_a_name_that_is_not_unicode_is_a_malformed_reply(league: League, group: 
     assert [line["members"] for line in ended["rounds"]] == [["ann", "bob"]] * 2
     (entry,) = league.events("not taking part")
     assert entry["party"] == "cid" and "not valid Unicode" in entry["detail"]
+
+
+HEADER = ("sick", "age", "chol", "pulse")
+
+
+def headed(league: League, **headers: tuple[str, ...]) -> dict[str, Samples]:
+    """All parties join, each with names of its columns, which its features lie in the order of."""
+    given = {}
+    for number, name in enumerate(PARTIES):
+        x, y = samples(number)[0]
+        header = headers.get(name, HEADER)
+        order = [HEADER.index(column) - 1 if column in HEADER else k for k, column in enumerate(header[1:])]
+        given[name] = Samples((x, y))
+        league.join(name, Samples((x[:, order], y), None, header))
+    return given
+
+
+def test_columns_in_another_order_are_those_of_the_other_parties(league: League) -> None:
+    given = headed(league, cid=("sick", "pulse", "age", "chol"))
+    job = league.submit(tree())
+    ended = league.ended(job)
+    assert ended["status"] == "finished", ended["reason"]
+    assert codec.encode(league.model(job)) == codec.encode(simulated([one.train for one in given.values()]))
+
+
+def test_columns_of_other_names_are_the_partys_own_rejection(league: League) -> None:
+    headed(league, cid=("sick", "age", "Chol", "pulse"))
+    without_cid(league, "its columns lack 'chol' and have besides 'Chol'")
+
+
+def test_another_target_is_the_partys_own_rejection(league: League) -> None:
+    headed(league, cid=("age", "sick", "chol", "pulse"))
+    without_cid(league, "its target is the column 'age', not 'sick'")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"sick\nage", "it names 1 columns of features, and its samples are (3,)"),
+        (b"sick\nage\nage\nchol", "it names 3 columns of features"),
+        (b"\xff\xfe", "the names of its columns are not UTF-8"),
+        (b"sha256 " + b"0" * 64, "the names of its columns, or their order, are not those of most parties"),
+        (b"\x1b[2J\nage\nchol\npulse", r"its target is the column '\x1b[2J', not 'sick'"),
+    ],
+)
+def test_a_liar_about_names_is_left_out(league: League, lying: Callable[..., None], text: bytes, why: str) -> None:
+    lying("describe", called(text))
+    headed(league)
+    without_cid(league, why)
+
+
+def test_long_headers_are_compared_by_a_hash() -> None:
+    long = ("y", *(f"column {k} {'x' * 60}" for k in range(100)))
+    one = Description((100,), 2, "class", False, False, Labels(0, 1, 2), False, long)
+    other = replace(one, header=("y", *reversed(long[1:])))
+    assert {len(description.reply().tensors["names"]) for description in (one, other)} == {4096}
+    said = {
+        name: Description.of(description.reply()) for name, description in zip("abc", (one, one, other), strict=True)
+    }
+    about, out = agreed(said)
+    assert list(out) == ["c"] and "or their order" in out["c"] and about.header == ()
+
+
+def test_class_numbers_from_one_fail_the_job_before_a_round(league: League) -> None:
+    join(league, lambda name, given: Samples((given[0][0], given[0][1] + 1)))
+    ended = league.ended(league.submit(tree()))
+    assert ended["status"] == "failed" and ended["rounds"] == []
+    assert "class numbers go from 1 to 2, and none is 0; number the classes from 0" in ended["reason"]
+
+
+def test_infinite_features_are_the_partys_own_refusal(league: League) -> None:
+    def change(name: str, given: Samples) -> Samples:
+        x = given[0][0].clone()
+        x[0, 0] = torch.inf if name == "cid" else x[0, 0]
+        return Samples((x, given[0][1]))
+
+    join(league, change)
+    without_cid(league, "its samples: the features have infinite values")

@@ -14,11 +14,12 @@ from league import PARTIES, PATIENCE, Asked, League, Signer, draft, notary, samp
 import hansa
 from hansa.core import codec
 from hansa.core.federation import Ask
+from hansa.core.labels import Labels
 from hansa.core.op import Reply
 from hansa.core.registry import build
 from hansa.core.replies import Record
 from hansa.core.runtime import Open
-from hansa.data.describe import KINDS
+from hansa.data.describe import Description
 from hansa.data.prepare import ApplyStandardise, ColumnMoments
 from hansa.local import SGD
 from hansa.net import client, points, runtime
@@ -142,8 +143,8 @@ def test_over_selection_closes_a_round_with_the_first_to_answer(league: League) 
 
 def described(league: League) -> Answer:
     """What cid would have said of its data."""
-    about = torch.tensor([1, 3, *[0] * 7, 2, KINDS.index("class"), 0, 0], dtype=torch.int64)
-    digest, size = league.aggregator.blobs.put([codec.encode(Reply({"about": about}).tree())])
+    about = Description((3,), 2, "class", False, False, Labels(0, 1, 2)).reply()
+    digest, size = league.aggregator.blobs.put([codec.encode(about.tree())])
     return draft(Blob(digest, size))
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hansa.core.errors import DataError
+
 SPARSE = 2  # class numbers may reach this many times the number of different ones that occur
 DECLARE = "if they are right, say how many classes there are: Task(classes=...), or task.classes in a file"
 
@@ -34,6 +36,8 @@ def misnumbered(labels: Mapping[str, Labels]) -> tuple[str | None, dict[str, str
     For labels whose number of classes nobody has said. Parties may hold few of the classes: only what looks like
     another numbering is refused.
     """
+    if not labels:
+        return None, {}
     low, high = min(one.lowest for one in labels.values()), max(one.highest for one in labels.values())
     if low > 0:
         return f"class numbers go from {low} to {high}, and none is 0; number the classes from 0, or, {DECLARE}", {}
@@ -54,6 +58,15 @@ def misnumbered(labels: Mapping[str, Labels]) -> tuple[str | None, dict[str, str
         }  # fmt: skip
         if other and 2 * count == len(labels):
             name, why = next(iter(other.items()))
-            return f"the parties number their classes differently: at {name!r} {why}", {}
+            return f"class numbers differ: at {name!r} {why}", {}
         out |= other
     return None, out
+
+
+def check_numbering(labels: Mapping[str, Labels]) -> None:
+    """Refuse class numbers that look like another numbering than 0, 1, ... or than that of most parties."""
+    reason, odd = misnumbered(labels)
+    for party, why in odd.items():
+        reason = reason or f"at {party!r} {why}"
+    if reason is not None:
+        raise DataError(f"parties: {reason}")

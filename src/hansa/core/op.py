@@ -144,6 +144,7 @@ class Party:
     secret: bytes = b""
     vault: Vault = field(default_factory=Vault)
     min_cohort: int = 1
+    header: tuple[str, ...] = ()  # names of its data's columns: the target's, then the features'
 
     def private(self, *parts: int | str) -> bytes:
         """32 bytes for a purpose, which only this party knows; drawn from the ask's secret, so that an ask that is

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hansa.core.errors import ConfigError, DataError, nearest
-from hansa.core.labels import Labels, misnumbered
+from hansa.core.labels import Labels, check_numbering
 from hansa.core.losses import Loss
 from hansa.core.objective import Objective, kept_generator
 from hansa.core.registry import Part
@@ -78,7 +78,9 @@ class Shards:
 
         def place(row: int) -> str:
             party = int(np.searchsorted(offsets, row, side="right")) - 1
-            return f" of party {names[party] if names is not None else str(party)!r}" if len(offsets) > 2 else ""
+            if len(offsets) == 2:  # a deployed party, which tells the aggregator no more
+                return ""
+            return f" of party {names[party] if names is not None else str(party)!r} (row {row - int(offsets[party])})"
 
         self.x, self.y = _fit(x, y, objective, what, prepared, place)
 
@@ -187,21 +189,11 @@ class Holdings(Known):
         self.counted = task.classes is None
         self.check_targets(y, "parties: ")
         if objective.loss == "cross_entropy" and self.counted:
-            self._check_numbering()
+            offsets = self.train.offsets if len(self) <= FEW else self.train.offsets[[0, -1]]
+            pieces = [y[int(first) : int(last)] for first, last in itertools.pairwise(offsets)]
+            check_numbering({self.name(k): Labels.of(piece) for k, piece in enumerate(pieces) if len(piece)})
         self.hold(task, objective)
         check_outputs(objective, self.train.x[:1], classes)
-
-    def _check_numbering(self) -> None:
-        """Refuse class numbers that look like another numbering than 0, 1, ... or than most parties'."""
-        y, offsets = self.train.y, self.train.offsets
-        if len(self) > FEW:
-            offsets = offsets[[0, -1]]
-        pieces = [y[int(first) : int(last)] for first, last in itertools.pairwise(offsets)]
-        reason, odd = misnumbered({self.name(k): Labels.of(piece) for k, piece in enumerate(pieces) if len(piece)})
-        if reason is not None:
-            raise DataError(f"parties: {reason}")
-        for party, why in odd.items():
-            raise DataError(f"parties: at {party!r} {why}")
 
 
 def tensor_of(values: Any, what: str) -> Tensor:
@@ -300,8 +292,8 @@ def check_features(x: Tensor, what: str, prepared: bool, place: Callable[[int], 
     if bad.any():
         row = int(bad.nonzero()[0, 0])
         raise DataError(
-            f"{what}: the features{place(row)} have infinite values, or too large ones for {str(x.dtype)[6:]} (row "
-            f"{row}); correct them, or mark them as missing (NaN)"
+            f"{what}: the features{place(row)} have infinite values, or too large ones for {str(x.dtype)[6:]}; "
+            "correct them, or mark them as missing (NaN)"
         )
     if not prepared:
         row = int((x.isnan().flatten(1).any(1) if x.dim() > 1 else x.isnan()).nonzero()[0, 0])

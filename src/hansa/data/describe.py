@@ -1,11 +1,12 @@
-"""What an aggregator must know of the parties' data before a job: the shape of a sample, the number of classes."""
+"""What an aggregator must know of the parties' data before a job: shapes and types, classes, names of columns."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -13,15 +14,22 @@ import torch
 from torch import Tensor
 
 from hansa.core.errors import ConfigError, DataError, PartyError
+from hansa.core.labels import Labels, misnumbered
 from hansa.core.losses import named_loss
+from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
+from hansa.core.task import check_features, fit_targets
+from hansa.data.party_files import Header, differing
 
 T = TypeVar("T")
 DIMENSIONS = 8  # of a sample, at most
 NUMBERS = 2**31  # of a sample, at most
 CLASSES = 2**20  # at most
+NAMES = 2**12  # bytes of the names of columns; of longer ones only a hash is sent
+HASHED = "sha256 "  # what such a hash begins with
 FEW, TIMES = 1024, 64  # so many classes anybody may name; beyond, no more than so many times what is usual
+NO_LABELS = Labels(0, 0, 0)
 KINDS = ("none", "real", "class")  # of targets; none where there is no sample
 
 
@@ -30,9 +38,10 @@ KINDS = ("none", "real", "class")  # of targets; none where there is no sample
 class Describe(Op):
     """Say how samples are shaped, and of which kind the targets are.
 
-    Also how many classes they name (0 for other targets), whether the party has test samples of its own, and whether
-    values are missing. Nothing of any sample is sent, nor how many there are. Where the loss is known, it decides the
-    kind.
+    Also how many classes they name (0 for other targets), the lowest of them and how many different ones occur; whether
+    the party has test samples of its own, values are missing, and features are whole numbers; and the names of a file's
+    columns. Nothing of any sample is sent, nor how many there are. Where the loss is known, it decides the
+    kind. A party whose values are infinite, or no targets for the loss, declines.
     """
 
     loss: str | None = None
@@ -46,27 +55,43 @@ class Describe(Op):
         shape = tuple(x.shape[1:])
         if len(shape) > DIMENSIONS:
             raise PartyError(f"its samples have {len(shape)} dimensions, and at most {DIMENSIONS} are supported")
-        kind, classes = self._targets(y)
-        missing = x.is_floating_point() and bool(x.isnan().any())
-        about = [len(shape), *shape, *[0] * (DIMENSIONS - len(shape)), classes, KINDS.index(kind),
-                 party.test is not None, missing]  # fmt: skip
-        return Reply({"about": torch.tensor(about, dtype=torch.int64)}), memory
+        missing = False
+        for samples, _ in (party.train, *([party.test] if party.test is not None else [])):
+            if samples.is_floating_point():
+                _declining(lambda samples=samples: check_features(samples, "its samples", True, lambda row: ""))  # type: ignore[misc]
+                missing = missing or bool(samples.isnan().any())
+        kind, classes, labels = self._targets(y)
+        whole = not x.is_floating_point() and x.dtype != torch.uint8
+        return Description(shape, classes, kind, party.test is not None, missing, labels, whole,
+                           party.header).reply(), memory  # fmt: skip
 
-    def _targets(self, y: Tensor) -> tuple[str, int]:
-        """The kind of the targets, and the number of classes."""
+    def _targets(self, y: Tensor) -> tuple[str, int, Labels]:
+        """The kind of the targets, the number of classes, and the class numbers."""
         if y.numel() == 0:
-            return "none", 0
-        if self.loss not in (None, "cross_entropy"):
-            return "real", 0
-        if y.is_floating_point():
-            if self.loss is None:
-                return "real", 0
-            if not torch.equal(y, y.round()):
-                raise PartyError("its targets are not whole class numbers, which cross_entropy needs")
-        return "class", int(min(max(float(y.max()) + 1, 1), CLASSES + 1))
+            return "none", 0, NO_LABELS
+        if self.loss is None and y.is_floating_point():
+            return "real", 0, NO_LABELS
+        loss = self.loss or "cross_entropy"
+        if loss == "cross_entropy" and y.is_floating_point() and not torch.equal(y, y.round()):
+            raise PartyError("its targets are not whole class numbers, which cross_entropy needs")
+        y = _declining(lambda: fit_targets(y, Objective(None, loss, 0), "its samples"))
+        if loss != "cross_entropy":
+            return "real", 0, NO_LABELS
+        found = Labels.of(y)
+        if found.lowest < 0:  # it says so when it is asked to train
+            found = NO_LABELS
+        return "class", int(min(max(float(y.max()) + 1, 1), CLASSES + 1)), found
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
-        return {"about": ((DIMENSIONS + 5,), torch.int64)}
+        return {"about": ((DIMENSIONS + 8,), torch.int64), "names": ((NAMES,), torch.uint8)}
+
+
+def _declining(check: Callable[[], T]) -> T:
+    """What a check of samples gives; what it refuses is a reason to decline."""
+    try:
+        return check()
+    except DataError as error:
+        raise PartyError(str(error)) from None
 
 
 @dataclass(frozen=True)
@@ -78,12 +103,27 @@ class Description:
     kind: str
     tests: bool
     missing: bool
+    labels: Labels = NO_LABELS
+    whole: bool = False  # whether features are whole numbers
+    header: Header = ()
+
+    def reply(self) -> Reply:
+        """The description as a party sends it."""
+        shape = [*self.shape, *[0] * (DIMENSIONS - len(self.shape))]
+        about = [len(self.shape), *shape, self.classes, KINDS.index(self.kind), self.tests, self.missing,
+                 self.labels.lowest, self.labels.distinct, self.whole]  # fmt: skip
+        text = "\n".join(self.header).encode()
+        if len(text) > NAMES:
+            text = (HASHED + hashlib.sha256(text).hexdigest()).encode()
+        names = torch.zeros(NAMES, dtype=torch.uint8)
+        names[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
+        return Reply({"about": torch.tensor(about, dtype=torch.int64), "names": names})
 
     @classmethod
     def of(cls, reply: Reply) -> Description:
         """What a reply says; a DataError where it says nothing possible."""
         dims, *rest = (int(value) for value in reply.tensors["about"])
-        classes, kind, tests, missing = rest[DIMENSIONS:]
+        classes, kind, tests, missing, lowest, distinct, whole = rest[DIMENSIONS:]
         shape = tuple(rest[: max(dims, 0)])
         if not 0 <= dims <= DIMENSIONS or min(shape, default=1) < 1 or not 0 <= kind < len(KINDS):
             raise DataError("it describes its data in an impossible way")
@@ -93,7 +133,24 @@ class Description:
             raise DataError("it describes its targets in an impossible way")
         if classes > CLASSES:
             raise DataError(f"its targets name more than {CLASSES} classes; for numbers, set task.loss = 'mse'")
-        return cls(shape, classes, KINDS[kind], bool(tests), bool(missing))
+        if KINDS[kind] == "class" and not (0 <= lowest < classes and 0 <= distinct <= classes - lowest):
+            raise DataError("it describes its targets in an impossible way")
+        labels = Labels(lowest, classes - 1, distinct) if KINDS[kind] == "class" else NO_LABELS
+        header = _header(bytes(reply.tensors["names"].tolist()), shape)
+        return cls(shape, classes, KINDS[kind], bool(tests), bool(missing), labels, bool(whole), header)
+
+
+def _header(text: bytes, shape: tuple[int, ...]) -> Header:
+    """The names of columns that a party sends; a DataError where they cannot be those of its samples."""
+    try:
+        names = tuple(text.rstrip(b"\0").decode().split("\n"))
+    except UnicodeDecodeError:
+        raise DataError("the names of its columns are not UTF-8") from None
+    if names == ("",) or (len(names) == 1 and names[0].startswith(HASHED)):
+        return names if names[0] else ()
+    if len(shape) != 1 or len(names) != shape[0] + 1 or len(set(names)) != len(names):
+        raise DataError(f"it names {len(names) - 1} columns of features, and its samples are {shape}")
+    return names
 
 
 def agreed(said: Mapping[str, Description], classes: int | None = None,
@@ -125,12 +182,36 @@ def agreed(said: Mapping[str, Description], classes: int | None = None,
         name: f"its targets are {words[one.kind]}, those of most parties {words[kind]}; task.loss would decide"
         for name, one in left.items() if one.kind != kind
     })  # fmt: skip
+    whole = False
+    if not prepared:  # else they become real numbers
+        whole = _most({name: one.whole for name, one in left.items()}, "features are of different types")
+    types = {True: "whole numbers", False: "real numbers"}
+    leave({
+        name: f"its features are {types[one.whole]}, those of most parties {types[whole]}"
+        for name, one in left.items() if one.whole != whole and not prepared
+    })  # fmt: skip
+    named = {name: one.header for name, one in left.items() if one.header}
+    header: Header = ()
+    if named:
+        kinds = {name: (head[0], frozenset(head[1:])) for name, head in named.items()}
+        first, *rest = Counter(kinds.values()).most_common(2)
+        header = next(named[name] for name, columns in kinds.items() if columns == first[0])
+        unlike = {name: differing(named[name], header) or "" for name, columns in kinds.items() if columns != first[0]}
+        if rest and rest[0][1] == first[1]:
+            name, why = next(iter(unlike.items()))
+            raise ConfigError(f"the parties' columns differ, and no side has the majority: at {name!r} {why}")
+        leave(unlike)
     limit = classes or max(FEW, TIMES * statistics.median_low(one.classes for one in left.values()))
     leave({
         name: f"its targets name {one.classes} classes, and at most {limit} are possible"
         + ("" if classes else ", by what the other parties name")
         for name, one in left.items() if one.classes > limit
     })  # fmt: skip
+    if classes is None and kind == "class":
+        reason, misnumbering = misnumbered({name: one.labels for name, one in left.items() if one.labels.distinct})
+        if reason is not None:
+            raise ConfigError(f"the parties' {reason}")
+        leave({name: f"its {why}" for name, why in misnumbering.items()})
     odd = [name for name, one in left.items() if one.missing]
     if not prepared and 2 * len(odd) < len(left):
         leave(dict.fromkeys(odd, "its features have missing values; set task.prepare = 'standardise'"))
@@ -142,6 +223,8 @@ def agreed(said: Mapping[str, Description], classes: int | None = None,
         kind,
         any(one.tests for name, one in said.items() if name not in out),
         any(one.missing for one in left.values()),
+        whole=whole,
+        header=header if len(header) > 1 else (),
     ), out
 
 

@@ -15,7 +15,9 @@ from torch import Tensor
 from hansa.core.errors import DataError, nearest
 from hansa.data.dataset import read_text
 
+SHOWN = 5  # names of columns in a message, at most
 MISSING = ("", "?")
+Header = tuple[str, ...]  # the name of the target's column, then those of the features; () where there are none
 
 
 def load_party_file(path: str | Path, target: str | None = None) -> tuple[Tensor, Tensor]:
@@ -25,6 +27,12 @@ def load_party_file(path: str | Path, target: str | None = None) -> tuple[Tensor
     default the last one: int64 labels if all its values are whole numbers, else float32. `.npz`: the arrays `x` and
     `y`; y is int64 if it was stored as whole numbers, else float32.
     """
+    x, y, _ = read_party_file(path, target)
+    return x, y
+
+
+def read_party_file(path: str | Path, target: str | None = None) -> tuple[Tensor, Tensor, Header]:
+    """As `load_party_file`, with the names of a CSV file's columns."""
     path = Path(path)
     if not path.is_file():
         raise DataError(f"there is no file {path}; a party's data is one CSV or NPZ file")
@@ -35,11 +43,34 @@ def load_party_file(path: str | Path, target: str | None = None) -> tuple[Tensor
             raise DataError(
                 f"{path}: a target column can be named for CSV files only; in an NPZ file it is the array y"
             )
-        return _from_npz(path)
+        return *_from_npz(path), ()
     raise DataError(f"{path}: a party's data is a file that ends in .csv, .csv.gz or .npz")
 
 
-def _from_csv(path: Path, target: str | None) -> tuple[Tensor, Tensor]:
+def aligned(x: Tensor, header: Header, wanted: Header, where: str) -> Tensor:
+    """Features with their columns in the order of another header; a DataError where the names differ. Files without
+    names are taken as they are."""
+    if not header or not wanted or header == wanted:
+        return x
+    why = differing(header, wanted)
+    if why is not None:
+        raise DataError(f"{where}{why}")
+    return x[:, [header.index(name) - 1 for name in wanted[1:]]]
+
+
+def differing(header: Header, wanted: Header) -> str | None:
+    """How the names of columns differ, whatever their order; None where they are the same."""
+    if header != wanted and 1 in (len(header), len(wanted)):  # hashes of long ones
+        return "the names of its columns, or their order, are not those of most parties"
+    if header[0] != wanted[0]:
+        return f"its target is the column {header[0][:40]!r}, not {wanted[0][:40]!r}; name the target (--target)"
+    lacking, more = (sorted(set(a[1:]) - set(b[1:])) for a, b in ((wanted, header), (header, wanted)))
+    words = [f"{verb} {', '.join(repr(name[:40]) for name in names[:SHOWN])}{' ...' if len(names) > SHOWN else ''}"
+             for verb, names in (("lack", lacking), ("have besides", more)) if names]  # fmt: skip
+    return f"its columns {' and '.join(words)}; all parties need the same columns, in any order" if words else None
+
+
+def _from_csv(path: Path, target: str | None) -> tuple[Tensor, Tensor, Header]:
     lines = csv.reader(read_text(path).splitlines())
     rows: list[list[float]] = []
     try:
@@ -51,7 +82,8 @@ def _from_csv(path: Path, target: str | None) -> tuple[Tensor, Tensor]:
             where = f"{path}, line {lines.line_num}"
             if len(cells) != len(header):
                 raise DataError(f"{where}: {len(cells)} values where the header names {len(header)} columns")
-            rows.append([_number(cell, name, where) for cell, name in zip(cells, header, strict=True)])
+            named = enumerate(zip(cells, header, strict=True))
+            rows.append([_number(cell, name, where, at == column) for at, (cell, name) in named])
             if math.isnan(rows[-1][column]):
                 raise DataError(f"{where}: the target {header[column]!r} is missing")
     except csv.Error as error:
@@ -59,7 +91,9 @@ def _from_csv(path: Path, target: str | None) -> tuple[Tensor, Tensor]:
     if not rows:
         raise DataError(f"{path} has no rows below its header")
     values = np.array(rows)
-    return torch.from_numpy(np.delete(values, column, axis=1).astype(np.float32)), _targets(values[:, column])
+    with np.errstate(over="ignore"):  # too large a number becomes infinite, which the task refuses
+        x = torch.from_numpy(np.delete(values, column, axis=1).astype(np.float32))
+    return x, _targets(values[:, column]), (header[column], *header[:column], *header[column + 1 :])
 
 
 def _target_column(header: list[str], target: str | None, path: Path) -> int:
@@ -67,6 +101,9 @@ def _target_column(header: list[str], target: str | None, path: Path) -> int:
         raise DataError(f"{path}, line 1: the header should name at least one feature and the target, by commas")
     if all(_is_number(name) for name in header):
         raise DataError(f"{path}, line 1: there are numbers where the names of the columns should be")
+    twice = next((name for name in header if header.count(name) > 1), None)
+    if twice is not None and twice != target:
+        raise DataError(f"{path}, line 1: two columns are called {twice!r}; give each a name of its own")
     if target is None:
         return len(header) - 1
     if header.count(target) != 1:
@@ -83,11 +120,16 @@ def _is_number(cell: str) -> bool:
         return False
 
 
-def _number(cell: str, column: str, where: str) -> float:
+def _number(cell: str, column: str, where: str, is_target: bool) -> float:
     cell = cell.strip()
     if cell in MISSING or cell.lower() == "nan":
         return math.nan
     if not _is_number(cell):
+        if is_target:
+            raise DataError(
+                f"{where}: the target {column!r} is {cell[:40]!r}; give numbers, or class numbers from 0 that mean the "
+                "same at every party"
+            )
         raise DataError(f"{where}: {column} should be a number, or empty where it is missing, and is {cell!r}")
     return float(cell)
 
@@ -118,4 +160,6 @@ def _from_npz(path: Path) -> tuple[Tensor, Tensor]:
     if y.dtype.kind == "f" and not np.isfinite(y).all():
         raise DataError(f"{path}: the array y has missing or infinite targets")
     whole = y.dtype.kind != "f"
-    return torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y.astype(np.int64 if whole else np.float32))
+    with np.errstate(over="ignore"):
+        features = torch.from_numpy(x.astype(np.float32))
+    return features, torch.from_numpy(y.astype(np.int64 if whole else np.float32))

@@ -9,7 +9,7 @@ import importlib
 import os
 import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,12 +21,13 @@ from torch import nn
 from hansa.adversary import Adversary, adversaries, named
 from hansa.core import rng
 from hansa.core.algorithm import Algorithm
-from hansa.core.errors import ConfigError, HansaError, nearest
+from hansa.core.errors import ConfigError, DataError, HansaError, nearest
+from hansa.core.labels import Labels, check_numbering
 from hansa.core.registry import Part, fill, from_config, nest, registered
 from hansa.core.task import Task
 from hansa.data.dataset import Data
 from hansa.data.partition import Iid, Natural, Partition
-from hansa.data.party_files import load_party_file
+from hansa.data.party_files import Header, aligned, read_party_file
 from hansa.data.prepare import Preparation
 from hansa.privacy import Privacy, privacy
 from hansa.run.settings import Run
@@ -42,7 +43,7 @@ class TaskTable:
     """The [task] table. `dataset` and `model` name a registered part or `"my_module:function"`; `parties` lists a file
     a party (CSV, NPZ) instead of a data set. `party_test` holds that share of each party's samples out as its own test.
     `trusted` keeps so many samples of a data set at the aggregator, for rules that judge updates by them; with a file a
-    party it is a file.
+    party it is a file. `classes` says how many classes the targets of the files have, where no party may hold some.
     """
 
     dataset: str | dict | None = None  # type: ignore[type-arg]
@@ -54,6 +55,7 @@ class TaskTable:
     target: str | None = None
     party_test: float = 0.0
     trusted: int | str | None = None
+    classes: int | None = None
     data_dir: str | None = None
     dtype: Literal["float32", "float64"] = "float32"
 
@@ -62,8 +64,12 @@ class TaskTable:
             raise ConfigError("give either dataset, or parties as a list of CSV or NPZ files")
         if not 0.0 <= self.party_test < 1.0:
             raise ConfigError(f"party_test is a share in 0..1, got {self.party_test}")
-        if self.dataset is not None and (self.test is not None or self.target is not None):
-            raise ConfigError("test and target go with parties as files; a data set brings its own")
+        if self.dataset is not None and not (self.test is None and self.target is None and self.classes is None):
+            raise ConfigError("test, target and classes go with parties as files; a data set brings its own")
+        if self.classes is not None and self.classes < 2:
+            raise ConfigError(f"classes must be at least 2, got {self.classes}; for numbers, set loss = 'mse'")
+        if self.classes is not None and self.loss in ("mse", "mae", "bce"):
+            raise ConfigError(f"classes goes with the loss 'cross_entropy', not with {self.loss!r}")
         if isinstance(self.trusted, int) and self.trusted < 1:
             raise ConfigError(f"trusted must be at least 1 sample, got {self.trusted}")
         if self.trusted is not None and isinstance(self.trusted, int) != (self.dataset is not None):
@@ -241,14 +247,18 @@ def make_task(experiment: Experiment, data: Data | None = None) -> Task:
     table, folder, seed = experiment.task, experiment.folder, experiment.run.seed
     trusted: tuple[Any, Any] | None = None
     if table.parties:
-        pairs = [load_party_file(Path(folder) / name, table.target) for name in table.parties]
-        test = load_party_file(Path(folder) / table.test, table.target) if table.test is not None else None
-        trusted = load_party_file(Path(folder) / str(table.trusted), table.target) if table.trusted else None
+        pairs, header = read_files(folder, table.parties, table.target)
+        test, trusted = (
+            read_files(folder, (str(name),), table.target, header)[0][0] if name is not None else None
+            for name in (table.test, table.trusted)
+        )
         names: list[str] | None = [Path(name).name.split(".")[0] for name in table.parties]
-        if len(set(names or ())) < len(table.parties):  # a/data.csv and b/data.csv
+        assert names is not None
+        if len(set(names)) < len(table.parties):  # a/data.csv and b/data.csv
             names = list(table.parties)
-        found = max(int(y.max()) for _, y in pairs if len(y)) + 1 if not pairs[0][1].is_floating_point() else 0
-        loss, classes = learned(table.loss, found)
+        loss, classes = learned(table.loss, table.classes or _classes(table, [y for _, y in pairs]))
+        if loss == "cross_entropy" and table.classes is None:
+            check_numbering({name: Labels.of(y) for name, (_, y) in zip(names, pairs, strict=True)})
     else:
         data = load_data(experiment) if data is None else data
         if isinstance(table.trusted, int):
@@ -261,6 +271,37 @@ def make_task(experiment: Experiment, data: Data | None = None) -> Task:
     sample = next((tuple(x.shape[1:]) for x, _ in pairs if len(x)), ())
     model = make_model(table.model, table.dtype, folder, sample, outputs_of(loss, classes))
     return Task(model, loss, pairs, test, party_tests, names, classes, table.prepare, trusted)
+
+
+def read_files(folder: str, files: Sequence[str], target: str | None,
+               header: Header = ()) -> tuple[list[tuple[Any, Any]], Header]:  # fmt: skip
+    """The samples of files, their columns in the order of a header (by default the first file's), and that header."""
+    pairs = []
+    for name in files:
+        x, y, own = read_party_file(Path(folder) / name, target)
+        pairs.append((aligned(x, own, header, f"{Path(folder) / name}: "), y))
+        header = header or own
+    return pairs, header
+
+
+def ordered(own: Mapping[str, Any], kind: str, header: Header) -> tuple[Any, Any] | None:
+    """An aggregator's own samples of a kind, if any, with their columns in the order of the parties' header."""
+    if own.get(kind) is None:
+        return None
+    x, y = own[kind]
+    return aligned(x, tuple(own.get("header", ())), header, f"the aggregator's {kind} samples: "), y
+
+
+def _classes(table: TaskTable, targets: Sequence[Any]) -> int:
+    """The number of classes that files name; 0 where their targets are real numbers."""
+    whole = {name: not y.is_floating_point() for name, y in zip(table.parties, targets, strict=True)}
+    if table.loss is None and len(set(whole.values())) > 1:
+        names = [next(name for name, is_whole in whole.items() if is_whole == kind) for kind in (True, False)]
+        raise DataError(
+            f"the targets of {names[0]} are whole numbers and those of {names[1]} are not; set task.loss to "
+            "'cross_entropy' for classes, or to 'mse' for numbers"
+        )
+    return max(int(y.max()) for y in targets) + 1 if all(whole.values()) else 0
 
 
 def learned(loss: str | None, classes: int) -> tuple[str, int | None]:

@@ -47,7 +47,7 @@ from hansa.net.round import Decision
 from hansa.net.runtime import Network, Stopped
 from hansa.net.wire import Order, pack, unpack
 from hansa.run.checks import check_settings
-from hansa.run.config import Experiment, is_function, learned, make_model, outputs_of, parse
+from hansa.run.config import Experiment, is_function, learned, make_model, ordered, outputs_of, parse
 from hansa.run.diagnosis import rejected_rounds
 from hansa.run.lines import grouped
 from hansa.run.loop import Training
@@ -186,14 +186,15 @@ class Job:
         yield Attend(0, max(needed, self.experiment.run.min_cohort), "begin")
         run, central = self.experiment.run, self._central()
         table = self.experiment.task
-        about, why = yield from self._describe(central.get("loss") or table.loss, central.get("classes"))
-        loss, classes = learned(central.get("loss") or table.loss, central.get("classes") or about.classes)
+        said = central.get("classes") or table.classes
+        about, why = yield from self._describe(central.get("loss") or table.loss, said)
+        loss, classes = learned(central.get("loss") or table.loss, said or about.classes)
         outputs = outputs_of(loss, classes)
         model = make_model(table.model, table.dtype, ".", about.shape, outputs)
         bf16 = run.precision == "bf16"
         objective = Objective(model, loss, run.seed, bf16=bf16)
-        task = Task(model, loss, test=central.get("test"), classes=classes, prepare=table.prepare,
-                    trusted=central.get("trusted"))  # fmt: skip
+        test, trusted = (ordered(central, kind, about.header) for kind in ("test", "trusted"))
+        task = Task(model, loss, test=test, classes=classes, prepare=table.prepare, trusted=trusted)
         if about.missing and table.prepare is None:
             raise ConfigError("the parties' features have missing values; set task.prepare = 'standardise'")
         known = Known(len(names), names, about.shape, classes)
@@ -202,8 +203,8 @@ class Job:
         known.tested = range(len(names)) if table.party_test > 0 else self._tested
         self.network.task = {
             "model": table.model, "dtype": table.dtype, "shape": list(about.shape), "outputs": outputs, "loss": loss,
-            "classes": classes, "party_test": table.party_test, "seed": run.seed, "bf16": bf16,
-            "prepared": table.prepare is not None,
+            "classes": classes, "header": list(about.header), "party_test": table.party_test, "seed": run.seed,
+            "bf16": bf16, "prepared": table.prepare is not None,
             **({"frozen": objective.frozen} if objective.frozen else {}),
         }  # fmt: skip
         self.network.rules = run.rules(objective.spec)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,11 +13,18 @@ from torch import Tensor
 from hansa.core.errors import ConfigError, DataError, HansaError, PartyError
 from hansa.core.objective import Objective, count_numbers
 from hansa.core.op import Party
-from hansa.core.task import Known, Shards
-from hansa.data.party_files import load_party_file
+from hansa.core.task import Known, Shards, check_outputs, tensor_of
+from hansa.data.party_files import Header, aligned, read_party_file
 from hansa.run.config import hold_out_one, is_function, load_function, make_model
 
-Samples = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor] | None]  # to train on, and the party's own test
+
+class Samples(NamedTuple):
+    """A party's samples: to train on, its own test, and the names of a CSV file's columns."""
+
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor] | None = None
+    header: Header = ()
+
 
 NUMBERS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
            torch.int8, torch.uint8, torch.bool)  # fmt: skip
@@ -27,18 +34,20 @@ def read_samples(reference: str, target: str | None = None, test: str | None = N
     """A party's samples: of a CSV or NPZ file, or of `"my_data:load"`, a function that returns (x, y) or, with a test
     set of the party's own, ((x, y), (x, y)). `test` is a file of test samples."""
     if test is not None:
-        train, own = read_samples(reference, target)
+        train, own, header = read_samples(reference, target)
         if own is not None:
             raise ConfigError(f"--test: {reference!r} returns test samples already; leave --test out")
-        held = load_party_file(test, target)
+        x, y, names = read_party_file(test, target)
+        held = (aligned(x, names, header, f"--test: {test}: "), y)
         if held[0].shape[1:] != train[0].shape[1:]:
             raise DataError(
                 f"--test: the samples of {test} are {tuple(held[0].shape[1:])}, and those of {reference} "
                 f"{tuple(train[0].shape[1:])}"
             )
-        return train, held
+        return Samples(train, held, header)
     if Path(reference).suffix in (".csv", ".npz", ".gz") or ":" not in reference:
-        return load_party_file(reference, target), None
+        x, y, header = read_party_file(reference, target)
+        return Samples((x, y), None, header)
     if target is not None:
         raise ConfigError("--target names a column of a CSV file; a function returns x and y")
     function = load_function(reference, "--data", os.getcwd())
@@ -51,8 +60,8 @@ def read_samples(reference: str, target: str | None = None, test: str | None = N
     if not isinstance(given, (tuple, list)) or len(given) != 2:
         raise DataError(f"--data: {reference!r} must return (x, y), or ((x, y), (test x, test y))")
     if isinstance(given[0], tuple) and len(given[0]) == 2 and _dimensions(given[0][0]) >= 2:
-        return _pair(given[0], reference), _pair(given[1], reference)
-    return _pair(given, reference), None
+        return Samples(_pair(given[0], reference), _pair(given[1], reference))
+    return Samples(_pair(given, reference))
 
 
 def _dimensions(values: Any) -> int:
@@ -67,6 +76,7 @@ def _pair(given: Any, reference: str) -> tuple[Tensor, Tensor]:
     try:
         x, y = (torch.as_tensor(values) for values in given)
     except (TypeError, ValueError, RuntimeError) as error:
+        tensor_of(given[1], f"--data: {reference!r} y")  # which says what texts should be
         raise DataError(f"--data: {reference!r} returned something else than two arrays: {error}") from None
     if x.dim() < 2 or y.dim() < 1 or len(x) != len(y):
         raise DataError(
@@ -86,9 +96,12 @@ def preparer(samples: Samples, parameters: int | None = None) -> Callable[[int, 
     fields the job chooses, may have so many `parameters`: a larger one is refused before it takes memory."""
 
     def prepare(number: int, task: dict[str, Any], device: str) -> Party:
-        train, test = samples
+        train, test, header = Samples(*samples)
         if not task:  # before the task is settled: a party that can only describe its data
-            return Party(number, Objective(None, "mse", 0), train, test, 0)
+            return Party(number, Objective(None, "mse", 0), train, test, 0, header=header)
+        wanted = tuple(task.get("header", ()))
+        train = (aligned(train[0], header, wanted, ""), train[1])
+        test = (aligned(test[0], header, wanted, ""), test[1]) if test is not None else None
         if task["party_test"] > 0 and test is None:
             train, test = hold_out_one(train, task["party_test"], task["seed"], number)
         shape = tuple(task["shape"])
@@ -111,6 +124,7 @@ def preparer(samples: Samples, parameters: int | None = None) -> Callable[[int, 
         known.check_targets(held[1], "its ", tell=False)  # the aggregator reads the reason, and chooses the classes
         if own is not None:
             known.check_targets(own[1], "of its test samples, the ", tell=False)
+        check_outputs(objective, held[0][:1], task["classes"])
         return Party(number, objective, held, own, task["seed"])
 
     return prepare

@@ -15,7 +15,6 @@ from urllib.parse import quote
 
 from hansa.core import codec
 from hansa.core.errors import ConfigError, DataError, HansaError
-from hansa.data.party_files import load_party_file
 from hansa.net import keys
 from hansa.net.client import PAGE, Client, Unreachable
 from hansa.net.evidence import head_line
@@ -23,7 +22,7 @@ from hansa.net.federation import Federation
 from hansa.net.names import valid_name
 from hansa.net.signing import About
 from hansa.net.wire import Blob, Order, pack
-from hansa.run.config import Experiment, keep_trusted, load_data
+from hansa.run.config import Experiment, keep_trusted, load_data, read_files
 from hansa.run.settings import Run
 
 T = TypeVar("T")
@@ -215,11 +214,12 @@ def _because(job: dict[str, Any]) -> str:
 
 def own_samples(experiment: Experiment) -> tuple[dict[str, Any], list[str]]:
     """The samples that are the aggregator's own, for its test and for rules that need some, and what is to be said."""
-    table, folder = experiment.task, Path(experiment.folder)
+    table = experiment.task
     if table.parties:
-        test = load_party_file(folder / table.test, table.target) if table.test is not None else None
-        trusted = load_party_file(folder / str(table.trusted), table.target) if table.trusted is not None else None
-        return {"test": test, "trusted": trusted}, ["task.parties: each party brings its own data instead"]
+        files = {kind: str(name) for kind, name in (("test", table.test), ("trusted", table.trusted)) if name}
+        pairs, header = read_files(experiment.folder, tuple(files.values()), table.target)
+        own = {**dict(zip(files, pairs, strict=True)), "header": list(header)}
+        return own, ["task.parties: each party brings its own data instead"]
     try:
         data = load_data(experiment)
     except HansaError as error:
@@ -230,9 +230,9 @@ def own_samples(experiment: Experiment) -> tuple[dict[str, Any], list[str]]:
     if isinstance(table.trusted, int):
         data, kept = keep_trusted(data, table.trusted, experiment.run.seed)
     what = ", ".join(name for name, given in (("test set", data.test), ("trusted samples", kept)) if given is not None)
-    own = f"; the aggregator keeps its {what}" if what else ""
+    keeps = f"; the aggregator keeps its {what}" if what else ""
     tree = {"test": data.test, "trusted": kept, "classes": data.classes, "loss": table.loss or data.loss}
-    return tree, [f"task.dataset: each party brings its own data instead{own}"]
+    return tree, [f"task.dataset: each party brings its own data instead{keeps}"]
 
 
 def replaced(experiment: Experiment) -> list[str]:
