@@ -117,7 +117,7 @@ class Stage:
 
     def spent(self, party: str) -> dict[str, Any]:
         """What `hansa privacy spent` says of a party."""
-        command = [sys.executable, "-m", "hansa.cli", "privacy", "spent", str(self.home(party)), "--json"]
+        command = [sys.executable, "-m", "hansa.cli", "privacy", "spent", "--state", str(self.home(party)), "--json"]
         found: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
         return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ import pytest
 import torch
 from league import PARTIES, League, samples
 
+import hansa
 from hansa.cli import main
 from hansa.core import codec, disk
 from hansa.core.budget import Budget, Release
@@ -23,7 +25,7 @@ from hansa.core.federation import op_config
 from hansa.core.op import Op, Reply, perform
 from hansa.core.predictor import Evaluate
 from hansa.core.registry import build
-from hansa.local import SGD
+from hansa.local import SGD, Personal
 from hansa.local.dp_sgd import DPSGD
 from hansa.net import points
 from hansa.net.evaluations import FLOORED, Evaluations
@@ -124,6 +126,16 @@ def test_the_same_ask_after_the_secret_was_lost_has_other_noise_and_costs_again(
     again = place()
     assert not torch.equal(update(first), update(again.answer()))
     assert len(again.lines) == 2 and again.worker._vault.kept.all[0].steps == 2 * LOCAL.count(again.n)
+
+
+def test_another_version_draws_other_noise(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two versions may round differently, and the same noise on both answers would show the difference."""
+    first = update(place().answer())
+    for module, version in ((hansa, "9.9.9"), (torch, "99.0")):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "__version__", version)
+            assert not torch.equal(update(place().answer()), first)
+    assert torch.equal(update(place().answer()), first)
 
 
 def test_noise_is_never_used_for_another_answer(place: Any) -> None:
@@ -243,7 +255,13 @@ def test_neither_what_was_answered_nor_what_was_spent_is_forgotten(tmp_path: Pat
     ("dp = true", SGD(), "asks for differential privacy, and 'sgd' has none; use the local solver 'dp-sgd'"),
     ("epsilon = 3.0", SGD(), "asks for differential privacy"),
     ("epsilon = 3.0", build("op", "gossip"), "asks for differential privacy"),
-    ("dp = true", DPSGD(sigma=0.0), "asks for noise of sigma 0 or more, and the job has 0"),
+    ("dp = true", DPSGD(sigma=0.0), "asks for noise of sigma 0.3 or more, and the job has 0"),
+    ("dp = true", DPSGD(sigma=1e-6), "asks for noise of sigma 0.3 or more, and the job has 1e-06"),
+    ("epsilon = 3.0", DPSGD(sigma=0.2), None),
+    ("dp = true\nclip = [0.1, 10.0]", DPSGD(clip=0.05), "asks for a clip of 0.1 to 10, and the job has 0.05"),
+    ("sigma = 1.0\nclip = [0.1, 10.0]", build("op", "gossip", inner=DPSGD(clip=20.0)), "and the job has 20"),
+    ("sigma = 1.0\nclip = [0.1, 10.0]", Personal(inner=DPSGD(clip=20.0)), "and the job has 20"),
+    ("sigma = 1.0\nclip = [0.1, 10.0]", DPSGD(clip=10.0), None),
     ("sigma = 1.5", DPSGD(sigma=1.0), "asks for noise of sigma 1.5 or more, and the job has 1"),
     ("secure = true", DPSGD(), "asks for a secure sum"),
     ("active = true", DPSGD(), "whose parties sign what they were told, and 'dp-sgd' is no part of one"),
@@ -397,13 +415,17 @@ def test_a_limit_that_is_negative_is_refused(tmp_path: Path, name: str) -> None:
 def test_what_an_aggregator_says_beside_the_op_does_not_get_below_the_floor(tmp_path: Path) -> None:
     (tmp_path / "party.toml").write_text("[privacy]\nsigma = 1.0")
     floor = Policy.read(tmp_path / "party.toml").privacy
-    assert "the job has 0.1" in str(floor.refuses(DPSGD(sigma=1.0), 40, {"work": {"sigma": 0.1}}))
+    for work in ({"sigma": 0.1}, {"clip": 1e-30}, {"per_layer": True}, {"batch": torch.ones(40)}, {"batch": math.nan}):
+        with pytest.raises(ConfigError, match="work"):
+            floor.refuses(DPSGD(sigma=1.0), 40, {"work": work})
 
 
 @pytest.mark.parametrize(("text", "said"), [
     ("epsilon = 0.0", "epsilon must be positive"), ("delta = 2.0", "delta must lie between 0 and 1"),
     ("sigma = -1.0", "sigma must not be negative"), ("sigmas = 1.0", "unknown field 'sigmas'"),
-    ("dp = 1", "expected"),
+    ("dp = 1", "expected"), ("dp = true\nclip = [1.0]", "clip is a range of two positive numbers"),
+    ("dp = true\nclip = [2.0, 1.0]", "clip is a range"), ("dp = true\nclip = [0.0, 1.0]", "clip is a range"),
+    ("clip = [0.1, 1.0]", "set epsilon, sigma or dp"),
 ])  # fmt: skip
 def test_a_floor_that_is_none_is_refused_with_one_sentence(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "party.toml").write_text(f"[privacy]\n{text}")

@@ -12,6 +12,7 @@ from hansa.algorithms.fedbuff import REMEMBERED, refill, staleness
 from hansa.core.algorithm import Algorithm, State
 from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Federation, Finding
+from hansa.core.lengths import largest, length
 from hansa.core.op import Payload
 from hansa.core.registry import register
 from hansa.core.replies import all_finite
@@ -82,8 +83,9 @@ class ZenoPlusPlus(Algorithm):
 
     def judge(self, update: Tensor, own: Tensor) -> tuple[Tensor | None, float]:
         """The uphill direction at the length of the server's own gradient, and its score; one below 0 is not taken."""
-        length = torch.linalg.vector_norm(update.double())
-        if not length > 0:
+        scale = largest([update])
+        if not scale > 0:
             return None, -torch.inf
-        u = -update.double() * (own.norm() / length)
+        unit = update.double() / scale
+        u = -unit * (length([own]) / length([unit]))
         return u, float(self.gamma * (own @ u) - self.rho * (u @ u) + self.gamma * self.epsilon)

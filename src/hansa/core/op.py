@@ -7,8 +7,7 @@ sees the server, the algorithm or another party.
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -323,11 +322,6 @@ def sent(payload: Payload, name: str, shape: tuple[int | None, ...]) -> Tensor:
     if not bool(torch.isfinite(tensor).all()):
         raise PartyError(f"the {name!r} that it is sent has numbers that are not finite")
     return tensor
-
-
-def length(tensors: Iterable[Tensor]) -> float:
-    """The L2 norm of tensors joined."""
-    return math.hypot(*(float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) for tensor in tensors))
 
 
 def like(tensor: Tensor) -> Shape:

@@ -19,7 +19,8 @@ from hansa.core.budget import TOLD
 from hansa.core.buffers import Spans, buffer_fault
 from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket
-from hansa.core.op import Op, Payload, Replies, Reply, Shape, length
+from hansa.core.lengths import length, of_rows
+from hansa.core.op import Op, Payload, Replies, Reply, Shape
 from hansa.core.ranges import COUNT, MOST, NAME, outside
 from hansa.core.rows import Rows, room
 from hansa.core.sums import BlockSum, Stored, stored_sums
@@ -191,7 +192,7 @@ def fault(reply: Reply, op: Op, payload: Payload, rules: Rules, summed: bool = T
             return reason
     limit = rules.longest(payload)
     if limit is not None and op.update is not None and op.update in reply.tensors:
-        norm = float(torch.linalg.vector_norm(reply.tensors[op.update].to(torch.float64)))
+        norm = length([reply.tensors[op.update]])
         if norm > limit:
             return f"the norm of its update, {norm:.4g}, is over the limit of {limit:.4g}"
     reason = buffer_fault(reply.tensors, reply.maxima, reply.weight, op, payload, rules.variances, rules.max_stats)
@@ -259,8 +260,8 @@ def clean(replies: Replies, op: Op, payloads: Sequence[Payload], rules: Rules, s
             if outside(name, edge, op.ranges.get(name), MOST, rules.named_loss) is not None:
                 return False
     if rules.max_norm is not None and op.update is not None and op.update in replies.tensors:
-        rows = replies.tensors[op.update].flatten(1).to(torch.float64)
-        if not bool((torch.linalg.vector_norm(rows, dim=1) <= rules.max_norm).all()):
+        lengths = of_rows(replies.tensors[op.update].flatten(1))
+        if not bool((lengths <= rules.max_norm).all()):
             return False
     if op.longest is not None or rules.growth is not None or rules.worst is not None:
         return False  # one by one

@@ -7,6 +7,7 @@ import threading
 import torch
 from torch import Tensor
 
+from hansa.core.lengths import SAFE, length
 from hansa.core.replies import all_finite
 from hansa.core.rows import Rows, total
 from hansa.core.sums import BLOCK
@@ -81,10 +82,13 @@ def _compare(rows: Rows, wanted: Tensor, found: Tensor) -> None:
 
 
 def norms(rows: Rows) -> Tensor:
-    """The norm of each row, in float64, infinite where its square is larger than float64 can hold."""
+    """The norm of each row, in float64, infinite only where it is larger than float64 can hold."""
     squares: Tensor = total(rows.map(lambda at, end, block: block.square_().sum(1), WIDE, torch.float64))
     _look(rows, squares)
-    return squares.sqrt()
+    found = squares.sqrt()
+    for k in (~((found > SAFE[0]) & (found < SAFE[1]))).nonzero().flatten().tolist():
+        found[k] = length([rows.row(k)])
+    return found
 
 
 def _look(rows: Rows, sums: Tensor) -> None:

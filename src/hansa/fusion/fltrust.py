@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hansa.core.errors import BoundError, ConfigError
 from hansa.core.federation import Federation
+from hansa.core.lengths import length
 from hansa.core.op import Op, Payload
 from hansa.core.params import Params
 from hansa.core.registry import register
@@ -44,13 +45,17 @@ class FLTrust(Robust):
         g = own.double().to(rows.device)
         if not all_finite(g):
             raise BoundError("fltrust: the server's own update is not finite")
-        lengths, length = norms(rows), g.norm()
-        products = total(rows.map(lambda at, end, block: block @ g[at:end], WIDE, torch.float64))
-        scale = lengths * length
-        cosines = torch.where(scale > 0, products / scale, 0.0).cpu()
+        lengths, own_length = norms(rows), length([g])
+        scales = torch.where(lengths > 0, lengths, 1.0)
+        unit = g / own_length if own_length > 0 else g
+
+        def along(at: int, end: int, block: Tensor) -> Tensor:
+            return block.div_(scales.unsqueeze(1)) @ unit[at:end]
+
+        cosines = total(rows.map(along, WIDE, torch.float64)).cpu()
         cosines = torch.where(torch.isfinite(cosines), cosines, 0.0)  # of a row too long to be measured
         trust = cosines.clamp(min=0.0)
         if not float(trust.sum()) > 0:
             raise BoundError("fltrust: no update points where the server's own does")
-        factors = torch.where(trust > 0, trust * (length / lengths).cpu(), 0.0) / trust.sum()
+        factors = torch.where(trust > 0, trust * (own_length / lengths).cpu(), 0.0) / trust.sum()
         return Fused(combination(rows, factors), (trust / trust.sum()).tolist(), cosines.tolist())

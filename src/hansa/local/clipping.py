@@ -7,7 +7,12 @@ sample's gradient is ever held. Convolutions are linear layers on patches of the
 one sample, its gradients are held instead if that is less work. Other models are mapped over their samples by
 `torch.func.vmap`, and what cannot be mapped (recurrent layers) goes one sample at a time.
 
-A sample whose gradient is not finite counts as nothing: it would let one sample decide what is sent.
+Whatever a gradient's length, what is added is no longer than the bound. A gradient is kept as a number times a vector
+whose entries are at most 1 (its largest entry, and the rest in units of it), so that no square of an entry and no
+product of two lengths leaves the range of floating-point numbers. Lengths and sums are float64: in float32 the rounding
+of a sum of many samples could outgrow what one of them changes. (Stacked parties of a simulation, which nobody attacks,
+stay in the type of the model.) What cannot be shown to be within the bound counts as nothing: a sample whose gradient
+is not finite adds zero, which is within every bound, and that is decided by this sample alone.
 """
 
 from __future__ import annotations
@@ -37,10 +42,12 @@ PROBE = 3  # samples that a model's ways are tried on
 
 
 class Gradients(NamedTuple):
-    """The gradients of one parameter, one for each of B samples, held or not: their squared lengths [B], and their sum,
-    each times a factor [B], leaving out those that are not finite (None where all are)."""
+    """The gradients of one parameter, one for each of B samples, held or not, each a scale [B] times a unit: bounds on
+    the units' lengths [B], and the sum of the units, each times a factor [B], leaving out those that do not count (None
+    where all do)."""
 
-    squared: Tensor
+    scale: Tensor
+    length: Tensor
     summed: Callable[[Tensor, Tensor | None], Tensor]
 
 
@@ -54,16 +61,16 @@ class Layer:
     patches: dict[str, Any] | None
     output: torch.Size
 
-    def gradients(self, entered: Tensor, back: Tensor) -> Iterable[tuple[str, Gradients]]:
+    def gradients(self, entered: Tensor, back: Tensor, dtype: torch.dtype) -> Iterable[tuple[str, Gradients]]:
         """The gradients of its parameters, given what went in and the gradients of what came out."""
         if self.patches is None:  # one row a sample, or many, as of a sequence
             rows = entered.reshape(len(back), -1, entered.shape[-1])
             back = back.reshape(len(back), -1, back.shape[-1])
         else:
             rows, back = F.unfold(entered, **self.patches).transpose(1, 2), back.flatten(2).transpose(1, 2)
-        yield self.weight, _of_product(rows, back)
+        yield self.weight, _of_product(rows, back, dtype)
         if self.bias is not None:
-            yield self.bias, _held(back.sum(1))
+            yield self.bias, _held(back.sum(1), dtype)
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,11 @@ class Model:
     buffers: tuple[Tensor, Tensor]
     stacked: bool = False
 
+    @property
+    def wide(self) -> torch.dtype:
+        """The type of lengths and sums."""
+        return self.objective.dtype if self.stacked else torch.float64
+
     def losses(self, x: Tensor, y: Tensor, key: Tensor) -> Tensor:
         """The loss of each sample."""
         return self.objective.losses(self.weights, self.buffers, x, y, key)[0]
@@ -98,7 +110,8 @@ class Model:
 
 def clipped_sum(ctx: Context, w: Tensor, batch: Batch, key: Tensor, clip: float, per_layer: bool = False,
                 at_once: int | None = None) -> Tensor:  # fmt: skip
-    """The sum over a batch of the samples' gradients g * min(1, clip / |g|), the length taken over all parameters.
+    """The sum over a batch of the samples' gradients g * min(1, clip / |g|), the length taken over all parameters; in
+    float64, unless parties are stacked.
 
     With `per_layer`, each of a model's L layers is cut to clip / sqrt(L) by itself, so that the whole is no longer than
     `clip`. `at_once` samples are worked on at a time, which bounds memory and changes nothing else. The model's
@@ -108,9 +121,9 @@ def clipped_sum(ctx: Context, w: Tensor, batch: Batch, key: Tensor, clip: float,
     way = _ways[ctx.objective]
     count = len(batch.x)
     if count == 0:
-        return torch.zeros_like(w)
+        return torch.zeros_like(w, dtype=model.wide)
     x = ctx.inputs(batch)
-    size = at_once or (count if way.layers is not None else max(1, ROOM // (w.numel() * w.element_size())))
+    size = at_once or (count if way.layers is not None else max(1, ROOM // (w.numel() * model.wide.itemsize)))
     sums: list[Tensor] = []
     for at in range(0, count, size):
         some = slice(at, at + size)
@@ -135,12 +148,17 @@ def _clipped(spec: ParamSpec, found: Mapping[str, Gradients], mask: Tensor | Non
     bound = clip / math.sqrt(len(groups))
     sums: dict[str, Tensor] = {}
     for names in groups:
-        length = torch.stack([found[name].squared for name in names]).sum(0).sqrt()
-        finite = torch.isfinite(length)
-        factor = (bound / length).clamp(max=1.0)
-        factor = torch.where(finite, factor if mask is None else factor * mask, 0.0)
-        sound = None if not stacked and bool(finite.all()) else finite  # the common case is spared a pass
-        sums |= {name: found[name].summed(factor, sound) for name in names}
+        scales = torch.stack([found[name].scale for name in names])
+        most = scales.amax(0)
+        shares = scales / torch.where(most > 0, most, 1.0)
+        lengths = torch.stack([found[name].length for name in names])
+        length = torch.linalg.vector_norm(shares * lengths, dim=0)  # in units of the largest entry of all
+        factor = torch.minimum(most, bound / length)
+        sound = factor * length <= bound * (1 + 8 * torch.finfo(length.dtype).eps)  # False also for what is no number
+        factor = torch.where(sound, factor if mask is None else factor * mask, 0.0)
+        counts = None if not stacked and bool(sound.all()) else sound  # the common case is spared a pass
+        shares = torch.where(sound, shares, 0.0)
+        sums |= {name: found[name].summed(factor * share, counts) for name, share in zip(names, shares, strict=True)}
     return torch.cat([sums[entry.name].reshape(-1) for entry in spec.weights])
 
 
@@ -150,44 +168,54 @@ def _gradients(model: Model, way: Way, x: Tensor, y: Tensor, key: Tensor, at: in
         return _by_layer(model, way.layers, x, y, key)
     keys = rng.fold(key, at + torch.arange(len(x), device=x.device))  # what a model drops is each sample's own
     apart = _mapped if way.maps or model.stacked else _each
-    return {name: _held(held) for name, held in apart(model, x, y, keys).items()}
+    return {name: _held(held, model.wide) for name, held in apart(model, x, y, keys).items()}
 
 
-def _held(held: Tensor) -> Gradients:
-    rows = held.flatten(1)
-
-    def summed(factor: Tensor, finite: Tensor | None) -> Tensor:
-        return factor @ _only(finite, rows)
-
-    return Gradients(torch.linalg.vector_norm(rows, dim=1).square(), summed)
+def _scaled(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row as its largest entry [B] times a row [B, d] of entries that are at most 1."""
+    rows = rows.flatten(1)
+    scale = rows.abs().amax(1) if rows.shape[1] else rows.new_zeros(len(rows))
+    return scale, rows / torch.where(scale == 0, 1.0, scale).unsqueeze(1)
 
 
-def _only(finite: Tensor | None, rows: Tensor) -> Tensor:
-    return rows if finite is None else torch.where(finite.unsqueeze(1), rows, 0.0)
+def _held(held: Tensor, dtype: torch.dtype) -> Gradients:
+    scale, units = _scaled(held.to(dtype))
+
+    def summed(factor: Tensor, counts: Tensor | None) -> Tensor:
+        return factor @ _only(counts, units)
+
+    return Gradients(scale, torch.linalg.vector_norm(units, dim=1), summed)
 
 
-def _of_product(rows: Tensor, back: Tensor) -> Gradients:
+def _only(counts: Tensor | None, rows: Tensor) -> Tensor:
+    return rows if counts is None else torch.where(counts.unsqueeze(1), rows, 0.0)
+
+
+def _of_product(rows: Tensor, back: Tensor, dtype: torch.dtype) -> Gradients:
     """The gradients back^T rows of a matrix that met rows [B, T, I] and whose outputs' gradients are [B, T, O].
 
     Where the T parts of a gradient nearly cancel, little is left of its length but rounding: as much as that can be is
-    added, so that no gradient is taken to be shorter than it is.
+    added, and as much as can have been rounded to zero, so that no gradient is taken to be shorter than it is.
     """
     (_, times, inner), outer = rows.shape, back.shape[2]
     if 2 * times * times > inner * outer:
-        return _held(torch.bmm(back.transpose(1, 2), rows))
+        return _held(torch.bmm(back.transpose(1, 2), rows), dtype)
+    (entered, units), (came, backs) = _scaled(rows.to(dtype)), _scaled(back.to(dtype))
     if times == 1:
-        squared = (torch.linalg.vector_norm(rows, dim=(1, 2)) * torch.linalg.vector_norm(back, dim=(1, 2))).square()
+        length = torch.linalg.vector_norm(units, dim=1) * torch.linalg.vector_norm(backs, dim=1)
     else:
-        squared = (torch.bmm(rows, rows.transpose(1, 2)) * torch.bmm(back, back.transpose(1, 2))).sum((1, 2))
-        parts = torch.linalg.vector_norm(rows, dim=2) * torch.linalg.vector_norm(back, dim=2)
-        rounding = (inner + outer + times) * torch.finfo(rows.dtype).eps
-        squared = squared.clamp(min=0.0) + rounding * parts.sum(1).square()
+        left, right = units.view(rows.shape), backs.view(back.shape)
+        squared = (torch.bmm(left, left.transpose(1, 2)) * torch.bmm(right, right.transpose(1, 2))).sum((1, 2))
+        parts = torch.linalg.vector_norm(left, dim=2) * torch.linalg.vector_norm(right, dim=2)
+        numbers, terms = torch.finfo(dtype), inner + outer + times
+        squared = squared.clamp(min=0.0) + terms * numbers.eps * parts.sum(1).square()
+        length = (squared + times * times * terms * numbers.tiny).sqrt()
 
-    def summed(factor: Tensor, finite: Tensor | None) -> Tensor:
-        left = _only(finite, back.flatten(1)) * factor.unsqueeze(1)
-        return left.view(-1, outer).t() @ _only(finite, rows.flatten(1)).view(-1, inner)
+    def summed(factor: Tensor, counts: Tensor | None) -> Tensor:
+        left = _only(counts, backs) * factor.unsqueeze(1)
+        return left.view(-1, outer).t() @ _only(counts, units).view(-1, inner)
 
-    return Gradients(squared, summed)
+    return Gradients(entered * came, length, summed)
 
 
 def _mapped(model: Model, x: Tensor, y: Tensor, keys: Tensor) -> dict[str, Tensor]:
@@ -224,7 +252,7 @@ def _by_layer(model: Model, layers: Sequence[Layer], x: Tensor, y: Tensor, key: 
         loss, entered = total([nudge.requires_grad_() for nudge in nudges])
         backs = torch.autograd.grad(loss, nudges)
     parts = zip(layers, entered, backs, strict=True)
-    return dict(pair for layer, rows, back in parts for pair in layer.gradients(rows, back))
+    return dict(pair for layer, rows, back in parts for pair in layer.gradients(rows, back, model.wide))
 
 
 class _Taps(TorchFunctionMode):
@@ -315,9 +343,10 @@ def _layers(model: Model, x: Tensor, y: Tensor, key: Tensor, wanted: Mapping[str
             return None
         found = _by_layer(model, taps.layers, x, y, key)
         for name, rows in wanted.items():
-            one_each = torch.eye(PROBE, dtype=rows.dtype, device=x.device)
-            got = torch.stack([found[name].summed(one, None).view(rows.shape[1:]) for one in one_each])
-            if not (_near(got, rows) and _near(found[name].squared, rows.flatten(1).square().sum(1), slack=50)):
+            scale, length, summed = found[name]
+            got = torch.stack([summed(one, None).view(rows.shape[1:]) for one in scale.diag()])
+            lengths = torch.linalg.vector_norm(rows.flatten(1), dim=1)
+            if not (_near(got, rows) and _near(scale * length, lengths, slack=50)):
                 return None
     except Exception:  # not told apart so after all
         return None

@@ -19,6 +19,9 @@ from hansa.local.clipping import prepare
 from hansa.local.solver import Batch, Bounded, Carry, Context, LocalSolver, Sampler, check_local, descend
 from hansa.schedule import Constant, Schedule
 
+CLIPS = (1e-6, 1e6)  # below, the noise is a rounding error of ordinary gradients; above, nothing is clipped
+SIGMAS = (1e-6, 1e6)  # noise that hides anything, and less than hides everything
+FINE = 24  # bits of the noise's deviation that are sent
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")  # what layers keep of the samples they have seen
 
 
@@ -43,8 +46,12 @@ class DPSGD(LocalSolver):
     What leaves the party is the update alone, with neither a training loss nor buffers that moved. The number of
     samples, which is the weight of the reply and gives q, is taken as public: the guarantee covers what is in a sample
     and which ones joined. At a deployed party draws and noise come from the party's own secret, which the aggregator
-    does not know; in a simulation they are a function of (seed, round, party, step). That floating-point numbers
-    are not the real ones of the proof (Mironov 2012) is not accounted for.
+    does not know; in a simulation they are a function of (seed, round, party, step).
+
+    All that a step takes of the data is the noisy sum; the rest is made of that sum and of what the aggregator knows,
+    so that the guarantee does not depend on the rate, the model or the data. Clipped sum and noise are float64, and a
+    deployed party rounds their sum to 2^-24 of the noise: in the digits below, floating-point noise is not normal
+    (Mironov 2012). `clip` lies in 1e-6 to 1e6: beyond, it is the learning rate that should change.
     """
 
     lr: float = 0.1
@@ -67,12 +74,15 @@ class DPSGD(LocalSolver):
         check_local(self.lr, self.epochs, self.steps, self.batch)
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum must lie in [0, 1), got {self.momentum}")
-        if not self.clip > 0:
+        if not CLIPS[0] <= self.clip <= CLIPS[1]:
             raise ConfigError(
-                f"clip must be positive, got {self.clip}; it is the longest that a sample's gradient may be"
+                f"clip must lie in {CLIPS[0]:g} to {CLIPS[1]:g}, got {self.clip:g}; it is the longest that a sample's "
+                "gradient may be, and lr scales what is made of them"
             )
-        if not self.sigma >= 0:
-            raise ConfigError(f"sigma must not be negative, got {self.sigma}; 0 adds no noise and gives no privacy")
+        if self.sigma != 0 and not SIGMAS[0] <= self.sigma <= SIGMAS[1]:
+            raise ConfigError(
+                f"sigma must lie in {SIGMAS[0]:g} to {SIGMAS[1]:g}, got {self.sigma:g}; or be 0, which gives no privacy"
+            )
         if self.microbatch is not None and self.microbatch < 1:
             raise ConfigError(f"microbatch must be at least 1, or left out, got {self.microbatch}")
         _ = self.budget  # which checks its fields
@@ -107,8 +117,11 @@ class DPSGD(LocalSolver):
         total = ctx.clipped_sum(w, batch, key, self.clip, self.per_layer, self.microbatch)
         if self.sigma:
             total.add_(ctx.noise(key), alpha=self.sigma * self.clip)
+            if ctx.private is not None:
+                step = 2.0 ** (math.floor(math.log2(self.sigma * self.clip)) - FINE)
+                total.div_(step).round_().mul_(step)
         stacked = isinstance(ctx.n, Tensor) and self.batch is not None
-        return total.div_(ctx.n.clamp(max=self.batch) if stacked else self.expected(ctx.n))
+        return total.div_(ctx.n.clamp(max=self.batch) if stacked else self.expected(ctx.n)).to(w.dtype)
 
     def expected(self, n: int) -> int:
         """The expected size of a batch, q n."""

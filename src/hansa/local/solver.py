@@ -7,7 +7,6 @@ party runs.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Self
@@ -21,11 +20,13 @@ from hansa.core.errors import ConfigError
 from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, like
 from hansa.core.params import Params, ParamSpec
+from hansa.core.registry import fill
 from hansa.core.stopping import go_on
 from hansa.local.clipping import clipped_sum
 
 Carry = dict[str, Tensor]  # what a solver keeps between the steps of one round
 Sampler = Literal["shuffle", "full", "poisson"]  # how the samples of a step are chosen
+WORK = ("lr", "batch", "epochs", "steps")  # the fields of a solver that one party may be told to use
 NOISE = 2**32  # folded into a step's key for its noise: the model's own draws use the numbers from 1 on
 
 
@@ -118,11 +119,10 @@ class Context:
         return clipped_sum(self, w, batch, key, clip, per_layer, at_once)
 
     def noise(self, key: Tensor) -> Tensor:
-        """A standard normal vector as long as the model: drawn from the party's secret where it has one."""
+        """A standard normal vector as long as the model: in float64 from the party's secret where it has one."""
         if self.private is None:
             return step_noise(key, self.spec)
-        drawn = rng.secret_normal(self.private("noise", int(key)), self.spec.dim)
-        return drawn.to(self.spec.dtype).to(self.objective.device)
+        return rng.secret_normal(self.private("noise", int(key)), self.spec.dim).to(self.objective.device)
 
     def full_gradient(self, w: Tensor) -> Tensor:
         """The gradient of the mean loss on all of the party's samples."""
@@ -286,8 +286,12 @@ class LocalSolver(Op):
         return name in vars(self)
 
     def at(self, work: Mapping[str, Any]) -> Self:
-        """The solver with the fields that one party is told to use (`lr`, `batch`, `epochs`, `steps`)."""
-        return dataclasses.replace(self, **work) if work else self  # type: ignore[type-var]
+        """The solver with the fields that one party is told to use (`WORK`). A ConfigError for others: what bounds and
+        hides a reply is a field of the op, which a party's policy has seen."""
+        if other := sorted(set(work) - set(WORK)):
+            raise ConfigError(f"work: {', '.join(other)} cannot be set for one party; it takes {', '.join(WORK)}")
+        told: Self = fill(type(self), work, "work", base=self) if work else self
+        return told
 
     @property
     def kernel(self) -> LocalSolver:

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 import torch
 
+import hansa
 from hansa.core import codec, disk
 from hansa.core.budget import TOLD, tells
 from hansa.core.determinism import set_deterministic
@@ -136,11 +137,12 @@ class Worker:
 
     def _everything(self, work: Work, memory: Memory) -> str:
         """A hash of all that an answer depends on. Noise may cover one answer only: what is drawn at the party for an
-        ask is drawn anew as soon as anything is different, be it the message, the data or the party's own policy."""
+        ask is drawn anew as soon as anything is different, be it the message, the data, the party's own policy or the
+        programs, of which another version may round otherwise."""
         assert self._ready is not None
         given = {"job": work.job, "party": work.party, "message": work.message.digest, "task": work.task.digest,
                  "data": self._ready[2], "memory": memory, "own": self._policy.own,
-                 "device": self._policy.device}  # fmt: skip
+                 "device": self._policy.device, "versions": [hansa.__version__, torch.__version__]}  # fmt: skip
         return codec.digest(given)
 
     def _party(self, work: Work, task: dict[str, Any]) -> Party:

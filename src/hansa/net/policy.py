@@ -15,11 +15,13 @@ from hansa.core.budget import Budget
 from hansa.core.errors import ConfigError
 from hansa.core.op import DataOp, Op, Payload, unwrap
 from hansa.core.registry import field_types, fill
-from hansa.local.solver import LocalSolver
+from hansa.local.dp_sgd import DPSGD
+from hansa.local.solver import WORK, LocalSolver
 from hansa.net.evaluations import Evaluations, evaluates
 from hansa.net.wire import Work
-from hansa.net.workload import OWN, Workload
+from hansa.net.workload import Workload
 
+LEAST_NOISE = 0.3  # the noise multiplier that `dp = true` alone asks for: less hides next to nothing
 TOML = """\
 # What this party takes part in. What it refuses it refuses with the reason, and the aggregator reports it.
 # Names may have wildcards: "heart-*".
@@ -36,7 +38,8 @@ TOML = """\
 # epsilon = 3.0      # its budget over all jobs, at delta; once it is spent, the party trains no more. Implies dp
 # delta = 1e-5
 # dp = false         # train only where the reply is differentially private (dp-sgd)
-# sigma = 0.0        # and has a noise multiplier of at least this
+# sigma = 0.3        # and has a noise multiplier of at least this
+# clip = [1e-6, 1e6] # and clips each sample's gradient to a length in this range
 # secure = false     # train only where the update is hidden in a secure sum
 # active = false     # and that by masks, with signatures: a job's privacy.active alone is the aggregator's own word
 
@@ -72,9 +75,10 @@ class Floor:
     """The table `[privacy]` of `party.toml`: what protects the replies that are made of the party's training samples.
 
     `epsilon` is the party's budget over all jobs. With it, or with `dp`, every op that is no dp-sgd with at least
-    `sigma` is refused. With `secure` every op is refused that does not hide its reply in a secure sum. Which sum, and
-    among whom, is the aggregator's to say: that protects from one which is curious and does as agreed. One which lies
-    is kept from a party's update only where the party has `active` here, so that nothing but masked sums with
+    `sigma` and a clip in the range `clip` is refused; without epsilon and sigma, `dp` asks for a sigma of 0.3. With
+    `secure` every op is refused that does not hide its reply in a secure sum. Which sum, and among whom, is the
+    aggregator's to say: that protects from one which is curious and does as agreed. One which lies is kept from a
+    party's update only where the party has `active` here, so that nothing but masked sums with
     signatures is answered, and pins the others (`peers`). Under any of them no job takes test samples out of the
     training samples: the aggregator would choose which. Evaluations on test samples of the party's own are hidden in a
     secure sum too, and need no noise: they are no training. Descriptions of the data are always answered. A party that
@@ -85,6 +89,7 @@ class Floor:
     delta: float = 1e-5
     dp: bool = False
     sigma: float = 0.0
+    clip: tuple[float, ...] = ()
     secure: bool = False
     active: bool = False
 
@@ -92,6 +97,11 @@ class Floor:
         Budget(1.0 if self.epsilon is None else self.epsilon, self.delta)
         if not self.sigma >= 0:
             raise ConfigError(f"sigma must not be negative, got {self.sigma}")
+        if self.clip and not (len(self.clip) == 2 and 0 < self.clip[0] <= self.clip[1]):
+            raise ConfigError(f"clip is a range of two positive numbers, as in [0.1, 10.0], got {list(self.clip)}")
+        if self.clip and not self.private:
+            raise ConfigError("clip bounds what dp-sgd is asked to do, and the party asks for no dp-sgd; set epsilon, "
+                              "sigma or dp = true too")  # fmt: skip
 
     @property
     def budget(self) -> Budget | None:
@@ -101,6 +111,11 @@ class Floor:
     def private(self) -> bool:
         """Whether it asks for differential privacy."""
         return self.dp or self.sigma > 0 or self.epsilon is not None
+
+    @property
+    def least_noise(self) -> float:
+        """The least noise multiplier. Where nothing else says how much noise is enough, next to none would do."""
+        return LEAST_NOISE if self.dp and not self.sigma and self.epsilon is None else self.sigma
 
     @property
     def exists(self) -> bool:
@@ -130,9 +145,14 @@ class Floor:
             return None
         if op.budget is None:
             return f"its policy asks for differential privacy, and {op.name!r} has none; use the local solver 'dp-sgd'"
-        least, noise = self.sigma, op.release(n, payload).noise if n else math.inf
+        least, noise = self.least_noise, op.release(n, payload).noise if n else math.inf
         if noise < least or noise == 0:
             return f"its policy asks for noise of sigma {least:g} or more, and the job has {noise:g}; set local.sigma"
+        for part in _parts(op):
+            clip = part.clip if isinstance(part, DPSGD) else None
+            if clip is not None and self.clip and not self.clip[0] <= clip <= self.clip[1]:
+                low, high = self.clip
+                return f"its policy asks for a clip of {low:g} to {high:g}, and the job has {clip:g}; set local.clip"
         return None
 
 
@@ -155,8 +175,8 @@ class Policy:
 
     def __post_init__(self) -> None:
         for name, value in self.own.items():
-            if name not in OWN:
-                raise ConfigError(f"own: unknown field {name!r}; a party may set {', '.join(OWN)}")
+            if name not in WORK:
+                raise ConfigError(f"own: unknown field {name!r}; a party may set {', '.join(WORK)}")
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
                 raise ConfigError(f"own.{name}: expected a positive number, got {value!r}")
             if name != "lr" and not isinstance(value, int):

@@ -20,8 +20,8 @@ import torch
 
 from hansa.core.errors import ConfigError
 from hansa.core.op import Op, Party, Payload, Shape
+from hansa.local.solver import WORK
 
-OWN = ("lr", "batch", "epochs", "steps")  # the fields of a local solver that one party may be told by itself
 COPIES = 3  # of a message or a reply that are held at once: as bytes, as tensors, and what is computed from them
 FULL = "can't allocate memory"  # what torch says where there is none left
 
@@ -105,8 +105,8 @@ def _malformed_work(work: Any) -> str | None:
     """Why a party cannot be told such fields of its local solver, or None."""
     if work is None:
         return None
-    if not isinstance(work, Mapping) or not set(work) <= set(OWN):
-        return f"malformed ask: work may set {', '.join(OWN)}"
+    if not isinstance(work, Mapping) or not set(work) <= set(WORK):
+        return f"malformed ask: work may set {', '.join(WORK)}"
     for name, value in work.items():
         if value is None and name in ("batch", "steps"):
             continue

@@ -14,7 +14,8 @@ import torch
 from hansa.core.algorithm import Algorithm, Problem
 from hansa.core.budget import check_delta
 from hansa.core.errors import ConfigError
-from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Wrapper, length, unwrap
+from hansa.core.lengths import largest
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Wrapper, unwrap
 from hansa.core.registry import Part, register
 from hansa.secure.channel import Channel
 from hansa.select import Selector
@@ -46,7 +47,7 @@ class Contribution(Wrapper):
 
     def after(self, party: Party, payload: Payload, reply: Reply, memory: Memory) -> tuple[Reply, Memory]:
         tensors, whole = clipped(reply.tensors, math.inf if self.clip is None else self.clip)
-        if self.clip is not None and not math.isfinite(length(reply.tensors.values())):
+        if self.clip is not None and not math.isfinite(largest(reply.tensors.values())):
             tensors = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
         if self.cap is not None:
             share = min(reply.weight / self.cap, 1.0)
@@ -127,12 +128,12 @@ class CentralDP(Part):
             raise ConfigError("give epsilon, which the run may spend, or sigma, the noise of a round, or both")
         for name in ("epsilon", "clip", "weight_cap", "total_weight"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"{name} must be positive, got {value}")
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"{name} must be positive and finite, got {value}")
         for name in ("sigma", "sigma_b", "clip_rate"):
             value = getattr(self, name)
-            if value is not None and not value >= 0:
-                raise ConfigError(f"{name} must not be negative, got {value}")
+            if value is not None and not 0 <= value < math.inf:
+                raise ConfigError(f"{name} must be finite and not negative, got {value}")
         if self.delta is not None:
             check_delta(self.delta)
         if self.clip is None and self.sigma != 0:

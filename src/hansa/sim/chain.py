@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from hansa.core import rng
 from hansa.core.errors import HansaError
+from hansa.core.lengths import of_rows
 from hansa.core.objective import Objective, kept_generator
 from hansa.local.solver import Batch, Bounded
 
@@ -33,6 +34,7 @@ _ELEMENTWISE: frozenset[Any] = _RELU | frozenset(
      F.softplus, F.hardtanh, F.relu6]
 )  # fmt: skip
 _FLATTEN: frozenset[Any] = frozenset([Tensor.flatten, torch.flatten])
+ROUNDING = 8  # of the last place: what a length may be off after clipping
 _PREVIOUS, _ROWS = object(), object()  # in a call's arguments: the last result, the number of rows
 
 
@@ -309,21 +311,26 @@ class Chain:
     def _clipped(due: list[tuple[Link, Tensor, Tensor]], share: Tensor, clip: float,
                  rate: float | Tensor) -> Iterator[tuple[Link, Tensor, Tensor]]:  # fmt: skip
         """The same for each layer, with every sample's gradient cut to a length of at most `clip`; see
-        `local.clipping`. Rates that differ between parties are multiplied in."""
-        squared = torch.zeros_like(share)
+        `local.clipping`. What was not cut to that length counts as nothing. Rates that differ between parties are
+        multiplied in."""
+        length = torch.zeros_like(share, dtype=torch.float64)
+        inside = []
         for link, above, rows in due:
-            inside = torch.linalg.vector_norm(rows, dim=2).square()
-            squared += torch.linalg.vector_norm(above, dim=2).square() * (inside if link.bias is None else inside + 1.0)
-        length = squared.sqrt()
-        finite = torch.isfinite(length)
-        factor = torch.where(finite, (clip / length).clamp(max=1.0), 0.0) * share
-        if isinstance(rate, Tensor):
-            factor = factor * rate.view(-1, 1)
-        counts = None if bool(finite.all()) else finite.unsqueeze(2)
-        for link, above, rows in due:
+            entered = of_rows(rows)
+            inside.append(entered if link.bias is None else torch.hypot(entered, torch.ones_like(entered)))
+            length = torch.hypot(length, of_rows(above) * inside[-1])
+        factor = clip / length.clamp(min=clip)  # 0 of an infinite length
+        cut = [(above * factor.unsqueeze(2)).to(share.dtype) for _, above, _ in due]
+        left = torch.zeros_like(length)  # what remains, rounded as it is
+        for above, entered in zip(cut, inside, strict=True):
+            left = torch.hypot(left, of_rows(above) * entered)
+        sound = (left <= clip * (1 + ROUNDING * torch.finfo(share.dtype).eps)) & torch.isfinite(length)
+        counts = None if bool(sound.all()) else sound.unsqueeze(2)
+        times = share if isinstance(rate, float) else share * rate.view(-1, 1)
+        for (link, _, rows), above in zip(due, cut, strict=True):
             if counts is not None:
                 above, rows = torch.where(counts, above, 0.0), torch.where(counts, rows, 0.0)
-            yield link, above * factor.unsqueeze(2), rows
+            yield link, above * times.unsqueeze(2), rows
 
     def _loss(self, output: Tensor, y: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
         """The gradient of the summed losses times shares to the output, and those losses."""

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from hansa.core.errors import ConfigError
-from hansa.core.op import Memory, Op, Party, Payload, Reply, Wrapper, length
+from hansa.core.lengths import largest, length
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Wrapper
 from hansa.core.registry import register
 
 
@@ -29,8 +30,8 @@ class Clip(Wrapper):
     clip: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.clip > 0:
-            raise ConfigError(f"clip is a length and must be positive, got {self.clip}")
+        if not 0 < self.clip < math.inf:
+            raise ConfigError(f"clip is a length and must be positive and finite, got {self.clip}")
         if self.update is None:
             raise ConfigError(f"clip bounds the length of an update, and {self.inner.name!r} sends none")
 
@@ -49,9 +50,15 @@ def clipped(tensors: Mapping[str, Tensor], clip: float) -> tuple[dict[str, Tenso
 
     Those that are not finite stay as they are: such a reply is rejected where it arrives.
     """
-    long = length(tensors.values())
-    if long <= clip or not math.isfinite(long):
-        return dict(tensors), long <= clip
+    if length(tensors.values()) <= clip:
+        return dict(tensors), True
+    scale = largest(tensors.values())
+    if not math.isfinite(scale):
+        return dict(tensors), False
+    units = {name: tensor.double() / scale for name, tensor in tensors.items()}
     coarsest = max(torch.finfo(tensor.dtype).eps for tensor in tensors.values())
-    factor = clip / long * (1 - 2 * coarsest)  # so that no rounding leaves them longer than promised
-    return {name: tensor * factor for name, tensor in tensors.items()}, False
+    factor = clip / length(units.values()) * (1 - 2 * coarsest)  # so that no rounding leaves them longer than promised
+    cut = {name: (unit * factor).to(tensors[name].dtype) for name, unit in units.items()}
+    if length(cut.values()) > clip:  # the bound is no larger than the smallest numbers of that type
+        cut = {name: torch.zeros_like(tensor) for name, tensor in cut.items()}
+    return cut, False
