@@ -279,7 +279,7 @@ class _Taps(TorchFunctionMode):
 
     def _note(self, func: Callable[..., Any], args: Sequence[Any], given: Mapping[str, Any], out: Any) -> None:
         if isinstance(out, (bool, int, float)):  # a shape is a number; a value of the data would be a branch
-            self.only &= getattr(func, "__name__", "") in ("size", "dim", "__get__", "__len__")
+            self.only &= getattr(func, "__name__", "") in ("size", "dim", "numel", "__get__", "__len__")
         used = [self.names[id(value)] for value in pytree.tree_leaves((args, given)) if id(value) in self.names]
         if not used:
             return
