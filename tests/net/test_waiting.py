@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from league import PARTIES, League, samples
 from typer.testing import CliRunner, Result
 
+import hansa
 from hansa.cli import network
 from hansa.cli.app import app
 from hansa.net import client, runtime
@@ -123,3 +125,31 @@ def test_who_waits_no_longer_is_told_that_the_job_goes_on(
         patch.setattr(operate.Operator, "wait", interrupted)
         got = command("wait", "x", job)
     assert got.exit_code == 130 and f"{job} goes on; wait for it with: hansa wait x {job}" in got.stderr
+
+
+def test_a_model_that_was_pulled_can_be_loaded_and_predicts(
+    league: League, command: Callable[..., Result], tmp_path: Path
+) -> None:
+    joined(league)
+    job = league.submit({"task": {**TASK, "prepare": "standardise"}, "run": {"rounds": 1}})
+    assert league.ended(job)["status"] == "finished"
+    out = tmp_path / "heart.safetensors"
+    got = command("pull", "x", job, "--out", str(out))
+    assert got.exit_code == 0 and "hansa.load(" in got.output, got.output
+    x = samples(0)[0][0]
+    loaded = hansa.load(out)
+    first = loaded.predict(x)
+    assert first.shape == (12, 2) and set(loaded.params) == set(loaded.model().state_dict())
+    assert "StoredModel" in repr(loaded) and loaded.history == []
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    assert command("pull", "x", job, "--out", str(folder / "model.safetensors")).exit_code == 0
+    assert torch.equal(hansa.load(folder).predict(x), first)
+    out.with_suffix(".json").unlink()  # as version 0.1.0 left it
+    with pytest.raises(hansa.ConfigError, match=r"needs heart\.json beside it.*hansa pull"):
+        hansa.load(out).predict(x)
+    with pytest.raises(hansa.ConfigError, match=r"ends with \.json"):
+        league.operator.pull(job, tmp_path / "model.json")
+    (tmp_path / "other.bin").write_bytes(b"nothing")
+    with pytest.raises(hansa.DataError, match=r"other\.bin is damaged"):
+        hansa.load(tmp_path / "other.bin")

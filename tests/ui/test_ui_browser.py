@@ -413,3 +413,14 @@ def test_the_page_stays_after_the_end_where_that_is_wanted_and_leads_to_the_repo
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=120) == 0
     sight.close()
+
+
+def test_before_it_is_connected_it_does_not_say_that_there_is_no_job(browser: Any, league: League) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    page.route("**/events*", lambda route: None)  # the answer never comes
+    page.goto(url(league))
+    page.wait_for_timeout(1500)
+    expect(page.locator("#now-none")).to_have_text("Connecting …")
+    assert "No job has been submitted" not in page.inner_text("main")
+    context.close()

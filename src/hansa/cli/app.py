@@ -213,14 +213,19 @@ def models(
 
 @app.command()
 def parts(
-    kind: Annotated[str, typer.Argument(help="local, server, fusion, select, partition, prepare, ...")],
+    kind: Annotated[
+        str | None, typer.Argument(help="local, server, fusion, select, partition, ...; without one, the kinds.")
+    ] = None,
     name: Annotated[str | None, typer.Argument(help="One of them, in full.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List the registered parts of any kind."""
-    from hansa.cli.parts import show_parts
+    """List the kinds of parts, or the registered parts of one, or one of them with its fields."""
+    from hansa.cli.parts import show_kinds, show_parts
 
-    show_parts(kind, name, as_json)
+    if kind is None:
+        show_kinds(as_json)
+    else:
+        show_parts(kind, name, as_json)
 
 
 @app.command()

@@ -187,8 +187,9 @@ def _wait(operator: Any, federation: Path, job: str, metric: str | None, as_json
         raise typer.Exit(130) from None
     finished = ended["status"] == "finished"
     if as_json:
-        hidden = ("rounds", "experiment")
-        typer.echo(json.dumps({**{name: value for name, value in ended.items() if name not in hidden}, **told}))
+        tree = {name: value for name, value in ended.items() if name not in ("rounds", "experiment")}
+        summary = {name: value for name, value in (tree["summary"] or {}).items() if name != "serving"}
+        typer.echo(json.dumps({**tree, "summary": summary or None, **told}))
     elif finished:
         typer.echo(f"finished: {ended['reason']}")
     else:
@@ -297,7 +298,8 @@ def pull(
 ) -> None:
     """Fetch the model of a finished job."""
     path = _operator(federation).pull(job, out)
-    _say(as_json, {"job": job, "model": str(path)}, f"wrote {path}")
+    text = f"wrote {path}; in Python, hansa.load({str(path)!r}).predict(x) uses it"
+    _say(as_json, {"job": job, "model": str(path)}, text)
 
 
 @app.command()

@@ -11,12 +11,48 @@ from rich.console import Console
 from rich.table import Table
 
 from hansa.core.errors import ConfigError
-from hansa.core.registry import Part, field_default, field_types, lookup, registered, summary, to_config, type_name
+from hansa.core.registry import (
+    KINDS,
+    Part,
+    field_default,
+    field_types,
+    lookup,
+    noun,
+    registered,
+    summary,
+    to_config,
+    type_name,
+)  # fmt: skip
 from hansa.data import draw, held
 from hansa.data import table as count_table
 from hansa.run.config import Experiment
 
 console = Console()
+
+
+def show_kinds(as_json: bool) -> None:
+    """All kinds of parts, with the names of those that are registered."""
+    found = {kind: list(registered(kind)) for kind in KINDS}
+    if as_json:
+        print(json.dumps(found))
+        return
+    table = Table("kind", "what it is", "parts")
+    for kind, names in found.items():
+        table.add_row(kind, noun(kind), ", ".join(names) or "none")
+    console.print(table)
+    console.print("hansa parts KIND lists those of a kind with their fields, hansa parts KIND NAME one in full")
+
+
+def rows(cls: type[Part], prefix: str = "") -> list[tuple[str, str, str]]:
+    """Name, type and default of each field as text; those of a part that is the default follow it, by dotted names."""
+    out = []
+    for name, hint in field_types(cls).items():
+        default = field_default(cls, name)
+        part = isinstance(default, Part)
+        text = "needed" if default is dataclasses.MISSING else default.name if part else str(default)
+        out.append((prefix + name, type_name(hint), text))
+        out += rows(type(default), f"{prefix}{name}.") if part else []
+    return out
 
 
 def fields(cls: type[Part]) -> list[tuple[str, str, Any]]:
@@ -54,16 +90,9 @@ def show_parts(kind: str, name: str | None, as_json: bool) -> None:
     if details:
         console.print(details, markup=False)
     table = Table("field", "type", "default")
-    for f, hint, default in fields(chosen[name]):
-        table.add_row(f, hint, _text(default))
+    for row in rows(chosen[name]):
+        table.add_row(*row)
     console.print(table)
-
-
-def _text(default: Any) -> str:
-    if isinstance(default, dict):
-        inner = ", ".join(f"{k}={_text(v)}" for k, v in default.items() if k != "name")
-        return f"{default['name']}({inner})"
-    return str(default)
 
 
 def show_partition(experiment: Experiment, out: Path, as_json: bool) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from hansa.run.display import human_bytes, rows_of
@@ -41,11 +42,29 @@ def show_run(run_dir: Path, as_json: bool) -> None:
     algorithm, run = experiment["algorithm"], experiment["run"]
     plan = ", ".join(f"{name} {value}" for name, value in experiment["plan"].items())
     console.print(f"{algorithm['name']}, seed {run['seed']}, hansa {experiment['hansa']}; plan: {plan}", markup=False)
+    print_configuration(experiment)
     print_rounds(history)
     if summary is None:
         console.print(f"not finished after {len(history)} rounds; go on with: hansa resume {run_dir}", markup=False)
     else:
         print_summary(summary)
+
+
+def print_configuration(record: dict[str, Any]) -> None:
+    """What a run was told: the tables of its file, or, where it was made in Python, its algorithm and settings."""
+    told = {name: record.get(name) for name in ("algorithm", "run", "privacy")}
+    tables = (record["experiment"] or {}).get("tree") or told
+    table = Table("field", "value", box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    for name, value in _flat(tables):
+        table.add_row(escape(name), escape(value))
+    console.print(table)
+
+
+def _flat(tree: Any, prefix: str = "") -> list[tuple[str, str]]:
+    """The fields of tables in tables by dotted names, with their values as text."""
+    if not isinstance(tree, dict):
+        return [(prefix, tree if isinstance(tree, str) else json.dumps(tree))]
+    return [row for name, value in tree.items() for row in _flat(value, f"{prefix}.{name}" if prefix else name)]
 
 
 def print_rounds(history: list[dict[str, Any]]) -> None:

@@ -69,6 +69,16 @@ def count_numbers(model: Callable[[], nn.Module]) -> int:
     return sum(tensor.numel() for tensor in (*module.parameters(), *module.buffers()))
 
 
+def one_tensor(output: Any) -> Tensor:
+    """What a model returned; a ConfigError where that is no tensor."""
+    if not isinstance(output, Tensor):
+        raise ConfigError(
+            f"model: for a batch it must return one tensor (class scores, or values), and it returns a "
+            f"{type(output).__name__}; wrap it in a module whose forward returns that tensor alone"
+        )
+    return output
+
+
 def _channels_last(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.channels_last).copy_(x)
 
@@ -169,7 +179,7 @@ class Objective:
             return output
         with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
             output = functional_call(module, tensors, (x,), tie_weights=self._tied)
-        return output.to(self.dtype) if output.is_floating_point() else output
+        return output.to(self.dtype) if isinstance(output, Tensor) and output.is_floating_point() else output
 
     def learner(self) -> nn.Module:
         """The module in training mode; walking its tree at every step would cost more than a small layer."""
@@ -194,6 +204,8 @@ class Objective:
             with KeyedRandomness(key) as randomness:
                 output = self._forward(module, tensors, x)
             self._random = randomness.used
+        if isinstance(self.loss, str):  # a loss of the user's own may take what it likes
+            output = one_tensor(output)
         buffers = (
             self.spec.joined(self.spec.stats, tensors, buffers[0]),
             self.spec.joined(self.spec.counts, tensors, buffers[1]),
@@ -208,7 +220,7 @@ class Objective:
         parts = []
         for piece in torch.split(x, EVALUATION_BATCH):
             go_on()
-            parts.append(self._forward(module, tensors, self.laid_out(piece)))
+            parts.append(one_tensor(self._forward(module, tensors, self.laid_out(piece))))
         return torch.cat(parts)
 
     def metrics(self, output: Tensor, y: Tensor) -> dict[str, float]:

@@ -22,7 +22,7 @@ Pair = tuple[Any, Any]
 FEW = 1000  # parties whose class numbers are looked at one by one
 
 
-@dataclass
+@dataclass(repr=False)
 class Task:
     """What the parties learn together.
 
@@ -44,9 +44,32 @@ class Task:
     prepare: Part | None = None
     trusted: Pair | None = None
 
+    def __repr__(self) -> str:
+        """What there is, without the samples themselves."""
+        held = self.parties
+        many = isinstance(held, tuple) and len(held) == 3 and not isinstance(held[0], (tuple, list))
+        count = len(held[2]) - 1 if many else len(held)
+        loss = self.loss if isinstance(self.loss, str) else getattr(self.loss, "__name__", type(self.loss).__name__)
+        model = getattr(self.model, "__name__", None if self.model is None else type(self.model).__name__)
+        out = [f"model={model}", f"loss={loss}", f"{count} parties", f"test={_count(self.test)}"]
+        if self.classes is not None:
+            out.append(f"classes={self.classes}")
+        if self.prepare is not None:
+            out.append(f"prepare={getattr(self.prepare, 'name', self.prepare)}")
+        if self.trusted is not None:
+            out.append(f"trusted={_count(self.trusted)}")
+        return f"Task({', '.join(out)})"
+
     def holdings(self, objective: Objective) -> Holdings:
         """The data as tensors that fit the objective."""
         return Holdings(self, objective)
+
+
+def _count(pair: Pair | None) -> str:
+    try:
+        return "none" if pair is None else f"{len(pair[0])} samples"
+    except (TypeError, IndexError):  # no pair: a run says so
+        return "?"
 
 
 class Shards:

@@ -142,6 +142,7 @@ class Job:
         digest, _ = self.runner.blobs.put(codec.pieces(result.saved_model()))
         reach("job.model")
         summary = {name: value for name, value in result.summary.items() if name != "run_dir"}
+        summary["serving"] = result.described()  # what a model that is pulled needs to predict
         self.runner.end(self.id, "finished", str(self.training.progress.stopped), digest, summary)
         if self._session is not None:
             self._session.finish_result(result)
@@ -208,13 +209,12 @@ class Job:
             **({"frozen": objective.frozen} if objective.frozen else {}),
         }  # fmt: skip
         self.network.rules = run.rules(objective.spec)
-        records = JobRecords(self.id, self.runner.ledger, self.runner.blobs, self.network,
-                             self.experiment.algorithm.trains)  # fmt: skip
+        trains = self.experiment.algorithm.trains
+        records = JobRecords(self.id, self.runner.ledger, self.runner.blobs, self.network, trains)
         needed, left = run.rules().needed(run.size(len(names))), len(names) - len(self.network.refused)
         if left < needed:
-            raise ConfigError(
-                f"a round needs {needed} parties, and {left} are left that do not refuse the job: {grouped(why)}"
-            )
+            told = f"a round needs {needed} parties, and {left} are left that do not refuse the job"
+            raise ConfigError(f"{told}: {grouped(why)}")
         self.training = Training(
             self.experiment.algorithm, task, dataclasses.replace(run, checkpoint_seconds=0.0), objective, known,
             records, self.network, self.experiment.privacy, on_round=self._tell, secret=self._secret,
@@ -374,8 +374,7 @@ class Runner:
             raise ConfigError(f"min_parties must lie in 1..{len(self.registry.names)}, got {order.min_parties}")
 
         def change(db: Writer) -> str:
-            same = db.one("SELECT id FROM jobs WHERE order_ = ?", pack(order)) if order.mark else None
-            if same is not None:
+            if order.mark and (same := db.one("SELECT id FROM jobs WHERE order_ = ?", pack(order))) is not None:
                 return str(same["id"])
             if order.central is not None and order.central.digest not in self.blobs:
                 raise Gap(0)  # a job that had the same has just ended
@@ -467,7 +466,6 @@ class Runner:
             return
         begun = "UPDATE jobs SET status = 'running' WHERE id = ? AND status IN ('waiting', 'running')"
         self.ledger.now(lambda db: db.run(begun, id).rowcount)
-
         self._running[id] = (job, self._launch(job))
 
     def _launch(self, job: Job) -> threading.Thread:

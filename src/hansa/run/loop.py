@@ -324,6 +324,9 @@ class Training:
         if private is not None:
             line |= private.line(progress.privacy)
         name, least = self.holdings.name, self.run.min_cohort
+        if self.algorithm.participation != "own" and record.asked and len(fed.cohort) <= lines.FEW:
+            # Poisson draws are left out: they amplify privacy only as long as nobody knows who was drawn.
+            line |= {} if select.independent else {"cohort": [name(party) for party in fed.cohort]}
         line |= lines.refusals(record, least, name)
         if empty is None:
             line |= lines.caught(fed.findings, record, self.attackers) if self.attackers else {}

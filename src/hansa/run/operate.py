@@ -24,6 +24,7 @@ from hansa.net.signing import About
 from hansa.net.wire import Blob, Order, pack
 from hansa.run.config import Experiment, keep_trusted, load_data, read_files
 from hansa.run.settings import Run
+from hansa.run.store import beside, write_json
 
 T = TypeVar("T")
 SIMULATED = ("engine", "device", "compile", "devices", "late", "checkpoint_seconds")
@@ -131,7 +132,10 @@ class Operator:
         return bool(self._post(f"{_path(id)}/stop")["stopped"])
 
     def pull(self, id: str, out: Path) -> Path:
-        """Fetch a finished job's model, a chunk at a time."""
+        """Fetch a finished job's model, a chunk at a time; what it needs to predict goes into a file beside it, from
+        which `hansa.load` takes it."""
+        if beside(out) == out:
+            raise ConfigError(f"--out: {out} cannot be the model's file, as in model.safetensors: it ends with .json")
         job = self.job(id)
         if job["model"] is None:
             raise ConfigError(f"the job {id} has no model yet: it is {job['status']}{_because(job)}")
@@ -143,8 +147,12 @@ class Operator:
             size = int(headers["Content-Range"].rpartition("/")[2])
             return await client.fetch(f"{_path(id)}/model", Blob(job["model"], size), part)
 
+        serving = (job["summary"] or {}).get("serving")
         try:
-            return self._do(fetch).replace(out)
+            path = self._do(fetch).replace(out)
+            if serving is not None:  # not of jobs that version 0.1.0 finished
+                write_json(beside(out), serving)
+            return path
         except OSError as error:
             raise ConfigError(f"cannot write {out}: {error.strerror}") from None
         except DataError:

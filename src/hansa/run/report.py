@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from hansa.run import forensics, plots
+from hansa.run.lines import FEW
 from hansa.run.page import Detail, Picture, Section, Sheet, write_report
 from hansa.run.store import REPORT, SUMMARY, Store, read_json
 
+ASKED = 200  # parties of which the report says how often they were asked
 NAMES = {
     "auc": "AUC",
     "bytes_down": "bytes to the parties",
@@ -38,6 +40,8 @@ def run_report(run_dir: Path) -> Path:
         header = ("party", *kind, "rounds seen", "left out", "rejected", "mean share")
         note = "Left out: its share was under half of the mean share of the round. Rejected: never fused at all."
         tables.append(Sheet("Part in the model, party by party", header, found, note=note))
+    asked = _asked(history)
+    tables += [asked] if asked is not None else []
     lost = _lost(history)
     tables += [lost] if lost is not None else []
     exact = json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False)
@@ -101,6 +105,24 @@ def _parties(parties: Mapping[str, Mapping[str, float]], at: int) -> Sheet:
     metrics = sorted({metric for found in parties.values() for metric in found})
     rows = [(name, *(f"{found[m]:.4f}" if m in found else "-" for m in metrics)) for name, found in parties.items()]
     return Sheet(f"Parties, after round {at}", ("party", *metrics), rows, note="Each on its own test samples.")
+
+
+def _asked(history: Sequence[Mapping[str, Any]]) -> Sheet | None:
+    """In how many rounds each party was asked, and was in what was fused; None where the rounds do not say."""
+    asked, used = Counter[str](), Counter[str]()
+    for line in history:
+        cohort = line.get("cohort", ())
+        asked.update(cohort)
+        without = {*line.get("missing", ()), *line.get("rejected", ())} if "empty" not in line else set(cohort)
+        used.update(party for party in cohort if party not in without)
+    if not asked:
+        return None
+    parties = sorted(asked, key=lambda party: (int(party) if party.isdigit() else -1, party))
+    rows = [(party, f"{asked[party]:,}", f"{used[party]:,}") for party in parties[:ASKED]]
+    notes = [f"The first {ASKED} of {len(parties):,} parties that were asked."] if len(parties) > ASKED else []
+    told = sum("cohort" in line for line in history)
+    notes += [f"Of the {told:,} rounds with a cohort of at most {FEW} parties."] if told < len(history) else []
+    return Sheet("Who was asked", ("party", "rounds asked", "rounds answered"), rows, note=" ".join(notes))
 
 
 def _lost(history: Sequence[Mapping[str, Any]]) -> Sheet | None:

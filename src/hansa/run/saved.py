@@ -27,7 +27,7 @@ from hansa.core.predictor import Predictor
 from hansa.core.registry import Part, build, from_config, to_config
 from hansa.core.task import Known, Task
 from hansa.run.config import double, load_function
-from hansa.run.store import MODEL, PERSONAL, SERVING, read_json
+from hansa.run.store import MODEL, PERSONAL, SERVING, beside, read_json
 
 EXAMPLES = 2  # samples that show what goes in
 SMALL = 10_000  # numbers of them, at most
@@ -112,37 +112,42 @@ class Saved:
         return self.predictor.own(self.objective, self.payload, dict(self.memories.get(party, {})))
 
 
-def tensors(folder: Path) -> dict[str, Any]:
-    """What the file of the final model holds."""
+def tensors(place: Path) -> dict[str, Any]:
+    """What the file of the final model holds, in the folder of a run or by itself."""
+    path = place if place.is_file() else place / MODEL
     try:
-        tree: dict[str, Any] = codec.decode((folder / MODEL).read_bytes())
+        tree = codec.decode(path.read_bytes())
     except FileNotFoundError:
         raise ConfigError(
-            f"{folder} has no model yet: the run is not finished; `hansa resume` goes on with it"
+            f"{place} has no model yet: the run is not finished; `hansa resume` goes on with it"
         ) from None
     except DataError as error:
-        raise DataError(f"{folder / MODEL} is damaged: {error}") from None
+        raise DataError(f"{path} is damaged: {error}") from None
+    if not isinstance(tree, dict) or "predictor" not in tree:
+        raise DataError(f"{path} holds no model of Hansa's")
     return tree
 
 
-def load(folder: str | Path, beside: str = ".", make: Make | None = None) -> Saved:
-    """The final model of a run's folder, or of one with its files of the model alone; functions that make models are
-    looked for `beside` as well, unless `make` gives an untrained model."""
-    folder = Path(folder)
-    tree, about = tensors(folder), read_json(folder / SERVING)
+def load(place: str | Path, folder: str = ".", make: Make | None = None) -> Saved:
+    """The final model of a run's folder, of one with its files of the model alone, or of a model's file with what it
+    needs beside it; functions that make models are looked for in `folder` as well, unless `make` gives an untrained
+    model."""
+    place = Path(place)
+    tree, about = tensors(place), read_json(beside(place) if place.is_file() else place / SERVING)
     objective = Objective(
-        _factory(about, tree, beside, make), about["loss"] or "mse", about["seed"], bf16=about["bf16"]
+        _factory(about, tree, folder, make), about["loss"] or "mse", about["seed"], bf16=about["bf16"]
     )
     if "frozen" in tree:
         objective.take_frozen(tree["frozen"])
-    payload = tree["payload"] if "payload" in tree else {"model": _params(objective, tree["params"], folder)._asdict()}
+    payload = tree["payload"] if "payload" in tree else {"model": _params(objective, tree["params"], place)._asdict()}
     preparation = None
     if "preparation" in tree:
         op = op_of(tree["preparation"]["op"], "preparation")
         if not isinstance(op, DataOp):
-            raise DataError(f"{folder / MODEL} is damaged: its preparation is no preparation")
+            raise DataError(f"{place} is damaged: its preparation is no preparation")
         preparation = (op, tree["preparation"]["payload"])
-    memories = codec.decode((folder / PERSONAL).read_bytes()) if (folder / PERSONAL).exists() else {}
+    own = (place.parent if place.is_file() else place) / PERSONAL
+    memories = codec.decode(own.read_bytes()) if own.exists() else {}
     mine = {int(party): memory for party, memory in memories.items()}
     return Saved(about, build("predictor", tree["predictor"]), objective, payload, preparation, mine)
 

@@ -29,6 +29,11 @@ def write_json(path: Path, value: Any) -> None:
     write_atomic(path, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
 
 
+def beside(model: Path) -> Path:
+    """The file that says what a model's file needs to predict."""
+    return model.with_suffix(".json")
+
+
 def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
@@ -36,6 +41,8 @@ def read_json(path: Path) -> Any:
         inside = sorted(path.parent.glob(f"*/{path.name}"), key=lambda found: found.stat().st_mtime)
         hint = f"; the last of the {len(inside)} runs in it is {inside[-1].parent}" if inside else ""
         raise ConfigError(f"{path.parent} is not a run: it has no {path.name}{hint}") from None
+    except NotADirectoryError:
+        raise ConfigError(f"{path.parent} is a file; expected the folder of a run") from None
     except ValueError as error:
         raise DataError(f"{path} is not valid JSON: {error}") from None
 
@@ -61,7 +68,15 @@ class Store:
     def create(self, experiment: dict[str, Any]) -> None:
         """Begin a new run here; a folder that holds one already is refused."""
         if (self.path / EXPERIMENT).exists():
-            raise ConfigError(f"{self.path} already holds a run; choose another folder, or `hansa resume {self.path}`")
+            if (self.path / SUMMARY).exists():
+                raise ConfigError(
+                    f"{self.path} already holds a run, which has finished (`hansa show {self.path}` prints it); choose "
+                    "another folder"
+                )
+            raise ConfigError(
+                f"{self.path} already holds a run, which is not finished; `hansa resume {self.path}` goes on with it, "
+                "or choose another folder"
+            )
         self._make()
         write_json(self.path / EXPERIMENT, experiment)
 

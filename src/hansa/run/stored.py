@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import html
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
+from hansa.core.errors import ConfigError
 from hansa.run import saved
 from hansa.run.display import Displayed, totals
-from hansa.run.store import SUMMARY, Store, read_json
+from hansa.run.store import EXPERIMENT, MODEL, SERVING, SUMMARY, Store, beside, read_json
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,9 +54,39 @@ class StoredRun(Displayed):
         return saved.load(self.run_dir, record.get("folder") or ".", make)
 
 
-def load(run_dir: str | Path) -> StoredRun:
-    """Read the folder of a run that `hansa run`, `hansa.simulate(run_dir=...)` or `result.save(...)` has written."""
-    store = Store(run_dir)
+class StoredModel(StoredRun):
+    """The model of a finished job or run without its rounds: a file that `hansa pull` has written, or a folder."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, {}, (), {})
+
+    def __repr__(self) -> str:
+        return f"<StoredModel in {self.run_dir}>"
+
+    def _repr_html_(self) -> str:
+        return html.escape(repr(self))
+
+    def _final(self, make: saved.Make | None) -> saved.Saved:
+        about = beside(self.run_dir) if self.run_dir.is_file() else self.run_dir / SERVING
+        if not about.exists():
+            raise ConfigError(
+                f"{self.run_dir} needs {about.name} beside it, which says how its model is made; pull the model again "
+                "with `hansa pull`, or work on its tensors: hansa.load(...).params"
+            )
+        return saved.load(self.run_dir, ".", make)
+
+
+def load(path: str | Path) -> StoredRun:
+    """Read the folder of a run that `hansa run`, `hansa.simulate(run_dir=...)` or `result.save(...)` has written, or
+    the model that `hansa pull` has fetched, which is a file."""
+    path = Path(path)
+    place = path.parent if path.is_file() and path.name == MODEL else path
+    if path.is_file() and not (place / EXPERIMENT).exists():
+        saved.tensors(path)  # refused where it is no model
+        return StoredModel(path)
+    if not (place / EXPERIMENT).exists() and (place / MODEL).exists():
+        return StoredModel(place)
+    store = Store(place)
     experiment, history = store.experiment(), store.history()
     done = (store.path / SUMMARY).exists()
     return StoredRun(

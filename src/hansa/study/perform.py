@@ -107,7 +107,7 @@ def compare(
     `track` names trackers, as for `simulate`, which are told once all is done, with the report. In a notebook a line
     under the cell shows where the study stands.
     """
-    if isinstance(task, Task):
+    if isinstance(task, Task) or isinstance(dataset, Task):
         raise ConfigError(
             "compare keeps runs by their configuration, which a Task made in Python has none of; put a function that "
             'returns a hansa.data.Data into a module and give dataset="my_module:function"'
@@ -121,6 +121,7 @@ def compare(
                 "run.rounds": rounds, "run.cohort": cohort}  # fmt: skip
     tree = lay({} if task is None else {"task": plain(task)}, tree_of(plain(settings), plain(given)))
     tree = lay(tree, nest(plain(more)))
+    _check_plain(tree, "")
     study = parse_study(tree, "")
     study = named(study, None if folder is None else Path(folder))
     study = replace(study, track=(*study.track, *trackers(track)))
@@ -166,6 +167,22 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(inner) for inner in value]
     return value
+
+
+def _check_plain(value: Any, where: str) -> None:
+    """Refuse what has no name and is no plain value: runs are kept by their configuration, which is text."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            _check_plain(inner, f"{where}.{name}" if where else str(name))
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            _check_plain(inner, where)
+    elif value is not None and not isinstance(value, (str, bool, int, float)):
+        hint = "a name, a table, a part" if where in ("task.dataset", "task.model") else "a plain value or a part"
+        raise ConfigError(
+            f"{where}: compare keeps runs by their configuration, so it takes {hint} or a function of a module "
+            f'as "my_module:function", got a {type(value).__name__}'
+        )
 
 
 def brief(part: Part) -> dict[str, Any]:

@@ -233,7 +233,7 @@ def _adversaries(results: Results, names: Names) -> Iterator[Section]:
         rows = [_standings(results, names, setting) for setting in found.values()]
         standings = {look: [row.get(look) for row in rows] for look in names.looks.values()}
         attacks = [shown(line(adversary) or "nobody attacks", 24) for adversary in found]
-        heading = shown(line(place) or "as given", 44)
+        heading = shown(line(place) or "default partition", 44)
         panels[heading if heading not in panels else f"{heading} ({number})"] = (attacks, standings)
     caption = f"Final {_plain(results.metric)} under each attack"
     caption += "; lines are 95 % intervals." if len(results.study.seeds) > 1 else "."

@@ -144,7 +144,8 @@ def parse_study(tree: Mapping[str, Any], name: str, place: str = ".") -> Study:
     algorithms = _axis("algorithm", given.get("algorithms"), tree.get("algorithm"))
     study = Study(
         str(given.get("name", name)), {**tree, "study": dict(given)}, algorithms,
-        _axis("partition", given.get("partitions"), tree.get("partition")),
+        _axis("partition", given.get("partitions"), tree.get("partition"),
+              "parties' own files" if tree["task"].get("parties") else "default partition"),
         _axis("adversary", given.get("adversaries"), tree.get("adversary")),
         _fields(given.get("grid", {}), "grid"), _seeds(given.get("seeds", 1), run.get("seed", 0)), target, metric,
         _fields(given.get("tune", {}), "tune"), _count(given.get("tune_seeds", 1), "tune_seeds"),
@@ -195,13 +196,14 @@ def lay(tree: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _axis(kind: str, given: Any, base: Any) -> tuple[Choice, ...]:
-    """The choices of an axis. Without one, the base's table; with one, what the base says without a name is common."""
+def _axis(kind: str, given: Any, base: Any, undivided: str = "") -> tuple[Choice, ...]:
+    """The choices of an axis. Without one, the base's table; with one, what the base says without a name is common.
+    `undivided` is the label of a partition that nobody names."""
     plural = {"algorithm": "algorithms", "partition": "partitions", "adversary": "adversaries"}[kind]
     if given is None:
         if base is None:
             return (Choice("fedavg", {"name": "fedavg"}) if kind == "algorithm" else
-                    Choice("as given" if kind == "partition" else "", None),)  # fmt: skip
+                    Choice(undivided if kind == "partition" else "", None),)  # fmt: skip
         if isinstance(base, list):
             return (Choice("+".join(_label(kind, group) for group in base), base),)
         if "name" not in base:
@@ -284,6 +286,11 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
+    """A value as a label has it: a part by its name and fields, a list by its entries."""
+    if isinstance(value, Mapping):
+        return _label("", value) if "name" in value else ", ".join(f"{k}={_shown(v)}" for k, v in value.items())
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_shown, value)) + "]"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -114,6 +114,7 @@ function draw() {
   put($("trouble"), trouble);
   show($("trouble"), !!trouble);
   show($("now-none"), !j);
+  put($("now-none"), values.jobs ? "No job has been submitted yet." : "Connecting …");
   show($("now"), !!j);
   if (j) drawNow(j);
   drawCurves(j);

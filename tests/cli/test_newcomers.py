@@ -1,0 +1,140 @@
+"""What a newcomer sees: every promise of a help text is kept, and a mistake is one sentence with the way out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import hansa
+from hansa.cli.network import app
+from hansa.run.report import run_report
+from hansa.study.spec import parse_study
+
+EXPERIMENT = """
+[task]
+dataset = "digits"
+model = "logistic"
+[partition]
+name = "iid"
+parties = 4
+[run]
+rounds = 2
+cohort = 0.5
+"""
+
+
+class Tupled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.layer(x), x
+
+
+def pairs() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    draws = torch.Generator().manual_seed(0)
+    return [(torch.randn(8, 3, generator=draws), torch.randint(0, 2, (8,), generator=draws)) for _ in range(3)]
+
+
+def run(*words: str) -> str:
+    got = CliRunner().invoke(app, list(words), env={"COLUMNS": "160"})
+    if got.exception is not None and not isinstance(got.exception, SystemExit):
+        raise got.exception
+    return got.output
+
+
+@pytest.fixture
+def done(tmp_path: Path) -> Path:
+    (tmp_path / "digits.toml").write_text(EXPERIMENT)
+    run("run", str(tmp_path / "digits.toml"), "--out", str(tmp_path / "run"))
+    return tmp_path / "run"
+
+
+def test_show_prints_the_configuration(done: Path, tmp_path: Path) -> None:
+    shown = run("show", str(done))
+    assert all(text in shown for text in ("task.dataset", "digits", "partition.parties", "run.cohort", "0.5"))
+    hansa.simulate(hansa.FedProx(), hansa.Task(lambda: nn.Linear(3, 2), parties=pairs()), rounds=1,
+                   run_dir=tmp_path / "python")  # fmt: skip
+    assert "algorithm.local.mu" in run("show", str(tmp_path / "python"))
+
+
+def test_the_report_says_who_was_asked(done: Path) -> None:
+    history = hansa.load(done).history
+    assert all(len(line["cohort"]) == line["asked"] == 2 for line in history)
+    text = run_report(done).read_text()
+    table = text[text.index("Who was asked") :]
+    asked = sorted({party for line in history for party in line["cohort"]})
+    assert all(f">{party}<" in table[:2000] for party in asked) and "rounds asked" in table[:2000]
+
+
+def test_who_was_drawn_independently_is_not_recorded() -> None:
+    task = hansa.Task(lambda: nn.Linear(3, 2), parties=pairs())
+    result = hansa.simulate(hansa.FedAvg(), task, rounds=2, cohort=0.9, select="poisson")
+    assert all("cohort" not in line for line in result.history)
+
+
+def test_a_folder_of_a_finished_run_is_not_said_to_be_resumable(done: Path, tmp_path: Path) -> None:
+    with pytest.raises(hansa.ConfigError, match="which has finished") as caught:
+        run("run", str(tmp_path / "digits.toml"), "--out", str(done))
+    assert "resume" not in str(caught.value)
+    (done / "summary.json").unlink()
+    with pytest.raises(hansa.ConfigError, match="hansa resume"):
+        run("run", str(tmp_path / "digits.toml"), "--out", str(done))
+
+
+def test_a_file_in_the_place_of_a_run_is_one_sentence(done: Path) -> None:
+    with pytest.raises(hansa.ConfigError, match=r"metrics\.jsonl is a file; expected the folder of a run"):
+        run("show", str(done / "metrics.jsonl"))
+
+
+def test_parts_without_a_kind_lists_the_kinds() -> None:
+    shown = run("parts")
+    assert all(text in shown for text in ("local solver", "proximal", "trimmed-mean", "hansa parts KIND"))
+    assert json.loads(run("parts", "--json"))["server"] == ["adagrad", "adam", "descent", "momentum", "yogi"]
+
+
+def test_each_field_of_a_default_part_has_a_row_of_its_own() -> None:
+    rows = [line.split("│")[1:4] for line in run("algorithms", "fedprox").splitlines() if line.startswith("│")]
+    found = {name.strip(): default.strip() for name, _, default in rows}
+    assert found["local"] == "proximal" and found["local.mu"] == "0.1" and found["server.lr"] == "1.0"
+
+
+def test_a_task_shows_what_there_is_and_no_samples() -> None:
+    task = hansa.Task(Tupled, parties=pairs() * 100, test=pairs()[0])
+    assert repr(task) == "Task(model=Tupled, loss=cross_entropy, 300 parties, test=8 samples)"
+    whole = (torch.zeros(5, 3), torch.zeros(5).long(), [0, 2, 5])
+    assert "2 parties" in repr(hansa.Task(parties=whole)) and "0 parties" in repr(hansa.Task())
+
+
+@pytest.mark.parametrize("engine", ["reference", "stacked"])
+def test_a_model_that_returns_a_tuple_is_refused_with_a_sentence(engine: str) -> None:
+    task = hansa.Task(Tupled, parties=pairs(), test=pairs()[0])
+    with pytest.raises(hansa.ConfigError, match=r"must return one tensor .* returns a tuple"):
+        hansa.simulate(hansa.FedAvg(), task, rounds=1, engine=engine)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"dataset": hansa.Task()}, {"task": hansa.Task()}, {"dataset": pairs()}, {"model": lambda: nn.Linear(3, 2)},
+     {"model": nn.Linear(3, 2)}, {"grid": {"run.cohort": [torch.tensor(0.5)]}}],
+)  # fmt: skip
+def test_compare_refuses_what_has_no_name_with_a_sentence(given: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(hansa.ConfigError, match="compare keeps runs by their configuration"):
+        hansa.compare(["fedavg"], folder=tmp_path, rounds=1, **given)
+
+
+def test_headings_of_a_study_are_readable() -> None:
+    grid = {"task.model": ["logistic", {"name": "2nn", "hidden": 50}]}
+    study = parse_study({"task": {"dataset": "digits"}, "study": {"grid": grid}}, "x")
+    assert [cell.setting for cell in study.cells()] == [
+        "default partition, task.model=logistic", "default partition, task.model=2nn (hidden=50)"
+    ]  # fmt: skip
+    files = parse_study({"task": {"parties": ["a.csv"], "model": "logistic"}}, "x")
+    assert files.partitions[0].label == "parties' own files"
