@@ -163,3 +163,11 @@ def test_a_party_takes_the_frozen_parameters_of_the_task_and_refuses_others() ->
                   {**base, "0.bias": bias.double()}, {**base, "0.bias": 3}, 7):  # fmt: skip
         with pytest.raises(DataError, match="frozen"):
             prepare(0, {**TASK, "frozen": wrong}, "cpu")
+
+
+def test_a_method_without_a_model_vector_resumes_though_the_task_has_a_model(tmp_path: Path) -> None:
+    given = dataclasses.replace(task(still), trusted=None)
+    whole = hansa.simulate(build("algorithm", "naive-bayes"), given, rounds=2)
+    hansa.simulate(build("algorithm", "naive-bayes"), given, rounds=1, run_dir=tmp_path / "run", checkpoint_seconds=0.0)
+    done = hansa.simulate(build("algorithm", "naive-bayes"), given, rounds=2, run_dir=tmp_path / "run", resume=True)
+    assert torch.equal(done.state.slots["mean"], whole.state.slots["mean"])

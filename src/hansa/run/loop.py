@@ -464,8 +464,8 @@ class Training:
             placed = {name: tree[name] for name in ("state", "progress", "runtime")}
             if self.objective.device.type != "cpu":
                 placed = codec.place(placed, tree["devices"], self.objective.device)
-            self.state = State.of_tree(placed["state"])
-            if any(old.shape != new.shape for old, new in zip(self.state.params, self.problem.initial, strict=True)):
+            first, self.state = self.state.params, State.of_tree(placed["state"])
+            if any(old.shape != new.shape for old, new in zip(self.state.params, first, strict=True)):
                 raise ConfigError("the checkpoint is of another model, or of another version of hansa; begin a new run")
             self.progress = Progress(**{"privacy": self.progress.privacy, **placed["progress"]})
             self.runtime.restore(placed["runtime"])
