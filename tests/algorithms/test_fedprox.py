@@ -94,6 +94,13 @@ def test_a_rate_that_makes_the_proximal_term_oscillate_is_warned_of() -> None:
         Proximal(lr=1.0, mu=2.0)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_point_exactly_at_gamma_is_inexact_enough(engine: str) -> None:
+    # a = 1, b = 0, from 1 at a rate of 1/2: the gradient is halved by each step, and all of it is exact in binary.
+    local = Proximal(lr=0.5, steps=5, batch=None, mu=0.0, gamma=0.25)
+    assert found(hansa.FedAvg(local=local), task([1.0], [0.0], start=1.0), 1, engine=engine) == 0.25
+
+
 def test_a_negative_mu_and_a_gamma_beyond_one_are_refused() -> None:
     with pytest.raises(hansa.ConfigError, match="mu must not be negative"):
         Proximal(mu=-0.1)

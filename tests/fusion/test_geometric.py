@@ -56,6 +56,16 @@ def test_of_a_right_triangle_it_is_the_fermat_point_though_the_search_begins_at_
     assert seen.excluded == []
 
 
+def test_the_step_from_an_update_is_held_back_by_its_weight() -> None:
+    # Vardi and Zhang 2000 by hand: T = (5, 5), r = sqrt(2), eta = 1, so the first step goes to (1 - 1 / sqrt(2)) T.
+    rows = matrix([[0, 0], [10, 0], [0, 10]])
+    step = 5 * (1 - 1 / math.sqrt(2))
+    assert GeometricMedian(iterations=1)(rows).tolist() == pytest.approx([step, step], rel=1e-12)
+    heavy = GeometricMedian(iterations=1)(rows, [1.2, 1, 1])
+    assert heavy.tolist() == pytest.approx([5 * (1 - 1.2 / math.sqrt(2))] * 2, rel=1e-12)
+    assert torch.equal(GeometricMedian(iterations=1)(rows, [1.5, 1, 1]), rows[0])  # 1.5 > sqrt(2)
+
+
 @given(rows=grids)
 def test_the_optimality_condition_holds_where_updates_coincide_or_lie_on_a_line(rows: list[list[int]]) -> None:
     assert excess(matrix(rows), EXACT(matrix(rows))) <= 1e-6
