@@ -210,3 +210,12 @@ def test_the_attack_that_read_records_finds_gradients_clipped() -> None:
     assert isinstance(made.spec, ParamSpec)
     got = ctx.clipped_sum(w, Batch(x, y, None), KEY, 1e-30)
     assert 0 < math.hypot(*got.double().tolist()) <= 1e-30 * (1 + 1e-6)
+
+
+def test_one_sample_changes_the_sum_of_many_by_no_more_than_the_bound() -> None:
+    """Float32 sums of many samples round by more than one of them adds."""
+    ctx = context("layer", torch.float32)
+    x = torch.randn(40_000, 3, generator=torch.Generator().manual_seed(0)).abs()
+    y, w = torch.ones(len(x), 1), torch.zeros(3)
+    whole, less = (ctx.clipped_sum(w, Batch(x[at:], y[at:], None), KEY, 1e-3) for at in (0, 1))
+    assert float((whole.double() - less.double()).norm()) <= 1e-3 * (1 + 1e-9)
