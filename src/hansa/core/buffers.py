@@ -1,11 +1,13 @@
-"""Checks of the buffers that parties send beside an update: running statistics and counters of a model.
+"""Checks of what parties send beside an update: running statistics and counters of a model, numbers of an algorithm.
 
 No norm of an update sees them. A running variance is not negative, a statistic moves by no more than a run allows, and
-a counter rises by no more than the steps that the party could have taken.
+a counter rises by no more than the steps that the party could have taken. FedNova's tau, q-FedAvg's h and SCAFFOLD's
+control variates are bounded by what their solvers can send (`Op.most`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -55,4 +57,21 @@ def buffer_fault(tensors: Mapping[str, Tensor], maxima: Mapping[str, Tensor], we
         rise = (counts.to(torch.float64) - model["counts"].to(counts.device, torch.float64)).abs().max()
         if float(rise) > most:
             return f"one of its counters moved by {float(rise):.4g}, and its steps allow {most}"
+    return None
+
+
+def beside_fault(tensors: Mapping[str, Tensor], weight: int, op: Op, payload: Payload,
+                 longest: float | None) -> str | None:  # fmt: skip
+    """Why the numbers that a reply, or a stack of replies, has beside its update may not be fused, or None."""
+    if op.update is None or op.update not in tensors:  # hidden in a secure sum: the party keeps to a range itself
+        return None
+    expected = op.expects(payload)
+    for name, most in op.most(weight, payload, longest).items():
+        shape = expected[name][0]
+        rows = tensors[name].to(torch.float64).reshape(-1, math.prod(shape))
+        if not shape and bool((rows < 0).any()):
+            return f"its {name} is negative"
+        largest = float(torch.linalg.vector_norm(rows, dim=1).max())
+        if largest > most:
+            return f"its {name} is {largest:.4g}, and at most {most:.4g} is possible"
     return None

@@ -199,6 +199,11 @@ class Op(Part):
         """How much work the op is for a party with n samples, by the names of the party's limits (`net.workload`)."""
         return {}
 
+    def most(self, n: int, payload: Payload, longest: float | None) -> dict[str, float]:
+        """The largest length of tensors beside the update that a party with n samples can send, where updates are no
+        longer than `longest`. Of these, single numbers are not negative."""
+        return {}
+
     @property
     def budget(self) -> Budget | None:
         """What a party may spend of its privacy in a run, where the replies are differentially private."""
@@ -251,6 +256,9 @@ class Wrapper(Op):
 
     def beside(self, payload: Payload) -> frozenset[str]:
         return self.inner.beside(payload)
+
+    def most(self, n: int, payload: Payload, longest: float | None) -> dict[str, float]:
+        return self.inner.most(n, payload, longest)
 
     def demands(self, n: int, payload: Payload) -> dict[str, int]:
         return self.inner.demands(n, payload)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hansa.core import codec
 from hansa.core.budget import TOLD
-from hansa.core.buffers import Spans, buffer_fault
+from hansa.core.buffers import Spans, beside_fault, buffer_fault
 from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket
 from hansa.core.lengths import length, of_rows
@@ -196,6 +196,7 @@ def fault(reply: Reply, op: Op, payload: Payload, rules: Rules, summed: bool = T
         if norm > limit:
             return f"the norm of its update, {norm:.4g}, is over the limit of {limit:.4g}"
     reason = buffer_fault(reply.tensors, reply.maxima, reply.weight, op, payload, rules.variances, rules.max_stats)
+    reason = reason or beside_fault(reply.tensors, reply.weight, op, payload, limit)
     if reason is not None:
         return reason
     if op.longest is not None:
@@ -265,10 +266,12 @@ def clean(replies: Replies, op: Op, payloads: Sequence[Payload], rules: Rules, s
             return False
     if op.longest is not None or rules.growth is not None or rules.worst is not None:
         return False  # one by one
-    if len(payloads) > 1 and ("stats" in replies.tensors or replies.maxima):
+    if len(payloads) > 1 and ("stats" in replies.tensors or replies.maxima or op.beside(payloads[0])):
         return False
     limits = rules.variances, rules.max_stats
     if buffer_fault(replies.tensors, replies.maxima, min(weights), op, payloads[0], *limits) is not None:
+        return False
+    if beside_fault(replies.tensors, min(weights), op, payloads[0], rules.max_norm) is not None:
         return False
     return _unusable({**replies.tensors, **replies.maxima}, summed) is None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -37,6 +38,9 @@ class Fair(SGD):
         super().__post_init__()
         check_q(self.q)
 
+    def most(self, n: int, payload: Payload, longest: float | None) -> dict[str, float]:
+        return {"h": math.inf}
+
     def start(self, ctx: Context, w: Tensor, payload: Payload, memory: Memory) -> tuple[Tensor, Carry]:
         w, carry = super().start(ctx, w, payload, memory)
         return w, {**carry, "loss": ctx.full_loss(w)}
@@ -67,6 +71,9 @@ class FairGradient(Gradient):
 
     def rate(self, round: int) -> float:
         return self.lr
+
+    def most(self, n: int, payload: Payload, longest: float | None) -> dict[str, float]:
+        return {"h": math.inf}
 
     def finish(self, ctx: Context, start: Tensor, w: Tensor, carry: Carry,
                memory: Memory) -> tuple[dict[str, Tensor], Memory]:  # fmt: skip

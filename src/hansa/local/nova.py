@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from hansa.core.buffers import MOST, OWN
 from hansa.core.errors import ConfigError
 from hansa.core.op import Memory, Payload
 from hansa.core.registry import register
@@ -49,6 +50,10 @@ class Normalised(Proximal):
             shrink = rate * self.mu
             return torch.where(shrink > 0, (1 - (1 - shrink) ** steps) / shrink, steps)
         return steps
+
+    def most(self, n: int, payload: Payload, longest: float | None) -> dict[str, float]:
+        steps = min(MOST, OWN * max(1, self.demands(n, payload).get("steps", 1)))
+        return {"tau": steps / (1 - self.momentum)}
 
     def start(self, ctx: Context, w: Tensor, payload: Payload, memory: Memory) -> tuple[Tensor, Carry]:
         w, carry = super().start(ctx, w, payload, memory)
