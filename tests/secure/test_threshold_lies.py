@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 import torch
 from test_encrypted_sums import DEAL, OPEN, READY, RECALL, SEND, Say, World, _primes_at_hand, plain, world
+from test_paillier import P, Q
 from torch import Tensor
 
 from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import op_of
 from hansa.core.op import Op, Payload, Reply
 from hansa.core.replies import Rules
-from hansa.secure import masks
-from hansa.secure.numbers import as_tensor, from_rows, to_rows
+from hansa.secure import masks, threshold
+from hansa.secure.numbers import Stream, as_tensor, from_rows, prime, to_rows
 from hansa.secure.threshold import PLACES
 from hansa.secure.threshold_sum import Deal, Partial, Ready, _kept
 
@@ -85,6 +86,25 @@ def test_a_dealer_whose_key_is_wrong_is_named_and_another_deals(change: Change) 
     assert list(here.rejected) == [0]
     assert "the key that it dealt is wrong" in here.rejected[0]
     assert here.asked == [READY, DEAL, DEAL, SEND, OPEN]
+
+
+def test_a_dealer_whose_modulus_is_no_product_of_two_safe_primes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three primes, with the exponent of two; the next dealer does as agreed."""
+    third = prime(Stream(b"one"), 256) * prime(Stream(b"other"), 256)
+    assert third.bit_length() == 512
+    primes = iter([P, third, P, Q])
+    monkeypatch.setattr(threshold, "safe_prime", lambda draws, bits: next(primes))
+    here = lying({})
+    assert torch.equal(here.reduce(Say()).sums["w"], plain([1, 2, 3, 4]))
+    assert "the key that it dealt is wrong: the verification keys of the dealt key do not belong" in here.rejected[0]
+
+
+@pytest.mark.parametrize("name", ["key", "checks", "shares"])
+def test_a_dealer_that_sends_larger_numbers_is_missing_and_another_deals_in_the_next_round(name: str) -> None:
+    here = lying({0: {DEAL: lambda t: {**t, name: torch.cat([t[name], t[name]], -1)}}})
+    with pytest.raises(RoundAborted, match="party 0, which deals the key, is missing"):
+        here.reduce(Say())
+    assert torch.equal(here.reduce(Say()).sums["w"], plain(ALL))
 
 
 def test_a_dealer_that_sends_single_parties_wrong_shares_is_found_out_by_them() -> None:
@@ -178,8 +198,8 @@ def test_a_party_opens_nothing_whose_numbers_are_not_those_it_was_dealt() -> Non
 
 
 def test_a_party_takes_no_share_of_a_key_that_fewer_open_than_its_policy_asks_for() -> None:
-    for threshold, left in ((0.6, [0, 1, 3, 4]), (0.8, ALL)):  # three, four of five
-        here = world("threshold-paillier", threshold=threshold)
+    for fraction, left in ((0.6, [0, 1, 3, 4]), (0.8, ALL)):  # three, four of five
+        here = world("threshold-paillier", threshold=fraction)
         trusting = here.party
 
         def party(k: int, trusting: Callable[[int], Any] = trusting) -> Any:
