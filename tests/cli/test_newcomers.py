@@ -92,6 +92,8 @@ def test_a_folder_of_a_finished_run_is_not_said_to_be_resumable(done: Path, tmp_
 def test_a_file_in_the_place_of_a_run_is_one_sentence(done: Path) -> None:
     with pytest.raises(hansa.ConfigError, match=r"metrics\.jsonl is a file; expected the folder of a run"):
         run("show", str(done / "metrics.jsonl"))
+    with pytest.raises(hansa.ConfigError, match="is a folder; expected a TOML file"):
+        run("run", str(done))
 
 
 def test_parts_without_a_kind_lists_the_kinds() -> None:

@@ -128,6 +128,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise ConfigError(f"there is no file {path}") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path} is a folder; expected a TOML file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
     except (ValueError, RecursionError) as error:  # ValueError: no TOML, or a number too long

@@ -149,8 +149,7 @@ class Job:
 
     def _record(self) -> dict[str, Any]:
         """What trackers are told of the job."""
-        run = self.experiment.run
-        settings = {f.name: getattr(run, f.name) for f in dataclasses.fields(run)}
+        settings = {f.name: getattr(self.experiment.run, f.name) for f in dataclasses.fields(self.experiment.run)}
         settings |= {name: to_config(value) for name, value in settings.items() if isinstance(value, Part)}
         return {
             "hansa": hansa.__version__, "algorithm": to_config(self.experiment.algorithm), "run": settings,
