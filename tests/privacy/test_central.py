@@ -271,15 +271,20 @@ def test_no_number_of_a_party_leaves_it_beside_its_part_of_the_sum() -> None:
 
 
 @pytest.mark.parametrize("value", [1.7e308, 1e200])
-def test_an_update_that_is_not_finite_counts_as_nothing_and_no_round_tells_of_it(value: float) -> None:
+def test_an_update_whose_length_has_no_square_is_clipped_and_no_round_tells_of_it(value: float) -> None:
     updates = vectors([0.5] * 4)
-    broken = [torch.full_like(updates[0], value), *updates[1:]]
-    done = steps(broken, 1, CentralDP(sigma=0), quorum=4)
+    long = torch.full_like(updates[0], value)
+    done = steps([long, *updates[1:]], 1, CentralDP(sigma=0), quorum=4)
     assert "rejected" not in done.history[0] and done.history[0]["replies"] == 4
-    assert torch.allclose(done.state.params.w, torch.stack(updates[1:]).sum(0) / 4)
-    reply, inner = Reply({"w": broken[0]}), hansa.SGD()
-    said, _ = Contribution(inner, 1.0, None, 2.0).after(None, {}, reply, {})  # type: ignore[arg-type]
-    assert float(said.tensors[UNCLIPPED]) == -1.0
+    cut = torch.ones_like(long) / math.sqrt(long.numel())
+    assert torch.allclose(done.state.params.w, (cut + torch.stack(updates[1:]).sum(0)) / 4)
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_an_update_that_is_not_finite_counts_as_nothing(value: float) -> None:
+    reply = Reply({"w": torch.tensor([value, 1.0])})
+    said, _ = Contribution(hansa.SGD(), 1.0, None, 2.0).after(None, {}, reply, {})  # type: ignore[arg-type]
+    assert said.tensors["w"].tolist() == [0.0, 0.0] and float(said.tensors[UNCLIPPED]) == -1.0
 
 
 def test_a_party_that_does_not_clip_is_rejected_where_its_reply_is_seen() -> None:

@@ -15,6 +15,8 @@ from hansa.core.lengths import largest, length
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Wrapper
 from hansa.core.registry import register
 
+ROUNDING = 1e-12  # of a float64 length, with a margin
+
 
 @register("clip")
 @dataclass(frozen=True)
@@ -56,8 +58,8 @@ def clipped(tensors: Mapping[str, Tensor], clip: float) -> tuple[dict[str, Tenso
     if not math.isfinite(scale):
         return dict(tensors), False
     units = {name: tensor.double() / scale for name, tensor in tensors.items()}
-    coarsest = max(torch.finfo(tensor.dtype).eps for tensor in tensors.values())
-    factor = clip / length(units.values()) * (1 - 2 * coarsest)  # so that no rounding leaves them longer than promised
+    slack = max(ROUNDING, *(2 * torch.finfo(tensor.dtype).eps for tensor in tensors.values()))
+    factor = clip / length(units.values()) * (1 - slack)  # so that no rounding leaves them longer than promised
     cut = {name: (unit * factor).to(tensors[name].dtype) for name, unit in units.items()}
     if length(cut.values()) > clip:  # the bound is no larger than the smallest numbers of that type
         cut = {name: torch.zeros_like(tensor) for name, tensor in cut.items()}
