@@ -14,6 +14,7 @@ from clockwork import Process, alive
 from wires import Session, SimulatedClient
 
 from hansa.core.runtime import complete_async
+from hansa.core.stopping import Brake
 from hansa.net.blobs import Blobs
 from hansa.net.desk import Desk
 from hansa.net.evidence import Notary
@@ -32,6 +33,8 @@ from hansa.run.job import Job, Runner
 
 if TYPE_CHECKING:
     from world import World
+
+STEP = 0.5  # seconds of a party's work until it looks at its brake
 
 
 def connect(path: str = ":memory:") -> sqlite3.Connection:
@@ -208,14 +211,36 @@ class Member:
 
 
 class Thread:
-    """A party's work: it takes a while, and goes with its process."""
+    """A party's work: it takes a while, stops at its next step when its brake is pulled, and goes with its process."""
 
     work = 1.0
 
     def __init__(self, target: Callable[[], None], **_: Any) -> None:
-        self._target = target
+        self._target: Callable[[], None] | None = target
 
     def start(self) -> None:
         process = alive()
         assert process is not None
-        process.later(process.loop.chance.expovariate(1 / self.work), self._target)
+        assert SimulatedBrake.made is not None
+        SimulatedBrake.made.stops = lambda: process.later(STEP, self._run)
+        process.later(process.loop.chance.expovariate(1 / self.work), self._run)
+
+    def _run(self) -> None:
+        target, self._target = self._target, None
+        if target is not None:
+            target()
+
+
+class SimulatedBrake(Brake):
+    """A brake that has a simulated thread look at it."""
+
+    made: SimulatedBrake | None = None  # the last one: a party makes it just before the thread that it stops
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.stops: Callable[[], None] = lambda: None
+        SimulatedBrake.made = self
+
+    def pull(self) -> None:
+        super().pull()
+        self.stops()

@@ -37,7 +37,7 @@ from brownout import Present
 from clockwork import Clockwork, Stuck
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
-from lives import Aggregator, Direct, Member, Thread, connect
+from lives import Aggregator, Direct, Member, SimulatedBrake, Thread, connect
 from promises import Promises
 
 from hansa.core import disk
@@ -292,7 +292,7 @@ class World:
             return value
 
         with quiet(), self.loop.running(), mock.patch.object(party, "threading", mock.MagicMock(Thread=Thread)), \
-                mock.patch.object(party, "unpack", noted), \
+                mock.patch.object(party, "unpack", noted), mock.patch.object(party, "Brake", SimulatedBrake), \
                 mock.patch.object(Thread, "work", self.weather.work), \
                 mock.patch.object(tally.Tallying, "moody", self.weather.moody), \
                 mock.patch.object(runtime, "TICK", 5.0):  # fmt: skip

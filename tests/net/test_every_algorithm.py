@@ -39,9 +39,9 @@ def test_parties_that_would_talk_through_the_aggregator_in_the_clear_are_refused
 @pytest.mark.parametrize(
     ("secure", "rounds"),
     [
-        ({"secure": "paillier", "key_bits": 1024}, 2),
-        ({"secure": "threshold-paillier", "key_bits": 1024}, 2),
-        pytest.param({"secure": "functional", "bits": 12, "max_weight": 512}, 1, marks=pytest.mark.slow),
+        ({"secure": "paillier", "key_bits": 1024, "range": 4096}, 2),
+        ({"secure": "threshold-paillier", "key_bits": 1024, "range": 4096}, 2),
+        pytest.param({"secure": "functional", "bits": 12, "max_weight": 512, "range": 4096}, 1, marks=pytest.mark.slow),
     ],
 )
 def test_an_encrypted_sum_gives_the_reference_s_bits_over_mutual_tls(
