@@ -5,7 +5,7 @@ from __future__ import annotations
 from hansa.core.lazy import exports
 from hansa.core.registry import provide
 
-__version__ = "0.1.0"
+__version__ = "0.1.1"
 
 provide("algorithm", "hansa.algorithms", "hansa.bayes", "hansa.trees")
 provide("local", "hansa.local")

@@ -296,7 +296,7 @@ def test_the_state_is_private(league: League) -> None:
 def test_a_party_of_another_version_is_told_and_goes(league: League, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "PROTOCOLS", (max(PROTOCOLS) + 1,))
     home = Home(league.folder / "homes" / "ann")
-    with pytest.raises(Refusal, match=r"this aggregator speaks version 1 .* version 2; bring both") as caught:
+    with pytest.raises(Refusal, match=r"this aggregator speaks version 2 .* version 3; bring both") as caught:
         asyncio.run(home.enrol(league.url, league.token("ann")))
     assert caught.value.status == 426
     home._lock.close()

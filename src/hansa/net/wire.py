@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 
 from hansa.core.errors import DataError
 
-PROTOCOLS = (1,)  # the versions spoken here, newest last
+PROTOCOLS = (2,)  # the versions spoken here, newest last
 ENVELOPE = 2**20  # bytes of an envelope, at most
 BLOB = 2**36  # bytes of a blob, at most
 UNWANTED = "Hansa-Unwanted"  # the header that tells a party, when it says that it is there, to stop its work on an ask

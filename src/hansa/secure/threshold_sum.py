@@ -65,8 +65,11 @@ class _Dealt(Op):
 @register("secure-threshold-ready")
 @dataclass(frozen=True)
 class Ready(_Dealt):
-    """The name of the key of which a party holds a share, zeros for none, its number of shares, and a public key to
-    which a new share is sealed."""
+    """What a party holds of a threshold key.
+
+    The name of the key of which it holds a share (zeros for none), its number of shares, and a public key to which a
+    new share is sealed.
+    """
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         told.check_cohort(party, self.needed, "would open the sum")
