@@ -111,6 +111,27 @@ def test_a_party_may_hold_few_classes_and_a_class_that_nobody_else_holds() -> No
     run(ys, outputs=4)
 
 
+HELD: list[tuple[tuple[int, ...], ...]] = [
+    ((0, 1, 2, 3, 4), (5, 6, 7, 8, 9)), ((0, 1), (0, 1), (2, 3)), ((0, 1), (0, 1), (2,)), ((0, 1), (0, 1), (1,)),
+    ((0, 1, 2), (0, 2), (1,)), ((0, 1, 2), (0, 1, 2), (1, 2)), ((0,), (1,)), ((0, 1, 2), (0, 1, 2), (2, 3, 4)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("held", HELD, ids=str)
+def test_parties_may_divide_the_classes_among_them(held: tuple[tuple[int, ...], ...]) -> None:
+    parties = [(X[k], np.resize(np.array(classes), 40)) for k, classes in enumerate(held)]
+    hansa.simulate(hansa.FedAvg(), hansa.Task(model(10), parties=parties), rounds=1)
+
+
+def test_whole_numbers_that_are_no_classes_are_refused_with_the_loss_that_they_need() -> None:
+    prices = [(x, (250_000 + 1000 * x[:, 0]).astype(np.int64)) for x in X]
+    with pytest.raises(DataError, match=r"and none is 0; .*for quantities such as prices, set the loss to 'mse'"):
+        hansa.simulate(hansa.FedAvg(), hansa.Task(model(1), parties=prices), rounds=1)
+    prices[0][1][0] = 0
+    with pytest.raises(DataError, match=r"class numbers reach .*for quantities such as prices, set the loss to 'mse'"):
+        hansa.simulate(hansa.FedAvg(), hansa.Task(model(1), parties=prices[:1]), rounds=1)
+
+
 def test_two_parties_that_number_their_classes_differently_are_refused() -> None:
     parties = list(zip(X[:2], [labels()[0], labels(shift=1)[1]], strict=True))
     with pytest.raises(DataError, match="class numbers differ: at '1' class numbers go from 1 to 2"):

@@ -13,6 +13,7 @@ from hansa.core.errors import DataError
 
 SPARSE = 2  # class numbers may reach this many times the number of different ones that occur
 DECLARE = "if they are right, say how many classes there are: Task(classes=...), or task.classes in a file"
+MEASURED = "for quantities such as prices, set the loss to 'mse'"
 
 
 @dataclass(frozen=True)
@@ -33,18 +34,20 @@ class Labels:
 def misnumbered(labels: Mapping[str, Labels]) -> tuple[str | None, dict[str, str]]:
     """Why the parties' class numbers cannot be right, taken together (or None), and why those of single parties cannot.
 
-    For labels whose number of classes nobody has said. Parties may hold few of the classes: only what looks like
-    another numbering is refused.
+    For labels whose number of classes nobody has said. Parties may hold few of the classes, and classes that no other
+    party holds: only what looks like another numbering is refused. Beside parties with all of 0 to k that is 1 to
+    k + 1.
     """
     if not labels:
         return None, {}
     low, high = min(one.lowest for one in labels.values()), max(one.highest for one in labels.values())
     if low > 0:
-        return f"class numbers go from {low} to {high}, and none is 0; number the classes from 0, or, {DECLARE}", {}
+        why = f"class numbers go from {low} to {high}, and none is 0; number the classes from 0"
+        return f"{why}, or, {DECLARE}; {MEASURED}", {}
     most = sum(one.distinct for one in labels.values())
     out = {
         name: f"class numbers reach {one.highest}, but at most {most} different ones occur; number the classes from 0 "
-        f"without gaps, or, {DECLARE}"
+        f"without gaps, or, {DECLARE}; {MEASURED}"
         for name, one in labels.items() if one.highest >= SPARSE * most
     }  # fmt: skip
     if 2 * len(out) >= len(labels):
@@ -54,7 +57,7 @@ def misnumbered(labels: Mapping[str, Labels]) -> tuple[str | None, dict[str, str
         other = {
             name: f"class numbers go from {one.lowest} to {one.highest}, those of other parties from 0 to "
             f"{usual.highest}; number the classes alike, or, {DECLARE}"
-            for name, one in labels.items() if name not in out and one.lowest > 0 and one.highest > usual.highest
+            for name, one in labels.items() if name not in out and (one.lowest, one.highest) == (1, usual.highest + 1)
         }  # fmt: skip
         if other and 2 * count == len(labels):
             name, why = next(iter(other.items()))
