@@ -49,7 +49,8 @@ def test_what_an_honest_party_sends_is_taken() -> None:
 LIES: list[tuple[str, int, float, str]] = [
     ("stats", 0, 1e30, "running statistics moved by 1e+30"), ("stats", 3, 1e30, "moved by"),
     ("stats", 4, -1e-3, "running variances is negative"), ("stats", 15, -1.0, "running variances is negative"),
-    ("stats", 7, -3e6, "run.max_stats"), ("counts", 0, 2**52, "counters moved by"),
+    ("stats", 7, -3e6, "run.max_stats"), ("stats", 3, 3e13, "moved by 2.739e+06"),
+    ("counts", 0, 2**52, "counters moved by"),
     ("counts", 1, 601, "its steps allow 600"), ("counts", 1, -(2**40), "counters moved by"),
 ]  # fmt: skip
 
@@ -66,6 +67,15 @@ def test_a_lie_about_buffers_is_rejected_alone_and_in_a_stack(name: str, at: int
     stack = Replies([0, 1], {n: torch.stack([r.tensors[n] for r in both]) for n in reply.tensors}, [reply.weight] * 2,
                     {n: torch.stack([r.maxima[n] for r in both]) for n in reply.maxima})  # fmt: skip
     assert not clean(stack, OP, [payload], rules, summed=True)
+
+
+def test_a_variance_may_move_by_the_square_of_what_a_mean_may() -> None:
+    reply, payload, rules = replied()
+    reply.tensors["stats"] = reply.tensors["stats"].clone()
+    reply.tensors["stats"][3] = 1e12  # the variance of a feature whose values are millions
+    assert fault(reply, OP, payload, rules) is None
+    reply.tensors["stats"][0] = 1e12  # and a mean
+    assert "moved by 1e+12" in str(fault(reply, OP, payload, rules))
 
 
 def test_counters_may_rise_by_what_a_party_was_told_to_do() -> None:

@@ -61,7 +61,7 @@ BAD: dict[str, tuple[Callable[[Reply], Reply], str]] = {
     "no weight": (changed(weight=0), "weight is 0"),
     "huge weight": (changed(weight=10**12), "over the limit of 1000000000"),
     "a weight beyond counting": (changed(weight=2**53), "over 2^53"),
-    "a million times too long": (changed(tensors={"w": lambda w: w * 1e6 / w.norm() * 3}), "norm of its update"),
+    "a trillion times too long": (changed(tensors={"w": lambda w: w * 1e12 / w.norm() * 3}), "norm of its update"),
     "a loss beyond all": (measuring(train_loss=1.7e308), "its metric train_loss is 1.7e+308, and must lie in 0"),
     "a loss that dwarfs the model": (measuring(train_loss=1e30), "its metric train_loss is 1e+30"),
     "a negative loss": (measuring(train_loss=-1e-9), "its metric train_loss is -1e-09"),
@@ -133,14 +133,14 @@ def test_a_bad_reply_is_refused_with_the_reason_and_changes_nothing(
 
 
 def test_a_run_may_allow_longer_updates_and_heavier_replies(league: League, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TREE["run"], "max_norm", 1e9)  # type: ignore[arg-type]
+    monkeypatch.setitem(TREE["run"], "max_norm", 1e15)  # type: ignore[arg-type]
     monkeypatch.setitem(TREE["run"], "max_weight", 10**13)  # type: ignore[arg-type]
     plain = party.Worker.answer
 
     def answer(self: Any, work: Work, *rest: Any) -> tuple[Reply | str, bool]:
         reply, staged = plain(self, work, *rest)
         if work.party == 2 and work.phase == "round" and isinstance(reply, Reply):
-            reply = changed(tensors={"w": lambda w: w * 1e6 / w.norm() * 3}, weight=10**12)(reply)
+            reply = changed(tensors={"w": lambda w: w * 1e12 / w.norm() * 3}, weight=10**12)(reply)
         return reply, staged
 
     monkeypatch.setattr(party.Worker, "answer", answer)

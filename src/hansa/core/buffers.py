@@ -1,8 +1,8 @@
 """Checks of what parties send beside an update: running statistics and counters of a model, numbers of an algorithm.
 
-No norm of an update sees them. A running variance is not negative, a statistic moves by no more than a run allows, and
-a counter rises by no more than the steps that the party could have taken. FedNova's tau, q-FedAvg's h and SCAFFOLD's
-control variates are bounded by what their solvers can send (`Op.most`).
+No norm of an update sees them. A running variance is not negative, a mean or a standard deviation moves by no more than
+a run allows, and a counter rises by no more than the steps that the party could have taken. FedNova's tau, q-FedAvg's h
+and SCAFFOLD's control variates are bounded by what their solvers can send (`Op.most`).
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def buffer_fault(tensors: Mapping[str, Tensor], maxima: Mapping[str, Tensor], we
             if bool((stats[..., start:stop] < 0).any()):
                 return "one of its running variances is negative"
         if max_stats is not None:
-            before = model["stats"].to(stats.device, torch.float64)
-            share = (stats.to(torch.float64) - before).abs() / (1.0 + before.abs())
+            before, after = (_deviations(values, spans) for values in (model["stats"].to(stats.device), stats))
+            share = (after - before).abs() / (1.0 + before.abs())
             if not bool((share <= max_stats).all()):
                 return (
                     f"one of its running statistics moved by {float(share.max()):.4g} times its value (and one), over "
@@ -58,6 +58,14 @@ def buffer_fault(tensors: Mapping[str, Tensor], maxima: Mapping[str, Tensor], we
         if float(rise) > most:
             return f"one of its counters moved by {float(rise):.4g}, and its steps allow {most}"
     return None
+
+
+def _deviations(stats: Tensor, spans: Spans) -> Tensor:
+    """Running statistics with each variance as its standard deviation, which is on the scale of the means."""
+    values = stats.to(torch.float64, copy=True)
+    for start, stop in spans:
+        values[..., start:stop] = values[..., start:stop].sqrt()
+    return values
 
 
 def beside_fault(tensors: Mapping[str, Tensor], weight: int, op: Op, payload: Payload,

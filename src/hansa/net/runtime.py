@@ -40,8 +40,9 @@ REASON = 1000  # letters, at most, of why a reply is rejected: it may name what 
 SLACK = 2**16  # bytes that a reply may be longer than expected: names of metrics
 LOOK = 1e-5  # seconds for each party between two looks at who is there
 TICK = 1.0  # seconds after which a waiting job looks whether somebody has gone absent
-LARGE = 1000.0  # times the model's own norm (and one) that an update may have where the run does not say
-FAR = 1e6  # times its value (and one) that a running statistic may move where the run does not say
+# Where the run does not say: targets and features may be prices, and an update then as long as they are.
+LARGE = 1e9  # times the model's own norm (and one) that an update may have
+FAR = 1e9  # times its value (and one) that a running mean or standard deviation may move
 HEAVY = 10**9  # samples that a party may claim where the run does not say
 TIMES = 10  # the most that a reply counts for where the run does not say, in medians of the replies' weights
 WORST = 1e18  # times the square of the model's norm (and one) that a metric may be

@@ -54,8 +54,8 @@ class Run:
     `cohort` is the fraction of parties a round selects, max(floor(C * K), 1); `cohort_size` a count instead.
     `pace` says how much local work parties do, round by round; `own` gives single parties, by name or number, a local
     lr, batch, epochs or steps of their own. `quorum` is a fraction of those asked or a count, and no
-    fewer than `min_cohort` parties are ever summed. A running statistic v of the model (BatchNorm) may move by
-    `max_stats` times 1 + |v|. `over_select` asks that share of parties beyond the cohort, and the
+    fewer than `min_cohort` parties are ever summed. A running mean or standard deviation v of the model (BatchNorm) may
+    move by `max_stats` times 1 + |v|. `over_select` asks that share of parties beyond the cohort, and the
     first to answer make the round. A run stops after
     `rounds`, when `metric` reaches `target`, when it has not improved in `patience` evaluations, or when bytes or
     seconds are spent. `precision` says how matrix products are computed (parameters stay in the model's own type);

@@ -1,0 +1,74 @@
+"""Honest parties with ordinary, unlike data: no default limit of a deployed job rejects what they send."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from league import PARTIES, League, samples
+from torch import nn
+
+import hansa
+from hansa.core import codec
+from hansa.core.buffers import variances
+from hansa.core.objective import Objective
+from hansa.core.op import Party
+from hansa.core.registry import build
+from hansa.core.replies import Rules, fault
+from hansa.local import SGD
+from hansa.net import client, runtime
+from hansa.run.config import make_model
+from hansa.run.join import Samples
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "TICK", 0.05)
+    monkeypatch.setattr(client, "LEAST", 0.02)
+    monkeypatch.setattr(client, "MOST", 0.1)
+
+
+def same_bits(league: League, parties: list[Any], loss: str, **run: Any) -> list[dict[str, Any]]:
+    """The rounds of a deployed job that everybody was fused in and whose model has the bits of the reference engine."""
+    for name, pair in zip(PARTIES, parties, strict=True):
+        league.join(name, Samples(pair))
+    task = {"dataset": "heart", "model": "logistic", "dtype": "float64", "loss": loss}
+    job = league.submit({"task": task, "run": {"rounds": 3, **run}})
+    ended = league.ended(job)
+    assert ended["status"] == "finished", ended["reason"]
+    assert [line["members"] for line in ended["rounds"]] == [list(PARTIES)] * 3
+    outputs, classes = (2, 2) if loss == "cross_entropy" else (1, None)
+    given = hansa.Task(make_model("logistic", "float64", ".", (3,), outputs), loss, parties, names=list(PARTIES),
+                       classes=classes)  # fmt: skip
+    result = hansa.simulate(build("algorithm", "fedavg"), given, engine="reference", rounds=3, **run)
+    assert codec.encode(league.model(job)) == codec.encode(result.saved_model())
+    rounds: list[dict[str, Any]] = ended["rounds"]
+    return rounds
+
+
+@pytest.mark.parametrize("scale", [1e6, 1e8])
+def test_targets_of_millions_are_learned(league: League, scale: float) -> None:
+    """House prices: the first updates are as long as the prices, the squared error is theirs squared."""
+    xs = [samples(k)[0][0] for k in range(3)]
+    rounds = same_bits(league, [(x, scale * (1 + 0.1 * x[:, 0])) for x in xs], "mse")
+    assert rounds[0]["train_loss"] > scale**2 / 10 > rounds[-1]["train_loss"] / 100
+
+
+def test_a_party_with_many_samples_counts_in_full_where_the_run_says_how_many(league: League) -> None:
+    sizes = (12, 12, 600)
+    rounds = same_bits(league, [samples(k, n)[0] for k, n in enumerate(sizes)], "cross_entropy", max_weight=1000)
+    assert not any("capped" in line for line in rounds)
+
+
+@pytest.mark.parametrize("scale", [1e5, 1e8])
+def test_batch_norm_may_learn_the_scale_of_raw_features(scale: float) -> None:
+    """Incomes, bytes: the variance is the square of the scale, and the first round moves it there from one."""
+    draw = torch.Generator().manual_seed(0)
+    x = scale * (1 + torch.randn(400, 4, generator=draw))
+    objective = Objective(lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)), "cross_entropy", 0)
+    op, payload = SGD(epochs=2, batch=10), {"model": objective.initial._asdict()}
+    reply, _ = op.run(Party(0, objective, (x, (x[:, 0] > scale).long()), None, 0), payload, {})
+    assert reply.tensors["stats"].max() > 0.3 * scale**2
+    rules = Rules(max_stats=runtime.FAR, growth=runtime.LARGE, variances=variances(objective.spec))
+    assert fault(reply, op, payload, rules) is None
