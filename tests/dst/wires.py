@@ -15,6 +15,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from hansa.net.client import Client
+from hansa.net.wire import PROTOCOLS
 
 if TYPE_CHECKING:
     from lives import Aggregator
@@ -84,7 +85,7 @@ class Session:
 
     def request(self, method: str, url: str, data: Any = None, headers: Any = None, **given: Any) -> Any:
         target = url.removeprefix("https://localhost:8443")
-        every = CIMultiDict({**headers, "Hansa-Protocol": "1"})
+        every = CIMultiDict({**headers, "Hansa-Protocol": str(PROTOCOLS[-1])})
         return _Exchange(self, method, target, every, data)
 
     async def close(self) -> None:

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 import targets as readers
-from league import PLENTY, Asked, League
+from league import PLENTY, SPOKEN, Asked, League
 from served import dial, hear, say, statuses
 
 from hansa.net import keys, server, signing, wire
@@ -53,7 +53,7 @@ class Everybody:
 
     def request(self, role: str, method: str, path: str, body: bytes, ask: bool) -> bytes:
         """A request as bytes."""
-        lines = {"Host": "127.0.0.1", "Hansa-Protocol": "1", "Content-Length": str(len(body)),
+        lines = {"Host": "127.0.0.1", "Hansa-Protocol": SPOKEN, "Content-Length": str(len(body)),
                  **self.signed(role, method, path, body, ask)}  # fmt: skip
         head = "\r\n".join(
             (f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in lines.items()), "", "")

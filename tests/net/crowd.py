@@ -38,7 +38,7 @@ from hansa.net.ledger import Ledger, Writer
 from hansa.net.pacing import Pace
 from hansa.net.registry import Registry
 from hansa.net.signing import About
-from hansa.net.wire import Answer, Blob, Receipt, Work, pack, unpack
+from hansa.net.wire import PROTOCOLS, Answer, Blob, Receipt, Work, pack, unpack
 
 FEATURES, CLASSES = 3, 2
 Head = tuple[int, dict[str, str]]
@@ -380,8 +380,8 @@ class Light:
             self._line = None
 
     def _said(self, method: str, path: str, body: bytes, about: About | None, headers: Mapping[str, str]) -> bytes:
-        every = {"Host": f"{self.crowd.host}:{self.crowd.port}", "Hansa-Protocol": "1", "Accept-Encoding": "identity",
-                 "Accept": "*/*", "User-Agent": "Python/3.11 aiohttp/3.14.5", **headers}  # fmt: skip
+        every = {"Host": f"{self.crowd.host}:{self.crowd.port}", "Hansa-Protocol": str(PROTOCOLS[-1]),
+                 "Accept-Encoding": "identity", "Accept": "*/*", "User-Agent": "Python/3.11 aiohttp/3.14.5", **headers}  # fmt: skip
         if about is not None:
             every |= signing.sign(self._signer(), method, path, body, about)
         if body:

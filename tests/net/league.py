@@ -29,11 +29,25 @@ from hansa.net.home import Home
 from hansa.net.ledger import Ledger
 from hansa.net.party import Agent, Worker
 from hansa.net.signing import About
-from hansa.net.wire import Admission, Answer, Blob, Enrolment, Order, Receipt, Trouble, Work, ask_name, pack, unpack
+from hansa.net.wire import (
+    PROTOCOLS,
+    Admission,
+    Answer,
+    Blob,
+    Enrolment,
+    Order,
+    Receipt,
+    Trouble,
+    Work,
+    ask_name,
+    pack,
+    unpack,
+)
 from hansa.run.join import Samples, preparer
 from hansa.run.operate import Operator
 from hansa.run.serve import Aggregator
 
+SPOKEN = str(PROTOCOLS[-1])  # the version of the protocol, as a request names it
 PARTIES = ("ann", "bob", "cid")
 PATIENCE = 60.0  # seconds after which something that should have happened has not
 PLENTY = {"stranger_burst": 10**9, "party_burst": 10**9}  # limits that hold nobody off by the number of requests
@@ -81,7 +95,7 @@ class Caller:
         """A request; with `about` it is signed, by `key` or by the caller's own."""
         signer = key or self.key
         signed = signing.sign(signer, method, path, body, about) if about is not None and signer is not None else {}
-        every = {"Hansa-Protocol": "1", **signed, **(headers or {})}
+        every = {"Hansa-Protocol": SPOKEN, **signed, **(headers or {})}
         every = {name: value for name, value in every.items() if value != "-"}
         self.connection.request(method, path, body, every)
         with self.connection.getresponse() as got:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from league import Asked, Caller, League, draft
+from league import SPOKEN, Asked, Caller, League, draft
 from msgspec import structs
 
 from hansa.core.errors import DataError
@@ -184,7 +184,7 @@ def test_an_upload_goes_on_after_a_cut_in_the_middle(league: League, ann: Caller
     body = data[CHUNK : 2 * CHUNK]
     signed = signing.sign(ann.key, "PUT", path, body, ask.about)  # type: ignore[arg-type]
     ann.connection.putrequest("PUT", path)
-    for name, value in {"Hansa-Protocol": "1", **signed, "Content-Length": str(len(body))}.items():
+    for name, value in {"Hansa-Protocol": SPOKEN, **signed, "Content-Length": str(len(body))}.items():
         ann.connection.putheader(name, value)
     ann.connection.endheaders()
     ann.connection.send(body[: CHUNK // 2])

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
-from league import Caller, League
+from league import SPOKEN, Caller, League
 
 from hansa.core.errors import ConfigError, DataError
 from hansa.net import client as clients
@@ -151,7 +151,7 @@ def test_each_attempt_is_signed_and_speaks_its_version(far: Far) -> None:
     far.answers = [saying(503), good]
     far.call("POST", "/v1/x?y=1", b"body", About("job-1", 3, "3/round/0"), key=key)
     for request in far.asked:
-        assert request.headers["Hansa-Protocol"] == "1"
+        assert request.headers["Hansa-Protocol"] == SPOKEN
         assert verify(key.public_key(), "POST", "/v1/x?y=1", b"body", request.headers) == About("job-1", 3, "3/round/0")
     assert len({request.headers["Hansa-Nonce"] for request in far.asked}) == 2
 

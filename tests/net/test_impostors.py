@@ -12,7 +12,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID
-from league import Caller, League, draft
+from league import SPOKEN, Caller, League, draft
 
 from hansa.net import keys, signing
 from hansa.net.signing import About
@@ -193,7 +193,7 @@ def test_a_header_twice_is_one_too_many(league: League, ann: Caller) -> None:
     wanted = signing.sign(ann.key, "POST", path, b"other", later.about)  # type: ignore[arg-type]
     for first, second in ((signed, wanted), (wanted, signed)):
         ann.connection.putrequest("POST", path)
-        ann.connection.putheader("Hansa-Protocol", "1")
+        ann.connection.putheader("Hansa-Protocol", SPOKEN)
         ann.connection.putheader("Content-Length", str(len(body)))
         for headers in (first, second):
             for name, value in headers.items():

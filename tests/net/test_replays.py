@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from league import PARTIES, Answered, Asked, Caller, League, draft, samples
+from league import PARTIES, SPOKEN, Answered, Asked, Caller, League, draft, samples
 
 import hansa
 from hansa.core import codec
@@ -31,7 +31,7 @@ BLOB = Blob(hashlib.sha256(DATA).hexdigest(), len(DATA))
 def recorded(caller: Caller, method: str, path: str, body: bytes, about: About) -> bytes:
     """A signed request, as its bytes."""
     assert caller.key is not None
-    head = {"Host": "127.0.0.1", "Hansa-Protocol": "1", "Content-Length": str(len(body)),
+    head = {"Host": "127.0.0.1", "Hansa-Protocol": SPOKEN, "Content-Length": str(len(body)),
             **signing.sign(caller.key, method, path, body, about)}  # fmt: skip
     lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in head.items())]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from league import Asked, Caller, League, draft
+from league import SPOKEN, Asked, Caller, League, draft
 
 from hansa.net import keys, signing
 from hansa.net.gate import Gate
@@ -168,14 +168,14 @@ def test_the_authoritys_certificate_is_public_and_needs_no_version(scene: Scene)
     assert got.status == 200 and got.body == (scene.league.folder / "ca.pem").read_bytes()
 
 
-@pytest.mark.parametrize("spoken", ["-", "", "2", "0,2", "1.0", "x" * 100])
+@pytest.mark.parametrize("spoken", ["-", "", "1", "0,1", f"{SPOKEN}.0", "x" * 100])
 def test_another_version_of_the_protocol_is_426_with_a_sentence(scene: Scene, spoken: str) -> None:
     for caller, path in ((scene.operator, "/v1/jobs"), (scene.league.nobody(), "/v1/jobs")):
         got = caller.call("GET", path, headers={"Hansa-Protocol": spoken})
         assert got.status == 426 and "bring both to the same version of hansa" in got.error
 
 
-@pytest.mark.parametrize("spoken", ["1", "1,2", "0, 1"])
+@pytest.mark.parametrize("spoken", [SPOKEN, f"{SPOKEN},9", f"0, {SPOKEN}"])
 def test_one_common_version_is_enough(scene: Scene, spoken: str) -> None:
     assert scene.operator.call("GET", "/v1/jobs", headers={"Hansa-Protocol": spoken}).status == 200
 
@@ -218,7 +218,7 @@ def test_a_body_over_the_limit_is_413_before_it_is_read(scene: Scene) -> None:
     assert got.status == 413
     ann.close()
     ann.connection.putrequest("POST", Asked().path + "/reply")  # a length that is only claimed
-    for name, value in {"Hansa-Protocol": "1", "Content-Length": str(2**40)}.items():
+    for name, value in {"Hansa-Protocol": SPOKEN, "Content-Length": str(2**40)}.items():
         ann.connection.putheader(name, value)
     ann.connection.endheaders()
     with ann.connection.getresponse() as response:
@@ -230,7 +230,7 @@ def test_a_body_in_chunks_of_no_stated_length_is_not_read(scene: Scene) -> None:
     ann = scene.parties["ann"]
     signed = signing.sign(ann.key, "POST", Asked().path + "/reply", b"", Asked().about)  # type: ignore[arg-type]
     pieces = (b"x" * 2**16 for _ in range(17))
-    ann.connection.request("POST", Asked().path + "/reply", pieces, {"Hansa-Protocol": "1", **signed},
+    ann.connection.request("POST", Asked().path + "/reply", pieces, {"Hansa-Protocol": SPOKEN, **signed},
                            encode_chunked=True)  # fmt: skip
     with ann.connection.getresponse() as response:
         assert response.status == 411

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from league import PARTIES, PATIENCE, Asked, Caller, League, draft, samples
+from league import PARTIES, PATIENCE, SPOKEN, Asked, Caller, League, draft, samples
 
 from hansa.net import keys
 from hansa.net.federation import init
@@ -82,7 +82,12 @@ def test_an_upload_under_way_is_finished_and_nobody_new_is_let_in(league: League
     data, digest = bytes(1000), "ab" * 32
     path = f"{ask.path}/parts/{digest}?at=0"
     assert ann.key is not None
-    head = {"Host": "x", "Hansa-Protocol": "1", "Content-Length": "1000", **sign(ann.key, "PUT", path, data, ask.about)}
+    head = {
+        "Host": "x",
+        "Hansa-Protocol": SPOKEN,
+        "Content-Length": "1000",
+        **sign(ann.key, "PUT", path, data, ask.about),
+    }
     lines = "".join(f"{name}: {value}\r\n" for name, value in head.items())
     raw = socket.create_connection(("127.0.0.1", league.port), timeout=PATIENCE)
     line = ann._tls.wrap_socket(raw, server_hostname="127.0.0.1")
@@ -112,7 +117,7 @@ def test_an_upload_that_does_not_end_does_not_hold_up_the_end(tmp_path: Path) ->
     league = League(tmp_path / "league", limits={"shutdown": 0.2})
     nobody = league.nobody()
     nobody.connection.putrequest("POST", "/v1/enrol")
-    nobody.connection.putheader("Hansa-Protocol", "1")
+    nobody.connection.putheader("Hansa-Protocol", SPOKEN)
     nobody.connection.putheader("Content-Length", "1000")
     nobody.connection.endheaders(b"abc")
     until(lambda: _bodies(league) == 1000)
