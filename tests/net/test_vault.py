@@ -25,6 +25,8 @@ from hansa.core.federation import op_config
 from hansa.core.op import Op, Reply, perform
 from hansa.core.predictor import Evaluate
 from hansa.core.registry import build
+from hansa.data.describe import Describe
+from hansa.data.prepare import ApplyStandardise
 from hansa.local import SGD, Personal
 from hansa.local.dp_sgd import DPSGD
 from hansa.net import points
@@ -312,7 +314,7 @@ def test_without_a_floor_a_job_may_hold_samples_out_in_one_way_only(place: Any) 
     again = place()  # a party that was started again knows it still
     assert isinstance(again.answer(Evaluate(), round=1, task=split(0.5)), Reply)
     for share, seed in ((0.5, 1), (0.52, 0), (0, 0)):
-        for op in (Evaluate(), SGD(), build("op", "describe")):
+        for op in (Evaluate(), SGD()):
             assert "they are fixed once per job" in again.answer(op, task=split(share, seed))
     assert isinstance(again.answer(Evaluate(), job="job-2", task=split(0.52, 1)), Reply)
     for share, seed in (
@@ -327,14 +329,6 @@ def test_without_a_floor_a_job_may_hold_samples_out_in_one_way_only(place: Any) 
     ):
         said = again.answer(Evaluate(), job="job-3", task=split(share, seed))
         assert said.startswith("task.party_test must lie in" if seed == 0 else "task.seed must be"), said
-
-
-def test_a_description_is_of_all_samples_whatever_a_job_would_hold_out(place: Any) -> None:
-    """Of a single training sample, it would say the label."""
-    party = place("[privacy]\nsecure = true")
-    told = [party.answer(build("op", "describe"), job=f"job-{k}", task={**TASK, "party_test": share})
-            for k, share in enumerate((0.0, 0.97, 0.5))]  # fmt: skip
-    assert all(torch.equal(one.tensors["about"], told[0].tensors["about"]) for one in told)
 
 
 @pytest.mark.parametrize(("op", "name", "shapes"), [
@@ -493,3 +487,21 @@ def test_the_aggregators_own_secret_decides_who_is_drawn_is_kept_and_is_told_nob
     league.operator.export(out)
     told = out.read_text() + json.dumps([league.operator.job(job) for job in jobs] + league.operator.log(None))
     assert not any(secret in told for secret in secrets)
+
+
+STRICT = "[privacy]\nepsilon = 1.0\nsigma = 4.0\nsecure = true\nactive = true\n"
+
+
+@pytest.mark.parametrize("op", [Describe(), SecureMasked(inner=Describe())], ids=lambda op: op.name)
+@pytest.mark.parametrize("task", [{**TASK, "dtype": "float32", "prepared": True}, {}], ids=["task", "none"])
+def test_a_party_describes_its_data_only_as_they_are(place: Any, op: Op, task: Any) -> None:
+    """A preparation that makes values above a bound overflow would ask whether there is one: by halving the bound, the
+    largest value of a column was read to the last digit in 60 descriptions, past every floor."""
+    here = place(STRICT)
+    assert isinstance(here.answer(Describe(), task={}), Reply)
+    said = []
+    for bound in (1e-3, 1e9):
+        values = {"mean": torch.zeros(3).double(), "std": torch.full((3,), bound / 3.4028236e38).double()}
+        preparations = [{"op": op_config(ApplyStandardise()), "payload": values}]
+        said.append(here.answer(op, task=task, preparations=preparations))
+    assert said[0] == said[1] and "only as they are" in str(said[0])

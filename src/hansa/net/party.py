@@ -34,6 +34,7 @@ from hansa.net.evaluations import check_rows, evaluates
 from hansa.net.evidence import shown_model, stated
 from hansa.net.home import Home, Remembered
 from hansa.net.points import reach
+from hansa.net.policy import parts
 from hansa.net.receipts import Receipts
 from hansa.net.signing import About
 from hansa.net.vault import HomeVault, secret_of
@@ -96,6 +97,9 @@ class Worker:
             return refused, False
         if isinstance(op, DataOp):  # what it does to the data is a part of the task from now on
             return Reply({}), False
+        if (about or task["preparations"]) and any(part.name == "describe" for part in parts(op)):
+            # Whether values overflow, say, would be a question about them that a preparation of the aggregator's puts.
+            return "it describes its data only as they are, before a task or a preparation is settled", False
         if about:
             where = f" in {self._home.about()['federation']}" if self._home.enrolled else ""
             self._vault.fix(work.job, f"task.party_test and task.seed{where}", _split(about))

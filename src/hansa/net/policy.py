@@ -148,7 +148,7 @@ class Floor:
         least, noise = self.least_noise, op.release(n, payload).noise if n else math.inf
         if noise < least or noise == 0:
             return f"its policy asks for noise of sigma {least:g} or more, and the job has {noise:g}; set local.sigma"
-        for part in _parts(op):
+        for part in parts(op):
             clip = part.clip if isinstance(part, DPSGD) else None
             if clip is not None and self.clip and not self.clip[0] <= clip <= self.clip[1]:
                 low, high = self.clip
@@ -228,7 +228,7 @@ class Policy:
 
     def refuses_op(self, op: Op) -> str | None:
         """Why this party does not do that, or None; an op inside another counts too."""
-        for part in _parts(op):
+        for part in parts(op):
             if not _matches(part.name, self.ops):
                 return f"its policy does not accept the op {part.name!r}"
         return None
@@ -255,13 +255,13 @@ class Policy:
         return {**payload, "work": {**payload.get("work", {}), **own}}
 
 
-def _parts(op: Op) -> Iterator[Op]:
+def parts(op: Op) -> Iterator[Op]:
     """An op, and those that are fields of it or of these."""
     yield op
     for name in field_types(type(op)):
         inner = getattr(op, name)
         if isinstance(inner, Op):
-            yield from _parts(inner)
+            yield from parts(inner)
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
