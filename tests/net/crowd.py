@@ -381,7 +381,8 @@ class Light:
 
     def _said(self, method: str, path: str, body: bytes, about: About | None, headers: Mapping[str, str]) -> bytes:
         every = {"Host": f"{self.crowd.host}:{self.crowd.port}", "Hansa-Protocol": str(PROTOCOLS[-1]),
-                 "Accept-Encoding": "identity", "Accept": "*/*", "User-Agent": "Python/3.11 aiohttp/3.14.5", **headers}  # fmt: skip
+                 "Accept-Encoding": "identity", "Accept": "*/*",
+                 "User-Agent": "Python/3.11 aiohttp/3.14.5", **headers}  # fmt: skip
         if about is not None:
             every |= signing.sign(self._signer(), method, path, body, about)
         if body:
