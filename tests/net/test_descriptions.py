@@ -14,6 +14,7 @@ from league import PARTIES, Asked, League, draft, samples
 
 import hansa
 from hansa.core import codec
+from hansa.core.errors import ConfigError
 from hansa.core.labels import Labels
 from hansa.core.op import Reply
 from hansa.core.registry import build
@@ -362,6 +363,44 @@ def test_long_headers_are_compared_by_a_hash() -> None:
     }
     about, out = agreed(said)
     assert list(out) == ["c"] and "or their order" in out["c"] and about.header == ()
+
+
+def with_columns(**headers: str) -> dict[str, Description]:
+    """Descriptions that name these columns, the target's first; none for an empty text."""
+    one = Description((3,), 2, "class", False, False, Labels(0, 1, 2), False)
+    return {name: replace(one, header=tuple(header)) for name, header in headers.items()}
+
+
+def test_a_single_party_that_names_columns_moves_nobody_elses() -> None:
+    """The only name-giver among ten put the aggregator's own test samples into its order, or ended the job."""
+    nobody = {f"n{k}": "" for k in range(9)}
+    for header in ("ycba", "yqrs"):
+        said = with_columns(liar=header, **nobody)
+        about, out = agreed(said, own=tuple("yabc"))
+        assert about.header == tuple("yabc") and list(out) == (["liar"] if header == "yqrs" else [])
+    with pytest.raises(ConfigError, match="aggregator's own samples have other columns than the parties': at 'a' its"):
+        agreed(with_columns(a="yqrs", b="yqrs", c=""), own=tuple("yabc"))
+
+
+def test_the_order_of_columns_is_that_of_most_and_not_of_the_first() -> None:
+    about, out = agreed(with_columns(liar="ycba", a="yabc", b="yabc", c=""))
+    assert about.header == tuple("yabc") and out == {}
+
+
+def test_few_that_name_different_columns_do_not_end_the_job() -> None:
+    about, out = agreed(with_columns(liar="yqrs", a="yabc", b="", c="", d=""))
+    assert about.header == () and list(out) == ["liar", "a"]
+    with pytest.raises(ConfigError, match="no side has the majority"):
+        agreed(with_columns(liar="yqrs", a="yabc", b="", c=""))
+
+
+def test_a_long_header_of_the_aggregators_own_is_compared_by_its_hash() -> None:
+    long = ("y", *(f"column {k} {'x' * 60}" for k in range(100)))
+    one = Description((100,), 2, "class", False, False, Labels(0, 1, 2), False, long)
+    said = {name: Description.of(replace(one, header=header).reply())
+            for name, header in zip("abc", (long, long, ("y", *reversed(long[1:]))), strict=True)}  # fmt: skip
+    about, out = agreed(said, own=long)
+    assert about.header == () and list(out) == ["c"]
 
 
 def test_class_numbers_from_one_fail_the_job_before_a_round(league: League) -> None:

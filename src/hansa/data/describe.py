@@ -112,9 +112,7 @@ class Description:
         shape = [*self.shape, *[0] * (DIMENSIONS - len(self.shape))]
         about = [len(self.shape), *shape, self.classes, KINDS.index(self.kind), self.tests, self.missing,
                  self.labels.lowest, self.labels.distinct, self.whole]  # fmt: skip
-        text = "\n".join(self.header).encode()
-        if len(text) > NAMES:
-            text = (HASHED + hashlib.sha256(text).hexdigest()).encode()
+        text = "\n".join(_short(self.header)).encode()
         names = torch.zeros(NAMES, dtype=torch.uint8)
         names[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
         return Reply({"about": torch.tensor(about, dtype=torch.int64), "names": names})
@@ -140,6 +138,12 @@ class Description:
         return cls(shape, classes, KINDS[kind], bool(tests), bool(missing), labels, bool(whole), header)
 
 
+def _short(header: Header) -> Header:
+    """The names of columns as they are sent: of long ones a hash."""
+    text = "\n".join(header).encode()
+    return header if len(text) <= NAMES else (HASHED + hashlib.sha256(text).hexdigest(),)
+
+
 def _header(text: bytes, shape: tuple[int, ...]) -> Header:
     """The names of columns that a party sends; a DataError where they cannot be those of its samples."""
     try:
@@ -154,12 +158,13 @@ def _header(text: bytes, shape: tuple[int, ...]) -> Header:
 
 
 def agreed(said: Mapping[str, Description], classes: int | None = None,
-           prepared: bool = False) -> tuple[Description, dict[str, str]]:  # fmt: skip
+           prepared: bool = False, own: Header = ()) -> tuple[Description, dict[str, str]]:  # fmt: skip
     """What the data of most parties have in common, and why the other parties are left out, by name.
 
     `classes` is the number of classes where it is known; else no party alone may raise it beyond what is usual.
     Missing values are a matter of the job, unless few parties have them and nothing fills them in (`prepared`).
-    Parties without samples fit every job. A ConfigError where there is nothing that most have in common.
+    `own` are the names of the columns of the aggregator's own samples. Parties without samples fit every job. A
+    ConfigError where there is nothing that most have in common.
     """
     out: dict[str, str] = {}
     left = {name: one for name, one in said.items() if one.kind != "none"}
@@ -191,16 +196,8 @@ def agreed(said: Mapping[str, Description], classes: int | None = None,
         for name, one in left.items() if one.whole != whole and not prepared
     })  # fmt: skip
     named = {name: one.header for name, one in left.items() if one.header}
-    header: Header = ()
-    if named:
-        kinds = {name: (head[0], frozenset(head[1:])) for name, head in named.items()}
-        first, *rest = Counter(kinds.values()).most_common(2)
-        header = next(named[name] for name, columns in kinds.items() if columns == first[0])
-        unlike = {name: differing(named[name], header) or "" for name, columns in kinds.items() if columns != first[0]}
-        if rest and rest[0][1] == first[1]:
-            name, why = next(iter(unlike.items()))
-            raise ConfigError(f"the parties' columns differ, and no side has the majority: at {name!r} {why}")
-        leave(unlike)
+    header, unlike = _columns(named, len(left), own)
+    leave(unlike)
     limit = classes or max(FEW, TIMES * statistics.median_low(one.classes for one in left.values()))
     leave({
         name: f"its targets name {one.classes} classes, and at most {limit} are possible"
@@ -224,8 +221,32 @@ def agreed(said: Mapping[str, Description], classes: int | None = None,
         any(one.tests for name, one in said.items() if name not in out),
         any(one.missing for one in left.values()),
         whole=whole,
-        header=header if len(header) > 1 else (),
+        header=header,
     ), out
+
+
+def _columns(named: Mapping[str, Header], parties: int, own: Header) -> tuple[Header, dict[str, str]]:
+    """The order of the columns, where it is known by names, and why parties that name others do not fit. The
+    aggregator's own file decides; else most of those parties that name any, of so many in all: what few of them say
+    neither ends a job nor moves the columns of the others."""
+    if own:
+        unlike = {name: why for name, head in named.items() if (why := differing(head, _short(own))) is not None}
+        if unlike and 2 * len(unlike) >= parties:
+            name, why = next(iter(unlike.items()))
+            raise ConfigError(f"the aggregator's own samples have other columns than the parties': at {name!r} {why}")
+        return own if _short(own) == own else (), unlike
+    if not named:
+        return (), {}
+    kinds = {name: (head[0], frozenset(head[1:])) for name, head in named.items()}
+    first, *rest = Counter(kinds.values()).most_common(2)
+    usual = Counter(named[name] for name, columns in kinds.items() if columns == first[0]).most_common(1)[0][0]
+    unlike = {name: differing(named[name], usual) or "" for name, columns in kinds.items() if columns != first[0]}
+    if rest and rest[0][1] == first[1]:
+        if 2 * len(named) >= parties:
+            name, why = next(iter(unlike.items()))
+            raise ConfigError(f"the parties' columns differ, and no side has the majority: at {name!r} {why}")
+        return (), dict.fromkeys(named, "its columns differ from those of as many other parties that name theirs")
+    return usual if len(usual) > 1 else (), unlike
 
 
 def _most(values: Mapping[str, T], what: str) -> T:

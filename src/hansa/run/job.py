@@ -187,7 +187,7 @@ class Job:
         run, central = self.experiment.run, self._central()
         table = self.experiment.task
         said = central.get("classes") or table.classes
-        about, why = yield from self._describe(central.get("loss") or table.loss, said)
+        about, why = yield from self._describe(central, central.get("loss") or table.loss, said)
         loss, classes = learned(central.get("loss") or table.loss, said or about.classes)
         outputs = outputs_of(loss, classes)
         model = make_model(table.model, table.dtype, ".", about.shape, outputs)
@@ -236,7 +236,7 @@ class Job:
         if self._session is not None and self.training is not None:
             self._session.follow(self.training.history)
 
-    def _describe(self, loss: str | None, classes: int | None
+    def _describe(self, central: dict[str, Any], loss: str | None, classes: int | None
                   ) -> Generator[Request, Any, tuple[Description, dict[str, str]]]:  # fmt: skip
         """What the parties say of their data, and why others say nothing, or nothing that fits. Those that refuse, or
         whose data do not fit, are not asked again. The loss and the number of classes are given where they are known.
@@ -264,10 +264,10 @@ class Job:
                 said[names[party]] = Description.of(reply)
             except DataError as error:
                 record.rejected[party] = str(error)
-        least = self.experiment.run.min_cohort
-        about, unfit = agreed(said, classes, self.experiment.task.prepare is not None) if said else (None, {})
+        given = classes, self.experiment.task.prepare is not None, tuple(central.get("header", ()))
+        about, unfit = agreed(said, *given) if said else (None, {})
         record.rejected |= {party: unfit[name] for party, name in enumerate(names) if name in unfit}
-        if least > 1:  # as for a round: of a single party no number is told
+        if self.experiment.run.min_cohort > 1:  # as for a round: of a single party no number is told
             record.rejected = {party: without_numbers(why) for party, why in record.rejected.items()}
         self.network.refused |= set(record.rejected)
         self._tested = [
