@@ -172,3 +172,26 @@ def test_a_reply_counts_for_no_more_than_ten_medians_whatever_it_claims(
             assert ("capped" in line) == (weight == 10**9)
             assert line["members"] == list(PARTIES)
     assert models[0] == models[1]
+
+
+def test_who_says_its_size_late_and_alone_is_drawn_no_more_often(
+    league: League, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sizes are asked once; the only party of a later ask had no median but its own, and was drawn in every round."""
+    plain, asked = party.Worker.answer, []
+
+    def answer(self: Any, work: Work, *rest: Any) -> tuple[Reply | str, bool]:
+        reply, staged = plain(self, work, *rest)
+        if work.party == 2 and work.phase == "select":
+            asked.append(work.round)
+            return ("not now" if len(asked) == 1 else changed(weight=10**9)(reply)), False  # type: ignore[arg-type]
+        return reply, staged
+
+    monkeypatch.setattr(party.Worker, "answer", answer)
+    for number, name in enumerate(PARTIES):
+        league.join(name, samples(number))
+    settings = {"rounds": 24, "quorum": 1, "cohort_size": 1, "select": "weighted"}
+    ended = league.ended(league.submit({**TREE, "run": settings}))
+    assert ended["status"] == "finished" and len(asked) == 2, ended["reason"]
+    others = [line["members"] for line in ended["rounds"] if line["members"] != ["cid"]]
+    assert len(others) > 1, "by ten medians it is drawn in five of six rounds"

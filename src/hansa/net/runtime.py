@@ -22,7 +22,7 @@ from hansa.core import codec, disk
 from hansa.core.errors import AlgorithmError, ConfigError, DataError, RoundAborted, RuntimeFailure
 from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket, op_config, op_of
 from hansa.core.op import DataOp, Op, Reply
-from hansa.core.replies import Malformed, Record, Rules, arrive, combine, expected_size, fault
+from hansa.core.replies import TIMES, Malformed, Record, Rules, arrive, combine, expected_size, fault
 from hansa.core.runtime import Abort, Attend, Commit, Open, Request, complete
 from hansa.core.sums import Stored
 from hansa.net.asks import WHERE, close_ask, decide, give_up, open_ask, take_ticket, weight_differs
@@ -44,7 +44,6 @@ TICK = 1.0  # seconds after which a waiting job looks whether somebody has gone 
 LARGE = 1e9  # times the model's own norm (and one) that an update may have
 FAR = 1e9  # times its value (and one) that a running mean or standard deviation may move
 HEAVY = 10**9  # samples that a party may claim where the run does not say
-TIMES = 10  # the most that a reply counts for where the run does not say, in medians of the replies' weights
 WORST = 1e18  # times the square of the model's norm (and one) that a metric may be
 
 

@@ -22,7 +22,7 @@ from hansa.core.objective import Objective
 from hansa.core.op import DataOp
 from hansa.core.predictor import Evaluate, evaluate
 from hansa.core.registry import lookup
-from hansa.core.replies import Record
+from hansa.core.replies import TIMES, Record
 from hansa.core.runtime import Abort, Attend, Clock, Commit, Open, Request
 from hansa.core.task import Known, Task
 from hansa.core.trusted import Trusted
@@ -255,6 +255,7 @@ class Training:
         paced = self.run.pace.work(self.progress.pace)
         fed.tell(paced, (lambda party: self.work.of(party, now)) if self.work.differs else None)
         chooser = self._federation("select", VERBS, busy)
+        chooser.times = TIMES if self.attended is not None and self.run.max_weight is None else None
         asked = self.run.asked(len(self.holdings))
         if asked > chooser.cohort_size:
             chooser.cohort_size, fed.enough = asked, chooser.cohort_size

@@ -69,6 +69,9 @@ async def ask_sizes(fed: Federation, kept: Kept) -> Kept:
         heard = [0 if "empty" in reply.metrics else reply.weight for reply in answer.replies]
         sizes = sizes.clone()
         sizes[torch.tensor(answer.parties, dtype=torch.int64)] = torch.tensor(heard, dtype=torch.int64)
+        known = sizes[sizes > 0]
+        if fed.times is not None and len(known):  # of all that are known: who comes late may come alone
+            sizes = sizes.clamp(max=fed.times * int(known.median()))
     return {**kept, "sizes": sizes}
 
 
