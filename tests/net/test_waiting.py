@@ -101,6 +101,23 @@ def test_a_job_is_waited_for_and_its_own_metric_is_printed(
     assert unknown.exit_code != 0 and "there is no job 'heart-9'" in str(unknown.exception)
 
 
+def test_who_does_not_take_part_or_counts_for_less_is_said_once_with_the_reason(
+    found: Callable[..., League], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    place = found(parties=(*PARTIES, "dora", "eve"))
+    for number, name in enumerate((*PARTIES, "dora", "eve")):
+        own = samples(number, 400 if name == "ann" else 12, features=4 if name == "dora" else 3)
+        place.join(name, own, 'ops = ["describe", "evaluate"]' if name == "bob" else "")
+    monkeypatch.setattr(network, "_operator", lambda federation: place.operator)
+    got = CliRunner().invoke(app, ["submit", "x", experiment(tmp_path, rounds=2), "--wait"])
+    assert got.exit_code == 0, got.output
+    assert got.output.count("  not taking part: dora: its samples are (4,), those of most parties (3,)\n") == 1
+    assert got.output.count("  missing: bob: ") == 1 and "accept the op 'sgd'" in got.output
+    assert got.output.count("  capped: ann: its weight 300 counts as 90, 10 times the median of the replies") == 1
+    tree = json.loads(CliRunner().invoke(app, ["wait", "x", "heart-1", "--json"]).output)
+    assert list(tree["absent"]) == ["dora"]
+
+
 def test_a_failure_is_said_once_and_is_the_exit_code_1(
     league: League, command: Callable[..., Result], tmp_path: Path
 ) -> None:

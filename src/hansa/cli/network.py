@@ -171,11 +171,13 @@ def wait(federation: Folder, job: JobId, as_json: Json = False) -> None:
 
 def _wait(operator: Any, federation: Path, job: str, metric: str | None, as_json: bool, **told: Any) -> None:
     """Print a job's rounds as they are closed, with the run's own metric, and how it ended; that it failed is said
-    once, with the exit code 1."""
+    once, with the exit code 1. Who is left out of a round, or counts for less, is said when it changes."""
+    said: dict[str, str] = {}
 
     def show(line: dict[str, Any]) -> None:
         if not as_json:
             _print_line(line, metric)
+            _print_reasons(line, said)
 
     def news(text: str) -> None:
         typer.echo(text, err=True)
@@ -191,6 +193,7 @@ def _wait(operator: Any, federation: Path, job: str, metric: str | None, as_json
         summary = {name: value for name, value in (tree["summary"] or {}).items() if name != "serving"}
         typer.echo(json.dumps({**tree, "summary": summary or None, **told}))
     elif finished:
+        _print_reasons({"not taking part": ended["absent"]}, {})
         typer.echo(f"finished: {ended['reason']}")
     else:
         news(f"error: the job {job} {ended['status']}: {ended['reason']}")
@@ -203,6 +206,17 @@ def _print_line(line: dict[str, Any], metric: str | None) -> None:
     numbers = " ".join(f"{name}={line[name]:.4f}" for name in dict.fromkeys(names) if line.get(name) is not None)
     empty = f" empty: {line['empty']}" if "empty" in line else ""
     typer.echo(f"round {line['round']}: {line['replies']}/{line['asked']} replies {numbers}{empty}")
+
+
+def _print_reasons(line: dict[str, Any], said: dict[str, str]) -> None:
+    """Print which parties are left out, or count for less than they claim, and why, unless it was said before."""
+    from hansa.run.lines import grouped
+
+    for kind in ("missing", "rejected", "capped", "not taking part"):
+        text = grouped(line.get(kind, {}))
+        if text and said.get(kind) != text:
+            typer.echo(f"  {kind}: {text}")
+        said[kind] = text
 
 
 @app.command()

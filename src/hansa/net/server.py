@@ -437,7 +437,11 @@ class Server:
         ]  # fmt: skip
         summary = json.loads(row["summary"]) if row["summary"] else None
         experiment = unpack(row["order_"], Order).experiment
-        return web.json_response(_job_tree(row) | {"rounds": lines, "summary": summary, "experiment": experiment})
+        absent = self.ledger.all("SELECT party, detail FROM log WHERE job = ? AND event = 'not taking part'", row["id"])
+        why = {entry["party"]: json.loads(entry["detail"])["why"] for entry in absent}
+        return web.json_response(
+            _job_tree(row) | {"rounds": lines, "absent": why, "summary": summary, "experiment": experiment}
+        )
 
     async def stop(self, call: Call) -> web.Response:
         row = self._job(call)
