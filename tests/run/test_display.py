@@ -17,7 +17,7 @@ from torch import nn
 import hansa
 from hansa.core.errors import ConfigError, DataError
 from hansa.run.config import parse
-from hansa.run.display import rows_of
+from hansa.run.display import rows_of, totals
 from hansa.run.progress import NotebookBar, watcher
 from hansa.run.resume import execute
 from hansa.run.store import CHECKPOINT, EXPERIMENT, METRICS, MODEL, SUMMARY
@@ -250,3 +250,15 @@ def test_a_figure_can_be_saved_as_any_other() -> None:
     out = io.BytesIO()
     hansa.simulate(hansa.FedAvg(), task(), rounds=2).plot().savefig(out, format="svg")
     assert b"<svg" in out.getvalue()
+
+
+def test_a_summary_has_the_last_training_loss_and_all_epsilon_that_is_spent() -> None:
+    """Not those of the last evaluation, which may lie rounds back, or never have been."""
+    plain = {"bytes_up": 1, "bytes_down": 1, "seconds": 1.0}
+    history = [{**plain, "round": k, "train_loss": 1.0 / k, "epsilon": 0.5 * k, "delta": 1e-5} for k in (1, 2, 3)]
+    history[0]["loss"] = 0.7
+    history.append({**plain, "round": 4, "epsilon": 2.0, "delta": 1e-5, "empty": "nobody answered"})
+    for lines in (history, [{k: v for k, v in line.items() if k != "loss"} for line in history]):
+        summary = totals(lines)
+        assert (summary["train_loss"], summary["epsilon"], summary["delta"]) == (1 / 3, 2.0, 1e-5)
+        assert summary["loss"] == lines[0].get("loss")

@@ -18,6 +18,7 @@ PARTIES = "parties"  # in a round's metrics: what each party measured
 APART = ("rounds", "bytes_up", "bytes_down", "seconds", "simulated_seconds", "run_dir", "stopped", "empty_rounds",
          "problem")  # fmt: skip
 FIRST = ("accuracy", "auc", "loss")  # of the metrics
+LATEST = ("train_loss", "epsilon", "epsilon_aggregator", "delta")  # of any round, also one without an evaluation
 
 
 class Displayed:
@@ -126,9 +127,11 @@ def human_bytes(count: float) -> str:
 
 
 def totals(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The summary of so many rounds: metrics of the last evaluation, sums of bytes, and the time it took."""
+    """The summary of rounds: metrics of the last evaluation, the last training loss, the privacy spent, sums of bytes,
+    and the time it took."""
     last: Mapping[str, Any] = next((line for line in reversed(history) if "loss" in line), {})
     numbers = {k: v for k, v in last.items() if isinstance(v, float) and k not in ("seconds", "simulated_seconds")}
+    numbers |= {name: line[name] for line in history for name in LATEST if line.get(name) is not None}
     end: Mapping[str, Any] = history[-1] if history else {}
     problem = without_effect(history) or rejected_rounds(history)
     up, down = (sum(line[name] for line in history) for name in ("bytes_up", "bytes_down"))
