@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -270,6 +271,27 @@ def test_a_party_stops_when_the_deadline_has_passed(league: League, begun: threa
     job = league.submit(tree, min_parties=1)
     assert begun.wait(PATIENCE)
     assert league.ended(job)["status"] == "failed"
+    assert league.ended(league.submit(SHORT, min_parties=1))["status"] == "finished"
+
+
+def test_a_long_step_of_work_that_nobody_awaits_is_waited_for(
+    league: League, begun: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step cannot be stopped within: a party whose step took longer than a minute ended, though the job alone had."""
+    monkeypatch.setattr(parties, "STUCK", 0.05)
+    drawn = LocalSolver.drawn
+
+    def draw(self: LocalSolver, party: Any) -> Any:
+        if self.has("steps") and self.steps == 300_000:  # type: ignore[attr-defined]
+            begun.set()
+            time.sleep(1.0)
+        return drawn(self, party)
+
+    monkeypatch.setattr(LocalSolver, "drawn", draw)
+    league.join("ann", samples(0))
+    job = league.submit(LONG, min_parties=1)
+    assert begun.wait(PATIENCE)
+    assert league.runner.stop(job)
     assert league.ended(league.submit(SHORT, min_parties=1))["status"] == "finished"
 
 

@@ -25,7 +25,7 @@ import hansa
 from hansa.core import codec, disk
 from hansa.core.budget import TOLD, tells
 from hansa.core.determinism import set_deterministic
-from hansa.core.errors import ConfigError, DataError, HansaError, RuntimeFailure
+from hansa.core.errors import ConfigError, DataError, HansaError
 from hansa.core.federation import op_of
 from hansa.core.op import DataOp, Memory, Op, Party, Reply, perform
 from hansa.core.stopping import Brake, Halted, braked, go_on
@@ -43,7 +43,7 @@ from hansa.privacy import spent
 
 log = logging.getLogger("hansa.net")
 HEARTBEAT = 15.0  # seconds between two signs of life while it trains
-STUCK = 60.0  # seconds that work which is to stop may still take
+STUCK = 60.0  # seconds after which work that is to stop, and has not, is spoken of
 PAUSE = 1.0  # seconds before it asks for work again after something was refused
 FATAL = frozenset({401, 403, 426})  # statuses after which there is no point in asking again
 HEADER = 2**24  # bytes of the header of a message, at most: names, shapes, plain values
@@ -295,9 +295,8 @@ class Agent:
             await asyncio.wait((waiting, beating), timeout=brake.seconds + STUCK, return_when=asyncio.FIRST_COMPLETED)
             if not waiting.done():
                 brake.pull()
-                await asyncio.wait((waiting,), timeout=STUCK)  # two pieces of work must never run side by side
-                if not waiting.done():
-                    raise RuntimeFailure(f"the work on {work.ask} of {work.job} does not stop; start the party again")
+                while not (await asyncio.wait((waiting,), timeout=STUCK))[0]:  # no two pieces may run side by side
+                    log.warning("the work is to stop, and is in a long step; it is waited for", extra=_where(work))
                 if beating.done():
                     beating.result()  # it was refused
             return waiting.result()
