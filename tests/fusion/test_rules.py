@@ -156,7 +156,7 @@ def test_weights_that_are_gone_with_bad_updates_and_numbers_too_large_to_add_are
         TrimmedMean(beta=0.4999999999)(draw(0, 10))
 
 
-@pytest.mark.parametrize("rule", [Bulyan(f=1), Krum(f=1), MultiKrum(f=1), FLTrust()], ids=names)
+@pytest.mark.parametrize("rule", [Bulyan(f=1), Krum(f=1), MultiKrum(f=1)], ids=names)
 def test_a_row_too_far_to_be_measured_is_never_chosen(rule: Fusion) -> None:
     rows = draw(2, 8)
     told = known(rule, rows)
@@ -165,6 +165,18 @@ def test_a_row_too_far_to_be_measured_is_never_chosen(rule: Fusion) -> None:
         first, last = rule.examine(hostile, **told), rule.examine(hostile.flip(0), **told)
         assert first.shares[0] == last.shares[-1] == 0
         assert close(first.w, last.w)
+
+
+def test_fltrust_looks_at_the_direction_of_a_row_of_any_length() -> None:
+    rows = draw(2, 8)
+    told = known(FLTrust(), rows)
+    plain = FLTrust().examine(torch.cat([torch.ones(1, 7, dtype=torch.float64), rows[1:]]), **told)
+    for far in (1e-300, 1e200, 1e307):
+        scaled = torch.cat([torch.full((1, 7), far, dtype=torch.float64), rows[1:]])
+        assert FLTrust().examine(scaled, **told).shares == pytest.approx(plain.shares, abs=1e-12)
+        assert close(
+            FLTrust()(scaled, **told), FLTrust()(torch.cat([torch.ones(1, 7, dtype=torch.float64), rows[1:]]), **told)
+        )
 
 
 def test_a_far_update_does_not_end_the_search_for_the_geometric_median_early() -> None:

@@ -134,7 +134,7 @@ def test_an_honest_log_verifies_with_all_receipts(scene: Scene) -> None:
     assert sum(one.receipt.status == "accepted" for one in kept) == (
         found.updates + found.evaluations + found.answers + found.refusals
     )
-    assert 3 * 3 + 3 * 2 + 2 <= found.fused < found.updates
+    assert 3 * 3 + 3 * 2 + 2 <= found.fused <= found.updates
     assert verify(scene.log) == Report(**{**vars(found), "receipts": 0})
     events = {entry["event"] for entry in scene.plain()}
     assert {"log begun", "enrolled", "certificate in use", "certificate rotated", "revoked", "job begun",

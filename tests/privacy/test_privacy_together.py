@@ -143,7 +143,7 @@ def test_a_bound_is_for_updates_that_are_summed() -> None:
 
 @pytest.mark.parametrize(
     ("fields", "sentence"),
-    [({}, "give epsilon, which the run may spend, or sigma"), ({"sigma": -1}, "sigma must not be negative"),
+    [({}, "give epsilon, which the run may spend, or sigma"), ({"sigma": -1}, "sigma must be finite and not negative"),
      ({"epsilon": 0}, "epsilon must be positive"), ({"sigma": 1, "clip": 0}, "clip must be positive"),
      ({"sigma": 1, "delta": 1.5}, "delta must lie between 0 and 1"), ({"sigma": 0, "epsilon": 3}, "hides nothing"),
      ({"sigma": 1, "total_weight": 3}, "set weight_cap too"), ({"sigma": 1, "sigma_b": 3}, "set quantile too"),

@@ -75,7 +75,8 @@ def tune(study: Study, folder: Path, run: Run) -> tuple[dict[Place, dict[str, An
             sign = -1.0 if higher_is_better(metric) else 1.0
             order = sorted(scored, key=lambda each: math.inf if each[1] is None else sign * each[1])
             last = rung == len(ladder) - 1
-            kept = [number for number, _, _ in order[: 1 if last else math.ceil(len(order) / 2)]]
+            usable = [each for each in order if each[1] is not None] or order  # one without a score does not go on
+            kept = [number for number, _, _ in usable[: 1 if last else math.ceil(len(order) / 2)]]
             for number, score, _ in scored:
                 values = left[place][number]
                 won = last and number in kept
