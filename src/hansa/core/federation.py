@@ -226,7 +226,7 @@ class Federation:
         self.available: Sequence[int] = self.parties  # who can be asked in this round
         self.enough: int | None = None  # how many of the cohort will do, where more were selected than that
         self.by_size = False  # whether the cohort was drawn in proportion to the parties' samples
-        self.times: int | None = None  # a party's size counts for at most so many medians, where nothing vouches for it
+        self.times: int | None = None  # cap on an unverified party size, in medians of all sizes
         self.trusted: Trusted | None = None
         self.findings: list[Finding] = []  # of this round
         self.rejected: dict[int, str] = {}  # whose replies a protocol found to be wrong, and why

@@ -72,8 +72,8 @@ class Clock(Protocol):
 
 @dataclass(frozen=True)
 class Attend:
-    """Where time is real: a round may begin once so many parties are there, less those `without` whom it is to be.
-    Answer: those that are."""
+    """Wait until `needed` parties, not counting those in `without`, are present (deployed runs only). The answer is the
+    list of those present."""
 
     round: int
     needed: int

@@ -1,7 +1,7 @@
 """Stopping long work from outside: loops ask between their steps whether to go on.
 
 The work itself stays a pure function: it takes no flag and returns the same bits with or without a brake. A brake holds
-for the thread that entered it; where there is none, as in a simulation, `go_on` does nothing.
+for the thread that entered it. Without a brake, as in a simulation, `go_on` does nothing.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ class Known:
         return x, y
 
     def check_targets(self, y: Tensor, what: str, hint: str = "", tell: bool = True) -> None:
-        """Refuse class numbers that there are not; which there are is part of the reason only where `tell` says so."""
+        """Refuse invalid class numbers; with `tell`, the reason says which numbers the party has."""
         if self.classes is not None and not y.is_floating_point() and y.numel():
             low, high = int(y.min()), int(y.max())
             if low < 0 or high >= self.classes:
@@ -220,7 +220,7 @@ class Holdings(Known):
 
 
 def tensor_of(values: Any, what: str) -> Tensor:
-    """An array of numbers as a tensor; a DataError that says what it is where it is none."""
+    """Convert an array of numbers to a tensor; raise a DataError that describes anything else."""
     if isinstance(values, Tensor):
         return values.detach()
     try:
