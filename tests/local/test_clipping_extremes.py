@@ -219,3 +219,28 @@ def test_one_sample_changes_the_sum_of_many_by_no_more_than_the_bound() -> None:
     y, w = torch.ones(len(x), 1), torch.zeros(3)
     whole, less = (ctx.clipped_sum(w, Batch(x[at:], y[at:], None), KEY, 1e-3) for at in (0, 1))
     assert float((whole.double() - less.double()).norm()) <= 1e-3 * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_a_sample_without_a_gradient_adds_nothing_and_changes_no_other(tokens: int) -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Embedding(4, 3), nn.Flatten(), nn.Linear(3 * tokens, 2))
+
+    objective = Objective(model, "cross_entropy", 0)
+    x = torch.arange(6 * tokens).view(6, tokens) % 4
+    y = torch.arange(6) % 2
+    clipping.prepare(objective, x, y)
+    w, stats, counts = objective.initial
+    odd = x.clone()
+    odd[2, 0] = 9
+
+    def total(x: Tensor, y: Tensor, private: bool) -> Tensor:
+        secret = (lambda *parts: bytes(32)) if private else None
+        batch = Batch(x, y, None)
+        context = Context(objective, 6, 1, 0, 0.1, lambda: batch, (stats, counts), KEY, private=secret)
+        return clipping.clipped_sum(context, w, batch, KEY, 0.1)
+
+    others = torch.arange(6) != 2
+    assert torch.allclose(total(odd, y, True), total(x[others], y[others], True), atol=1e-7)
+    with pytest.raises(IndexError):  # in a simulation it is told
+        total(odd, y, False)

@@ -505,3 +505,26 @@ def test_a_party_describes_its_data_only_as_they_are(place: Any, op: Op, task: A
         preparations = [{"op": op_config(ApplyStandardise()), "payload": values}]
         said.append(here.answer(op, task=task, preparations=preparations))
     assert said[0] == said[1] and "only as they are" in str(said[0])
+
+
+def test_a_sample_that_the_model_cannot_take_is_not_told_by_a_failure(place: Any) -> None:
+    """The aggregator chooses how many characters a model knows, and so which samples it cannot be applied to: whether
+    the work failed told whether one of these was drawn."""
+    x = torch.randint(0, 5, (12, 4), generator=torch.Generator().manual_seed(0))
+    x[3, 2] = 7
+    here = place("[privacy]\nepsilon = 5.0\n")
+    here.worker = Worker(here.home, preparer(((x, torch.zeros_like(x)), None)))
+    model = {"name": "char-lstm", "inputs": [4], "outputs": 5, "embed": 2, "hidden": 3, "layers": 1}
+    task = {**TASK, "model": model, "dtype": "float32", "shape": [4], "outputs": 5, "classes": None}
+    start = here.worker._prepare(0, task, "cpu").objective.initial
+    for k, batch in enumerate((None, 4, 1)):
+        solver = DPSGD(batch=batch, sigma=2.0, steps=1)
+        assert isinstance(here.answer(solver, round=k, task=task, payload={"model": start._asdict()}), Reply)
+
+
+def test_labels_that_a_model_has_no_outputs_for_are_refused_whoever_is_drawn(place: Any) -> None:
+    task = {**TASK, "outputs": 1, "classes": None}
+    model = {"w": torch.zeros(4).double(), "stats": torch.zeros(0), "counts": torch.zeros(0).long()}
+    here, solver = place("[privacy]\nepsilon = 5.0\n"), DPSGD(batch=1, sigma=2.0, steps=1)
+    said = {str(here.answer(solver, round=k, task=task, payload={"model": model})) for k in range(5)}
+    assert len(said) == 1 and "gives 1 outputs for a sample, and there are 2 classes" in said.pop()

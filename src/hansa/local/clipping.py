@@ -12,7 +12,9 @@ whose entries are at most 1 (its largest entry, and the rest in units of it), so
 product of two lengths leaves the range of floating-point numbers. Lengths and sums are float64: in float32 the rounding
 of a sum of many samples could outgrow what one of them changes. (Stacked parties of a simulation, which nobody attacks,
 stay in the type of the model.) What cannot be shown to be within the bound counts as nothing: a sample whose gradient
-is not finite adds zero, which is within every bound, and that is decided by this sample alone.
+is not finite adds zero, which is within every bound, and that is decided by this sample alone. The same holds at a
+deployed party for a sample to which the model cannot be applied (a character that it has no row for): were the work to
+fail, the failure would tell that such a sample was drawn.
 """
 
 from __future__ import annotations
@@ -76,10 +78,12 @@ class Layer:
 @dataclass(frozen=True)
 class Way:
     """How a model's samples are told apart: by its layers in the order of their calls, where they hold all of its
-    parameters and no more than one row of a batch meets another; else by vmap, where it maps."""
+    parameters and no more than one row of a batch meets another; else by vmap, where it maps. `works` where the model
+    could be tried at all."""
 
     layers: tuple[Layer, ...] | None
     maps: bool
+    works: bool = True
 
 
 _ways: weakref.WeakKeyDictionary[Objective, Way] = weakref.WeakKeyDictionary()
@@ -127,7 +131,12 @@ def clipped_sum(ctx: Context, w: Tensor, batch: Batch, key: Tensor, clip: float,
     sums: list[Tensor] = []
     for at in range(0, count, size):
         some = slice(at, at + size)
-        found = _gradients(model, way, x[some], batch.y[some], key, at)
+        try:
+            found = _gradients(model, way, x[some], batch.y[some], key, at)
+        except IndexError:
+            if ctx.private is None or not way.works:
+                raise
+            found = _alone(model, x[some], batch.y[some], key, at)
         mask = None if batch.mask is None else batch.mask[some]
         part = _clipped(ctx.spec, found, mask, clip, per_layer, ctx.stacked)
         sums = [part if not sums else sums[0].add_(part)]
@@ -169,6 +178,19 @@ def _gradients(model: Model, way: Way, x: Tensor, y: Tensor, key: Tensor, at: in
     keys = rng.fold(key, at + torch.arange(len(x), device=x.device))  # what a model drops is each sample's own
     apart = _mapped if way.maps or model.stacked else _each
     return {name: _held(held, model.wide) for name, held in apart(model, x, y, keys).items()}
+
+
+def _alone(model: Model, x: Tensor, y: Tensor, key: Tensor, at: int) -> dict[str, Gradients]:
+    """The same, sample by sample; not a number for a sample that has none."""
+    held: dict[str, list[Tensor]] = {name: [] for name in model.weights}
+    for k in range(len(x)):
+        try:
+            found = _each(model, x[k : k + 1], y[k : k + 1], rng.fold(key, at + k + torch.arange(1, device=x.device)))
+        except IndexError:
+            found = {name: torch.full_like(weight, torch.nan)[None] for name, weight in model.weights.items()}
+        for name, gradient in found.items():
+            held[name].append(gradient)
+    return {name: _held(torch.cat(rows), model.wide) for name, rows in held.items()}
 
 
 def _scaled(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -311,7 +333,7 @@ def prepare(objective: Objective, x: Tensor, y: Tensor) -> None:
     try:
         wanted = _each(model, x, y, keys)
     except Exception:  # training itself will say what is wrong
-        _ways[objective] = Way(None, maps=True)
+        _ways[objective] = Way(None, maps=True, works=False)
         return
     layers = _layers(model, x, y, key, wanted)
     _ways[objective] = Way(layers, layers is None and _maps(model, x, y, keys, wanted))

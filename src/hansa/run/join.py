@@ -124,7 +124,9 @@ def preparer(samples: Samples, parameters: int | None = None) -> Callable[[int, 
         known.check_targets(held[1], "its ", tell=False)  # the aggregator reads the reason, and chooses the classes
         if own is not None:
             known.check_targets(own[1], "of its test samples, the ", tell=False)
-        check_outputs(objective, held[0][:1], task["classes"])
+        for x, y in (held, *([own] if own is not None else [])):
+            whole = y.numel() > 0 and not y.is_floating_point()
+            check_outputs(objective, torch.zeros_like(x[:1]), int(y.max()) + 1 if whole else task["classes"])
         return Party(number, objective, held, own, task["seed"])
 
     return prepare
