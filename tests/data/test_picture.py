@@ -33,6 +33,7 @@ def test_a_picture_is_written(tmp_path: Path, parties: int, classes: int | None)
     assert (tmp_path / "parties.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_picture_needs_a_known_ending(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["parties.xyz", "parties", "."])
+def test_a_picture_needs_a_known_ending(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=r"\.png"):
-        draw([np.arange(3)], np.zeros(3, dtype=int), 1, tmp_path / "parties.xyz")
+        draw([np.arange(3)], np.zeros(3, dtype=int), 1, tmp_path / name)

@@ -167,6 +167,13 @@ def test_a_model_that_was_pulled_can_be_loaded_and_predicts(
         hansa.load(out).predict(x)
     with pytest.raises(hansa.ConfigError, match=r"ends with \.json"):
         league.operator.pull(job, tmp_path / "model.json")
+    for path in (Path("."), Path(""), folder):
+        for write in (
+            lambda path=path: league.operator.pull(job, path),
+            lambda path=path: league.operator.export(path),
+        ):
+            with pytest.raises(hansa.ConfigError, match="is a folder; expected the name of a file"):
+                write()
     (tmp_path / "other.bin").write_bytes(b"nothing")
     with pytest.raises(hansa.DataError, match=r"other\.bin is damaged"):
         hansa.load(tmp_path / "other.bin")

@@ -52,6 +52,8 @@ def draw(
 ) -> None:
     """Write a picture of the partition to `path`; the ending (.png, .svg, .pdf) says the format."""
     try:
+        if not Path(path).suffix:
+            raise ValueError("it would be written to another name")
         picture(parts, y, classes, names).savefig(path, dpi=150)
     except ValueError:
         raise ConfigError(f"{path}: a picture ends in .png, .svg or .pdf") from None

@@ -134,6 +134,7 @@ class Operator:
     def pull(self, id: str, out: Path) -> Path:
         """Fetch a finished job's model, a chunk at a time; what it needs to predict goes into a file beside it, from
         which `hansa.load` takes it."""
+        _refuse_folder(out)
         if beside(out) == out:
             raise ConfigError(f"--out: {out} cannot be the model's file, as in model.safetensors: it ends with .json")
         job = self.job(id)
@@ -170,6 +171,7 @@ class Operator:
 
     def export(self, out: Path) -> int:
         """Write the whole log, as it is now, to a file; how many entries that were."""
+        _refuse_folder(out)
         part = out.with_name(out.name + ".part")
 
         async def fetch(client: Client) -> int:
@@ -241,6 +243,11 @@ def own_samples(experiment: Experiment) -> tuple[dict[str, Any], list[str]]:
     keeps = f"; the aggregator keeps its {what}" if what else ""
     tree = {"test": data.test, "trusted": kept, "classes": data.classes, "loss": table.loss or data.loss}
     return tree, [f"task.dataset: each party brings its own data instead{keeps}"]
+
+
+def _refuse_folder(out: Path) -> None:
+    if out.is_dir():
+        raise ConfigError(f"--out: {out} is a folder; expected the name of a file")
 
 
 def replaced(experiment: Experiment) -> list[str]:
