@@ -364,10 +364,12 @@ def test_neither_a_preparation_nor_a_model_is_another_for_each_row(place: Any) -
         payload = {"mean": torch.zeros(shape), "std": torch.ones(shape)}
         said = party.answer(Evaluate(), task=held_out, preparations=[{**step, "payload": payload}])
         assert isinstance(said, Reply) if good else "another shape than its samples have" in said
-    for extra, good in (((), True), ((test,), False)):
-        model = {"mean": torch.zeros(*extra, 2, 3), "var": torch.ones(*extra, 2, 3), "prior": torch.ones(2) / 2}
-        said = party.answer(Evaluate("naive-bayes"), task=held_out, payload=model)
-        assert isinstance(said, Reply) if good else "has not one output for one sample" in said
+    loss = build("op", "loss", predictor="naive-bayes")
+    for op, n in ((Evaluate("naive-bayes"), test), (loss, rows)):
+        for extra, good in (((), True), ((1,), True), ((n,), False), ((1, n), False), ((1, 1), False)):
+            model = {"mean": torch.zeros(*extra, 2, 3), "var": torch.ones(*extra, 2, 3), "prior": torch.ones(2) / 2}
+            said = party.answer(op, task=held_out, payload=model)
+            assert isinstance(said, Reply) if good else "has not one output for one sample" in said, (op, extra)
 
 
 def test_a_policy_limits_evaluations_and_what_they_are_measured_on(place: Any) -> None:

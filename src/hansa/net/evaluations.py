@@ -8,6 +8,7 @@ names the jobs, so a limit per job alone would be none.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, fields
 
 from hansa.core.errors import ConfigError, PartyError
@@ -22,14 +23,20 @@ def evaluates(op: Op) -> bool:
 
 
 def check_rows(op: Op, party: Party, payload: Payload, memory: Memory) -> None:
-    """Refuse, by a PartyError, to evaluate a model that is another for each row of the test set: all rows but one could
-    be given outputs that are known beforehand."""
+    """Refuse, by a PartyError, to measure a model that is another for each row of the samples: all rows but one could
+    be given outputs that are known beforehand. The outputs for one sample and for two are looked at: numbers for each
+    of many rows make more of one, or fit no two."""
     inner = unwrap(op)[1]
-    if not isinstance(inner, Evaluate) or party.test is None or not len(party.test[0]):
+    name, samples = getattr(inner, "predictor", None), party.test if isinstance(inner, Evaluate) else party.train
+    if name is None or samples is None or not len(samples[0]):
         return
-    predictor: Predictor = build("predictor", inner.predictor)
+    predictor: Predictor = build("predictor", name)
     own = predictor.own(party.objective, payload, memory)
-    if len(predictor.outputs(party.objective, own, party.test[0][:1])) != 1:
+    shapes = []
+    for rows in (samples[0][:1], samples[0][:2]):
+        with contextlib.suppress(RuntimeError):  # as of numbers for more rows than that
+            shapes.append((len(rows), predictor.outputs(party.objective, own, rows).shape))
+    if len(shapes) < 2 or any(shape != (rows, *shapes[0][1][1:]) for rows, shape in shapes):
         raise PartyError("the model that it is to measure has not one output for one sample")
 
 
