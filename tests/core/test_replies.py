@@ -413,3 +413,16 @@ def test_no_mean_of_metrics_within_their_ranges_overflows(given: list[tuple[floa
     low, high = min(v for v, _ in given), max(v for v, _ in given)
     slack = 1e-9 * max(abs(low), abs(high))
     assert low - slack <= answer.metrics["train_loss"] <= high + slack
+
+
+def test_a_capped_reply_may_hold_what_its_own_samples_make() -> None:
+    """One with thousands of times the others' samples was rejected: its counter was held against the capped weight."""
+    steps = {500: 16, 10**6: 31_250}
+    payload = {"model": {**MODEL, "counts": torch.zeros(1, dtype=torch.int64)}}
+    outcomes = [(k, Reply({"w": torch.full((3,), float(k))}, n, {"counts": torch.tensor([steps[n]])}))
+                for k, n in enumerate((500, 500, 10**6))]  # fmt: skip
+    record, asked = Record(), Ask("reduce", 0, "round", 0, SGD(batch=32), payload, (0, 1, 2))
+    answer = combine(asked, outcomes, Rules(), record, heaviest=5000)
+    assert isinstance(answer, Reduced) and not record.rejected and list(record.capped) == [2]
+    assert answer.weight == 6000 and torch.equal(answer.sums["w"], torch.full((3,), 500.0 + 10_000.0).double())
+    assert answer.maxima["counts"].tolist() == [31_250]

@@ -300,15 +300,16 @@ def _size(tensors: tuple[Any, ...], maxima: tuple[Any, ...], metrics: tuple[str,
 Outcomes = Iterable[tuple[int, Reply | str] | Replies]
 
 
-def combine(ask: Ask, outcomes: Outcomes, rules: Rules, record: Record,
-            folder: Path | None = None) -> Reduced | Gathered:  # fmt: skip
+def combine(ask: Ask, outcomes: Outcomes, rules: Rules, record: Record, folder: Path | None = None,
+            heaviest: int | None = None) -> Reduced | Gathered:  # fmt: skip
     """Check each party's outcome (a reply, or why there is none) and make the ask's answer.
 
     `outcomes` come one by one or in stacks, replies in the order of the parties' ids. Stacked tensors are read before
     the next outcome is asked for, and not after. Fewer good replies than the quorum abort the round; only an ask that
-    selects may come away with none. Updates that are gathered and take more memory than they may lie in `folder`.
+    selects may come away with none. Updates that are gathered and take more memory than they may lie in `folder`. A
+    reply counts for a weight of at most `heaviest`; what it may hold goes by the weight that it has.
     """
-    answer = Answer(ask, rules.of(ask), record, folder)
+    answer = Answer(ask, rules.of(ask), record, folder, heaviest)
     for outcome in outcomes:
         if isinstance(outcome, Replies):
             answer.add_stack(outcome)
@@ -320,8 +321,10 @@ def combine(ask: Ask, outcomes: Outcomes, rules: Rules, record: Record,
 class Answer:
     """The answer to an ask, as it grows."""
 
-    def __init__(self, ask: Ask, rules: Rules, record: Record, folder: Path | None = None) -> None:
+    def __init__(self, ask: Ask, rules: Rules, record: Record, folder: Path | None = None,
+                 heaviest: int | None = None) -> None:  # fmt: skip
         assert ask.op is not None
+        self._heaviest = heaviest
         self.ask, self.op, self.rules, self.record = ask, ask.op, rules, record
         self._total, self._maxima = BlockSum(), dict[str, Tensor]()
         self._stored: list[tuple[Stored, int]] = []
@@ -357,6 +360,12 @@ class Answer:
         if reason is not None:
             self.record.rejected[party] = reason
             return
+        if self._heaviest is not None and outcome.weight > self._heaviest:
+            self.record.capped[party] = (
+                f"its weight {outcome.weight} counts as {self._heaviest}, {TIMES} times the median of the replies; "
+                "run.max_weight sets another limit"
+            )
+            outcome.weight = self._heaviest
         share = self._accept(party, outcome.weight)
         self._measure(party, outcome.metrics, share)
         if not self._summed:

@@ -196,20 +196,13 @@ class Network:
             checks = self.blobs.verifying(rows[party]["blob"] for party in ask.parties if party in members)
             for party in ask.parties:
                 if party in members:
-                    reply = self._reply(next(checks), rows[party]["blob"])
-                    if isinstance(reply, Reply) and heaviest is not None and reply.weight > heaviest:
-                        self._record.capped[party] = (
-                            f"its weight {reply.weight} counts as {heaviest}, {TIMES} times the median of the replies; "
-                            "run.max_weight sets another limit"
-                        )
-                        reply.weight = heaviest
-                    yield party, reply
+                    yield party, self._reply(next(checks), rows[party]["blob"])
                 elif party in rows and rows[party]["rejected"]:
                     yield party, Malformed(rows[party]["why"])
                 else:
                     yield party, decision.missing.get(party, "it did not answer")
 
-        answer = combine(ask, outcomes(), self._limited(ask), self._record, self.messages)
+        answer = combine(ask, outcomes(), self._limited(ask), self._record, self.messages, heaviest)
         for party in self._record.fused:
             self._fused.add((key, party))
             if rows[party]["staged"]:
