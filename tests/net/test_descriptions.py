@@ -120,7 +120,7 @@ def without_cid(league: League, why: str, **given: Any) -> None:
         ({f"at_{AT_DISTINCT}": 3}, "targets in an impossible way"),
         ({f"at_{AT_CLASSES}": 1000}, "its class numbers reach 999, but at most 6 different ones occur"),
         ({f"at_{AT_CLASSES}": 3, f"at_{AT_LOWEST}": 1}, "its class numbers go from 1 to 2, those of other parties"),
-        ({f"at_{AT_WHOLE}": 1}, "its features are whole numbers, those of most parties real numbers"),
+        ({f"at_{AT_WHOLE}": 1}, "whole numbers, those of most parties real numbers; give them as real numbers"),
     ],
 )
 def test_a_bad_description_is_its_partys_own_rejection(
@@ -200,6 +200,13 @@ def test_class_numbers_below_zero_are_said_by_the_party(league: League) -> None:
     assert ended["status"] == "finished"
     for line in ended["rounds"]:
         assert line["missing"] == {"cid": "its targets must lie in 0..1, and some do not"}
+
+
+def test_types_of_which_none_has_the_majority_are_named() -> None:
+    parties = {name: Description((3,), 2, "class", False, False, Labels(0, 1, 2), whole) for name, whole in
+               (("ann", True), ("bob", False))}  # fmt: skip
+    with pytest.raises(hansa.ConfigError, match="'ann': 'whole numbers', 'bob': 'real numbers'"):
+        agreed(parties)
 
 
 SENTENCE = "the model takes no whole numbers as features; give them as floating-point numbers"

@@ -83,5 +83,13 @@ def test_the_sentence_names_what_was_rejected_and_how_often() -> None:
         rejected_rounds([other]) == "all replies were rejected in 1 of 1 rounds: w has the shape (...), expected (...)"
     )
     assert rejected_rounds([line(a="one reason", b="another")]) is None
-    assert without_effect([line(a="one reason", b="another")]) == "no round changed the model: 0 usable replies"
+    assert without_effect([line(a="one reason", b="another")]) == (
+        "no round changed the model: 0 usable replies; a: one reason; b: another"
+    )
+    declined = {
+        "replies": 0,
+        "empty": "0 usable replies",
+        "missing": {"a": "raise privacy.range", "b": "raise privacy.range"},
+    }
+    assert without_effect([declined]) == "no round changed the model: 0 usable replies; a, b: raise privacy.range"
     assert rejected_rounds([line(1, a="one reason")]) is None and without_effect([]) is None

@@ -187,12 +187,13 @@ def agreed(said: Mapping[str, Description], classes: int | None = None,
         name: f"its targets are {words[one.kind]}, those of most parties {words[kind]}; task.loss would decide"
         for name, one in left.items() if one.kind != kind
     })  # fmt: skip
-    whole = False
+    types, whole = {True: "whole numbers", False: "real numbers"}, False
     if not prepared:  # else they become real numbers
-        whole = _most({name: one.whole for name, one in left.items()}, "features are of different types")
-    types = {True: "whole numbers", False: "real numbers"}
+        kinds_of_features = {name: types[one.whole] for name, one in left.items()}
+        whole = _most(kinds_of_features, "features are of different types") == types[True]
     leave({
-        name: f"its features are {types[one.whole]}, those of most parties {types[whole]}"
+        name: f"its features are {types[one.whole]}, those of most parties {types[whole]}; give them as "
+        f"{types[whole]}"
         for name, one in left.items() if one.whole != whole and not prepared
     })  # fmt: skip
     named = {name: one.header for name, one in left.items() if one.header}

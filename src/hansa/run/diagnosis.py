@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hansa.core.replies import without_numbers
+from hansa.run.lines import grouped
 
 LOWER = "lower algorithm.local.lr"
 # What all replies of a round were rejected for, by a part of the reason: what is wrong, and what to do.
@@ -37,7 +38,9 @@ def without_effect(history: Sequence[Mapping[str, Any]]) -> str | None:
     """Why no round of a run changed the model; None where one did."""
     if not history or not all("empty" in line for line in history):
         return None
-    return f"no round changed the model: {rejected_rounds(history) or history[-1]['empty']}"
+    last = history[-1]
+    why = "; ".join(filter(None, (last["empty"], grouped({**last.get("missing", {}), **last.get("rejected", {})}))))
+    return f"no round changed the model: {rejected_rounds(history) or why}"
 
 
 def _common_reason(line: Mapping[str, Any]) -> str | None:
