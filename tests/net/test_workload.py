@@ -310,3 +310,10 @@ def test_work_that_is_refused_its_sign_of_life_stops_too(league: League, begun: 
     league.operator.revoke("ann")
     member.gone()
     league.until(lambda: not any(thread.name == "work" for thread in threading.enumerate()))
+
+
+def test_a_limit_that_the_process_cannot_start_with_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"limits\.memory is 1000 bytes, and the party needs at least \d+ to start"):
+        Workload(memory=1000).confine()
+    with pytest.raises(ConfigError, match="min_cohort must be at least 1, got 0"):
+        Policy(min_cohort=0)

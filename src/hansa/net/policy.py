@@ -174,6 +174,8 @@ class Policy:
     peers: dict = field(default_factory=dict)  # type: ignore[type-arg]
 
     def __post_init__(self) -> None:
+        if self.min_cohort < 1:
+            raise ConfigError(f"min_cohort must be at least 1, got {self.min_cohort}")
         for name, value in self.own.items():
             if name not in WORK:
                 raise ConfigError(f"own: unknown field {name!r}; a party may set {', '.join(WORK)}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import resource
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -23,6 +24,7 @@ from hansa.core.op import Op, Party, Payload, Shape
 from hansa.local.solver import WORK
 
 COPIES = 3  # of a message or a reply that are held at once: as bytes, as tensors, and what is computed from them
+SPARE = 2**27  # bytes that a party needs to start, beside what its process has: threads, connections
 FULL = "can't allocate memory"  # what torch says where there is none left
 
 
@@ -77,7 +79,11 @@ class Workload:
 
     def confine(self) -> None:
         """Have the operating system refuse this process more memory than that. Allocations then fail, and with them
-        the ask that made them; without a limit the system would end the whole process, or another one."""
+        the ask that made them; without a limit the system would end the whole process, or another one. A ConfigError
+        where the policy gives less than the process already has."""
+        least = _used() + SPARE
+        if self.memory is not None and self.memory < least:
+            raise ConfigError(f"limits.memory is {self.memory} bytes, and the party needs at least {least} to start")
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         limit = self.bytes if hard == resource.RLIM_INFINITY else min(self.bytes, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
@@ -85,6 +91,15 @@ class Workload:
 
 def _most(limit: int, unit: str, name: str | None = None) -> str:
     return f"its policy gives an ask at most {limit} {unit} (limits.{name or unit} in party.toml)"
+
+
+def _used() -> int:
+    """The bytes of this process that count towards its limit; 0 where the system does not say."""
+    try:
+        found = re.search(r"^VmData:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return 1024 * int(found[1]) if found else 0
 
 
 def machine_memory() -> int:
