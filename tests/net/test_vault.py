@@ -33,13 +33,16 @@ from hansa.net import points
 from hansa.net.evaluations import FLOORED, Evaluations
 from hansa.net.home import Home
 from hansa.net.party import Worker
-from hansa.net.policy import Policy
+from hansa.net.policy import Floor, Policy
 from hansa.net.vault import FILE, HomeVault, look
 from hansa.net.wire import Blob, Work
 from hansa.privacy import spent
 from hansa.privacy.accounting import epsilon
 from hansa.run.join import preparer
 from hansa.secure.masked import SecureKeys, SecureMasked, SecureShares
+from hansa.secure.numbers import Stream
+from hansa.secure.paillier import PrivateKey
+from hansa.secure.paillier_sum import Encrypted
 
 LOCAL = DPSGD(batch=5, sigma=2.0)
 TASK = {"model": "logistic", "dtype": "float64", "shape": [3], "outputs": 2, "loss": "cross_entropy", "classes": 2,
@@ -530,3 +533,21 @@ def test_labels_that_a_model_has_no_outputs_for_are_refused_whoever_is_drawn(pla
     here, solver = place("[privacy]\nepsilon = 5.0\n"), DPSGD(batch=1, sigma=2.0, steps=1)
     said = {str(here.answer(solver, round=k, task=task, payload={"model": model})) for k in range(5)}
     assert len(said) == 1 and "gives 1 outputs for a sample, and there are 2 classes" in said.pop()
+
+
+def test_a_party_declines_few_sums_for_what_its_numbers_are(place: Any) -> None:
+    """The aggregator chooses the range of a sum: by halving it, 135 sums read a record to eight digits."""
+    policy, step = "[privacy]\nsecure = true\ndeclines = 3\n", SGD(batch=1, steps=1)
+    tiny, wide = (Encrypted(inner=step, range=range, key_bits=1024) for range in (1e-9, 16.0))
+    model = {"w": torch.zeros(8, dtype=torch.float64), "stats": torch.zeros(0), "counts": torch.zeros(0).long()}
+    payload = {"model": model, "secure": PrivateKey.generate(1024, Stream(b"key")).public.tensor()}
+    here = place(policy)
+    said = [here.answer(tiny, round=k // 2, job=f"job-{k // 2}", payload=payload) for k in range(10)]
+    assert ["has values over 1e-09" in text for text in said] == [True] * 6 + [False] * 4, "the same ask counts once"
+    assert len(set(said[6:])) == 1 and "declines in party.toml" in said[6]
+    again = place(policy)  # a party that was started again knows it still
+    assert {again.answer(op, round=9, payload=payload) for op in (tiny, wide)} == {said[6]}, "whatever its numbers are"
+    assert isinstance(place(policy.replace("3", "4")).answer(wide, round=9, payload=payload), Reply)
+    for declines in (-1, 3):
+        with pytest.raises(ConfigError, match="declines"):
+            Floor(declines=declines)

@@ -33,6 +33,10 @@ class PartyError(HansaError):
     """A party could not do what it was asked; the aggregator treats it as missing and reports the reason."""
 
 
+class OutOfRange(PartyError):
+    """A party declines since its numbers do not fit into a secure sum: a bit about them, which it counts."""
+
+
 class ReplayError(HansaError):
     """A replay asked for something else than the original run did."""
 

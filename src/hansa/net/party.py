@@ -25,9 +25,9 @@ import hansa
 from hansa.core import codec, disk
 from hansa.core.budget import TOLD, tells
 from hansa.core.determinism import set_deterministic
-from hansa.core.errors import ConfigError, DataError, HansaError
+from hansa.core.errors import ConfigError, DataError, HansaError, OutOfRange
 from hansa.core.federation import op_of
-from hansa.core.op import DataOp, Memory, Op, Party, Reply, perform
+from hansa.core.op import DataOp, Memory, Op, Party, Reply, Wrapper
 from hansa.core.stopping import Brake, Halted, braked, go_on
 from hansa.net.client import Client, Refusal
 from hansa.net.evaluations import check_rows, evaluates
@@ -128,10 +128,15 @@ class Worker:
         epsilon = self._vault.charge(work.job, ask, op, party.n, payload)
         payload, memory = (_moved(tree, party.objective.device) for tree in (payload, memory))
         check_rows(op, party, payload, memory)
-        outcome = perform(op, party, payload, memory)
-        if isinstance(outcome, str):
-            return outcome, False
-        reply, remembered = outcome
+        hidden = (floor.secure or floor.active) and isinstance(op, Wrapper)
+        if hidden:
+            self._vault.may_decline(work.job, ask, floor.declines)
+        try:
+            reply, remembered = op.run(party, payload, memory)
+        except Exception as error:
+            if hidden and (isinstance(error, OutOfRange) or not isinstance(error, HansaError)):
+                self._vault.declined(work.job, ask)
+            raise
         if epsilon is not None and tells(op, epsilon):
             reply.metrics[TOLD] = epsilon
         reach("party.trained")

@@ -22,6 +22,7 @@ from hansa.net.wire import Work
 from hansa.net.workload import Workload
 
 LEAST_NOISE = 0.3  # the noise multiplier that `dp = true` alone asks for: less hides next to nothing
+DECLINES = 20  # of secure sums, over all jobs
 TOML = """\
 # What this party takes part in. What it refuses it refuses with the reason, and the aggregator reports it.
 # Names may have wildcards: "heart-*".
@@ -42,6 +43,7 @@ TOML = """\
 # clip = [1e-6, 1e6] # and clips each sample's gradient to a length in this range
 # secure = false     # train only where the update is hidden in a secure sum
 # active = false     # and that by masks, with signatures: a job's privacy.active alone is the aggregator's own word
+# declines = 20      # secure sums, over all jobs, that it declines for what its numbers are (each tells a bit of them)
 
 # [evaluate]         # what metrics may tell about this party's test samples; these are the limits under a floor
 # min_samples = 20   # the fewest test samples that a model is measured on
@@ -81,8 +83,9 @@ class Floor:
     party's update only where the party has `active` here, so that nothing but masked sums with
     signatures is answered, and pins the others (`peers`). Under any of them no job takes test samples out of the
     training samples: the aggregator would choose which. Evaluations on test samples of the party's own are hidden in a
-    secure sum too, and need no noise: they are no training. Descriptions of the data are always answered. A party that
-    wants neither leaves them out of `ops`.
+    secure sum too, and need no noise: they are no training. The aggregator chooses the range of a sum, so a party whose
+    numbers do not fit tells a bit of them by saying so: after `declines` of these it answers no sum any more.
+    Descriptions of the data are always answered. A party that wants neither leaves them out of `ops`.
     """
 
     epsilon: float | None = None
@@ -92,8 +95,13 @@ class Floor:
     clip: tuple[float, ...] = ()
     secure: bool = False
     active: bool = False
+    declines: int = DECLINES
 
     def __post_init__(self) -> None:
+        if self.declines < 0:
+            raise ConfigError(f"declines must not be negative, got {self.declines}")
+        if self.declines != DECLINES and not (self.secure or self.active):
+            raise ConfigError("declines are of secure sums, and the party asks for none; set secure or active too")
         Budget(1.0 if self.epsilon is None else self.epsilon, self.delta)
         if not self.sigma >= 0:
             raise ConfigError(f"sigma must not be negative, got {self.sigma}")

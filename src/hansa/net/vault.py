@@ -29,6 +29,7 @@ from hansa.net.peers import Peers
 from hansa.net.points import steps
 
 FILE = "vault.jsonl"
+DECLINED = "declined "  # before the name of an ask that was declined for what the party's numbers are
 EVALUATION = "evaluation "  # before the name of an ask that was answered with metrics
 
 
@@ -52,12 +53,14 @@ class Kept:
     spent: dict[tuple[str, str], Release]
     answered: dict[tuple[str, str], str]
     evaluations: Counter[str] = field(default_factory=Counter)  # by job
+    declines: Counter[str] = field(default_factory=Counter)  # of secure sums, for what the party's numbers are, by job
 
     def note(self, job: str, name: str, digest: str) -> None:
         """Take up that something was answered about `name`; the first time counts."""
         if (job, name) not in self.answered:
             self.answered[job, name] = digest
             self.evaluations[job] += name.startswith(EVALUATION)
+            self.declines[job] += name.startswith(DECLINED)
 
     def of(self, job: str) -> tuple[Release, ...]:
         """What was released in a job."""
@@ -151,6 +154,18 @@ class HomeVault:
                     f"its policy answers {most} evaluations {over}, and has; see evaluate.{where} in party.toml"
                 )
         self._first(job, name, "answered")
+
+    def may_decline(self, job: str, ask: str, most: int) -> None:
+        """A PartyError once so many secure sums were declined for what the party's numbers are, this one aside."""
+        if self.kept.declines.total() >= most and (job, f"{DECLINED}{ask}") not in self.kept.answered:
+            raise PartyError(
+                f"its policy lets it decline {most} secure sums over all jobs for what its numbers are, since each "
+                "tells something of them, and it has; see privacy.declines in party.toml"
+            )
+
+    def declined(self, job: str, ask: str) -> None:
+        """Note that a secure sum was declined for what the party's numbers are; the same ask counts once."""
+        self._first(job, f"{DECLINED}{ask}", "declined")
 
     def _first(self, job: str, name: str, digest: str) -> str:
         """What was noted about `name` first, on the disk; that is `digest` where nothing was before."""

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from hansa.core import rng
-from hansa.core.errors import ConfigError, PartyError, RoundAborted
+from hansa.core.errors import ConfigError, OutOfRange, RoundAborted
 from hansa.core.federation import Reduced
 from hansa.core.op import Op, Payload, Reply, Shape
 from hansa.core.ranges import RANGES
@@ -151,7 +151,7 @@ class Encoding:
         is added to each value of the tensors, drawn from the party's `secret`, as stochastic rounding is."""
         share = 1 if uniform else reply.weight
         if share > self.max_weight:
-            raise PartyError(
+            raise OutOfRange(
                 f"its weight is over {self.max_weight}, the largest that the secure sum has room for; set "
                 "privacy.max_weight"
             )
@@ -167,7 +167,7 @@ class Encoding:
             normal = rng.secret_normal(secret + b"noise", self.layout.values).numpy()
             out[1:at] += np.rint(normal * (noise * self.point.scale)).astype(np.int64)
             if np.abs(out[1:at]).max(initial=0) > self.point.largest:  # its noise, beyond what the settings allow for
-                raise PartyError(f"a value with its noise is over {self.point.range:g}; raise privacy.range")
+                raise OutOfRange(f"a value with its noise is over {self.point.range:g}; raise privacy.range")
         out[1:at] *= share
         wide = self.layout.wide
         for name in self.layout.metrics:
@@ -184,7 +184,7 @@ class Encoding:
         point, wide = self.point, self.layout.wide
         if not dtype.is_floating_point:
             if flat.size and max(-int(flat.min()), int(flat.max())) > point.largest:
-                raise PartyError(f"{name} has numbers over {point.largest}, for which the secure sum has no room")
+                raise OutOfRange(f"{name} has numbers over {point.largest}, for which the secure sum has no room")
             return flat.astype(np.int64)  # type: ignore[no-any-return]
         if name in self.layout.beside:
             self._check(name, flat, wide.range, TOO_LARGE)
@@ -197,9 +197,9 @@ class Encoding:
     def _check(name: str, values: Any, largest: float, hint: str) -> None:
         """Refuse values that are not finite, or outside their range."""
         if not np.isfinite(values).all():
-            raise PartyError(f"{name} has values that are not finite")
+            raise OutOfRange(f"{name} has values that are not finite")
         if values.size and float(np.abs(values).max()) > largest:
-            raise PartyError(f"{name} has values over {largest:g}, for which the secure sum has no room; {hint}")
+            raise OutOfRange(f"{name} has values over {largest:g}, for which the secure sum has no room; {hint}")
 
     def decode(self, total: Numbers, count: int) -> Reduced:
         """The answer that the sum of `count` parties' numbers stands for. A metric that is no mean of metrics is left
