@@ -233,7 +233,7 @@ class Storm:
         tls = [None, keys.unverified_context(),
                keys.client_context(folder / self.names[0] / "ca.pem", folder / self.names[0] / "cert.pem",
                                    folder / self.names[0] / "key.pem")][kind % 3]  # fmt: skip
-        words = b"POST /v1/alive?instance=ab HTTP/1.1\r\nHost: a\r\nHansa-Protocol: 1\r\nContent-Length: 100000\r\n\r\n"
+        words = b"POST /v1/alive?instance=ab HTTP/1.1\r\nHost: a\r\nHansa-Protocol: 2\r\nContent-Length: 100000\r\n\r\n"
         said = [b"\x16\x03\x01\x02\x00" + bytes(600), words[:-2] + b"X: y\r\n" * 1000, words + bytes(100000)][kind % 3]
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, ssl=tls)
         with contextlib.suppress(OSError):

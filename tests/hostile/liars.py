@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 from hansa.algorithms.fedavg import FedAvg
 from hansa.core import codec, replies
-from hansa.core.federation import Ask
-from hansa.core.op import Op, Reply
+from hansa.core.federation import Ask, op_of
+from hansa.core.op import DataOp, Op, Reply
 from hansa.net import party, runtime
 
 T = TypeVar("T")
@@ -69,16 +69,16 @@ def take_over(round: Callable[..., Any], *verbs: str) -> None:
 
 def answer(change: Callable[[Op, Mapping[str, Any], Reply], Reply | str]) -> None:
     """Have a party send other replies than its own: `change(op, payload, reply)`."""
-    honest = party.perform
+    honest = party.Worker._answer
 
-    def perform(op: Op, who: Any, payload: Any, memory: Any) -> Any:
-        outcome = honest(op, who, payload, memory)
-        if isinstance(outcome, str):
-            return outcome
-        changed = change(op, payload, outcome[0])
-        return changed if isinstance(changed, str) else (changed, outcome[1])
+    def lie(self: party.Worker, work: Any, message: Message, task: Message) -> tuple[Reply | str, bool]:
+        reply, staged = honest(self, work, message, task)
+        op: Op = op_of(message["op"], where="ask")
+        if isinstance(reply, str) or isinstance(op, DataOp):
+            return reply, staged
+        return change(op, message["payload"], reply), staged
 
-    party.perform = perform
+    party.Worker._answer = lie  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

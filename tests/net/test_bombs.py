@@ -245,7 +245,7 @@ class Watch:
 
 def head(method: str = "POST", path: str = "/v1/enrol", *lines: str, version: str = "1.1") -> bytes:
     """The head of a request."""
-    first = f"{method} {path} HTTP/{version}", "Host: 127.0.0.1", "Hansa-Protocol: 1"
+    first = f"{method} {path} HTTP/{version}", "Host: 127.0.0.1", "Hansa-Protocol: 2"
     return "\r\n".join((*first, *lines, "", "")).encode("utf-8", "surrogateescape")
 
 
@@ -403,7 +403,7 @@ def test_a_form_is_no_envelope(served: Served) -> None:
 
 def test_a_header_that_is_no_text_is_answered_with_one(served: Served, ann: Caller) -> None:
     with Watch(served):
-        data = head("GET", "/v1/work", CLOSE).replace(b"Hansa-Protocol: 1", b"Hansa-Protocol: \xff\xfe\x1b[2J")
+        data = head("GET", "/v1/work", CLOSE).replace(b"Hansa-Protocol: 2", b"Hansa-Protocol: \xff\xfe\x1b[2J")
         assert asked(served, data, ann.files)[0] in (400, 426)
         for name in (signing.JOB, signing.ROUND, signing.NONCE, signing.SIGNATURE):
             data = head("POST", "/v1/rotate", "Content-Length: 0", CLOSE, f"{name}: \udcff\udcfe")

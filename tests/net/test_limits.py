@@ -141,7 +141,7 @@ def test_a_second_head_that_comes_in_drops_is_cut_off(hasty: League) -> None:
 def test_a_body_that_stops_is_answered_and_cut_off(hasty: League) -> None:
     ann = hasty.enrolled("ann")
     line = secured(hasty, ann)
-    line.send(b"POST /v1/rotate HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 1\r\nContent-Length: 1000\r\n\r\nabc")
+    line.send(b"POST /v1/rotate HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 2\r\nContent-Length: 1000\r\n\r\nabc")
     assert closed(line).startswith(b"HTTP/1.1 408")
     until(lambda: counted(hasty, "connections_dropped_total", reason="body too slow") == 1)
 
@@ -154,7 +154,7 @@ def test_who_does_not_take_its_answer_is_cut_off(hasty: League) -> None:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         line.connect(("127.0.0.1", hasty.port))
         with ann._tls.wrap_socket(line, server_hostname="127.0.0.1") as held:
-            held.send(f"GET {ask.path}/message HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 1\r\n\r\n".encode())
+            held.send(f"GET {ask.path}/message HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 2\r\n\r\n".encode())
             until(lambda: counted(hasty, "open_connections") <= open_before)
     shown = hasty.aggregator.metrics.text().decode()
     assert "POST /v1/alive" in shown and counted(hasty, "open_connections") <= open_before
@@ -166,7 +166,7 @@ def test_a_message_that_is_removed_while_it_is_fetched_comes_whole(make: Callabl
     ann = league.enrolled("ann")
     ask = league.ask(parties=[0], message=bytes(2**25))
     line = secured(league, ann)
-    line.send(f"GET {ask.path}/message HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 1\r\nConnection: close\r\n\r\n".encode())
+    line.send(f"GET {ask.path}/message HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 2\r\nConnection: close\r\n\r\n".encode())
     got = line.recv(1000)  # it has begun, and does not fit what lies between
     for path in league.folder.glob("message-*"):
         path.unlink()
@@ -178,7 +178,7 @@ def test_an_answer_that_goes_wrong_is_cut_off_and_there_is_no_second(hasty: Leag
     ann = hasty.enrolled("ann")
     ask = hasty.ask(parties=[0], message=bytes(2**25))
     line = secured(hasty, ann)
-    line.send(f"GET {ask.path}/message HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 1\r\n\r\n".encode())
+    line.send(f"GET {ask.path}/message HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 2\r\n\r\n".encode())
     got = line.recv(1000)
     for path in hasty.folder.glob("message-*"):
         os.truncate(path, 2**17)
@@ -205,7 +205,7 @@ def test_a_question_for_work_is_held_longer_than_a_head_may_take(hasty: League) 
     ann = hasty.enrolled("ann")
     line = secured(hasty, ann)
     line.settimeout(1.5)
-    line.send(f"GET /v1/work?instance={ann.instance} HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 1\r\n\r\n".encode())
+    line.send(f"GET /v1/work?instance={ann.instance} HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 2\r\n\r\n".encode())
     with pytest.raises(TimeoutError):
         line.recv(1)
     assert counted(hasty, "held_polls") == 1
@@ -215,7 +215,7 @@ def test_a_question_for_work_is_held_longer_than_a_head_may_take(hasty: League) 
 def test_a_question_is_not_held_for_somebody_who_has_gone(hasty: League, caplog: pytest.LogCaptureFixture) -> None:
     ann = hasty.enrolled("ann")
     line = secured(hasty, ann)
-    line.send(f"GET /v1/work?instance={ann.instance} HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 1\r\n\r\n".encode())
+    line.send(f"GET /v1/work?instance={ann.instance} HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 2\r\n\r\n".encode())
     until(lambda: counted(hasty, "held_polls") == 1)
     line.close()
     until(lambda: counted(hasty, "held_polls") == 0)  # a question is held for longer than this waits
@@ -267,7 +267,7 @@ def test_strangers_that_connect_too_often_are_refused_and_parties_do_not_count(m
     ann = league.enrolled("ann")  # two strangers' tokens: a connection and a request
     for _ in range(20):
         line = secured(league, ann)
-        line.send(f"POST /v1/alive?instance={ann.instance} HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 1\r\n\r\n".encode())
+        line.send(f"POST /v1/alive?instance={ann.instance} HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 2\r\n\r\n".encode())
         assert line.recv(100).startswith(b"HTTP/1.1 204")
         line.close()
     for _ in range(10):
@@ -276,7 +276,7 @@ def test_strangers_that_connect_too_often_are_refused_and_parties_do_not_count(m
     assert closed(secured(league)) == b""
     assert counted(league, "refused_total", reason="rate of strangers") == 1
     line = secured(league, ann)  # what strangers do at a party's address does not keep the party out
-    line.send(f"POST /v1/alive?instance={ann.instance} HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 1\r\n\r\n".encode())
+    line.send(f"POST /v1/alive?instance={ann.instance} HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 2\r\n\r\n".encode())
     assert line.recv(100).startswith(b"HTTP/1.1 204")
     line.close()
 
@@ -309,7 +309,7 @@ def test_silent_connections_of_many_addresses_do_not_keep_others_waiting(tmp_pat
     assert max(shaking) <= 2 and sum(shaking) <= 16
     for _ in range(20):
         line = secured(league, ann)
-        line.send(f"POST /v1/alive?instance={ann.instance} HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 1\r\n\r\n".encode())
+        line.send(f"POST /v1/alive?instance={ann.instance} HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 2\r\n\r\n".encode())
         assert line.recv(100).startswith(b"HTTP/1.1 204")
         line.close()
     for line in stuck:
@@ -349,10 +349,10 @@ def test_a_request_costs_a_token_whatever_is_answered(make: Callable[..., League
         return round(level)
 
     asked = {
-        404: "GET /nothing HTTP/1.1\r\nHansa-Protocol: 1",
-        405: "DELETE /v1/ca HTTP/1.1\r\nHansa-Protocol: 1",
+        404: "GET /nothing HTTP/1.1\r\nHansa-Protocol: 2",
+        405: "DELETE /v1/ca HTTP/1.1\r\nHansa-Protocol: 2",
         426: "GET /v1/work HTTP/1.1\r\nHansa-Protocol: 9",
-        505: "GET /v1/ca HTTP/2.0\r\nHansa-Protocol: 1",
+        505: "GET /v1/ca HTTP/2.0\r\nHansa-Protocol: 2",
     }
     for status, head in asked.items():
         party, strangers = left(gate.known), left(gate.strangers)
@@ -395,7 +395,7 @@ def test_a_party_makes_so_many_requests_at_the_same_time_and_no_more(make: Calla
     ann = league.enrolled("ann")
     lines = [secured(league, ann) for _ in range(2)]
     for k, line in enumerate(lines):
-        line.send(f"GET /v1/work?instance={k:032x} HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 1\r\n\r\n".encode())
+        line.send(f"GET /v1/work?instance={k:032x} HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 2\r\n\r\n".encode())
     until(lambda: counted(league, "held_polls") == 2)
     got = ann.call("POST", f"/v1/alive?instance={ann.instance}")
     assert got.status == 429 and "2 requests at the same time" in got.error
@@ -410,7 +410,7 @@ def test_one_question_for_work_of_an_instance_is_held(make: Callable[..., League
     league = make()
     ann = league.enrolled("ann")
     lines = [secured(league, ann) for _ in range(2)]
-    question = f"GET /v1/work?instance={ann.instance} HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 1\r\n\r\n".encode()
+    question = f"GET /v1/work?instance={ann.instance} HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 2\r\n\r\n".encode()
     lines[0].send(question)
     until(lambda: counted(league, "held_polls") == 1)
     lines[1].send(question)
@@ -445,7 +445,7 @@ def test_bodies_in_memory_are_bounded_over_all_parties(make: Callable[..., Leagu
     league = make(bodies=1500)
     ann, bob = league.enrolled("ann"), league.enrolled("bob")
     line = secured(league, ann)
-    line.send(b"POST /v1/rotate HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 1\r\nContent-Length: 1000\r\n\r\nabc")
+    line.send(b"POST /v1/rotate HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 2\r\nContent-Length: 1000\r\n\r\nabc")
     until(lambda: bob.call("POST", "/v1/rotate", bytes(1000)).status == 503)
     line.close()
     until(lambda: bob.call("POST", "/v1/rotate", bytes(1000)).status == 401)  # it is not signed
@@ -455,7 +455,7 @@ def test_a_certificate_has_a_quarter_of_the_bodies_in_memory(make: Callable[...,
     league = make(bodies=4000)
     ann, bob = league.enrolled("ann"), league.enrolled("bob")
     line = secured(league, ann)
-    line.send(b"POST /v1/rotate HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 1\r\nContent-Length: 900\r\n\r\nabc")
+    line.send(b"POST /v1/rotate HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 2\r\nContent-Length: 900\r\n\r\nabc")
     until(lambda: league.aggregator.gate.bodies == 900)
     assert ann.call("POST", "/v1/rotate", bytes(200)).status == 503
     assert ann.call("POST", "/v1/rotate", bytes(100)).status == 401

@@ -157,7 +157,7 @@ def test_a_process_that_is_told_to_end_does_so_with_0_and_told_twice_does_so_at_
             if twice:  # with somebody under way, for whom it would wait
                 tls = keys.client_context(tmp_path / "heart" / "ca.pem")
                 raw = tls.wrap_socket(socket.create_connection(("127.0.0.1", port)), server_hostname="127.0.0.1")
-                raw.send(b"POST /v1/enrol HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 1\r\nContent-Length: 9\r\n\r\nabc")
+                raw.send(b"POST /v1/enrol HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 2\r\nContent-Length: 9\r\n\r\nabc")
                 raw.send(b"d")
                 time.sleep(0.2)
             process.send_signal(signal.SIGTERM)
