@@ -216,7 +216,7 @@ class Lines:
     def add(self, line: bytes) -> None:
         """Add a line, which has no end of line in it."""
         make_folder(self._path.parent)
-        if self._doubtful:  # the last flush failed: nobody knows what of the file is on the disk
+        if self._doubtful and self._path.exists():  # the last write failed: nobody knows what of it is on the disk
             put(self._path, [whole(self._path.read_bytes())])
         self._doubtful = True
         append(self._path, line + b"\n")
