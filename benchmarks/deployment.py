@@ -39,13 +39,13 @@ from compare import HERE, Contestant, Found, MemoryWatch, answer_for_all, clear_
 from onestep import BATCH, PARAMETERS, RATE, WIDTHS, party
 
 import hansa
-from hansa.net import keys
-from hansa.net.client import Client
-from hansa.net.federation import Federation, init
-from hansa.net.signing import About
-from hansa.net.wire import Blob
-from hansa.run.demo_net import free_port, processes
-from hansa.run.operate import Operator
+from hansa.net.aggregator.federation import Federation, init
+from hansa.net.local import free_port, processes
+from hansa.net.operator import Operator
+from hansa.net.transport import keys
+from hansa.net.transport.client import Client
+from hansa.net.transport.signing import About
+from hansa.net.transport.wire import Blob
 
 DEPLOYED, IN_PROCESS, FLOWER = "ours, deployed", "ours, in process", "flower"
 SCRIPTS = {

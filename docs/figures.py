@@ -22,8 +22,8 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import hansa
-from hansa.run.config import read
-from hansa.run.plots import BLUE, GREEN, ORANGE, RED, blank, plain
+from hansa.experiment.config import read
+from hansa.report.plots import BLUE, GREEN, ORANGE, RED, blank, plain
 
 ROOT = Path(__file__).resolve().parent.parent
 STYLES = [

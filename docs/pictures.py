@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-from hansa.run.plots import BLUE, GREEN, GREY, ORANGE, RED, blank
+from hansa.report.plots import BLUE, GREEN, GREY, ORANGE, RED, blank
 
 IMAGES = Path(__file__).resolve().parent / "images"
 Point = tuple[float, float]

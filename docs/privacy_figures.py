@@ -24,8 +24,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FormatStrFormatter, LogLocator, MaxNLocator, NullFormatter
 
 import hansa
-from hansa.run.config import parse
-from hansa.run.plots import BLUE, GREEN, ORANGE, RED, blank, plain
+from hansa.experiment.config import parse
+from hansa.report.plots import BLUE, GREEN, ORANGE, RED, blank, plain
 
 IMAGES = Path(__file__).resolve().parent / "images"
 DELTA = 1e-5

@@ -40,8 +40,7 @@ PACKAGES = {
     "hansa.server": "how the model takes the update",
     "hansa.select": "who takes part in a round",
     "hansa.schedule": "what changes from round to round",
-    "hansa.bayes": "naive Bayes",
-    "hansa.trees": "decision trees",
+    "hansa.classical": "naive Bayes, decision trees",
     "hansa.adversary": "hostile parties, in simulation",
     "hansa.data": "data sets, partitions, files",
     "hansa.models": "a small zoo",
@@ -54,7 +53,7 @@ PACKAGES = {
 INSIDE = [
     "hansa.core.op.Op", "hansa.core.op.Wrapper", "hansa.core.op.Party", "hansa.core.op.Reply",
     "hansa.core.algorithm.Problem", "hansa.core.federation.Reduced", "hansa.core.federation.Gathered",
-    "hansa.core.params.Params", "hansa.run.settings.Run",
+    "hansa.core.params.Params", "hansa.experiment.settings.Run",
 ]  # fmt: skip
 
 

@@ -26,7 +26,7 @@ import torch
 
 import hansa
 from hansa.core.task import Task
-from hansa.run.config import parse
+from hansa.experiment.config import parse
 
 Tree = dict[str, Any]
 History = list[dict[str, float]]

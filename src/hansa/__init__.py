@@ -7,7 +7,7 @@ from hansa.core.registry import provide
 
 __version__ = "0.1.1"
 
-provide("algorithm", "hansa.algorithms", "hansa.bayes", "hansa.trees")
+provide("algorithm", "hansa.algorithms", "hansa.classical")
 provide("local", "hansa.local")
 provide("server", "hansa.server")
 provide("fusion", "hansa.fusion")
@@ -19,7 +19,7 @@ provide("model", "hansa.models")
 provide("dataset", "hansa.data")
 provide("partition", "hansa.data")
 provide("prepare", "hansa.data")
-provide("predictor", "hansa.core.predictor", "hansa.algorithms", "hansa.bayes", "hansa.trees")
+provide("predictor", "hansa.core.predictor", "hansa.algorithms", "hansa.classical")
 provide("devices", "hansa.sim.devices")
 provide("distribution", "hansa.sim.distributions")
 provide("availability", "hansa.sim.devices")
@@ -27,7 +27,7 @@ _SECURE = ["hansa.secure", *(f"hansa.secure.{m}" for m in ("paillier_sum", "thre
 provide("secure", *_SECURE)
 provide("dp", "hansa.privacy")
 provide("tracker", *(f"hansa.track.{name}" for name in ("console", "jsonl", "tensorboard", "mlflow")))
-provide("op", "hansa.core.predictor", "hansa.algorithms", "hansa.bayes", "hansa.trees", "hansa.data", "hansa.select",
+provide("op", "hansa.core.predictor", "hansa.algorithms", "hansa.classical", "hansa.data", "hansa.select",
         *_SECURE, "hansa.privacy", "hansa.transforms")  # fmt: skip
 
 _EXPORTS = {
@@ -49,8 +49,8 @@ _EXPORTS = {
     "OverlapSGD": "hansa.algorithms",
     "EASGD": "hansa.algorithms",
     "ZenoPlusPlus": "hansa.algorithms",
-    "GaussianNB": "hansa.bayes",
-    "ID3": "hansa.trees",
+    "GaussianNB": "hansa.classical",
+    "ID3": "hansa.classical",
     "Gradient": "hansa.local",
     "SGD": "hansa.local",
     "SVRG": "hansa.local",
@@ -104,7 +104,7 @@ _EXPORTS = {
     "DataError": "hansa.core.errors",
     "Result": "hansa.run",
     "StoredRun": "hansa.run",
-    "draw_partition": "hansa.run.plots",
+    "draw_partition": "hansa.report.plots",
     "load": "hansa.run",
     "compare": "hansa.study",
     "resume": "hansa.run",

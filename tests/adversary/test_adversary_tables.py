@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 import hansa
 from hansa.cli.app import app
 from hansa.core.federation import Ask, Federation, Reduced
-from hansa.net.processes import ProcessRuntime
-from hansa.run.config import parse, read
-from hansa.run.party import load
+from hansa.experiment.config import parse, read
 from hansa.testing import PARTY_COMMAND, run_on
+from hansa.testing.party import load
+from hansa.testing.processes import ProcessRuntime
 
 BASE = """
 [task]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import hansa
-from hansa.algorithms.dpsgd import metropolis, spectral_gap
+from hansa.algorithms.decentralized_sgd import metropolis, spectral_gap
 from hansa.local import SGD, LocalSolver
 from hansa.local.solver import Carry, Context
 from hansa.schedule import Exponential

@@ -28,17 +28,17 @@ import numpy as np
 from msgspec import structs
 
 from hansa.core.errors import HansaError
-from hansa.net.audit import Report, verify
-from hansa.net.client import Unreachable
-from hansa.net.evidence import head_line
-from hansa.net.federation import init
-from hansa.net.ledger import log_lines
-from hansa.net.merkle import Frontier, leaf_hash
-from hansa.run.config import Experiment, read
-from hansa.run.operate import ENDED, Operator
-from hansa.run.records import needed_blobs
+from hansa.experiment.config import Experiment, read
+from hansa.experiment.settings import Run
+from hansa.net.aggregator.federation import init
+from hansa.net.aggregator.job_records import needed_blobs
+from hansa.net.aggregator.ledger import log_lines
+from hansa.net.audit.evidence import head_line
+from hansa.net.audit.merkle import Frontier, leaf_hash
+from hansa.net.audit.verify import Report, verify
+from hansa.net.operator import ENDED, Operator
+from hansa.net.transport.client import Unreachable
 from hansa.run.resume import execute
-from hansa.run.settings import Run
 from hansa.testing import RecordedArrivals
 
 PARTIES = ("north", "north-east", "south")  # one name begins another

@@ -32,17 +32,22 @@ from brownout import Connection, Journal
 from msgspec import structs
 
 from hansa.core import codec, disk
-from hansa.net import asks, audit, home, keys, merkle
-from hansa.net.blobs import Blobs, Gap
-from hansa.net.evidence import ENTRY, canonical, entry_line, stated
-from hansa.net.federation import Federation, init
-from hansa.net.home import Home, Remembered
-from hansa.net.ledger import Ledger, log_lines
-from hansa.net.receipts import Receipts, read_receipts
-from hansa.net.registry import Denied, Registry
-from hansa.net.wire import Admission, Answer, Blob, Receipt, ask_name, pack, unpack
-from hansa.run.job import Runner
-from hansa.run.records import JobRecords, discard, needed_blobs
+from hansa.net.aggregator import asks
+from hansa.net.aggregator.blobs import Blobs, Gap
+from hansa.net.aggregator.federation import Federation, init
+from hansa.net.aggregator.job import Runner
+from hansa.net.aggregator.job_records import JobRecords, discard, needed_blobs
+from hansa.net.aggregator.ledger import Ledger, log_lines
+from hansa.net.aggregator.registry import Denied, Registry
+from hansa.net.audit import merkle
+from hansa.net.audit import verify as audit
+from hansa.net.audit.evidence import ENTRY, canonical, entry_line, stated
+from hansa.net.audit.receipt_file import read_receipts
+from hansa.net.party import store as home
+from hansa.net.party.receipts import Receipts
+from hansa.net.party.store import Home, Remembered
+from hansa.net.transport import keys
+from hansa.net.transport.wire import Admission, Answer, Blob, Receipt, ask_name, pack, unpack
 
 PARTIES = ("ann", "bob", "cid")
 LIVES, STEPS = 4, 14

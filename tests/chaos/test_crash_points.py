@@ -9,7 +9,7 @@ from pathlib import Path
 from chaos_kit import AGGREGATOR, ALGORITHMS, Federation, simulated, write_experiment
 
 import hansa
-from hansa.net import points
+from hansa.core import crash_points as points
 from hansa.testing import RecordedArrivals
 
 SOURCE = Path(hansa.__file__).parent

@@ -11,8 +11,8 @@ import torch
 from chaos_kit import AGGREGATOR, PATIENCE, Federation, simulated
 
 from hansa.core import codec
-from hansa.run.config import Experiment, read
-from hansa.run.operate import ENDED
+from hansa.experiment.config import Experiment, read
+from hansa.net.operator import ENDED
 
 TOML = """
 [task]

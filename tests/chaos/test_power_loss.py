@@ -20,13 +20,14 @@ from power import Life, Line, Lost, Promises, campaign, fast, template
 from hansa.core import disk
 from hansa.core.errors import HansaError
 from hansa.local.dp_sgd import DPSGD
-from hansa.net import keys
-from hansa.net.evidence import canonical, stated
-from hansa.net.home import Home
-from hansa.net.ledger import Ledger
-from hansa.net.receipts import BadReceipt, Receipts, read_receipts
-from hansa.net.vault import HomeVault, look
-from hansa.net.wire import Answer, Receipt
+from hansa.net.aggregator.ledger import Ledger
+from hansa.net.audit.evidence import canonical, stated
+from hansa.net.audit.receipt_file import read_receipts
+from hansa.net.party.receipts import BadReceipt, Receipts
+from hansa.net.party.store import Home
+from hansa.net.party.vault import HomeVault, look
+from hansa.net.transport import keys
+from hansa.net.transport.wire import Answer, Receipt
 from hansa.privacy import spent
 
 

@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from hansa.net.asks import Sent, close_ask, open_ask, store_answer
-from hansa.net.blobs import Blobs
-from hansa.net.client import Client
-from hansa.net.desk import Errand
-from hansa.net.evidence import stated
-from hansa.net.federation import Federation, init
-from hansa.net.home import Home, Remembered
-from hansa.net.ledger import Ledger
-from hansa.net.registry import Registry
-from hansa.net.signing import About
-from hansa.net.wire import Answer, Blob, Order, Receipt, Work, pack, unpack
-from hansa.run.serve import Aggregator
+from hansa.net.aggregator.asks import Sent, close_ask, open_ask, store_answer
+from hansa.net.aggregator.blobs import Blobs
+from hansa.net.aggregator.federation import Federation, init
+from hansa.net.aggregator.ledger import Ledger
+from hansa.net.aggregator.process import Aggregator
+from hansa.net.aggregator.queue import Errand
+from hansa.net.aggregator.registry import Registry
+from hansa.net.audit.evidence import stated
+from hansa.net.party.store import Home, Remembered
+from hansa.net.transport.client import Client
+from hansa.net.transport.signing import About
+from hansa.net.transport.wire import Answer, Blob, Order, Receipt, Work, pack, unpack
 
 KEY = ("job-1", 0, "round", 0)
 DATA = b"a reply"
@@ -129,7 +129,7 @@ def test_a_certificate_that_was_cut_off_in_writing_is_not_taken_up(
             before = (home.folder / "cert.pem").read_bytes()
             async with home.client(url) as client:
                 monkeypatch.setattr(Path, "write_bytes", begin)
-                monkeypatch.setattr("hansa.net.home.reach", die)
+                monkeypatch.setattr("hansa.net.party.store.reach", die)
                 with pytest.raises(Died):
                     await home.rotate(client)
             monkeypatch.undo()

@@ -8,8 +8,8 @@ import uvloop  # noqa: F401
 
 import hansa
 import hansa.cli.network
-import hansa.run.operate
-import hansa.run.serve
+import hansa.net.aggregator.process
+import hansa.net.operator
 
 torch.set_num_threads(1)
 x, y = torch.randn(8, 3), torch.arange(8) % 2

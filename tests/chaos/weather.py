@@ -32,11 +32,11 @@ import mortal
 import numpy as np
 
 from hansa.core import codec
-from hansa.net import keys
-from hansa.net.federation import init
-from hansa.run.config import Experiment, read
-from hansa.run.demo_net import free_port
-from hansa.run.operate import ENDED, Operator
+from hansa.experiment.config import Experiment, read
+from hansa.net.aggregator.federation import init
+from hansa.net.local import free_port
+from hansa.net.operator import ENDED, Operator
+from hansa.net.transport import keys
 from hansa.run.simulate import simulate
 from hansa.testing.proxy import Faults, Proxy
 

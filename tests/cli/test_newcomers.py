@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import hansa
 from hansa.cli.network import app
-from hansa.run.report import run_report
+from hansa.report.run_report import run_report
 from hansa.study.spec import parse_study
 
 EXPERIMENT = """

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from hansa.run import progress
-from hansa.run.progress import Bar
+from hansa.report import progress
+from hansa.report.progress import Bar
 
 EXPERIMENT = (
     '[task]\ndataset = "digits"\nmodel = "logistic"\n[partition]\nname = "iid"\nparties = 4\n[run]\nrounds = 30\n'

@@ -15,10 +15,10 @@ import yaml
 
 from hansa.cli.network import app
 from hansa.data.heart import SITES
-from hansa.net.door import GOODBYE
-from hansa.net.limits import Limits
-from hansa.run.job import REST
-from hansa.run.serve import LAST
+from hansa.net.aggregator.job import REST
+from hansa.net.aggregator.process import LAST
+from hansa.net.transport.limits import Limits
+from hansa.net.transport.listener import GOODBYE
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from docs_pages import ROOT, Block, blocks, commands, console
 
-from hansa.run.config import parse, parse_set, read
+from hansa.experiment.config import parse, parse_set, read
 
 # Pages whose code is executed; what takes long stands on others.
 RUN = ["README.md", "docs/first-steps.md", "docs/data.md", "docs/algorithms/classical.md", "docs/howto/own-model.md",

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from unittest import mock
 
-from hansa.net import points
+from hansa.core import crash_points as points
 
 EPOCH = 1_800_000_000.0  # the wall clock's time as a world begins
 PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)

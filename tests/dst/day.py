@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from lives import Aggregator, Member
 from world import NAMES, Weather, World
 
-from hansa.net.wire import Receipt
+from hansa.net.transport.wire import Receipt
 
 HOUR = 3600.0
 SLEEP = 8.0  # hours that a party is away every day

@@ -15,21 +15,21 @@ from wires import Session, SimulatedClient
 
 from hansa.core.runtime import complete_async
 from hansa.core.stopping import Brake
-from hansa.net.blobs import Blobs
-from hansa.net.desk import Desk
-from hansa.net.evidence import Notary
-from hansa.net.gate import Gate
-from hansa.net.home import Home
-from hansa.net.ledger import SCHEMA, Ledger, Writer
-from hansa.net.limits import Limits
-from hansa.net.metrics import Metrics
-from hansa.net.party import Agent, Worker
-from hansa.net.registry import Registry
-from hansa.net.runtime import Stopped
-from hansa.net.server import Server
-from hansa.net.steps import Do, Wait, Write
-from hansa.net.wire import Order
-from hansa.run.job import Job, Runner
+from hansa.net.aggregator.blobs import Blobs
+from hansa.net.aggregator.effects import Do, Wait, Write
+from hansa.net.aggregator.job import Job, Runner
+from hansa.net.aggregator.ledger import SCHEMA, Ledger, Writer
+from hansa.net.aggregator.queue import Desk
+from hansa.net.aggregator.registry import Registry
+from hansa.net.aggregator.runtime import Stopped
+from hansa.net.aggregator.server import Server
+from hansa.net.audit.evidence import Notary
+from hansa.net.party.agent import Agent, Worker
+from hansa.net.party.store import Home
+from hansa.net.transport.admission import Gate
+from hansa.net.transport.limits import Limits
+from hansa.net.transport.prometheus import Metrics
+from hansa.net.transport.wire import Order
 
 if TYPE_CHECKING:
     from world import World
@@ -170,9 +170,12 @@ class Aggregator:
         registry = Registry(world.federation, ledger)
         self.runner = SimulatedRunner(world.state, registry, ledger, blobs, desk)
         self.runner.process = self.process
-        gate = Gate(
-            Limits(party_rate=1e9, party_burst=10**9, party_requests=10**6), Metrics(), ledger, lambda: desk.known
-        )
+
+        def note(event: str, **fields: Any) -> None:
+            ledger.write(lambda db: db.log(event, **fields))
+
+        limits = Limits(party_rate=1e9, party_burst=10**9, party_requests=10**6)
+        gate = Gate(limits, Metrics(), note, lambda: desk.known)
         self.app = Server(registry, ledger, blobs, desk, self.runner, gate).app()
         self.app.freeze()
         self.runner.resume()

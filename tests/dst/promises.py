@@ -13,11 +13,11 @@ from msgspec import structs
 
 from hansa.core import codec
 from hansa.core.errors import HansaError
-from hansa.net.audit import verify_lines
-from hansa.net.blobs import Blobs
-from hansa.net.evidence import head_line
-from hansa.net.ledger import log_lines
-from hansa.run.records import needed_blobs
+from hansa.net.aggregator.blobs import Blobs
+from hansa.net.aggregator.job_records import needed_blobs
+from hansa.net.aggregator.ledger import log_lines
+from hansa.net.audit.evidence import head_line
+from hansa.net.audit.verify import verify_lines
 
 if TYPE_CHECKING:
     from world import World

@@ -12,10 +12,10 @@ from lives import SimulatedLedger
 from world import World
 
 from hansa.core import codec, disk
-from hansa.net import runtime
-from hansa.net.home import Remembered
-from hansa.net.ledger import Writer
-from hansa.run.records import JobRecords
+from hansa.net.aggregator import runtime
+from hansa.net.aggregator.job_records import JobRecords
+from hansa.net.aggregator.ledger import Writer
+from hansa.net.party.store import Remembered
 
 SEEDS = range(25)
 

@@ -14,8 +14,8 @@ from clockwork import alive
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from hansa.net.client import Client
-from hansa.net.wire import PROTOCOLS
+from hansa.net.transport.client import Client
+from hansa.net.transport.wire import PROTOCOLS
 
 if TYPE_CHECKING:
     from lives import Aggregator

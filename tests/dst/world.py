@@ -41,12 +41,14 @@ from lives import Aggregator, Direct, Member, SimulatedBrake, Thread, connect
 from promises import Promises
 
 from hansa.core import disk
-from hansa.net import keys, party, runtime
-from hansa.net.federation import Federation, init
-from hansa.net.ledger import begin
-from hansa.net.registry import Registry
-from hansa.net.wire import Receipt
-from hansa.run.join import preparer
+from hansa.net.aggregator import runtime
+from hansa.net.aggregator.federation import Federation, init
+from hansa.net.aggregator.ledger import begin
+from hansa.net.aggregator.registry import Registry
+from hansa.net.party import agent as party
+from hansa.net.party.samples import preparer
+from hansa.net.transport import keys
+from hansa.net.transport.wire import Receipt
 
 NAMES = ("ann", "bob", "cid", "dan", "eve", "fay", "gil", "hal", "ivy", "jim", "kay", "leo")
 HEAL = 400.0  # seconds after which nothing fails any more

@@ -292,7 +292,7 @@ def test_the_server_draws_other_samples_in_each_round_and_the_same_again() -> No
 
 
 def test_trusted_samples_are_taken_from_the_data_set_and_prepared_as_the_others() -> None:
-    from hansa.run.config import parse
+    from hansa.experiment.config import parse
 
     tree = {
         "task": {"dataset": "breast-cancer", "model": "logistic", "prepare": "standardise", "trusted": 50},
@@ -317,7 +317,7 @@ def test_trusted_samples_are_taken_from_the_data_set_and_prepared_as_the_others(
 
 
 def test_a_trusted_file_goes_with_parties_as_files(tmp_path: Path) -> None:
-    from hansa.run.config import parse
+    from hansa.experiment.config import parse
 
     for name in ("a", "b", "c", "own"):
         rows = "\n".join(f"{k % 3},{k % 2},{k % 2}" for k in range(8))

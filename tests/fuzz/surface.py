@@ -12,8 +12,9 @@ import targets as readers
 from league import PLENTY, SPOKEN, Asked, League
 from served import dial, hear, say, statuses
 
-from hansa.net import keys, server, signing, wire
-from hansa.net.signing import About
+from hansa.net.aggregator import server
+from hansa.net.transport import keys, signing, wire
+from hansa.net.transport.signing import About
 
 DIGEST = "ab" * 32
 ASK = Asked().path

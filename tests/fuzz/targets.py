@@ -26,15 +26,18 @@ from hansa.core.op import Reply
 from hansa.core.replies import Rules, fault
 from hansa.core.sums import Stored
 from hansa.data.describe import Describe, Description
+from hansa.experiment.config import parse
 from hansa.local import SGD
-from hansa.net import audit, keys, merkle, proof, signing, wire
-from hansa.net.client import https_url
-from hansa.net.evidence import Notary, Statement, canonical, head_line, stated
-from hansa.net.federation import Federation
-from hansa.net.policy import TOML, Policy
-from hansa.net.receipts import read_receipts
-from hansa.run.config import parse
-from hansa.run.job import check_order
+from hansa.net.aggregator.federation import Federation
+from hansa.net.aggregator.job import check_order
+from hansa.net.audit import merkle
+from hansa.net.audit import proofs as proof
+from hansa.net.audit import verify as audit
+from hansa.net.audit.evidence import Notary, Statement, canonical, head_line, stated
+from hansa.net.audit.receipt_file import read_receipts
+from hansa.net.party.policy import TOML, Policy
+from hansa.net.transport import keys, signing, wire
+from hansa.net.transport.client import https_url
 
 KEY = keys.PrivateKey.from_private_bytes(bytes(range(32)))
 LONGEST = 2000  # letters of what is said about input that is refused, beside what it quotes

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from hansa.core import codec
-from hansa.net.federation import Federation, init
-from hansa.run.config import parse
-from hansa.run.demo_net import all_run, free_port
-from hansa.run.operate import Operator
+from hansa.experiment.config import parse
+from hansa.net.aggregator.federation import Federation, init
+from hansa.net.local import all_run, free_port
+from hansa.net.operator import Operator
 
 LIARS = Path(__file__).with_name("liars.py")
 AGGREGATOR = "aggregator"

@@ -18,7 +18,8 @@ from hansa.algorithms.fedavg import FedAvg
 from hansa.core import codec, replies
 from hansa.core.federation import Ask, op_of
 from hansa.core.op import DataOp, Op, Reply
-from hansa.net import party, runtime
+from hansa.net.aggregator import runtime
+from hansa.net.party import agent as party
 
 T = TypeVar("T")
 Message = dict[str, Any]

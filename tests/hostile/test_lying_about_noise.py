@@ -12,7 +12,7 @@ from liars import Message, believe_everything, note, rewrite
 
 from hansa.core import replies
 from hansa.core.budget import Release
-from hansa.net import runtime
+from hansa.net.aggregator import runtime
 from hansa.privacy import spent
 
 FEATURES, RECORDS, SURE = 3, 40, 56.0  # a bias of 56 makes gradients of 5e-25, whose squares vanish in float32

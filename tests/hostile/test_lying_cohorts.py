@@ -10,9 +10,9 @@ import torch
 from kit import Stage, experiment, samples
 from liars import note, rewrite
 
-from hansa.net import runtime
-from hansa.net.vault import look
-from hansa.net.wire import Work
+from hansa.net.aggregator import runtime
+from hansa.net.party.vault import look
+from hansa.net.transport.wire import Work
 
 PARTIES = {name: samples(seed=seed) for seed, name in enumerate(("ann", "bob", "mallory"))}
 FLOOR = "[privacy]\nsecure = true\nactive = true\n"

@@ -12,7 +12,7 @@ from liars import note, take_over
 
 from hansa.core.predictor import Evaluate
 from hansa.data.prepare import ColumnMoments
-from hansa.net import runtime
+from hansa.net.aggregator import runtime
 from hansa.secure.masking import Masking
 
 FEATURES, FAR = 3, 2.0**10  # a bias that makes every residual positive, so that `mae` is linear

@@ -12,7 +12,7 @@ from kit import Stage, experiment, samples
 from liars import answer
 
 import hansa
-from hansa.run.config import make_model
+from hansa.experiment.config import make_model
 from hansa.secure import boxes
 from hansa.secure.numbers import from_rows, to_rows
 

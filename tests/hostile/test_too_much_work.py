@@ -10,11 +10,11 @@ from typing import Any
 from kit import PATIENCE, Stage, experiment, samples
 from liars import rewrite
 
+from hansa.classical.domains import ValueProfile
 from hansa.core.federation import op_config
+from hansa.experiment.config import parse
 from hansa.local import SGD
-from hansa.net.runtime import Network
-from hansa.run.config import parse
-from hansa.trees.domain import ValueProfile
+from hansa.net.aggregator.runtime import Network
 
 LONG = 4  # the round whose work is within the limits, and takes very long
 

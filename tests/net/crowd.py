@@ -1,9 +1,9 @@
 """A crowd of light parties: thousands in one process, each with its own key, certificate and TLS 1.3 connection.
 
-A light party says what `hansa.net.party.Agent` says, request for request and header for header: it asks for work and
-waits as long as it was told to, fetches task and message, uploads its signed reply, and comes back with the back-off of
-`hansa.net.client`. What it leaves out is the training: a reply has the names, shapes and types that the op expects, and
-a thousandth of the party's number in every place, so that it is known what the fused model must be.
+A light party sends the same requests with the same headers as `hansa.net.party.agent.Agent`: it asks for work, waits
+as long as the aggregator says, fetches task and message, uploads its signed reply, and retries with the back-off of
+`hansa.net.transport.client`. It does not train: a reply has the names, shapes and types that the op expects, and a
+thousandth of the party's number in every place, so the fused model is known in advance.
 
 It is light because TLS runs over memory BIOs without the buffers of a stream, and because all parties share a context:
 a connection keeps the certificate that the context showed when it was made, so each party's is loaded just before.
@@ -30,15 +30,15 @@ from hansa.core.federation import op_of
 from hansa.core.labels import Labels
 from hansa.core.op import Reply
 from hansa.data.describe import Description
-from hansa.net import keys, signing
-from hansa.net.client import PASSING, paced, pause
-from hansa.net.evidence import stated
-from hansa.net.federation import Federation
-from hansa.net.ledger import Ledger, Writer
-from hansa.net.pacing import Pace
-from hansa.net.registry import Registry
-from hansa.net.signing import About
-from hansa.net.wire import PROTOCOLS, Answer, Blob, Receipt, Work, pack, unpack
+from hansa.net.aggregator.federation import Federation
+from hansa.net.aggregator.ledger import Ledger, Writer
+from hansa.net.aggregator.registry import Registry
+from hansa.net.audit.evidence import stated
+from hansa.net.transport import keys, signing
+from hansa.net.transport.client import PASSING, paced, pause
+from hansa.net.transport.pacing import Pace
+from hansa.net.transport.signing import About
+from hansa.net.transport.wire import PROTOCOLS, Answer, Blob, Receipt, Work, pack, unpack
 
 FEATURES, CLASSES = 3, 2
 Head = tuple[int, dict[str, str]]

@@ -21,15 +21,19 @@ from msgspec import structs
 from torch import Tensor
 
 from hansa.core import codec
-from hansa.net import asks, keys, signing
-from hansa.net.desk import Errand
-from hansa.net.evidence import Notary, stated
-from hansa.net.federation import Federation, init
-from hansa.net.home import Home
-from hansa.net.ledger import Ledger
-from hansa.net.party import Agent, Worker
-from hansa.net.signing import About
-from hansa.net.wire import (
+from hansa.net.aggregator import asks
+from hansa.net.aggregator.federation import Federation, init
+from hansa.net.aggregator.ledger import Ledger
+from hansa.net.aggregator.process import Aggregator
+from hansa.net.aggregator.queue import Errand
+from hansa.net.audit.evidence import Notary, stated
+from hansa.net.operator import Operator
+from hansa.net.party.agent import Agent, Worker
+from hansa.net.party.samples import Samples, preparer
+from hansa.net.party.store import Home
+from hansa.net.transport import keys, signing
+from hansa.net.transport.signing import About
+from hansa.net.transport.wire import (
     PROTOCOLS,
     Admission,
     Answer,
@@ -43,9 +47,6 @@ from hansa.net.wire import (
     pack,
     unpack,
 )
-from hansa.run.join import Samples, preparer
-from hansa.run.operate import Operator
-from hansa.run.serve import Aggregator
 
 SPOKEN = str(PROTOCOLS[-1])  # the version of the protocol, as a request names it
 PARTIES = ("ann", "bob", "cid")

@@ -16,7 +16,7 @@ from typing import Any
 
 from league import PATIENCE, PLENTY, Asked, League
 
-from hansa.net import keys
+from hansa.net.transport import keys
 
 MIB = 2**20
 

@@ -17,7 +17,7 @@ from league import PARTIES, PATIENCE, League, samples
 from prometheus_client.parser import text_string_to_metric_families
 
 from hansa.core.errors import ConfigError
-from hansa.net.federation import Federation, Serve, init
+from hansa.net.aggregator.federation import Federation, Serve, init
 
 ADMIN = {"admin": "127.0.0.1:0"}
 

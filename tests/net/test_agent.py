@@ -8,11 +8,11 @@ import torch
 import hansa
 from hansa.core.op import Reply
 from hansa.core.replies import Malformed
-from hansa.net.agent import Agent
-from hansa.net.processes import _outcome
 from hansa.privacy import spent
-from hansa.run.party import load
 from hansa.testing import experiment_for
+from hansa.testing.agent import Agent
+from hansa.testing.party import load
+from hansa.testing.processes import _outcome
 
 
 def agent() -> Agent:

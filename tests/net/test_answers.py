@@ -14,13 +14,14 @@ from league import SPOKEN, Asked, Caller, League, draft
 from msgspec import structs
 
 from hansa.core.errors import DataError
-from hansa.net import asks, keys, signing
-from hansa.net.blobs import CHUNK, Blobs, Gap
-from hansa.net.client import Client
-from hansa.net.ledger import Writer
-from hansa.net.signing import About
-from hansa.net.wire import Blob, Order, pack
-from hansa.run.records import discard, needed_blobs
+from hansa.net.aggregator import asks
+from hansa.net.aggregator.blobs import Blobs, Gap
+from hansa.net.aggregator.job_records import discard, needed_blobs
+from hansa.net.aggregator.ledger import Writer
+from hansa.net.transport import keys, signing
+from hansa.net.transport.client import Client
+from hansa.net.transport.signing import About
+from hansa.net.transport.wire import CHUNK, Blob, Order, pack
 
 
 def digest(data: bytes) -> str:

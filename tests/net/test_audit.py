@@ -26,15 +26,18 @@ from hansa.core.federation import Ask
 from hansa.core.labels import Labels
 from hansa.core.params import Params
 from hansa.data.describe import Description
-from hansa.net import client, keys, merkle, runtime
-from hansa.net.audit import Audit, Certificate, Report, verify
-from hansa.net.entries import Fault
-from hansa.net.evidence import Notary, Statement, canonical, framed, head_line, receipt_fault, stated
-from hansa.net.federation import Federation
-from hansa.net.home import Home
-from hansa.net.proof import Proof, Shown, check, prove
-from hansa.net.receipts import BadReceipt, Receipts, read_receipts
-from hansa.net.wire import Blob, Receipt, pack
+from hansa.net.aggregator import runtime
+from hansa.net.aggregator.federation import Federation
+from hansa.net.audit import merkle
+from hansa.net.audit.entries import Fault
+from hansa.net.audit.evidence import Notary, Statement, canonical, framed, head_line, receipt_fault, stated
+from hansa.net.audit.proofs import Proof, Shown, check, prove
+from hansa.net.audit.receipt_file import read_receipts
+from hansa.net.audit.verify import Audit, Certificate, Report, verify
+from hansa.net.party.receipts import BadReceipt, Receipts
+from hansa.net.party.store import Home
+from hansa.net.transport import client, keys
+from hansa.net.transport.wire import Blob, Receipt, pack
 
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}
 Tree = dict[str, Any]
@@ -708,8 +711,8 @@ def test_a_receipt_is_for_its_statement_and_signed_by_the_logs_key(league: Leagu
 
 
 def test_an_answer_whose_certificate_ends_on_the_way_is_not_taken(league: League, ann: Caller) -> None:
-    from hansa.net.asks import store_answer
-    from hansa.net.registry import Denied
+    from hansa.net.aggregator.asks import store_answer
+    from hansa.net.aggregator.registry import Denied
 
     ask = league.ask()
     sent = ann.sent(ask, draft(why="no"))
@@ -967,7 +970,7 @@ def test_the_commands_say_it_in_a_line_and_by_their_exit_code(scene: Scene, tmp_
 
 
 def test_an_export_is_of_pages_and_shows_heads(scene: Scene, league: League, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hansa.net import server
+    from hansa.net.aggregator import server
 
     monkeypatch.setattr(server, "LINES", 7)
     for _ in range(5):
@@ -980,8 +983,8 @@ def test_an_export_is_of_pages_and_shows_heads(scene: Scene, league: League, mon
 def test_a_page_of_an_export_ends_where_it_is_large_and_says_so(
     league: League, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hansa.net import server
-    from hansa.run import operate
+    from hansa.net import operator as operate
+    from hansa.net.aggregator import server
 
     monkeypatch.setattr(server, "PAGE", 5000)
     monkeypatch.setattr(operate, "PAGE", 5000 + 2500)  # what the operator takes at once
@@ -996,7 +999,7 @@ def test_a_page_of_an_export_ends_where_it_is_large_and_says_so(
 def test_an_aggregator_that_does_not_say_where_a_page_ends_is_not_asked_for_ever(
     league: League, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hansa.net import server
+    from hansa.net.aggregator import server
 
     monkeypatch.setattr(server, "LINES", 0)
     with pytest.raises(DataError, match="where in the log a page ends"):
@@ -1004,7 +1007,7 @@ def test_an_aggregator_that_does_not_say_where_a_page_ends_is_not_asked_for_ever
 
 
 def test_reasons_are_short_in_the_entry_of_a_round_and_whole_in_its_line(league: League) -> None:
-    from hansa.run.records import JobRecords
+    from hansa.net.aggregator.job_records import JobRecords
 
     records = JobRecords("job-1", league.ledger, league.aggregator.blobs, _Network())  # type: ignore[arg-type]
     why = "x" * 1000

@@ -11,12 +11,11 @@ import pytest
 from league import PARTIES, League, samples
 from msgspec import structs
 
-from hansa.net import merkle
-from hansa.net.audit import verify
-from hansa.net.entries import Fault
-from hansa.net.evidence import canonical, head_line
-from hansa.net.federation import Federation
-from hansa.run.live import Verifier
+from hansa.net.aggregator.federation import Federation
+from hansa.net.aggregator.live import Verifier
+from hansa.net.audit import merkle, verify
+from hansa.net.audit.entries import Fault
+from hansa.net.audit.evidence import canonical, head_line
 
 TASK = {"parties": ["x"], "model": "logistic", "dtype": "float64", "party_test": 0.25}
 Tree = dict[str, Any]

@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 from league import PATIENCE, Asked, Caller, League, Member, draft, samples
 
-from hansa.net import client as clients
-from hansa.net import keys
-from hansa.net import party as parties
-from hansa.net.blobs import CHUNK
-from hansa.net.client import Client, Unreachable
-from hansa.net.wire import Blob
+from hansa.net.party import agent as parties
+from hansa.net.transport import client as clients
+from hansa.net.transport import keys
+from hansa.net.transport.client import Client, Unreachable
+from hansa.net.transport.wire import CHUNK, Blob
 from hansa.testing.proxy import Faults, Proxy, ProxyThread
 
 

@@ -20,10 +20,10 @@ from served import MIB, Served, dial, hear, hear_one, say, statuses
 from hansa.core import codec
 from hansa.core.errors import DataError
 from hansa.core.sums import Stored
-from hansa.net import signing, wire
-from hansa.net.server import ORDER
-from hansa.net.signing import About
-from hansa.net.wire import ENVELOPE, Answer, Blob, pack
+from hansa.net.aggregator.server import ORDER
+from hansa.net.transport import signing, wire
+from hansa.net.transport.signing import About
+from hansa.net.transport.wire import ENVELOPE, Answer, Blob, pack
 
 GROWTH = 64 * MIB
 

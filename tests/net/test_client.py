@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from league import SPOKEN, Caller, League
 
 from hansa.core.errors import ConfigError, DataError
-from hansa.net import client as clients
-from hansa.net import keys
-from hansa.net.client import OPTIONS, Client, Refusal, Unreachable, paced, pause
-from hansa.net.server import trouble
-from hansa.net.signing import About, verify
+from hansa.net.aggregator.server import trouble
+from hansa.net.transport import client as clients
+from hansa.net.transport import keys
+from hansa.net.transport.client import OPTIONS, Client, Refusal, Unreachable, paced, pause
+from hansa.net.transport.signing import About, verify
 
 chances = st.floats(0, 1, exclude_max=True)
 

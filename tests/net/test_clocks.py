@@ -15,7 +15,8 @@ from league import PARTIES, Asked, Caller, League, draft, samples
 from hansa.core import codec
 from hansa.core.labels import Labels
 from hansa.data.describe import Description
-from hansa.net import client, keys, runtime
+from hansa.net.aggregator import runtime
+from hansa.net.transport import client, keys
 
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}
 DAY = 86400.0

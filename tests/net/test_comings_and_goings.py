@@ -13,18 +13,19 @@ import torch
 from league import PARTIES, League, samples
 from test_rounds import TASK, Gate, gate, join, parts, quick, tree  # noqa: F401 (fixtures)
 
+from hansa.core import crash_points as points
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Ask
 from hansa.local import SGD
-from hansa.net import keys, points
-from hansa.net.blobs import Blobs
-from hansa.net.client import Refusal
-from hansa.net.desk import Desk
-from hansa.net.home import Home, Remembered
-from hansa.net.ledger import Ledger
-from hansa.net.runtime import Network
-from hansa.run import serve
-from hansa.run.operate import Operator
+from hansa.net.aggregator import process as serve
+from hansa.net.aggregator.blobs import Blobs
+from hansa.net.aggregator.ledger import Ledger
+from hansa.net.aggregator.queue import Desk
+from hansa.net.aggregator.runtime import Network
+from hansa.net.operator import Operator
+from hansa.net.party.store import Home, Remembered
+from hansa.net.transport import keys
+from hansa.net.transport.client import Refusal
 
 
 def test_a_party_that_was_revoked_enrols_anew_with_a_new_token(league: League, tmp_path: Path) -> None:

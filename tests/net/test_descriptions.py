@@ -19,10 +19,12 @@ from hansa.core.labels import Labels
 from hansa.core.op import Reply
 from hansa.core.registry import build
 from hansa.data.describe import CLASSES, DIMENSIONS, KINDS, Description, agreed
-from hansa.net import client, party, runtime
-from hansa.net.wire import Work
-from hansa.run.config import make_model
-from hansa.run.join import Samples
+from hansa.experiment.config import make_model
+from hansa.net.aggregator import runtime
+from hansa.net.party import agent as party
+from hansa.net.party.samples import Samples
+from hansa.net.transport import client
+from hansa.net.transport.wire import Work
 
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}
 AT_CLASSES, AT_KIND, AT_MISSING, AT_LOWEST, AT_DISTINCT, AT_WHOLE = (DIMENSIONS + k for k in (1, 2, 4, 5, 6, 7))

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from hansa.net import desk as desks
-from hansa.net.desk import Desk, Errand
-from hansa.net.wire import Blob, Work
+from hansa.net.aggregator import queue as desks
+from hansa.net.aggregator.queue import Desk, Errand
+from hansa.net.transport.wire import Blob, Work
 
 
 class Clock:

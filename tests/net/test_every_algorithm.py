@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from hansa.artifacts.run_folder import MODEL
 from hansa.core.errors import ConfigError
 from hansa.core.registry import registered
-from hansa.run import demo_net
-from hansa.run.config import parse
+from hansa.demo import network as demo_net
+from hansa.experiment.config import parse
 from hansa.run.simulate import simulate
-from hansa.run.store import MODEL
 from hansa.testing import TREE, NetworkPool, check_network, experiment_for, same_bits
 
 ALGORITHMS = {name: part for name, part in registered("algorithm").items() if part.__module__.startswith("hansa.")}

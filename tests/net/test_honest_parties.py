@@ -16,10 +16,11 @@ from hansa.core.objective import Objective
 from hansa.core.op import Party
 from hansa.core.registry import build
 from hansa.core.replies import Rules, fault
+from hansa.experiment.config import make_model
 from hansa.local import SGD
-from hansa.net import client, runtime
-from hansa.run.config import make_model
-from hansa.run.join import Samples
+from hansa.net.aggregator import runtime
+from hansa.net.party.samples import Samples
+from hansa.net.transport import client
 
 
 @pytest.fixture(autouse=True)

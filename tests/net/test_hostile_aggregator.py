@@ -15,12 +15,12 @@ from league import Asked, League, samples
 
 from hansa.core import codec
 from hansa.core.errors import DataError, HansaError
-from hansa.net import client as clients
-from hansa.net import keys
-from hansa.net import party as parties
-from hansa.net.client import Client, Refusal, Unreachable
-from hansa.net.signing import About
-from hansa.net.wire import Blob, Trouble, Work, pack, unpack
+from hansa.net.party import agent as parties
+from hansa.net.transport import client as clients
+from hansa.net.transport import keys
+from hansa.net.transport.client import Client, Refusal, Unreachable
+from hansa.net.transport.signing import About
+from hansa.net.transport.wire import Blob, Trouble, Work, pack, unpack
 
 BLOB = Blob("ab" * 32, 10)
 

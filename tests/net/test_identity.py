@@ -11,14 +11,14 @@ import pytest
 from league import PATIENCE, Answered, Asked, Caller, League, samples
 
 from hansa.core.errors import ConfigError, HansaError
-from hansa.net import client as clients
-from hansa.net import keys
-from hansa.net.client import Client, Refusal
-from hansa.net.federation import Federation, init
-from hansa.net.home import Home
-from hansa.net.signing import About
-from hansa.net.wire import PROTOCOLS, Admission, Enrolment, pack, unpack
-from hansa.run.serve import Aggregator
+from hansa.net.aggregator.federation import Federation, init
+from hansa.net.aggregator.process import Aggregator
+from hansa.net.party.store import Home
+from hansa.net.transport import client as clients
+from hansa.net.transport import keys
+from hansa.net.transport.client import Client, Refusal
+from hansa.net.transport.signing import About
+from hansa.net.transport.wire import PROTOCOLS, Admission, Enrolment, pack, unpack
 
 
 def enrol(league: League, secret: str, name: str, key: keys.PrivateKey | None = None) -> Answered:
@@ -239,7 +239,7 @@ def test_a_certificate_that_was_revoked_before_its_first_use_stays_so(league: Le
 def test_a_certificate_ends_at_its_date_on_an_open_connection(league: League, monkeypatch: pytest.MonkeyPatch) -> None:
     ann = league.enrolled("ann")
     end = keys.identity_of(ann.files[0].read_bytes()).not_after  # type: ignore[index]
-    monkeypatch.setattr("hansa.net.registry.time.time", lambda: end + 1)
+    monkeypatch.setattr("hansa.net.aggregator.registry.time.time", lambda: end + 1)
     assert alive(ann) == 403
 
 

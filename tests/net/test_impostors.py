@@ -14,9 +14,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from league import SPOKEN, Caller, League, draft
 
-from hansa.net import keys, signing
-from hansa.net.signing import About
-from hansa.net.wire import pack
+from hansa.net.transport import keys, signing
+from hansa.net.transport.signing import About
+from hansa.net.transport.wire import pack
 
 DAY = datetime.timedelta(days=1)
 

@@ -23,9 +23,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from hansa.core.errors import ConfigError, HansaError
-from hansa.net import keys
-from hansa.net.keys import IdentityError, Token
-from hansa.net.names import check_distinct, valid_name
+from hansa.net.transport import keys
+from hansa.net.transport.keys import IdentityError, Token
+from hansa.net.transport.names import check_distinct, valid_name
 
 PATIENCE = 20.0  # seconds until a stuck socket fails its test
 

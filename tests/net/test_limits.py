@@ -24,11 +24,11 @@ from league import PATIENCE, Caller, League
 
 from hansa.core.errors import ConfigError
 from hansa.core.registry import fill
-from hansa.net import keys
-from hansa.net.federation import TOML, Federation, Serve, init
-from hansa.net.limits import FIRST, Buckets, Limits, Notes, come_back, place
-from hansa.net.signing import About
-from hansa.net.wire import Enrolment, pack
+from hansa.net.aggregator.federation import TOML, Federation, Serve, init
+from hansa.net.transport import keys
+from hansa.net.transport.limits import FIRST, Buckets, Limits, Notes, come_back, place
+from hansa.net.transport.signing import About
+from hansa.net.transport.wire import Enrolment, pack
 
 QUICK = {"handshake": 1.0, "head": 1.0, "stall": 0.6, "idle": 2.0}  # a busy machine may stand still for a moment
 LOOPS = {"asyncio": None, "uvloop": uvloop.new_event_loop}
@@ -532,7 +532,7 @@ def test_a_clock_that_is_a_day_off_does_not_matter(
     now = datetime.datetime.now(datetime.UTC)
     monkeypatch.setattr(keys, "_now", lambda: now + datetime.timedelta(days=days))
     real = time.time
-    monkeypatch.setattr("hansa.net.registry.time.time", lambda: real() + days * 86400)
+    monkeypatch.setattr("hansa.net.aggregator.registry.time.time", lambda: real() + days * 86400)
     league = make()
     ann = league.enrolled("ann")
     assert ann.call("POST", f"/v1/alive?instance={ann.instance}").status == 204
@@ -558,7 +558,7 @@ def test_a_bucket_gives_its_burst_then_its_rate() -> None:
 
 
 def test_buckets_do_not_grow_with_those_who_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hansa.net.limits.MOST", 10)
+    monkeypatch.setattr("hansa.net.transport.limits.MOST", 10)
     now = [0.0]
     bucket = Buckets(1.0, 2, lambda: now[0])
     for k in range(100):

@@ -11,8 +11,8 @@ import pytest
 
 CHILD = """
 import fcntl, json, socket, struct, time
-from hansa.net.door import _tune
-from hansa.net.limits import Limits
+from hansa.net.transport.listener import _tune
+from hansa.net.transport.limits import Limits
 
 def loopback(up):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ask:

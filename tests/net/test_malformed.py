@@ -15,7 +15,7 @@ import pytest
 from league import PATIENCE
 from served import Served
 
-from hansa.net import keys
+from hansa.net.transport import keys
 
 NAMED = "Host: localhost\r\nConnection: close\r\n"
 HEADS = (

@@ -17,8 +17,8 @@ from league import PATIENCE, League
 from hansa.core import codec
 from hansa.core.op import Reply
 from hansa.core.sums import COPIED, Stored
-from hansa.net import pacing
-from hansa.net.pacing import Pace
+from hansa.net.transport import pacing
+from hansa.net.transport.pacing import Pace
 
 MANY = 200
 ROUND = {"task": {"parties": ["their-own.csv"], "model": "logistic"}, "algorithm": {"name": "fedavg"},

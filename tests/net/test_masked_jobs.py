@@ -14,11 +14,12 @@ from league import PARTIES, League, samples
 
 import hansa
 from hansa.core.errors import ConfigError, PartyError
-from hansa.net import client, keys, runtime
-from hansa.net.peers import Peers
-from hansa.net.policy import Floor, Policy
-from hansa.net.vault import look
-from hansa.run.config import make_model
+from hansa.experiment.config import make_model
+from hansa.net.aggregator import runtime
+from hansa.net.party.peers import Peers
+from hansa.net.party.policy import Floor, Policy
+from hansa.net.party.vault import look
+from hansa.net.transport import client, keys
 from hansa.secure import signed
 
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}

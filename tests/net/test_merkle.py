@@ -8,8 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hansa.net import merkle
-from hansa.net.merkle import EMPTY, Frontier, Memory, consistency, consistent, included, inclusion, leaf_hash, root
+from hansa.net.audit import merkle
+from hansa.net.audit.merkle import (
+    EMPTY,
+    Frontier,
+    Memory,
+    consistency,
+    consistent,
+    included,
+    inclusion,
+    leaf_hash,
+    root,
+)
 
 # The leaves and roots that the implementations of certificate transparency are tested with.
 LEAVES = [bytes.fromhex(text) for text in ("", "00", "10", "2021", "3031", "40414243", "5051525354555657",

@@ -16,11 +16,11 @@ from hansa.core.federation import op_config, op_of
 from hansa.core.op import Op
 from hansa.core.predictor import Evaluate
 from hansa.core.registry import build
+from hansa.experiment.config import make_model
 from hansa.local import SGD
-from hansa.net.policy import Policy
-from hansa.net.wire import Blob, Work
-from hansa.run.config import make_model
-from hansa.run.join import preparer
+from hansa.net.party.policy import Policy
+from hansa.net.party.samples import preparer
+from hansa.net.transport.wire import Blob, Work
 
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}
 BLOB = Blob("ab" * 32, 1)

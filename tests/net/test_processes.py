@@ -17,7 +17,7 @@ from hansa.core.journal import Journal
 from hansa.core.objective import Objective
 from hansa.core.replies import Record
 from hansa.core.runtime import Commit, Open, complete_async
-from hansa.run.config import Experiment, parse
+from hansa.experiment.config import Experiment, parse
 from hansa.run.loop import Training
 from hansa.secure import Masking
 from hansa.testing import PARTIES, TREE, PartyPool, experiment_for, history_on, run_on, same_bits

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from hansa.net import keys
-from hansa.net.client import Client
+from hansa.net.transport import keys
+from hansa.net.transport.client import Client
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -12,9 +12,11 @@ from typer.testing import CliRunner
 
 from hansa.cli import network
 from hansa.cli.app import app
-from hansa.net import client, party, runtime
-from hansa.run.lines import grouped
-from hansa.run.live import Live
+from hansa.net.aggregator import runtime
+from hansa.net.aggregator.live import Live
+from hansa.net.party import agent as party
+from hansa.net.transport import client
+from hansa.report.diagnosis import grouped
 
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64", "prepare": "standardise"}
 NO_MOMENTS = 'ops = ["[!c]*"]'  # all but column-moments

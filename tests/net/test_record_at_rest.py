@@ -18,17 +18,17 @@ from typing import Any
 import pytest
 from league import League
 
+from hansa.core import crash_points as points
 from hansa.core import disk
 from hansa.core.errors import ConfigError, HansaError
-from hansa.net import ledger as ledger_module
-from hansa.net import points
-from hansa.net.blobs import Blobs
-from hansa.net.federation import Federation, init
-from hansa.net.home import Home
-from hansa.net.ledger import Ledger, LedgerError, connect
-from hansa.net.limits import Limits
-from hansa.net.registry import Registry
-from hansa.run.serve import Aggregator
+from hansa.net.aggregator import ledger as ledger_module
+from hansa.net.aggregator.blobs import Blobs
+from hansa.net.aggregator.federation import Federation, init
+from hansa.net.aggregator.ledger import Ledger, LedgerError, connect
+from hansa.net.aggregator.process import Aggregator
+from hansa.net.aggregator.registry import Registry
+from hansa.net.party.store import Home
+from hansa.net.transport.limits import Limits
 from hansa.testing.__main__ import address
 
 

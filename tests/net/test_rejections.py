@@ -13,8 +13,10 @@ from league import PARTIES, League, samples
 
 from hansa.core import codec
 from hansa.core.op import Reply
-from hansa.net import client, party, runtime
-from hansa.net.wire import Receipt, Work
+from hansa.net.aggregator import runtime
+from hansa.net.party import agent as party
+from hansa.net.transport import client
+from hansa.net.transport.wire import Receipt, Work
 
 TREE = {"task": {"dataset": "heart", "model": "logistic", "dtype": "float64"}, "run": {"rounds": 2, "quorum": 2}}
 

@@ -16,12 +16,12 @@ from league import PARTIES, SPOKEN, Answered, Asked, Caller, League, draft, samp
 
 import hansa
 from hansa.core import codec
-from hansa.net import client as clients
-from hansa.net import keys, signing
-from hansa.net.client import Client
-from hansa.net.signing import About
-from hansa.net.wire import Admission, Blob, pack, unpack
-from hansa.run.config import make_model
+from hansa.experiment.config import make_model
+from hansa.net.transport import client as clients
+from hansa.net.transport import keys, signing
+from hansa.net.transport.client import Client
+from hansa.net.transport.signing import About
+from hansa.net.transport.wire import Admission, Blob, pack, unpack
 
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}
 DATA = b"an update"

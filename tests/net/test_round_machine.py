@@ -5,7 +5,18 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hansa.net.round import Answered, Asking, Close, Closed, Command, Decision, Looked, Offer, Started, Withdraw
+from hansa.net.aggregator.round import (
+    Answered,
+    Asking,
+    Close,
+    Closed,
+    Command,
+    Decision,
+    Looked,
+    Offer,
+    Started,
+    Withdraw,
+)
 
 ALL = frozenset({0, 1, 2})
 

@@ -13,6 +13,7 @@ from league import PARTIES, PATIENCE, Asked, League, Signer, draft, notary, samp
 
 import hansa
 from hansa.core import codec
+from hansa.core import crash_points as points
 from hansa.core.federation import Ask
 from hansa.core.labels import Labels
 from hansa.core.op import Reply
@@ -21,15 +22,16 @@ from hansa.core.replies import Record
 from hansa.core.runtime import Open
 from hansa.data.describe import Description
 from hansa.data.prepare import ApplyStandardise, ColumnMoments
+from hansa.experiment.config import make_model
 from hansa.local import SGD
-from hansa.net import client, points, runtime
-from hansa.net.asks import give_up, open_ask, store_answer, take_ticket
-from hansa.net.blobs import Blobs
-from hansa.net.desk import Desk
-from hansa.net.ledger import Ledger
-from hansa.net.runtime import Network
-from hansa.net.wire import Answer, Blob
-from hansa.run.config import make_model
+from hansa.net.aggregator import runtime
+from hansa.net.aggregator.asks import give_up, open_ask, store_answer, take_ticket
+from hansa.net.aggregator.blobs import Blobs
+from hansa.net.aggregator.ledger import Ledger
+from hansa.net.aggregator.queue import Desk
+from hansa.net.aggregator.runtime import Network
+from hansa.net.transport import client
+from hansa.net.transport.wire import Answer, Blob
 
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}
 

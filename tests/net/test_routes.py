@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from league import SPOKEN, Asked, Caller, League, draft
 
-from hansa.net import keys, signing
-from hansa.net.gate import Gate
-from hansa.net.limits import Limits
-from hansa.net.metrics import Metrics
-from hansa.net.server import Server
-from hansa.net.signing import About
-from hansa.net.wire import Admission, pack, unpack
+from hansa.net.aggregator.server import Server
+from hansa.net.transport import keys, signing
+from hansa.net.transport.admission import Gate
+from hansa.net.transport.limits import Limits
+from hansa.net.transport.prometheus import Metrics
+from hansa.net.transport.signing import About
+from hansa.net.transport.wire import Admission, pack, unpack
 
 ASK = "/v1/jobs/{job}/asks/{round}/{phase}/{number}"
 ROUTES = {  # method and path: who may, and whether it is signed

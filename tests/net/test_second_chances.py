@@ -14,15 +14,16 @@ import pytest
 from league import PARTIES, League
 
 from hansa.core.errors import DataError
-from hansa.net import home, keys
-from hansa.net.federation import Federation, init
-from hansa.net.home import Home
-from hansa.net.ledger import Ledger
-from hansa.net.registry import Registry
-from hansa.net.wire import Admission, Answer, pack, unpack
-from hansa.run import job
-from hansa.run.job import Job
-from hansa.run.records import JobRecords
+from hansa.net.aggregator import job
+from hansa.net.aggregator.federation import Federation, init
+from hansa.net.aggregator.job import Job
+from hansa.net.aggregator.job_records import JobRecords
+from hansa.net.aggregator.ledger import Ledger
+from hansa.net.aggregator.registry import Registry
+from hansa.net.party import store as home
+from hansa.net.party.store import Home
+from hansa.net.transport import keys
+from hansa.net.transport.wire import Admission, Answer, pack, unpack
 
 
 def ended_by(error: Exception, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:

@@ -17,11 +17,11 @@ import pytest
 import uvloop
 from league import PARTIES, PATIENCE, SPOKEN, Asked, Caller, League, draft, samples
 
-from hansa.net import keys
-from hansa.net.federation import init
-from hansa.net.signing import sign
-from hansa.net.wire import Blob
-from hansa.run.job import REST
+from hansa.net.aggregator.federation import init
+from hansa.net.aggregator.job import REST
+from hansa.net.transport import keys
+from hansa.net.transport.signing import sign
+from hansa.net.transport.wire import Blob
 
 LOOPS = {"asyncio": None, "uvloop": uvloop.new_event_loop}
 
@@ -211,7 +211,7 @@ def test_jobs_come_to_rest_together(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     now = [100.0]
     league.runner._running = {str(k): (None, Stubborn()) for k in range(4)}  # type: ignore[misc]
     with monkeypatch.context() as patch:
-        patch.setattr("hansa.run.job.time.monotonic", lambda: now[0])
+        patch.setattr("hansa.net.aggregator.job.time.monotonic", lambda: now[0])
         league.runner.close()
     assert len(waits) == 4 and sum(waits) == REST
     league.runner._running = {}

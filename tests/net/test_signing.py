@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from hansa.net.keys import new_key
-from hansa.net.signing import About, SignatureError, sign, signed_bytes, verify
+from hansa.net.transport.keys import new_key
+from hansa.net.transport.signing import About, SignatureError, sign, signed_bytes, verify
 
 KEY = new_key()
 ABOUT = About("heart-1", 3, "0.2")

@@ -28,21 +28,25 @@ from league import PARTIES, PATIENCE, Asked, Caller, League, draft, samples
 
 import hansa
 from hansa.core import codec, disk
+from hansa.core import crash_points as points
 from hansa.core.errors import ConfigError, DataError, HansaError
 from hansa.core.registry import build
-from hansa.net import blobs as blobs_module
-from hansa.net import client, keys, party, points, runtime
-from hansa.net.blobs import Blobs, Damaged
-from hansa.net.federation import Federation, Serve, init
-from hansa.net.home import Home, Remembered
-from hansa.net.ledger import Ledger, LedgerError, Writer
-from hansa.net.receipts import Receipts, read_receipts
-from hansa.net.signing import About
-from hansa.net.wire import Blob, Enrolment, pack
-from hansa.run import job as jobs
-from hansa.run.config import make_model
-from hansa.run.records import discard
-from hansa.run.serve import Aggregator
+from hansa.experiment.config import make_model
+from hansa.net.aggregator import blobs as blobs_module
+from hansa.net.aggregator import job as jobs
+from hansa.net.aggregator import runtime
+from hansa.net.aggregator.blobs import Blobs, Damaged
+from hansa.net.aggregator.federation import Federation, Serve, init
+from hansa.net.aggregator.job_records import discard
+from hansa.net.aggregator.ledger import Ledger, LedgerError, Writer
+from hansa.net.aggregator.process import Aggregator
+from hansa.net.audit.receipt_file import read_receipts
+from hansa.net.party import agent as party
+from hansa.net.party.receipts import Receipts
+from hansa.net.party.store import Home, Remembered
+from hansa.net.transport import client, keys
+from hansa.net.transport.signing import About
+from hansa.net.transport.wire import Blob, Enrolment, pack
 
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}
 TREE = {"task": TASK, "algorithm": "fedavg", "run": {"rounds": 2}}

@@ -10,7 +10,7 @@ import pytest
 from league import PARTIES, League, samples
 
 from hansa.core.errors import ConfigError
-from hansa.net.federation import Federation
+from hansa.net.aggregator.federation import Federation
 
 TREE: dict[str, Any] = {
     "task": {"dataset": "heart", "model": "logistic", "dtype": "float64"}, "algorithm": "fedavg", "run": {"rounds": 3}

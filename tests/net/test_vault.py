@@ -19,6 +19,7 @@ from league import PARTIES, League, samples
 import hansa
 from hansa.cli import main
 from hansa.core import codec, disk
+from hansa.core import crash_points as points
 from hansa.core.budget import Budget, Release
 from hansa.core.errors import ConfigError, DataError, PartyError
 from hansa.core.federation import op_config
@@ -29,16 +30,15 @@ from hansa.data.describe import Describe
 from hansa.data.prepare import ApplyStandardise
 from hansa.local import SGD, Personal
 from hansa.local.dp_sgd import DPSGD
-from hansa.net import points
-from hansa.net.evaluations import FLOORED, Evaluations
-from hansa.net.home import Home
-from hansa.net.party import Worker
-from hansa.net.policy import Floor, Policy
-from hansa.net.vault import FILE, HomeVault, look
-from hansa.net.wire import Blob, Work
+from hansa.net.party.agent import Worker
+from hansa.net.party.evaluations import FLOORED, Evaluations
+from hansa.net.party.policy import Floor, Policy
+from hansa.net.party.samples import preparer
+from hansa.net.party.store import Home
+from hansa.net.party.vault import FILE, HomeVault, look
+from hansa.net.transport.wire import Blob, Work
 from hansa.privacy import spent
 from hansa.privacy.accounting import epsilon
-from hansa.run.join import preparer
 from hansa.secure.masked import SecureKeys, SecureMasked, SecureShares
 from hansa.secure.numbers import Stream
 from hansa.secure.paillier import PrivateKey

@@ -16,9 +16,10 @@ from typer.testing import CliRunner, Result
 import hansa
 from hansa.cli import network
 from hansa.cli.app import app
-from hansa.net import client, runtime
-from hansa.net.client import Unreachable
-from hansa.run import operate
+from hansa.net import operator as operate
+from hansa.net.aggregator import runtime
+from hansa.net.transport import client
+from hansa.net.transport.client import Unreachable
 
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64", "party_test": 0.25}
 

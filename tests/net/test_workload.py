@@ -18,7 +18,9 @@ import pytest
 import torch
 from league import PATIENCE, League, samples
 
-from hansa.bayes.naive import ClassMoments
+from hansa.classical.counts import SplitCounts
+from hansa.classical.domains import ValueProfile
+from hansa.classical.naive_bayes import ClassMoments
 from hansa.core import codec
 from hansa.core.errors import ConfigError, PartyError
 from hansa.core.federation import op_config
@@ -29,20 +31,18 @@ from hansa.local import SGD, Adam, Proximal
 from hansa.local.dp_sgd import DPSGD
 from hansa.local.personal import Personal
 from hansa.local.solver import LocalSolver
-from hansa.net import party as parties
-from hansa.net.home import Home, Remembered
-from hansa.net.party import Worker
-from hansa.net.policy import Policy
-from hansa.net.wire import Blob, Work
-from hansa.net.workload import Workload, machine_memory
-from hansa.run.join import preparer
+from hansa.net.party import agent as parties
+from hansa.net.party.agent import Worker
+from hansa.net.party.policy import Policy
+from hansa.net.party.samples import preparer
+from hansa.net.party.store import Home, Remembered
+from hansa.net.party.workload import Workload, machine_memory
+from hansa.net.transport.wire import Blob, Work
 from hansa.secure import functional, masks
 from hansa.secure.masked import SecureMasked, SecureShares
 from hansa.secure.numbers import Stream, prime
 from hansa.secure.paillier import PublicKey
 from hansa.select.tiers import Probe
-from hansa.trees.counts import SplitCounts
-from hansa.trees.domain import ValueProfile
 
 TASK = {"model": "logistic", "dtype": "float64", "shape": [3], "outputs": 2, "loss": "cross_entropy", "classes": 2,
         "party_test": 0.0, "seed": 0, "bf16": False, "prepared": False}  # fmt: skip
@@ -222,7 +222,7 @@ def test_memory_is_bounded_by_the_operating_system_and_the_party_lives_on() -> N
     """In a process of its own: the limit cannot be taken back."""
     program = f"""
 import resource, torch
-from hansa.net.workload import Workload
+from hansa.net.party.workload import Workload
 Workload(memory={3 * 2**30}).confine()
 try:
     parts = [torch.zeros(2**28) for _ in range(5)]

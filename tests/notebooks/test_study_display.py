@@ -10,7 +10,7 @@ import pytest
 
 import hansa
 from hansa.core.errors import ConfigError
-from hansa.run.figure import Drawing
+from hansa.report.figure import Drawing
 from hansa.study import Results
 from hansa.study.notebook import NotebookBoard
 
@@ -62,7 +62,7 @@ def test_the_line_under_a_cell_counts_runs_and_failures(results: Results, monkey
     from hansa.study.perform import job_of
 
     drawn: list[tuple[float, float, str]] = []
-    monkeypatch.setattr("hansa.run.progress.CellLine.draw", lambda self, *given: drawn.append(given))
+    monkeypatch.setattr("hansa.report.progress.CellLine.draw", lambda self, *given: drawn.append(given))
     monkeypatch.setattr("hansa.study.notebook.INTERVAL", 0.0)
     jobs: list[Any] = [job_of(outcome.cell, Path("folder")) for outcome in results.outcomes[:2]]
     board = NotebookBoard()

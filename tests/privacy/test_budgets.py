@@ -12,10 +12,10 @@ import hansa
 from hansa.core.budget import Books, Release
 from hansa.core.federation import op_config
 from hansa.local.dp_sgd import DPSGD
-from hansa.net.agent import Agent
 from hansa.privacy import spent
 from hansa.privacy.accounting import epsilon
-from hansa.run.party import load
+from hansa.testing.agent import Agent
+from hansa.testing.party import load
 
 SIZES = (20, 30, 50)
 ENGINES = pytest.mark.parametrize("engine", ["stacked", "reference"])

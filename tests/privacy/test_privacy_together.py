@@ -13,9 +13,9 @@ from torch import nn
 import hansa
 from hansa.core.budget import Release
 from hansa.core.registry import build, registered
+from hansa.experiment.config import parse
 from hansa.privacy import CentralDP, Privacy, privacy
 from hansa.privacy.accounting import epsilon
-from hansa.run.config import parse
 
 NOISY: dict[str, Any] = {"dp": {"kind": "central", "sigma": 1.0, "delta": 1e-5}}
 RUNS = {"fedavg", "fedsgd", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedprox", "easgd",

@@ -9,8 +9,8 @@ import torch
 
 import hansa
 from hansa.core.errors import ConfigError
-from hansa.net.policy import Floor, Policy
-from hansa.run.settings import Run
+from hansa.experiment.settings import Run
+from hansa.net.party.policy import Floor, Policy
 from hansa.secure import Masking
 from hansa.testing import experiment_for
 

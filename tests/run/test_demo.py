@@ -11,9 +11,9 @@ from torch import nn
 
 from hansa import FedAvg, Standardise, Task, build, simulate
 from hansa.core.errors import ConfigError
-from hansa.run import demo as demonstration
-from hansa.run.demo import REGIMES, ROUNDS, Demo, hospitals, picture, split, table
-from hansa.run.demo_report import findings
+from hansa.demo import hospitals as demonstration
+from hansa.demo.hospitals import REGIMES, ROUNDS, Demo, hospitals, picture, split, table
+from hansa.demo.report import findings
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import hansa
-from hansa.run.diagnosis import rejected_rounds, without_effect
+from hansa.report.diagnosis import rejected_rounds, without_effect
 
 EXPERIMENT = """
 [task]
@@ -55,7 +55,7 @@ def test_a_comparison_lists_a_run_that_never_changed_the_model_as_failed(tmp_pat
 
 
 def test_a_simulation_in_python_warns_once(caplog: pytest.LogCaptureFixture) -> None:
-    experiment = hansa.run.config.parse({
+    experiment = hansa.experiment.config.parse({
         "task": {"dataset": "digits", "model": "2nn"}, "partition": {"name": "iid", "parties": 3},
         "algorithm": {"name": "fedavg", "local": {"lr": 1e30}}, "run": {"rounds": 2},
     })  # fmt: skip

@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 import hansa
+from hansa.artifacts.run_folder import CHECKPOINT, EXPERIMENT, METRICS, MODEL, SUMMARY
 from hansa.core.errors import ConfigError, DataError
-from hansa.run.config import parse
-from hansa.run.display import rows_of, totals
-from hansa.run.progress import NotebookBar, watcher
+from hansa.experiment.config import parse
+from hansa.report.display import rows_of, totals
+from hansa.report.progress import NotebookBar, watcher
 from hansa.run.resume import execute
-from hansa.run.store import CHECKPOINT, EXPERIMENT, METRICS, MODEL, SUMMARY
 
 NASTY = "<script>alert('x')</script>"
 

@@ -16,7 +16,7 @@ from hansa.core.objective import Objective
 from hansa.core.op import Party
 from hansa.core.registry import build
 from hansa.local.dp_sgd import DPSGD
-from hansa.run.join import preparer
+from hansa.net.party.samples import preparer
 
 X = torch.randn(60, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 Y = (X.sum(1) > 0).long()
@@ -123,7 +123,7 @@ def test_a_saved_model_has_its_frozen_parameters_whatever_its_function_makes_lat
     back = hansa.load(done.save(tmp_path / "run"))
     assert torch.equal(back.predict(X, party), wanted) if party is None else True
     for make in (net, other):
-        from hansa.run import saved
+        from hansa.artifacts import saved_model as saved
 
         loaded = saved.load(tmp_path / "run", make=make)
         assert torch.equal(loaded.predict(X, party), wanted)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hansa import DataError
-from hansa.run.join import preparer, read_samples
+from hansa.net.party.samples import preparer, read_samples
 
 TASK = {"model": "logistic", "dtype": "float32", "shape": [2], "outputs": 2, "loss": "cross_entropy", "classes": 2,
         "party_test": 0.0, "seed": 0, "bf16": False, "prepared": False}  # fmt: skip
@@ -22,7 +22,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Any]:
     """The samples that are read of a function which returns that."""
 
     def read(values: Any) -> Any:
-        monkeypatch.setattr("hansa.run.join.load_function", lambda *where: lambda: values)
+        monkeypatch.setattr("hansa.net.party.samples.load_function", lambda *where: lambda: values)
         return read_samples("my_data:load")
 
     return read

@@ -14,8 +14,8 @@ import torch
 from doomed import CASES, EXPERIMENTS, case_folder
 
 import hansa
+from hansa.artifacts.run_folder import Store
 from hansa.core import codec, disk
-from hansa.run.store import Store
 
 ALL = [(name, case) for name, cases in CASES.items() for case in cases]
 

@@ -10,9 +10,9 @@ import pytest
 
 import hansa
 from hansa.core.errors import ConfigError, DataError
-from hansa.run.config import parse
-from hansa.run.join import preparer, read_samples
-from hansa.run.operate import own_samples
+from hansa.experiment.config import parse
+from hansa.net.operator import own_samples
+from hansa.net.party.samples import preparer, read_samples
 
 COLUMNS = ["age", "chol", "pulse", "sick"]
 RNG = np.random.default_rng(1)

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import hansa
-from hansa.run.config import parse
-from hansa.run.store import Store
+from hansa.artifacts.run_folder import Store
+from hansa.experiment.config import parse
 
 
 def pairs(scale: float = 1.0) -> list[tuple[torch.Tensor, torch.Tensor]]:

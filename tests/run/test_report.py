@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from hansa import FedAvg, Task, build, simulate
+from hansa.artifacts.run_folder import SUMMARY
 from hansa.core.errors import ConfigError
-from hansa.run import plots
-from hansa.run.demo import hospitals
-from hansa.run.page import POLICY, SCRIPT, Detail, Picture, Sheet, write_report
-from hansa.run.report import run_report
-from hansa.run.store import SUMMARY
+from hansa.demo.hospitals import hospitals
+from hansa.report import plots
+from hansa.report.html import POLICY, SCRIPT, Detail, Picture, Sheet, write_report
+from hansa.report.run_report import run_report
 
 NASTY = "<script>alert('x')</script> & \"Söhne\""
 
@@ -126,7 +126,7 @@ def test_learning_is_drawn_over_simulated_time_only_where_rounds_take_different_
 
 
 def attacked(folder: Path) -> Path:
-    from hansa.run.config import parse
+    from hansa.experiment.config import parse
 
     tree = {
         "task": {"dataset": "digits", "model": "logistic"},
@@ -164,7 +164,7 @@ def test_precision_and_recall_of_exclusion_are_those_of_the_parties_left_out(tmp
 
 
 def test_the_figure_of_shares_has_the_attackers_above_the_line() -> None:
-    from hansa.run import forensics
+    from hansa.report import fusion_shares as forensics
 
     history = [
         {"round": k, "fusion": {"shares": {"a": 0.5, "b": 0.0, "c": 0.5}, "excluded": ["b"]}, "exclusion_recall": 1.0}

@@ -6,7 +6,7 @@ import weakref
 import pytest
 
 import hansa
-from hansa.run.config import parse
+from hansa.experiment.config import parse
 
 TREE = {
     "task": {"dataset": "digits", "model": "2nn", "party_test": 0.2},

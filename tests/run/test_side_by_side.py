@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hansa.core.determinism import deterministic
-from hansa.run import plots
+from hansa.report import plots
 
 
 @pytest.mark.parametrize("before", [False, True])

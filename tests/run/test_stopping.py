@@ -299,7 +299,7 @@ def test_a_run_leaves_torchs_settings_and_generator_as_they_were() -> None:
 
 
 def test_a_party_metric_is_raised_or_lowered_as_its_name_says() -> None:
-    from hansa.run.settings import higher_is_better
+    from hansa.metrics.names import higher_is_better
 
     assert higher_is_better("party_accuracy_mean") and higher_is_better("party_auc_worst_tenth")
     assert not higher_is_better("party_accuracy_variance") and not higher_is_better("party_loss_mean")

@@ -20,9 +20,9 @@ import hansa
 from hansa.core.algorithm import Algorithm, State
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Ask, Federation, Reduced
+from hansa.experiment.config import parse_set, read
 from hansa.fusion import WeightedMean
 from hansa.local import SGD, LocalSolver
-from hansa.run.config import parse_set, read
 from hansa.schedule import AdaComm, Fixed, Random
 from hansa.testing import PartyPool, experiment_for, run_on, same_bits
 

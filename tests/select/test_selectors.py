@@ -12,7 +12,7 @@ import pytest
 import hansa
 from hansa.core.journal import Journal
 from hansa.core.registry import from_config, registered, to_config
-from hansa.run.config import read
+from hansa.experiment.config import read
 from hansa.select import Poisson, PowerOfChoice, Selector, Tiers, Uniform, Weighted
 from hansa.testing import PartyPool, experiment_for, run_on, same_bits
 

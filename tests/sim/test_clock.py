@@ -21,8 +21,8 @@ from hansa.core.federation import Ask
 from hansa.core.objective import Objective
 from hansa.core.replies import Record
 from hansa.core.runtime import Open
+from hansa.experiment.settings import Run
 from hansa.run.result import Result
-from hansa.run.settings import Run
 from hansa.sim.distributions import Constant, Exponential, Trace
 from hansa.sim.engine import ReferenceEngine
 from hansa.sim.runtime import Simulation

@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hansa
+from hansa.artifacts.run_folder import write_atomic
 from hansa.core.errors import AlgorithmError
 from hansa.core.op import Memory
-from hansa.run.store import write_atomic
 from hansa.sim import memories as module
 from hansa.sim.memories import Memories
 from hansa.testing import same_bits

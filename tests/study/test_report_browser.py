@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from made_up import made_up
 
-from hansa.run.page import Entry, Sheet, write_report
-from hansa.study import report
+from hansa.report import study_report as report
+from hansa.report.html import Entry, Sheet, write_report
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the browser's driver (playwright) is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

@@ -15,10 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up import made_up
 
-from hansa.run import plots as house
-from hansa.run.page import Detail, Entry, Picture, Section, Sheet, render
-from hansa.study import Results, Trial, compare, markdown, parse_study, plots, report, sheets, toml
-from hansa.study.findings import Names, findings
+from hansa.report import markdown, toml
+from hansa.report import plots as house
+from hansa.report import study_plots as plots
+from hansa.report import study_report as report
+from hansa.report import study_tables as sheets
+from hansa.report.html import Detail, Entry, Picture, Section, Sheet, render
+from hansa.report.study_findings import Names, findings
+from hansa.study import Results, Trial, compare, parse_study
 
 NASTY = (
     "<script>alert(1)</script>", "</td></table><img src=x onerror=alert(1)>", "a\nb\t'\"&amp;", r"$\frac{1", "$x$",

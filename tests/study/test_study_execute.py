@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 
 import hansa
+from hansa.artifacts.run_folder import CHECKPOINT, EXPERIMENT, LOCK, METRICS, MODEL, SUMMARY, Store
 from hansa.core import codec, disk
 from hansa.core.errors import ConfigError
-from hansa.run.store import CHECKPOINT, EXPERIMENT, LOCK, METRICS, MODEL, SUMMARY, Store
-from hansa.study import Results, execute, parse_study, read_study
-from hansa.study.execute import Here, Job, Silence
+from hansa.study import Results, parse_study, read_study
+from hansa.study import pool as execute
 from hansa.study.perform import perform
+from hansa.study.pool import Here, Job, Silence
 from hansa.study.spec import Study
 
 TREE: dict[str, Any] = {
@@ -224,7 +225,7 @@ jobs = 2
     code = """if True:
         from dataclasses import replace
         from pathlib import Path
-        from hansa.study import execute, read_study
+        from hansa.study import pool as execute, read_study
         from hansa.study.perform import perform
         execute.START_SECONDS = 0.0
         perform(replace(read_study("tiny.toml"), folder=Path("k/killed")))

@@ -14,9 +14,9 @@ import pytest
 
 from hansa.core.errors import ConfigError
 from hansa.study import Cell, inputs, parse_study
-from hansa.study.execute import Job, Silence
 from hansa.study.inputs import code_of
 from hansa.study.perform import perform
+from hansa.study.pool import Job, Silence
 
 ROWS = "a,b,y\n1,2,0\n2,1,1\n1,3,0\n3,1,1\n"
 SOURCE = "import torch\nfrom {helper} import SIZE\n\n\ndef net():\n    return torch.nn.Linear(SIZE, {outputs})\n"

@@ -18,14 +18,14 @@ from hansa.core.algorithm import Algorithm
 from hansa.core.errors import ConfigError
 from hansa.core.registry import KINDS, Part, field_default, field_types, fill, registered, to_config
 from hansa.data.partition import Partition
+from hansa.experiment.config import Experiment, TaskTable, parse
+from hansa.experiment.settings import Run
 from hansa.privacy import Privacy
-from hansa.run.config import Experiment, TaskTable, parse
-from hansa.run.settings import Run
 from hansa.study import cell as cells
 from hansa.study.cell import LEFT_OUT, Cell, key_of
-from hansa.study.execute import Job, copy_finished
 from hansa.study.inputs import modules_of
 from hansa.study.perform import perform
+from hansa.study.pool import Job, copy_finished
 from hansa.study.spec import parse_study
 
 TREE: dict[str, Any] = {

@@ -11,14 +11,14 @@ import pytest
 from made_up import made_up
 
 from hansa.cli.compare import print_results
-from hansa.run.settings import higher_is_better
-from hansa.study.findings import Names
-from hansa.study.measures import measure_of, reaches_beyond, written
-from hansa.study.plots import is_percent, title
-from hansa.study.report import write
+from hansa.metrics.measures import measure_of, reaches_beyond, written
+from hansa.metrics.names import higher_is_better
+from hansa.metrics.statistics import Estimate
+from hansa.report.study_findings import Names
+from hansa.report.study_plots import is_percent, title
+from hansa.report.study_report import write
+from hansa.report.study_tables import main
 from hansa.study.results import Results
-from hansa.study.sheets import main
-from hansa.study.statistics import Estimate
 
 
 def last(found: Results, algorithm: str, setting: str, name: str) -> list[float]:

@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 import hansa
 from hansa.cli.compare import app, print_results
 from hansa.core.errors import ConfigError
+from hansa.experiment.config import read
 from hansa.local import SGD
-from hansa.run.config import read
-from hansa.run.display import human_bytes
+from hansa.metrics.measures import measure_of, written
+from hansa.report.display import human_bytes
 from hansa.study import Study, parse_study, read_study
 from hansa.study.inputs import modules_of
-from hansa.study.measures import measure_of, written
 from hansa.study.perform import named, perform, plain, tree_of
 from hansa.study.spec import lay
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from hansa.study import statistics
+from hansa.metrics import statistics
 
 # Demsar, "Statistical Comparisons of Classifiers over Multiple Data Sets", JMLR 2006, table 6: AUC of four classifiers
 # on 14 data sets (the last value of "voting" less by what rounding hides, as its rank tells).

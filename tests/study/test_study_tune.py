@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from hansa.run.store import Store
+from hansa.artifacts.run_folder import Store
 from hansa.study import parse_study, tune
-from hansa.study.execute import Here, Job, Silence
 from hansa.study.perform import perform
+from hansa.study.pool import Here, Job, Silence
 from hansa.study.spec import Study
 
 

@@ -19,7 +19,7 @@ from mlflow_process import Process, Server, free_port
 from small_runs import experiment_file, run, untimed
 
 import hansa
-from hansa.run.config import read
+from hansa.experiment.config import read
 from hansa.run.resume import execute, resume, stored_experiment
 from hansa.track import About, track_folder
 from hansa.track.mlflow import make_database

@@ -10,13 +10,13 @@ import torch
 from small_runs import experiment_file, linear, run, task
 
 import hansa
+from hansa.artifacts.saved_model import load
 from hansa.core.errors import ConfigError
-from hansa.net.wire import Order
-from hansa.run.config import read
-from hansa.run.job import check_order
-from hansa.run.operate import replaced
+from hansa.experiment.config import read
+from hansa.net.aggregator.job import check_order
+from hansa.net.operator import replaced
+from hansa.net.transport.wire import Order
 from hansa.run.resume import execute
-from hansa.run.saved import load
 from hansa.track.tracker import About, flat, numbers, params, tags
 
 

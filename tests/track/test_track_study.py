@@ -11,7 +11,7 @@ from mlflow_process import Server
 
 from hansa.study.perform import perform
 from hansa.study.spec import parse_study, read_study
-from hansa.track import track_study
+from hansa.study.tracking import track_study
 from hansa.track.jsonl import JsonLines
 
 TREE: dict[str, Any] = {

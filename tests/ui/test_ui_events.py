@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from hansa.core.errors import ConfigError
-from hansa.run.showing import Showing
 from hansa.ui import folder
 from hansa.ui.events import KEPT, LISTENERS, RECENT, ROUNDS, WAITING, Board, Listener, shown
 from hansa.ui.folder import RunFolder
+from hansa.ui.launch import Showing
 from hansa.ui.page import Page
 
 
@@ -193,7 +193,7 @@ def test_a_run_that_goes_back_to_its_checkpoint_is_shown_anew(tmp_path: Path) ->
 
 
 def test_the_names_in_a_runs_folder_are_those_that_the_run_gives_them() -> None:
-    from hansa.run import store
+    from hansa.artifacts import run_folder as store
 
     assert (folder.METRICS, folder.EXPERIMENT, folder.REPORT) == (store.METRICS, store.EXPERIMENT, store.REPORT)
 

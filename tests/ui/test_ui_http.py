@@ -16,8 +16,8 @@ import pytest
 from league import PARTIES, PATIENCE, League, samples
 
 from hansa.cli.network import app
-from hansa.net.federation import ADMIN_TOKEN, new_admin_token
-from hansa.run.live import Live, Verifier
+from hansa.net.aggregator.federation import ADMIN_TOKEN, new_admin_token
+from hansa.net.aggregator.live import Live, Verifier
 from hansa.ui.events import LISTENERS
 from hansa.ui.page import BODY, FILES, HEADERS, WRONG
 
@@ -336,7 +336,7 @@ def test_revoked_parties_and_rejected_replies_are_shown(league: League) -> None:
 
 
 def test_of_very_many_parties_those_with_trouble_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hansa.run.live.ROWS", 2)
+    monkeypatch.setattr("hansa.net.aggregator.live.ROWS", 2)
     league = League(tmp_path / "league", ("ann", "bob", "cid", "dan"), **ADMIN)
     for name in ("ann", "bob", "cid"):
         league.enrolled(name)

@@ -1,6 +1,6 @@
 """Published methods: recipes over the axes, or rounds of their own."""
 
-from hansa.algorithms.dpsgd import DPSGD
+from hansa.algorithms.decentralized_sgd import DPSGD
 from hansa.algorithms.easgd import EASGD, OverlapSGD
 from hansa.algorithms.fedavg import FedAvg, FedSGD
 from hansa.algorithms.fedbuff import FedBuff

@@ -44,7 +44,7 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 
 def changes(sets: list[str] | None, data_dir: str | None) -> dict[str, Any]:
-    from hansa.run.config import parse_set
+    from hansa.experiment.config import parse_set
 
     given = parse_set(sets or [])
     return given if data_dir is None else {**given, "task.data_dir": data_dir}
@@ -66,7 +66,7 @@ def _page(folder: Path, ui: bool, port: int | None, stay: bool, as_json: bool) -
 
     if not ui and port is None and not stay:
         return nullcontext()
-    from hansa.run.showing import Showing
+    from hansa.ui.launch import Showing
 
     page = Showing(folder, port or 0, stay)
     typer.echo(f"live page: {page.url}", err=as_json)
@@ -75,7 +75,7 @@ def _page(folder: Path, ui: bool, port: int | None, stay: bool, as_json: bool) -
 
 def _fail_without_effect(result: Any) -> None:
     """Exit with code 1 and the reason where no round of a run changed the model."""
-    from hansa.run.diagnosis import without_effect
+    from hansa.report.diagnosis import without_effect
 
     why = without_effect(result.history)
     if why is not None:
@@ -110,8 +110,8 @@ def run(
 ) -> None:
     """Simulate an experiment file."""
     from hansa.cli.progress import watching
-    from hansa.run.config import read
-    from hansa.run.report import run_report
+    from hansa.experiment.config import read
+    from hansa.report.run_report import run_report
     from hansa.run.resume import execute, new_folder
 
     given = changes(sets, data_dir)
@@ -142,7 +142,7 @@ def resume(
 ) -> None:
     """Go on with a run from its last checkpoint, tracked as before."""
     from hansa.cli.progress import watching
-    from hansa.run.report import run_report
+    from hansa.report.run_report import run_report
     from hansa.run.resume import resume as go_on
     from hansa.run.resume import stored_experiment
 
@@ -238,7 +238,7 @@ def partition(
 ) -> None:
     """Draw and count what each party of an experiment holds."""
     from hansa.cli.parts import show_partition
-    from hansa.run.config import read
+    from hansa.experiment.config import read
 
     show_partition(read(experiment, changes(sets, data_dir)), out, as_json)
 
@@ -249,6 +249,6 @@ def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder for the report.")] = Path("runs/demo"),
 ) -> None:
     """Four hospitals learn to predict heart disease without sharing a patient."""
-    from hansa.run.demo import show
+    from hansa.demo.hospitals import show
 
     show(out, seeds)

@@ -25,7 +25,7 @@ Authority = Annotated[
 @contextmanager
 def _faults(as_json: bool) -> Iterator[None]:
     """A fault is one sentence and the exit code 1; bad input is the exit code 2, as everywhere."""
-    from hansa.net.entries import Fault
+    from hansa.net.audit.entries import Fault
 
     try:
         yield
@@ -39,7 +39,7 @@ def _faults(as_json: bool) -> Iterator[None]:
 
 def _given(path: Path | None) -> bytes | None:
     from hansa.core.errors import DataError
-    from hansa.net import keys
+    from hansa.net.transport import keys
 
     if path is None:
         return None
@@ -67,7 +67,7 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Check a whole log: every hash, signature, certificate and round."""
-    from hansa.net.audit import verify as look
+    from hansa.net.audit.verify import verify as look
 
     with _faults(as_json):
         report = look(log, _given(authority), receipts or [])
@@ -87,8 +87,8 @@ def prove(
     """Prove that a party's update was fused in a round, for who does not have the log."""
     import msgspec
 
-    from hansa.net.proof import check as look
-    from hansa.net.proof import prove as make
+    from hansa.net.audit.proofs import check as look
+    from hansa.net.audit.proofs import prove as make
 
     with _faults(as_json):
         proof = make(log, job, party, round, _given(authority))
@@ -104,8 +104,8 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Check a proof by itself, and say what it proves."""
-    from hansa.net.proof import check as look
-    from hansa.net.proof import read_proof
+    from hansa.net.audit.proofs import check as look
+    from hansa.net.audit.proofs import read_proof
 
     with _faults(as_json):
         proved = look(read_proof(proof), _given(authority))

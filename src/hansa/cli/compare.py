@@ -21,7 +21,7 @@ from hansa.cli.app import DataDir, Json, Set, Track, app, changes
 from hansa.cli.show import human_bytes
 
 if TYPE_CHECKING:
-    from hansa.study.execute import Job
+    from hansa.study.pool import Job
     from hansa.study.results import Results
 
 INTERVAL = 0.1  # seconds between two drawings, at least
@@ -173,7 +173,8 @@ def compare(
     from hansa.study.perform import named, perform, tree_of
     from hansa.study.results import Results
     from hansa.study.spec import lay, parse_study, read_study
-    from hansa.track import track_study, trackers
+    from hansa.study.tracking import track_study
+    from hansa.track import trackers
 
     if report is not None:
         results = Results.load(report)
@@ -211,9 +212,9 @@ def compare(
 
 def write_report(results: Results, folder: Path) -> list[Path]:
     """The study's report, in its folder."""
-    from hansa.study import report
+    from hansa.report import study_report
 
-    return report.write(results, folder)
+    return study_report.write(results, folder)
 
 
 def print_results(results: Results, written: Sequence[Path], as_json: bool) -> None:
@@ -235,7 +236,7 @@ def print_results(results: Results, written: Sequence[Path], as_json: bool) -> N
 
 def tables(results: Results) -> Iterator[Table]:
     """A table a setting, a row an algorithm, the best first."""
-    from hansa.study.measures import measure_of, written
+    from hansa.metrics.measures import measure_of, written
 
     target = results.study.target
     final = f"final_{results.metric}"
@@ -274,14 +275,14 @@ def tables(results: Results) -> Iterator[Table]:
 
 def timed(results: Results) -> bool:
     """Whether simulated time says more than the number of rounds."""
-    from hansa.run.plots import uneven
+    from hansa.report.plots import uneven
 
     return any(uneven(outcome.history) for outcome in results.outcomes)
 
 
 def notes(results: Results) -> list[str]:
     """What a reader of the table must know."""
-    from hansa.study.measures import TO_TARGET, measure_of
+    from hansa.metrics.measures import TO_TARGET, measure_of
 
     count = len(results.study.seeds)
     final = measure_of(f"final_{results.metric}", results.metric).label

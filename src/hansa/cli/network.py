@@ -30,8 +30,8 @@ Party = Annotated[str, typer.Argument(help="A party by name.")]
 
 
 def _operator(federation: Path) -> Any:
-    from hansa.net.federation import Federation
-    from hansa.run.operate import Operator
+    from hansa.net.aggregator.federation import Federation
+    from hansa.net.operator import Operator
 
     return Operator(Federation.open(federation))
 
@@ -53,7 +53,7 @@ def init_federation(
     as_json: Json = False,
 ) -> None:
     """Make a federation: its file, its certificate authority, a one-time enrolment token for each party."""
-    from hansa.net.federation import init
+    from hansa.net.aggregator.federation import init
 
     names = [party.strip() for party in parties.split(",") if party.strip()]
     folder = out or Path(name)
@@ -86,7 +86,7 @@ def serve(
     as_json: Json = False,
 ) -> None:
     """Run a federation's aggregator, until SIGTERM or Ctrl-C. Jobs that were under way go on."""
-    from hansa.run.serve import serve as run
+    from hansa.net.aggregator.process import serve as run
 
     run(federation, as_json, listen, admin)
 
@@ -110,9 +110,9 @@ def join(
 ) -> None:
     """Run a party: make a key, enrol once with a token, then stay and work as its policy allows."""
     from hansa.core.errors import ConfigError
-    from hansa.net import keys
-    from hansa.net.client import https_url
-    from hansa.run.serve import join as run
+    from hansa.net.party.process import join as run
+    from hansa.net.transport import keys
+    from hansa.net.transport.client import https_url
 
     enrolled = state is not None and (state / "party.json").exists()
     token = None
@@ -145,7 +145,7 @@ def submit(
     as_json: Json = False,
 ) -> None:
     """Start a job with an experiment's tables; what the parties' own data replace is said."""
-    from hansa.run.config import read
+    from hansa.experiment.config import read
 
     operator = _operator(federation)
     read_in = read(experiment, changes(sets, data_dir))
@@ -210,7 +210,7 @@ def _print_line(line: dict[str, Any], metric: str | None) -> None:
 
 def _print_reasons(line: dict[str, Any], said: dict[str, str]) -> None:
     """Print which parties are left out, or count for less than they claim, and why, unless it was said before."""
-    from hansa.run.lines import grouped
+    from hansa.report.diagnosis import grouped
 
     for kind in ("missing", "rejected", "capped", "not taking part"):
         text = grouped(line.get(kind, {}))
@@ -282,7 +282,7 @@ def _detail(detail: dict[str, Any]) -> str:
 
 def _answers(entries: list[dict[str, Any]]) -> str:
     """The signed answers in the log's entries, counted by kind."""
-    from hansa.net.evidence import ANSWERS, kind_of
+    from hansa.net.audit.evidence import ANSWERS, kind_of
 
     count = Counter(
         kind_of(entry["detail"]["phase"]) if outcome == "accepted" else outcome
@@ -333,7 +333,7 @@ def revoke(federation: Folder, party: Party, as_json: Json = False) -> None:
 @app.command("admin-token")
 def admin_token(federation: Folder, as_json: Json = False) -> None:
     """Make a token to start and stop jobs on the live page; one that there was ends at once."""
-    from hansa.net.federation import Federation, new_admin_token
+    from hansa.net.aggregator.federation import Federation, new_admin_token
 
     path = new_admin_token(Federation.open(federation).folder)
     _say(as_json, {"admin_token": str(path)}, f"wrote the admin's token to {path}")
@@ -346,7 +346,7 @@ def demo_net(
     as_json: Json = False,
 ) -> None:
     """Four hospitals and an aggregator as five processes on this machine, over mutual TLS."""
-    from hansa.run.demo_net import run
+    from hansa.demo.network import run
 
     same = run(out, rounds)
     if as_json:

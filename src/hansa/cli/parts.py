@@ -25,7 +25,7 @@ from hansa.core.registry import (
 )  # fmt: skip
 from hansa.data import draw, held
 from hansa.data import table as count_table
-from hansa.run.config import Experiment
+from hansa.experiment.config import Experiment
 
 console = Console()
 

@@ -89,8 +89,8 @@ def spent(
     """What a deployed party has spent of its privacy budget, by job and over all jobs."""
     from hansa.core.budget import Budget
     from hansa.core.errors import ConfigError
-    from hansa.net.policy import Policy
-    from hansa.net.vault import look, report
+    from hansa.net.party.policy import Policy
+    from hansa.net.party.vault import look, report
     from hansa.privacy import spent as accountant
 
     if not (state / "party.toml").exists():

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
-from hansa.run.progress import Bar, Watch
+from hansa.report.progress import Bar, Watch
 
 
 class Lines(logging.Handler):

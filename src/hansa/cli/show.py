@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from hansa.run.display import human_bytes, rows_of
-from hansa.run.plots import uneven
-from hansa.run.store import REPORT, SUMMARY, Store, read_json
+from hansa.artifacts.run_folder import REPORT, SUMMARY, Store, read_json
+from hansa.report.display import human_bytes, rows_of
+from hansa.report.plots import uneven
 
 console = Console()
 

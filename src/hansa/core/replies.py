@@ -27,6 +27,7 @@ from hansa.core.sums import BlockSum, Stored, stored_sums
 
 SLACK = 1 + 1e-6  # for the rounding of sums of squares
 TIMES = 10  # the most that a deployed party's weight counts for where the run does not say, in medians of the weights
+FEW = 100  # parties whose numbers are listed one by one
 LARGEST = 2**53  # whole numbers from here on are not exact in float64
 
 

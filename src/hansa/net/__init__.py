@@ -1,1 +1,1 @@
-"""Parties outside the aggregator's process."""
+"""Between organisations: an aggregator and its parties over HTTPS with mutual TLS."""

@@ -1,9 +1,9 @@
 """Runs: settings, rounds, checkpoints, results."""
 
+from hansa.experiment.settings import Run
 from hansa.run.result import Result
 from hansa.run.resume import resume
-from hansa.run.settings import Run
 from hansa.run.simulate import simulate
-from hansa.run.stored import StoredRun, load
+from hansa.run.stored_run import StoredRun, load
 
 __all__ = ["Result", "Run", "StoredRun", "load", "resume", "simulate"]

@@ -22,16 +22,18 @@ from hansa.core.objective import Objective
 from hansa.core.op import DataOp
 from hansa.core.predictor import Evaluate, evaluate
 from hansa.core.registry import lookup
-from hansa.core.replies import TIMES, Record
+from hansa.core.replies import FEW, TIMES, Record
 from hansa.core.runtime import Abort, Attend, Clock, Commit, Open, Request
 from hansa.core.task import Known, Task
 from hansa.core.trusted import Trusted
 from hansa.data.prepare import Preparation
+from hansa.experiment.checks import check_settings
+from hansa.experiment.local_work import LocalWork
+from hansa.experiment.settings import Run
+from hansa.metrics.names import higher_is_better
 from hansa.privacy import Privacy
-from hansa.run import lines
-from hansa.run.checks import check_settings
-from hansa.run.settings import Run, higher_is_better
-from hansa.run.work import LocalWork
+from hansa.report.diagnosis import grouped
+from hansa.run import party_fields
 from hansa.select import Kept
 
 log = logging.getLogger("hansa")
@@ -206,14 +208,14 @@ class Training:
                 left = len(self.holdings) - len(refusing)
                 if self.attended is None or attempt + 1 == ATTEMPTS or left < self.attended:
                     told = f"the preparation {preparation.name!r} could not be learned: {reason}"
-                    raise ConfigError(f"{told}; {lines.grouped(reasons)}" if reasons else told) from None
+                    raise ConfigError(f"{told}; {grouped(reasons)}" if reasons else told) from None
                 yield Abort(self.progress.round)
                 yield Attend(0, self.attended, f"prepare-{attempt + 1}-present", refusing)
         self.preparation = (op, payload)
         refused = {self.holdings.name(party) for party in refusing}
         self.unprepared = {party: why for party, why in reasons.items() if party in refused} | self._why()
         if self.unprepared:
-            log.warning("the preparation was learned without some parties: %s", lines.grouped(self.unprepared))
+            log.warning("the preparation was learned without some parties: %s", grouped(self.unprepared))
         if self.test is not None:
             self.test = (op.transform(self.test[0], payload), self.test[1])
         if self.trusted is not None:
@@ -226,11 +228,11 @@ class Training:
     def _told(self, reason: RoundAborted) -> str:
         """Why an exchange outside the rounds came to nothing, with the parties' own reasons."""
         why = self._why()
-        return f"{reason}; {lines.grouped(why)}" if why else str(reason)
+        return f"{reason}; {grouped(why)}" if why else str(reason)
 
     def _why(self) -> dict[str, str]:
         """Why parties are not in the last exchange outside the rounds, by name."""
-        return lines.why(self.last_record, self.run.min_cohort, self.holdings.name)
+        return party_fields.why(self.last_record, self.run.min_cohort, self.holdings.name)
 
     def _refusing(self, strikes: Counter[int]) -> set[int]:
         """Who need not be asked once more for what has failed. A refusal is final, unless it may be due to others: to
@@ -325,13 +327,13 @@ class Training:
         if private is not None:
             line |= private.line(progress.privacy)
         name, least = self.holdings.name, self.run.min_cohort
-        if self.algorithm.participation != "own" and record.asked and len(fed.cohort) <= lines.FEW:
+        if self.algorithm.participation != "own" and record.asked and len(fed.cohort) <= FEW:
             # Poisson draws are left out: they amplify privacy only as long as nobody knows who was drawn.
             line |= {} if select.independent else {"cohort": [name(party) for party in fed.cohort]}
-        line |= lines.refusals(record, least, name)
+        line |= party_fields.refusals(record, least, name)
         if empty is None:
-            line |= lines.caught(fed.findings, record, self.attackers) if self.attackers else {}
-            line |= lines.fused(fed.findings, least, name)
+            line |= party_fields.caught(fed.findings, record, self.attackers) if self.attackers else {}
+            line |= party_fields.fused(fed.findings, least, name)
         return record.metrics | line
 
     def _spending(self, record: Record, empty: bool) -> dict[str, Any]:
@@ -343,7 +345,7 @@ class Training:
         progress.exhausted |= {str(p): True for p, reason in record.missing.items() if reason.startswith(SPENT)}
         if record.spent and (alone or not empty):
             progress.epsilon = max(progress.epsilon, *record.spent.values())
-            if alone and len(self.holdings) <= lines.FEW:
+            if alone and len(self.holdings) <= FEW:
                 progress.epsilons |= {name(party): spent for party, spent in sorted(record.spent.items())}
         if record.delta is None or not progress.epsilon:
             return {}
@@ -404,7 +406,7 @@ class Training:
             expected = {"loss", "accuracy"} if self.objective.loss in ("cross_entropy", "bce") else {"loss"}
             wrong = {"unmeasured": "the parties' numbers add up to no metrics: a party sent wrong numbers"}
             return {**answers.metrics, **(wrong if expected - set(answers.metrics) else {})}
-        return lines.over_parties(answers, self.run.min_cohort, self.holdings.name)
+        return party_fields.over_parties(answers, self.run.min_cohort, self.holdings.name)
 
     @property
     def metric(self) -> str:

@@ -10,15 +10,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from hansa.artifacts import saved_model
+from hansa.artifacts.run_folder import METRICS, PERSONAL, Store, write_atomic
 from hansa.core import codec
 from hansa.core.algorithm import State
 from hansa.core.errors import ConfigError
 from hansa.core.federation import op_config
 from hansa.core.registry import build
-from hansa.run import saved
-from hansa.run.display import Displayed, totals
+from hansa.report.display import Displayed, totals
 from hansa.run.loop import Training
-from hansa.run.store import METRICS, PERSONAL, Store, write_atomic
 
 PERSONAL_BYTES = 2**28  # of parties' own models that are kept with a run, at most
 
@@ -69,10 +69,10 @@ class Result(Displayed):
         """Whether each party has a model of its own."""
         return self._final().personal
 
-    def _final(self) -> saved.Saved:
+    def _final(self) -> saved_model.Saved:
         training = self.training
         name, payload = training.algorithm.predictor(self.state)
-        return saved.Saved(self.described(), build("predictor", name), training.objective, payload,
+        return saved_model.Saved(self.described(), build("predictor", name), training.objective, payload,
                            training.preparation, self.memories)  # fmt: skip
 
     @property
@@ -100,7 +100,7 @@ class Result(Displayed):
     def described(self) -> dict[str, Any]:
         """What the saved model needs to predict in another process, as plain data."""
         training = self.training
-        return saved.describe(training.task, training.objective, training.holdings, training.run.seed)
+        return saved_model.describe(training.task, training.objective, training.holdings, training.run.seed)
 
     def save(self, path: str | Path, replace: bool = False) -> Path:
         """Write the model, the metrics and the summary to a folder that `hansa show` and `hansa.load` can read. A

@@ -7,12 +7,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from hansa.artifacts.run_folder import SUMMARY, Store
 from hansa.core.errors import ConfigError
-from hansa.run.config import Experiment, parse
-from hansa.run.progress import Watch
+from hansa.experiment.config import Experiment, parse
+from hansa.report.progress import Watch
 from hansa.run.result import Result
 from hansa.run.simulate import simulate
-from hansa.run.store import SUMMARY, Store
 
 
 def new_folder(name: str, under: str = "runs") -> Path:

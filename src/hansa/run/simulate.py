@@ -16,6 +16,7 @@ import torch
 
 import hansa
 from hansa.adversary import Adversary, Band, adversaries
+from hansa.artifacts.run_folder import Store
 from hansa.core import codec
 from hansa.core.algorithm import Algorithm
 from hansa.core.determinism import deterministic, threads
@@ -26,15 +27,14 @@ from hansa.core.registry import Part, fill, from_config, to_config
 from hansa.core.runtime import complete
 from hansa.core.task import Holdings, Task
 from hansa.data.picture import table
+from hansa.experiment.settings import Run
 from hansa.local.solver import LocalSolver
 from hansa.privacy import Privacy, spent
 from hansa.privacy import privacy as privacy_of
-from hansa.run.diagnosis import rejected_rounds, without_effect
+from hansa.report.diagnosis import rejected_rounds, without_effect
+from hansa.report.progress import Watch, watcher
 from hansa.run.loop import Training
-from hansa.run.progress import Watch, watcher
 from hansa.run.result import Result
-from hansa.run.settings import Run
-from hansa.run.store import Store
 from hansa.server import Descent
 from hansa.sim.engine import ReferenceEngine
 from hansa.sim.runtime import Simulation, Work, pick_engine

@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING
 from hansa.core.lazy import exports
 
 if TYPE_CHECKING:
+    from hansa.metrics.measures import MEASURES, TO_TARGET, Measure
+    from hansa.metrics.statistics import Difference, Estimate, Ranking
     from hansa.study.cell import Cell
-    from hansa.study.measures import MEASURES, TO_TARGET, Measure
     from hansa.study.perform import compare
     from hansa.study.results import Outcome, Results, Trial
     from hansa.study.spec import Study, parse_study, read_study
-    from hansa.study.statistics import Difference, Estimate, Ranking
 
 # Imported when asked for: worker processes need none of the statistics.
 _FROM = {
-    "Cell": ".cell", "compare": ".perform", "MEASURES": ".measures", "TO_TARGET": ".measures", "Measure": ".measures",
-    "Outcome": ".results", "Results": ".results", "Trial": ".results", "Study": ".spec", "parse_study": ".spec",
-    "read_study": ".spec", "Difference": ".statistics", "Estimate": ".statistics", "Ranking": ".statistics",
+    "Cell": ".cell", "compare": ".perform", "Outcome": ".results", "Results": ".results", "Trial": ".results",
+    "Study": ".spec", "parse_study": ".spec", "read_study": ".spec",
+    **dict.fromkeys(("MEASURES", "TO_TARGET", "Measure"), "hansa.metrics.measures"),
+    **dict.fromkeys(("Difference", "Estimate", "Ranking"), "hansa.metrics.statistics"),
 }  # fmt: skip
 
 __all__ = [

@@ -15,8 +15,9 @@ import torch
 
 import hansa
 from hansa.core.errors import ConfigError, HansaError
+from hansa.core.functions import is_function
 from hansa.core.registry import Part, from_config, to_config
-from hansa.run.config import Experiment, is_function, parse
+from hansa.experiment.config import Experiment, parse
 from hansa.run.simulate import NUMERICS
 from hansa.study.inputs import inputs
 

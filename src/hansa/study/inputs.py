@@ -18,8 +18,9 @@ from typing import Any
 
 import hansa
 from hansa.core.errors import ConfigError, HansaError
+from hansa.core.functions import is_function, load_function
 from hansa.core.registry import Part, from_config
-from hansa.run.config import Experiment, is_function, load_function
+from hansa.experiment.config import Experiment
 
 MAIN = "__main__"  # a script or a notebook
 CHUNK = 2**20

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from hansa.run.progress import CellLine, clock
-from hansa.study.execute import Job
+from hansa.report.progress import CellLine, clock
+from hansa.study.pool import Job
 
 INTERVAL = 0.2  # seconds between two drawings, at least
 

@@ -12,16 +12,17 @@ from typing import Any
 from hansa.core.errors import ConfigError
 from hansa.core.registry import Part, field_default, field_types, nest, to_config
 from hansa.core.task import Task
-from hansa.run.progress import in_notebook
+from hansa.report.progress import in_notebook
 from hansa.study.cell import Cell
-from hansa.study.execute import LOG, Here, Job, Pool, Silence, Watcher, copy_finished, locked
 from hansa.study.inputs import MAIN, modules_of
 from hansa.study.notebook import NotebookBoard
+from hansa.study.pool import LOG, Here, Job, Pool, Silence, Watcher, copy_finished, locked
 from hansa.study.results import Results, Trial, outcome_of
 from hansa.study.spec import Study, cores, lay, parse_study
+from hansa.study.tracking import track_study
 from hansa.study.tune import tune
 from hansa.study.worker import Loader
-from hansa.track import track_study, trackers
+from hansa.track import trackers
 
 
 def perform(study: Study, watch: Watcher | None = None) -> Results:

@@ -6,28 +6,26 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hansa.artifacts.run_folder import SUMMARY, Store, read_json, write_json
 from hansa.core.errors import ConfigError, nearest
-from hansa.run.diagnosis import without_effect
-from hansa.run.display import human_bytes
-from hansa.run.settings import higher_is_better, plain_metric
-from hansa.run.store import SUMMARY, Store, read_json, write_json
-from hansa.study import statistics
+from hansa.metrics import statistics
+from hansa.metrics.measures import MEASURES, TO_TARGET, measure_of, reaches_beyond
+from hansa.metrics.names import higher_is_better, plain_metric
+from hansa.metrics.statistics import Difference, Estimate, Ranking
+from hansa.report.diagnosis import without_effect
+from hansa.report.study_display import Axis, StudyDisplay
 from hansa.study.cell import Cell
-from hansa.study.measures import MEASURES, TO_TARGET, measure_of, reaches_beyond, written
 from hansa.study.spec import Study
-from hansa.study.statistics import Difference, Estimate, Ranking
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 RESULTS = "results.json"
-Axis = Literal["rounds", "bytes", "simulated_seconds"]
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ class Trial:
 
 
 @dataclass(frozen=True, repr=False)
-class Results:
+class Results(StudyDisplay):
     """All runs of a study, to be looked at from every side. Failed runs are in `outcomes` and count nowhere else."""
 
     study: Study
@@ -214,6 +212,10 @@ class Results:
         mean, low, high = (np.array([each[i] for each in found], dtype=np.float64) for i in range(3))
         return grid, mean, low, high
 
+    def only(self, outcomes: list[Outcome]) -> Results:
+        """Some of the runs by themselves."""
+        return Results(self.study, outcomes, [])
+
     def rows(self) -> list[dict[str, Any]]:
         """A row a run: labels, seed, and every measure."""
         return [
@@ -258,63 +260,11 @@ class Results:
             "runs differ"
         )
 
-    def findings(self) -> list[str]:
-        """What the numbers say, in sentences, as the report begins with them."""
-        from hansa.study.findings import Names, findings
-
-        return findings(self, Names(self))
-
-    def plot(self, name: str | None = None) -> Figure:
-        """A picture of the report by its name: the metric against rounds (accuracy-rounds) by default; `pictures` names
-        all that there are."""
-        from hansa.study.report import pictures
-
-        wanted = name or f"{self.metric}-rounds"
-        seen = []
-        for picture in pictures(self):
-            if picture.name == wanted:
-                return picture.figure
-            seen.append(picture.name)
-        raise ConfigError(f"this study has no picture {wanted!r}; it has: {', '.join(seen)}")
-
-    @property
-    def pictures(self) -> list[str]:
-        """The names of the pictures that `plot` can give."""
-        from hansa.study.report import pictures
-
-        return [picture.name for picture in pictures(self)]
-
     def __repr__(self) -> str:
         counts = ((self.algorithms, "algorithm"), (self.settings, "setting"), (self.outcomes, "run"))
         words = [f"{len(found)} {word}{'s' * (len(found) != 1)}" for found, word in counts]
         words += [f"{len(self.failed)} failed"] * bool(self.failed)
         return f"<Results of {self.study.name}: {', '.join(words)}>"
-
-    def _repr_html_(self) -> str:
-        columns = [f"final_{self.metric}", "worst_tenth", "bytes_up"]
-        if self.study.target is not None:
-            columns.insert(1, "rounds_to_target")
-        rows = self.table()
-        columns = [name for name in columns if any(row.get(name) is not None for row in rows)]
-        labels = ["setting", "algorithm", *(measure_of(name, self.metric).label for name in columns)]
-        head = "".join(f'<th scope="col">{escape(label)}</th>' for label in labels)
-        body = ""
-        for row in rows:
-            name = escape(row["algorithm"]) + (" *" if row["best"] else " ~" if row["leads"] else "")
-            cells = "".join(f"<td>{escape(_cell(column, self.metric, row[column]))}</td>" for column in columns)
-            body += f"<tr><td>{escape(row['setting'])}</td><td>{name}</td>{cells}</tr>"
-        note = f"* best final {escape(self.metric)} of the setting, ~ not significantly worse; 95% intervals over seeds"
-        note += f"; {beyond}" if (beyond := self.beyond(columns)) else ""
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><p>{note}</p>"
-
-    def report(self, folder: str | Path | None = None) -> Path:
-        """Write the report (report.html, report.md, plots/) to a folder, the study's own by default; gives the page."""
-        from hansa.study.report import write
-
-        place = folder if folder is not None else self.study.folder
-        if place is None:
-            raise ConfigError("this study has no folder; give report() one")
-        return next(path for path in write(self, place) if path.suffix == ".html")
 
     def save(self, folder: str | Path | None = None) -> Path:
         """Write what `load` needs to a folder, the study's own by default; the runs stay where they are."""
@@ -369,10 +319,3 @@ def _points(history: Sequence[dict[str, Any]], metric: str, against: Axis) -> tu
                 x.append(float(at))
                 y.append(float(line[metric]))
     return np.array(x), np.array(y)
-
-
-def _cell(measure: str, metric: str, found: Estimate | None) -> str:
-    """An estimate in a notebook's table; of bytes, which hardly differ from seed to seed, the mean."""
-    if measure == "bytes_up" and found is not None and found.mean is not None:
-        return human_bytes(found.mean)
-    return written(found, measure=measure_of(measure, metric))

@@ -14,8 +14,8 @@ from typing import Any
 from hansa.adversary import named
 from hansa.core.errors import ConfigError, nearest
 from hansa.core.registry import lookup, nest, registered
-from hansa.run.config import TABLES, merge, read_toml
-from hansa.run.settings import known_metrics
+from hansa.experiment.config import TABLES, merge, read_toml
+from hansa.metrics.names import known_metrics
 from hansa.study.cell import Cell
 from hansa.track.tracker import Tracker, trackers
 
@@ -66,6 +66,10 @@ class Study:
     def base(self) -> dict[str, Any]:
         """The tables that all runs share; how a study is tracked is no part of a run."""
         return {name: table for name, table in self.tree.items() if name not in ("study", "track")}
+
+    def ordered_tree(self) -> dict[str, Any]:
+        """The study as plain data, its tables in the order of the documentation."""
+        return {name: self.tree[name] for name in ("study", *TABLES) if name in self.tree}
 
     def candidates(self, algorithm: str) -> list[dict[str, Any]]:
         """What tuning tries for an algorithm: every combination of the values."""

@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hansa.run.diagnosis import without_effect
-from hansa.run.settings import higher_is_better
-from hansa.run.store import Store
+from hansa.artifacts.run_folder import Store
+from hansa.metrics.names import higher_is_better
+from hansa.report.diagnosis import without_effect
 from hansa.study.cell import Cell, key_of
-from hansa.study.execute import Job
+from hansa.study.pool import Job
 from hansa.study.results import Trial
 from hansa.study.spec import TUNING_SEED, Study
 

@@ -19,12 +19,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hansa.artifacts.run_folder import EXPERIMENT
 from hansa.core.determinism import threads
 from hansa.core.errors import HansaError
 from hansa.data.dataset import Data
-from hansa.run.config import Experiment, load_data, parse
+from hansa.experiment.config import Experiment, load_data, parse
 from hansa.run.simulate import simulate
-from hansa.run.store import EXPERIMENT
 
 TOLD = 0.2  # seconds between two messages about the rounds of a run, at least
 Watch = Callable[[int], None]

@@ -36,17 +36,17 @@ from hansa.core.journal import Journal
 from hansa.core.objective import Objective
 from hansa.core.registry import from_config, to_config
 from hansa.core.runtime import Plan, Request, complete, complete_async
-from hansa.net.federation import init
-from hansa.net.processes import ProcessRuntime
-from hansa.run.config import Experiment, divide, keep_trusted, load_data, parse
-from hansa.run.demo_net import all_run, free_port, processes
+from hansa.experiment.config import Experiment, divide, keep_trusted, load_data, parse
+from hansa.net.aggregator.federation import init
+from hansa.net.local import all_run, free_port, processes
+from hansa.net.operator import Operator
 from hansa.run.loop import Training
-from hansa.run.operate import Operator
 from hansa.run.result import Result
 from hansa.run.simulate import simulate
 from hansa.sim.engine import ReferenceEngine
 from hansa.sim.runtime import Simulation
 from hansa.sim.workers import usable
+from hansa.testing.processes import ProcessRuntime
 
 PARTIES = 4
 TREE: dict[str, Any] = {
@@ -56,7 +56,7 @@ TREE: dict[str, Any] = {
     "run": {"rounds": 3, "seed": 3,
             "devices": {"compute": {"name": "exponential", "mean": 0.1}, "latency": "exponential"}},
 }  # fmt: skip
-PARTY_COMMAND = [sys.executable, "-m", "hansa.run.party"]
+PARTY_COMMAND = [sys.executable, "-m", "hansa.testing.party"]
 
 
 def experiment_for(algorithm: Algorithm, **run: Any) -> Experiment:

@@ -11,7 +11,6 @@ from hansa.core.lazy import exports
 
 if TYPE_CHECKING:
     from hansa.track.session import Session, begin, remembered, track_folder
-    from hansa.track.study import StudySession, track_study
     from hansa.track.tracker import About, Log, Tracker, trackers
 
 # Imported when asked for: a tracker's own process needs none of what a run needs.
@@ -19,12 +18,10 @@ _HOMES = {
     "About": ".tracker",
     "Log": ".tracker",
     "Session": ".session",
-    "StudySession": ".study",
     "Tracker": ".tracker",
     "begin": ".session",
     "remembered": ".session",
     "track_folder": ".session",
-    "track_study": ".study",
     "trackers": ".tracker",
 }
 
@@ -32,12 +29,10 @@ __all__ = [
     "About",
     "Log",
     "Session",
-    "StudySession",
     "Tracker",
     "begin",
     "remembered",
     "track_folder",
-    "track_study",
     "trackers",
 ]
 

@@ -155,7 +155,7 @@ class MLflowLog(Log):
             yield from sorted(path for path in folder.iterdir() if path.is_file() and path.suffix in STUDY)
             return
         if self.about.parent is None and not (folder / "report.html").exists():
-            from hansa.run.report import run_report
+            from hansa.report.run_report import run_report
 
             run_report(folder)
         yield from (folder / name for name in FILES if (folder / name).exists())
@@ -189,7 +189,7 @@ class MLflowLog(Log):
     def _registered(self, folder: Path, name: str) -> str:
         import mlflow
 
-        from hansa.run.saved import load
+        from hansa.artifacts.saved_model import load
         from hansa.track import served
 
         beside = (self.about.record.get("experiment") or {}).get("folder") or "."

@@ -11,7 +11,7 @@ class HansaModel(PythonModel):  # type: ignore[misc]
     """The final model of a run; samples are prepared as in training."""
 
     def load_context(self, context: Any) -> None:
-        from hansa.run.saved import load
+        from hansa.artifacts.saved_model import load
 
         self.model = load(context.artifacts["hansa"])
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 import hansa
+from hansa.artifacts.saved_model import Saved
 from hansa.core.errors import ConfigError
-from hansa.run.saved import Saved
 
 VERSION = hansa.__version__
 

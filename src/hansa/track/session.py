@@ -12,17 +12,14 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from hansa.artifacts.run_folder import SUMMARY, Store, read_json
 from hansa.core import disk
 from hansa.core.errors import ConfigError, DataError
 from hansa.core.registry import to_config
-from hansa.run.store import SUMMARY, Store, read_json
 from hansa.track.delivery import Delivery
 from hansa.track.tracker import About, Line, Tracker, trackers
-
-if TYPE_CHECKING:
-    from hansa.run.result import Result
 
 log = logging.getLogger("hansa")
 TRACKING = "tracking.json"  # in a run's folder: its trackers, and where in them the run is
@@ -31,6 +28,19 @@ TRACKING = "tracking.json"  # in a run's folder: its trackers, and where in them
 def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether two descriptions are of the same tracker; how long it is waited for is no matter."""
     return {**one, "wait": 0} == {**other, "wait": 0}
+
+
+class FinishedRun(Protocol):
+    """What trackers take of a run that has ended well (`hansa.run.Result`)."""
+
+    run_dir: Path | None
+
+    @property
+    def history(self) -> list[Line]: ...
+    @property
+    def summary(self) -> dict[str, Any]: ...
+    def save(self, path: Path) -> Path: ...
+    def keep_personal(self, folder: Path) -> None: ...
 
 
 class Memory:
@@ -129,7 +139,7 @@ class Session:
         for delivery in self._deliveries:
             self._tell(delivery, {"do": "finish", "summary": summary, "folder": str(folder.resolve())})
 
-    def finish_result(self, result: Result) -> None:
+    def finish_result(self, result: FinishedRun) -> None:
         """As `finish`, for a run of this process, which may have no folder."""
         self.follow(result.history)
         try:

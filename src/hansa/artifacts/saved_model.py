@@ -1,0 +1,182 @@
+"""A trained model without the run that made it: what `model.safetensors` needs beside it to predict, and that done.
+
+`model.json` of a run's folder says how the model is made (a registered one by its fields, a function by its name), what
+a sample looks like and, where the aggregator has a test set of its own, two samples of it; it has no party's samples.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hansa.artifacts.run_folder import MODEL, PERSONAL, SERVING, beside, read_json
+from hansa.core import codec
+from hansa.core.errors import ConfigError, DataError
+from hansa.core.federation import op_of
+from hansa.core.functions import double, load_function
+from hansa.core.objective import Objective
+from hansa.core.op import DataOp, Payload
+from hansa.core.params import Params
+from hansa.core.predictor import Predictor
+from hansa.core.registry import Part, build, from_config, to_config
+from hansa.core.task import Known, Task
+
+EXAMPLES = 2  # samples that show what goes in
+SMALL = 10_000  # numbers of them, at most
+Make = Callable[[], nn.Module]
+
+
+def describe(task: Task, objective: Objective, holdings: Known, seed: int) -> dict[str, Any]:
+    """What a saved model needs beside its tensors, as plain data."""
+    example = None
+    if task.test is not None and math.prod(holdings.shape) * EXAMPLES <= SMALL:
+        example = torch.as_tensor(task.test[0][:EXAMPLES]).tolist()
+    features = holdings.test[0].dtype if holdings.test is not None else _features(holdings, objective)
+    return {
+        "model": named(task.model), "dtype": str(objective.dtype).removeprefix("torch."), "seed": seed,
+        "loss": objective.loss if isinstance(objective.loss, str) else None, "bf16": objective.bf16,
+        "shape": list(holdings.shape), "features": str(features).removeprefix("torch."),
+        "classes": holdings.classes, "parties": len(holdings), "example": example,
+    }  # fmt: skip
+
+
+def _features(holdings: Known, objective: Objective) -> torch.dtype:
+    train = getattr(holdings, "train", None)
+    return objective.dtype if train is None else train.x.dtype  # type: ignore[no-any-return]
+
+
+def named(model: Make | None) -> dict[str, Any] | str | None:
+    """How another process can make a model: a registered one by its fields, a function of a module by its name; None
+    where it cannot (a lambda, a function of a notebook), or where there is no model."""
+    if isinstance(model, functools.partial) and model.func is double:
+        model = model.args[0]
+    if isinstance(model, Part):
+        return to_config(model)
+    module, name = getattr(model, "__module__", None), getattr(model, "__qualname__", "<")
+    return None if module in (None, "__main__") or "<" in name or "." in name else f"{module}:{name}"
+
+
+@dataclass
+class Saved:
+    """A final model, of a run just made or read back: `predict` gives the same bits."""
+
+    about: dict[str, Any]
+    predictor: Predictor
+    objective: Objective
+    payload: Payload
+    preparation: tuple[DataOp, Payload] | None
+    memories: Mapping[int, Any]  # what parties add to the model, where each has one of its own
+
+    @property
+    def personal(self) -> bool:
+        """Whether each party has a model of its own."""
+        return self.predictor.personal
+
+    def predict(self, x: Any, party: int | None = None) -> Tensor:
+        """Outputs (class scores, or values) for samples; `party` says whose model, where each has one of its own."""
+        samples = torch.as_tensor(x, device=self.objective.device)
+        if samples.is_floating_point() and self.objective.module is not None:
+            samples = samples.to(self.objective.dtype)
+        if self.preparation is not None:
+            op, learned = self.preparation
+            samples = op.transform(samples, learned)
+        return self.predictor.outputs(self.objective, self._payload(party), samples)
+
+    def model(self, party: int | None = None) -> nn.Module:
+        """The trained module, in evaluation mode; `party` as for `predict`."""
+        if "model" not in self.payload or self.objective.module is None:
+            raise ConfigError(f"{self.predictor.name} trains no torch module; use predict(x)")
+        module = copy.deepcopy(self.objective.module).cpu()
+        return self.objective.spec.load(module, Params(**self._payload(party)["model"])).eval()
+
+    def _payload(self, party: int | None) -> Payload:
+        if not self.personal:
+            return self.payload
+        if party is None or party not in range(self.about["parties"]):
+            raise ConfigError(
+                f"each party has a model of its own: say whose, from party=0 to party={self.about['parties'] - 1}"
+            )
+        if not self.memories:
+            raise ConfigError(
+                "each party has a model of its own, and they are not here: result.save(...) and trackers keep them, "
+                "where they are not too large; parties of a federation keep them themselves"
+            )
+        return self.predictor.own(self.objective, self.payload, dict(self.memories.get(party, {})))
+
+
+def tensors(place: Path) -> dict[str, Any]:
+    """What the file of the final model holds, in the folder of a run or by itself."""
+    path = place if place.is_file() else place / MODEL
+    try:
+        tree = codec.decode(path.read_bytes())
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{place} has no model yet: the run is not finished; `hansa resume` goes on with it"
+        ) from None
+    except DataError as error:
+        raise DataError(f"{path} is damaged: {error}") from None
+    if not isinstance(tree, dict) or "predictor" not in tree:
+        raise DataError(f"{path} holds no model of Hansa's")
+    return tree
+
+
+def load(place: str | Path, folder: str = ".", make: Make | None = None) -> Saved:
+    """The final model of a run's folder, of one with its files of the model alone, or of a model's file with what it
+    needs beside it; functions that make models are looked for in `folder` as well, unless `make` gives an untrained
+    model."""
+    place = Path(place)
+    tree, about = tensors(place), read_json(beside(place) if place.is_file() else place / SERVING)
+    objective = Objective(
+        _factory(about, tree, folder, make), about["loss"] or "mse", about["seed"], bf16=about["bf16"]
+    )
+    if "frozen" in tree:
+        objective.take_frozen(tree["frozen"])
+    payload = tree["payload"] if "payload" in tree else {"model": _params(objective, tree["params"], place)._asdict()}
+    preparation = None
+    if "preparation" in tree:
+        op = op_of(tree["preparation"]["op"], "preparation")
+        if not isinstance(op, DataOp):
+            raise DataError(f"{place} is damaged: its preparation is no preparation")
+        preparation = (op, tree["preparation"]["payload"])
+    own = (place.parent if place.is_file() else place) / PERSONAL
+    memories = codec.decode(own.read_bytes()) if own.exists() else {}
+    mine = {int(party): memory for party, memory in memories.items()}
+    return Saved(about, build("predictor", tree["predictor"]), objective, payload, preparation, mine)
+
+
+def _factory(about: dict[str, Any], tree: dict[str, Any], beside: str, make: Make | None) -> Make | None:
+    model = about["model"]
+    if make is not None:
+        made = make
+    elif model is not None:
+        made = load_function(model, "model", beside) if isinstance(model, str) else from_config("model", model, "model")
+    elif "params" in tree or tree["predictor"] == "personal":
+        raise ConfigError(
+            "the model's function is a lambda, or of a notebook or script, so no other process can make the model; "
+            "define it in a module of its own, or give it to hansa.load(folder), as in model(make_model)"
+        )
+    else:
+        return None
+    return functools.partial(double, made) if about["dtype"] == "float64" else made
+
+
+def _params(objective: Objective, found: dict[str, Tensor], folder: Path) -> Params:
+    module, spec = objective.network(), objective.spec
+    wanted = {entry.name: entry.shape for entry in (*spec.weights, *spec.stats, *spec.counts, *spec.frozen)}
+    saved = {name: tuple(tensor.shape) for name, tensor in found.items()}
+    for name in sorted({*wanted, *saved}):
+        if wanted.get(name) != saved.get(name):
+            raise ConfigError(
+                f"the model of {folder} is not the one that its function makes: {name} is "
+                f"{saved.get(name, 'not there')} in the folder and {wanted.get(name, 'not there')} in the module"
+            )
+    module.load_state_dict(found, strict=False)  # tensors that layers share are saved once
+    return spec.flatten(module)

@@ -1,5 +1,0 @@
-"""Naive Bayes."""
-
-from hansa.bayes.naive import GaussianNB
-
-__all__ = ["GaussianNB"]

@@ -1,0 +1,1 @@
+"""The demonstrations behind `make demo` and `make demo-net`."""

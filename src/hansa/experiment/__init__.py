@@ -1,0 +1,1 @@
+"""Experiments: TOML files and tables as checked objects."""

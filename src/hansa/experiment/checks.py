@@ -1,0 +1,49 @@
+"""What an algorithm and the settings of a run need of each other, checked before anything runs."""
+
+from __future__ import annotations
+
+from hansa.core.algorithm import Algorithm, Problem
+from hansa.core.errors import ConfigError
+from hansa.core.federation import SumProtocol
+from hansa.experiment.settings import Run
+from hansa.fusion import Fusion
+
+
+def check_settings(algorithm: Algorithm, run: Run, problem: Problem, protocol: SumProtocol | None = None) -> None:
+    """Refuse, with the reason, an algorithm and settings of a run that cannot work together."""
+    run.select.check(algorithm, problem)
+    if run.select.watches and protocol is not None:
+        raise ConfigError(
+            f"this selector ({run.select.name}) looks at the loss of each party that trained, which a secure sum "
+            "hides; choose another selector"
+        )
+    if protocol is not None and algorithm.verbs - {"reduce"}:
+        fusion = getattr(algorithm, "fusion", algorithm)
+        raise ConfigError(
+            f"{algorithm.name}: {fusion.name} looks at what each party sends, which a secure sum hides; use the fusion "
+            "'mean' and have each party bound the norm of its own update (privacy.bound), or no secure sum"
+        )
+    needed = run.rules().needed(problem.cohort_size)
+    if needed > problem.cohort_size:
+        raise ConfigError(f"the quorum of {needed} can never be met: a round asks {problem.cohort_size} parties")
+    rule = getattr(algorithm, "fusion", None)
+    used = rule.used(problem.cohort_size) if isinstance(rule, Fusion) else problem.cohort_size
+    if isinstance(rule, Fusion) and run.min_cohort > 1 and used < run.min_cohort:
+        raise ConfigError(
+            f"run.min_cohort: {rule.name} makes the new model of the updates of {used} of {problem.cohort_size} "
+            f"parties, and {run.min_cohort} is the least; use another fusion"
+        )
+    if run.over_select and algorithm.participation != "cohort":
+        raise ConfigError(f"run.over_select: {algorithm.name} has no cohort that a few more could join; leave it out")
+    if run.over_select and run.select.independent:
+        raise ConfigError(
+            f"run.over_select: {run.select.name} draws each party by itself, so no cohort can be exceeded; leave it out"
+        )
+    if algorithm.participation == "own":
+        if run.min_cohort > 1:
+            raise ConfigError(
+                f"run.min_cohort: {algorithm.name} takes updates one by one as they come, so no cohort hides any of "
+                "them; leave it out, or use another algorithm"
+            )
+        if run.deadline is not None:
+            raise ConfigError(f"{algorithm.name} is asynchronous: there is no round to be late for; leave out deadline")

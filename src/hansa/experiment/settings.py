@@ -1,0 +1,127 @@
+"""The settings of a run: what belongs neither to the task nor to the algorithm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from hansa.core.buffers import variances
+from hansa.core.errors import ConfigError, nearest
+from hansa.core.params import ParamSpec
+from hansa.core.replies import Rules
+from hansa.core.task import Holdings
+from hansa.metrics.names import known_metrics
+from hansa.schedule import Fixed, Pace
+from hansa.select import Selector, Uniform
+from hansa.sim.clock import VirtualClock
+from hansa.sim.devices import Devices
+
+
+@dataclass(frozen=True)
+class Run:
+    """The [run] table of an experiment, and the keywords of `hansa.simulate`.
+
+    `cohort` is the fraction of parties a round selects, max(floor(C * K), 1); `cohort_size` a count instead.
+    `pace` says how much local work parties do, round by round; `own` gives single parties, by name or number, a local
+    lr, batch, epochs or steps of their own. `quorum` is a fraction of those asked or a count, and no
+    fewer than `min_cohort` parties are ever summed. A running mean or standard deviation v of the model (BatchNorm) may
+    move by `max_stats` times 1 + |v|. `over_select` asks that share of parties beyond the cohort, and the
+    first to answer make the round. A run stops after
+    `rounds`, when `metric` reaches `target`, when it has not improved in `patience` evaluations, or when bytes or
+    seconds are spent. `precision` says how matrix products are computed (parameters stay in the model's own type);
+    `compile` whether the steps of stacked parties on a GPU are compiled, which takes seconds and is earned back in long
+    runs. Updates that a fusion looks at one by one lie on disk where they take over `reply_memory` bytes. `devices`
+    are the parties' machines and networks in simulated time; an exchange that trains may take `deadline` simulated
+    seconds. A party that cannot finish counts with the steps it has done (`late = "partial"`) or not at all (`"drop"`).
+    """
+
+    rounds: int = 10
+    cohort: float = 1.0
+    cohort_size: int | None = None
+    seed: int = 0
+    select: Selector = Uniform()
+    pace: Pace = Fixed()
+    own: dict = field(default_factory=dict)  # type: ignore[type-arg]
+    engine: Literal["auto", "reference", "workers", "stacked"] = "auto"
+    device: str = "cpu"
+    precision: Literal["float32", "tf32", "bf16"] = "float32"
+    compile: Literal["auto", "on", "off"] = "auto"
+    eval_every: int = 1
+    eval_parties: bool = True
+    target: float | None = None
+    metric: str | None = None
+    patience: int | None = None
+    byte_budget: int | None = None
+    time_budget: float | None = None
+    quorum: int | float = 1
+    min_cohort: int = 1
+    over_select: float = 0.0
+    max_norm: float | None = None
+    max_weight: int | None = None
+    max_stats: float | None = None
+    reply_memory: int = 2**30
+    devices: Devices = Devices()
+    deadline: float | None = None
+    late: Literal["drop", "partial"] = "partial"
+    checkpoint_seconds: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "eval_every"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0.0 <= self.cohort <= 1.0:
+            raise ConfigError(f"cohort is a fraction of the parties in 0..1, got {self.cohort}; cohort_size is a count")
+        if self.cohort != 1.0 and self.cohort_size is not None:
+            raise ConfigError(
+                f"cohort = {self.cohort} and cohort_size = {self.cohort_size} both say how many parties a round "
+                "selects; leave one out"
+            )
+        for name in (
+            "cohort_size",
+            "min_cohort",
+            "patience",
+            "byte_budget",
+            "time_budget",
+            "max_norm",
+            "max_weight",
+            "max_stats",
+            "reply_memory",
+            "deadline",
+        ):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name} must be positive, got {value}")
+        if self.over_select < 0:
+            raise ConfigError(f"over_select is a share beyond the cohort, as in 0.3, got {self.over_select}")
+        if not 0 <= self.checkpoint_seconds <= 10:
+            raise ConfigError(f"checkpoint_seconds must lie in 0..10, got {self.checkpoint_seconds}")
+        for party, table in self.own.items():
+            if not isinstance(table, Mapping):
+                raise ConfigError(f"own.{party}: expected a table of lr, batch, epochs or steps, got {table!r}")
+        object.__setattr__(self, "own", {str(party): dict(table) for party, table in self.own.items()})
+        self.rules()
+        if self.metric is not None and self.metric not in known_metrics():
+            raise ConfigError(f"unknown metric {self.metric!r}{nearest(self.metric, known_metrics())}")
+
+    def size(self, parties: int) -> int:
+        """How many parties a round selects: max(floor(C * K), 1), or the count."""
+        if self.cohort_size is not None:
+            if self.cohort_size > parties:
+                raise ConfigError(f"cohort_size is {self.cohort_size}, but there are {parties} parties")
+            return self.cohort_size
+        return max(math.floor(self.cohort * parties + 1e-9), 1)
+
+    def asked(self, parties: int) -> int:
+        """How many parties a round asks: the cohort, and those beyond it who may come first."""
+        return min(parties, math.ceil(self.size(parties) * (1 + self.over_select) - 1e-9))
+
+    def clock(self, holdings: Holdings) -> VirtualClock:
+        """The simulated time of a run, from its start."""
+        return VirtualClock(self.seed, holdings.train, self.devices, self.deadline, self.late)
+
+    def rules(self, spec: ParamSpec | None = None) -> Rules:
+        """What is demanded of replies; of the buffers of a model too, where it is known."""
+        return Rules(self.quorum, self.min_cohort, self.max_norm, self.max_weight, self.reply_memory, self.max_stats,
+                     () if spec is None else variances(spec))  # fmt: skip

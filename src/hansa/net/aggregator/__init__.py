@@ -1,0 +1,1 @@
+"""The aggregator: server, queue of asks, ledger, jobs, and what its live page shows."""

@@ -1,0 +1,254 @@
+"""The changes that an ask goes through in the ledger, each of them one transaction: opened, answered, closed.
+
+An answer is unique by (job, round, phase, number, party). The same answer again gets the same receipt, another one is
+refused and logged. Who is in an ask is decided once, when it is closed; an answer after that is late, and not fused.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from hansa.core.crash_points import reach
+from hansa.core.errors import DataError, HansaError, ReplayError
+from hansa.core.op import Reply
+from hansa.core.replies import without_numbers
+from hansa.net.aggregator.blobs import Gap
+from hansa.net.aggregator.ledger import Writer
+from hansa.net.aggregator.queue import Key
+from hansa.net.aggregator.registry import Denied
+from hansa.net.aggregator.round import Decision
+from hansa.net.audit.evidence import Notary, Statement, kind_of
+from hansa.net.transport.wire import Answer, Receipt, Work, ask_name, pack, unpack
+
+WHERE = "job = ? AND round = ? AND phase = ? AND number = ?"
+
+
+class Conflict(HansaError):
+    """A party answers an ask otherwise than it did before."""
+
+
+class Unasked(HansaError):
+    """A party answers what it was not asked."""
+
+
+def open_ask(key: Key, digest: str, parties: Sequence[int], now: float) -> Callable[[Writer], str | None]:
+    """Begin an ask, or find it begun, and perhaps closed: how. Another ask in its place is a ReplayError."""
+
+    def change(db: Writer) -> str | None:
+        row = db.one(f"SELECT digest, closed FROM asks WHERE {WHERE}", *key)
+        if row is None:
+            db.run("INSERT INTO asks VALUES (?, ?, ?, ?, ?, ?, ?, NULL)", *key, digest, json.dumps(parties), now)
+            return None
+        if row["digest"] != digest:
+            raise ReplayError(
+                f"replay of round {key[1]} asked something else at {key[2]} {key[3]} than the original run did; was "
+                "the configuration or the code changed?"
+            )
+        closed: str | None = row["closed"]
+        return closed
+
+    return change
+
+
+class NotNow(HansaError):
+    """A party answers an ask that is open, and that its job does not offer just now: it has just been started again, or
+    is about to close it."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """An answer as it came in: whose it is, how long it took, what its party says of it, and which certificate's key
+    signed that."""
+
+    party: int
+    name: str
+    answer: Answer
+    seconds: float
+    statement: Statement
+    certificate: str
+
+
+class Reads(Protocol):
+    """What can be asked of the record, by a change or by others."""
+
+    def one(self, sql: str, *values: Any) -> sqlite3.Row | None: ...
+
+
+@functools.lru_cache(maxsize=16)
+def _parties(text: str) -> frozenset[int]:
+    """Who is asked, as the record has it; it is looked up for each of their answers."""
+    return frozenset(json.loads(text))
+
+
+def whole(text: str, error: str) -> int:
+    """The whole number that a path or a query gives."""
+    if not re.fullmatch(r"[0-9]{1,15}", text):
+        raise DataError(error)
+    return int(text)
+
+
+def named_ask(parts: Mapping[str, str]) -> Key:
+    """The ask that the parts of a path, or of a query, name."""
+    round, number = (whole(parts.get(name, ""), "the request names no ask") for name in ("round", "number"))
+    return parts.get("job", ""), round, parts.get("phase", ""), number
+
+
+def unoffered(db: Reads, key: Key, party: int, name: str) -> HansaError:
+    """Why a party cannot go on with an ask that is not offered to it: it may try again, or it is not asked."""
+    ask = db.one(f"SELECT parties FROM asks WHERE {WHERE} AND closed IS NULL", *key)
+    where = f"{ask_name(*key[1:])} of the job {key[0]}"
+    answered = db.one(f"SELECT 1 FROM replies WHERE {WHERE} AND party = ?", *key, party) is not None
+    if ask is not None and party in _parties(ask["parties"]) and not answered:
+        return NotNow(f"{where} is not offered just now; try again")
+    return Unasked(f"{name} is not asked {where} (any more)")
+
+
+def standing(db: Reads, key: Key, sent: Sent, notary: Notary) -> Receipt | None:
+    """The receipt of an answer that was stored before, or is too late to be; None for one that is to be stored."""
+    before = db.one(f"SELECT receipt FROM replies WHERE {WHERE} AND party = ? AND NOT given_up", *key,
+                    sent.party)  # fmt: skip
+    ask = db.one(f"SELECT parties, closed FROM asks WHERE {WHERE}", *key)
+    if ask is None or sent.party not in _parties(ask["parties"]):
+        raise Unasked(f"{sent.name} was not asked {ask_name(*key[1:])} of the job {key[0]}")
+    if before is not None:
+        receipt = unpack(before["receipt"], Receipt)
+        if receipt.statement != sent.statement.digest():
+            raise Conflict(
+                f"{sent.name} has already answered {ask_name(*key[1:])} of the job {key[0]}, and otherwise; the first "
+                "answer stands"
+            )
+        return receipt
+    return notary.receipt(sent.statement, sent.answer.signature, "late") if ask["closed"] is not None else None
+
+
+def check_answered(work: Work, answer: Answer) -> None:
+    """That an answer was signed for what was asked; a DataError where it was not."""
+    if answer.message != work.message.digest:
+        raise DataError("the answer was signed for another message than the one that was sent")
+    if (answer.model, answer.shown) != (work.model, work.shown):
+        raise DataError("the answer was signed for another base model than the one that was sent")
+
+
+def weight_differs(reply: Reply, answer: Answer) -> str | None:
+    """Why a reply's weight is not what its party signed, or None."""
+    if reply.weight == answer.weight:
+        return None
+    return f"its weight is {reply.weight}, and its party signed {answer.weight}"
+
+
+def store_answer(key: Key, sent: Sent, path: Path | None, rejected: str | None = None,
+                 least: int = 1) -> Callable[[Writer], Receipt]:  # fmt: skip
+    """Keep an answer, once, as an entry of the log; on disk when the change is. `path` is where its blob lies; blobs
+    are discarded by the writer too, so one that is there now will stay. Of one that is `rejected`, for that reason, the
+    blob need not; where the run has a `least` cohort, only the receipt has the numbers in that reason. That its
+    certificate counts is looked at here once more, so that the log never has an answer after the end of the certificate
+    that signed it."""
+
+    def change(db: Writer) -> Receipt:
+        receipt = standing(db, key, sent, db.notary)
+        if receipt is not None:
+            return receipt
+        if path is not None and rejected is None and not path.exists():
+            raise Gap(0)
+        known = db.one("SELECT state FROM certificates WHERE fingerprint = ? AND name = ?", sent.certificate, sent.name)
+        if known is None or known["state"] != "valid":
+            raise Denied(f"the certificate of {sent.name} is not valid here (any more); enrol again with a new token")
+        answer, said, bad = sent.answer, sent.statement, rejected is not None
+        told = without_numbers(rejected) if rejected is not None and least > 1 else rejected
+        digest, size = (answer.blob.digest, answer.blob.size) if answer.blob is not None else (None, 0)
+        outcome = "rejected" if bad else "accepted" if answer.why is None else "refused"
+        detail = said.detail(answer.signature, sent.certificate) | ({"rejected": told} if bad else {})
+        entry = db.log(f"{kind_of(key[2])} {outcome}", key[0], key[1], sent.name, **detail)
+        receipt = db.notary.receipt(said, answer.signature, "rejected" if bad else "accepted", entry - 1, entry,
+                                    db.root(entry), rejected)  # fmt: skip
+        db.run(
+            "INSERT INTO replies (job, round, phase, number, party, blob, size, staged, why, seconds, entry, receipt, "
+            "rejected, spent) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            *key, sent.party, digest, size, answer.staged, told if bad else answer.why, sent.seconds, entry,
+            pack(receipt), bad, bad,
+        )  # fmt: skip
+        reach("reply.written")
+        return receipt
+
+    return change
+
+
+def close_ask(key: Key, enough: int | None, missing: Mapping[int, str]) -> Callable[[Writer], Decision]:
+    """Decide who is in an ask: those who have answered, the first `enough` of them; `missing` says why others are
+    not. An ask that is closed stays as it is."""
+
+    def change(db: Writer) -> Decision:
+        ask = db.one(f"SELECT closed FROM asks WHERE {WHERE}", *key)
+        assert ask is not None
+        if ask["closed"] is not None:
+            return Decision.of(ask["closed"])
+        rows = db.all(f"SELECT party, why FROM replies WHERE {WHERE} ORDER BY seq", *key)
+        came = [row["party"] for row in rows if row["why"] is None]
+        reasons = {**missing, **{row["party"]: row["why"] for row in rows if row["why"] is not None}}
+        reasons |= dict.fromkeys(
+            came[enough:] if enough is not None else (), "the cohort was complete before it answered"
+        )
+        members = set(came[:enough])
+        others = {party: why for party, why in reasons.items() if party not in members}
+        closed = Decision(tuple(sorted(members)), others)
+        db.run(f"UPDATE asks SET closed = ? WHERE {WHERE}", closed.text(), *key)
+        return closed
+
+    return change
+
+
+def take_ticket(key: Key, flights: Mapping[int, Key]) -> Callable[[Writer], int | None]:
+    """Which of the tickets under way comes back next: the one that was before, or the first to be answered, which is
+    kept; None where none is answered yet. Tickets are answered under the key of the ask that submitted them."""
+
+    def change(db: Writer) -> int | None:
+        ask = db.one(f"SELECT closed FROM asks WHERE {WHERE}", *key)
+        assert ask is not None
+        if ask["closed"] is not None:
+            return int(json.loads(ask["closed"])["ticket"])
+        first: tuple[int, int] | None = None
+        for ticket, asked in flights.items():
+            row = db.one(f"SELECT seq FROM replies WHERE {WHERE}", *asked)
+            if row is not None and (first is None or row["seq"] < first[0]):
+                first = (row["seq"], ticket)
+        if first is None:
+            return None
+        db.run(f"UPDATE asks SET closed = ? WHERE {WHERE}", json.dumps({"ticket": first[1]}), *key)
+        return first[1]
+
+    return change
+
+
+def give_up(key: Key, party: int, why: str) -> Callable[[Writer], None]:
+    """Have a ticket come back without a reply, unless its party has answered; what it answers from now on is late."""
+
+    def change(db: Writer) -> None:
+        lost = db.run(
+            "INSERT OR IGNORE INTO replies (job, round, phase, number, party, blob, size, staged, why, seconds, "
+            "given_up) VALUES (?, ?, ?, ?, ?, NULL, 0, 0, ?, 0, 1)", *key, party, why,
+        ).rowcount > 0  # fmt: skip
+        if lost:
+            db.run(f"UPDATE asks SET closed = ? WHERE {WHERE}", Decision((), {party: why}).text(), *key)
+
+    return change
+
+
+def decide(key: Key, found: Callable[[], Any], now: float) -> Callable[[Writer], Any]:
+    """Something that a run took from the world, kept so that a replay takes the same."""
+
+    def change(db: Writer) -> Any:
+        row = db.one(f"SELECT closed FROM asks WHERE {WHERE}", *key)
+        if row is not None:
+            return json.loads(row["closed"])
+        value = found()
+        db.run("INSERT INTO asks VALUES (?, ?, ?, ?, '', '[]', ?, ?)", *key, now, json.dumps(value))
+        return value
+
+    return change

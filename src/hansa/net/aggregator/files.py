@@ -1,0 +1,81 @@
+"""Files as answers: whole or a range, sent a piece at a time to somebody who has to keep taking them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import io
+from pathlib import Path
+from typing import BinaryIO
+
+from aiohttp import web
+
+from hansa.core.errors import DataError, HansaError
+from hansa.net.aggregator.asks import Unasked
+from hansa.net.transport.http import CutOff, Refused, trouble
+from hansa.net.transport.limits import PIECE
+
+SMALL = 2**16  # bytes of a file that is kept in memory for all who fetch it
+
+
+async def served(request: web.Request, path: Path, stall: float,
+                 headers: dict[str, str] | None = None) -> web.StreamResponse:  # fmt: skip
+    """A file, whole or the range that was asked for; also one that is removed meanwhile. What goes wrong once the
+    answer has begun, a piece that is not taken within `stall` seconds too, is a CutOff: there is no second answer.
+    """
+    try:
+        asked = request.http_range
+        data = _small(path)
+        file = open(path, "rb") if data is None else io.BytesIO(data)  # noqa: SIM115
+    except FileNotFoundError:
+        raise Unasked("what was asked for is not here (any more)") from None
+    except ValueError:
+        raise Refused(416, "the range that was asked for cannot be read: expected bytes=FIRST-LAST") from None
+    with file:
+        size = file.seek(0, io.SEEK_END)
+        start = max(0, size + asked.start) if asked.start is not None and asked.start < 0 else asked.start or 0
+        stop = size if asked.stop is None else min(asked.stop, size)
+        if stop <= start and size:
+            return trouble(416, f"the file has {size} bytes", {"Content-Range": f"bytes */{size}"})
+        whole = asked.start is None and asked.stop is None
+        given = {**(headers or {}), **({} if whole else {"Content-Range": f"bytes {start}-{stop - 1}/{size}"})}
+        status, kind = 200 if whole else 206, "application/octet-stream"
+        if data is not None:
+            return web.Response(status=status, body=data[start:stop], headers=given, content_type=kind)
+        out = web.StreamResponse(status=status, headers=given)
+        out.content_type, out.content_length = kind, stop - start
+        try:
+            await _send(request, out, file, start, stop, stall)
+        except ConnectionError:  # who asked has gone
+            raise
+        except (OSError, HansaError) as error:
+            raise CutOff(f"an answer was cut off: {error or 'it was not taken'}") from error
+        return out
+
+
+async def _send(request: web.Request, out: web.StreamResponse, file: BinaryIO, start: int, stop: int,
+                stall: float) -> None:  # fmt: skip
+    async with asyncio.timeout(stall):
+        await out.prepare(request)
+    while start < stop:
+        part = await asyncio.to_thread(_read, file, start, stop)
+        for at in range(0, len(part), PIECE):
+            async with asyncio.timeout(stall):
+                await out.write(part[at : at + PIECE])
+        start += len(part)
+
+
+@functools.lru_cache(maxsize=64)
+def _small(path: Path) -> bytes | None:
+    """The bytes of a file, where they are few: it is called by its hash, so it is read once for all who ask."""
+    with open(path, "rb") as file:
+        data = file.read(SMALL + 1)
+    return data if len(data) <= SMALL else None
+
+
+def _read(file: BinaryIO, start: int, stop: int) -> memoryview:
+    file.seek(start)
+    data = file.read(max(0, min(8 * PIECE, stop - start)))
+    if not data and stop > start:
+        raise DataError("a file is shorter than it was")
+    return memoryview(data)

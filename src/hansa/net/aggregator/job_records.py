@@ -1,0 +1,150 @@
+"""What a deployed job leaves in the ledger: a transaction for each closed round; and the blobs that go when nothing
+needs them any more."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from hansa.core import codec
+from hansa.core.crash_points import reach
+from hansa.core.errors import DataError
+from hansa.net.aggregator.asks import WHERE
+from hansa.net.aggregator.blobs import Blobs
+from hansa.net.aggregator.ledger import Ledger, Writer
+from hansa.net.aggregator.queue import Key
+from hansa.net.aggregator.runtime import Network
+from hansa.net.audit.evidence import state_digests
+
+REASON = 200  # letters, at most, of why a party is not in a round, or a round is empty, in the log's entry
+ACTIVE = "status IN ('waiting', 'running', 'stopping')"
+LASTING = "(phase LIKE 'describe%' OR phase LIKE 'prepare%')"  # whose replies a job needs until it ends
+
+
+class JobRecords:
+    """A job's metrics and checkpoints, in the ledger. Closing a round is one transaction."""
+
+    def __init__(self, job: str, ledger: Ledger, blobs: Blobs, network: Network, trains: bool = True) -> None:
+        self.job, self.ledger, self.blobs, self.network = job, ledger, blobs, network
+        self._trains, self._whole = trains, True
+        self._line: dict[str, Any] = {}
+
+    def _hashes(self, state: Mapping[str, Any]) -> dict[str, str]:
+        """What the log says of the server's state. The model of an algorithm that trains is its parameters, so that a
+        party that is sent them can compare the hash; that of one that brings its own (a tree, say) is the whole."""
+        params, whole = state_digests(state)
+        return {"model": params if self._trains else whole, "state": whole}
+
+    def begin(self, initial: Mapping[str, Any]) -> None:
+        """Note, once, the hashes of the state that a job begins with; from then on asks name the model's of their
+        round. A job that version 0.1.0 has begun goes on as it was: with the hash of the parameters alone."""
+
+        def change(db: Writer) -> dict[str, str]:
+            row = db.one("SELECT detail FROM log WHERE job = ? AND event = 'job begun'", self.job)
+            if row is not None:
+                return json.loads(row["detail"])  # type: ignore[no-any-return]
+            hashes = self._hashes(initial)
+            db.log("job begun", self.job, model=hashes["model"], state=hashes["state"])
+            return hashes
+
+        begun = self.ledger.now(change)
+        self._whole = "state" in begun
+        rows = self.ledger.all("SELECT round, model FROM rounds WHERE job = ?", self.job)
+        self.network.models = {0: begun["model"]} | {row["round"]: row["model"] for row in rows}
+
+    def append(self, line: dict[str, Any]) -> None:
+        self._line = line
+
+    def checkpoint(self, tree: dict[str, Any]) -> None:
+        """Close a round: who is in, by which entries of the log, the hashes of the model before and after, the metrics,
+        and the log's signed head, all at once."""
+        reach("model.save")
+        digest, _ = self.blobs.put(codec.pieces(tree))
+        reach("model.saved")
+        hashes = self._hashes(tree["state"]) if self._whole else {"model": codec.digest(tree["state"]["params"])}
+        model, line = hashes["model"], self._line
+        number = line["round"]
+        empty = line.get("empty")
+        used = [of for of in self.network.used if not of[0][2].startswith("select")] if empty is None else []
+        members = [self.network.parties[party] for party in sorted({party for _, party in used})]
+        told: dict[str, Any] = {
+            name: {party: why[:REASON] for party, why in line[name].items()}
+            for name in ("missing", "rejected") if name in line
+        }  # fmt: skip
+        told |= {"excluded": line["fusion"]["excluded"]} if "fusion" in line else {}
+        under_way = {flight.key for flight in self.network.flights}
+
+        def change(db: Writer) -> list[str]:
+            fused = [_fused(db, key, party, self.network.parties[party]) for key, party in used]
+            size = db.log("round closed", self.job, number, members=fused, before=self.network.models[number - 1],
+                          **hashes, empty=empty and empty[:REASON], **told)  # fmt: skip
+            head = json.dumps(msgspec.structs.asdict(db.head(size, self.job, number, model)))
+            row = (self.job, number, time.time(), json.dumps(members), model, head, json.dumps(line))
+            db.run("INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?)", *row)
+            before = db.one("SELECT checkpoint FROM jobs WHERE id = ?", self.job)
+            db.run("UPDATE jobs SET checkpoint = ? WHERE id = ?", digest, self.job)
+            done = db.all(f"SELECT seq, job, round, phase, number, blob FROM replies WHERE job = ? AND round < ? AND "
+                          f"spent = 0 AND NOT {LASTING}", self.job, number)  # fmt: skip
+            done = [row for row in done if (row["job"], row["round"], row["phase"], row["number"]) not in under_way]
+            db.run(f"UPDATE replies SET spent = 1 WHERE seq IN ({','.join(str(row['seq']) for row in done)})")
+            old = [before["checkpoint"]] if before is not None and before["checkpoint"] != digest else []
+            return [blob for blob in [*old, *(row["blob"] for row in done)] if blob is not None]
+
+        old = self.ledger.now(change)
+        self.network.models[number] = model
+        reach("round.closed")
+        discard(self.ledger, self.blobs, old)
+
+    def restore(self) -> dict[str, Any] | None:
+        row = self.ledger.one("SELECT checkpoint FROM jobs WHERE id = ?", self.job)
+        if row is None or row["checkpoint"] is None:
+            return None
+        try:
+            tree: dict[str, Any] = codec.decode(self.blobs.read(row["checkpoint"]))
+        except (FileNotFoundError, DataError) as error:  # other errors pass: then it is read again
+            raise DataError(f"the checkpoint of {self.job} is damaged: {error}") from None
+        return tree
+
+    def history(self) -> list[dict[str, Any]]:
+        rows = self.ledger.all("SELECT line FROM rounds WHERE job = ? ORDER BY round", self.job)
+        return [json.loads(row["line"]) for row in rows]
+
+
+def _fused(db: Writer, key: Key, party: int, name: str) -> dict[str, Any]:
+    """A reply that a round fused, as the round's entry names it."""
+    row = db.one(f"SELECT entry, blob FROM replies WHERE {WHERE} AND party = ?", *key, party)
+    assert row is not None
+    return {"party": name, "index": row["entry"] - 1, "update": row["blob"]}
+
+
+def needed_blobs(db: Any) -> set[str]:
+    """The blobs that must stay: models, checkpoints and samples of jobs, and replies that were not fused yet."""
+    rows = db.all(
+        f"SELECT model AS blob FROM jobs UNION SELECT checkpoint FROM jobs WHERE {ACTIVE} UNION "
+        f"SELECT central FROM jobs WHERE {ACTIVE} UNION SELECT blob FROM replies WHERE spent = 0"
+    )
+    return {row["blob"] for row in rows if row["blob"] is not None}
+
+
+def discard(ledger: Ledger, blobs: Blobs, candidates: list[str]) -> None:
+    """Forget those of the blobs that nothing needs. The writer does it, which also takes new answers: no answer can
+    come in between. It does it after its commit: what was made unneeded together with it might otherwise still be
+    needed after a power failure."""
+    if not candidates:
+        return
+
+    def unneeded(db: Writer) -> None:
+        for blob in candidates:
+            used = db.one(
+                "SELECT 1 FROM replies WHERE blob = ? AND spent = 0 UNION ALL SELECT 1 FROM jobs WHERE model = ? "
+                f"OR ((checkpoint = ? OR central = ?) AND {ACTIVE})",
+                *[blob] * 4,
+            )
+            if used is None:
+                blobs.discard(blob)
+
+    ledger.now(lambda db: db.after(unneeded))

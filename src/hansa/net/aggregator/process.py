@@ -1,0 +1,170 @@
+"""The aggregator as a process: it starts, serves, and ends cleanly on a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from hansa.core import disk
+from hansa.core.errors import ConfigError
+from hansa.net.aggregator.admin import Admin
+from hansa.net.aggregator.admin_control import AdminControl
+from hansa.net.aggregator.blobs import Blobs
+from hansa.net.aggregator.federation import Federation
+from hansa.net.aggregator.job import Runner
+from hansa.net.aggregator.ledger import Ledger
+from hansa.net.aggregator.live import Live
+from hansa.net.aggregator.queue import Desk
+from hansa.net.aggregator.registry import Registry
+from hansa.net.aggregator.server import Server
+from hansa.net.transport import keys
+from hansa.net.transport.admission import Gate
+from hansa.net.transport.limits import Limits
+from hansa.net.transport.listener import Door
+from hansa.net.transport.process import end_on_signal, log_to_stderr, run_loop
+from hansa.net.transport.prometheus import Metrics
+from hansa.ui.page import Page
+
+log = logging.getLogger("hansa.net")
+FILES = 65536  # that an aggregator may have open, where the system lets it
+SPARE = 256  # of them that are not for connections: the ledger, blobs, messages
+LAST = 5.0  # seconds that requests have to end once they are called off
+MINUTE = 60.0  # seconds between two times at which what was left out of the log is summed up
+
+
+class Aggregator:
+    """The parts of an aggregator, put together over a federation's folder."""
+
+    def __init__(self, federation: Federation) -> None:
+        self.federation = federation
+        self.state = federation.folder / "state"
+        with contextlib.ExitStack() as undo:
+            try:
+                disk.make_folder(self.state)
+                taken = f"another process serves {federation.folder}; stop it first"
+                self._lock = undo.enter_context(disk.lock(self.state / ".lock", taken))
+                self._open(federation, undo)
+            except OSError as error:
+                raise ConfigError(f"cannot work in the folder {self.state}: {error.strerror}") from None
+            undo.pop_all()
+
+    def _open(self, federation: Federation, undo: contextlib.ExitStack) -> None:
+        federation.check()
+        federation.renew_server()
+        self.tls = keys.server_context(federation.folder / "server.pem", federation.private("server.key"),
+                                       federation.folder / "ca.pem")  # fmt: skip
+        federation.private("ca.key")
+        self.metrics = Metrics()
+        self.ledger = Ledger(self.state / "hansa.db", federation.notary(), self.metrics.commit_seconds.observe)
+        undo.callback(self.ledger.close)
+        self.blobs = Blobs(self.state, federation.serve.min_free)
+        self.desk = Desk(federation.serve.absent_after, federation.serve.lease)
+        self.registry = Registry(federation, self.ledger)
+        self.runner = Runner(self.state, self.registry, self.ledger, self.blobs, self.desk, self.metrics)
+
+    async def serve(self, done: asyncio.Event, ready: Any = None) -> None:
+        """Serve until `done`; `ready` is called with the port once parties can come."""
+        table, limits = self.federation.serve, self._limits()
+        self.gate = gate = Gate(limits, self.metrics, self._note, lambda: self.desk.known)
+        server = Server(self.registry, self.ledger, self.blobs, self.desk, self.runner, gate)
+        app = server.app()
+        app.middlewares.insert(0, gate.watched)
+        app.on_response_prepare.append(gate.parting)
+        runner = web.AppRunner(app, access_log=None, keepalive_timeout=limits.idle, shutdown_timeout=1,
+                               lingering_time=min(10.0, limits.stall), max_headers=64, auto_decompress=False,
+                               logger=gate.logger)  # fmt: skip
+        await runner.setup()
+        assert runner.server is not None
+        self.door = door = Door(runner.server, self.tls, limits, self.metrics, gate.strangers)
+        self.admin = admin = Admin(self.state, self.ledger, self.metrics, self._connected, table.min_free,
+                                   gate.logger)  # fmt: skip
+        admin.page = self._page(admin)
+        summing_up = asyncio.ensure_future(_every(MINUTE, gate.note_left_out))
+        try:
+            admin_port = await admin.start(*table.admin_at) if table.admin else None
+            port = await door.start(table.host, table.port)
+            self.runner.resume()
+            admin.starting = False
+            about = {"federation": self.federation.name, "host": table.host, "port": port, "admin": admin_port}
+            log.info("serving", extra={"detail": about})
+            if ready is not None:
+                ready(port)
+            await done.wait()
+        finally:
+            log.info("shutting down")
+            admin.closing = True
+            door.shut()
+            gate.closing.set()
+            self.desk.dismiss()
+            resting = asyncio.ensure_future(asyncio.to_thread(self.runner.close))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limits.shutdown):
+                    await gate.rest()
+            await resting
+            gate.call_off()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAST):  # the record is still open to them
+                    await gate.rest()
+            summing_up.cancel()
+            gate.note_left_out(all=True)
+            await door.close()
+            await runner.cleanup()
+            await admin.stop()
+            self.ledger.close()
+            self._lock.close()
+
+    def _note(self, event: str, **fields: Any) -> None:
+        self.ledger.write(lambda db: db.log(event, **fields))
+
+    def _connected(self) -> int:
+        return len(self.desk.present(self.registry.numbers.values()))
+
+    def _page(self, admin: Admin) -> Page:
+        """The live page on the admin port."""
+        control, table = AdminControl(self.runner), self.federation.serve
+
+        def about() -> dict[str, Any]:
+            return {"starts": control.usable, "stops": control.usable, "starting": admin.starting,
+                    "closing": admin.closing}  # fmt: skip
+
+        return Page(Live(self.runner, about), control, table.admin_hosts, addresses=table.admin_open)
+
+    def _limits(self) -> Limits:
+        """The limits, with no more connections than there can be files."""
+        limits = self.federation.limits
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        files = max(soft, min(FILES, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+        if limits.connections > files - SPARE:
+            about = {"connections": max(1, files - SPARE), "why": f"the process may open {files} files (ulimit -n)"}
+            log.warning("fewer connections than configured", extra={"detail": about})
+            limits = dataclasses.replace(limits, connections=max(1, files - SPARE))
+        return limits
+
+
+async def _every(seconds: float, do: Callable[[], None]) -> None:
+    while True:
+        await asyncio.sleep(seconds)
+        do()
+
+
+def serve(path: Path, as_json: bool = False, listen: str | None = None, admin: str | None = None) -> None:
+    """Run an aggregator until it is told to end (SIGTERM, SIGINT); `listen` and `admin` go before its file."""
+    log_to_stderr(as_json)
+    federation = Federation.open(path)
+    aggregator = Aggregator(dataclasses.replace(federation, serve=federation.serve.listening(listen, admin)))
+
+    async def main() -> None:
+        done = asyncio.Event()
+        end_on_signal(done)
+        await aggregator.serve(done)
+
+    run_loop(main())

@@ -1,0 +1,213 @@
+"""Who may talk to the aggregator: parties and their certificates, tokens, enrolment, rotation, revocation.
+
+A certificate counts only while it is in the ledger as valid; that the CA signed it is not enough. A new one takes the
+place of its owner's older ones when it is first used, so that an answer lost on the way locks nobody out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from hansa.core.errors import ConfigError, HansaError, nearest
+from hansa.net.aggregator.federation import Federation
+from hansa.net.aggregator.ledger import Ledger, Writer
+from hansa.net.transport import keys
+from hansa.net.transport.names import check_distinct, valid_name
+
+DAYS = 90  # that a party's certificate lasts
+TOKEN_DAYS = 30  # that a token can be used
+DECLARE = "INSERT INTO parties (number, name) VALUES ((SELECT coalesce(max(number) + 1, 0) FROM parties), ?)"
+
+
+class Denied(HansaError):
+    """Somebody who is not who he should be, or may not do this."""
+
+
+class Registry:
+    """Parties by name and number, and the certificates that count."""
+
+    def __init__(self, federation: Federation, ledger: Ledger) -> None:
+        self.federation, self.ledger = federation, ledger
+        ledger.now(self._declare(federation.parties))
+        ledger.now(_trust(keys.identity_of(federation.read("operator.pem")), federation.read("operator.pem")))
+        self._valid: dict[str, str] = {}  # fingerprint: state
+        self.numbers: dict[str, int] = {}
+        self.met: set[str] = set()  # who has joined
+        self.reload()
+
+    def reload(self) -> None:
+        """Take what the ledger says."""
+        rows = self.ledger.all("SELECT fingerprint, state FROM certificates WHERE state IN ('new', 'valid')")
+        self._valid = {row["fingerprint"]: row["state"] for row in rows}
+        parties = self.ledger.all("SELECT name, number, joined FROM parties")
+        self.numbers = {row["name"]: row["number"] for row in parties}
+        self.met = {row["name"] for row in parties if row["joined"]}
+
+    def reload_of(self, name: str) -> None:
+        """Take what the ledger says of one name: thousands that come for the first time cost no more."""
+        for row in self.ledger.all("SELECT fingerprint, state FROM certificates WHERE name = ?", name):
+            if row["state"] in ("new", "valid"):
+                self._valid[row["fingerprint"]] = row["state"]
+            else:
+                self._valid.pop(row["fingerprint"], None)
+        party = self.ledger.one("SELECT number, joined FROM parties WHERE name = ?", name)
+        if party is not None:
+            self.numbers[name] = party["number"]
+            (self.met.add if party["joined"] else self.met.discard)(name)
+
+    @property
+    def names(self) -> list[str]:
+        """The parties' names in the order of their numbers."""
+        return sorted(self.numbers, key=self.numbers.__getitem__)
+
+    def lapsed(self) -> set[str]:
+        """The parties that cannot come: without a certificate that counts and without a token that could get one."""
+        rows = self.ledger.all(
+            "SELECT name FROM parties p WHERE NOT EXISTS (SELECT 1 FROM certificates WHERE name = p.name AND role = "
+            "'party' AND state IN ('new', 'valid')) AND NOT EXISTS (SELECT 1 FROM tokens WHERE party = p.name AND "
+            "void = 0 AND certificate IS NULL AND expires > ?)",
+            time.time(),
+        )
+        return {row["name"] for row in rows}
+
+    def number(self, name: str) -> int:
+        if name not in self.numbers:
+            raise ConfigError(f"there is no party {name!r}{nearest(name, self.numbers)}")
+        return self.numbers[name]
+
+    def _declare(self, parties: Sequence[str]) -> Callable[[Writer], None]:
+        def change(db: Writer) -> None:
+            _enter(db, parties)
+            for name in parties:
+                if (token := self.federation.token(name)) is not None:
+                    db.run("INSERT OR IGNORE INTO tokens (digest, party, expires) VALUES (?, ?, ?)",
+                           token.digest(), name, time.time() + TOKEN_DAYS * 86400)  # fmt: skip
+
+        return change
+
+    def admits(self, who: keys.Identity) -> bool:
+        """Whether a certificate counts now."""
+        return who.fingerprint in self._valid and time.time() < who.not_after
+
+    def used(self, who: keys.Identity) -> Callable[[Writer], None] | None:
+        """What is to be noted when a certificate is used for the first time: its owner's older ones end."""
+        if self._valid.get(who.fingerprint) != "new":
+            return None
+
+        def change(db: Writer) -> None:
+            first = db.run("UPDATE certificates SET state = 'valid' WHERE fingerprint = ? AND state = 'new'",
+                           who.fingerprint).rowcount > 0  # fmt: skip
+            if first:  # not if it was revoked in between
+                db.run("UPDATE certificates SET state = 'superseded' WHERE name = ? AND role = ? AND state = 'valid' "
+                       "AND fingerprint != ?", who.name, who.role, who.fingerprint)  # fmt: skip
+                db.log("certificate in use", party=who.name, certificate=who.fingerprint)
+
+        return change
+
+    def joined(self, name: str) -> Callable[[Writer], bool]:
+        """A party was heard of; True the first time."""
+
+        def change(db: Writer) -> bool:
+            first = db.run("UPDATE parties SET joined = 1 WHERE name = ? AND joined = 0", name).rowcount > 0
+            if first:
+                db.log("party joined", party=name)
+            return first
+
+        return change
+
+    def enrol(self, secret: str, request: bytes) -> Callable[[Writer], tuple[str, bytes]]:
+        """A certificate for who shows a token: its name and PEM. The token is good for one key; the same request again
+        gets the same certificate."""
+        name, key = keys.read_request(request)
+        digest, text = keys.secret_digest(secret), key.public_bytes_raw().hex()
+
+        def change(db: Writer) -> tuple[str, bytes]:
+            token = db.one("SELECT party, expires, certificate, void FROM tokens WHERE digest = ?", digest)
+            if token is None or token["party"] != name:
+                raise Denied("the token is not known here for this party; ask the operator for a new one")
+            if token["certificate"] is not None:
+                issued = db.one("SELECT key, pem, state FROM certificates WHERE fingerprint = ?", token["certificate"])
+                if issued is None or issued["key"] != text or issued["state"] not in ("new", "valid"):
+                    raise Denied("the token has been used; ask the operator for a new one")
+                return name, issued["pem"]
+            if token["void"] or token["expires"] < time.time():
+                raise Denied("the token has expired; ask the operator for a new one")
+            pem, fingerprint = self._issue(db, key, name)
+            db.run("UPDATE tokens SET certificate = ? WHERE digest = ?", fingerprint, digest)
+            db.log("enrolled", party=name, certificate=fingerprint, pem=pem.decode())
+            return name, pem
+
+        return change
+
+    def rotate(self, who: keys.Identity, request: bytes) -> Callable[[Writer], tuple[str, bytes]]:
+        """A new certificate for a new key of the same party; the same request again gets the same one."""
+        name, key = keys.read_request(request)
+        if name != who.name:
+            raise Denied(f"{who.name} cannot ask for a certificate of {name}")
+        text = key.public_bytes_raw().hex()
+
+        def change(db: Writer) -> tuple[str, bytes]:
+            issued = db.one("SELECT pem FROM certificates WHERE key = ? AND name = ? AND state IN ('new', 'valid')",
+                            text, name)  # fmt: skip
+            if issued is not None:
+                return name, issued["pem"]
+            pem, fingerprint = self._issue(db, key, name)
+            db.log("certificate rotated", party=name, certificate=fingerprint, pem=pem.decode())
+            return name, pem
+
+        return change
+
+    def _issue(self, db: Writer, key: keys.PublicKey, name: str) -> tuple[bytes, str]:
+        pem = self.federation.issue(key, name, "party", DAYS)
+        who = keys.identity_of(pem)
+        db.run("INSERT INTO certificates VALUES (?, ?, 'party', 'new', ?, ?)", who.fingerprint, name,
+               key.public_bytes_raw().hex(), pem)  # fmt: skip
+        return pem, who.fingerprint
+
+    def invite(self, name: str) -> tuple[keys.Token, Callable[[Writer], None]]:
+        """A new token for a party, old or new; its unused older ones are void."""
+        token = keys.new_token(valid_name(name), self.federation.read("ca.pem"))
+
+        def change(db: Writer) -> None:
+            _enter(db, [name])
+            db.run("UPDATE tokens SET void = 1 WHERE party = ? AND certificate IS NULL", name)
+            db.run("INSERT INTO tokens (digest, party, expires) VALUES (?, ?, ?)", token.digest(), name,
+                   time.time() + TOKEN_DAYS * 86400)  # fmt: skip
+            db.log("invited", party=name)
+
+        return token, change
+
+    def revoke(self, name: str) -> Callable[[Writer], int]:
+        """End all certificates and tokens of a party; how many certificates that were."""
+        self.number(name)
+
+        def change(db: Writer) -> int:
+            ended = db.all("SELECT fingerprint, pem FROM certificates WHERE name = ? AND role = 'party' AND state IN "
+                           "('new', 'valid') ORDER BY fingerprint", name)  # fmt: skip
+            for row in ended:
+                db.run("UPDATE certificates SET state = 'revoked' WHERE fingerprint = ?", row["fingerprint"])
+            db.run("UPDATE tokens SET void = 1 WHERE party = ?", name)
+            db.run("UPDATE parties SET joined = 0 WHERE name = ?", name)
+            db.log("revoked", party=name, certificates={row["fingerprint"]: row["pem"].decode() for row in ended})
+            return len(ended)
+
+        return change
+
+
+def _enter(db: Writer, names: Sequence[str]) -> None:
+    """Enter parties that are not there yet; a name that is easily taken for another party's is refused."""
+    known = {row["name"] for row in db.all("SELECT name FROM parties")}
+    new = [name for name in names if name not in known]
+    check_distinct(new, known)
+    for name in new:
+        db.run(DECLARE, name)
+
+
+def _trust(who: keys.Identity, pem: bytes) -> Callable[[Writer], None]:
+    def change(db: Writer) -> None:
+        key = who.key.public_bytes_raw().hex()
+        db.run("INSERT OR IGNORE INTO certificates VALUES (?, ?, ?, 'valid', ?, ?)", who.fingerprint, who.name,
+               who.role, key, pem)  # fmt: skip
+
+    return change

@@ -1,0 +1,451 @@
+"""The runtime across a network: a job's asks, answered by parties that come for them.
+
+It is called from the job's own thread, and blocks there. Every decision that depends on the world (who answered in
+time, which ticket came back first, who was there as a round began) is in the ledger before it is acted on, so that a
+job that is begun again from its last checkpoint takes the same ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hansa.core import codec, disk
+from hansa.core.crash_points import reach
+from hansa.core.errors import AlgorithmError, ConfigError, DataError, RoundAborted, RuntimeFailure
+from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket, op_config, op_of
+from hansa.core.op import DataOp, Op, Reply
+from hansa.core.replies import TIMES, Malformed, Record, Rules, arrive, combine, expected_size, fault
+from hansa.core.runtime import Abort, Attend, Commit, Open, Request, complete
+from hansa.core.sums import Stored
+from hansa.net.aggregator.asks import WHERE, close_ask, decide, give_up, open_ask, take_ticket, weight_differs
+from hansa.net.aggregator.blobs import Blobs, Damaged, write_pieces
+from hansa.net.aggregator.effects import Do, Steps, Wait, Write
+from hansa.net.aggregator.ledger import Ledger
+from hansa.net.aggregator.queue import Check, Desk, Errand, Key
+from hansa.net.aggregator.round import Answered, Asking, Closed, Decision, Looked, Offer, Started, Withdraw
+from hansa.net.audit.evidence import shown_model
+from hansa.net.transport.wire import Answer, Blob, Work, ask_name, printable
+
+log = logging.getLogger("hansa.net")
+REASON = 1000  # letters, at most, of why a reply is rejected: it may name what the party named
+SLACK = 2**16  # bytes that a reply may be longer than expected: names of metrics
+LOOK = 1e-5  # seconds for each party between two looks at who is there
+TICK = 1.0  # seconds after which a waiting job looks whether somebody has gone absent
+# Where the run does not say: targets and features may be prices, and an update then as long as they are.
+LARGE = 1e9  # times the model's own norm (and one) that an update may have
+FAR = 1e9  # times its value (and one) that a running mean or standard deviation may move
+HEAVY = 10**9  # samples that a party may claim where the run does not say
+WORST = 1e18  # times the square of the model's norm (and one) that a metric may be
+
+
+class Stopped(BaseException):
+    """The operator stopped the job, or the aggregator shuts down; no algorithm may catch it."""
+
+
+@dataclass
+class Flight:
+    """A ticket under way, and the ask that submitted it."""
+
+    ticket: Ticket
+    key: Key
+    op: Op
+    payload: Any
+    since: float
+
+
+@dataclass(frozen=True)
+class Standing:
+    """An ask under way, for those who look on from other threads: they read its machine, and change nothing. `since`
+    and `until` are times of the day."""
+
+    key: Key
+    machine: Asking
+    since: float
+    until: float | None
+
+
+@dataclass
+class Network:
+    """Answers the asks of one job. `parties` are their names, in the order of their numbers."""
+
+    job: str
+    name: str
+    parties: Sequence[str]
+    ledger: Ledger
+    blobs: Blobs
+    desk: Desk
+    messages: Path  # a folder for what parties are to fetch; it may be lost
+    rules: Rules = field(default_factory=Rules)
+    deadline: float | None = None
+    task: dict[str, Any] = field(default_factory=dict)  # what parties must know to take part
+    stopping: Callable[[], bool] = lambda: False
+
+    def __post_init__(self) -> None:
+        self.messages.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.used: tuple[tuple[Key, int], ...] = ()  # the replies that the last round fused, by ask and party
+        self.models: dict[int, str] = {}  # the hash of the global model after each closed round; 0: before the first
+        self._fused: set[tuple[Key, int]] = set()
+        self.refused: set[int] = set()
+        self.preparations: list[dict[str, Any]] = []
+        self.standing: Standing | None = None  # the ask that is waited for
+        self._record = Record()
+        self._base: dict[int, str] = {}
+        self._tip: dict[int, str] = {}
+        self._flights: dict[int, Flight] = {}
+        self._tickets = self._lost = 0
+        self._written: dict[tuple[str, int | None], Blob] = {}
+
+    def answer(self, request: Request) -> Any:
+        """Answer a request, in the job's thread."""
+        return complete(self.steps(request), self.perform)
+
+    def steps(self, request: Request) -> Steps[Any]:
+        """Answer an ask, say who is there, or open, commit or abort a round."""
+        if isinstance(request, Open):
+            self._record, self._lost, self._fused = request.record, 0, set()
+            return frozenset(flight.ticket.party for flight in self._flights.values())
+        if isinstance(request, Commit):
+            reach("round.fused")
+            self._base, self.used = dict(self._tip), tuple(sorted(self._fused))
+            return None
+        if isinstance(request, Abort):
+            self._tip = dict(self._base)
+            return None
+        if isinstance(request, Attend):
+            return (yield from self._attend(request))
+        if request.verb == "submit":
+            return (yield from self._submit(request))
+        if request.verb == "next":
+            return (yield from self._next(request))
+        if request.verb == "exchange":
+            raise ConfigError(
+                "parties that talk to each other would have to do so through the aggregator, in the clear"
+            )
+        return (yield from self._collect(request))
+
+    def perform(self, step: Write | Do | Wait) -> Any:
+        """Do what a step wants, in the job's thread; a job that is to stop is interrupted where it waits."""
+        if isinstance(step, Write):
+            return self.ledger.now(step.change)
+        if isinstance(step, Do):
+            return step.call()
+        if self.stopping():
+            raise Stopped
+        with self.desk.changed:
+            if not step.until():
+                self.desk.changed.wait(step.seconds)
+        return None
+
+    def _attend(self, request: Attend) -> Steps[Sequence[int]]:
+        """The parties that are there as a round begins, once there are so many; on a replay, those that were."""
+        key, told = (self.job, request.round, request.phase, 0), False
+        while True:
+            row = self.ledger.one(f"SELECT closed FROM asks WHERE {WHERE}", *key)
+            here = [p for p in self.desk.present(range(len(self.parties))) if p not in self.refused | request.without]
+            if row is not None or len(here) >= request.needed:
+                if told:
+                    yield self._tell(None)
+                found: list[int] = yield Write(decide(key, lambda here=here: here, time.time()))  # type: ignore[misc]
+                return found
+            if not told:
+                others = set(range(len(self.parties))) - request.without - set(here)
+                away = [self.parties[party] for party in sorted(others)]
+                yield self._tell(f"waiting for {request.needed - len(here)} of: {', '.join(away[:20])}")
+                told = True
+            yield Wait(TICK)
+            yield Do(lambda: time.sleep(len(self.parties) * LOOK))  # not for each that comes: there may be thousands
+
+    def _tell(self, what: str | None) -> Write:
+        """Have those who look at the job see what it waits for."""
+        if what is not None:
+            log.info(what, extra={"job": self.job})
+        return Write(lambda db: db.run("UPDATE jobs SET reason = ? WHERE id = ?", what, self.job).rowcount)
+
+    def _key(self, ask: Ask) -> Key:
+        return self.job, ask.round, ask.phase, ask.index
+
+    def _collect(self, ask: Ask) -> Steps[Reduced | Gathered]:
+        key = self._key(ask)
+        if ask.each:
+            self._record.bytes_down += sum(ask.sizes())
+        elif ask.parties:
+            self._record.bytes_down += codec.size(ask.message(ask.parties[0])) * len(ask.parties)
+        text = yield Write(open_ask(key, ask.digest(), ask.parties, time.time()))
+        reach("ask.opened")
+        decision = Decision.of(text) if text is not None else (yield from self._ask(ask, key))
+        rows, members = {row["party"]: row for row in self._replies(key)}, set(decision.members)
+        self._record.seconds = {party: rows[party]["seconds"] for party in decision.members}
+        declined = {party for party in decision.missing if party in rows and not rows[party]["rejected"]}
+        if declined:
+            self._record.declined.append(declined)
+        if ask.phase == "describe":
+            self.refused |= {party for party in decision.missing if party in rows}
+
+        heaviest = self._heaviest(ask, (rows[party]["blob"] for party in decision.members))
+
+        def outcomes() -> Iterator[tuple[int, Reply | str]]:
+            checks = self.blobs.verifying(rows[party]["blob"] for party in ask.parties if party in members)
+            for party in ask.parties:
+                if party in members:
+                    yield party, self._reply(next(checks), rows[party]["blob"])
+                elif party in rows and rows[party]["rejected"]:
+                    yield party, Malformed(rows[party]["why"])
+                else:
+                    yield party, decision.missing.get(party, "it did not answer")
+
+        answer = combine(ask, outcomes(), self._limited(ask), self._record, self.messages, heaviest)
+        for party in self._record.fused:
+            self._fused.add((key, party))
+            if rows[party]["staged"]:
+                self._tip[party] = ask_name(*key[1:])
+        if isinstance(ask.op, DataOp):
+            self.preparations.append({"op": op_config(ask.op), "payload": dict(ask.payload)})
+        return self._record.timed(answer)
+
+    def _replies(self, key: Key) -> list[Any]:
+        return self.ledger.all(f"SELECT party, blob, staged, why, rejected, seconds FROM replies WHERE {WHERE}", *key)
+
+    def _reply(self, check: Callable[[], Path], digest: str) -> Reply | Malformed:
+        try:
+            return Stored.read(check())
+        except FileNotFoundError:
+            raise RuntimeFailure(f"the reply {digest} is in the ledger and not among the blobs") from None
+        except Damaged as error:  # not the party's fault, and its reply is lost: better than to fuse something else
+            log.error("%s", error, extra={"job": self.job})
+            return Malformed(error)
+        except DataError as error:
+            return Malformed(error)
+
+    def _ask(self, ask: Ask, key: Key) -> Steps[Decision]:
+        """Have an ask answered, as its machine says."""
+        deadline = self.deadline
+        if deadline is not None and ask.phase.startswith(("describe", "prepare")):
+            deadline *= 2.0 ** min(_attempt(ask), 20)  # a job does not begin without it, so who is slow gets his time
+        machine = Asking(ask.parties, ask.enough, deadline, self.desk.absent_after)
+        news = self.desk.watch(key)
+        here = frozenset(self.desk.present(ask.parties))
+        before = {row["party"]: row["why"] for row in self._replies(key)}
+        looked = time.monotonic()
+        commands = machine.handle(Started(looked, here, before))
+        now = time.time()
+        self.standing = Standing(key, machine, now, None if deadline is None else now + deadline)
+        try:
+            while True:
+                for command in commands:
+                    if isinstance(command, Offer):
+                        self.desk.offer(self._offers(ask, command.parties))
+                    elif isinstance(command, Withdraw):
+                        self.desk.withdraw(key, ask.parties)
+                    else:
+                        decision: Decision = yield Write(close_ask(key, ask.enough, command.missing))
+                        machine.handle(Closed(decision))
+                        reach("ask.closed")
+                        return decision
+                look = min(looked + TICK, machine.until)
+                yield Wait(max(0.0, look - time.monotonic()), lambda: bool(news))
+                commands = []
+                for party, why in self.desk.take_news(key):
+                    commands = commands or machine.handle(Answered(party, why))
+                if not commands and time.monotonic() >= look:  # not for every answer: there may be thousands
+                    looked = time.monotonic()
+                    here = frozenset(self.desk.present(machine.waiting))
+                    commands = machine.handle(Looked(looked, here))
+        finally:
+            self.standing = None
+            self.desk.withdraw(key, ask.parties)
+
+    def _limited(self, ask: Ask) -> Rules:
+        """The rules for the replies of an ask. Where the run says nothing else, an update or a metric that dwarfs the
+        model, or a weight that no number of samples is, is taken for an error or an attack."""
+        rules = self.rules.of(ask)
+        rules = dataclasses.replace(rules, max_weight=rules.max_weight or HEAVY, worst=WORST, named_loss=True)
+        if not ask.in_round or ask.op is None:
+            return rules
+        return dataclasses.replace(rules, growth=LARGE, max_stats=rules.max_stats or FAR)
+
+    def _heaviest(self, ask: Ask, digests: Iterable[str]) -> int | None:
+        """The most that a reply to an ask counts for, given the blobs of the replies in it: so many times the median of
+        their weights. It depends on who is in the ask alone. None where the run itself says how heavy replies may be,
+        or nobody would be lighter."""
+        assert ask.op is not None
+        if ask.op.serves or isinstance(ask.op, DataOp) or (ask.in_round and self.rules.max_weight is not None):
+            return None
+        weights = []
+        for digest in digests:
+            with contextlib.suppress(DataError, OSError):  # which are told when the reply is read to be fused
+                weights.append(Stored.read(self.blobs.path(digest)).weight)
+        return TIMES * statistics.median_low(weights) if len(weights) > 1 else None
+
+    def _offers(self, ask: Ask, parties: Sequence[int]) -> list[tuple[int, Errand]]:
+        """An ask as each party gets it, with all that a party which comes late must know. What is the same for all of
+        them is made once: there may be thousands."""
+        name = ask_name(ask.round, ask.phase, ask.index)
+        known = {"task": self.task, "preparations": self.preparations}
+        task = self._publish(("task", len(self.preparations) if self.task else None), lambda: known)
+        pending = {f.ticket.party: ask_name(*f.key[1:]) for f in self._flights.values()}  # one at most
+        rules, task_file = self._limited(ask), self.messages / task.digest
+        model, shown = self.models.get(ask.round), self._shows(ask, ask.payload)
+        shared: tuple[Blob, Path, int, Check] | None = None
+        out = []
+        for party in parties:
+            own = party in ask.each
+            if shared is None or own:
+                message = self._publish((name, party if own else None), lambda party=party: ask.message(party))  # type: ignore[misc]
+                given = message, self.messages / message.digest, *self._expected(ask, party, rules)
+                shared = shared if own else given
+            else:
+                given = shared
+            shows = self._shows(ask, ask.each[party]) if own and "model" in ask.each[party] else shown
+            work = Work(self.job, self.name, party, ask.round, ask.phase, ask.index, given[0], task,
+                        self._base.get(party), self._tip.get(party), pending.get(party),
+                        self.rules.min_cohort, model, shows)  # fmt: skip
+            out.append((party, Errand(work, given[1], task_file, given[2], given[3])))
+        return out
+
+    def _expected(self, ask: Ask, party: int, rules: Rules) -> tuple[int, Check]:
+        """The most bytes that a party's reply may have, and what says why it may not be fused."""
+        op, payload = ask.op, ask.payload_of(party)
+        assert op is not None
+
+        def check(path: Path, answer: Answer) -> str | None:
+            try:
+                reply = Stored.read(path)
+            except DataError as error:
+                return printable(str(error)[:REASON])
+            reason = weight_differs(reply, answer) or fault(reply, op, payload, rules, ask.verb != "gather")
+            return None if reason is None else printable(reason[:REASON])
+
+        return expected_size(op, payload) + SLACK, check
+
+    def _shows(self, ask: Ask, payload: Mapping[str, Any]) -> bool:
+        """Whether a payload holds the very model with which its round began, so that a party can compare the hash."""
+        return ask.round in self.models and shown_model(payload) == self.models[ask.round]
+
+    def _publish(self, name: tuple[str, int | None], tree: Callable[[], Any]) -> Blob:
+        """A file for parties to fetch. It may be lost: a replay makes it again."""
+        if name not in self._written:
+            part = self.messages / "part"
+            blob = Blob(*write_pieces(part, codec.pieces(tree())))
+            disk.rename(part, self.messages / blob.digest)
+            reach("message.rename")
+            self._written[name] = blob
+        return self._written[name]
+
+    def _submit(self, ask: Ask) -> Steps[Ticket]:
+        (party,) = ask.parties
+        assert ask.op is not None
+        key = self._key(ask)
+        self._record.bytes_down += codec.size(ask.message(party))
+        yield Write(open_ask(key, ask.digest(), ask.parties, time.time()))
+        ticket = Ticket(self._tickets, party, ask.round)
+        self._tickets += 1
+        self._flights[ticket.id] = Flight(ticket, key, ask.op, ask.payload, time.monotonic())
+        self._fly(ask)
+        return ticket
+
+    def _fly(self, ask: Ask) -> None:
+        """Offer a ticket's ask to its party, unless it was answered."""
+        if not self._replies(self._key(ask)):
+            self.desk.offer(self._offers(ask, ask.parties))
+
+    def _next(self, request: Ask) -> Steps[Arrival]:
+        if not self._flights:
+            raise AlgorithmError("next() was awaited with no ticket under way")
+        if self._lost > max(100, 10 * len(self.parties)):
+            raise RoundAborted(f"{self._lost} tickets in a row were lost")
+        key = self._key(request)
+        yield Write(open_ask(key, request.digest(), (), time.time()))
+        under_way = {id: flight.key for id, flight in self._flights.items()}
+        while (found := (yield Write(take_ticket(key, under_way)))) is None:
+            if not (yield from self._give_up_absent()):
+                yield Wait(TICK)
+        reach("ticket.taken")
+        flight = self._flights.pop(found)
+        (row,) = self._replies(flight.key)
+        self.desk.withdraw(flight.key, [flight.ticket.party])
+        ask = Ask("submit", *flight.key[1:], flight.op, flight.payload, (flight.ticket.party,))
+        reply = (
+            Malformed(row["why"])
+            if row["rejected"]
+            else row["why"] or self._reply(lambda: self.blobs.verified(row["blob"]), row["blob"])
+        )
+        arrival = arrive(flight.ticket, flight.op, flight.payload, reply, self._limited(ask), self._record)
+        if arrival.reply is None:
+            self._lost += 1
+            return arrival
+        self._lost = 0
+        self._fused.add((flight.key, flight.ticket.party))
+        if row["staged"]:
+            self._tip[flight.ticket.party] = ask_name(*flight.key[1:])
+        return arrival
+
+    def _give_up_absent(self) -> Steps[bool]:
+        """Have the tickets of parties that have gone come back as lost; whether there were any."""
+        here = set(self.desk.present([flight.ticket.party for flight in self._flights.values()]))
+        late = time.monotonic() - self.desk.absent_after  # each ticket is given that time, or one party could lose many
+        gone = [f for f in self._flights.values() if f.ticket.party not in here and f.since <= late]
+        for flight in gone:
+            why = f"it was not heard of for {self.desk.absent_after:g} s"
+            yield Write(give_up(flight.key, flight.ticket.party, why))
+            self.desk.withdraw(flight.key, [flight.ticket.party])
+        return bool(gone)
+
+    @property
+    def flights(self) -> list[Flight]:
+        """The tickets under way."""
+        return list(self._flights.values())
+
+    def snapshot(self) -> dict[str, Any]:
+        """What parties are to remember and the tickets under way, for a checkpoint at a round's end."""
+        payloads = {id(f.payload): f.payload for f in self._flights.values()}  # parties told the same share one
+        places = {name: place for place, name in enumerate(payloads)}
+        flights = [
+            {"id": f.ticket.id, "party": f.ticket.party, "round": f.key[1], "phase": f.key[2], "number": f.key[3],
+             "op": op_config(f.op), "payload": places[id(f.payload)]}
+            for f in self._flights.values()
+        ]  # fmt: skip
+        base = {str(party): ask for party, ask in self._base.items()}
+        return {"base": base, "flights": flights, "payloads": list(payloads.values()), "tickets": self._tickets}
+
+    def saved(self) -> None:
+        """The checkpoint with the last snapshot is on disk: what only earlier rounds needed may go."""
+        needed = {"task", *(ask_name(*flight.key[1:]) for flight in self._flights.values())}
+        kept = {name: blob for name, blob in self._written.items() if name[0] in needed}
+        for blob in set(self._written.values()) - set(kept.values()):
+            (self.messages / blob.digest).unlink(missing_ok=True)
+        self._written = kept
+
+    def close(self) -> None:
+        """Nothing of this job is asked any more."""
+        for flight in self._flights.values():
+            self.desk.withdraw(flight.key, [flight.ticket.party])
+        shutil.rmtree(self.messages, ignore_errors=True)
+
+    def restore(self, tree: Mapping[str, Any]) -> None:
+        """Go on from a snapshot."""
+        self._base = {int(party): ask for party, ask in tree["base"].items()}
+        self._tip = dict(self._base)
+        self._tickets = tree["tickets"]
+        for kept in tree["flights"]:
+            ticket = Ticket(kept["id"], kept["party"], kept["round"])
+            key = (self.job, kept["round"], kept["phase"], kept["number"])
+            op, payload = op_of(kept["op"], where="checkpoint"), tree["payloads"][kept["payload"]]
+            self._flights[ticket.id] = Flight(ticket, key, op, payload, time.monotonic())
+            self._fly(Ask("submit", key[1], key[2], key[3], op, payload, (ticket.party,)))
+
+
+def _attempt(ask: Ask) -> int:
+    """How often what comes before the rounds was tried before: it is asked again until somebody answers."""
+    if ask.phase == "describe":
+        return ask.index
+    phase = ask.phase.partition(".")[0]  # what follows names an exchange within a sum
+    return int(phase.removeprefix("prepare").removeprefix("-") or 0)

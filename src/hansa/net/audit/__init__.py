@@ -1,0 +1,1 @@
+"""The audit log: signed entries, Merkle tree, verification and proofs."""

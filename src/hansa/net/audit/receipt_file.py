@@ -1,0 +1,34 @@
+"""A file of receipts, as an auditor reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from hansa.core import disk
+from hansa.core.errors import DataError
+from hansa.net.audit.evidence import Statement
+from hansa.net.transport.wire import Receipt
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """A line of a file of receipts."""
+
+    receipt: Receipt
+    statement: Statement
+
+
+def read_receipts(path: Path) -> list[Kept]:
+    """The receipts in a file; a last line that was cut off does not count. A DataError where another is none."""
+    try:
+        lines = disk.whole(path.read_bytes()).split(b"\n")[:-1]
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from None
+    decoder, out = msgspec.json.Decoder(Kept), []
+    for number, line in enumerate(lines, 1):
+        try:
+            out.append(decoder.decode(line))
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            raise DataError(f"{path}, line {number}: not a receipt: {error}") from None
+    return out

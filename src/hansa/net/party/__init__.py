@@ -1,0 +1,1 @@
+"""A party of a federation: agent, local store, policy, privacy vault, receipts."""

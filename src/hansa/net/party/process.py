@@ -1,0 +1,86 @@
+"""A party as a process: it enrols, works, renews its certificate, and ends cleanly on a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from hansa.core.errors import ConfigError
+from hansa.net.party.agent import Agent, Worker
+from hansa.net.party.samples import preparer, read_samples
+from hansa.net.party.store import Home
+from hansa.net.transport import keys
+from hansa.net.transport.client import Refusal
+from hansa.net.transport.process import end_on_signal, log_to_stderr, run_loop
+
+log = logging.getLogger("hansa.net")
+RENEW = 30 * 86400  # seconds before its end at which a party renews its certificate
+AGAIN = 86400  # seconds after which it does so again where the authority's own end is near
+
+
+def join(state: Path, data: str, url: str | None = None, token: keys.Token | None = None, target: str | None = None,
+         rotate: bool = False, as_json: bool = False, test: str | None = None) -> None:  # fmt: skip
+    """Run a party until it is told to end. It enrols with a token where it has not done so with this one."""
+    lines = log_to_stderr(as_json)
+    samples = read_samples(data, target, test)
+    home = Home(state)
+    home.settle()
+
+    async def main() -> None:
+        done = asyncio.Event()
+        end_on_signal(done)
+        if token is not None and not home.knows(token):
+            where = url or (home.about()["url"] if home.enrolled else None)
+            if where is None:
+                raise ConfigError("to enrol, give the aggregator's URL: hansa join https://HOST:PORT --token-file ...")
+            if await _unless(done, home.enrol(where, token)):
+                return
+            log.info("enrolled", extra={"party": home.about()["party"]})
+        if not home.enrolled:
+            raise ConfigError(f"{state} holds no enrolled party; give the aggregator's URL and a token to enrol one")
+        lines.party = home.about()["party"]
+        limits = home.policy.limits
+        if home.policy.device == "cpu":  # a GPU's driver reserves far more than it uses
+            limits.confine()
+        worker = Worker(home, preparer(samples, limits.parameters))
+        due = 0.0 if rotate else home.identity().not_after - RENEW
+        while not done.is_set():
+            if home.identity().not_after <= time.time():
+                raise ConfigError(
+                    f"the certificate of {lines.party} has ended; ask the operator for a new token (hansa invite), and "
+                    "give it with --token-file"
+                )
+            async with home.client(url) as client:
+                try:
+                    if time.time() < due:
+                        await _unless(done, Agent(home, client, worker).stay(due))
+                    elif not await _unless(done, home.rotate(client)):
+                        log.info("certificate renewed")
+                        due = max(home.identity().not_after - RENEW, time.time() + AGAIN)
+                except Refusal as error:
+                    raise ConfigError(f"the aggregator sends this party away: {error}") from None
+
+    try:
+        run_loop(main())
+    finally:
+        home.close()
+
+
+async def _unless(done: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Do that, unless told to end before it is done; whether that was so."""
+    doing, told = asyncio.ensure_future(work), asyncio.ensure_future(done.wait())
+    try:
+        await asyncio.wait((doing, told), return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            doing.result()
+        return told.done()
+    finally:
+        for task in (doing, told):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await task

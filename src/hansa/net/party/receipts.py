@@ -1,0 +1,94 @@
+"""A party's receipts: what the aggregator has signed that it has, kept so that it cannot be denied later."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from msgspec import structs
+
+from hansa.core import disk
+from hansa.core.crash_points import reach, steps
+from hansa.core.errors import HansaError
+from hansa.net.audit.evidence import Statement, canonical, receipt_fault, signed_by
+from hansa.net.transport import keys
+from hansa.net.transport.client import Client
+from hansa.net.transport.wire import Receipt
+
+LINE = 2**17  # bytes, of which a line has fewer
+
+
+class BadReceipt(HansaError):
+    """The aggregator does not stand by what it was sent; there is no point in working for it."""
+
+
+class Receipts:
+    """The files `receipts/JOB.jsonl` in a party's folder: a line for each answer, on disk before anything else is done.
+    `log.pem` is the certificate of the key that signs them; it is pinned when it is first needed."""
+
+    def __init__(self, home: Path) -> None:
+        self._home, self.folder = home, home / "receipts"
+        self._log: keys.Identity | None = None
+        self._doubtful: set[Path] = set()  # whose last flush failed: nobody knows what of them is on the disk
+
+    async def expect(self, client: Client, federation: str) -> None:
+        """Know whose signature receipts must have, before anything is sent."""
+        if self._log is None:
+            self._log = await self._pinned(client, federation)
+
+    async def keep(self, receipt: Receipt, statement: Statement, signature: str) -> None:
+        """Check a receipt and keep it; a BadReceipt where it is none for that statement."""
+        assert self._log is not None
+        if self._signed_before(statement, receipt.signature):
+            signature = receipt.signature
+        fault = receipt_fault(receipt, statement, signature, self._log)
+        if fault is not None:
+            raise BadReceipt(f"the aggregator's receipt for {statement.job} {statement.round} is not good: {fault}")
+        line = canonical({"receipt": structs.asdict(receipt), "statement": structs.asdict(statement)})
+        await asyncio.to_thread(self._append, self.folder / f"{statement.job}.jsonl", line + b"\n")
+
+    def _signed_before(self, statement: Statement, signature: str) -> bool:
+        """Whether the party signed this with a key that it had before. The first answer counts, and so does its
+        receipt: one who did not hear of it, got a new certificate and answered again is given the same."""
+        try:
+            former = x509.load_pem_x509_certificates((self._home / "former.pem").read_bytes())
+        except (OSError, ValueError):
+            return False
+        owned = (certificate.public_key() for certificate in former)
+        return any(
+            isinstance(key, Ed25519PublicKey) and signed_by(key, signature, statement.signed_bytes()) for key in owned
+        )
+
+    async def _pinned(self, client: Client, federation: str) -> keys.Identity:
+        path, authority = self._home / "log.pem", (self._home / "ca.pem").read_bytes()
+        if not path.exists():
+            _, pem = await client.call("GET", "/v1/log/certificate", limit=keys.LIMIT)
+            keys.certified(pem, authority, "log", federation)
+            disk.put(path, [pem], steps("private"))
+        return keys.certified(path.read_bytes(), authority, "log", federation)
+
+    def _append(self, path: Path, line: bytes) -> None:
+        disk.make_folder(self.folder)
+        reach("receipts.folder")
+        if path.exists() and ((end := _torn(path)) is not None or path in self._doubtful):
+            disk.put(path, [path.read_bytes()[:end]], steps("private"))  # less a line on which nobody has acted
+        disk.append(path, line)
+        self._doubtful.add(path)
+        disk.flush(path)
+        self._doubtful.discard(path)
+        reach("receipt.fsync")
+        disk.sync_folder(self.folder)
+        reach("receipt.kept")
+
+
+def _torn(path: Path) -> int | None:
+    """Where the last line of a file begins that was cut off as it was written; None where none was."""
+    with open(path, "rb") as file:
+        start = max(0, file.seek(0, os.SEEK_END) - LINE)
+        file.seek(start)
+        tail = file.read()
+    whole = len(disk.whole(tail))
+    return None if whole == len(tail) else start + whole

@@ -1,0 +1,1 @@
+"""Transport: HTTPS listener and client, admission, wire format, keys and signatures, limits."""

@@ -1,0 +1,76 @@
+"""What the aggregator's and a party's process share: the log, the event loop, ending on a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+log = logging.getLogger("hansa.net")
+
+
+class Structured(logging.Formatter):
+    """A line of the log with job, round and party: as JSON, or as a person reads it."""
+
+    party: str | None = None  # whose log this is, where it is a party's
+
+    def __init__(self, as_json: bool) -> None:
+        super().__init__()
+        self._json = as_json
+
+    def format(self, record: logging.LogRecord) -> str:
+        found = {"job": None, "round": None, "party": self.party}
+        found |= {name: getattr(record, name) for name in found if hasattr(record, name)}
+        detail = dict(getattr(record, "detail", None) or {})
+        fields = {k: v for k, v in {**found, **detail}.items() if v is not None}
+        at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
+        trace = self.formatException(record.exc_info) if record.exc_info else ""
+        if self._json:
+            tree = {"at": at, "level": record.levelname.lower(), "event": record.getMessage(), **fields}
+            return json.dumps(tree | ({"trace": trace} if trace else {}), default=str)
+        text = " ".join(f"{name}={value if isinstance(value, (int, float)) else json.dumps(value, default=str)}"
+                        for name, value in fields.items())  # fmt: skip
+        return f"{at} {record.levelname.lower():7} {record.getMessage()}{'  ' + text if text else ''}" + (
+            f"\n{trace}" if trace else ""
+        )
+
+
+def log_to_stderr(as_json: bool) -> Structured:
+    """Have Hansa's log on standard error."""
+    handler, lines = logging.StreamHandler(sys.stderr), Structured(as_json)
+    handler.setFormatter(lines)
+    root = logging.getLogger("hansa")
+    root.handlers, root.propagate = [handler], False
+    root.setLevel(logging.INFO)
+    return lines
+
+
+def run_loop(main: Coroutine[Any, Any, None]) -> None:
+    """Run to the end, on uvloop where there is one."""
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(main)
+    else:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(main)
+
+
+def end_on_signal(done: asyncio.Event) -> None:
+    """Have the first signal set `done`, and the second end the process at once: what counts is on disk."""
+    loop = asyncio.get_running_loop()
+
+    def told(sign: int) -> None:
+        if done.is_set():
+            log.warning("told a second time: ending at once")
+            os._exit(128 + sign)
+        done.set()
+
+    for sign in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(sign, told, sign)

@@ -1,0 +1,62 @@
+"""Why rounds changed nothing, in one sentence with the way out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hansa.core.replies import without_numbers
+
+NAMED, REASONS, LETTERS = 5, 5, 400  # parties of a reason, reasons, and letters of one that a sentence lists
+LOWER = "lower algorithm.local.lr"
+# What all replies of a round were rejected for, by a part of the reason: what is wrong, and what to do.
+KNOWN = {
+    "values that are not finite": ("updates are not finite", LOWER),
+    "the norm of its update": ("updates are longer than run.max_norm allows", f"{LOWER}, or raise run.max_norm"),
+    "its metrics are not finite": ("the training loss is not finite", LOWER),
+}
+
+
+def rejected_rounds(history: Sequence[Mapping[str, Any]]) -> str | None:
+    """What most rounds were empty for, where all of a round's replies were rejected for one reason; None if none were.
+
+    For instance "updates are not finite in 4 of 4 rounds: lower algorithm.local.lr".
+    """
+    reasons = Counter(reason for reason in map(_common_reason, history) if reason is not None)
+    if not reasons:
+        return None
+    reason, count = reasons.most_common(1)[0]
+    rounds = f"in {count} of {len(history)} rounds"
+    for part, (problem, advice) in KNOWN.items():
+        if part in reason:
+            return f"{problem} {rounds}: {advice}"
+    return f"all replies were rejected {rounds}: {reason}"
+
+
+def without_effect(history: Sequence[Mapping[str, Any]]) -> str | None:
+    """Why no round of a run changed the model; None where one did."""
+    if not history or not all("empty" in line for line in history):
+        return None
+    last = history[-1]
+    why = "; ".join(filter(None, (last["empty"], grouped({**last.get("missing", {}), **last.get("rejected", {})}))))
+    return f"no round changed the model: {rejected_rounds(history) or why}"
+
+
+def grouped(reasons: Mapping[str, str]) -> str:
+    """Each distinct reason, after the names of the parties that it is about."""
+    parties: dict[str, list[str]] = {}
+    for party, reason in reasons.items():
+        parties.setdefault(reason, []).append(party)
+    out = []
+    for reason, names in list(parties.items())[:REASONS]:
+        others = f" and {len(names) - NAMED} others" if len(names) > NAMED else ""
+        out.append(f"{', '.join(names[:NAMED])}{others}: {reason[:LETTERS]}")
+    more = len(parties) - REASONS
+    return "; ".join([*out, f"{more} other reasons"] if more > 0 else out)
+
+
+def _common_reason(line: Mapping[str, Any]) -> str | None:
+    """The one reason for which all replies of a round were rejected, without its numbers."""
+    reasons = {without_numbers(reason) for reason in line.get("rejected", {}).values()}
+    return reasons.pop() if "empty" in line and len(reasons) == 1 and not line["replies"] else None

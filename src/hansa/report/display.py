@@ -1,0 +1,173 @@
+"""A run as a person looks at it: one line, a table and curves in a notebook, a frame of pandas."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hansa.core.errors import ConfigError
+from hansa.report.diagnosis import rejected_rounds, without_effect
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+PARTIES = "parties"  # in a round's metrics: what each party measured
+APART = ("rounds", "bytes_up", "bytes_down", "seconds", "simulated_seconds", "run_dir", "stopped", "empty_rounds",
+         "problem")  # fmt: skip
+FIRST = ("accuracy", "auc", "loss")  # of the metrics
+LATEST = ("train_loss", "epsilon", "epsilon_aggregator", "delta")  # of any round, also one without an evaluation
+
+
+class Displayed:
+    """What has an `experiment` (the run's record), a `history` (an entry a round) and a `summary`."""
+
+    experiment: dict[str, Any]
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        raise NotImplementedError
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    @property
+    def _algorithm(self) -> str:
+        return str(self.experiment.get("algorithm", {}).get("name", "run"))
+
+    def to_frame(self, parties: bool = False) -> DataFrame:
+        """The rounds as a pandas frame, one row each, with the round as its index.
+
+        Columns are the numbers of the history: metrics (NaN in rounds that were not evaluated), bytes, seconds. What a
+        round says about single parties is counted: `missing`, `rejected`, `excluded` (by the fusion). With
+        `parties=True` instead what each party measured on its own test samples, one row a round and party.
+        """
+        pandas = _pandas()
+        if not parties:
+            return pandas.DataFrame([_flat(line) for line in self.history] or {"round": []}).set_index("round")
+        found = [
+            {"round": line["round"], "party": name, **metrics}
+            for line in self.history
+            for name, metrics in line.get(PARTIES, {}).items()
+        ]
+        if not found:
+            raise ConfigError(
+                "no party has measured anything of its own: give the task party_tests (in a file: task.party_test)"
+            )
+        return pandas.DataFrame(found).set_index(["round", "party"])
+
+    def plot(self) -> Figure:
+        """Learning curves: loss, and scores on the test samples where there are some, against rounds."""
+        from hansa.report import plots
+
+        figure = plots.learning(self.history)
+        if figure is None:
+            raise ConfigError("there is nothing to plot: no loss and no score was measured in any round")
+        return figure
+
+    def __repr__(self) -> str:
+        summary = self.summary
+        metrics = [f"{name} {summary[name]:.4f}" for name in ("accuracy", "loss") if summary.get(name) is not None]
+        rounds = f"{summary['rounds']} round" + "s" * (summary["rounds"] != 1)
+        return f"<{type(self).__name__} of {', '.join([self._algorithm, rounds, *metrics])}, {_stopped(summary)}>"
+
+    def _repr_html_(self) -> str:
+        from hansa.report import plots
+
+        rows = "".join(
+            f'<tr><th scope="row" style="text-align: left">{html.escape(name)}</th><td>{html.escape(value)}</td></tr>'
+            for name, value in rows_of(self.summary)
+        )
+        table = f"<table><caption><b>{html.escape(self._algorithm)}</b></caption><tbody>{rows}</tbody></table>"
+        curves = plots.learning(self.history)
+        image = ""
+        if curves is not None:
+            data = base64.b64encode(plots.png(curves)).decode()
+            image = (
+                f'<img alt="Learning curves" style="max-width: 40em; width: 100%" src="data:image/png;base64,{data}">'
+            )
+        return (
+            f'<div style="display: flex; flex-wrap: wrap; gap: 1.5em; align-items: flex-start">{table}'
+            f'<div style="flex: 1 1 24em">{image}</div></div>'
+        )
+
+
+def rows_of(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """A summary as a person reads it: what it is, and its value."""
+    empty = f", {summary['empty_rounds']} of them empty" if summary["empty_rounds"] else ""
+    rows = [("rounds", f"{summary['rounds']} ({_stopped(summary)}{empty})")]
+    rows += [("problem", summary["problem"])] if "problem" in summary else []
+    for name in sorted(set(summary) - set(APART), key=lambda n: (n not in FIRST, n.startswith("party_"), n)):
+        value = summary[name]
+        if value is not None:
+            label = "AUC" if name == "auc" else name.replace("_", " ")
+            rows.append((label, _number(value) if isinstance(value, float) else str(value)))
+    rows.append(("bytes up / down", f"{human_bytes(summary['bytes_up'])} / {human_bytes(summary['bytes_down'])}"))
+    rows.append(("seconds", f"{summary['seconds']:.1f}"))
+    if summary.get("simulated_seconds") is not None:
+        rows.append(("simulated seconds", f"{summary['simulated_seconds']:.1f}"))
+    return rows
+
+
+def _number(value: float) -> str:
+    """Four decimals, or as many digits of a number that is too small for them (a delta)."""
+    return f"{value:.4f}" if value == 0 or abs(value) >= 1e-3 else f"{value:.3g}"
+
+
+def human_bytes(count: float) -> str:
+    """Bytes as a person reads them."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def totals(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The summary of rounds: metrics of the last evaluation, the last training loss, the privacy spent, sums of bytes,
+    and the time it took."""
+    last: Mapping[str, Any] = next((line for line in reversed(history) if "loss" in line), {})
+    numbers = {k: v for k, v in last.items() if isinstance(v, float) and k not in ("seconds", "simulated_seconds")}
+    numbers |= {name: line[name] for line in history for name in LATEST if line.get(name) is not None}
+    end: Mapping[str, Any] = history[-1] if history else {}
+    problem = without_effect(history) or rejected_rounds(history)
+    up, down = (sum(line[name] for line in history) for name in ("bytes_up", "bytes_down"))
+    return {
+        **numbers, "rounds": end.get("round", 0), "accuracy": last.get("accuracy"), "loss": last.get("loss"),
+        "bytes_up": up, "bytes_down": down,
+        "seconds": round(end.get("seconds", 0.0), 3), "simulated_seconds": end.get("simulated_seconds"),
+        "empty_rounds": sum("empty" in line for line in history), **_exclusion(history),
+    } | ({} if problem is None else {"problem": problem})  # fmt: skip
+
+
+def _exclusion(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Precision and recall of who was left out, over the rounds in which they were measured."""
+    found: dict[str, float] = {}
+    for name in ("exclusion_precision", "exclusion_recall"):
+        values = [line[name] for line in history if name in line]
+        found |= {name: sum(values) / len(values)} if values else {}
+    return found
+
+
+def _stopped(summary: Mapping[str, Any]) -> str:
+    return str(summary.get("stopped") or "not finished")
+
+
+def _flat(line: Mapping[str, Any]) -> dict[str, Any]:
+    """A round's numbers and words; of what it says about single parties, how many they are."""
+    out = {name: value for name, value in line.items() if not isinstance(value, (dict, list))}
+    out |= {"missing": len(line.get("missing", ())), "rejected": len(line.get("rejected", ()))}
+    if "fusion" in line:
+        out["excluded"] = len(line["fusion"]["excluded"])
+    return out
+
+
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ImportError:
+        raise ConfigError("to_frame() needs pandas: pip install 'hansa[notebook]'") from None
+    return pandas

@@ -1,0 +1,146 @@
+"""The report of a run: what it measured, who took part, and its exact configuration."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hansa.artifacts.run_folder import REPORT, SUMMARY, Store, read_json
+from hansa.core.replies import FEW
+from hansa.report import fusion_shares as forensics
+from hansa.report import plots
+from hansa.report.html import Detail, Picture, Section, Sheet, write_report
+
+ASKED = 200  # parties of which the report says how often they were asked
+NAMES = {
+    "auc": "AUC",
+    "bytes_down": "bytes to the parties",
+    "bytes_up": "bytes from the parties",
+    "train_loss": "training loss",
+}
+
+
+def run_report(run_dir: Path) -> Path:
+    """Write `report.html` into a run's folder from what the run left there; a run not finished is reported so far."""
+    store = Store(run_dir)
+    record, history = store.experiment(), store.history()
+    summary: dict[str, Any] = read_json(store.path / SUMMARY) if (store.path / SUMMARY).exists() else {}
+    algorithm = record.get("algorithm", {}).get("name", "run")
+    intro = [_story(algorithm, history, summary)]
+    tables: list[Section] = [_numbers(summary, history)]
+    evaluated = next((line for line in reversed(history) if "parties" in line), None)
+    if evaluated is not None:
+        tables.append(_parties(evaluated["parties"], evaluated["round"]))
+    attackers: list[str] = record.get("attackers", [])
+    found = forensics.table(history, attackers)
+    if found:
+        kind = ("kind",) if attackers else ()
+        header = ("party", *kind, "rounds seen", "left out", "rejected", "mean share")
+        note = "Left out: its share was under half of the mean share of the round. Rejected: never fused at all."
+        tables.append(Sheet("Part in the model, party by party", header, found, note=note))
+    asked = _asked(history)
+    tables += [asked] if asked is not None else []
+    lost = _lost(history)
+    tables += [lost] if lost is not None else []
+    exact = json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False)
+    details = [Detail("Exact configuration", exact, code=True)]
+    title = f"{algorithm}: {store.path.resolve().name}"
+    pictures = _pictures(history, summary)
+    parts = forensics.figure(history, attackers)
+    if parts is not None:
+        caption = "The share of each party in each fused update. Grey: not in the round, or its reply was rejected."
+        pictures.append(Picture("What the fusion found", caption, parts))
+    return write_report(store.path / REPORT, title, intro, [*tables, *pictures, *details])
+
+
+def _pictures(history: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> list[Picture]:
+    pictures = []
+    curves = plots.learning(history)
+    if curves is not None:
+        pictures.append(Picture("Learning curves", "Each point is a round in which it was measured.", curves))
+    timed = plots.over_time(history)
+    if timed is not None:
+        caption = "The same against simulated time, which passes unevenly: a round lasts as long as its slowest party."
+        pictures.append(Picture("Learning over simulated time", caption, timed))
+    if history:
+        up, down = ([float(line.get(name, 0)) for line in history] for name in ("bytes_up", "bytes_down"))
+        before = (max(0.0, summary.get("bytes_up", 0) - sum(up)), max(0.0, summary.get("bytes_down", 0) - sum(down)))
+        before = before if summary else (0.0, 0.0)
+        caption = "Bytes as the wire carries them. What was exchanged to prepare the data counts as round 0."
+        pictures.append(Picture("Bytes exchanged", caption, plots.traffic(up, down, before)))
+    replies = plots.answers(history)
+    if replies is not None:
+        caption = "A missing party did not answer; a rejected reply was not fused."
+        pictures.append(Picture("Replies", caption, replies))
+    return pictures
+
+
+def _story(algorithm: str, history: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> str:
+    if not summary:
+        return f"{algorithm}, {len(history)} rounds so far; the run is not finished."
+    problem = f" Problem: {summary['problem']}." if "problem" in summary else ""
+    rounds = summary.get("rounds", len(history))
+    return f"{algorithm}, {rounds} rounds; it ended because: {summary.get('stopped')}.{problem}"
+
+
+def _numbers(summary: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> Sheet:
+    """The last evaluation and the totals."""
+    last = next((line for line in reversed(history) if "loss" in line), history[-1] if history else {})
+    source = summary or {k: v for k, v in last.items() if k not in ("seconds", "simulated_seconds")}
+    rows = []
+    for name in sorted(source, key=lambda n: (n not in ("accuracy", "auc", "loss"), n.startswith("party_"), n)):
+        value = source[name]
+        if name not in ("asked", "replies", "run_dir", "stopped", "round", "rounds") and isinstance(
+            value, (int, float)
+        ):
+            rows.append(
+                (NAMES.get(name, name.replace("_", " ")), f"{value:,}" if isinstance(value, int) else f"{value:.4g}")
+            )
+    return Sheet("In numbers", ("", "value"), rows)
+
+
+def _parties(parties: Mapping[str, Mapping[str, float]], at: int) -> Sheet:
+    metrics = sorted({metric for found in parties.values() for metric in found})
+    rows = [(name, *(f"{found[m]:.4f}" if m in found else "-" for m in metrics)) for name, found in parties.items()]
+    return Sheet(f"Parties, after round {at}", ("party", *metrics), rows, note="Each on its own test samples.")
+
+
+def _asked(history: Sequence[Mapping[str, Any]]) -> Sheet | None:
+    """In how many rounds each party was asked, and was in what was fused; None where the rounds do not say."""
+    asked, used = Counter[str](), Counter[str]()
+    for line in history:
+        cohort = line.get("cohort", ())
+        asked.update(cohort)
+        without = {*line.get("missing", ()), *line.get("rejected", ())} if "empty" not in line else set(cohort)
+        used.update(party for party in cohort if party not in without)
+    if not asked:
+        return None
+    parties = sorted(asked, key=lambda party: (int(party) if party.isdigit() else -1, party))
+    rows = [(party, f"{asked[party]:,}", f"{used[party]:,}") for party in parties[:ASKED]]
+    notes = [f"The first {ASKED} of {len(parties):,} parties that were asked."] if len(parties) > ASKED else []
+    told = sum("cohort" in line for line in history)
+    notes += [f"Of the {told:,} rounds with a cohort of at most {FEW} parties."] if told < len(history) else []
+    return Sheet("Who was asked", ("party", "rounds asked", "rounds answered"), rows, note=" ".join(notes))
+
+
+def _lost(history: Sequence[Mapping[str, Any]]) -> Sheet | None:
+    """Who was missing or rejected, how often, and the last reason; None where all answered."""
+    count: Counter[tuple[str, str]] = Counter()
+    reason: dict[tuple[str, str], str] = {}
+    for line in history:
+        for kind in ("missing", "rejected", "unprepared"):
+            for party, why in line.get(kind, {}).items():
+                count[party, kind] += 1
+                reason[party, kind] = why
+    if not count:
+        return None
+    rows = [(party, kind, f"{n:,}", reason[party, kind]) for (party, kind), n in count.most_common(100)]
+    notes = [f"The 100 most frequent of {len(count):,}."] if len(count) > 100 else []
+    if any(kind == "unprepared" for _, kind in count):
+        notes.append("Unprepared: the preparation of the features was learned without the party's samples.")
+    return Sheet(
+        "Missing and rejected", ("party", "what", "rounds", "last reason"), rows, note=" ".join(notes), prose=True
+    )

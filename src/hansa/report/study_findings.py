@@ -1,0 +1,222 @@
+"""What a study's numbers say, in sentences; each is made from the numbers and left out where they do not show it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from hansa.metrics.measures import measure_of, number, reaches_beyond
+from hansa.metrics.statistics import Estimate
+from hansa.report.plots import shortened, shown
+from hansa.report.study_display import StudyDisplay
+from hansa.report.study_plots import Look, is_percent, look, title
+
+FEW = 4  # settings up to which each has a sentence of its own
+
+
+class Names:
+    """Labels, which are the user's text, as they can be shown: each in one line, and shorter still in figures. Labels
+    that differ stay different."""
+
+    def __init__(self, results: StudyDisplay) -> None:
+        self.title = shortened(results.study.name, 80) or "study"
+        self.algorithms = dict(zip(results.algorithms, distinct(results.algorithms, 48, shortened), strict=True))
+        self.settings = dict(zip(results.settings, distinct(results.settings, 60, shortened), strict=True))
+        short = distinct(results.algorithms, 26, shown)
+        self.looks: dict[str, Look] = {
+            label: look(at, name) for at, (label, name) in enumerate(zip(results.algorithms, short, strict=True))
+        }
+        self.panels = dict(zip(results.settings, distinct(results.settings, 34, shown), strict=True))
+
+
+def line(text: str) -> str:
+    """A sentence or label in one line."""
+    return shortened(text, 1000)
+
+
+def distinct(labels: Sequence[str], most: int, cut: Callable[[str, int], str]) -> list[str]:
+    """Labels cut short, and numbered where they would be alike."""
+    seen: Counter[str] = Counter()
+    out = []
+    for label in labels:
+        short = cut(label, most) or "(no name)"
+        seen[short] += 1
+        out.append(short if seen[short] == 1 else f"{short} ({seen[short]})")
+    return out
+
+
+def listed(items: Sequence[str], most: int = 6) -> str:
+    """Items as a sentence names them."""
+    if len(items) > most:
+        return f"{', '.join(items[:most])} and {len(items) - most} more"
+    return " and ".join([*([", ".join(items[:-1])] if len(items) > 1 else []), *items[-1:]])
+
+
+def value(found: float, metric: str) -> str:
+    """A metric's value as it is read: shares in percent."""
+    return f"{100 * found:.2f} %" if is_percent(metric) else number(found)
+
+
+def findings(results: StudyDisplay, names: Names) -> list[str]:
+    """The study in a few paragraphs."""
+    told = [_what(results), " ".join([*_best(results, names), *_tested(results)]), *_target(results, names)]
+    told += _lost(results, names)
+    failed = len(results.failed)
+    if failed:
+        told.append(f"{failed} of {len(results.outcomes)} runs failed; why is told below, and they count nowhere.")
+    return [paragraph for paragraph in told if paragraph]
+
+
+def _what(results: StudyDisplay) -> str:
+    counts = (
+        (len(results.algorithms), "algorithm"), (len(results.settings), "setting"),
+        (len(results.study.seeds), "seed"), (len(results.outcomes), "run"),
+    )  # fmt: skip
+    a, s, k, n = (f"{count:,} {word}{'s' * (count != 1)}" for count, word in counts)
+    rounds = max((outcome.history[-1]["round"] for outcome in results.outcomes if outcome.history), default=0)
+    task = results.study.tree.get("task", {})
+    parts = [_part(task.get(kind)) for kind in ("dataset", "model")]
+    on = " with ".join(part for part in parts if part)
+    long = f", of up to {rounds:,} rounds" if rounds else ""
+    return f"{a}, {s}, {k}: {n}{long}{f', on {on}' if on else ''}."
+
+
+def _part(given: object) -> str:
+    name = given.get("name") if isinstance(given, dict) else given
+    return line(str(name)) if name else ""
+
+
+def _best(results: StudyDisplay, names: Names) -> list[str]:
+    """Who was best where."""
+    first = {setting: order[0] for setting in results.settings if (order := results.order(setting))}
+    what = f"final {title(results.metric).removesuffix(', %')}"
+    if not first and len(results.failed) == len(results.outcomes):
+        return ["Every run failed, so there is nothing to compare."]
+    if not first:
+        return [f"No run has a {what}, so there is nothing to compare."]
+    if len(first) > FEW:
+        wins = Counter(first.values()).most_common()
+        told = [f"{names.algorithms[name]} in {count}" for name, count in wins]
+        return [f"Best {what}: {listed(told)} of {len(first)} settings."]
+    told = []
+    for setting, best in first.items():
+        found = results.estimate(f"final_{results.metric}", best, setting)
+        where = f" in {names.settings[setting]}" if len(results.settings) > 1 else ""
+        if len(results.order(setting)) == 1:
+            told.append(f"{names.algorithms[best]} ends{where} at {_estimate(found, results.metric)}.")
+            continue
+        told.append(f"{names.algorithms[best]} has the best {what}{where}, {_estimate(found, results.metric)}")
+        told[-1] += f"{_against(results, names, setting)}."
+    return told
+
+
+def _against(results: StudyDisplay, names: Names, setting: str) -> str:
+    """Who of the others is significantly worse than the best, in the shorter of two ways."""
+    if len(results.study.seeds) < 2:
+        return ""
+    leaders, order = results.leaders(setting), results.order(setting)
+    others = [names.algorithms[name] for name in leaders[1:]]
+    worse = [names.algorithms[name] for name in order if name not in leaders]
+    if not worse:
+        return "; no other is significantly worse"
+    if not others:
+        return "; all others are significantly worse"
+    if len(worse) <= len(others):
+        return f"; of the others {listed(worse)} {'is' if len(worse) == 1 else 'are'} significantly worse"
+    return f"; {listed(others)} {'is' if len(others) == 1 else 'are'} not significantly worse"
+
+
+def _lost(results: StudyDisplay, names: Names) -> list[str]:
+    """Who ended without a number."""
+    told = []
+    for name in results.algorithms:
+        ended = [outcome for setting in results.settings for outcome in results.runs(name, setting)]
+        ends = [[line for line in outcome.history if "loss" in line][-1:] for outcome in ended]
+        lost = sum(bool(end) and end[0]["loss"] is None for end in ends)
+        if lost:
+            told.append(f"{names.algorithms[name]} in {lost} of {len(ended)}")
+    return [f"Runs that diverged, so that their loss is no number at the end: {listed(told)}."] if told else []
+
+
+def _estimate(found: Estimate | None, metric: str) -> str:
+    if found is None or found.mean is None:
+        return "no number"
+    if found.low is None or found.high is None:
+        return value(found.mean, metric)
+    half = (found.high - found.low) / 2
+    beyond = reaches_beyond(found, measure_of(f"final_{metric}", metric))
+    note = " (an interval beyond the possible values: meaningless, with too few seeds)" if beyond else ""
+    if is_percent(metric):
+        return f"{100 * found.mean:.2f} ± {100 * half:.2f} %{note}"
+    return f"{number(found.mean)} ± {number(half)}{note}"
+
+
+def _tested(results: StudyDisplay) -> list[str]:
+    """How many differences are significant, and what the ranks say."""
+    if len(results.algorithms) < 2 or not any(results.order(setting) for setting in results.settings):
+        return []
+    if len(results.study.seeds) < 2:
+        return ["With one seed there are no intervals and no tests: any difference may be chance."]
+    pairs = [pair for setting in results.settings for pair in results.differences(setting)]
+    tested = [pair for pair in pairs if pair.adjusted is not None]
+    told = []
+    if tested:
+        found = sum(pair.significant for pair in tested)
+        verb = "is" if found == 1 else "are"
+        told.append(
+            f"{found or 'None'} of {len(tested)} pairwise differences {verb} significant (paired t tests, Holm)."
+        )
+    if len(results.study.seeds) == 2:
+        told.append("Two seeds make very wide intervals; three or more tell more.")
+    ranking = results.ranks()
+    if ranking.p is not None:
+        differ = "differ" if ranking.p < 0.05 else "do not differ"
+        over = "settings and seeds" if len(results.settings) > 1 else "seeds"
+        told.append(f"Over all {over}, the ranks {differ} significantly (Friedman, {p_value(ranking.p)}).")
+    return told
+
+
+def p_value(p: float) -> str:
+    """A p value as it is written."""
+    return "p < 0.0001" if p < 1e-4 else f"p = {p:.2g}"
+
+
+def _target(results: StudyDisplay, names: Names) -> list[str]:
+    """Who reached the target, and who did not."""
+    target = results.study.target
+    if target is None or not any(results.order(setting) for setting in results.settings):
+        return []
+    never: dict[str, list[str]] = {}
+    partly = []
+    for setting in results.settings:
+        where = f" in {names.settings[setting]}" if len(results.settings) > 1 else ""
+        for name in results.algorithms:
+            found = results.estimate("rounds_to_target", name, setting)
+            if found is None or found.reached is None:
+                continue
+            if found.reached == 0:
+                never.setdefault(where, []).append(names.algorithms[name])
+            elif found.reached < found.n:
+                partly.append(f"{names.algorithms[name]}{where} ({found.reached} of {found.n})")
+    goal = f"The target, {title(results.metric).removesuffix(', %')} {value(target, results.metric)},"
+    if sum(map(len, never.values())) == len(results.algorithms) * len(results.settings):
+        return [f"{goal} was reached by no run."]
+    if not never and not partly:
+        return [f"{goal} was reached by every run."]
+    told = [f"{_by(found, results)}{where}" for where, found in never.items()]
+    if len(results.settings) > FEW:
+        rows = len(results.algorithms) * len(results.settings)
+        count = sum(map(len, never.values()))
+        return [
+            f"{goal} was never reached in {count} of {rows} rows of the table, with some seeds only in {len(partly)}."
+        ]
+    sentences = [f"{goal} was never reached {'; '.join(told)}."] if told else []
+    if partly:
+        sentences.append(f"{goal if not told else 'It'} was reached with some seeds only by {listed(partly)}.")
+    return [" ".join(sentences)]
+
+
+def _by(found: Sequence[str], results: StudyDisplay) -> str:
+    if len(found) == len(results.algorithms):
+        return "by any algorithm" if len(found) > 1 else f"by {found[0]}"
+    return f"by {listed(found)}"

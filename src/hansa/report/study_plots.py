@@ -1,0 +1,476 @@
+"""Plots of a study. Colour, line style and marker of an algorithm are the same in all of them, and any one of the three
+tells neighbours apart, so that they read in black and white and for the colour-blind.
+
+Where curves crowd near the top, the axis is stretched towards the perfect score (equal steps divide the error by equal
+factors) and begins where the pack is after a seventh of the way; who never gets that far is named at the edge.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hansa.metrics.names import higher_is_better, plain_metric
+from hansa.report.plots import BLUE, GREEN, ORANGE, RED, SKY, blank, plain, rounds_axis, unit
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PURPLE, DARK = "#CC79A7", "#333333"
+COLOURS = (BLUE, RED, GREEN, DARK, ORANGE, PURPLE, SKY, "#7F7F00")
+LINES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (3, 1.2, 1, 1.2, 1, 1.2)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", "*", ">", "h", "p")
+NAMES = {
+    "accuracy": "accuracy", "loss": "loss", "auc": "AUC", "r2": "R²", "rmse": "root mean square error",
+    "mae": "mean absolute error", "train_loss": "training loss",
+}  # fmt: skip
+PERCENT = ("accuracy", "auc")  # shares, shown as percentages
+CROWDED = 0.1  # below this error the axis is stretched
+FEW = 12  # algorithms up to which a matrix has numbers in it
+ARROWS = "◀▶"  # before the value of who lies beyond the axis
+COLUMNS = 3  # panels side by side, at most
+
+Band = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # x, mean, low, high
+
+
+@dataclass(frozen=True)
+class Look:
+    """How an algorithm is drawn, and its name in figures."""
+
+    name: str
+    colour: str
+    line: Any
+    marker: str
+    hollow: bool
+
+    @property
+    def points(self) -> dict[str, Any]:
+        """Its marker, as matplotlib's keywords."""
+        return {"marker": self.marker, "ms": 7.5 if self.marker == "*" else 5, "color": self.colour, "mew": 1.2,
+                "mfc": "white" if self.hollow else self.colour}  # fmt: skip
+
+
+def look(at: int, name: str) -> Look:
+    """The look of the algorithm at a place of the study's list."""
+    return Look(name, COLOURS[at % len(COLOURS)], LINES[at % len(LINES)], MARKERS[at % len(MARKERS)], at % 2 == 1)
+
+
+def is_percent(metric: str) -> bool:
+    """Whether a metric is a share, to be shown in percent."""
+    return plain_metric(metric) in PERCENT and not metric.endswith("_variance")
+
+
+def title(metric: str) -> str:
+    """What a metric is called on an axis."""
+    plain_name = plain_metric(metric)
+    words = NAMES.get(plain_name, plain_name.replace("_", " "))
+    over = {"_mean": ", mean of parties", "tenth": ", worst tenth of parties", "iance": ", variance over parties"}
+    words += over.get(metric[-5:], "")
+    return f"{words}, %" if is_percent(metric) else words
+
+
+def cost(metric: str) -> Callable[[Any], Any]:
+    """What is to be lowered: the distance from a perfect score, or a loss itself."""
+    return (lambda value: 1 - np.asarray(value)) if higher_is_better(metric) else np.asarray
+
+
+def grid(count: int, height: float = 2.8) -> tuple[Figure, list[Axes]]:
+    """A figure of so many panels, in rows of at most three."""
+    columns = min(COLUMNS, count)
+    rows = math.ceil(count / columns)
+    width, tall = {1: (7.6, height + 0.9), 2: (4.7, height + 0.3)}.get(columns, (3.35, height))
+    figure = blank(width * columns, tall * rows + 0.5)
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for empty in panels[count:]:
+        empty.set_axis_off()
+    return figure, panels[:count]
+
+
+def curves(
+    metric: str,
+    against: str,
+    panels: Mapping[str, Mapping[Look, Band]],
+    target: float | None = None,
+) -> tuple[Figure, str] | None:
+    """A metric against rounds, bytes or simulated seconds: a panel a setting, a band over seeds; and what is to be told
+    of the axis. None where nothing was measured."""
+    found = {
+        setting: {drawn: _finite(band) for drawn, band in bands.items()}
+        for setting, bands in panels.items()
+    }  # fmt: skip
+    found = {s: {k: b for k, b in bands.items() if len(b[0])} for s, bands in found.items()}
+    found = {setting: bands for setting, bands in found.items() if bands}
+    if not found:
+        return None
+    figure, axes = grid(len(found))
+    most = max(float(band[0][-1]) for bands in found.values() for band in bands.values())
+    scale, name = unit(most) if against == "bytes" else (1.0, "")
+    stretched = _stretched(metric, [_span(metric, bands, None) for bands in found.values()])
+    spans = {setting: _span(metric, bands, target) for setting, bands in found.items()}
+    for panel, (setting, bands) in zip(axes, found.items(), strict=True):
+        _panel(panel, metric, {k: (b[0] / scale, *b[1:]) for k, b in bands.items()}, target, spans[setting], stretched)
+        plain(panel, setting)
+        if against == "rounds":
+            rounds_axis(panel)
+        else:
+            panel.set_xlabel(f"exchanged so far, {name}" if against == "bytes" else "simulated seconds")
+            panel.locator_params(axis="x", nbins=6)
+    for panel in axes[::COLUMNS]:
+        panel.set_ylabel(title(metric))
+    _legend(figure, [k for bands in found.values() for k in bands])
+    of = cost(metric)
+    costs = [(of(band[1]), spans[setting][1]) for setting, bands in found.items() for band in bands.values()]
+    told = ["Axes are stretched towards 100 %: equal steps divide the error by equal factors."] if (
+        stretched and is_percent(metric)) else []  # fmt: skip
+    if any(float(each.max()) > worst for each, worst in costs):
+        told.append("Axes begin where the field is after a seventh of the way.")
+    if any(float(each.min()) > worst for each, worst in costs):
+        told.append(f"Who stays {'below' if higher_is_better(metric) else 'above'} is named.")
+    return figure, " ".join(told)
+
+
+def _finite(band: Band) -> Band:
+    keep = np.isfinite(band[1])
+    return tuple(np.asarray(part, dtype=float)[keep] for part in band)  # type: ignore[return-value]
+
+
+def _legend(figure: Figure, looks: Sequence[Look]) -> None:
+    """One legend for all panels, with lines long enough to tell them apart."""
+    from matplotlib.lines import Line2D
+
+    each = list(dict.fromkeys(looks))
+    handles = [Line2D([], [], ls=k.line, lw=1.6, label=k.name, **k.points) for k in each]
+    width = figure.get_figwidth() / (0.9 + 0.085 * max(len(k.name) for k in each))
+    columns = max(1, min(len(each), int(width)))
+    columns = math.ceil(len(each) / math.ceil(len(each) / columns))
+    figure.legend(handles=handles, frameon=False, fontsize="small", loc="outside lower center", ncols=columns,
+                  handlelength=3.6)  # fmt: skip
+
+
+def _span(metric: str, bands: Mapping[Look, Band], target: float | None) -> tuple[float, float]:
+    """The least and the greatest cost that a panel shows: from the best there is to where the pack is after a seventh
+    of the way, and a target that is near."""
+    of = cost(metric)
+    begin = min(float(x[0]) for x, *_ in bands.values())
+    end = max(float(x[-1]) for x, *_ in bands.values())
+    ends = {k: float(of(mean[-1])) for k, (_, mean, *_) in bands.items()}
+    usual = pack(list(ends.values()))
+    worst = max(ends[k] for k in bands if ends[k] <= usual)
+    for x, mean, *_ in (band for k, band in bands.items() if ends[k] <= usual):
+        early = min(np.searchsorted(x, begin + (end - begin) / 7), len(x) - 1)
+        worst = max(worst, float(of(mean[early:]).max()))
+    best = min(float(of(mean).min()) for _, mean, *_ in bands.values())
+    if target is not None and best / 1.7 < of(target) < 2 * worst:
+        worst, best = max(worst, 1.04 * float(of(target))), min(best, 0.96 * float(of(target)))
+    return best, worst
+
+
+def _stretched(metric: str, spans: Sequence[tuple[float, float]]) -> bool:
+    """Whether the axes of a figure are logarithmic, in the error or the loss: all or none of them."""
+    if is_percent(metric):
+        return any(best < CROWDED and worst > best for best, worst in spans)
+    return not higher_is_better(metric) and all(best > 0 for best, _ in spans) and any(w > 6 * b for b, w in spans)
+
+
+def _panel(axes: Axes, metric: str, bands: Mapping[Look, Band], target: float | None, span: tuple[float, float],
+           stretched: bool) -> None:  # fmt: skip
+    of = cost(metric)
+    wide = 0.16 if len(bands) <= 6 else 0.09
+    begin = min(float(x[0]) for x, *_ in bands.values())
+    end = max(float(x[-1]) for x, *_ in bands.values())
+    best, worst = span
+    if target is not None and best <= of(target) <= worst:
+        axes.axhline(target * _scale(metric), color="0.35", lw=0.9, ls=(0, (8, 3)), zorder=1.5)
+        axes.annotate(f"target {_number(target, metric)}", (0, target * _scale(metric)), xytext=(3, 2), ha="left",
+                      xycoords=("axes fraction", "data"), textcoords="offset points", fontsize="x-small",
+                      color="0.25")  # fmt: skip
+    elif target is not None:
+        beyond = "↑" if (of(target) < best) == higher_is_better(metric) else "↓"
+        axes.text(0.01, 0.99, f"target {_number(target, metric)} {beyond}", transform=axes.transAxes, va="top",
+                  fontsize="x-small", color="0.25")  # fmt: skip
+    out = []
+    for at, (drawn, (x, mean, low, high)) in enumerate(bands.items()):
+        if float(of(mean).min()) > worst:
+            out.append(f"{drawn.name} {_number(float(mean[-1]), metric)}")
+            continue
+        step = max(1, len(x) // 6)
+        axes.plot(x, mean * _scale(metric), ls=drawn.line, lw=1.5, markevery=(at * step // max(1, len(bands)), step),
+                  **drawn.points)  # fmt: skip
+        if np.isfinite(low).all() and (high > low).any():
+            axes.fill_between(x, low * _scale(metric), high * _scale(metric), color=drawn.colour, alpha=wide, lw=0)
+    _limits(axes, metric, best, worst, stretched)
+    axes.set_xlim(begin - 0.02 * (end - begin or 1), end + 0.02 * (end - begin or 1))
+    if out:
+        side = "below" if higher_is_better(metric) else "above"
+        at_y, grows = (0.02, "bottom") if side == "below" else (0.98, "top")
+        more = f", and {len(out) - 2} more" if len(out) > 2 else ""
+        axes.text(0.98, at_y, f"{side}: {', '.join(out[:2])}{more}", transform=axes.transAxes, ha="right", va=grows,
+                  fontsize="x-small", color="0.25")  # fmt: skip
+
+
+def pack(ends: Sequence[float]) -> float:
+    """The greatest final cost of those that keep up: at most four times the median, and never the best left out."""
+    known = [value for value in ends if math.isfinite(value)]
+    return max(4 * float(np.median(known)), min(known)) if known else math.inf
+
+
+def _scale(metric: str) -> float:
+    return 100.0 if is_percent(metric) else 1.0
+
+
+def _number(value: float, metric: str) -> str:
+    return f"{100 * value:.4g} %" if is_percent(metric) else f"{value:.4g}"
+
+
+def _limits(axes: Axes, metric: str, best: float, worst: float, stretched: bool) -> None:
+    """Where the axis of a metric begins and ends; `best` and `worst` are costs."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    scale = _scale(metric)
+    if is_percent(metric) and stretched:
+        floor = max(best, 1e-4)
+        low, high = 1.12 * max(worst, 1.3 * floor), floor / 1.15
+
+        def forward(share: np.ndarray) -> np.ndarray:
+            return -np.log10(np.maximum(1 - np.asarray(share) / scale, 1e-6))
+
+        axes.set_yscale("function", functions=(forward, lambda y: scale * (1 - 10.0 ** -np.asarray(y))))
+        axes.set_ylim(scale * (1 - min(low, 0.98)), scale * (1 - high))
+        _ticks(axes, forward)
+    elif stretched:
+        axes.set_yscale("log")
+        axes.set_ylim(best / 1.1, worst * 1.1)
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if worst < 300 * best else (1,)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
+    else:
+        pad = max(0.04 * (worst - best), 1e-3 * max(abs(worst), 1e-6))
+        ends = (1 - worst - pad, 1 - best + pad) if higher_is_better(metric) else (best - pad, worst + pad)
+        axes.set_ylim(scale * ends[0], scale * ends[1])
+
+
+def _ticks(axes: Axes, forward: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Round percentages, the roundest first, not closer than a ninth of the axis."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    low, high = axes.get_ylim()
+    bottom, top = (float(forward(np.array(v))) for v in (low, high))
+    taken: list[float] = []
+    for step in (10, 5, 2, 1, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01):
+        if len(taken) > 4:
+            break
+        for tick in np.arange(math.ceil(low / step), math.floor(high / step) + 1) * step:
+            place = float(forward(np.array(tick)))
+            if all(abs(place - float(forward(np.array(t)))) > (top - bottom) / 9 for t in taken):
+                taken.append(float(tick))
+    axes.yaxis.set_major_locator(FixedLocator(sorted(taken)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.5g}"))
+
+
+@dataclass(frozen=True)
+class Standing:
+    """An algorithm in a setting: the mean, the interval where there is one, each seed's value, and whether no other is
+    significantly better."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    each: Sequence[float]
+    leads: bool
+
+
+def finals(metric: str, panels: Mapping[str, Mapping[Look, Standing]], target: float | None = None) -> Figure | None:
+    """Where the algorithms end, setting by setting; filled where no other is significantly better."""
+    panels = {setting: found for setting, found in panels.items() if found}
+    if not panels:
+        return None
+    order = list(dict.fromkeys(k for found in panels.values() for k in found))
+    figure, axes = grid(len(panels), max(1.9, 0.75 + 0.24 * len(order)))
+    of = cost(metric)
+    scale = _scale(metric)
+    for number, (panel, (setting, found)) in enumerate(zip(axes, panels.items(), strict=True)):
+        usual = pack([float(of(s.mean)) for s in found.values()])
+        seen: list[float] = []
+        for row, drawn in enumerate(order):
+            standing = found.get(drawn)
+            if standing is None:
+                panel.text(0.02, row, "no result", transform=panel.get_yaxis_transform(), va="center",
+                           fontsize="x-small", color="0.35")  # fmt: skip
+            elif of(standing.mean) > usual:
+                arrow = f"{ARROWS[0 if higher_is_better(metric) else 1]} "
+                side, where = ("left", 0.02) if higher_is_better(metric) else ("right", 0.98)
+                panel.text(where, row, arrow + _number(standing.mean, metric), va="center", ha=side,
+                           transform=panel.get_yaxis_transform(), fontsize="x-small", color="0.25")  # fmt: skip
+            else:
+                seen += _standing(panel, row, standing, scale)
+        low, high = min(seen), max(seen)
+        if is_percent(metric):
+            low, high = max(low, 0.0), min(high, 100.0)
+        if target is not None and low - (high - low) < scale * target < high + (high - low):
+            panel.axvline(scale * target, color="0.35", lw=0.9, ls=(0, (8, 3)), zorder=1)
+            low, high = min(low, scale * target), max(high, scale * target)
+        pad = 0.06 * (high - low) or 0.01 * max(abs(high), 1e-6)
+        panel.set_xlim(low - pad, high + pad)
+        panel.set_ylim(len(order) - 0.4, -0.6)
+        plain(panel, setting)
+        panel.grid(visible=False, axis="y")
+        panel.grid(axis="x", color="0.88", lw=0.8)
+        panel.hlines(np.arange(len(order)), *panel.get_xlim(), color="0.93", lw=0.8, zorder=0)
+        panel.set_yticks(range(len(order)), [k.name for k in order] if number % COLUMNS == 0 else [])
+        panel.tick_params(axis="y", length=0)
+        panel.locator_params(axis="x", nbins=6)
+        panel.set_xlabel(title(metric))
+    return figure
+
+
+def _standing(axes: Axes, row: int, found: Standing, scale: float) -> list[float]:
+    """One algorithm's row; the values that must be on the panel."""
+    mean = scale * found.mean
+    each = scale * np.asarray(found.each, dtype=float)
+    if len(each) > 1:
+        axes.plot(each, np.full(len(each), row + 0.22), "|", color="0.45", ms=4, mew=1)
+    seen = [mean, *each.tolist()]
+    if found.low is not None and found.high is not None:
+        low, high = scale * found.low, scale * found.high
+        axes.plot([low, high], [row, row], color="0.15", lw=1.3, solid_capstyle="butt")
+        axes.plot([low, high], [row, row], "|", color="0.15", ms=5)
+        span = max(max(seen) - min(seen), 1e-12)
+        seen += [max(low, min(seen) - span), min(high, max(seen) + span)]
+    axes.plot([mean], [row], "o", ms=6, mew=1.3, mec="black", mfc="black" if found.leads else "white", zorder=3)
+    return seen
+
+
+def adversaries(
+    metric: str, panels: Mapping[str, tuple[Sequence[str], Mapping[Look, Sequence[Standing | None]]]]
+) -> Figure:
+    """The final metric under each adversary: a panel a partition and variant, a place along x an adversary."""
+    figure, axes = grid(len(panels))
+    scale = _scale(metric)
+    for panel, (name, (attacks, found)) in zip(axes, panels.items(), strict=True):
+        step = 0.8 / max(1, len(found))
+        for at, (drawn, standings) in enumerate(found.items()):
+            known = [(k + step * (at - (len(found) - 1) / 2), s) for k, s in enumerate(standings) if s is not None]
+            x = [place for place, _ in known]
+            panel.plot(x, [scale * s.mean for _, s in known], ls="", zorder=3, **drawn.points)
+            ranged = [(place, s) for place, s in known if s.low is not None and s.high is not None]
+            if ranged:
+                panel.vlines([p for p, _ in ranged], [scale * s.low for _, s in ranged],  # type: ignore[operator]
+                             [scale * s.high for _, s in ranged], color=drawn.colour, zorder=1, lw=1)  # type: ignore[operator] # fmt: skip
+        for edge in range(1, len(attacks)):
+            panel.axvline(edge - 0.5, color="0.85", lw=0.8)
+        plain(panel, name)
+        turned = sum(len(attack) + 3 for attack in attacks) > {1: 83, 2: 51}.get(len(panels), 36)
+        panel.set_xticks(range(len(attacks)), attacks, fontsize="small", rotation=30 if turned else 0,
+                         ha="right" if turned else "center")  # fmt: skip
+        panel.tick_params(axis="x", length=0)
+        panel.set_xlim(-0.5, len(attacks) - 0.5)
+    for panel in axes[::COLUMNS]:
+        panel.set_ylabel(title(metric))
+    _legend(figure, [k for _, found in panels.values() for k in found])
+    return figure
+
+
+def critical_difference(ranks: Mapping[str, float], critical: float | None, cliques: Sequence[Sequence[str]]) -> Figure:
+    """Mean ranks on a line, the best to the left, and bars that join algorithms between which no significant difference
+    was found. Demšar 2006, figure 1."""
+    order = sorted(ranks, key=lambda name: ranks[name])
+    half = math.ceil(len(order) / 2)
+    joined = [group for group in cliques if len(group) > 1]
+    low, high = 1, max(2, len(order))
+    rows = 0.32 * half + 0.16 * len(joined)
+    figure = blank(9.2, 1.35 + rows)
+    axes = figure.subplots()
+    axes.set_axis_off()
+    axes.set_xlim(low - 0.32 * (high - low), high + 0.32 * (high - low))
+    depth = 0.55 + 0.34 * len(joined) + 0.68 * half
+    axes.set_ylim(-depth, 1.75)
+    axes.plot([low, high], [0, 0], color="black", lw=1.2)
+    for tick in np.arange(low, high + 0.1, 0.5 if high <= 12 else 1):
+        whole = float(tick).is_integer()
+        axes.plot([tick, tick], [0, 0.22 if whole else 0.12], color="black", lw=1)
+        if whole:
+            axes.text(tick, 0.3, f"{tick:.0f}", ha="center", va="bottom", fontsize="small")
+    axes.text(low - 0.02 * (high - low), 0.0, "best ", ha="right", va="center", fontsize="small", color="0.35")
+    axes.text(high + 0.02 * (high - low), 0.0, " worst", ha="left", va="center", fontsize="small", color="0.35")
+    if critical is not None and math.isfinite(critical):
+        end = low + min(critical, 1.25 * (high - low))
+        axes.plot([low, end], [1.25, 1.25], color="black", lw=1.2)
+        for at in (low, end):
+            axes.plot([at, at], [1.15, 1.35], color="black", lw=1.2)
+        axes.text(low, 1.42, f"critical difference {critical:.2f}", fontsize="small", va="bottom")
+    for at, group in enumerate(joined):
+        y = -0.3 - 0.34 * at
+        ends = [ranks[name] for name in group]
+        gap = 0.006 * (high - low)
+        axes.plot([min(ends) - gap, max(ends) + gap], [y, y], color="black", lw=4.5, solid_capstyle="butt")
+    start = 0.55 + 0.34 * len(joined)
+    for at, name in enumerate(order):
+        left = at < half
+        row = at if left else len(order) - 1 - at
+        y = -start - 0.68 * row
+        edge = low - 0.04 * (high - low) if left else high + 0.04 * (high - low)
+        axes.plot([ranks[name], ranks[name], edge], [0, y, y], color="0.35", lw=0.9)
+        text = f"{name}  {ranks[name]:.2f} " if left else f" {ranks[name]:.2f}  {name}"
+        axes.text(edge, y, text, ha="right" if left else "left", va="center", fontsize="small")
+    return figure
+
+
+@dataclass(frozen=True)
+class Pair:
+    """How much better one algorithm was than another, in units of the metric, and whether that is significant."""
+
+    better: float  # positive where the row is better than the column
+    significant: bool
+
+
+def matrix(metric: str, panels: Mapping[str, tuple[Sequence[str], Mapping[tuple[int, int], Pair]]]) -> Figure:
+    """Each algorithm against each, setting by setting: how much better the row is than the column; framed and bold
+    where the difference is significant."""
+    from matplotlib.colors import LinearSegmentedColormap
+    from matplotlib.patches import Rectangle
+
+    greatest = max((abs(p.better) for _, pairs in panels.values() for p in pairs.values()), default=0.0) or 1.0
+    scale = _scale(metric)
+    count = max(len(names) for names, _ in panels.values())
+    columns = 1 if count > FEW else (2 if count > 5 else 3)
+    columns = min(columns, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    side = 1.4 + (0.46 if count <= FEW else 0.36) * count
+    figure = blank(max(4.6, min(10.2, columns * (side + 1.2))), rows * side)
+    # Light in the middle and equally dark at both ends: direction is in the sign, which print keeps.
+    shades = LinearSegmentedColormap.from_list("better", [(0.0, "#D58B4A"), (0.5, "#FFFFFF"), (1.0, "#5B9BC8")])
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for panel in axes[len(panels) :]:
+        panel.set_axis_off()
+    for panel, (setting, (names, pairs)) in zip(axes, panels.items(), strict=False):
+        values = np.full((len(names), len(names)), np.nan)
+        for (row, column), pair in pairs.items():
+            values[row, column] = math.copysign(math.sqrt(abs(pair.better) / greatest), pair.better)
+        panel.imshow(values, cmap=shades.with_extremes(bad="0.92"), vmin=-1, vmax=1, aspect="auto")
+        for (row, column), pair in pairs.items():
+            if len(names) <= FEW:
+                panel.text(column, row, _signed(pair.better * scale), ha="center", va="center", fontsize="x-small",
+                           fontweight="bold" if pair.significant else "normal", color="black")  # fmt: skip
+            elif pair.significant:
+                panel.text(column, row, "+" if pair.better > 0 else "−", ha="center", va="center",
+                           fontsize="x-small", fontweight="bold")  # fmt: skip
+            if pair.significant:
+                panel.add_patch(Rectangle((column - 0.47, row - 0.46), 0.94, 0.92, fill=False, ec="black", lw=1.1))
+        panel.set_title(setting, loc="left", fontsize="medium")
+        panel.set_xticks(range(len(names)), names, rotation=40, ha="right", rotation_mode="anchor", fontsize="small")
+        panel.set_yticks(range(len(names)), names, fontsize="small")
+        panel.tick_params(length=0)
+        panel.spines[:].set_visible(False)
+    return figure
+
+
+def _signed(value: float) -> str:
+    size = abs(value)
+    text = f"{value:+.{3 if size < 0.0995 else 2 if size < 9.995 else 1}f}"
+    return text.replace("-", "−") if float(text) else "0"

@@ -1,0 +1,295 @@
+"""The report of a study: what was found, in words, tables and pictures, and how to find it again.
+
+`write` makes report.html (one file that needs nothing else), report.md (with its pictures linked), and each picture as
+PNG and SVG.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import platform
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hansa.artifacts.run_folder import Store, write_atomic
+from hansa.core.errors import HansaError
+from hansa.metrics.names import higher_is_better
+from hansa.report import markdown, toml
+from hansa.report import study_plots as plots
+from hansa.report import study_tables as sheets
+from hansa.report.html import Detail, Picture, Section, write_report
+from hansa.report.plots import draw_partition, png, shortened, shown
+from hansa.report.study_display import Axis, StudyDisplay
+from hansa.report.study_findings import Names, findings, line, p_value
+from hansa.report.study_plots import Band, Look, Pair, Standing, title
+
+FILES = "plots"
+LINKED = re.compile(rf"^!\[.*\]\({FILES}/([\w-]+)\.png\)$", re.MULTILINE)
+MATRICES = 6  # settings up to which every pair is drawn
+PARTITIONS = 12  # drawn, at most
+AGAINST: tuple[tuple[Axis, str], ...] = (
+    ("rounds", "rounds"), ("bytes", "bytes"), ("simulated_seconds", "simulated time"),
+)  # fmt: skip
+
+
+def write(results: StudyDisplay, folder: str | Path) -> list[Path]:
+    """Write report.html, report.md, and plots/*.png and *.svg to a folder; the files written, report.html first. Of an
+    earlier report there, pictures that this one has not are removed."""
+    place = Path(folder)
+    (place / FILES).mkdir(parents=True, exist_ok=True)
+    heading, intro, sections = contents(results)
+    links: dict[str, str] = {}
+    written = [write_report(place / "report.html", heading, intro, sections), place / "report.md"]
+    for section in sections:
+        if isinstance(section, Picture):
+            links[section.name] = f"{FILES}/{section.name}.png"
+            for ending, data in (("png", png(section.figure)), ("svg", section.svg)):
+                written.append(place / FILES / f"{section.name}.{ending}")
+                write_atomic(written[-1], data)
+    for name in _pictured(place / "report.md") - set(links):
+        for ending in ("png", "svg"):
+            (place / FILES / f"{name}.{ending}").unlink(missing_ok=True)
+    write_atomic(written[1], markdown.render(heading, intro, sections, links).encode(errors="replace"))
+    return written
+
+
+def _pictured(page: Path) -> set[str]:
+    """The names of the pictures that a report in Markdown links; text of the user's never begins a line like these."""
+    return set(LINKED.findall(page.read_text(errors="replace"))) if page.exists() else set()
+
+
+def contents(results: StudyDisplay) -> tuple[str, list[str], list[Section]]:
+    """Title, findings and sections of the report, in their order."""
+    names = Names(results)
+    sections: list[Section] = [
+        *filter(None, [sheets.main(results, names)]),
+        *_finals(results, names),
+        *_curves(results, names),
+        *_ranks(results, names),
+        *_pairs(results, names),
+        *_adversaries(results, names),
+        *_partitions(results),
+        *sheets.tuning(results, names),
+        *filter(None, [sheets.failures(results, names)]),
+        *_origin(results, names),
+    ]
+    count = len(results.algorithms)
+    heading = f"{names.title}: {count} algorithms compared" if count > 1 else names.title
+    return heading, findings(results, names), sections
+
+
+def pictures(results: StudyDisplay) -> Iterator[Picture]:
+    """The pictures of the report, in its order, each made when it is asked for."""
+    names = Names(results)
+    parts = (_finals, _curves, _ranks, _pairs, _adversaries)
+    for section in itertools.chain(*(part(results, names) for part in parts), _partitions(results)):
+        if isinstance(section, Picture):
+            yield section
+
+
+def _plain(metric: str) -> str:
+    return title(metric).removesuffix(", %")
+
+
+def _standing(results: StudyDisplay, algorithm: str, setting: str, leaders: list[str]) -> Standing | None:
+    measure = f"final_{results.metric}"
+    found = results.estimate(measure, algorithm, setting)
+    if found is None or found.mean is None or not math.isfinite(found.mean):
+        return None
+    each = [value for value in results.values(measure, algorithm, setting).values() if value is not None]
+    return Standing(found.mean, found.low, found.high, each, algorithm in leaders)
+
+
+def _standings(results: StudyDisplay, names: Names, setting: str) -> dict[Look, Standing]:
+    leaders = results.leaders(setting) if results.order(setting) else []
+    found = {look: _standing(results, name, setting, leaders) for name, look in names.looks.items()}
+    return {look: standing for look, standing in found.items() if standing is not None}
+
+
+def _finals(results: StudyDisplay, names: Names) -> Iterator[Section]:
+    panels = {names.panels[setting]: _standings(results, names, setting) for setting in results.settings}
+    figure = plots.finals(results.metric, panels, results.study.target)
+    if figure is None:
+        return
+    several = len(results.study.seeds) > 1
+    caption = f"The {_plain(results.metric)} at the end."
+    if several:
+        caption += " Circles are means, lines 95 % intervals, ticks below them the single seeds."
+    if several and len(results.algorithms) > 1:
+        caption += " Filled: not significantly worse than the best."
+    if results.study.target is not None:
+        caption += " Dashed: the target."
+    if any(text.get_text()[:1] in plots.ARROWS for axes in figure.axes for text in axes.texts):
+        caption += " Arrows: beyond the axis."
+    yield Picture("Where they end", caption, figure, "final")
+
+
+def _curves(results: StudyDisplay, names: Names) -> Iterator[Section]:
+    """Metrics against rounds, bytes, and simulated time where it says more than rounds do."""
+    measured = {name for outcome in results.outcomes for line in outcome.history for name in line}
+    metrics = [name for name in dict.fromkeys((results.metric, "accuracy", "loss", "r2")) if name in measured]
+    for against, words in AGAINST:
+        if against == "simulated_seconds" and not sheets.timed(results):
+            continue
+        for metric in metrics:
+            panels = {
+                names.panels[setting]: {
+                    look: _band(results, name, setting, metric, against) for name, look in names.looks.items()
+                }
+                for setting in results.settings
+            }
+            target = results.study.target if metric == results.metric else None
+            drawn = plots.curves(metric, against, panels, target)
+            if drawn is not None:
+                figure, axis = drawn
+                heading = f"{_plain(metric)} against {words}"
+                yield Picture(heading[0].upper() + heading[1:], f"{_seen(results, against)} {axis}".strip(), figure,
+                              f"{metric}-{against.replace('_', '-')}")  # fmt: skip
+
+
+def _band(results: StudyDisplay, algorithm: str, setting: str, metric: str, against: Axis) -> Band:
+    """The mean over seeds, and the band from the lowest to the highest of them: with two or three seeds an interval of
+    the mean would hide all curves."""
+    x, mean, *_ = results.curve(algorithm, setting, metric, against)
+    each = []
+    for outcome in results.runs(algorithm, setting):
+        at, values, *_ = results.only([outcome]).curve(algorithm, setting, metric, against)
+        each += [np.interp(x, at, values)] if len(at) else []
+    return (x, mean, np.min(each, axis=0), np.max(each, axis=0)) if each else (x, mean, mean, mean)
+
+
+def _seen(results: StudyDisplay, against: str) -> str:
+    many = len(results.study.seeds) > 1
+    told = "Lines are means over seeds, bands run from the lowest to the highest seed." if many else "One seed."
+    if against == "bytes":
+        told += " Bytes are those of all parties, up and down."
+    if against == "simulated_seconds":
+        told += " Simulated time passes unevenly: a round lasts as long as its slowest party."
+    return told
+
+
+def _ranks(results: StudyDisplay, names: Names) -> Iterator[Section]:
+    ranking = results.ranks()
+    if len(ranking.ranks) < 2 or ranking.p is None:
+        return
+    of = {name: look.name for name, look in names.looks.items()}
+    figure = plots.critical_difference(
+        {of[name]: rank for name, rank in ranking.ranks.items()},
+        ranking.critical,
+        [[of[name] for name in group] for group in ranking.cliques],
+    )
+    caption = (
+        f"Mean ranks by final {_plain(results.metric)} over {ranking.blocks} blocks, a block being a setting with a "
+        "seed; 1 is the best. Bars join algorithms between which no significant difference was found (Nemenyi, 5 %; "
+        f"Demšar 2006). Friedman's test: {p_value(ranking.p)}. Blocks with the same data are not independent, as other "
+        "data sets would be: this is about these settings, and its p value and bars are too sure of anything beyond."
+    )
+    yield Picture("Critical difference of the ranks", caption, figure, "critical-difference")
+
+
+def _pairs(results: StudyDisplay, names: Names) -> Iterator[Section]:
+    pairs = sheets.pairs(results, names)
+    if pairs is None:
+        return
+    sign = 1.0 if higher_is_better(results.metric) else -1.0
+    panels = {}
+    for setting in results.settings:
+        order = results.order(setting)
+        found: dict[tuple[int, int], Pair] = {}
+        for each in results.differences(setting):
+            if each.first in order and each.second in order:
+                row, column = order.index(each.first), order.index(each.second)
+                found[row, column] = Pair(sign * each.difference, each.significant)
+                found[column, row] = Pair(-sign * each.difference, each.significant)
+        if found:
+            panels[names.panels[setting]] = ([names.looks[name].name for name in order], found)
+    points = " in percentage points," if plots.is_percent(results.metric) else ""
+    caption = (
+        f"How much better the final {_plain(results.metric)} of the row is than that of the column,{points} the best "
+        "of a setting first. Framed and bold: significant after Holm's correction."
+    )
+    if panels and len(panels) <= MATRICES:
+        yield Picture("Which differences count", caption, plots.matrix(results.metric, panels), "pairs")
+        yield pairs
+    else:
+        yield Detail("Which differences count", "Every pair of algorithms in every setting.")
+        yield pairs
+
+
+def _adversaries(results: StudyDisplay, names: Names) -> Iterator[Section]:
+    """The final metric by adversary, where the study has more than one."""
+    places: dict[str, dict[str, str]] = {}  # by partition and variant, the setting of each adversary
+    for cell in (outcome.cell for outcome in results.outcomes):
+        place = ", ".join(part for part in (cell.partition, cell.variant) if part)
+        places.setdefault(place, {})[cell.adversary] = cell.setting
+    if len({adversary for found in places.values() for adversary in found}) < 2:
+        return
+    panels = {}
+    for number, (place, found) in enumerate(places.items()):
+        rows = [_standings(results, names, setting) for setting in found.values()]
+        standings = {look: [row.get(look) for row in rows] for look in names.looks.values()}
+        attacks = [shown(line(adversary) or "nobody attacks", 24) for adversary in found]
+        heading = shown(line(place) or "default partition", 44)
+        panels[heading if heading not in panels else f"{heading} ({number})"] = (attacks, standings)
+    caption = f"Final {_plain(results.metric)} under each attack"
+    caption += "; lines are 95 % intervals." if len(results.study.seeds) > 1 else "."
+    yield Picture("By adversary", caption, plots.adversaries(results.metric, panels), "adversaries")
+
+
+def _partitions(results: StudyDisplay) -> Iterator[Section]:
+    """What each party holds, drawn once for each partition; where the data is not at hand, that is told."""
+    if not results.outcomes:
+        return
+    cells = {outcome.cell.partition: outcome.cell for outcome in reversed(results.outcomes)}
+    labels = list(dict.fromkeys(outcome.cell.partition for outcome in results.outcomes))
+    told = f"As divided with seed {results.study.seeds[0]}"
+    told += "; other seeds divide anew." if len(results.study.seeds) > 1 else "."
+    if len(labels) > PARTITIONS:
+        told += f" The first {PARTITIONS} of {len(labels)} partitions."
+    yield Detail("What the parties hold", told)
+    for at, label in enumerate(labels[:PARTITIONS]):
+        heading = shortened(label, 80) or "(no name)"
+        try:
+            task = cells[label].experiment.build_task()
+            figure = draw_partition(task)
+        except (HansaError, OSError, ValueError, TypeError, RuntimeError) as error:
+            yield Detail(heading, f"It could not be drawn: {line(str(error))}", under=True)
+            continue
+        caption = "Above, how many samples each party trains on; below, of which classes."
+        caption = caption if task.classes is not None else "How many samples each party trains on."
+        yield Picture(heading, caption, figure, f"partition-{at + 1}", under=True)
+
+
+def _origin(results: StudyDisplay, names: Names) -> Iterator[Section]:
+    """The exact configuration, and how to come to the same numbers."""
+    tree = results.study.ordered_tree()
+    yield Detail("Exact configuration", toml.dumps(tree), code=True)
+    yield sheets.runs(results, names)
+    made = "\n".join(f"#   {name} {value}" for name, value in _facts(results).items())
+    commands = (
+        "# The configuration above, saved as study.toml, gives the same numbers on the same kind of machine:\n"
+        "hansa compare study.toml\n\n"
+        "# This report again, from the study's folder:\n"
+        "hansa compare --report FOLDER\n\n"
+        f"# The runs were made with:\n{made}\n"
+    )
+    yield Detail("How to reproduce", commands, code=True)
+
+
+def _facts(results: StudyDisplay) -> dict[str, str]:
+    """What the numbers depend on: versions, and the plans of the runs. No names of machines, no places."""
+    seen: dict[str, dict[str, None]] = {}
+    for outcome in results.outcomes:
+        try:
+            record: dict[str, Any] = Store(outcome.run_dir).experiment() if outcome.run_dir is not None else {}
+        except (HansaError, OSError):
+            continue
+        for name, value in {"hansa": record.get("hansa"), **record.get("plan", {})}.items():
+            if value is not None:
+                seen.setdefault(name, {})[str(value)] = None
+    return {"python": platform.python_version(), **{name: " or ".join(values) for name, values in seen.items()}}

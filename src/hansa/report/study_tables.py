@@ -1,0 +1,296 @@
+"""The tables of a study's report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hansa.metrics.measures import BEYOND, TO_TARGET, measure_of, number, reaches_beyond
+from hansa.metrics.names import plain_metric
+from hansa.metrics.statistics import Estimate
+from hansa.report.html import Entry, Sheet
+from hansa.report.plots import uneven, unit
+from hansa.report.study_display import StudyDisplay
+from hansa.report.study_findings import Names, line, value
+from hansa.report.study_plots import is_percent, title
+
+PAIRS = 150  # listed, at most
+TIMES = {"simulated_seconds_to_target": "simulated s\nto target", "simulated_seconds": "simulated\ns",
+         "seconds": "wall-clock\ns"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the main table: the measure, its header, and how a number is written."""
+
+    measure: str
+    header: str
+    scale: float
+    write: Callable[[float], str]
+
+
+def timed(results: StudyDisplay) -> bool:
+    """Whether simulated time says more than rounds do."""
+    return any(uneven(outcome.history) for outcome in results.outcomes)
+
+
+def main(results: StudyDisplay, names: Names) -> Sheet | None:
+    """The table: a row a setting and algorithm, the best first within a setting. None where nothing was measured."""
+    best_metric = f"best_{results.metric}"
+    rows = [
+        row | {best_metric: results.estimate(best_metric, row["algorithm"], row["setting"])} for row in results.table()
+    ]
+    columns = [column for column in _columns(results, rows) if any(_known(row[column.measure]) for row in rows)]
+    if not columns:
+        return None
+    many = len(results.settings) > 1
+    compared = len(results.algorithms) > 1
+    tested = compared and len(results.study.seeds) > 1
+    best = {setting: _best(results, rows, setting, columns) if compared else {} for setting in results.settings}
+    out: list[list[str | Entry]] = []
+    for row in rows:
+        cells: list[str | Entry] = [names.algorithms[row["algorithm"]]]
+        cells += [names.settings[row["setting"]]] if many else []
+        for column in columns:
+            strong = row["algorithm"] in best[row["setting"]].get(column.measure, ())
+            main_column = column.measure == f"final_{results.metric}"
+            alike = main_column and tested and row["leads"] and not row["best"]
+            found = row[column.measure]
+            if found is None and row.get(column.measure.replace("final_", "best_")) is not None:
+                found = Estimate(None, None, None, 0)  # it had a number, and has none at the end
+            beyond = reaches_beyond(found, measure_of(column.measure, results.metric))
+            cells.append(_entry(found, column, beyond, row["best"] if main_column and compared else strong, alike))
+        out.append(cells)
+    header = ["algorithm", *(["setting"] if many else []), *(column.header for column in columns)]
+    return Sheet("StudyDisplay", header, out, note=_note(results, out), words=1 + many,
+                 grouped=1 if many else None)  # fmt: skip
+
+
+def _known(found: Estimate | None) -> bool:
+    return found is not None and (found.mean is not None or found.reached is not None)
+
+
+def _columns(results: StudyDisplay, rows: Sequence[dict[str, Any]]) -> list[Column]:
+    metric = results.metric
+    shown = list(dict.fromkeys([f"final_{metric}", f"best_{metric}", "final_accuracy", "best_accuracy", "final_loss",
+                                "best_loss", "worst_tenth"]))  # fmt: skip
+    time = ["simulated_seconds_to_target", "simulated_seconds"] if timed(results) else []
+    spent = ["rounds_to_target", *time[:1], "bytes_to_target", "bytes_up", "bytes_down", *time[1:], "seconds"]
+    out = []
+    for measure in [*shown, *spent]:
+        out.append(_column(measure, metric, [_mean(row.get(measure)) for row in rows]))
+    return out
+
+
+def _column(measure: str, metric: str, means: Sequence[float | None]) -> Column:
+    of = f"party_{plain_metric(metric)}_worst_tenth" if measure == "worst_tenth" else measure.partition("_")[2]
+    if "bytes" in measure:
+        scale, name = unit(max((mean for mean in means if mean is not None), default=0.0))
+        words = {"bytes_to_target": " to\ntarget", "bytes_up": "\nup", "bytes_down": "\ndown"}[measure]
+        return Column(measure, f"{name}{words}", 1 / scale, lambda x: f"{x:,.3g}" if x < 100 else f"{x:,.0f}")
+    if measure in TIMES:
+        return Column(measure, TIMES[measure], 1.0, lambda x: f"{x:,.1f}")
+    if measure == "rounds_to_target":
+        return Column(measure, "rounds\nto target", 1.0, lambda x: f"{x:,.0f}" if x == round(x) else f"{x:,.1f}")
+    words = (
+        measure_of(measure, metric).label if measure == "worst_tenth" else f"{measure.partition('_')[0]} {title(of)}"
+    )
+    words = words.removesuffix(", %")
+    if is_percent(of):
+        return Column(measure, f"{_broken(words)}, %", 100.0, lambda x: f"{x:.2f}")
+    return Column(measure, _broken(words), 1.0, number)
+
+
+def _broken(words: str) -> str:
+    """A header in two lines, so that columns stay narrow."""
+    first, _, last = words.rpartition(" ")
+    return f"{first}\n{last}" if first else last
+
+
+def _mean(found: Estimate | None) -> float | None:
+    return None if found is None else found.mean
+
+
+def _best(
+    results: StudyDisplay, rows: Sequence[dict[str, Any]], setting: str, columns: Sequence[Column]
+) -> dict[str, list[str]]:
+    """By measure, who has the best mean of a setting; nobody where all are alike, nor by the clock on the wall."""
+    out: dict[str, list[str]] = {}
+    mine = [row for row in rows if row["setting"] == setting]
+    for column in columns:
+        measure = column.measure
+        higher = measure_of(measure, results.metric).higher
+        found = {row["algorithm"]: row[measure] for row in mine if _mean(row[measure]) is not None}
+        if measure in TO_TARGET and found:  # first, who reached it most often
+            most = max(each.reached or 0 for each in found.values())
+            found = {name: each for name, each in found.items() if each.reached == most}
+        means = {name: each.mean for name, each in found.items()}
+        if higher is None or measure == "seconds" or (len(set(means.values())) < 2 and measure not in TO_TARGET):
+            continue
+        if means and (len(set(means.values())) > 1 or len(means) < len(mine)):
+            top = max(means.values()) if higher else min(means.values())
+            out[measure] = [name for name, mean in means.items() if mean == top]
+    return out
+
+
+def _entry(found: Estimate | None, column: Column, beyond: bool, strong: bool, alike: bool) -> Entry:
+    """An estimate as it is read: mean and half the interval, marked where it reaches beyond the possible values, how
+    many runs have a value, and the mark of those that are not significantly worse than the best."""
+    if found is None:
+        return Entry("–", math.nan)
+    if found.mean is None:
+        return Entry(f"0 of {found.n}" if column.measure in TO_TARGET else "no number", math.nan)
+    text = column.write(column.scale * found.mean)
+    if found.low is not None and found.high is not None and found.high > found.low:
+        text += f" ± {column.write(column.scale * (found.high - found.low) / 2)}{BEYOND if beyond else ''}"
+    if found.reached is not None:
+        text += f" ({found.reached} of {found.n})"
+    return Entry(f"{text} ≈" if alike else text, column.scale * found.mean, strong)
+
+
+def _note(results: StudyDisplay, rows: Sequence[Sequence[str | Entry]]) -> str:
+    target = results.study.target
+    seeds = len(results.study.seeds)
+    cells = [cell for row in rows for cell in row if isinstance(cell, Entry)]
+    told = [f"Means over {seeds} seeds ± half of the 95 % interval." if seeds > 1 else "One seed: no intervals."]
+    if any(cell.strong for cell in cells):
+        told.append("Bold: the best of the setting.")
+    if any(cell.text.endswith("≈") for cell in cells):
+        told.append(
+            f"≈: its final {title(results.metric).removesuffix(', %')} is not significantly worse than the best."
+        )
+    if any(f"{BEYOND}" in cell.text for cell in cells):
+        told.append("!: the interval reaches beyond the possible values, so it is meaningless; more seeds are needed.")
+    if target is not None:
+        told.append(
+            f"To target: until {title(results.metric).removesuffix(', %')} was {value(target, results.metric)} for the "
+            "first time, mean of the runs that got there, and how many did."
+        )
+    told.append("Up: from the parties; down: to them; all parties together, without evaluation.")
+    return " ".join(told)
+
+
+def pairs(results: StudyDisplay, names: Names) -> Sheet | None:
+    """Every pair of algorithms in every setting, the surest differences first; None where nothing was tested."""
+    found = [pair for setting in results.settings for pair in results.differences(setting) if pair.p is not None]
+    if not found:
+        return None
+    found.sort(key=lambda pair: (pair.adjusted, pair.p))
+    percent = is_percent(results.metric)
+    scale = 100.0 if percent else 1.0
+    unit_name = ",\n% points" if percent else ""
+    rows: list[list[str | Entry]] = []
+    for pair in found[:PAIRS]:
+        interval = f"{_signed(scale * pair.low)} to {_signed(scale * pair.high)}" if pair.low is not None else "–"  # type: ignore[operator]
+        rows.append([
+            names.settings[pair.setting], names.algorithms[pair.first], names.algorithms[pair.second],
+            Entry(_signed(scale * pair.difference), scale * pair.difference, pair.significant), interval, str(pair.n),
+            _p(pair.p), _p(pair.adjusted), "yes" if pair.significant else "no",
+        ])  # fmt: skip
+    header = ("setting", "first", "second", f"first − second{unit_name}", f"95 % interval{unit_name}", "seeds", "p",
+              "p, adjusted", "significant")  # fmt: skip
+    note = (
+        f"Differences of the final {title(results.metric).removesuffix(', %')} in pairs of runs with the same seed; "
+        "paired t tests, adjusted over the pairs of a setting (Holm 1979), significant below 0.05."
+    )
+    if len(found) > PAIRS:
+        note += f" The {PAIRS} surest of {len(found):,} pairs."
+    drop = 0 if len(results.settings) > 1 else 1
+    return Sheet("Pair by pair", header[drop:], [row[drop:] for row in rows], note=note, words=3 - drop, under=True)
+
+
+def _signed(number_: float) -> str:
+    return f"{number_:+.4f}".replace("-", "−") if abs(number_) < 0.01 else f"{number_:+.2f}".replace("-", "−")
+
+
+def _p(p: float | None) -> Entry:
+    if p is None:
+        return Entry("–", math.nan)
+    return Entry("< 0.0001" if p < 1e-4 else f"{p:.4f}", p)
+
+
+def tuning(results: StudyDisplay, names: Names) -> list[Sheet]:
+    """What was chosen, and what was tried, rung by rung."""
+    if not results.trials:
+        return []
+    groups: dict[tuple[str, str], list[Any]] = {}
+    for trial in results.trials:
+        groups.setdefault((trial.algorithm, trial.setting), []).append(trial)
+    chosen: list[list[str | Entry]] = []
+    tried: list[list[str | Entry]] = []
+    rungs = sorted({trial.rung for trial in results.trials})
+    for (algorithm, setting), trials in groups.items():
+        who: list[str | Entry] = [
+            names.settings.get(setting, line(setting)),
+            names.algorithms.get(algorithm, line(algorithm)),
+        ]
+        last = max(trial.rung for trial in trials)
+        won = [trial for trial in trials if trial.rung == last and trial.kept]
+        for trial in won:
+            note = "at the end of what was tried; a better value may lie beyond" if trial.edge else ""
+            chosen.append([*who, written(trial.values), _score(trial), note])
+        candidates: dict[str, dict[int, Any]] = {}
+        for trial in trials:
+            candidates.setdefault(written(trial.values), {})[trial.rung] = trial
+        for values, found in candidates.items():
+            scores = [_score(found.get(rung)) for rung in rungs]
+            tried.append([*who, values, *scores])
+    what = title(results.trials[0].metric).removesuffix(", %")
+    rounds = {rung: max(trial.rounds for trial in results.trials if trial.rung == rung) for rung in rungs}
+    header = [
+        "setting",
+        "algorithm",
+        "values",
+        *(f"rung {k + 1},\n{rounds[rung]:,} rounds" for k, rung in enumerate(rungs)),
+    ]
+    return [
+        Sheet("Tuning", ("setting", "algorithm", "chosen", f"score: {what}", "remark"), chosen, words=3, prose=True,
+              note="Each algorithm was given as many candidates as every other, and the best of them is compared."),
+        Sheet("What was tried", header, tried, words=3, grouped=1, under=True,
+              note=f"Successive halving: the score ({what}, mean over the tuning seeds) after so many rounds; bold "
+              "went on to the next rung, or was chosen. –: dropped before."),
+    ]  # fmt: skip
+
+
+def written(values: dict[str, Any]) -> str:
+    """Chosen values as they are read."""
+    return line(
+        ", ".join(
+            f"{name} = {found:g}" if isinstance(found, float) else f"{name} = {found}" for name, found in values.items()
+        )
+    )
+
+
+def _score(trial: Any) -> Entry:
+    if trial is None:
+        return Entry("–", math.nan)
+    if trial.score is None or not math.isfinite(trial.score):
+        return Entry("no number", math.nan)
+    text = value(trial.score, trial.metric)
+    return Entry(text, trial.score, trial.kept)
+
+
+def failures(results: StudyDisplay, names: Names) -> Sheet | None:
+    """The runs that could not be done, and why."""
+    rows = [
+        (*_who(outcome.cell, names), str(outcome.cell.seed), line(outcome.failed or "")) for outcome in results.failed
+    ]
+    return Sheet("Failed runs", ("setting", "algorithm", "seed", "why"), rows, words=2, prose=True) if rows else None
+
+
+def _who(cell: Any, names: Names) -> tuple[str, str]:
+    return names.settings[cell.setting], names.algorithms[cell.algorithm]
+
+
+def runs(results: StudyDisplay, names: Names) -> Sheet:
+    """Every run with its key."""
+    rows = []
+    for outcome in results.outcomes:
+        last = outcome.history[-1]["round"] if outcome.history else 0
+        ended = "failed" if outcome.failed is not None else str(outcome.summary.get("stopped") or "not finished")
+        rows.append((*_who(outcome.cell, names), str(outcome.cell.seed), f"{last:,}", outcome.cell.key, line(ended)))
+    note = "The key is a hash of the run's whole configuration and of what else decides its numbers."
+    return Sheet("Runs", ("setting", "algorithm", "seed", "rounds", "key", "ended because"), rows, words=2, prose=True,
+                 note=note, under=True)  # fmt: skip

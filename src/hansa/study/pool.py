@@ -1,0 +1,299 @@
+"""Runs side by side: worker processes, or this process alone, and what is done already is not done again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+from hansa.artifacts.run_folder import LOCK, SUMMARY, read_json
+from hansa.core import disk
+from hansa.core.errors import ConfigError
+from hansa.experiment.config import Experiment
+from hansa.study.worker import Loader, run_one, sentence
+
+LOG = "workers.log"
+START_SECONDS = 4.0  # of work in this process, before others are started
+PATIENCE = 3.0  # seconds in which the workers of a study that was killed are gone
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A run to do in a folder; `cost` is how long it takes, in any unit."""
+
+    label: str
+    group: str  # runs of one group take the same time for the same cost
+    experiment: Experiment
+    run_dir: Path
+
+    @property
+    def rounds(self) -> int:
+        return self.experiment.run.rounds
+
+    @property
+    def cost(self) -> float:
+        run, local = self.experiment.run, getattr(self.experiment.algorithm, "local", None)
+        parties = getattr(self.experiment.partition, "parties", 10)
+        asked = run.cohort_size or max(1.0, run.cohort * parties)
+        return float(run.rounds * (1.0 + asked / parties * (getattr(local, "epochs", None) or 1)))
+
+    def done(self) -> bool:
+        """Whether the folder holds the whole run; one that may have more rounds now is not whole."""
+        if not (self.run_dir / SUMMARY).exists():
+            return False
+        summary = read_json(self.run_dir / SUMMARY)
+        return bool(summary["rounds"] >= self.rounds or summary["stopped"] != "all rounds done")
+
+
+class Watcher(Protocol):
+    """Is told how the runs go; by itself it says nothing of it."""
+
+    def begin(self, title: str, jobs: Sequence[Job], done: int) -> None:
+        return
+
+    def started(self, job: Job) -> None:
+        return
+
+    def paused(self, job: Job) -> None:
+        return
+
+    def rounds(self, job: Job, done: int) -> None:
+        return
+
+    def finished(self, job: Job, failed: str | None) -> None:
+        return
+
+    def tick(self) -> None:
+        return
+
+
+class Silence(Watcher):
+    """A watcher that says nothing."""
+
+
+def copy_finished(job: Job) -> None:
+    """Take a run that another study beside this one has done; the folder's name is the key of its configuration."""
+    kind, key = job.run_dir.parent.name, job.run_dir.name
+    study = job.run_dir.parent.parent
+    if job.run_dir.exists() or not study.parent.is_dir():
+        return
+    for other in sorted(study.parent.glob(f"*/{kind}/{key}/{SUMMARY}")):
+        part = job.run_dir.with_name(f".{key}.copy")
+        shutil.rmtree(part, ignore_errors=True)
+        shutil.copytree(other.parent, part, ignore=shutil.ignore_patterns(LOCK, "*.part"))
+        os.replace(part, job.run_dir)
+        return
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[BinaryIO]:
+    """A study's folder for this process and its workers. Those of one that was killed may take a moment to go."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make the folder {folder}: {error.strerror}") from None
+    taken = f"another `hansa compare` is at work in {folder}; wait for it, stop it, or choose another folder (--out)"
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            file = disk.lock(folder / LOCK, taken)
+            break
+        except ConfigError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)
+    try:
+        yield file
+    finally:
+        file.close()
+
+
+class Pace:
+    """Which run takes longest: costs, corrected by how long runs of the same group took."""
+
+    def __init__(self) -> None:
+        self._spent: dict[str, tuple[float, float]] = {}
+
+    def learn(self, job: Job, seconds: float) -> None:
+        cost, spent = self._spent.get(job.group, (0.0, 0.0))
+        self._spent[job.group] = (cost + job.cost, spent + seconds)
+
+    def expected(self, job: Job) -> float:
+        """Seconds, once any run has ended."""
+        total = self._spent.get(job.group) or tuple(map(sum, zip(*self._spent.values(), strict=True))) or (1.0, 1.0)
+        return job.cost * total[1] / total[0]
+
+
+class Enough(Exception):
+    """Raised between two rounds: the run goes on elsewhere."""
+
+
+class Here:
+    """Runs one after another in this process, for so many seconds at most."""
+
+    def __init__(self, seconds: float = math.inf) -> None:
+        self.pace, self._load = Pace(), Loader()
+        self._until = time.monotonic() + seconds
+
+    def run(self, title: str, jobs: Sequence[Job], watch: Watcher) -> dict[Path, str]:
+        """Do all runs that are not done; gives one sentence for each that could not be."""
+        failed: dict[Path, str] = {}
+        left = [job for job in jobs if not job.done()]
+        watch.begin(title, left, len(jobs) - len(left))
+        self.work(left, watch, failed)
+        return failed
+
+    def work(self, left: list[Job], watch: Watcher, failed: dict[Path, str]) -> None:
+        """Take runs from the list while there is time."""
+        while left and time.monotonic() < self._until:
+            job = left[0]
+            watch.started(job)
+            began, why = time.monotonic(), None
+
+            def told(done: int, job: Job = job) -> None:
+                watch.rounds(job, done)
+                if time.monotonic() >= self._until:
+                    raise Enough
+
+            try:
+                run_one(job.experiment.tree, job.experiment.folder, job.run_dir, self._load, told)
+                self.pace.learn(job, time.monotonic() - began)
+            except Enough:
+                watch.paused(job)
+                return
+            except Exception as error:
+                why = failed[job.run_dir] = sentence(error)
+            left.pop(0)
+            watch.finished(job, why)
+
+    def close(self) -> None: ...
+
+
+class Worker:
+    """A worker process, and what it says, by a thread of its own into one queue for all."""
+
+    def __init__(self, heard: queue.SimpleQueue[tuple[Worker, dict[str, Any] | None]], log: Path, lock: BinaryIO | None,
+                 modules: Sequence[str]) -> None:  # fmt: skip
+        self.job: Job | None = None
+        self.began = 0.0
+        threads = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+        with open(log, "ab") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "hansa.study.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=errors, text=True, env={**os.environ, **threads, "PYTHONPATH": os.pathsep.join(sys.path)},
+                pass_fds=() if lock is None else (lock.fileno(),),
+            )  # fmt: skip
+        self._send({"path": sys.path, "modules": list(modules)})
+        threading.Thread(target=self._listen, args=(heard,), daemon=True).start()
+
+    def _listen(self, heard: queue.SimpleQueue[tuple[Worker, dict[str, Any] | None]]) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            heard.put((self, json.loads(line)))
+        heard.put((self, None))
+
+    def _send(self, message: dict[str, Any]) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it died; the listener says so
+            self.process.stdin.write(json.dumps(message) + "\n")
+            self.process.stdin.flush()
+
+    def start(self, job: Job) -> None:
+        self.job, self.began = job, time.monotonic()
+        experiment = job.experiment
+        self._send({"tree": experiment.tree, "place": experiment.folder, "run_dir": str(job.run_dir.resolve())})
+
+    def stop(self) -> int:
+        """End the process; gives its exit status."""
+        self.process.kill()
+        status = self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        return status
+
+
+class Pool:
+    """Runs in `count` processes of one thread each. As it takes seconds to start them, the first runs are done in this
+    process, and those of a short study all are. A process that dies takes only its run with it."""
+
+    def __init__(self, count: int, log: Path, lock: BinaryIO | None = None, modules: Sequence[str] = ()) -> None:
+        self._here: Here | None = Here(START_SECONDS)
+        self.pace = self._here.pace
+        self._count, self._log, self._lock, self._modules = count, log, lock, modules
+        self._workers: list[Worker] = []
+        self._heard: queue.SimpleQueue[tuple[Worker, dict[str, Any] | None]] = queue.SimpleQueue()
+
+    def run(self, title: str, jobs: Sequence[Job], watch: Watcher) -> dict[Path, str]:
+        """As `Here.run`, the longest first."""
+        failed: dict[Path, str] = {}
+        left = [job for job in jobs if not job.done()]
+        watch.begin(title, left, len(jobs) - len(left))
+        if self._here is not None:
+            self._here.work(left, watch, failed)
+            self._here = None if left else self._here
+        while len(self._workers) < min(self._count, len(left)):
+            self._workers.append(self._worker())
+        for worker in self._workers:
+            self._next(worker, left, watch)
+        while any(worker.job is not None for worker in self._workers):
+            try:
+                worker, message = self._heard.get(timeout=0.25)
+            except queue.Empty:
+                watch.tick()
+                continue
+            if worker not in self._workers:
+                continue
+            job = worker.job
+            if message is None:  # the process is gone
+                status = worker.stop()
+                self._workers.remove(worker)
+                if job is None:
+                    continue
+                how = f"signal {-status}" if status < 0 else f"exit code {status}"
+                message = {"failed": f"its process died ({how}); see {self._log}"}
+            if job is None:
+                continue
+            if "round" in message:
+                watch.rounds(job, message["round"])
+                continue
+            if "failed" in message:
+                failed[job.run_dir] = message["failed"]
+            else:
+                self.pace.learn(job, time.monotonic() - worker.began)
+            watch.finished(job, message.get("failed"))
+            if worker in self._workers:
+                self._next(worker, left, watch)
+            elif left:  # another in its place
+                self._workers.append(self._worker())
+                self._next(self._workers[-1], left, watch)
+        return failed
+
+    def _worker(self) -> Worker:
+        return Worker(self._heard, self._log, self._lock, self._modules)
+
+    def _next(self, worker: Worker, left: list[Job], watch: Watcher) -> None:
+        worker.job = None
+        if left:
+            job = max(left, key=self.pace.expected)
+            left.remove(job)
+            watch.started(job)
+            worker.start(job)
+
+    def close(self) -> None:
+        """End all workers; what they were doing can be gone on with."""
+        for worker in self._workers:
+            worker.stop()
+        self._workers = []

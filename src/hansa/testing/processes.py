@@ -1,0 +1,261 @@
+"""A runtime on asyncio whose parties are separate processes: the contract that the network runtime fills.
+
+The aggregator side knows a party only by what it sends and receives. Replies may arrive in any order; they are fused in
+the order of ids, so the result is that of the simulation's reference engine, bit for bit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+from hansa.core import codec
+from hansa.core.errors import AlgorithmError, DataError, ReplayError, RoundAborted, RuntimeFailure
+from hansa.core.federation import Arrival, Ask, Gathered, Ticket
+from hansa.core.journal import Journal
+from hansa.core.op import Reply
+from hansa.core.replies import Malformed, Record, Rules, arrive, combine, inboxes
+from hansa.core.runtime import Abort, Attend, Clock, Commit, Open, Plan, Request
+
+LIMIT = 1 << 32  # no message is longer
+
+
+class PartyProcess:
+    """The aggregator's end of one party's process."""
+
+    def __init__(self, id: int, command: Sequence[str]) -> None:
+        self.id = id
+        self._command = command
+        self._process: asyncio.subprocess.Process | None = None
+        self._turn = asyncio.Lock()
+
+    async def start(self) -> None:
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        )
+
+    async def call(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Send a message and wait for the answer; a process that has ended is a party that does not answer."""
+        process = self._process
+        if process is None or process.stdin is None or process.stdout is None:
+            raise RuntimeFailure(f"the process of party {self.id} was not started")
+        async with self._turn:
+            try:
+                data = codec.encode(message)
+                process.stdin.write(len(data).to_bytes(8, "little") + data)
+                await process.stdin.drain()
+                length = int.from_bytes(await process.stdout.readexactly(8), "little")
+                if length > LIMIT:
+                    self.kill()  # nothing that follows could be understood
+                    return {"malformed": f"its answer is {length} bytes long, over the limit of {LIMIT}"}
+                answer = codec.decode(await process.stdout.readexactly(length))
+            except (asyncio.IncompleteReadError, ConnectionError):
+                return {"failed": "its process has ended"}
+            except DataError as error:
+                return {"malformed": str(error)}
+            except asyncio.CancelledError:
+                self.kill()  # an answer left unread would be taken for the next one
+                raise
+        return answer if isinstance(answer, dict) else {"malformed": "its answer is not a table"}
+
+    async def stop(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+            try:
+                await asyncio.wait_for(self._process.wait(), timeout=10)
+            except TimeoutError:
+                self.kill()
+                await self._process.wait()
+
+    def kill(self) -> None:
+        """End the process at once, as a crash would."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):  # it may have ended by itself just now
+                self._process.kill()
+
+
+class ProcessRuntime:
+    """Answers asks with parties in other processes. Use it as `async with ProcessRuntime(...) as runtime`.
+
+    `command` starts a party's process (one that calls `hansa.testing.agent.serve`).
+    """
+
+    def __init__(self, parties: int, command: Sequence[str], rules: Rules | None = None) -> None:  # fmt: skip
+        self.rules = rules or Rules()
+        self.parties = [PartyProcess(id, command) for id in range(parties)]
+        self._reset(None, None)
+
+    def _reset(self, journal: Journal | None, clock: Clock | None) -> None:
+        self.journal, self.clock = journal, clock
+        self._record = Record()
+        self._fused: dict[int, list[str]] = {}
+        self._dropped: dict[int, list[str]] = {}
+        self._flights: dict[int, tuple[Ticket, Ask, asyncio.Task[dict[str, Any]], float]] = {}
+        self._tickets = self._lost = 0
+
+    async def __aenter__(self) -> ProcessRuntime:
+        await asyncio.gather(*(party.start() for party in self.parties))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for flight in self._flights.values():
+            flight[2].cancel()
+        await asyncio.gather(*(party.stop() for party in self.parties))
+
+    async def begin(self, tree: dict[str, Any], folder: str = ".", journal: Journal | None = None,
+                    clock: Clock | None = None) -> None:  # fmt: skip
+        """Give every party the task; each keeps its own share of the data and forgets what it remembered.
+
+        `clock`, if given, decides in simulated time which ticket comes back next; otherwise the first to be done does.
+        """
+        self._reset(journal, clock)
+        messages = [{"type": "task", "experiment": tree, "folder": folder, "party": p.id} for p in self.parties]
+        answers = await asyncio.gather(*(p.call(m) for p, m in zip(self.parties, messages, strict=True)))
+        for party, answer in zip(self.parties, answers, strict=True):
+            if "ready" not in answer:
+                raise RuntimeFailure(f"party {party.id} could not take up the task: {answer.get('failed')}")
+
+    async def answer(self, request: Request) -> Any:
+        """Answer an ask, or open, commit or abort a round."""
+        if isinstance(request, Open):
+            self._record, self._lost = request.record, 0
+            return frozenset(flight[0].party for flight in self._flights.values())
+        if isinstance(request, (Commit, Abort)):
+            return await self._settle(keep=isinstance(request, Commit))
+        if isinstance(request, Attend):
+            raise AlgorithmError("who is there is asked only where time is real")
+        if request.verb == "submit":
+            return self._submit(request)
+        if request.verb == "next":
+            return await self._next(request)
+        plan = self.clock.plan(request) if self.clock is not None else Plan()
+        if self.clock is not None:
+            self.clock.now += plan.lasts
+        self._record.seconds = plan.seconds
+        outcomes = await self._outcomes(request, plan)
+        answer = combine(request, ((p, _outcome(outcomes[p])) for p in request.parties), self.rules, self._record)
+        for party in request.parties:
+            if "reply" in outcomes[party]:
+                place = self._fused if party in self._record.fused else self._dropped
+                place.setdefault(party, []).append(_name(request))
+        if request.verb == "exchange":
+            assert isinstance(answer, Gathered)
+            return await self._relay(request, dict(zip(answer.parties, answer.replies, strict=True)))
+        return self._record.timed(answer)
+
+    async def _outcomes(self, ask: Ask, plan: Plan) -> dict[int, dict[str, Any]]:
+        """Each party's raw answer: from the journal if this ask was answered before, else from the parties."""
+        stored = self.journal.recall(ask) if self.journal is not None else None
+        answers = await asyncio.gather(*(self._call(ask, party, plan) for party in ask.parties))
+        outcomes = dict(zip(ask.parties, answers, strict=True))
+        if stored is not None:
+            return {party: self._replayed(ask, party, stored[str(party)], outcomes[party]) for party in ask.parties}
+        if self.journal is not None:
+            self.journal.record(ask, {str(party): answer for party, answer in outcomes.items()})
+        return outcomes
+
+    def _replayed(self, ask: Ask, party: int, before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+        """The recorded answer. The party did the work again, which rebuilt its memory; it must agree."""
+        if "reply" in before and "reply" in now and codec.encode(before) != codec.encode(now):
+            raise ReplayError(f"party {party} answers {_name(ask)} otherwise than it did before")
+        if "reply" in before and "reply" not in now:
+            raise ReplayError(f"party {party} answered {_name(ask)} before, and now: {_outcome(now)}")
+        if "reply" in now and "reply" not in before:  # it was missing then
+            self._dropped.setdefault(party, []).append(_name(ask))
+        return before
+
+    async def _call(self, ask: Ask, party: int, plan: Plan) -> dict[str, Any]:
+        message = ask.message(party)
+        self._record.bytes_down += codec.size(message)
+        if party in plan.lost:
+            return {"failed": plan.lost[party]}
+        message["payload"] = plan.payload_of(ask, party)
+        dropped = self._dropped.pop(party, [])  # so that the party does not build on what was rejected
+        return await self.parties[party].call({"type": "ask", "id": _name(ask), "drop": dropped, **message})
+
+    async def _relay(self, ask: Ask, messages: dict[int, Reply]) -> None:
+        """Carry the neighbours' messages of an exchange to each party."""
+        calls = []
+        for party, inbox in inboxes(ask, messages).items():
+            tree = {"type": "deliver", "id": _name(ask), "inbox": [[share, tensors] for share, tensors in inbox]}
+            self._record.bytes_down += codec.size(messages[party].tensors) * (len(inbox) - 1)
+            calls.append(self.parties[party].call(tree))
+        for party, answer in zip(messages, await asyncio.gather(*calls), strict=True):
+            if "failed" in answer:
+                self._record.missing[party] = answer["failed"]
+
+    async def _settle(self, keep: bool) -> None:
+        """Tell the parties which of their replies were fused; what they staged under others they forget."""
+        calls = []
+        for party in sorted({*self._fused, *self._dropped}):
+            fused, dropped = self._fused.get(party, []), self._dropped.get(party, [])
+            message = {"type": "settle", "keep": fused if keep else [], "drop": dropped if keep else fused + dropped}
+            calls.append(self.parties[party].call(message))
+        self._fused, self._dropped = {}, {}
+        await asyncio.gather(*calls)
+
+    def _submit(self, ask: Ask) -> Ticket:
+        (party,) = ask.parties
+        ticket = Ticket(self._tickets, party, ask.round)
+        self._tickets += 1
+        if self.journal is not None and self.journal.recall(ask) is None:
+            self.journal.record(ask, {"ticket": ticket.id})
+        plan = self.clock.plan(ask) if self.clock is not None else Plan()
+        self._record.seconds |= plan.seconds
+        arrives = (self.clock.now if self.clock is not None else 0.0) + plan.lasts
+        task = asyncio.ensure_future(self._call(ask, party, plan))
+        self._flights[ticket.id] = (ticket, ask, task, arrives)
+        return ticket
+
+    async def _next(self, request: Ask) -> Arrival:
+        if not self._flights:
+            raise AlgorithmError("next() was awaited with no ticket under way")
+        if self._lost > max(100, 10 * len(self.parties)):
+            raise RoundAborted(f"{self._lost} tickets in a row were lost")
+        stored = self.journal.recall(request) if self.journal is not None else None
+        if stored is not None:
+            ticket, ask, task, arrives = self._flights.pop(int(stored["ticket"]))
+            answer = self._replayed(ask, ticket.party, stored["answer"], await task)
+        else:
+            if self.clock is not None:
+                chosen = min(self._flights.values(), key=lambda f: (f[3], f[0].id))
+            else:
+                await asyncio.wait([f[2] for f in self._flights.values()], return_when=asyncio.FIRST_COMPLETED)
+                chosen = next(f for f in self._flights.values() if f[2].done())
+            ticket, ask, task, arrives = chosen
+            answer = await task
+            del self._flights[ticket.id]
+            if self.journal is not None:
+                self.journal.record(request, {"ticket": ticket.id, "answer": answer})
+        if self.clock is not None:
+            self.clock.now = max(self.clock.now, arrives)
+        return self._arrive(ticket, ask, answer)
+
+    def _arrive(self, ticket: Ticket, ask: Ask, answer: dict[str, Any]) -> Arrival:
+        assert ask.op is not None
+        arrival = arrive(ticket, ask.op, ask.payload_of(ticket.party), _outcome(answer), self.rules, self._record)
+        self._lost = 0 if arrival.reply is not None else self._lost + 1
+        if "reply" in answer:
+            place = self._dropped if arrival.reply is None else self._fused
+            place.setdefault(ticket.party, []).append(_name(ask))
+        return arrival
+
+
+def _name(ask: Ask) -> str:
+    """The ask's identity, under which a party stages its memory."""
+    return f"{ask.round}/{ask.phase}/{ask.index}"
+
+
+def _outcome(answer: dict[str, Any]) -> Reply | str:
+    """A reply, or why there is none."""
+    if "reply" in answer:
+        try:
+            return Reply.of_tree(answer["reply"])
+        except DataError as error:
+            return Malformed(error)
+    if "malformed" in answer:
+        return Malformed(answer["malformed"])
+    return str(answer.get("declined") or answer.get("failed"))
