@@ -9,8 +9,8 @@ from hansa.core.errors import HansaError
 
 def main() -> None:
     """Entry point of `hansa`."""
-    from hansa.cli import audit, compare, privacy  # noqa: F401 (with their commands)
-    from hansa.cli.network import app  # with the commands of `hansa.cli.app`
+    from hansa.cli import audit, compare, network, privacy  # noqa: F401 (they add their commands)
+    from hansa.cli.app import app
 
     try:
         app()

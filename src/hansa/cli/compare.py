@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hansa.cli.app import DataDir, Json, Set, Track, app, changes
-from hansa.cli.show import human_bytes
+from hansa.report.display import human_bytes
 
 if TYPE_CHECKING:
     from hansa.study.pool import Job

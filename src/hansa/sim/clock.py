@@ -221,7 +221,7 @@ def traffic(ask: Ask) -> Array:
     assert ask.op is not None
     up = expected_size(ask.op, ask.payload)
     down = ask.sizes() if ask.each else [codec.size(ask.message(ask.parties[0]))]
-    total = np.zeros(len(ask.parties)) + np.array(down) + up
+    total: Array = np.zeros(len(ask.parties)) + np.array(down) + up
     if ask.mixing is not None:  # neighbours' messages, which are about as long as a party's own
         total += up * ((ask.mixing != 0).sum(1) - (ask.mixing.diagonal() != 0).long()).numpy()
     return total

@@ -386,7 +386,7 @@ def recorded(work: Callable[[], None], device: torch.device) -> Callable[[], Non
     """Work over fixed buffers on a GPU as a CUDA graph. It is done once or twice on the way."""
     if device.type != "cuda":
         return work
-    aside = torch.cuda.Stream()
+    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
         work()

@@ -314,7 +314,7 @@ class Memories(Mapping[int, Memory]):
         at += _padded(8 * count)
         stride = self._layouts[number - 1].stride
         self._place(ids, number, at, stride)
-        return at + count * stride
+        return int(at + count * stride)
 
     def _begin(self, generation: int = 0, keep: int = 0) -> None:
         self._generation = generation

@@ -29,11 +29,11 @@ class Rewritten(TorchFunctionMode):
 
     def __enter__(self) -> Rewritten:
         self._still.start()
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._still.stop()
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (),
@@ -62,7 +62,7 @@ def convolve(parties: int, x: Tensor, weight: Tensor, bias: Tensor | None, strid
     columns = (x.shape[2] - aside * (wide - 1) - 1) // across + 1
     size = channels * high * wide
     if (down, across, apart, aside) == (1, 1, 1, 1):
-        gathered = Patches.apply(x, high, wide)
+        gathered = Patches.apply(x, high, wide)  # type: ignore[no-untyped-call]
     else:
         pieces = [
             x[:, i : i + down * (rows - 1) + 1 : down, j : j + across * (columns - 1) + 1 : across]
@@ -98,9 +98,9 @@ class Patches(torch.autograd.Function):
         ctx.channels = x.shape[3]
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         high, wide, channels = ctx.high, ctx.wide, ctx.channels
-        parts = gradient.unflatten(3, (high, wide, channels))
+        parts = gradient.unflatten(3, (high, wide, channels))  # type: ignore[no-untyped-call]
         shifted = [
             F.pad(parts[:, :, :, i, j], (0, 0, j, wide - 1 - j, i, high - 1 - i))
             for i in range(high)

@@ -123,7 +123,7 @@ def _look(lengths: np.ndarray[Any, Any], counts: np.ndarray[Any, Any]) -> tuple[
 def _send(device: torch.device, *arrays: np.ndarray[Any, Any]) -> list[Tensor]:
     """Arrays of whole numbers as tensors on a device, in one copy."""
     flat = torch.from_numpy(np.concatenate([array.reshape(-1) for array in arrays]).astype(np.int64)).to(device)
-    pieces = flat.split([array.size for array in arrays])
+    pieces = flat.split([array.size for array in arrays])  # type: ignore[no-untyped-call]
     return [piece.view(array.shape) for piece, array in zip(pieces, arrays, strict=True)]
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def chain_gradient(chain: Chain, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """The rule of a chain for a solver's gradients, inside vmap."""
     mask = torch.ones(len(batch.x), dtype=w.dtype) if batch.mask is None else batch.mask
-    found: tuple[Tensor, Tensor] = ChainGradient.apply(w, batch.x, batch.y, mask / mask.sum(), chain)
+    found: tuple[Tensor, Tensor] = ChainGradient.apply(w, batch.x, batch.y, mask / mask.sum(), chain)  # type: ignore[no-untyped-call]
     return found
 
 

@@ -106,7 +106,8 @@ class MLflowLog(Log):
         """The last round that is there."""
         if MARK not in self.run.data.metrics:
             return 0
-        return max(metric.step for metric in self._client.get_metric_history(self.run.info.run_id, MARK))
+        history = self._client.get_metric_history(self.run.info.run_id, MARK)
+        return int(max(metric.step for metric in history))
 
     def _log_params(self) -> None:
         """Log what is not there yet; of two names that are the same to MLflow the first."""

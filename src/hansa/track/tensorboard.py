@@ -92,4 +92,4 @@ def written(folder: Path) -> int:
     events.Reload()
     if MARK not in events.Tags()["scalars"]:
         return 0
-    return max(event.step for event in events.Scalars(MARK))
+    return int(max(event.step for event in events.Scalars(MARK)))
