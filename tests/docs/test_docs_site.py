@@ -68,4 +68,4 @@ def test_files_outside_docs_are_pages_of_the_site(site: Path) -> None:
         assert (site / path).is_file(), path
     notebook = (site / "source/examples/notebooks/01-first-steps.ipynb.html").read_text()
     assert '<h1 id="first-steps">First steps' in notebook and 'href="02-compare.ipynb.html"' in notebook
-    assert 'href="../source/src/hansa/bayes/naive.py.html"' in (site / "howto/own-algorithm.html").read_text()
+    assert 'href="../source/src/hansa/classical/naive_bayes.py.html"' in (site / "howto/own-algorithm.html").read_text()

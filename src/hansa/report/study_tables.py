@@ -64,7 +64,7 @@ def main(results: StudyDisplay, names: Names) -> Sheet | None:
             cells.append(_entry(found, column, beyond, row["best"] if main_column and compared else strong, alike))
         out.append(cells)
     header = ["algorithm", *(["setting"] if many else []), *(column.header for column in columns)]
-    return Sheet("StudyDisplay", header, out, note=_note(results, out), words=1 + many,
+    return Sheet("Results", header, out, note=_note(results, out), words=1 + many,
                  grouped=1 if many else None)  # fmt: skip
 
 
