@@ -50,20 +50,15 @@ def masked(text: str) -> list[str]:
     return [line for line in lines if not line.startswith("engine ")]
 
 
-def test_the_table_of_the_readme_is_that_of_the_page_and_of_the_command(
+def test_the_table_of_the_page_is_that_of_the_command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The study takes too long to be done here: its labels, columns and notes are those of the command's own table."""
     from hansa.cli.compare import print_results
     from hansa.study import Outcome, Results, read_study
 
-    shown = [
-        block.text
-        for page in ("README.md", "docs/compare.md")
-        for block in blocks(ROOT / page)
-        if block.text.startswith("dirichlet:0.3\n")
-    ]
-    assert len(shown) == 2 and shown[0] == shown[1]
+    shown = [block.text for block in blocks(ROOT / "docs/compare.md") if block.text.startswith("dirichlet:0.3\n")]
+    assert len(shown) == 1
     study = read_study(ROOT / "examples/compare-digits.toml")
 
     def history(seed: int) -> list[dict[str, Any]]:

@@ -1,0 +1,1 @@
+"""The contract of algorithms, parties and runtimes; everything else imports it."""
