@@ -3,7 +3,7 @@
     python benchmarks/aggregator_memory.py --mib 100,1024 --parties 4,50 [--folder DIR]
 
 Replies are files as parties upload them (safetensors), read, checked and summed by the code that a deployed round runs
-(`Stored.read`, `combine`), then divided and taken by the server (`FedAvg`'s). Each case is a process of its own, whose
+(`StoredReply.read`, `combine`), then divided and taken by the server (`FedAvg`'s). Each case is a process, whose
 memory is sampled: anonymous pages, which nobody can take back, and those of files, which the system can. Four different
 files are written, and further parties' replies are links to them: fifty of 1 GiB would take 50 GiB of disk, and what
 is read at once does not depend on which file a row lies in.
@@ -26,8 +26,10 @@ import torch
 from hansa.core import codec
 from hansa.core.federation import Ask, Reduced
 from hansa.core.op import Reply
-from hansa.core.replies import Record, Rules, combine
-from hansa.core.sums import Stored
+from hansa.core.replies import combine
+from hansa.core.reply_checks import Rules
+from hansa.core.round_record import Record
+from hansa.core.sums import StoredReply
 from hansa.local import SGD
 
 FILES = 4
@@ -64,7 +66,7 @@ def fuse(folder: Path, dim: int, parties: int) -> dict[str, float]:
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     began = time.perf_counter()
-    outcomes = ((party, Stored.read(folder / str(party % FILES))) for party in range(parties))
+    outcomes = ((party, StoredReply.read(folder / str(party % FILES))) for party in range(parties))
     answer = combine(ask, outcomes, Rules(), Record())
     assert isinstance(answer, Reduced)
     model["w"] += answer.mean(SGD().update, torch.float32)

@@ -12,7 +12,7 @@ from hansa.core import disk
 
 
 def test_a_line_is_added_after_a_first_one_found_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = disk.Lines(tmp_path / "lines")
+    lines = disk.LineLog(tmp_path / "lines")
 
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

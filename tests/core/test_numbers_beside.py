@@ -9,7 +9,7 @@ import torch
 
 import hansa
 from hansa.core.op import Reply
-from hansa.core.replies import Rules, fault
+from hansa.core.reply_checks import Rules, fault
 from hansa.local import Controlled, Fair, FairGradient, Normalised
 from hansa.transforms import Clip
 from quadratics import ENGINES, task

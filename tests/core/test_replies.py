@@ -12,7 +12,9 @@ import hansa
 from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Ask, Gathered, Reduced
 from hansa.core.op import Replies, Reply
-from hansa.core.replies import Record, Rules, clean, combine, fault, inboxes, mixed
+from hansa.core.replies import combine, inboxes, mixed
+from hansa.core.reply_checks import Rules, clean, fault
+from hansa.core.round_record import Record
 from hansa.core.sums import BLOCK, BlockSum
 from hansa.local import SGD
 from hansa.run import Run

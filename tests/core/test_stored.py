@@ -17,9 +17,11 @@ from hansa.core import codec, sums
 from hansa.core.errors import DataError
 from hansa.core.federation import Ask, Gathered, Reduced
 from hansa.core.op import Reply
-from hansa.core.replies import Record, Rules, combine
+from hansa.core.replies import combine
+from hansa.core.reply_checks import Rules
+from hansa.core.round_record import Record
 from hansa.core.rows import FileRows, MappedRows, Rows
-from hansa.core.sums import BlockSum, Stored, stored_sums
+from hansa.core.sums import BlockSum, StoredReply, stored_sums
 from hansa.local import SGD
 
 FILES = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -169,11 +171,11 @@ def test_an_encoding_is_safetensors_own(tree: dict[str, torch.Tensor]) -> None:
 # Sums
 
 
-def stored(folder: Path, given: list[Reply]) -> list[Stored]:
+def stored(folder: Path, given: list[Reply]) -> list[StoredReply]:
     out = []
     for k, reply in enumerate(given):
         (folder / str(k)).write_bytes(codec.encode(reply.tree()))
-        out.append(Stored.read(folder / str(k)))
+        out.append(StoredReply.read(folder / str(k)))
     return out
 
 

@@ -23,8 +23,8 @@ from hansa.core import codec
 from hansa.core.errors import HansaError
 from hansa.core.federation import op_of
 from hansa.core.op import Reply
-from hansa.core.replies import Rules, fault
-from hansa.core.sums import Stored
+from hansa.core.reply_checks import Rules, fault
+from hansa.core.sums import StoredReply
 from hansa.data.describe import Describe, Description
 from hansa.experiment.config import parse
 from hansa.local import SGD
@@ -101,7 +101,7 @@ def mapped(data: bytes) -> None:
 
 def reply(data: bytes) -> None:
     """A reply as the aggregator takes it: read from its file and held to what was asked for."""
-    stored = Stored.read(_file(data, "reply"))
+    stored = StoredReply.read(_file(data, "reply"))
     none = torch.zeros(0)
     payload = {"model": {"w": torch.zeros(3), "stats": none, "counts": none}}
     for op in (SGD(), Describe(None)):

@@ -48,7 +48,7 @@ def reads_a_record() -> None:
         return state
 
     runtime.Network._offers = offer  # type: ignore[method-assign]
-    runtime.TIMES = 10**6  # weights are told as they are
+    runtime.WEIGHT_CAP = 10**6  # weights are told as they are
     take_over(round, "gather")
 
 

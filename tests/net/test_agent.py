@@ -7,7 +7,7 @@ import torch
 
 import hansa
 from hansa.core.op import Reply
-from hansa.core.replies import Malformed
+from hansa.core.round_record import Malformed
 from hansa.privacy import spent
 from hansa.testing import experiment_for
 from hansa.testing.agent import Agent

@@ -19,7 +19,7 @@ from served import MIB, Served, dial, hear, hear_one, say, statuses
 
 from hansa.core import codec
 from hansa.core.errors import DataError
-from hansa.core.sums import Stored
+from hansa.core.sums import StoredReply
 from hansa.net.aggregator.server import ORDER
 from hansa.net.transport import signing, wire
 from hansa.net.transport.signing import About
@@ -125,7 +125,7 @@ def test_a_lying_file_is_refused_in_a_sentence_and_in_little_memory(tmp_path: Pa
     (tmp_path / "reply").write_bytes(data)
 
     def both() -> None:
-        for read in (lambda: codec.decode(data, 2**24), lambda: Stored.read(tmp_path / "reply")):
+        for read in (lambda: codec.decode(data, 2**24), lambda: StoredReply.read(tmp_path / "reply")):
             with pytest.raises(DataError) as caught:
                 read()
             said = str(caught.value)
@@ -155,7 +155,7 @@ def test_tens_of_thousands_of_tensors_are_refused_by_the_size_of_their_header(tm
     data = codec.encode(dict.fromkeys((f"t{number}" for number in range(30_000)), torch.zeros(0)))
     (tmp_path / "reply").write_bytes(data)
     with pytest.raises(DataError, match="at most 1048576 are read"):
-        Stored.read(tmp_path / "reply")
+        StoredReply.read(tmp_path / "reply")
 
 
 # Envelopes

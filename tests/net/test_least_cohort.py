@@ -14,7 +14,8 @@ from league import PARTIES, PATIENCE, League, samples
 import hansa
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Ask
-from hansa.core.replies import Means, Medians, Rules
+from hansa.core.reply_checks import Rules
+from hansa.core.round_record import Means, Medians
 from hansa.fusion import Krum, MultiKrum
 from hansa.run.simulate import simulate
 from hansa.testing import experiment_for

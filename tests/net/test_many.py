@@ -16,7 +16,7 @@ from league import PATIENCE, League
 
 from hansa.core import codec
 from hansa.core.op import Reply
-from hansa.core.sums import COPIED, Stored
+from hansa.core.sums import COPIED, StoredReply
 from hansa.net.transport import pacing
 from hansa.net.transport.pacing import Pace
 
@@ -92,7 +92,7 @@ def test_thousands_of_small_stored_replies_hold_no_file_open_and_a_large_one_is_
     for name, size in (("small", 8), ("large", COPIED)):
         (tmp_path / name).write_bytes(codec.encode(Reply({"update": torch.ones(size)}).tree()))
     before = len(os.listdir("/proc/self/fd"))
-    small, large = [[Stored.read(tmp_path / name) for _ in range(20)] for name in ("small", "large")]
+    small, large = [[StoredReply.read(tmp_path / name) for _ in range(20)] for name in ("small", "large")]
     assert len(os.listdir("/proc/self/fd")) - before == len(large)
     assert all(reply.memory is None and reply.tensors["update"].sum() == 8 for reply in small)
 

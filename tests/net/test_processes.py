@@ -15,7 +15,7 @@ from hansa.core.errors import AlgorithmError, ReplayError, RoundAborted
 from hansa.core.federation import Federation
 from hansa.core.journal import Journal
 from hansa.core.objective import Objective
-from hansa.core.replies import Record
+from hansa.core.round_record import Record
 from hansa.core.runtime import Commit, Open, complete_async
 from hansa.experiment.config import Experiment, parse
 from hansa.run.loop import Training

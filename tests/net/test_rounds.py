@@ -18,7 +18,7 @@ from hansa.core.federation import Ask
 from hansa.core.labels import Labels
 from hansa.core.op import Reply
 from hansa.core.registry import build
-from hansa.core.replies import Record
+from hansa.core.round_record import Record
 from hansa.core.runtime import Open
 from hansa.data.describe import Description
 from hansa.data.prepare import ApplyStandardise, ColumnMoments

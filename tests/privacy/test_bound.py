@@ -11,7 +11,7 @@ import hansa
 from hansa.core.errors import ConfigError
 from hansa.core.op import Op, Reply
 from hansa.core.registry import build
-from hansa.core.replies import Rules, fault
+from hansa.core.reply_checks import Rules, fault
 from hansa.local import Controlled, Fair, Normalised
 from hansa.local.scaffold import OWN
 from hansa.transforms import Clip

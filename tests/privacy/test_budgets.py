@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import hansa
-from hansa.core.budget import Books, Release
+from hansa.core.budget import Release, Spending
 from hansa.core.federation import op_config
 from hansa.local.dp_sgd import DPSGD
 from hansa.privacy import spent
@@ -153,11 +153,11 @@ def test_less_work_costs_less() -> None:
 
 
 def test_books_come_back_from_a_checkpoint() -> None:
-    op, books = DPSGD(batch=5, sigma=2.0), Books(spent)
+    op, books = DPSGD(batch=5, sigma=2.0), Spending(spent)
     books.charge(3, op, 20, {})
     books.charge(3, op, 20, {"work": {"batch": 10}})
     books.charge(1, op, 40, {})
-    again = Books(spent)
+    again = Spending(spent)
     again.restore(books.tree())
     assert again.charge(3, op, 20, {}) == books.charge(3, op, 20, {})
     assert again.charge(2, op, 0, {}) is None

@@ -14,7 +14,9 @@ from hansa.core.driver import drive
 from hansa.core.errors import PartyError
 from hansa.core.federation import Ask, Federation, Reduced
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Vault, perform
-from hansa.core.replies import Record, Rules, combine
+from hansa.core.replies import combine
+from hansa.core.reply_checks import Rules
+from hansa.core.round_record import Record
 from hansa.core.runtime import complete
 from hansa.secure.masking import Masking
 

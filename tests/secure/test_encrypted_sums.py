@@ -24,7 +24,9 @@ from hansa.core.federation import Ask, Federation, Reduced, op_of
 from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Vault, perform
 from hansa.core.registry import build, register
-from hansa.core.replies import Record, Rules, combine
+from hansa.core.replies import combine
+from hansa.core.reply_checks import Rules
+from hansa.core.round_record import Record
 from hansa.local import SGD
 from hansa.secure import boxes, threshold, threshold_sum
 from hansa.secure.channel import Channel

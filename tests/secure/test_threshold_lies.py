@@ -14,7 +14,7 @@ from torch import Tensor
 from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import op_of
 from hansa.core.op import Op, Payload, Reply
-from hansa.core.replies import Rules
+from hansa.core.reply_checks import Rules
 from hansa.secure import masks, threshold
 from hansa.secure.numbers import Stream, as_tensor, from_rows, prime, to_rows
 from hansa.secure.threshold import PLACES

@@ -19,7 +19,7 @@ import hansa
 from hansa.core.algorithm import Algorithm
 from hansa.core.federation import Ask
 from hansa.core.objective import Objective
-from hansa.core.replies import Record
+from hansa.core.round_record import Record
 from hansa.core.runtime import Open
 from hansa.experiment.settings import Run
 from hansa.run.result import Result

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from hansa.core.op import Op, Payload, Replies, Reply
-from hansa.core.replies import Outcomes, Rules, fault
+from hansa.core.replies import Outcomes
+from hansa.core.reply_checks import Rules, fault
 
 
 @dataclass(frozen=True)

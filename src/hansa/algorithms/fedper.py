@@ -13,7 +13,7 @@ from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.objective import Objective
 from hansa.core.op import Memory, Payload
-from hansa.core.predictor import Network
+from hansa.core.predictor import NetworkPredictor
 from hansa.core.registry import register
 from hansa.local.personal import Division, Personal, divide, own_model
 
@@ -62,7 +62,7 @@ class FedPer(FedAvg):
 
 @register("personal")
 @dataclass(frozen=True)
-class PersonalNetwork(Network):
+class PersonalNetwork(NetworkPredictor):
     """The shared base of the task's model with a party's own head."""
 
     personal: ClassVar[bool] = True

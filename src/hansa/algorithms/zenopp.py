@@ -12,10 +12,10 @@ from hansa.algorithms.fedbuff import REMEMBERED, refill, staleness
 from hansa.core.algorithm import Algorithm, State
 from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Federation, Finding
-from hansa.core.lengths import largest, length
+from hansa.core.norms import l2_norm, max_abs
 from hansa.core.op import Payload
 from hansa.core.registry import register
-from hansa.core.replies import all_finite
+from hansa.core.reply_checks import all_finite
 from hansa.fusion import Update
 from hansa.local import SGD, Gradient, LocalSolver
 from hansa.server import Descent
@@ -83,9 +83,9 @@ class ZenoPlusPlus(Algorithm):
 
     def judge(self, update: Tensor, own: Tensor) -> tuple[Tensor | None, float]:
         """The uphill direction at the length of the server's own gradient, and its score; one below 0 is not taken."""
-        scale = largest([update])
+        scale = max_abs([update])
         if not scale > 0:
             return None, -torch.inf
         unit = update.double() / scale
-        u = -unit * (length([own]) / length([unit]))
+        u = -unit * (l2_norm([own]) / l2_norm([unit]))
         return u, float(self.gamma * (own @ u) - self.rho * (u @ u) + self.gamma * self.epsilon)

@@ -16,8 +16,8 @@ import torch
 
 from hansa.core.errors import ConfigError, PartyError
 
-SPENT = "its privacy budget is spent"  # how a party begins that declines for this reason
-TOLD = "epsilon"  # the metric by which a party tells what it has spent
+BUDGET_SPENT = "its privacy budget is spent"  # how a party begins that declines for this reason
+EPSILON = "epsilon"  # the metric by which a party tells what it has spent
 
 
 @dataclass(frozen=True)
@@ -88,13 +88,13 @@ def charge(before: Sequence[Release], coming: Release, budget: Budget, accountan
     if after > budget.epsilon:
         spent = accountant(merged(before), budget.delta)
         raise PartyError(
-            f"{SPENT}: epsilon {spent:.4g} of {budget.epsilon:.4g} at delta {budget.delta:.4g}, and this round costs "
-            f"{after - spent:.2g}"
+            f"{BUDGET_SPENT}: epsilon {spent:.4g} of {budget.epsilon:.4g} at delta {budget.delta:.4g}, and this round "
+            f"costs {after - spent:.2g}"
         )
     return after
 
 
-class Priced(Protocol):
+class PrivateOp(Protocol):
     """What an op says of its replies' privacy."""
 
     @property
@@ -104,19 +104,19 @@ class Priced(Protocol):
     def release(self, n: int, payload: Mapping[str, Any]) -> Release: ...
 
 
-def tells(op: Priced, epsilon: float | None) -> bool:
+def reports_epsilon(op: PrivateOp, epsilon: float | None) -> bool:
     """Whether a reply to this op says what its party has spent."""
-    return epsilon is not None and math.isfinite(epsilon) and (op.measures is None or TOLD in op.measures)
+    return epsilon is not None and math.isfinite(epsilon) and (op.measures is None or EPSILON in op.measures)
 
 
-class Books:
+class Spending:
     """What each of some parties has released in a run."""
 
     def __init__(self, accountant: Accountant) -> None:
         self._accountant = accountant
         self._spent: dict[int, tuple[Release, ...]] = {}
 
-    def charge(self, party: int, op: Priced, n: int, payload: Mapping[str, Any]) -> float | None:
+    def charge(self, party: int, op: PrivateOp, n: int, payload: Mapping[str, Any]) -> float | None:
         """Note that a party with n samples answers an op: the epsilon that it has spent then, None where the reply is
         not differentially private. A PartyError, and nothing noted, where that is over the op's budget."""
         budget = op.budget

@@ -110,7 +110,7 @@ def decode(data: bytes, limit: int = HEADER) -> Any:
         raise _invalid(error) from None
 
 
-class Entry(NamedTuple):
+class TensorEntry(NamedTuple):
     """Where a tensor lies in a file, and what it is."""
 
     dtype: torch.dtype
@@ -119,7 +119,7 @@ class Entry(NamedTuple):
     size: int
 
 
-def _entries(data: memoryview | mmap.mmap, limit: int) -> tuple[Any, dict[str, Entry]]:
+def _entries(data: memoryview | mmap.mmap, limit: int) -> tuple[Any, dict[str, TensorEntry]]:
     """The tree of a file, less its tensors, and the tensors by name. They lie one behind the other in the order of
     `encode`, so that each is aligned, and together they are what follows the header: nothing hides between them."""
     length = int.from_bytes(data[:8], "little")
@@ -131,7 +131,7 @@ def _entries(data: memoryview | mmap.mmap, limit: int) -> tuple[Any, dict[str, E
     about = header.pop("__metadata__")
     if not all(isinstance(text, str) for text in about.values()):
         raise ValueError("what is said about it is no text")
-    plain, entries, at = _json(about["tree"]), dict[str, Entry](), 8 + length
+    plain, entries, at = _json(about["tree"]), dict[str, TensorEntry](), 8 + length
     found = ((name, *_entry(name, **entry), entry["data_offsets"]) for name, entry in header.items())
     for name, dtype, shape, size, offsets in sorted(found, key=lambda entry: entry[4]):
         begin, end = 8 + length + offsets[0], 8 + length + offsets[1]
@@ -139,7 +139,7 @@ def _entries(data: memoryview | mmap.mmap, limit: int) -> tuple[Any, dict[str, E
             raise ValueError(f"the bytes of {name[:80]!r} are not where they should be")
         if dtype == torch.bool and size and int(np.frombuffer(data, np.uint8, size, begin).max()) > 1:
             raise ValueError(f"{name[:80]!r} has values that are neither true nor false")
-        entries[name], at = Entry(dtype, shape, begin, size), end
+        entries[name], at = TensorEntry(dtype, shape, begin, size), end
     if at != len(data):
         raise ValueError("there are bytes behind the last tensor")
     return plain, entries

@@ -195,7 +195,7 @@ def whole(data: bytes) -> bytes:
     return data[:begin] if b"\0" in data[begin:end] else data[:end]
 
 
-class Lines:
+class LineLog:
     """A file of lines that only grows. A line is on the disk before `add` returns; one that was cut off as it was
     written does not count. One process at a time has it."""
 

@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from hansa.core import rng
 from hansa.core.errors import ConfigError, DataError, HansaError
-from hansa.core.keyed import KeyedRandomness
+from hansa.core.keyed_randomness import KeyedRandomness
 from hansa.core.losses import Loss, metrics, named_loss
 from hansa.core.params import Params, ParamSpec
 from hansa.core.stopping import go_on

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from hansa.core.budget import Budget, Release
 from hansa.core.errors import DataError, PartyError
+from hansa.core.metric_ranges import Range
 from hansa.core.objective import Objective
-from hansa.core.ranges import Range
 from hansa.core.registry import Part
 
 Payload = Mapping[str, Any]  # named tensors and plain values, possibly nested
@@ -167,7 +167,7 @@ class Op(Part):
 
     kind: ClassVar[str] = "op"
     measures: ClassVar[frozenset[str] | None] = frozenset()  # the metrics a reply may carry; None for any
-    ranges: ClassVar[Mapping[str, Range]] = {}  # of metrics of its own; what is not here is as in `core.ranges`
+    ranges: ClassVar[Mapping[str, Range]] = {}  # of metrics of its own; what is not here is as in `core.metric_ranges`
     update: ClassVar[str | None] = None  # the tensor that is an update of the model, whose norm a run may limit
     paced: ClassVar[bool] = False  # whether the payload may say how much of the work to do (`work`)
     serves: ClassVar[bool] = False  # whether it only serves another (keys, shares): whom it asks is counted elsewhere

@@ -34,7 +34,7 @@ class Params(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Entry:
+class ParamEntry:
     """One named tensor of a model."""
 
     name: str
@@ -50,21 +50,21 @@ class Entry:
 class ParamSpec:
     """Names, shapes and order of a model's tensors in each of the three vectors; and its frozen parameters."""
 
-    weights: tuple[Entry, ...]
-    stats: tuple[Entry, ...]
-    counts: tuple[Entry, ...]
-    frozen: tuple[Entry, ...] = ()
+    weights: tuple[ParamEntry, ...]
+    stats: tuple[ParamEntry, ...]
+    counts: tuple[ParamEntry, ...]
+    frozen: tuple[ParamEntry, ...] = ()
 
     @classmethod
     def of(cls, module: nn.Module) -> ParamSpec:
         """The layout of a module. Parameters shared under two names count once; unsaved buffers stay at home."""
-        weights: list[Entry] = []
-        frozen: list[Entry] = []
+        weights: list[ParamEntry] = []
+        frozen: list[ParamEntry] = []
         stats, counts = [], []
         for name, tensor in _named_tensors(module):
             if tensor.is_sparse or tensor.is_complex():
                 raise ConfigError(f"model: {name} is sparse or complex; use dense real tensors")
-            entry = Entry(name, tuple(tensor.shape), tensor.dtype)
+            entry = ParamEntry(name, tuple(tensor.shape), tensor.dtype)
             if isinstance(tensor, nn.Parameter):
                 (weights if tensor.requires_grad else frozen).append(entry)
             elif not tensor.is_floating_point():
@@ -122,7 +122,7 @@ class ParamSpec:
         return [e.numel for e in self.weights]
 
     @staticmethod
-    def joined(entries: tuple[Entry, ...], named: dict[str, Tensor], like: Tensor) -> Tensor:
+    def joined(entries: tuple[ParamEntry, ...], named: dict[str, Tensor], like: Tensor) -> Tensor:
         """The vector of some named tensors, in the type of the vector `like`."""
         return _cat([named[e.name] for e in entries], like.dtype) if entries else like
 

@@ -32,7 +32,7 @@ class Predictor(Part):
 
 @register("network")
 @dataclass(frozen=True)
-class Network(Predictor):
+class NetworkPredictor(Predictor):
     """The task's own model with the payload's parameters."""
 
     def outputs(self, objective: Objective, payload: Payload, x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from hansa.core.federation import Ask
 from hansa.core.op import Payload
-from hansa.core.replies import Record
+from hansa.core.round_record import Record
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -84,7 +84,7 @@ class BlockSum:
         return self._total
 
 
-def stored_sums(replies: list[tuple[Stored, int]]) -> dict[str, Tensor]:
+def stored_sums(replies: list[tuple[StoredReply, int]]) -> dict[str, Tensor]:
     """The weighted sums of stored replies, in blocks of columns: no more of them is read at once than some columns. The
     bits are those of `BlockSum`, whose numbers do not depend on their neighbours."""
     shares = [share for _, share in replies]
@@ -110,7 +110,7 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 @dataclass
-class Stored(Reply):
+class StoredReply(Reply):
     """A reply that lies in a file, which stays until the answer is made; `starts` says where in it each tensor does."""
 
     path: Path = Path()
@@ -118,7 +118,7 @@ class Stored(Reply):
     memory: mmap.mmap | None = None
 
     @classmethod
-    def read(cls, path: Path) -> Stored:
+    def read(cls, path: Path) -> StoredReply:
         """The reply that a file holds; a DataError where it holds none."""
         tree, starts, memory = codec.mapped(path)
         reply = Reply.of_tree(tree)

@@ -72,7 +72,7 @@ def _count(pair: Pair | None) -> str:
         return "?"
 
 
-class Shards:
+class PartyShards:
     """Samples of many parties in one tensor, with the row at which each party starts."""
 
     def __init__(self, data: Sequence[Pair] | tuple[Any, Any, Any], objective: Objective, what: str,
@@ -197,8 +197,8 @@ class Holdings(Known):
 
     def __init__(self, task: Task, objective: Objective) -> None:
         prepared, own = task.prepare is not None, task.party_tests
-        self.train = Shards(task.parties, objective, "parties", prepared, task.names)
-        self.tests = Shards(own, objective, "party_tests", prepared, task.names) if own is not None else None
+        self.train = PartyShards(task.parties, objective, "parties", prepared, task.names)
+        self.tests = PartyShards(own, objective, "party_tests", prepared, task.names) if own is not None else None
         if self.tests is not None and len(self.tests) != len(self.train):
             raise DataError(f"party_tests: {len(self.tests)} test sets for {len(self.train)} parties")
         if self.tests is not None:

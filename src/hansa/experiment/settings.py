@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hansa.core.buffers import variances
+from hansa.core.buffer_checks import variances
 from hansa.core.errors import ConfigError, nearest
 from hansa.core.params import ParamSpec
-from hansa.core.replies import Rules
+from hansa.core.reply_checks import Rules
 from hansa.core.task import Holdings
 from hansa.metrics.names import known_metrics
 from hansa.schedule import Fixed, Pace

@@ -7,8 +7,8 @@ import threading
 import torch
 from torch import Tensor
 
-from hansa.core.lengths import SAFE, length
-from hansa.core.replies import all_finite
+from hansa.core.norms import SAFE, l2_norm
+from hansa.core.reply_checks import all_finite
 from hansa.core.rows import Rows, total
 from hansa.core.sums import BLOCK
 from hansa.fusion.ordered import NotFinite
@@ -87,7 +87,7 @@ def norms(rows: Rows) -> Tensor:
     _look(rows, squares)
     found = squares.sqrt()
     for k in (~((found > SAFE[0]) & (found < SAFE[1]))).nonzero().flatten().tolist():
-        found[k] = length([rows.row(k)])
+        found[k] = l2_norm([rows.row(k)])
     return found
 
 

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from hansa.core.errors import BoundError, ConfigError
 from hansa.core.federation import Federation
-from hansa.core.lengths import length
+from hansa.core.norms import l2_norm
 from hansa.core.op import Op, Payload
 from hansa.core.params import Params
 from hansa.core.registry import register
-from hansa.core.replies import all_finite
+from hansa.core.reply_checks import all_finite
 from hansa.core.rows import Rows, total
 from hansa.fusion.distances import WIDE, combination, norms
 from hansa.fusion.fusion import Fused, Robust
@@ -45,7 +45,7 @@ class FLTrust(Robust):
         g = own.double().to(rows.device)
         if not all_finite(g):
             raise BoundError("fltrust: the server's own update is not finite")
-        lengths, own_length = norms(rows), length([g])
+        lengths, own_length = norms(rows), l2_norm([g])
         scales = torch.where(lengths > 0, lengths, 1.0)
         unit = g / own_length if own_length > 0 else g
 

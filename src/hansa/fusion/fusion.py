@@ -14,7 +14,7 @@ from hansa.core.federation import Federation, Finding, Gathered
 from hansa.core.op import Op, Payload
 from hansa.core.params import Params
 from hansa.core.registry import Part
-from hansa.core.replies import all_finite
+from hansa.core.reply_checks import all_finite
 from hansa.core.rows import Rows
 from hansa.fusion.ordered import NotFinite, by_coordinate, middle_of
 from hansa.fusion.update import Update

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.core.replies import all_finite
+from hansa.core.reply_checks import all_finite
 from hansa.core.rows import Rows
 
 Limits = tuple[Tensor, Tensor, Tensor]  # a value for each coordinate, and the smallest and largest that made it

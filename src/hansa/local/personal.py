@@ -13,10 +13,10 @@ from torch import Tensor
 
 from hansa.core.budget import Budget, Release
 from hansa.core.errors import ConfigError
+from hansa.core.metric_ranges import Range
 from hansa.core.objective import Objective
 from hansa.core.op import Memory, Payload
 from hansa.core.params import ParamSpec
-from hansa.core.ranges import Range
 from hansa.core.registry import register
 from hansa.local.sgd import SGD
 from hansa.local.solver import Batch, Carry, Context, LocalSolver, Sampler

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from hansa.core import buffers
+from hansa.core import buffer_checks
 from hansa.core.errors import ConfigError
 from hansa.core.op import Memory, Payload
 from hansa.core.params import ParamSpec
@@ -49,7 +49,7 @@ class Controlled(SGD):
     def most(self, n: int, payload: Payload, longest: float | None) -> dict[str, float]:
         # Updates of this length come from gradients that are no longer than it over the rate, own rates and a schedule
         # aside.
-        return {} if longest is None else {"c": 2 * buffers.OWN * longest / self.lr}
+        return {} if longest is None else {"c": 2 * buffer_checks.OWN * longest / self.lr}
 
     def start(self, ctx: Context, w: Tensor, payload: Payload, memory: Memory) -> tuple[Tensor, Carry]:
         w, carry = super().start(ctx, w, payload, memory)

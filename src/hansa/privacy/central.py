@@ -14,7 +14,7 @@ import torch
 from hansa.core.algorithm import Algorithm, Problem
 from hansa.core.budget import check_delta
 from hansa.core.errors import ConfigError
-from hansa.core.lengths import largest
+from hansa.core.norms import max_abs
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Wrapper, unwrap
 from hansa.core.registry import Part, register
 from hansa.secure.channel import Channel
@@ -47,7 +47,7 @@ class Contribution(Wrapper):
 
     def after(self, party: Party, payload: Payload, reply: Reply, memory: Memory) -> tuple[Reply, Memory]:
         tensors, whole = clipped(reply.tensors, math.inf if self.clip is None else self.clip)
-        if self.clip is not None and not math.isfinite(largest(reply.tensors.values())):
+        if self.clip is not None and not math.isfinite(max_abs(reply.tensors.values())):
             tensors = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
         if self.cap is not None:
             share = min(reply.weight / self.cap, 1.0)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hansa.core.replies import without_numbers
+from hansa.core.round_record import without_numbers
 
 NAMED, REASONS, LETTERS = 5, 5, 400  # parties of a reason, reasons, and letters of one that a sentence lists
 LOWER = "lower algorithm.local.lr"

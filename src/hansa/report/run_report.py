@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hansa.artifacts.run_folder import REPORT, SUMMARY, Store, read_json
-from hansa.core.replies import FEW
+from hansa.core.round_record import LISTED
 from hansa.report import fusion_shares as forensics
 from hansa.report import plots
 from hansa.report.html import Detail, Picture, Section, Sheet, write_report
@@ -122,7 +122,7 @@ def _asked(history: Sequence[Mapping[str, Any]]) -> Sheet | None:
     rows = [(party, f"{asked[party]:,}", f"{used[party]:,}") for party in parties[:ASKED]]
     notes = [f"The first {ASKED} of {len(parties):,} parties that were asked."] if len(parties) > ASKED else []
     told = sum("cohort" in line for line in history)
-    notes += [f"Of the {told:,} rounds with a cohort of at most {FEW} parties."] if told < len(history) else []
+    notes += [f"Of the {told:,} rounds with a cohort of at most {LISTED} parties."] if told < len(history) else []
     return Sheet("Who was asked", ("party", "rounds asked", "rounds answered"), rows, note=" ".join(notes))
 
 

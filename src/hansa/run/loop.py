@@ -13,7 +13,7 @@ import torch
 
 from hansa.core import codec
 from hansa.core.algorithm import Algorithm, Problem, State
-from hansa.core.budget import SPENT, finite
+from hansa.core.budget import BUDGET_SPENT, finite
 from hansa.core.determinism import threads
 from hansa.core.driver import drive
 from hansa.core.errors import ConfigError, DataError, RoundAborted
@@ -22,7 +22,8 @@ from hansa.core.objective import Objective
 from hansa.core.op import DataOp
 from hansa.core.predictor import Evaluate, evaluate
 from hansa.core.registry import lookup
-from hansa.core.replies import FEW, TIMES, Record
+from hansa.core.replies import WEIGHT_CAP
+from hansa.core.round_record import LISTED, Record
 from hansa.core.runtime import Abort, Attend, Clock, Commit, Open, Request
 from hansa.core.task import Known, Task
 from hansa.core.trusted import Trusted
@@ -257,7 +258,7 @@ class Training:
         paced = self.run.pace.work(self.progress.pace)
         fed.tell(paced, (lambda party: self.work.of(party, now)) if self.work.differs else None)
         chooser = self._federation("select", VERBS, busy)
-        chooser.times = TIMES if self.attended is not None and self.run.max_weight is None else None
+        chooser.times = WEIGHT_CAP if self.attended is not None and self.run.max_weight is None else None
         asked = self.run.asked(len(self.holdings))
         if asked > chooser.cohort_size:
             chooser.cohort_size, fed.enough = asked, chooser.cohort_size
@@ -327,7 +328,7 @@ class Training:
         if private is not None:
             line |= private.line(progress.privacy)
         name, least = self.holdings.name, self.run.min_cohort
-        if self.algorithm.participation != "own" and record.asked and len(fed.cohort) <= FEW:
+        if self.algorithm.participation != "own" and record.asked and len(fed.cohort) <= LISTED:
             # Poisson draws are left out: they amplify privacy only as long as nobody knows who was drawn.
             line |= {} if select.independent else {"cohort": [name(party) for party in fed.cohort]}
         line |= party_fields.refusals(record, least, name)
@@ -342,10 +343,10 @@ class Training:
         progress, name, alone = self.progress, self.holdings.name, self.run.min_cohort == 1
         for party in record.fused | set(record.spent):
             progress.exhausted.pop(str(party), None)
-        progress.exhausted |= {str(p): True for p, reason in record.missing.items() if reason.startswith(SPENT)}
+        progress.exhausted |= {str(p): True for p, reason in record.missing.items() if reason.startswith(BUDGET_SPENT)}
         if record.spent and (alone or not empty):
             progress.epsilon = max(progress.epsilon, *record.spent.values())
-            if alone and len(self.holdings) <= FEW:
+            if alone and len(self.holdings) <= LISTED:
                 progress.epsilons |= {name(party): spent for party, spent in sorted(record.spent.items())}
         if record.delta is None or not progress.epsilon:
             return {}

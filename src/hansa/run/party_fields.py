@@ -8,7 +8,7 @@ from typing import Any
 
 from hansa.core.budget import finite
 from hansa.core.federation import Finding, Gathered
-from hansa.core.replies import FEW, Record, without_numbers
+from hansa.core.round_record import LISTED, Record, without_numbers
 from hansa.metrics.names import higher_is_better
 
 Name = Callable[[int], str]
@@ -71,7 +71,7 @@ def over_parties(answers: Gathered, least: int, name: Name) -> dict[str, Any]:
             out[f"party_{metric}_worst_tenth"] = sum(tenth) / len(tenth)
         out[f"party_{metric}_variance"] = sum((v - mean) * (v - mean) for v in values) / len(values)
         out[metric] = sum(v * n for v, n in pairs) / sum(n for _, n in pairs)
-    if len(answers.parties) <= FEW and least == 1:
+    if len(answers.parties) <= LISTED and least == 1:
         who = map(name, answers.parties)
         out["parties"] = {one: reply.metrics for one, reply in zip(who, answers.replies, strict=True)}
     return out

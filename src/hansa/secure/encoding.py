@@ -22,8 +22,8 @@ import torch
 from hansa.core import rng
 from hansa.core.errors import ConfigError, OutOfRange, RoundAborted
 from hansa.core.federation import Reduced
+from hansa.core.metric_ranges import RANGES
 from hansa.core.op import Op, Payload, Reply, Shape
-from hansa.core.ranges import RANGES
 
 WIDEST = 64  # bits of a sum, sign included
 SLACK = 1e-6  # that the rounding of the parties' numbers may take a mean of metrics out of its range

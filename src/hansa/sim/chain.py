@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from hansa.core import rng
 from hansa.core.errors import HansaError
-from hansa.core.lengths import of_rows
+from hansa.core.norms import row_norms
 from hansa.core.objective import Objective, kept_generator
 from hansa.local.solver import Batch, Bounded
 
@@ -316,14 +316,14 @@ class Chain:
         length = torch.zeros_like(share, dtype=torch.float64)
         inside = []
         for link, above, rows in due:
-            entered = of_rows(rows)
+            entered = row_norms(rows)
             inside.append(entered if link.bias is None else torch.hypot(entered, torch.ones_like(entered)))
-            length = torch.hypot(length, of_rows(above) * inside[-1])
+            length = torch.hypot(length, row_norms(above) * inside[-1])
         factor = clip / length.clamp(min=clip)  # 0 of an infinite length
         cut = [(above * factor.unsqueeze(2)).to(share.dtype) for _, above, _ in due]
         left = torch.zeros_like(length)  # what remains, rounded as it is
         for above, entered in zip(cut, inside, strict=True):
-            left = torch.hypot(left, of_rows(above) * entered)
+            left = torch.hypot(left, row_norms(above) * entered)
         sound = (left <= clip * (1 + ROUNDING * torch.finfo(share.dtype).eps)) & torch.isfinite(length)
         counts = None if bool(sound.all()) else sound.unsqueeze(2)
         times = share if isinstance(rate, float) else share * rate.view(-1, 1)

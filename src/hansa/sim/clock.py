@@ -13,7 +13,7 @@ from hansa.core.federation import Ask
 from hansa.core.op import Op, unwrap
 from hansa.core.replies import expected_size
 from hansa.core.runtime import Plan
-from hansa.core.task import Shards
+from hansa.core.task import PartyShards
 from hansa.local.solver import LocalSolver
 from hansa.sim.devices import Devices
 from hansa.sim.distributions import Array, Constant, keys_of
@@ -30,7 +30,7 @@ class VirtualClock:
     """
 
     seed: int
-    shards: Shards
+    shards: PartyShards
     devices: Devices = field(default_factory=Devices)
     deadline: float | None = None
     late: Literal["drop", "partial"] = "partial"

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hansa.core import codec
-from hansa.core.budget import TOLD, Accountant, Books, tells
+from hansa.core.budget import EPSILON, Accountant, Spending, reports_epsilon
 from hansa.core.errors import AlgorithmError, ConfigError, PartyError, RoundAborted, nearest
 from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket, op_config, op_of
 from hansa.core.objective import Objective
 from hansa.core.op import DataOp, Memory, Op, Payload, PeerOp, Replies, Reply
-from hansa.core.replies import Outcomes, Record, Rules, arrive, combine, inboxes
+from hansa.core.replies import Outcomes, arrive, combine, inboxes
+from hansa.core.reply_checks import Rules
+from hansa.core.round_record import Record
 from hansa.core.runtime import Abort, Attend, Clock, Commit, Open, Plan, Request, shortened
 from hansa.core.task import Holdings
 from hansa.local.solver import LocalSolver
@@ -123,7 +125,7 @@ class Simulation:
     def __init__(self, engine: ReferenceEngine, rules: Rules, clock: Clock,
                  absent: Callable[[int, int], bool] | None = None, folder: Path | None = None,
                  band: Band | None = None, accountant: Accountant | None = None) -> None:  # fmt: skip
-        self.books = Books(accountant) if accountant is not None else None
+        self.books = Spending(accountant) if accountant is not None else None
         self.engine, self.rules, self.clock, self.absent, self.band = engine, rules, clock, absent, band
         self.memories = Memories(len(engine.holdings), engine.objective.device, folder)
         self._folder = folder
@@ -236,10 +238,10 @@ class Simulation:
         spent = self._record.spent
         if isinstance(item, Block):
             parties = item.replies.parties
-            if all(tells(op, spent.get(party)) for party in parties):
-                item.replies.metrics[TOLD] = [spent[party] for party in parties]
-        elif not isinstance(item[1], str) and tells(op, spent.get(item[0])):
-            item[1][0].metrics[TOLD] = spent[item[0]]
+            if all(reports_epsilon(op, spent.get(party)) for party in parties):
+                item.replies.metrics[EPSILON] = [spent[party] for party in parties]
+        elif not isinstance(item[1], str) and reports_epsilon(op, spent.get(item[0])):
+            item[1][0].metrics[EPSILON] = spent[item[0]]
 
     def _count_down(self, ask: Ask) -> None:
         if ask.each:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hansa.core import rng
-from hansa.core.task import Shards
+from hansa.core.task import PartyShards
 from hansa.local.solver import LocalSolver
 
 
@@ -95,7 +95,7 @@ def regular(solver: LocalSolver) -> bool:
     return not own and solver.sampler != "poisson"
 
 
-def schedule(solvers: Sequence[LocalSolver], shards: Shards, parties: list[int], seed: int, round: int,
+def schedule(solvers: Sequence[LocalSolver], shards: PartyShards, parties: list[int], seed: int, round: int,
              device: torch.device) -> Schedule:  # fmt: skip
     """The batches that `solver.batches` gives each of these parties, which all have samples. `solvers` is one for all
     of them, or one a party, alike but for how much they do."""
@@ -127,7 +127,7 @@ def _send(device: torch.device, *arrays: np.ndarray[Any, Any]) -> list[Tensor]:
     return [piece.view(array.shape) for piece, array in zip(pieces, arrays, strict=True)]
 
 
-def _listed(solvers: Sequence[LocalSolver], shards: Shards, parties: list[int], seed: int, round: int,
+def _listed(solvers: Sequence[LocalSolver], shards: PartyShards, parties: list[int], seed: int, round: int,
             device: torch.device) -> Schedule:  # fmt: skip
     """The same from a solver's own lists."""
     each = solvers if len(solvers) > 1 else [solvers[0]] * len(parties)

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import torch
 
 from hansa.core import codec
-from hansa.core.budget import TOLD, Accountant, Books, tells
+from hansa.core.budget import EPSILON, Accountant, Spending, reports_epsilon
 from hansa.core.determinism import set_deterministic
 from hansa.core.errors import HansaError, PartyError
 from hansa.core.federation import op_of
@@ -48,7 +48,7 @@ class Agent:
 
     def __init__(self, load: Callable[[dict[str, Any]], Party], accountant: Accountant) -> None:
         self.load, self._accountant = load, accountant
-        self.books = Books(accountant)
+        self.books = Spending(accountant)
         self.party: Party | None = None
         self.memory: Memory = {}
         self.staged: dict[str, Memory] = {}
@@ -60,7 +60,7 @@ class Agent:
         if kind == "task":
             self.party = self.load(message)
             self.memory, self.staged, self.waiting = {}, {}, {}
-            self.books = Books(self._accountant)
+            self.books = Spending(self._accountant)
             return {"ready": True}
         if self.party is None:
             return {"failed": "it has no task yet"}
@@ -97,8 +97,8 @@ class Agent:
         if isinstance(outcome, str):
             return {"declined": outcome}
         reply, memory = outcome
-        if spent is not None and tells(op, spent):
-            reply.metrics[TOLD] = spent
+        if spent is not None and reports_epsilon(op, spent):
+            reply.metrics[EPSILON] = spent
         if memory:
             self.staged[message["id"]] = memory
         if isinstance(op, PeerOp):

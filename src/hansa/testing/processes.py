@@ -16,7 +16,9 @@ from hansa.core.errors import AlgorithmError, DataError, ReplayError, RoundAbort
 from hansa.core.federation import Arrival, Ask, Gathered, Ticket
 from hansa.core.journal import Journal
 from hansa.core.op import Reply
-from hansa.core.replies import Malformed, Record, Rules, arrive, combine, inboxes
+from hansa.core.replies import arrive, combine, inboxes
+from hansa.core.reply_checks import Rules
+from hansa.core.round_record import Malformed, Record
 from hansa.core.runtime import Abort, Attend, Clock, Commit, Open, Plan, Request
 
 LIMIT = 1 << 32  # no message is longer

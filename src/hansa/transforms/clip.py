@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.errors import ConfigError
-from hansa.core.lengths import largest, length
+from hansa.core.norms import l2_norm, max_abs
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Wrapper
 from hansa.core.registry import register
 
@@ -52,15 +52,15 @@ def clipped(tensors: Mapping[str, Tensor], clip: float) -> tuple[dict[str, Tenso
 
     Those that are not finite stay as they are: such a reply is rejected where it arrives.
     """
-    if length(tensors.values()) <= clip:
+    if l2_norm(tensors.values()) <= clip:
         return dict(tensors), True
-    scale = largest(tensors.values())
+    scale = max_abs(tensors.values())
     if not math.isfinite(scale):
         return dict(tensors), False
     units = {name: tensor.double() / scale for name, tensor in tensors.items()}
     slack = max(ROUNDING, *(2 * torch.finfo(tensor.dtype).eps for tensor in tensors.values()))
-    factor = clip / length(units.values()) * (1 - slack)  # so that no rounding leaves them longer than promised
+    factor = clip / l2_norm(units.values()) * (1 - slack)  # so that no rounding leaves them longer than promised
     cut = {name: (unit * factor).to(tensors[name].dtype) for name, unit in units.items()}
-    if length(cut.values()) > clip:  # the bound is no larger than the smallest numbers of that type
+    if l2_norm(cut.values()) > clip:  # the bound is no larger than the smallest numbers of that type
         cut = {name: torch.zeros_like(tensor) for name, tensor in cut.items()}
     return cut, False

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from hansa.core.crash_points import reach
 from hansa.core.errors import DataError, HansaError, ReplayError
 from hansa.core.op import Reply
-from hansa.core.replies import without_numbers
+from hansa.core.round_record import without_numbers
 from hansa.net.aggregator.blobs import Gap
 from hansa.net.aggregator.ledger import Writer
 from hansa.net.aggregator.queue import Key

@@ -34,7 +34,7 @@ from hansa.core.functions import is_function
 from hansa.core.objective import Objective
 from hansa.core.params import Params, ParamSpec
 from hansa.core.registry import Part, to_config
-from hansa.core.replies import Record, without_numbers
+from hansa.core.round_record import Record, without_numbers
 from hansa.core.runtime import Abort, Attend, Open, Request, complete
 from hansa.core.task import Known, Task
 from hansa.data.describe import Describe, Description, agreed

@@ -15,7 +15,7 @@ from typing import Any
 
 import hansa
 from hansa.core.errors import DataError, HansaError
-from hansa.core.replies import without_numbers
+from hansa.core.round_record import without_numbers
 from hansa.experiment.settings import Run
 from hansa.net.aggregator.asks import WHERE
 from hansa.net.aggregator.job import Job, Runner

@@ -23,9 +23,11 @@ from hansa.core.crash_points import reach
 from hansa.core.errors import AlgorithmError, ConfigError, DataError, RoundAborted, RuntimeFailure
 from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket, op_config, op_of
 from hansa.core.op import DataOp, Op, Reply
-from hansa.core.replies import TIMES, Malformed, Record, Rules, arrive, combine, expected_size, fault
+from hansa.core.replies import WEIGHT_CAP, arrive, combine, expected_size
+from hansa.core.reply_checks import Rules, fault
+from hansa.core.round_record import Malformed, Record
 from hansa.core.runtime import Abort, Attend, Commit, Open, Request, complete
-from hansa.core.sums import Stored
+from hansa.core.sums import StoredReply
 from hansa.net.aggregator.asks import WHERE, close_ask, decide, give_up, open_ask, take_ticket, weight_differs
 from hansa.net.aggregator.blobs import Blobs, Damaged, write_pieces
 from hansa.net.aggregator.effects import Do, Steps, Wait, Write
@@ -216,7 +218,7 @@ class Network:
 
     def _reply(self, check: Callable[[], Path], digest: str) -> Reply | Malformed:
         try:
-            return Stored.read(check())
+            return StoredReply.read(check())
         except FileNotFoundError:
             raise RuntimeFailure(f"the reply {digest} is in the ledger and not among the blobs") from None
         except Damaged as error:  # not the party's fault, and its reply is lost: better than to fuse something else
@@ -282,8 +284,8 @@ class Network:
         weights = []
         for digest in digests:
             with contextlib.suppress(DataError, OSError):  # which are told when the reply is read to be fused
-                weights.append(Stored.read(self.blobs.path(digest)).weight)
-        return TIMES * statistics.median_low(weights) if len(weights) > 1 else None
+                weights.append(StoredReply.read(self.blobs.path(digest)).weight)
+        return WEIGHT_CAP * statistics.median_low(weights) if len(weights) > 1 else None
 
     def _offers(self, ask: Ask, parties: Sequence[int]) -> list[tuple[int, Errand]]:
         """An ask as each party gets it, with all that a party which comes late must know. What is the same for all of
@@ -318,7 +320,7 @@ class Network:
 
         def check(path: Path, answer: Answer) -> str | None:
             try:
-                reply = Stored.read(path)
+                reply = StoredReply.read(path)
             except DataError as error:
                 return printable(str(error)[:REASON])
             reason = weight_differs(reply, answer) or fault(reply, op, payload, rules, ask.verb != "gather")

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from hansa.core.errors import DataError, HansaError
-from hansa.core.replies import without_numbers
+from hansa.core.round_record import without_numbers
 from hansa.net.audit import merkle
 from hansa.net.audit.entries import Closing, Entry, Fault, member_fault
 from hansa.net.audit.evidence import ANSWERS, Head, Statement, canonical, kind_of, receipt_fault, signed_by

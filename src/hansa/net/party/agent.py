@@ -23,7 +23,7 @@ import torch
 
 import hansa
 from hansa.core import codec, disk
-from hansa.core.budget import TOLD, tells
+from hansa.core.budget import EPSILON, reports_epsilon
 from hansa.core.crash_points import reach
 from hansa.core.determinism import set_deterministic
 from hansa.core.errors import ConfigError, DataError, HansaError, OutOfRange
@@ -137,8 +137,8 @@ class Worker:
             if hidden and (isinstance(error, OutOfRange) or not isinstance(error, HansaError)):
                 self._vault.declined(work.job, ask)
             raise
-        if epsilon is not None and tells(op, epsilon):
-            reply.metrics[TOLD] = epsilon
+        if epsilon is not None and reports_epsilon(op, epsilon):
+            reply.metrics[EPSILON] = epsilon
         reach("party.trained")
         if remembered:
             self._memory.stage(work.job, work.ask, remembered)

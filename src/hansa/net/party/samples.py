@@ -14,7 +14,7 @@ from hansa.core.errors import ConfigError, DataError, HansaError, PartyError
 from hansa.core.functions import is_function, load_function
 from hansa.core.objective import Objective, count_numbers
 from hansa.core.op import Party
-from hansa.core.task import Known, Shards, check_outputs, tensor_of
+from hansa.core.task import Known, PartyShards, check_outputs, tensor_of
 from hansa.data.party_files import Header, aligned, read_party_file
 from hansa.experiment.config import hold_out_one, make_model
 
@@ -119,8 +119,8 @@ def preparer(samples: Samples, parameters: int | None = None) -> Callable[[int, 
         objective = Objective(model, task["loss"], task["seed"], device, task["bf16"])
         if "frozen" in task:  # as the aggregator has them: a model's function may read them from a file
             objective.take_frozen(task["frozen"])
-        held = Shards([train], objective, "data", task["prepared"]).of(0)
-        own = Shards([test], objective, "test data", task["prepared"]).of(0) if test is not None else None
+        held = PartyShards([train], objective, "data", task["prepared"]).of(0)
+        own = PartyShards([test], objective, "test data", task["prepared"]).of(0) if test is not None else None
         known = Known(1, None, shape, task["classes"])
         known.check_targets(held[1], "its ", tell=False)  # the aggregator reads the reason, and chooses the classes
         if own is not None:

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from hansa.core import disk
-from hansa.core.budget import Accountant, Budget, Priced, Release, charge, finite, merged
+from hansa.core.budget import Accountant, Budget, PrivateOp, Release, charge, finite, merged
 from hansa.core.crash_points import steps
 from hansa.core.errors import ConfigError, DataError, PartyError
 from hansa.core.op import Vault
@@ -108,10 +108,10 @@ class HomeVault:
                  pins: Mapping[str, str] | None = None) -> None:  # fmt: skip
         self._path, self._accountant, self._limit = folder / FILE, accountant, limit
         self.peers = Peers(folder, pins or {})
-        self._lines = disk.Lines(self._path)
+        self._lines = disk.LineLog(self._path)
         self.kept = parsed(self._path, self._lines.read())
 
-    def charge(self, job: str, ask: str, op: Priced, n: int, payload: Mapping[str, Any]) -> float | None:
+    def charge(self, job: str, ask: str, op: PrivateOp, n: int, payload: Mapping[str, Any]) -> float | None:
         """Note that an ask of a job is answered, before it is: the epsilon that the party has spent in the job then,
         None where the reply is not differentially private. A PartyError where it is over the job's budget, or over
         the party's own. An ask that was paid for costs nothing again."""

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 import hansa
-from hansa.core.buffers import variances
+from hansa.core.buffer_checks import variances
 from hansa.core.objective import Objective
 from hansa.core.op import Party, Replies, Reply
 from hansa.core.params import ParamSpec
-from hansa.core.replies import Rules, clean, fault
+from hansa.core.reply_checks import Rules, clean, fault
 from hansa.local import SGD
 
 X = torch.randn(30, 4, generator=torch.Generator().manual_seed(2))

@@ -9,7 +9,7 @@ from torch.func import vmap
 import hansa
 from hansa.core import rng
 from hansa.core.errors import ConfigError
-from hansa.core.keyed import KeyedRandomness
+from hansa.core.keyed_randomness import KeyedRandomness
 
 KEYS = rng.step_keys(rng.key(0, "test"), 4)
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from hansa.algorithms.zenopp import ZenoPlusPlus
 from hansa.core.errors import ConfigError
-from hansa.core.lengths import largest, length, of_rows
+from hansa.core.norms import l2_norm, max_abs, row_norms
 from hansa.core.op import Reply
-from hansa.core.replies import Rules, fault
+from hansa.core.reply_checks import Rules, fault
 from hansa.fusion import FLTrust, NormClip
 from hansa.local import SGD
 from hansa.privacy.central import CentralDP, Contribution
@@ -40,16 +40,18 @@ def vectors(dtype: torch.dtype) -> st.SearchStrategy[torch.Tensor]:
 def test_a_length_is_that_of_exact_arithmetic(dtype: torch.dtype, data: st.DataObject) -> None:
     one, other = data.draw(vectors(dtype)), data.draw(vectors(dtype))
     wanted = math.hypot(*one.double().tolist(), *other.double().tolist())
-    assert length([one, other]) == pytest.approx(wanted, rel=1e-14, abs=1e-320)
-    assert of_rows(one.unsqueeze(0)).item() == pytest.approx(math.hypot(*one.double().tolist()), rel=1e-14, abs=1e-320)
+    assert l2_norm([one, other]) == pytest.approx(wanted, rel=1e-14, abs=1e-320)
+    assert row_norms(one.unsqueeze(0)).item() == pytest.approx(
+        math.hypot(*one.double().tolist()), rel=1e-14, abs=1e-320
+    )
 
 
 def test_what_is_no_number_has_no_length() -> None:
     for value in (math.nan, math.inf):
-        assert not math.isfinite(length([torch.tensor([value, 1.0])]))
-        assert not math.isfinite(of_rows(torch.tensor([[value, 1.0]])).item())
-    assert math.isnan(largest([torch.tensor([math.inf]), torch.tensor([math.nan])]))
-    assert length([torch.zeros(0)]) == 0.0 and of_rows(torch.zeros(2, 0)).tolist() == [0.0, 0.0]
+        assert not math.isfinite(l2_norm([torch.tensor([value, 1.0])]))
+        assert not math.isfinite(row_norms(torch.tensor([[value, 1.0]])).item())
+    assert math.isnan(max_abs([torch.tensor([math.inf]), torch.tensor([math.nan])]))
+    assert l2_norm([torch.zeros(0)]) == 0.0 and row_norms(torch.zeros(2, 0)).tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
