@@ -1,4 +1,4 @@
-"""A fusion, a server optimiser and a local solver, added exactly as the how-to page says: one file and one line each."""
+"""Add a fusion, a server optimiser and a local solver as the how-to page says: one file and one line each."""
 
 from __future__ import annotations
 

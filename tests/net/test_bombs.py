@@ -154,7 +154,7 @@ def test_a_reply_of_a_full_header_takes_little_memory(tmp_path: Path, one: bytes
 def test_tens_of_thousands_of_tensors_are_refused_by_the_size_of_their_header(tmp_path: Path) -> None:
     data = codec.encode(dict.fromkeys((f"t{number}" for number in range(30_000)), torch.zeros(0)))
     (tmp_path / "reply").write_bytes(data)
-    with pytest.raises(DataError, match="at most 1048576 are read"):
+    with pytest.raises(DataError, match="at most 1048576 are allowed"):
         StoredReply.read(tmp_path / "reply")
 
 

@@ -1,8 +1,7 @@
-"""What differentially private replies cost their party, and the budget that it may spend.
+"""Differential privacy: the releases of each party and the budget that bounds them.
 
-A party's epsilon is reckoned by an accountant that whoever runs the op hands in (`hansa.privacy.accounting`): this
-module only keeps the books. What was released cannot be taken back, so no round that is aborted and no reply that is
-rejected changes them.
+This module records releases. The caller provides the accountant that computes epsilon (`hansa.privacy.accounting`). A
+release cannot be undone, so an aborted round or a rejected reply does not reduce the spending.
 """
 
 from __future__ import annotations
@@ -16,15 +15,18 @@ import torch
 
 from hansa.core.errors import ConfigError, PartyError
 
-BUDGET_SPENT = "its privacy budget is spent"  # how a party begins that declines for this reason
-EPSILON = "epsilon"  # the metric by which a party tells what it has spent
+BUDGET_SPENT = "its privacy budget is spent"  # a party that declines for this reason starts its message with this text
+EPSILON = "epsilon"  # the metric in which a party reports its spending
 
 
 @dataclass(frozen=True)
 class Release:
-    """`steps` sums over Poisson samples of the data, each record drawn with probability `rate`, with Gaussian noise of
-    `sigma` times the most that one record changes a sum by. `times` such sums of one sample are as one with noise
-    sigma / sqrt(times)."""
+    """Noisy sums over Poisson samples of a party's records.
+
+    There are `steps` samples. Each record joins a sample with probability `rate`. The Gaussian noise has a standard
+    deviation of `sigma` times the sensitivity (the largest change that one record makes to a sum). If `times` sums are
+    taken of the same sample, they cost as much as one sum with noise sigma / sqrt(times).
+    """
 
     rate: float
     sigma: float
@@ -41,13 +43,13 @@ class Release:
 
     @property
     def noise(self) -> float:
-        """The noise multiplier of a step as a whole."""
+        """The noise multiplier of one step, all its sums together."""
         return self.sigma / math.sqrt(self.times)
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The most that may be spent: `epsilon`, infinite where there is no limit, at `delta`."""
+    """The privacy budget of a party: at most `epsilon` (infinite: no limit) at `delta`."""
 
     epsilon: float
     delta: float
@@ -59,21 +61,21 @@ class Budget:
 
 
 def check_delta(delta: float) -> None:
-    """Refuse a delta that is no probability between 0 and 1."""
+    """Raise a ConfigError unless 0 < delta < 1."""
     if not 0.0 < delta < 1.0:
         raise ConfigError(f"delta must lie between 0 and 1, got {delta}")
 
 
 def finite(value: float) -> float | None:
-    """A number as a record has it: None where it is none, or infinite."""
+    """The value for a JSON record; None if it is NaN or infinite."""
     return value if math.isfinite(value) else None
 
 
-Accountant = Callable[[Sequence[Release], float], float]  # the epsilon of releases, at a delta
+Accountant = Callable[[Sequence[Release], float], float]  # (releases, delta) -> epsilon
 
 
 def merged(releases: Iterable[Release]) -> tuple[Release, ...]:
-    """The same releases, those of one kind as one, in the order of their first; composition does not mind."""
+    """Merge releases of equal rate and noise, in order of first appearance; epsilon stays the same."""
     steps: dict[tuple[float, float], int] = {}
     for release in releases:
         kind = (release.rate, release.noise)
@@ -82,8 +84,7 @@ def merged(releases: Iterable[Release]) -> tuple[Release, ...]:
 
 
 def charge(before: Sequence[Release], coming: Release, budget: Budget, accountant: Accountant) -> float:
-    """The epsilon that a party has spent once it has released what is coming; a PartyError where that is over its
-    budget."""
+    """The epsilon that a party has spent after the release `coming`; a PartyError if it exceeds the budget."""
     after = accountant(merged([*before, coming]), budget.delta)
     if after > budget.epsilon:
         spent = accountant(merged(before), budget.delta)
@@ -95,7 +96,7 @@ def charge(before: Sequence[Release], coming: Release, budget: Budget, accountan
 
 
 class PrivateOp(Protocol):
-    """What an op says of its replies' privacy."""
+    """The properties of an op that describe the privacy of its replies."""
 
     @property
     def budget(self) -> Budget | None: ...
@@ -105,20 +106,23 @@ class PrivateOp(Protocol):
 
 
 def reports_epsilon(op: PrivateOp, epsilon: float | None) -> bool:
-    """Whether a reply to this op says what its party has spent."""
+    """Whether a reply to this op carries the party's spending as a metric."""
     return epsilon is not None and math.isfinite(epsilon) and (op.measures is None or EPSILON in op.measures)
 
 
 class Spending:
-    """What each of some parties has released in a run."""
+    """The releases of each party in a run."""
 
     def __init__(self, accountant: Accountant) -> None:
         self._accountant = accountant
         self._spent: dict[int, tuple[Release, ...]] = {}
 
     def charge(self, party: int, op: PrivateOp, n: int, payload: Mapping[str, Any]) -> float | None:
-        """Note that a party with n samples answers an op: the epsilon that it has spent then, None where the reply is
-        not differentially private. A PartyError, and nothing noted, where that is over the op's budget."""
+        """Record that a party with n samples answers an op, and return the epsilon spent so far.
+
+        None if the reply is not differentially private. If the release would exceed the op's budget: a PartyError, and
+        nothing is recorded.
+        """
         budget = op.budget
         if budget is None or n == 0:
             return None
@@ -128,13 +132,13 @@ class Spending:
         return epsilon
 
     def tree(self) -> dict[str, Any]:
-        """The books as tensors, for a checkpoint: a row for each kind of release of each party."""
-        rows = [(party, of.steps, of.rate, of.noise) for party, spent in sorted(self._spent.items()) for of in spent]
+        """The releases as tensors, for a checkpoint: one row per party and kind of release."""
+        rows = [(party, r.steps, r.rate, r.noise) for party, spent in sorted(self._spent.items()) for r in spent]
         whole = torch.tensor([row[:2] for row in rows], dtype=torch.int64).reshape(-1, 2)
         return {"steps": whole, "kinds": torch.tensor([r[2:] for r in rows], dtype=torch.float64).reshape(-1, 2)}
 
     def restore(self, tree: Mapping[str, Any]) -> None:
-        """The books of a checkpoint."""
+        """Load the releases of a checkpoint."""
         self._spent = {}
         for (party, steps), (rate, noise) in zip(tree["steps"].tolist(), tree["kinds"].tolist(), strict=True):
             self._spent[party] = (*self._spent.get(party, ()), Release(rate, noise, steps))

@@ -1,8 +1,9 @@
-"""Checks of what parties send beside an update: running statistics and counters of a model, numbers of an algorithm.
+"""Checks on tensors that parties send beside an update: model buffers, and tensors of a local solver.
 
-No norm of an update sees them. A running variance is not negative, a mean or a standard deviation moves by no more than
-a run allows, and a counter rises by no more than the steps that the party could have taken. FedNova's tau, q-FedAvg's h
-and SCAFFOLD's control variates are bounded by what their solvers can send (`Op.most`).
+The limit on the norm of an update does not cover these tensors. A running variance must not be negative. A running mean
+or standard deviation may move by at most `run.max_stats`. A counter may rise by at most the number of steps that the
+party could have taken. FedNova's tau, q-FedAvg's h and SCAFFOLD's control variates have the bounds of their solvers
+(`Op.most`).
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from hansa.core.op import Op, Payload
 from hansa.core.params import ParamSpec
 
 Spans = tuple[tuple[int, int], ...]
-VARIANCE = "running_var"  # what PyTorch's normalising layers call the buffer
-MOST = 10**7  # steps of a round, whatever number of samples a party claims
-OWN = 100  # times the steps that it was asked to take that a party may take by its own policy
+VARIANCE = "running_var"  # the name of the buffer in PyTorch's normalisation layers
+MOST = 10**7  # the most steps of a round, for any number of samples that a party claims
+OWN = 100  # by its own policy, a party may take at most this many times the steps of the ask
 
 
 def variances(spec: ParamSpec) -> Spans:
-    """Where the running variances of a model lie in its vector of statistics."""
+    """The ranges of a model's running variances in its vector of statistics."""
     spans, at = [], 0
     for entry in spec.stats:
         if entry.name.rpartition(".")[2] == VARIANCE:
@@ -34,8 +35,10 @@ def variances(spec: ParamSpec) -> Spans:
 
 def buffer_fault(tensors: Mapping[str, Tensor], maxima: Mapping[str, Tensor], weight: int, op: Op, payload: Payload,
                  spans: Spans, max_stats: float | None) -> str | None:  # fmt: skip
-    """Why the buffers of a reply, or of a stack of replies, may not be fused, or None. They have passed the checks of
-    names, shapes and finite values; `weight` is the number of samples that the reply, or each of them, has at least."""
+    """The reason why the buffers of a reply, or of a stack of replies, may not be fused; or None.
+
+    Names, shapes and finite values have been checked before. `weight` is the smallest weight among the replies.
+    """
     model = payload.get("model")
     if not isinstance(model, Mapping) or op.update is None:
         return None
@@ -49,7 +52,7 @@ def buffer_fault(tensors: Mapping[str, Tensor], maxima: Mapping[str, Tensor], we
             share = (after - before).abs() / (1.0 + before.abs())
             if not bool((share <= max_stats).all()):
                 return (
-                    f"one of its running statistics moved by {float(share.max()):.4g} times its value (and one), over "
+                    f"one of its running statistics moved by {float(share.max()):.4g} times (1 + its value), over "
                     f"the limit of {max_stats:.4g} (run.max_stats)"
                 )
     if counts is not None and isinstance(model.get("counts"), Tensor):
@@ -61,7 +64,7 @@ def buffer_fault(tensors: Mapping[str, Tensor], maxima: Mapping[str, Tensor], we
 
 
 def _deviations(stats: Tensor, spans: Spans) -> Tensor:
-    """Running statistics with each variance as its standard deviation, which is on the scale of the means."""
+    """Running statistics with variances replaced by standard deviations, which have the scale of the means."""
     values = stats.to(torch.float64, copy=True)
     for start, stop in spans:
         values[..., start:stop] = values[..., start:stop].sqrt()
@@ -70,8 +73,8 @@ def _deviations(stats: Tensor, spans: Spans) -> Tensor:
 
 def beside_fault(tensors: Mapping[str, Tensor], weight: int, op: Op, payload: Payload,
                  longest: float | None) -> str | None:  # fmt: skip
-    """Why the numbers that a reply, or a stack of replies, has beside its update may not be fused, or None."""
-    if op.update is None or op.update not in tensors:  # hidden in a secure sum: the party keeps to a range itself
+    """The reason why the tensors beside the update may not be fused, for a reply or a stack of replies; or None."""
+    if op.update is None or op.update not in tensors:  # hidden in a secure sum: the party checks its own range
         return None
     expected = op.expects(payload)
     for name, most in op.most(weight, payload, longest).items():

@@ -1,11 +1,11 @@
-"""Named places at which a test may end the process, as a crash would. In production reaching one does nothing."""
+"""Named points at which a test may crash the process. In production they do nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 NAMES = (
-    # Both sides: a private file (a key, who the party is).
+    # Aggregator and party: a private file (a key, the party's identity).
     "private.fsync", "private.rename", "private.folder",
     # The aggregator.
     "blob.written", "blob.fsync", "blob.shelf", "blob.rename", "blob.folder", "blob.discarded", "upload.chunk",
@@ -24,17 +24,17 @@ _hook: Callable[[str], None] | None = None
 
 
 def install(hook: Callable[[str], None] | None) -> None:
-    """Have `hook` called with the name of every point that is reached; None for nobody."""
+    """Call `hook` with the name of every point that is reached; None removes the hook."""
     global _hook
     _hook = hook
 
 
 def steps(name: str) -> Callable[[str], None]:
-    """The points of a durable write, after its fsync, its rename and its folder's fsync: NAME.fsync and so on."""
+    """A function that reaches NAME.fsync, NAME.rename or NAME.folder: the steps of a durable write."""
     return lambda step: reach(f"{name}.{step}")
 
 
 def reach(name: str) -> None:
-    """Say that this point was reached."""
+    """Call the hook, if there is one, with the name of this point."""
     if _hook is not None:
         _hook(name)

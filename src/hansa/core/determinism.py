@@ -1,7 +1,7 @@
 """PyTorch's deterministic kernels, switched without importing its compiler.
 
-`torch.use_deterministic_algorithms` also tells the compiler, whose first import takes a second that a short run would
-feel. Where the compiler is not loaded there is nobody to tell.
+`torch.use_deterministic_algorithms` imports the compiler, which takes a second. If the compiler is not loaded, setting
+the flag directly is enough.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 
 def set_deterministic(on: bool, warn_only: bool = False) -> None:
-    """Deterministic kernels on or off, for this process."""
+    """Switch deterministic kernels on or off for this process."""
     if "torch._inductor" in sys.modules or not hasattr(torch._C, "_set_deterministic_algorithms"):
         torch.use_deterministic_algorithms(on, warn_only=warn_only)
     else:
@@ -24,14 +24,14 @@ def set_deterministic(on: bool, warn_only: bool = False) -> None:
 
 _lock = threading.Lock()
 _inside = 0  # how many threads are inside `deterministic`
-_before = (False, False)  # what was set before the first of them
+_before = (False, False)  # the setting before the first of them
 
 
 @contextmanager
 def deterministic(device: str) -> Iterator[None]:
-    """Deterministic kernels on the CPU inside; two threads otherwise give another sum each time.
+    """Use deterministic CPU kernels inside the block; otherwise sums on two threads differ between calls.
 
-    The setting is the process's: the first run that enters sets it, the last of those side by side puts it back.
+    The setting belongs to the process. With several runs at once, the first sets it and the last restores it.
     """
     global _inside, _before
     if device != "cpu":
@@ -54,7 +54,7 @@ def deterministic(device: str) -> Iterator[None]:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """So many torch threads inside. Idle ones of a larger number spin for a while, which worker processes feel."""
+    """Use `count` torch threads inside the block. Idle extra threads spin for a while and slow down other processes."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

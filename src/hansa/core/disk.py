@@ -1,9 +1,9 @@
-"""The one gateway to the disk: what must outlive a power failure is written, flushed, renamed and removed here.
+"""Durable files: every write, flush, rename and removal that must survive a power failure.
 
-The order is said once, in `publish`: the bytes of a file are flushed, then it is renamed into place, then its folder is
-flushed. A file is therefore seen whole or not at all, and what has returned is on the disk.
+`publish` defines the order once: flush the file, rename it into place, flush the folder. A reader therefore sees a file
+whole or not at all. When a durable function returns, its data are on the disk.
 
-A test may look on with `observe`, or let an operation fail: the observer is told of each before it is made.
+A test can watch with `observe`: the observer is called before each operation, and may raise an error instead of it.
 """
 
 from __future__ import annotations
@@ -20,34 +20,37 @@ from typing import Any, BinaryIO, Protocol
 
 from hansa.core.errors import ConfigError
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what an error says where there is no room
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # error numbers that mean: no space left
 Bytes = bytes | memoryview
-Step = Callable[[str], None]  # is told of each step of a durable write once it is made: "fsync", "rename", "folder"
+Step = Callable[[str], None]  # called after each step of a durable write: "fsync", "rename", "folder"
 
 
 class Observer(Protocol):
-    """Is told of each operation before it is made: ("create", path), ("write", path, offset, data), ("truncate", path,
-    size), ("fsync", path), ("rename", path, to), ("unlink", path), ("mkdir", path), ("folder", path).
-    What it raises is raised instead of the operation, as a disk that fails would have it."""
+    """Called before each operation, with its name, its path and its arguments.
 
-    def __call__(self, what: str, path: Path, *more: Any) -> None: ...
+    The operations: ("create", path), ("write", path, offset, data), ("truncate", path, size), ("fsync", path),
+    ("rename", path, to), ("unlink", path), ("mkdir", path), ("folder", path). If the observer raises an error, the
+    operation is not done, as on a disk that fails.
+    """
+
+    def __call__(self, operation: str, path: Path, *arguments: Any) -> None: ...
 
 
 _observer: Observer | None = None
 
 
 def observe(observer: Observer | None) -> None:
-    """Have somebody told of every operation; None for nobody, as it is in production."""
+    """Set the observer of all operations; None, as in production, for no observer."""
     global _observer
     _observer = observer
 
 
-def _unnoted(step: str) -> None:
+def _no_step(step: str) -> None:
     pass
 
 
 def write(path: Path, pieces: Iterable[Bytes], new: bool = False, mode: int = 0o600) -> int:
-    """Write a file, not yet durable; gives its size. A `new` one must not be there."""
+    """Write a file, not yet durably, and return its size. With `new` the file must not exist."""
     if _observer is not None:
         _observer("create", path)
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_EXCL | os.O_NOFOLLOW if new else os.O_TRUNC)
@@ -61,18 +64,17 @@ def write(path: Path, pieces: Iterable[Bytes], new: bool = False, mode: int = 0o
 
 
 def append(path: Path, data: Bytes) -> None:
-    """Add to a file's end, not yet durable; where that fails, the file stays as it was."""
-    there = path.exists()
-    if _observer is not None and not there:
+    """Append to a file, not yet durably. If the write fails, the file keeps its old content."""
+    if _observer is not None and not path.exists():
         _observer("create", path)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "ab", 0) as file:
         before = os.fstat(file.fileno()).st_size
         try:
             if _observer is not None:
                 _observer("write", path, before, bytes(data))
-            at = 0
-            while at < len(data):
-                at += file.write(data[at:])
+            written = 0
+            while written < len(data):
+                written += file.write(data[written:])
         except BaseException:
             with contextlib.suppress(OSError):
                 file.truncate(before)
@@ -80,8 +82,10 @@ def append(path: Path, data: Bytes) -> None:
 
 
 def overwrite(path: Path, data: Bytes) -> None:
-    """Write over a file's beginning, not durably: for what may be lost, and costs a microsecond or so. (To cut a file
-    off and write it anew makes some file systems flush it.)"""
+    """Overwrite the beginning of a file, not durably: about a microsecond, for data that may be lost.
+
+    (Truncating and rewriting a file makes some file systems flush it.)
+    """
     if _observer is not None:
         _observer("write", path, 0, bytes(data))
     file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
@@ -92,29 +96,29 @@ def overwrite(path: Path, data: Bytes) -> None:
 
 
 def _fsync(path: Path) -> None:
-    place = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fsync(place)
+        os.fsync(file)
     finally:
-        os.close(place)
+        os.close(file)
 
 
 def flush(path: Path) -> None:
-    """Have a file's bytes on the disk. Where that fails nobody knows what is there: write the file anew."""
+    """Flush a file's bytes to the disk. If that fails, the content on disk is unknown: write the file again."""
     if _observer is not None:
         _observer("fsync", path)
     _fsync(path)
 
 
 def rename(path: Path, to: Path) -> None:
-    """Put a file in another's place at once; on the disk once the folder is flushed."""
+    """Replace the file `to` atomically; durable once the folder is flushed."""
     if _observer is not None:
         _observer("rename", path, to)
     os.replace(path, to)
 
 
 def set_aside(paths: Iterable[Path], folder: Path) -> None:
-    """Move files and folders, those that are there, into a folder; on the disk before this returns."""
+    """Move the files and folders that exist into a folder, durably."""
     make_folder(folder)
     for path in paths:
         if path.exists():
@@ -124,21 +128,21 @@ def set_aside(paths: Iterable[Path], folder: Path) -> None:
 
 
 def unlink(path: Path) -> None:
-    """Remove a file, if it is there; on the disk once the folder is flushed."""
+    """Remove a file if it exists; durable once the folder is flushed."""
     if _observer is not None:
         _observer("unlink", path)
     path.unlink(missing_ok=True)
 
 
 def sync_folder(path: Path) -> None:
-    """Have the names in a folder on the disk."""
+    """Flush a folder: the names of its files are then on the disk."""
     if _observer is not None:
         _observer("folder", path)
     _fsync(path)
 
 
 def make_folder(path: Path) -> None:
-    """A folder of its owner's, and those above it, on the disk before this returns; one that is there stays."""
+    """Make a folder and its parents, durably, readable by their owner only; an existing folder stays as it is."""
     if path.is_dir():
         return
     make_folder(path.parent)
@@ -148,13 +152,15 @@ def make_folder(path: Path) -> None:
     sync_folder(path.parent)
 
 
-PART = ".{}.{}.part"  # a file that is not whole yet: its name, and a random one
-SHARED = 0o666  # the mode of a file that is no secret, less what the process keeps from others
+PART = ".{}.{}.part"  # the name of an incomplete file: its final name and a random one
+SHARED = 0o666  # the mode of a file that is not secret; the process's umask applies
 
 
-def publish(part: Path, path: Path, step: Step = _unnoted) -> None:
-    """Make a file that was written durable under the name that counts. Where it cannot be, nothing of it stays: after
-    an fsync that failed, a second one would promise what nobody knows."""
+def publish(part: Path, path: Path, step: Step = _no_step) -> None:
+    """Flush a written file and rename it to its final name, durably.
+
+    If that fails, the file is removed: after a failed fsync, a second fsync could succeed without the data on disk.
+    """
     try:
         flush(part)
         step("fsync")
@@ -168,8 +174,8 @@ def publish(part: Path, path: Path, step: Step = _unnoted) -> None:
     step("folder")
 
 
-def put(path: Path, pieces: Iterable[Bytes], step: Step = _unnoted, mode: int = 0o600) -> None:
-    """Write a file whole and durably, in the place of what was there; by its mode only its owner can ever read it."""
+def put(path: Path, pieces: Iterable[Bytes], step: Step = _no_step, mode: int = 0o600) -> None:
+    """Write or replace a file atomically and durably. By default only its owner can ever read it."""
     part = path.with_name(PART.format(path.name, secrets.token_hex(8)))
     try:
         write(part, pieces, new=True, mode=mode)
@@ -181,29 +187,35 @@ def put(path: Path, pieces: Iterable[Bytes], step: Step = _unnoted, mode: int = 
 
 
 def sweep(folder: Path, name: str = "*") -> None:
-    """Remove what `put` had of files in a folder, or of the one of that name, when it was killed; for who alone may
-    write them."""
+    """Remove the incomplete files that a killed `put` left in a folder, of all names or of one.
+
+    Only for the process that alone writes these files.
+    """
     for part in folder.glob(PART.format(name, "[0-9a-f]" * 16)):
         unlink(part)
 
 
 def whole(data: bytes) -> bytes:
-    """The lines of a file, less the last if that was cut off as it was written: its end is missing, or after a power
-    failure there are zeros in the place of what had not reached the disk."""
+    """The complete lines of a file: without a last line that a crash truncated.
+
+    Such a line has no newline, or, after a power failure, zeros in place of bytes that did not reach the disk.
+    """
     end = data.rfind(b"\n") + 1
     begin = data.rfind(b"\n", 0, end - 1) + 1 if end else 0
     return data[:begin] if b"\0" in data[begin:end] else data[:end]
 
 
 class LineLog:
-    """A file of lines that only grows. A line is on the disk before `add` returns; one that was cut off as it was
-    written does not count. One process at a time has it."""
+    """An append-only file of lines, for one process at a time.
+
+    A line is on the disk before `add` returns. A line that a crash truncated does not count.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path, self._doubtful = path, False
 
     def read(self) -> list[bytes]:
-        """The lines, all of them on the disk: what a process left that was killed may not have been."""
+        """All complete lines. Flushes them: lines of a killed process may not have reached the disk."""
         if not self._path.exists():
             return []
         data = self._path.read_bytes()
@@ -214,9 +226,9 @@ class LineLog:
         return whole(data).split(b"\n")[:-1]
 
     def add(self, line: bytes) -> None:
-        """Add a line, which has no end of line in it."""
+        """Append a line; it must not contain a newline."""
         make_folder(self._path.parent)
-        if self._doubtful and self._path.exists():  # the last write failed: nobody knows what of it is on the disk
+        if self._doubtful and self._path.exists():  # the last write failed: what is on the disk is unknown
             put(self._path, [whole(self._path.read_bytes())])
         self._doubtful = True
         append(self._path, line + b"\n")
@@ -226,20 +238,22 @@ class LineLog:
 
 
 def digest(path: Path) -> str:
-    """SHA-256, in hex, of a file's bytes."""
+    """The SHA-256 of a file, in hex."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def free(folder: Path) -> int:
-    """Bytes that can still be written in a folder's file system."""
-    about = os.statvfs(folder)
-    return about.f_bavail * about.f_frsize
+    """The free bytes of a folder's file system."""
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
 
 
 def lock(path: Path, taken: str) -> BinaryIO:
-    """Keep other processes out as long as the file is open; it closes when this one ends, however it ends. Where
-    another has it, that is a ConfigError which says `taken`."""
+    """Lock a file against other processes until it is closed, at the latest when this process ends.
+
+    If another process has the lock: a ConfigError with the message `taken`.
+    """
     file = open(path, "ab")  # noqa: SIM115 (held by the caller)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,7 @@
-"""The driver: steps an algorithm's coroutine with `send()` and hands its asks to whatever runtime answers them.
+"""The driver: steps an algorithm's coroutine with `send()` and yields its asks to a runtime.
 
-`drive` is a generator over asks without any I/O: a simulation loops over it, an asyncio runtime awaits between its
-steps, and the algorithm cannot tell them apart.
+`drive` is a generator of asks and does no I/O. A simulation loops over it; an asyncio runtime awaits between its steps.
+The algorithm cannot tell the two apart.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ T = TypeVar("T")
 def drive(coroutine: Coroutine[Any, Any, T], name: str) -> Generator[Ask, Any, T]:
     """Yield the coroutine's asks, send it the answers, return its result.
 
-    An exception thrown in at an ask is raised inside the coroutine. If it is one that must not be caught (a
-    BaseException: the round was aborted or cancelled) and the coroutine goes on regardless, that is an AlgorithmError.
+    An exception thrown in at an ask is raised inside the coroutine. A BaseException (the round was aborted or
+    cancelled) must not be caught there: if the coroutine continues, that is an AlgorithmError.
     """
     try:
         ask = coroutine.send(None)
@@ -43,15 +43,15 @@ def drive(coroutine: Coroutine[Any, Any, T], name: str) -> Generator[Ask, Any, T
         _close(coroutine)
 
 
-def _foreign(name: str, what: str) -> AlgorithmError:
+def _foreign(name: str, awaited: str) -> AlgorithmError:
     return AlgorithmError(
-        f"{name} awaited something other than the federation ({what}); a round may only await reduce, gather, submit, "
-        "next and exchange"
+        f"{name} awaited something other than the federation ({awaited}); a round may only await reduce, gather, "
+        "submit, next and exchange"
     )
 
 
 def _throw(coroutine: Coroutine[Any, Any, Any], stop: BaseException, name: str) -> Ask:
-    """Raise `stop` inside the coroutine; only an ordinary error may be handled there."""
+    """Raise `stop` inside the coroutine, which may handle only an Exception."""
     try:
         ask: Ask = coroutine.throw(stop)
     except StopIteration:
@@ -68,7 +68,7 @@ def _throw(coroutine: Coroutine[Any, Any, Any], stop: BaseException, name: str) 
 def _close(coroutine: Coroutine[Any, Any, Any]) -> None:
     try:
         coroutine.close()
-    except RuntimeError:  # it ignored GeneratorExit: nothing more can be done, and the first error is already raised
+    except RuntimeError:  # it ignored GeneratorExit; the first error is already raised
         return
 
 

@@ -1,4 +1,4 @@
-"""The few errors Hansa raises on purpose. Each message says what was wrong, where, and what would be right."""
+"""The errors that Hansa raises. Each message says what is wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class HansaError(Exception):
-    """Root of every error that Hansa raises on purpose. Its message can be written down, whatever it repeats."""
+    """Base of all errors that Hansa raises. The message is always valid Unicode, whatever input it quotes."""
 
     def __str__(self) -> str:
         return super().__str__().encode(errors="backslashreplace").decode()
@@ -18,11 +18,11 @@ class ConfigError(HansaError):
 
 
 class BoundError(ConfigError):
-    """A fusion was given fewer updates than it needs to be robust against the faults it assumes."""
+    """A fusion got fewer updates than it needs to tolerate the faults that it assumes."""
 
 
 class DataError(HansaError):
-    """Data that is missing, malformed or does not fit the task."""
+    """Data that are missing, malformed or do not fit the task."""
 
 
 class AlgorithmError(HansaError):
@@ -30,31 +30,31 @@ class AlgorithmError(HansaError):
 
 
 class PartyError(HansaError):
-    """A party could not do what it was asked; the aggregator treats it as missing and reports the reason."""
+    """A party cannot answer an ask; the aggregator counts the party as missing and records the reason."""
 
 
 class OutOfRange(PartyError):
-    """A party declines since its numbers do not fit into a secure sum: a bit about them, which it counts."""
+    """A party declines because its numbers do not fit a secure sum. That reveals one bit, so the party counts it."""
 
 
 class ReplayError(HansaError):
-    """A replay asked for something else than the original run did."""
+    """A replay made a different ask than the original run."""
 
 
 class RuntimeFailure(HansaError):
-    """A runtime lost a process or a connection it cannot do without."""
+    """A runtime lost a process or a connection that it needs."""
 
 
 class RoundAborted(BaseException):
     """Thrown into a round that cannot be completed (quorum missed, run cancelled).
 
-    It derives from BaseException so that `except Exception` in an algorithm does not catch it. An algorithm that
-    catches it all the same and goes on is stopped with an AlgorithmError.
+    It derives from BaseException so that `except Exception` in an algorithm does not catch it. If an algorithm catches
+    it and continues, the driver stops the algorithm with an AlgorithmError.
     """
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the closest known name, or the list of known names when none is close."""
+    """The hint `; did you mean 'x'?` for a close known name; without one, the list of known names."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if close:

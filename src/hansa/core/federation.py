@@ -1,8 +1,8 @@
-"""The federation, as an algorithm sees it: verbs that ask parties for things. A runtime answers them.
+"""The federation as an algorithm sees it: verbs that ask parties, answered by a runtime.
 
-`reduce` needs only the weighted sum of the replies, so it can be streamed, masked or encrypted; `gather` sees each
-reply; `submit` and `next` are the asynchronous pair; `exchange` lets neighbours talk without the aggregator. Every
-verb yields an `Ask` to the driver and resumes with the answer: there is no event loop in here and none is needed.
+`reduce` needs only the weighted sum of the replies, so the sum can be streamed, masked or encrypted. `gather` sees each
+reply. `submit` and `next` are asynchronous. With `exchange` neighbours send to each other, not to the aggregator. Every
+verb yields an `Ask` to the driver and resumes with the answer; no event loop is needed.
 """
 
 from __future__ import annotations
@@ -25,13 +25,17 @@ from hansa.core.rows import Rows
 from hansa.core.trusted import Trusted
 
 Verb = Literal["reduce", "gather", "submit", "next", "exchange"]
-PIECE = 2**22  # numbers that are divided at once
+PIECE = 2**22  # numbers divided at once
 VERBS: tuple[Verb, ...] = ("reduce", "gather", "submit", "next", "exchange")
 
 
 @dataclass(frozen=True, eq=False)
 class Ask:
-    """One question to some parties, identified by (round, phase, index) and, for each party, by the party."""
+    """A request to parties, identified by (round, phase, index).
+
+    `payload` goes to all `parties`, `each` has additions for single parties. `uniform` gives all replies weight 1.
+    `mixing` is the matrix of an exchange.
+    """
 
     verb: Verb
     round: int
@@ -43,8 +47,8 @@ class Ask:
     each: Mapping[int, Payload] = field(default_factory=dict)
     uniform: bool = False
     mixing: Tensor | None = None
-    # The first so many replies will do, where more parties than that were asked; of so many the quorum is a fraction,
-    # also where some of them have left in an exchange before.
+    # The first `enough` replies suffice if more parties were asked. A fractional quorum is a fraction of `enough`, even
+    # if some parties left in an earlier ask of the same protocol.
     enough: int | None = None
 
     def __await__(self) -> Generator[Ask, Any, Any]:
@@ -53,37 +57,37 @@ class Ask:
 
     @property
     def in_round(self) -> bool:
-        """Whether the ask belongs to a round's work, which takes time, or to its evaluation."""
+        """Whether the ask is part of a round's work, which takes simulated time, and not of its evaluation."""
         return self.phase.startswith(("round", "select"))
 
     @property
     def selects(self) -> bool:
-        """Whether the ask helps to choose the cohort: it has no quorum, and what it measures is not the round's."""
+        """Whether the ask helps to select the cohort: no quorum, and its metrics are not the round's."""
         return self.phase.startswith("select")
 
     def payload_of(self, party: int) -> Payload:
-        """What one party is sent: the shared payload and its own part."""
+        """The payload for one party: the shared payload and the party's own additions."""
         own = self.each.get(party)
         return {**self.payload, **own} if own else self.payload
 
     def message(self, party: int) -> dict[str, Any]:
-        """The ask as the wire carries it to one party."""
+        """The ask as a message to one party."""
         return {"op": op_config(self.op), "payload": self.payload_of(party), "round": self.round}
 
     def sizes(self) -> list[int]:
-        """The bytes of the message to each party; parties told the same in plain values are reckoned once."""
-        known: dict[str, int] = {}
-        out = []
+        """The bytes of the message to each party; computed once for parties with equal plain values."""
+        computed: dict[str, int] = {}
+        sizes = []
         for party in self.parties:
             own = self.each.get(party)
-            name = repr(own) if not _holds_tensor(own) else f"party {party}"
-            if name not in known:
-                known[name] = codec.size(self.message(party))
-            out.append(known[name])
-        return out
+            content = repr(own) if not _holds_tensor(own) else f"party {party}"
+            if content not in computed:
+                computed[content] = codec.size(self.message(party))
+            sizes.append(computed[content])
+        return sizes
 
     def digest(self) -> str:
-        """A hash of everything that was asked; a replay must ask the same."""
+        """A hash of the whole ask; a replay must make an ask with the same hash."""
         op = op_config(self.op) if self.op is not None else None
         body = {
             "verb": self.verb, "round": self.round, "phase": self.phase, "index": self.index, "op": op,
@@ -101,12 +105,12 @@ def _holds_tensor(tree: Any) -> bool:
 
 
 def op_config(op: Op | None) -> dict[str, Any]:
-    """An op by kind, name and fields."""
+    """The kind, name and fields of an op."""
     if op is None:
         raise AlgorithmError("this ask has no op")
     try:
         return {**_config(op)}
-    except TypeError:  # an op with a field that cannot be hashed
+    except TypeError:  # a field of the op is not hashable
         return {"kind": op.kind, **to_config(op)}
 
 
@@ -116,17 +120,17 @@ def _config(op: Op) -> dict[str, Any]:
 
 
 def op_of(config: Mapping[str, Any], where: str) -> Op:
-    """The op that `op_config` described; a name that is not registered here is a ConfigError."""
+    """The op of a description by `op_config`; a ConfigError if its name is not registered."""
     fields = dict(config)
     op = from_config(str(fields.pop("kind", "op")), fields, where=where)
     if not isinstance(op, Op):
-        raise ConfigError(f"{where}: the {op.kind} {op.name!r} is nothing that a party could be asked to do")
+        raise ConfigError(f"{where}: the {op.kind} {op.name!r} is not an op, so a party cannot run it")
     return op
 
 
 @dataclass(frozen=True)
 class Reduced:
-    """The weighted sum of the replies, and nothing about any single one."""
+    """The weighted sum of the replies, without any single reply."""
 
     sums: dict[str, Tensor]
     weight: int
@@ -135,34 +139,31 @@ class Reduced:
     metrics: dict[str, float] = field(default_factory=dict)
 
     def mean(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        """The weighted mean: the sum divided once by the whole weight."""
+        """The weighted mean: the sum divided once by the total weight."""
         total = self.sums[name]
         if dtype is None:
             return total.to(torch.float64) / self.weight
         out = torch.empty(total.shape, dtype=dtype, device=total.device)
-        for part, some in zip(torch.split(out.view(-1), PIECE), torch.split(total.reshape(-1), PIECE), strict=True):
-            part.copy_(some.to(torch.float64) / self.weight)  # in pieces: a float64 copy of a large model is spared
+        for part, sums in zip(torch.split(out.view(-1), PIECE), torch.split(total.reshape(-1), PIECE), strict=True):
+            part.copy_(sums.to(torch.float64) / self.weight)  # in pieces: no float64 copy of a large model
         return out
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """The replies one by one, in the order of the parties' ids.
-
-    `seconds` says how long each of them took, where the runtime has a clock.
-    """
+    """Each reply, in the order of the parties' ids; `seconds` has their durations if the runtime has a clock."""
 
     parties: tuple[int, ...]
     replies: tuple[Reply, ...]
     seconds: tuple[float, ...] = ()
-    matrices: Mapping[str, Rows] = field(default_factory=dict)  # of tensors that were put side by side as they came
+    matrices: Mapping[str, Rows] = field(default_factory=dict)  # tensors that were stored as rows on arrival
 
     def matrix(self, name: str) -> Rows:
-        """One tensor of all replies as the rows of a matrix, which may lie on disk."""
+        """One tensor of all replies as a matrix with one row per reply; it may be on disk."""
         return self.matrices[name] if name in self.matrices else Rows(self.rows(name).reshape(len(self.replies), -1))
 
     def rows(self, name: str) -> Tensor:
-        """One tensor of all replies, stacked to [replies, ...]."""
+        """One tensor of all replies, stacked: [replies, ...]."""
         return torch.stack([reply.tensors[name] for reply in self.replies])
 
     @property
@@ -172,8 +173,10 @@ class Gathered:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a fusion found about the parties whose updates it saw: the share of each in the result, its score where the
-    rule has one, and who had next to no part in it."""
+    """A fusion's findings about the parties: their shares in the result, their scores, and the excluded parties.
+
+    `scores` is None if the rule has none. A party is excluded if its share is close to 0.
+    """
 
     rule: str
     parties: Sequence[int]
@@ -184,7 +187,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Ticket:
-    """An ask under way: it outlives the round it was submitted in."""
+    """An unanswered ask of `submit`; it may outlive its round."""
 
     id: int
     party: int
@@ -193,27 +196,27 @@ class Ticket:
 
 @dataclass(frozen=True)
 class Arrival:
-    """A ticket that came back; `reply` is None where the party was lost or its reply was rejected."""
+    """An answered ticket; `reply` is None if the party was lost or its reply was rejected."""
 
     ticket: Ticket
     reply: Reply | None
 
 
 class SumProtocol(Protocol):
-    """Takes over `reduce`: it may run any exchange it likes, as long as it returns the sum the ask is for.
+    """A protocol that replaces `reduce`: it may make any asks, and must return the sum of the ask.
 
-    One with an attribute `answers_nobody` that is true has an answer also where no party was drawn (noise alone).
+    If its attribute `answers_nobody` is true, it also has an answer when no party was selected (noise alone).
     """
 
     async def reduce(self, fed: Federation, ask: Ask) -> Reduced: ...
 
 
 class Federation:
-    """One round's view of the parties. Payloads hold named tensors and plain values.
+    """The parties, as an algorithm sees them in one round. Payloads hold named tensors and plain values.
 
-    `available` are the parties that can be selected now; `by_size` says that the cohort was drawn in proportion to the
-    parties' samples, so that a fusion need not weigh by them again. `trusted` are samples of the server's own, where
-    the task has any.
+    `cohort` is the default of every verb. `available` are the parties that can be selected now. With `by_size` the
+    cohort was drawn in proportion to the parties' samples, so a fusion must not weigh by samples again. `trusted` are
+    the aggregator's own samples, if the task has any.
     """
 
     def __init__(self, parties: range, round: int, seed: int, cohort_size: int, verbs: Iterable[str] = VERBS,
@@ -223,14 +226,14 @@ class Federation:
         self.round = round
         self.cohort_size = cohort_size
         self.cohort: Sequence[int] = self.parties
-        self.available: Sequence[int] = self.parties  # who can be asked in this round
-        self.enough: int | None = None  # how many of the cohort will do, where more were selected than that
+        self.available: Sequence[int] = self.parties  # the parties that can be asked in this round
+        self.enough: int | None = None  # replies that suffice, if more parties were selected
         self.by_size = False  # whether the cohort was drawn in proportion to the parties' samples
-        self.times: int | None = None  # cap on an unverified party size, in medians of all sizes
+        self.times: int | None = None  # the largest unverified party size, in medians of all sizes
         self.trusted: Trusted | None = None
         self.findings: list[Finding] = []  # of this round
-        self.rejected: dict[int, str] = {}  # whose replies a protocol found to be wrong, and why
-        self.metrics: dict[str, float] = {}  # that came out of sums which a protocol made
+        self.rejected: dict[int, str] = {}  # parties whose replies a protocol rejected, with the reasons
+        self.metrics: dict[str, float] = {}  # from the sums of a protocol
         self._busy = set(busy)
         self._seed, self._secret = seed, secret
         self._phase = phase
@@ -239,88 +242,91 @@ class Federation:
         self._index = 0
         self._work: Mapping[str, Any] = {}
         self._own_work: Callable[[int], Mapping[str, Any]] | None = None
-        self._told: dict[Any, tuple[Payload, Payload]] = {}
+        self._payloads: dict[Any, tuple[Payload, Payload]] = {}  # of `submit`, with their work
 
     def tell(self, work: Mapping[str, Any], own: Callable[[int], Mapping[str, Any]] | None = None) -> None:
-        """Have all parties that train told how to: fields of their local solver, `own` going before what all are told.
+        """Set fields of the local solver for all parties (`work`) and for single parties (`own`, which wins).
 
-        It travels as `work` in the payload, laid over what an algorithm itself says there.
+        They travel as `work` in the payload and override what the algorithm itself puts there.
         """
         self._work, self._own_work = work, own
 
     def rng(self, purpose: str) -> np.random.Generator:
-        """A random stream for this round, named by its purpose."""
+        """The random stream of this round for a purpose."""
         return rng.generator(self._seed, purpose, self.round)
 
     def private_rng(self, purpose: str) -> np.random.Generator:
-        """The same for what the parties, who know the run's seed, must not guess: in deployment the stream is drawn
-        from a secret of the aggregator's. In a simulation there is none."""
+        """As `rng`, for draws that the parties must not guess, although they know the run's seed.
+
+        In deployment the stream comes from a secret of the aggregator. In a simulation it is that of `rng`.
+        """
         return rng.generator(self._secret.hex(), purpose, self.round) if self._secret else self.rng(purpose)
 
     def report(self, finding: Finding) -> None:
-        """Have the round's record say what was found about single parties."""
+        """Add a fusion's findings to the round's record."""
         self.findings.append(finding)
 
     def reject(self, party: int, why: str) -> None:
-        """Have the round's record say that a party's reply is not used, and why."""
+        """Add to the round's record that a party's reply was rejected, with the reason."""
         self.rejected[party] = why
 
-    def _own(self) -> Trusted:
+    def _trusted(self) -> Trusted:
         if self.trusted is None:
-            raise AlgorithmError("the server has no trusted samples")
+            raise AlgorithmError("the aggregator has no trusted samples; set task.trusted")
         return self.trusted
 
     def at_server(self, op: Op, payload: Payload) -> Reply:
-        """What a party with the server's trusted samples would reply."""
+        """The reply of a party that holds the aggregator's trusted samples."""
         payload, _ = self._with_work(op, payload, {}, ())
-        return self._own().run(op, payload, self.round)
+        return self._trusted().run(op, payload, self.round)
 
     def trusted_loss(self, params: Params, samples: int, purpose: str) -> Callable[[Tensor], float]:
-        """The loss of a model vector on some of the server's trusted samples, drawn anew each round."""
-        return self._own().loss(params, samples, self.rng(purpose))
+        """A function: the loss of a model vector on trusted samples, which are drawn again in each round."""
+        return self._trusted().loss(params, samples, self.rng(purpose))
 
     @property
     def busy(self) -> frozenset[int]:
-        """Parties with a ticket under way."""
+        """Parties with an unanswered ticket."""
         return frozenset(self._busy)
 
-    def _ask(self, verb: Verb, **given: Any) -> Ask:
+    def _ask(self, verb: Verb, **fields: Any) -> Ask:
         if verb not in self._verbs:
             declared = ", ".join(sorted(self._verbs)) or "none"
             raise AlgorithmError(f"the algorithm used the verb {verb!r}, but declares only: {declared}")
-        if given.get("enough") is None and given.get("parties") == self.cohort and verb in ("reduce", "gather"):
-            given["enough"] = self.enough
-        ask = Ask(verb=verb, round=self.round, phase=self._phase, index=self._index, **given)
+        if fields.get("enough") is None and fields.get("parties") == self.cohort and verb in ("reduce", "gather"):
+            fields["enough"] = self.enough
+        ask = Ask(verb=verb, round=self.round, phase=self._phase, index=self._index, **fields)
         self._index += 1
         return ask
 
     def _with_work(self, op: Op, payload: Payload, each: Mapping[int, Payload],
                    parties: Iterable[int]) -> tuple[Payload, Mapping[int, Payload]]:  # fmt: skip
-        """What all are sent and what single parties are, with the work they are told to do."""
+        """The shared payload and the parties' additions, with the `work` of each party."""
         if not (self._work or self._own_work) or not unwrap(op)[1].paced:
             return payload, each
         before = payload.get("work", {})
         if self._work:
             payload = {**payload, "work": {**before, **self._work}}
-        told = dict(each)
+        additions = dict(each)
         for party in parties:
-            said = each.get(party, {}).get("work", {})
+            asked = each.get(party, {}).get("work", {})
             own = self._own_work(party) if self._own_work is not None else {}
-            if said or own:
-                told[party] = {**each.get(party, {}), "work": {**before, **said, **self._work, **own}}
-        return payload, told
+            if asked or own:
+                additions[party] = {**each.get(party, {}), "work": {**before, **asked, **self._work, **own}}
+        return payload, additions
 
-    def _some(self, parties: Iterable[int] | None) -> tuple[int, ...]:
+    def _checked(self, parties: Iterable[int] | None) -> tuple[int, ...]:
+        """The parties to ask, by default the cohort, in the order of their ids."""
         chosen = tuple(sorted(self.cohort if parties is None else parties))
         unknown = [party for party in chosen if party not in self.parties]
         if unknown or len(set(chosen)) != len(chosen):
-            raise AlgorithmError(f"asked parties {unknown or chosen}: they must be distinct and known")
+            raise AlgorithmError(f"asked parties {unknown or chosen}: parties must exist and be distinct")
         return chosen
 
     async def reduce(self, op: Op, payload: Payload | None = None, *, parties: Iterable[int] | None = None,
                      each: Mapping[int, Payload] | None = None, uniform: bool = False) -> Reduced:  # fmt: skip
-        """The sum of weight times reply over the parties, by default the cohort; `uniform` weighs all as one."""
-        asked = self._some(parties)
+        """The sum of weight times reply over the parties, by default the cohort; `uniform` sets all weights to 1."""
+        asked = self._checked(parties)
         payload, each = self._with_work(op, payload or {}, each or {}, asked)
         ask = self._ask("reduce", op=op, payload=payload, parties=asked, each=each, uniform=uniform)
         if self._protocol is not None:
@@ -332,8 +338,8 @@ class Federation:
 
     async def gather(self, op: Op, payload: Payload | None = None, *, parties: Iterable[int] | None = None,
                      each: Mapping[int, Payload] | None = None, enough: int | None = None) -> Gathered:  # fmt: skip
-        """Each party's reply, in the order of their ids; see `Ask.enough`."""
-        asked = self._some(parties)
+        """The reply of each party, in the order of their ids. For `enough` see `Ask`."""
+        asked = self._checked(parties)
         payload, each = self._with_work(op, payload or {}, each or {}, asked)
         answer: Gathered = await self._ask("gather", op=op, payload=payload, parties=asked, each=each, enough=enough)
         return answer
@@ -341,31 +347,31 @@ class Federation:
     async def submit(self, op: Op, payload: Payload, party: int) -> Ticket:
         """Ask one idle party without waiting for it."""
         if party in self._busy:
-            raise AlgorithmError(f"party {party} already has a ticket under way")
-        asked = self._some([party])
+            raise AlgorithmError(f"party {party} already has an unanswered ticket")
+        asked = self._checked([party])
         shared, each = self._with_work(op, payload, {}, asked)
         if each or shared is not payload:
-            # Parties told the same are sent one object, so that a checkpoint keeps its model once.
+            # Parties with equal work share one payload object, so that a checkpoint stores its model once.
             work = each.get(party, shared)["work"]
             key = (id(payload), tuple(sorted(work.items())))
-            payload = self._told.setdefault(key, (payload, {**payload, "work": work}))[1]
+            payload = self._payloads.setdefault(key, (payload, {**payload, "work": work}))[1]
         ticket: Ticket = await self._ask("submit", op=op, payload=payload, parties=asked)
         self._busy.add(party)
         return ticket
 
     async def next(self) -> Arrival:
-        """The next ticket to come back, whichever round it was submitted in."""
+        """Wait for the next answered ticket, of this round or an earlier one."""
         if not self._busy:
-            raise AlgorithmError("next() was awaited with no ticket under way")
+            raise AlgorithmError("next() was awaited, but no ticket is unanswered; submit one first")
         arrival: Arrival = await self._ask("next")
         self._busy.discard(arrival.ticket.party)
         return arrival
 
     async def exchange(self, op: Op, payload: Payload | None = None, *, mixing: Tensor) -> None:
-        """Each party sends its reply to its neighbours: party i receives party j's with weight mixing[i, j].
+        """Each party sends its reply to its neighbours: party i receives that of party j with weight mixing[i, j].
 
-        A party that is missing keeps its state, and its weight at each neighbour goes to that neighbour itself: the
-        mixing stays symmetric and doubly stochastic.
+        A missing party keeps its state. Each neighbour adds the missing party's weight to its own, so the mixing stays
+        symmetric and doubly stochastic.
         """
         k = len(self.parties)
         if tuple(mixing.shape) != (k, k):
@@ -375,7 +381,7 @@ class Federation:
         await self._ask("exchange", op=op, payload=payload, parties=everyone, each=each, mixing=mixing)
 
     def _open(self) -> Federation:
-        """This round's federation for a protocol that has taken over a verb: all verbs, sharing the count of asks."""
+        """This round's federation for a protocol: all verbs are allowed, and its asks are numbered under this ask."""
         inner = Federation.__new__(Federation)
         inner.__dict__ = {**self.__dict__, "_verbs": frozenset(VERBS), "_protocol": None}
         inner._phase = f"{self._phase}.{self._index - 1}"

@@ -1,4 +1,4 @@
-"""Functions that users name as `"my_module:function"`, and models made by them in float64."""
+"""Load functions that users name as `"my_module:function"`."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def is_function(value: Any) -> bool:
 
 
 def load_function(reference: str, where: str, folder: str) -> Callable[[], Any]:
-    """The function that `"my_module:function"` names; modules are found beside the experiment file as well."""
+    """Load `"my_module:function"`; modules in the working folder and in `folder` are found too."""
     module_name, _, name = reference.partition(":")
-    for place in (os.getcwd(), folder):
-        if place not in sys.path:
-            sys.path.insert(0, place)
+    for path in (os.getcwd(), folder):
+        if path not in sys.path:
+            sys.path.insert(0, path)
     try:
         function = getattr(importlib.import_module(module_name), name)
     except AttributeError:
         raise ConfigError(f"{where}: the module {module_name!r} has no function {name!r}") from None
-    except Exception as error:  # the user's own module: say what it said
+    except Exception as error:  # the user's own module: quote its error
         raise ConfigError(f"{where}: cannot import {module_name!r}: {type(error).__name__}: {error}") from error
     if not callable(function):
         raise ConfigError(f"{where}: {reference!r} is not a function")
@@ -35,5 +35,5 @@ def load_function(reference: str, where: str, folder: str) -> Callable[[], Any]:
 
 
 def double(factory: Callable[[], nn.Module]) -> nn.Module:
-    """A model in float64."""
+    """The model of a factory, in float64."""
     return factory().double()

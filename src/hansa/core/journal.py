@@ -1,8 +1,7 @@
-"""A journal of answers: what parties replied to each ask, in the order in which it arrived.
+"""A journal of the replies to each ask, in order of arrival, for replay after a crash.
 
-After a crash a run is replayed: asks that are in the journal are answered from it, and one that differs from what
-was asked before fails loudly. The file only grows; each entry is a length, a checksum and an encoded tree, so that
-a torn last entry is recognised and dropped.
+A replay answers asks from the journal. If a replay makes a different ask than before, that is a ReplayError. The file
+is append-only. An entry has a length, a checksum and an encoded tree, so a truncated last entry is found and dropped.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _HEAD = 12
 
 
 class Journal:
-    """Answers by ask; in memory, and in a file where one is given."""
+    """The answers by ask, in memory and optionally in a file."""
 
     def __init__(self, path: str | Path | None = None) -> None:
         self._entries: dict[tuple[int, str, int], tuple[str, Any]] = {}
@@ -31,20 +30,20 @@ class Journal:
             self._file = open(path, "ab")  # noqa: SIM115 (kept open as long as the journal)
 
     def recall(self, ask: Ask) -> Any | None:
-        """What was answered to this very ask before, or None. Another ask in its place is a ReplayError."""
-        found = self._entries.get((ask.round, ask.phase, ask.index))
-        if found is None:
+        """The recorded answer to this ask, or None. A different ask under the same key is a ReplayError."""
+        entry = self._entries.get((ask.round, ask.phase, ask.index))
+        if entry is None:
             return None
-        digest, answer = found
+        digest, answer = entry
         if digest != ask.digest():
             raise ReplayError(
                 f"replay of round {ask.round} asked something else at {ask.phase} {ask.index} ({ask.verb}) than the "
-                "original run did; was the algorithm, its configuration or the code changed?"
+                "original run; was the algorithm, its configuration or the code changed?"
             )
         return answer
 
     def record(self, ask: Ask, answer: Any) -> None:
-        """Keep an answer; on disk before this returns."""
+        """Record an answer; in the file, it is durable when this returns."""
         digest = ask.digest()
         self._entries[ask.round, ask.phase, ask.index] = (digest, answer)
         if self._file is not None:
@@ -55,10 +54,10 @@ class Journal:
             os.fsync(self._file.fileno())
 
     def head(self, count: int) -> Journal:
-        """The first entries, as a crash would leave them."""
-        cut = Journal()
-        cut._entries = dict(list(self._entries.items())[:count])
-        return cut
+        """A journal of the first entries, as after a crash."""
+        journal = Journal()
+        journal._entries = dict(list(self._entries.items())[:count])
+        return journal
 
     def __len__(self) -> int:
         return len(self._entries)

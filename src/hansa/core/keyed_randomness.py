@@ -1,7 +1,7 @@
-"""Random layers that draw from a key: dropout and its kin give the same mask alone, in a stack and at a deployed party.
+"""Keyed randomness for models: dropout draws the same mask alone, in a stack and at a deployed party.
 
-PyTorch's random functions advance a global generator, so what they draw depends on everything drawn before. Inside
-`KeyedRandomness` the calls a model makes are answered from the step's key instead, one sub-key a call.
+PyTorch's random functions advance a global generator, so each draw depends on all draws before it. Inside
+`KeyedRandomness`, the random functions that a model calls draw from the step's key, with one sub-key per call.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _RECURRENT: frozenset[Any] = frozenset([torch.lstm, torch.gru, torch.rnn_tanh, t
 
 
 class KeyedRandomness(TorchFunctionMode):
-    """While active, random functions called by a model draw from `key`; `used` says whether any was called."""
+    """While active, random functions draw from `key`; `used` says whether one was called."""
 
     def __init__(self, key: Tensor) -> None:
         super().__init__()
@@ -50,9 +50,9 @@ class KeyedRandomness(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kw = dict(kwargs or {})
-        answer = _ANSWERS.get(func)
-        if answer is not None:
-            return answer(self, *args, **kw)
+        keyed = _KEYED.get(func)
+        if keyed is not None:
+            return keyed(self, *args, **kw)
         if func is F.multi_head_attention_forward:
             return self.multi_head(*args, **kw)
         if func in _REFUSED:
@@ -91,20 +91,20 @@ class KeyedRandomness(TorchFunctionMode):
     def randn_like(self, x: Tensor, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
         return rng.normal(self._next(), x.shape).to(dtype or x.dtype)
 
-    def rand(self, *given: Any, size: Any = None, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-        return rng.uniform(self._next(), _size(given or (size,))).to(dtype or torch.get_default_dtype())
+    def rand(self, *sizes: Any, size: Any = None, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+        return rng.uniform(self._next(), _size(sizes or (size,))).to(dtype or torch.get_default_dtype())
 
-    def randn(self, *given: Any, size: Any = None, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-        return rng.normal(self._next(), _size(given or (size,))).to(dtype or torch.get_default_dtype())
+    def randn(self, *sizes: Any, size: Any = None, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+        return rng.normal(self._next(), _size(sizes or (size,))).to(dtype or torch.get_default_dtype())
 
     def multi_head(self, *args: Any, **kw: Any) -> Any:
-        """Multi-head attention: a Python function that calls dropout by its module's names, outside this mode."""
+        """Multi-head attention, whose dropout calls bypass this mode; so its functions are replaced."""
         with patch.dict(vars(F), dropout=self.dropout, scaled_dot_product_attention=self.attention):
             return F.multi_head_attention_forward(*args, **kw)
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
                   is_causal: bool = False, **kw: Any) -> Tensor:  # fmt: skip
-        """Scaled dot-product attention; written out where it drops, because the fused one draws its own mask."""
+        """Scaled dot-product attention; not fused if it has dropout, because the fused kernel draws its own mask."""
         if dropout_p == 0.0:
             return _fused_attention(q, k, v, attn_mask, 0.0, is_causal, **kw)
         if kw.get("enable_gqa"):
@@ -125,14 +125,14 @@ def _size(size: Sequence[Any]) -> Sequence[int]:
 
 
 def _recurrent_dropout(args: Sequence[Any]) -> bool:
-    """Whether a recurrent kernel was called with dropout in training: (..., dropout, train, bidirectional, ...)."""
+    """Whether a recurrent kernel is called with dropout, in training: (..., dropout, train, bidirectional, ...)."""
     for at, value in enumerate(args):
         if isinstance(value, float) and at + 1 < len(args):
             return value > 0.0 and bool(args[at + 1])
     return False
 
 
-_ANSWERS: dict[Any, Callable[..., Any]] = {
+_KEYED: dict[Any, Callable[..., Any]] = {
     F.dropout: KeyedRandomness.dropout,
     torch.dropout: KeyedRandomness.dropout,
     F.dropout1d: KeyedRandomness.channel_dropout,

@@ -1,4 +1,4 @@
-"""Class numbers: what a party's labels look like, and whether the parties number their classes alike."""
+"""Class labels: check that all parties number their classes in the same way."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 
 from hansa.core.errors import DataError
 
-SPARSE = 2  # class numbers may reach this many times the number of different ones that occur
+SPARSE = 2  # the largest class number, in multiples of the number of distinct ones
 DECLARE = "if they are right, say how many classes there are: Task(classes=...), or task.classes in a file"
 MEASURED = "for quantities such as prices, set the loss to 'mse'"
 
 
 @dataclass(frozen=True)
 class Labels:
-    """The class numbers that a party holds: the lowest, the highest, and how many different ones."""
+    """A party's class numbers: the lowest, the highest, and how many distinct ones."""
 
     lowest: int
     highest: int
@@ -26,50 +26,51 @@ class Labels:
 
     @classmethod
     def of(cls, y: Tensor) -> Labels:
-        """The class numbers of whole targets, of which there is at least one."""
+        """The summary of integer targets; there is at least one."""
         values = torch.unique(y)
         return cls(int(values[0]), int(values[-1]), len(values))
 
 
 def misnumbered(labels: Mapping[str, Labels]) -> tuple[str | None, dict[str, str]]:
-    """Why the parties' class numbers cannot be right, taken together (or None), and why those of single parties cannot.
+    """Find class numbers that cannot be right: a reason for all parties (or None), and reasons for single parties.
 
-    For labels whose number of classes nobody has said. Parties may hold few of the classes, and classes that no other
-    party holds: only what looks like another numbering is refused. Beside parties with all of 0 to k that is 1 to
-    k + 1.
+    Only for tasks that do not declare their number of classes. A party may hold few classes, or classes that no other
+    party holds. So a party's numbers are refused only if they look like another numbering: most parties have all of 0
+    to k, and this party has 1 to k + 1.
     """
     if not labels:
         return None, {}
-    low, high = min(one.lowest for one in labels.values()), max(one.highest for one in labels.values())
+    low, high = min(own.lowest for own in labels.values()), max(own.highest for own in labels.values())
     if low > 0:
-        why = f"class numbers go from {low} to {high}, and none is 0; number the classes from 0"
-        return f"{why}, or, {DECLARE}; {MEASURED}", {}
-    most = sum(one.distinct for one in labels.values())
-    out = {
-        name: f"class numbers reach {one.highest}, but at most {most} different ones occur; number the classes from 0 "
+        reason = f"class numbers go from {low} to {high}, and none is 0; number the classes from 0"
+        return f"{reason}, or, {DECLARE}; {MEASURED}", {}
+    most = sum(own.distinct for own in labels.values())
+    reasons = {
+        name: f"class numbers reach {own.highest}, but at most {most} different ones occur; number the classes from 0 "
         f"without gaps, or, {DECLARE}; {MEASURED}"
-        for name, one in labels.items() if one.highest >= SPARSE * most
+        for name, own in labels.items() if own.highest >= SPARSE * most
     }  # fmt: skip
-    if 2 * len(out) >= len(labels):
-        return next(iter(out.values())), {}
-    usual, count = Counter(one for name, one in labels.items() if name not in out).most_common(1)[0]
+    if 2 * len(reasons) >= len(labels):
+        return next(iter(reasons.values())), {}
+    usual, count = Counter(own for name, own in labels.items() if name not in reasons).most_common(1)[0]
     if usual.lowest == 0 and 1 < usual.distinct == usual.highest + 1 and 2 * count >= len(labels):
-        other = {
-            name: f"class numbers go from {one.lowest} to {one.highest}, those of other parties from 0 to "
+        from_one = {
+            name: f"class numbers go from {own.lowest} to {own.highest}, those of other parties from 0 to "
             f"{usual.highest}; number the classes alike, or, {DECLARE}"
-            for name, one in labels.items() if name not in out and (one.lowest, one.highest) == (1, usual.highest + 1)
+            for name, own in labels.items()
+            if name not in reasons and (own.lowest, own.highest) == (1, usual.highest + 1)
         }  # fmt: skip
-        if other and 2 * count == len(labels):
-            name, why = next(iter(other.items()))
-            return f"class numbers differ: at {name!r} {why}", {}
-        out |= other
-    return None, out
+        if from_one and 2 * count == len(labels):
+            name, reason = next(iter(from_one.items()))
+            return f"class numbers differ: at {name!r} {reason}", {}
+        reasons |= from_one
+    return None, reasons
 
 
 def check_numbering(labels: Mapping[str, Labels]) -> None:
-    """Refuse class numbers that look like another numbering than 0, 1, ... or than that of most parties."""
-    reason, odd = misnumbered(labels)
-    for party, why in odd.items():
-        reason = reason or f"at {party!r} {why}"
+    """Raise a DataError for class numbers that `misnumbered` finds."""
+    reason, single = misnumbered(labels)
+    for party, own in single.items():
+        reason = reason or f"at {party!r} {own}"
     if reason is not None:
         raise DataError(f"parties: {reason}")

@@ -1,4 +1,4 @@
-"""Packages whose names are imported when they are asked for: who needs one of them does not pay for the rest."""
+"""Lazy imports: a package imports each of its names when it is first used."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def exports(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """A package's `__getattr__`; `homes` has for each name the module it comes from (".cell": one of the package)."""
+def exports(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """A `__getattr__` for a package; `modules` maps each name to its module (".cell" is relative to the package)."""
 
-    def find(name: str) -> Any:
-        if name in homes:
-            return getattr(importlib.import_module(homes[name], package), name)
+    def load(name: str) -> Any:
+        if name in modules:
+            return getattr(importlib.import_module(modules[name], package), name)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    return find
+    return load

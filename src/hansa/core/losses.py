@@ -1,4 +1,4 @@
-"""Losses that give one value a sample, so that padding can be masked, and the metrics that go with them."""
+"""Losses with one value per sample, so that padding can be masked, and their metrics."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def _by_sample(values: Tensor) -> Tensor:
-    """One value a sample: the mean over whatever dimensions a sample has."""
+    """One value per sample: the mean over all other dimensions."""
     return values if values.dim() == 1 else values.flatten(1).mean(1)
 
 
 def _aligned(output: Tensor, target: Tensor) -> Tensor:
-    """The output without a trailing dimension of one that the target lacks (never broadcast)."""
+    """The output in the shape of the target, without a last dimension of 1; never broadcast."""
     if output.dim() == target.dim() + 1 and output.shape[-1] == 1:
         output = output.squeeze(-1)
     if output.shape != target.shape:
@@ -28,7 +28,7 @@ def _aligned(output: Tensor, target: Tensor) -> Tensor:
 
 
 def _like_outputs(output: Tensor, target: Tensor) -> Tensor:
-    """Class numbers in the shape of the scores less their last dimension (never broadcast)."""
+    """The class numbers in the shape of the scores without their last dimension; never broadcast."""
     if output.dim() < 2 or output.shape[:-1].numel() != target.numel():
         raise ConfigError(f"the model's output {tuple(output.shape)} does not fit the targets {tuple(target.shape)}")
     return target.reshape(output.shape[:-1])
@@ -60,7 +60,7 @@ LOSSES: dict[str, Loss] = {"cross_entropy": cross_entropy, "bce": bce, "mse": ms
 
 
 def named_loss(loss: str | Loss) -> Loss:
-    """The loss with that name, or the function itself, held to one value a sample."""
+    """The loss of that name, or the function itself with a check that it gives one value per sample."""
     if isinstance(loss, str):
         if loss not in LOSSES:
             raise ConfigError(f"unknown loss {loss!r}{nearest(loss, LOSSES)}")
@@ -73,7 +73,7 @@ def named_loss(loss: str | Loss) -> Loss:
         if values.dim() == 0 or values.shape[0] != target.shape[0]:
             raise ConfigError(
                 f"the loss function gave {tuple(values.shape)} for {target.shape[0]} samples; it must give one value "
-                'a sample (reduction="none")'
+                'per sample (reduction="none")'
             )
         if values.numel() > max(output.numel(), target.numel()):
             raise ConfigError(
@@ -86,19 +86,19 @@ def named_loss(loss: str | Loss) -> Loss:
 
 
 def auc(score: Tensor, positive: Tensor) -> float | None:
-    """Area under the ROC curve by ranks, ties counted half; None where one of the two classes is absent."""
-    ups = int(positive.sum())
-    downs = positive.numel() - ups
-    if ups == 0 or downs == 0:
+    """Area under the ROC curve by ranks, ties counted half; None if one of the two classes is absent."""
+    positives = int(positive.sum())
+    negatives = positive.numel() - positives
+    if positives == 0 or negatives == 0:
         return None
     _, index, count = torch.unique(score, return_inverse=True, return_counts=True)
     last = count.cumsum(0).to(torch.float64)
     ranks = (last - (count - 1) / 2)[index]
-    return float((ranks[positive.bool()].sum() - ups * (ups + 1) / 2) / (ups * downs))
+    return float((ranks[positive.bool()].sum() - positives * (positives + 1) / 2) / (positives * negatives))
 
 
 def metrics(loss: str | Loss, output: Tensor, target: Tensor) -> dict[str, float]:
-    """What a task is measured by: accuracy (and AUC for two classes), or regression errors, always the mean loss."""
+    """The metrics of a task: the mean loss; accuracy (and AUC for two classes), or regression errors."""
     values = named_loss(loss)(output, target)
     out = {"loss": float(values.to(torch.float64).mean())}
     whole = not target.is_floating_point()

@@ -1,16 +1,16 @@
-"""Ranges of metrics: the values that a reply may claim, by the metric's name.
+"""Ranges of metrics: the smallest and largest value of each metric in a reply.
 
-A receiver rejects a reply with a metric outside its range. No mean of metrics within their ranges overflows.
+A reply with a metric outside its range is rejected. A mean of metrics within their ranges never overflows.
 """
 
 from __future__ import annotations
 
 Range = tuple[float, float]
 
-MOST = 1e100  # in absolute value: sums of such numbers, with any weights, are finite, and so are their squares
-COUNT = 64  # metrics of a reply, at most, where its op does not say which
-NAME = 64  # letters of a metric's name, at most, in that case
-LOSSES = ("loss", "train_loss")  # a user's own loss function may be negative
+MOST = 1e100  # largest absolute value: weighted sums of such numbers, and their squares, are finite
+COUNT = 64  # most metrics of a reply whose op does not name them (`Op.measures` is None)
+NAME = 64  # most characters of a metric's name in such a reply
+LOSSES = ("loss", "train_loss")  # a loss function of the user's own may be negative
 RANGES: dict[str, Range] = {
     "accuracy": (0.0, 1.0),
     "auc": (0.0, 1.0),
@@ -24,13 +24,13 @@ RANGES: dict[str, Range] = {
 }
 
 
-def outside(name: str, value: float, given: Range | None, most: float = MOST, named_loss: bool = False) -> str | None:
-    """Why a metric's value is not possible, or None.
+def outside(name: str, value: float, own: Range | None, most: float = MOST, named_loss: bool = False) -> str | None:
+    """The reason why a metric's value is invalid, or None.
 
-    `given` is the range that an op declares for a metric of its own. `most` is the largest absolute value where the
-    range itself is not narrower, and `named_loss` says that losses are not negative.
+    `own` is the range that the op declares for its own metric. `most` is the largest absolute value, unless the range
+    is narrower. `named_loss`: the loss is one of Hansa's, so losses are not negative.
     """
-    low, high = given or RANGES.get(name, (-MOST, MOST))
+    low, high = own or RANGES.get(name, (-MOST, MOST))
     if named_loss and name in LOSSES:
         low = 0.0
     low, high = max(low, -most), min(high, most)

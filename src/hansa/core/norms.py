@@ -1,4 +1,4 @@
-"""Lengths (L2 norms) that hold for all numbers: no square of a small one vanishes, none of a large one overflows."""
+"""L2 norms of vectors of any magnitude: the squares neither underflow nor overflow."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-SAFE = (1e-140, 1e140)  # between these, the squares that a float64 length was made of neither vanished nor overflowed
+SAFE = (1e-140, 1e140)  # a float64 norm in this range is exact: no square under it underflowed or overflowed
 
 
 def l2_norm(tensors: Iterable[Tensor]) -> float:
-    """The length of tensors joined, in float64: infinite only if no float64 can hold it."""
+    """The L2 norm of all tensors together, in float64; infinite only if it exceeds float64."""
     joined = list(tensors)
     plain = math.hypot(*(float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) for tensor in joined))
     if SAFE[0] < plain < SAFE[1]:
@@ -24,19 +24,19 @@ def l2_norm(tensors: Iterable[Tensor]) -> float:
 
 
 def max_abs(tensors: Iterable[Tensor]) -> float:
-    """The largest absolute value in tensors, NaN if one of the values is."""
+    """The largest absolute value in the tensors; NaN if one of the values is NaN."""
     most = [float(tensor.abs().max()) for tensor in tensors if tensor.numel()]
     return math.nan if any(map(math.isnan, most)) else max(most, default=0.0)
 
 
 def row_norms(rows: Tensor) -> Tensor:
-    """The lengths of the vectors along a tensor's last dimension, in float64."""
-    lengths: Tensor = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64)
-    unsure = ~((lengths > SAFE[0]) & (lengths < SAFE[1]))
+    """The L2 norms along the last dimension, in float64."""
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64)
+    unsure = ~((norms > SAFE[0]) & (norms < SAFE[1]))
     if not bool(unsure.any()):
-        return lengths
+        return norms
     few = rows[unsure].double()
     scale = few.abs().amax(-1) if few.shape[-1] else few.new_zeros(len(few))
     units = few / torch.where(scale == 0, 1.0, scale).unsqueeze(-1)
-    lengths[unsure] = scale * torch.linalg.vector_norm(units, dim=-1)
-    return lengths
+    norms[unsure] = scale * torch.linalg.vector_norm(units, dim=-1)
+    return norms

@@ -1,4 +1,4 @@
-"""The model and the loss as pure functions of the parameter vector: the part of a task that every party has."""
+"""The objective: model and loss as pure functions of the parameter vector, without data."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from hansa.core.stopping import go_on
 EVALUATION_BATCH = 1024
 
 
-# PyTorch has one generator for all threads, be they jobs of an aggregator or simulations side by side
+# PyTorch has one global generator for all threads: jobs of an aggregator, or simulations at the same time
 _one_at_a_time = threading.RLock()
-if hasattr(os, "register_at_fork"):  # a forked process must not wait for a thread that it does not have
+if hasattr(os, "register_at_fork"):  # a forked process does not have the thread that may hold the lock
     os.register_at_fork(
         before=_one_at_a_time.acquire, after_in_parent=_one_at_a_time.release, after_in_child=_one_at_a_time.release
     )
@@ -32,22 +32,22 @@ if hasattr(os, "register_at_fork"):  # a forked process must not wait for a thre
 
 @contextmanager
 def kept_generator() -> Iterator[None]:
-    """PyTorch's global generator of the CPU for one thread alone, and left as it was."""
+    """Give this thread alone PyTorch's global CPU generator, and restore its state afterwards."""
     with _one_at_a_time, torch.random.fork_rng(devices=[]):
         yield
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """The global generator, from which modules draw when they are made, set from a key inside and left as it was."""
+    """Seed the global generator, from which new modules draw; restore its state afterwards."""
     with kept_generator():
-        # not torch.manual_seed: without a GPU it keeps a note of every call, for ever
+        # not torch.manual_seed: without a GPU it stores every call, so memory would grow
         torch.default_generator.manual_seed(rng.key(seed, "init") & 0x7FFFFFFFFFFFFFFF)
         yield
 
 
 def make_module(model: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """The module that a factory makes, its initial values drawn from the seed."""
+    """Call a model factory; the initial values depend on the seed alone."""
     if isinstance(model, nn.Module) or not callable(model):
         raise ConfigError(f"model: expected a function that returns a torch.nn.Module, got a {type(model).__name__}")
     with seeded(seed):
@@ -55,26 +55,26 @@ def make_module(model: Callable[[], nn.Module], seed: int) -> nn.Module:
             module = model()
         except HansaError:
             raise
-        except Exception as error:  # the user's own code: say what it said
+        except Exception as error:  # the user's own code: quote its error
             raise ConfigError(f"model: the function that makes it failed: {type(error).__name__}: {error}") from error
     if not isinstance(module, nn.Module):
-        raise ConfigError(f"model: the function must return a torch.nn.Module, it gave a {type(module).__name__}")
+        raise ConfigError(f"model: the function must return a torch.nn.Module, it returned a {type(module).__name__}")
     return module
 
 
 def count_numbers(model: Callable[[], nn.Module]) -> int:
-    """How many numbers the parameters and buffers of a model are; counted without memory for them."""
+    """Count the numbers in a model's parameters and buffers, without allocating them."""
     with torch.device("meta"):
         module = make_module(model, 0)
     return sum(tensor.numel() for tensor in (*module.parameters(), *module.buffers()))
 
 
 def one_tensor(output: Any) -> Tensor:
-    """What a model returned; a ConfigError where that is no tensor."""
+    """The output of a model; a ConfigError if it is not a tensor."""
     if not isinstance(output, Tensor):
         raise ConfigError(
             f"model: for a batch it must return one tensor (class scores, or values), and it returns a "
-            f"{type(output).__name__}; wrap it in a module whose forward returns that tensor alone"
+            f"{type(output).__name__}; wrap it in a module whose forward returns only that tensor"
         )
     return output
 
@@ -84,7 +84,7 @@ def _channels_last(x: Tensor) -> Tensor:
 
 
 class Objective:
-    """What is minimised: model, loss and metrics, with no data.
+    """Model, loss and metrics of a task, without data.
 
     `model` may be None for methods that bring their own model (naive Bayes, trees).
     """
@@ -93,12 +93,12 @@ class Objective:
                  bf16: bool = False) -> None:  # fmt: skip
         self.loss = loss
         self.device = torch.device(device)
-        self.bf16 = bf16  # matrix products and convolutions in bfloat16; parameters and losses as they are
-        self.loss_of = named_loss(loss)  # of each sample, from outputs and targets
+        self.bf16 = bf16  # matrix products and convolutions in bfloat16; parameters and losses keep their type
+        self.loss_of = named_loss(loss)  # (outputs, targets) -> the loss of each sample
         self._random: bool | None = None
-        self._tied = False  # looking for shared parameters at every step would cost more than a small layer
+        self._tied = False  # whether parameters are shared; searched once, because a search costs as much as a layer
         self._convolves = False
-        self._relays: bool | None = None  # whether images may be laid out anew, once it was tried
+        self._takes_channels_last: bool | None = None  # whether the model accepts channels-last images; None: not tried
         self.module: nn.Module | None = None
         self.spec = ParamSpec((), (), ())
         self.initial = Params.none()
@@ -119,26 +119,28 @@ class Objective:
 
     @property
     def draws(self) -> bool:
-        """Whether the model draws random numbers while it trains, as far as has been seen."""
+        """Whether the model draws random numbers in training; true until a pass without any was seen."""
         return self._random is not False
 
     def network(self) -> nn.Module:
-        """The module, or the reason why there is none."""
+        """The module; a ConfigError if the task has none."""
         if self.module is None:
             raise ConfigError("the task has no model; give Task(model=...) for a method that trains one")
         return self.module
 
     @property
     def frozen(self) -> dict[str, Tensor]:
-        """The frozen parameters by name. The module holds them; no message of a round does."""
+        """The frozen parameters by name. They stay in the module and are in no message of a round."""
         if not self.spec.frozen:
             return {}
         parameters = dict(self.network().named_parameters())
         return {entry.name: parameters[entry.name].detach() for entry in self.spec.frozen}
 
     def take_frozen(self, values: Any) -> None:
-        """Use these values as frozen parameters: those of the aggregator, or of a saved model. A DataError where they
-        are not exactly the ones that this model has."""
+        """Load frozen parameters of the aggregator, or of a saved model.
+
+        A DataError if their names, shapes or types are not those of this model.
+        """
         own = self.frozen
         if not isinstance(values, Mapping) or set(values) != set(own):
             raise DataError(f"frozen parameters: expected those of the model, {sorted(own)}")
@@ -153,15 +155,15 @@ class Objective:
                 parameter.copy_(values[name])
 
     def laid_out(self, x: Tensor) -> Tensor:
-        """A batch of images in the order that a CPU convolves and pools fastest: channels last."""
+        """A batch of images in channels-last order, in which a CPU convolves and pools fastest."""
         if not (self._convolves and x.dim() == 4 and x.dtype == torch.float32 and x.device.type == "cpu"):
             return x
-        if self._relays is None:
-            self._relays = self._takes(_channels_last(x[:1]))
-        return _channels_last(x) if self._relays else x
+        if self._takes_channels_last is None:
+            self._takes_channels_last = self._takes(_channels_last(x[:1]))
+        return _channels_last(x) if self._takes_channels_last else x
 
     def _takes(self, x: Tensor) -> bool:
-        """Whether the model can be applied to inputs that lie so; one that calls `view` on images cannot."""
+        """Whether the model accepts inputs in this memory layout; a model that calls `view` on images does not."""
         module = self.network()
         training = module.training
         try:
@@ -182,29 +184,27 @@ class Objective:
         return output.to(self.dtype) if isinstance(output, Tensor) and output.is_floating_point() else output
 
     def learner(self) -> nn.Module:
-        """The module in training mode; walking its tree at every step would cost more than a small layer."""
+        """The module in training mode; set only if needed, because setting it costs more than a small layer."""
         module = self.network()
         return module if module.training else module.train()
 
     def losses(self, weights: dict[str, Tensor], buffers: tuple[Tensor, Tensor], x: Tensor, y: Tensor,
                key: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # fmt: skip
-        """Loss of each sample in training mode, and the buffers after the pass. Pure: it changes no argument.
+        """The loss of each sample in training mode, and the buffers after the pass. Changes no argument.
 
-        `weights` are the trainable tensors by name, as `spec.split` gives them.
+        `weights` are the trainable tensors by name, as from `spec.split`.
         """
         module = self.learner()
         tensors = dict(weights)
-        for name, buffer in self.spec.buffers(
-            *buffers
-        ).items():  # a layer writes into these; stacked, it needs them dense
-            tensors[name] = buffer.clone()
+        for name, buffer in self.spec.buffers(*buffers).items():
+            tensors[name] = buffer.clone()  # layers write into buffers, and stacked layers need them dense
         if self._random is False:
             output = self._forward(module, tensors, x)
         else:
             with KeyedRandomness(key) as randomness:
                 output = self._forward(module, tensors, x)
             self._random = randomness.used
-        if isinstance(self.loss, str):  # a loss of the user's own may take what it likes
+        if isinstance(self.loss, str):  # the user's own loss may take any output
             output = one_tensor(output)
         buffers = (
             self.spec.joined(self.spec.stats, tensors, buffers[0]),
