@@ -403,7 +403,7 @@ def test_metrics_are_few_and_have_short_names_where_an_op_lets_any_pass() -> Non
     assert "more than 64 metrics" in str(fault(reply(1, 2, 3, **many), Own(), PAYLOAD, Rules()))
     many.pop("m0")
     assert fault(reply(1, 2, 3, **many), Own(), PAYLOAD, Rules()) is None
-    assert "over 64 letters" in str(fault(reply(1, 2, 3, **{"m" * 65: 1.0}), Own(), PAYLOAD, Rules()))
+    assert "more than 64 characters" in str(fault(reply(1, 2, 3, **{"m" * 65: 1.0}), Own(), PAYLOAD, Rules()))
 
 
 @given(st.lists(st.tuples(st.floats(-1e100, 1e100), st.integers(1, 2**53 - 1)), min_size=1, max_size=50))

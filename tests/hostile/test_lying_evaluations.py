@@ -105,4 +105,4 @@ def test_no_record_is_read_by_the_shape_of_a_question(tmp_path: Path) -> None:
     for found in stage.notes():
         assert not np.array_equal(found["records"].numpy(), parties["bob"][0])
     assert job["status"] == "failed" and not stage.notes()
-    assert "it is sent no 'centre' of the shape that its samples ask for" in job["reason"]
+    assert "the payload has no 'centre' of the shape that its samples need" in job["reason"]

@@ -67,7 +67,7 @@ def test_an_update_that_is_too_long_is_shortened_and_what_travels_beside_it_is_n
     assert float(reply.tensors["tau"]) == 7.0
     assert fault(reply, op, {"model": MODEL}, Rules()) is None
     reply.tensors["w"] = reply.tensors["w"] * 1.01
-    assert "to which it was to be clipped" in str(fault(reply, op, {"model": MODEL}, Rules()))
+    assert "the bound to which the party should have clipped it" in str(fault(reply, op, {"model": MODEL}, Rules()))
 
 
 def test_an_op_without_an_update_has_nothing_that_a_bound_could_shorten() -> None:

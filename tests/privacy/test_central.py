@@ -292,7 +292,8 @@ def test_a_party_that_does_not_clip_is_rejected_where_its_reply_is_seen() -> Non
     updates = vectors([0.5] * 4)
     for protected in (Privacy(dp=CentralDP(sigma=0)), Privacy(bound=1.0)):
         done = steps(updates, 1, protected, adversary=liar)
-        assert list(done.history[0]["rejected"].values()) == ["its length is over 1, to which it was to be clipped"]
+        reason = "its norm is over 1, the bound to which the party should have clipped it"
+        assert list(done.history[0]["rejected"].values()) == [reason]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

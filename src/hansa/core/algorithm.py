@@ -16,27 +16,29 @@ from hansa.core.registry import Part
 
 @dataclass(frozen=True)
 class State:
-    """All that the server knows between rounds: the model, and whatever else a method keeps (tensors, plain values)."""
+    """The aggregator's state between rounds: the model, and slots for a method's other tensors and plain values."""
 
     params: Params
     round: int = 0
     slots: Mapping[str, Any] = field(default_factory=dict)
 
     def replace(self, params: Params | None = None, **slots: Any) -> State:
-        """A state with another model and some slots set."""
+        """A copy with another model, and with the slots set."""
         return dataclasses.replace(self, params=params or self.params, slots={**self.slots, **slots})
 
     def tree(self) -> dict[str, Any]:
+        """The state as a tree for the codec."""
         return {"params": self.params._asdict(), "round": self.round, "slots": dict(self.slots)}
 
     @classmethod
     def of_tree(cls, tree: Mapping[str, Any]) -> State:
+        """The inverse of `tree`."""
         return cls(Params(**tree["params"]), tree["round"], tree["slots"])
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What the aggregator knows of the task before it starts: shapes and counts, no data."""
+    """What the aggregator knows about the task before the first round: shapes and counts, no data."""
 
     spec: ParamSpec
     initial: Params
@@ -44,35 +46,35 @@ class Problem:
     shape: tuple[int, ...]
     classes: int | None
     cohort_size: int
-    party_tests: bool = False  # whether the parties have test samples of their own
-    trusted: int = 0  # samples of the server's own
+    party_tests: bool = False  # whether the parties have their own test samples
+    trusted: int = 0  # the number of the aggregator's own samples
 
 
 class Algorithm(Part):
-    """Base of algorithms. Subclasses are frozen dataclasses: fields are hyper-parameters, nothing else is kept here.
+    """Base of algorithms. Subclasses are frozen dataclasses: the fields are the hyper-parameters, nothing else.
 
-    `participation` says whom a round needs: the round's cohort, all parties in every round, or parties of the
-    algorithm's own choosing (asynchronous methods; the cohort then bounds how many work at once).
+    `participation` says which parties a round needs: the round's cohort, all parties, or parties that the algorithm
+    chooses itself (asynchronous methods; the cohort size then bounds how many work at once).
     """
 
     kind: ClassVar[str] = "algorithm"
     participation: ClassVar[Literal["cohort", "all", "own"]] = "cohort"
-    completes: ClassVar[str | None] = None  # the name under which local solvers know their other half
-    trusts: ClassVar[bool] = False  # whether it needs samples of the server's own
-    trains: ClassVar[bool] = True  # whether it trains the task's model; methods that bring their own say False
+    completes: ClassVar[str | None] = None  # the algorithm's name in `LocalSolver.partner`, if it needs such a solver
+    trusts: ClassVar[bool] = False  # whether it needs the aggregator's own samples
+    trains: ClassVar[bool] = True  # whether it trains the task's model; False for methods with their own model
 
     @property
     def verbs(self) -> frozenset[str]:
-        """The verbs the algorithm may use; the driver holds it to them."""
+        """The verbs that the algorithm uses; the federation refuses all others."""
         raise TypeError(f"the algorithm {self.name!r} does not declare its verbs")
 
     @property
     def sums(self) -> int:
-        """How many sums of updates of the model a round takes; 0 where it sums other things too."""
+        """The number of sums of model updates per round; 0 if the algorithm also sums other things."""
         return 1 if self.trains else 0
 
     def check(self, problem: Problem) -> None:
-        """Refuse, with the reason, what cannot work together. Called before anything runs."""
+        """Raise a ConfigError for parts or settings that cannot be combined. Called before the first round."""
         if self.participation == "all" and problem.cohort_size < problem.parties:
             raise ConfigError(
                 f"{self.name} needs every party in every round; set the cohort to 1.0 "
@@ -116,17 +118,17 @@ class Algorithm(Part):
         return State(problem.initial)
 
     async def round(self, fed: Federation, state: State) -> State:
-        """One round: query, local work, fusion. Deterministic given the state, the replies and `fed.rng`."""
+        """Run one round: query, local work, fusion. Deterministic in the state, the replies and `fed.rng`."""
         raise TypeError(f"the algorithm {self.name!r} has no round")
 
     async def publish(self, fed: Federation, state: State) -> State:
-        """The state to evaluate and save; methods without a server model collect it here."""
+        """The state to evaluate and save; methods without a global model collect one here."""
         return state
 
     def finished(self, state: State) -> bool:
-        """Whether further rounds would change nothing; methods that iterate say False."""
+        """Whether further rounds would change nothing; False for iterative methods."""
         return False
 
     def predictor(self, state: State) -> tuple[str, dict[str, Any]]:
-        """The registered predictor that turns the state into predictions, and the payload it needs."""
+        """The name of the predictor for the state, and its payload."""
         return "network", {"model": state.params._asdict()}

@@ -1,7 +1,7 @@
-"""Ops: what a party can be asked to do. The wire carries their names and fields, never code.
+"""Ops: the operations that a party can be asked to run. Messages carry an op's name and fields, never code.
 
-An op runs at a party, with the party's data and memory and a payload from the aggregator, and gives a reply. It never
-sees the server, the algorithm or another party.
+An op runs at a party. It gets the party's data and memory and a payload from the aggregator, and gives a reply. It
+never sees the aggregator, the algorithm or another party.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from hansa.core.objective import Objective
 from hansa.core.registry import Part
 
 Payload = Mapping[str, Any]  # named tensors and plain values, possibly nested
-Memory = dict[str, Tensor]  # what a party remembers between rounds; it never leaves the party
+Memory = dict[str, Tensor]  # what a party keeps between rounds; it never leaves the party
 Shape = tuple[tuple[int, ...], torch.dtype]
 
 
 @dataclass
 class Reply:
-    """A party's answer.
+    """A party's reply to an ask.
 
-    `tensors` are what a weighted sum is taken of, with `weight`; `maxima` are combined by maximum (counters of a
-    model); `metrics` are numbers averaged with the same weight.
+    `tensors` enter a sum with the weight `weight`. `maxima` are combined by maximum (counters of a model). `metrics`
+    are averaged with the same weight.
     """
 
     tensors: dict[str, Tensor]
@@ -39,14 +39,14 @@ class Reply:
     metrics: dict[str, float] = field(default_factory=dict)
 
     def tree(self) -> dict[str, Any]:
-        """The reply as the wire carries it; metrics as tensors, so that its length does not depend on their digits."""
+        """The reply as a message. Metrics are tensors, so the size does not depend on their digits."""
         numbers = {name: torch.tensor(value, dtype=torch.float64) for name, value in self.metrics.items()}
         weight = torch.tensor(self.weight, dtype=torch.int64)
         return {"tensors": self.tensors, "weight": weight, "maxima": self.maxima, "metrics": numbers}
 
     @classmethod
     def of_tree(cls, tree: Mapping[str, Any]) -> Reply:
-        """A reply from the wire; what has another shape than `tree` gives is a DataError."""
+        """The reply of a message; a DataError if the message does not have the form of `tree`."""
         if not isinstance(tree, Mapping):
             raise DataError("it is not a table")
         groups: list[Any] = [tree.get(name) for name in ("tensors", "maxima", "metrics")]
@@ -65,7 +65,7 @@ class Reply:
 
 
 def _is_text(name: str) -> bool:
-    """Whether a name can be written as UTF-8: JSON can also spell half a character."""
+    """Whether a name can be encoded as UTF-8: JSON allows lone surrogates."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -75,7 +75,7 @@ def _is_text(name: str) -> bool:
 
 @dataclass
 class Replies:
-    """Replies of several parties in the order of their ids, stacked: row k of every tensor is that of `parties[k]`."""
+    """A stack of replies in the order of party ids: row k of every tensor belongs to `parties[k]`."""
 
     parties: list[int]
     tensors: dict[str, Tensor]
@@ -84,7 +84,7 @@ class Replies:
     metrics: dict[str, list[float]] = field(default_factory=dict)
 
     def row(self, k: int) -> Reply:
-        """One party's reply, as views of the stack."""
+        """The reply of one party, as views of the stack."""
         return Reply(
             {name: value[k] for name, value in self.tensors.items()},
             self.weights[k],
@@ -93,7 +93,7 @@ class Replies:
         )
 
     def copy(self, k: int) -> Reply:
-        """One party's reply, in tensors of its own."""
+        """The reply of one party, copied."""
         reply = self.row(k)
         reply.tensors = {name: value.clone() for name, value in reply.tensors.items()}
         reply.maxima = {name: value.clone() for name, value in reply.maxima.items()}
@@ -101,37 +101,36 @@ class Replies:
 
 
 class Vault:
-    """What a party keeps beside its memory and never takes back, whatever becomes of the round.
+    """A party's irrevocable record: unlike its memory, it does not depend on the outcome of a round.
 
-    This one is a simulated party's, and keeps nothing: nobody asks it the same thing twice.
+    This class is the vault of a simulated party, which records nothing. A deployed party has `net.party.vault`.
     """
 
     def once(self, name: str, digest: str) -> None:
-        """Note that `name` was answered about `digest`; a PartyError where it was answered about another before."""
+        """Record that `name` was answered for `digest`; a PartyError if it was answered for another digest before."""
 
     def sign(self, data: bytes) -> tuple[bytes, bytes] | None:
-        """This party's certificate, and its signature of some data; None in a simulation, where it has neither."""
+        """This party's certificate and its signature over the data; None in a simulation."""
         return None
 
     def known(self, certificate: bytes) -> tuple[str, bytes] | None:
-        """The name and the public key of the party whose certificate this is; a PartyError where it is none that this
-        party believes; None in a simulation."""
+        """The name and public key of a certificate; a PartyError if it is not trusted; None in a simulation."""
         return None
 
     @property
     def scope(self) -> tuple[str, ...]:
-        """What this party's signatures are for: the federation and the job; empty in a simulation."""
+        """The scope of this party's signatures: federation and job; empty in a simulation."""
         return ()
 
 
 @dataclass
 class Party:
-    """What an op sees of the place where it runs: its data, its objective, its random streams.
+    """The party as an op sees it: data, objective, random streams.
 
-    `secret` is what nobody else knows of an ask at a deployed party, another for every message that it is sent, the
-    same for the same: whatever must not be guessed (noise, samples that are drawn, keys) comes from it, by `private`.
-    In a simulation it is empty, and the run's seed stands for it. `min_cohort` is the fewest parties that this one's
-    numbers may be summed with, by its own policy.
+    `secret` is known to a deployed party alone. It differs between messages and is the same for the same message. All
+    that must not be guessed (noise, drawn samples, keys) is derived from it by `private`. In a simulation `secret` is
+    empty and the run's seed is used instead. `min_cohort` is the smallest cohort that the party's policy allows for a
+    secure sum.
     """
 
     id: int
@@ -143,11 +142,10 @@ class Party:
     secret: bytes = b""
     vault: Vault = field(default_factory=Vault)
     min_cohort: int = 1
-    header: tuple[str, ...] = ()  # names of its data's columns: the target's, then the features'
+    header: tuple[str, ...] = ()  # the names of the data's columns: the target, then the features
 
     def private(self, *parts: int | str) -> bytes:
-        """32 bytes for a purpose, which only this party knows; drawn from the ask's secret, so that an ask that is
-        answered again is answered alike."""
+        """32 bytes for a purpose that only this party knows. The same ask gives the same bytes again."""
         secret = self.secret or hashlib.blake2b(repr((self.seed, "private", self.id, self.round)).encode()).digest()
         return hashlib.blake2b(repr(parts).encode(), digest_size=32, key=secret[:64]).digest()
 
@@ -156,69 +154,73 @@ class Party:
         return len(self.train[0])
 
     def samples(self) -> tuple[Tensor, Tensor]:
-        """The training samples; a party without any declines."""
+        """The training samples; a PartyError if there are none."""
         if self.n == 0:
             raise PartyError("it has no samples")
         return self.train
 
 
 class Op(Part):
-    """Base of ops. Subclasses are frozen dataclasses; their fields travel with the ask."""
+    """Base of ops. Subclasses are frozen dataclasses; their fields are part of the ask."""
 
     kind: ClassVar[str] = "op"
-    measures: ClassVar[frozenset[str] | None] = frozenset()  # the metrics a reply may carry; None for any
-    ranges: ClassVar[Mapping[str, Range]] = {}  # of metrics of its own; what is not here is as in `core.metric_ranges`
-    update: ClassVar[str | None] = None  # the tensor that is an update of the model, whose norm a run may limit
-    paced: ClassVar[bool] = False  # whether the payload may say how much of the work to do (`work`)
-    serves: ClassVar[bool] = False  # whether it only serves another (keys, shares): whom it asks is counted elsewhere
-    overlaps: ClassVar[bool] = False  # whether a party talks while it computes, as simulated time has it
+    measures: ClassVar[frozenset[str] | None] = frozenset()  # the metrics that a reply may carry; None for any
+    ranges: ClassVar[Mapping[str, Range]] = {}  # ranges of the op's own metrics; for others see `core.metric_ranges`
+    update: ClassVar[str | None] = None  # the tensor that is the update of the model; a run may limit its norm
+    paced: ClassVar[bool] = False  # whether the payload may set the amount of work (`work`)
+    serves: ClassVar[bool] = False  # whether the op only helps another one (keys, shares); its parties are not counted
+    overlaps: ClassVar[bool] = False  # whether, in simulated time, a party communicates while it computes
 
     @property
     def longest(self) -> float | None:
-        """The most that the joint length of a reply's tensors may be, without those `beside` the update; a longer reply
-        is rejected. None for no limit."""
+        """The largest joint norm of a reply's tensors, except those `beside` the update; None for no limit.
+
+        A reply with a larger norm is rejected.
+        """
         return None
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        """Answer the ask. Returns the reply and the memory to keep if the reply is fused."""
+        """Run the op. Returns the reply, and the memory that the party keeps if the reply is fused."""
         raise TypeError(f"the op {self.name!r} does not run at a party")
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
-        """Names, shapes and types of the reply's tensors; a reply that differs is rejected."""
-        raise TypeError(f"the op {self.name!r} does not say what its replies look like")
+        """Names, shapes and types of the reply's tensors; a different reply is rejected."""
+        raise TypeError(f"the op {self.name!r} does not say what its replies look like; define expects()")
 
     def expects_maxima(self, payload: Payload) -> dict[str, Shape]:
-        """The same for what is combined by maximum; most ops send none."""
+        """The same for tensors that are combined by maximum; most ops send none."""
         return {}
 
     def beside(self, payload: Payload) -> frozenset[str]:
-        """The tensors that travel beside the update and have magnitudes of their own; none where there is no update."""
+        """The tensors besides the update, which have other magnitudes; none if the op has no update."""
         return frozenset(self.expects(payload)) - {self.update} if self.update is not None else frozenset()
 
     def demands(self, n: int, payload: Payload) -> dict[str, int]:
-        """How much work the op is for a party with n samples, by the names of the party's limits (`net.workload`)."""
+        """The work of the op for a party with n samples, by name of the party's limits (`net.party.workload`)."""
         return {}
 
     def most(self, n: int, payload: Payload, longest: float | None) -> dict[str, float]:
-        """The largest length of tensors beside the update that a party with n samples can send, where updates are no
-        longer than `longest`. Of these, single numbers are not negative."""
+        """The largest norm of each tensor beside the update, for a party with n samples.
+
+        `longest` is the largest norm of an update. Single numbers among these tensors are not negative.
+        """
         return {}
 
     @property
     def budget(self) -> Budget | None:
-        """What a party may spend of its privacy in a run, where the replies are differentially private."""
+        """The privacy budget of a party in a run; None if the replies are not differentially private."""
         return None
 
     def release(self, n: int, payload: Payload) -> Release:
-        """What a reply made of n samples gives away, where the op has a budget."""
+        """The release of a reply from n samples; only for ops with a budget."""
         raise TypeError(f"the replies of {self.name!r} are not differentially private")
 
 
 class Wrapper(Op):
-    """An op around another: it may change what the inner one is given and what it answers.
+    """An op around another op: it may change the payload and the reply of the inner op.
 
-    The inner op can still be trained in a batch with other parties: an engine calls `before`, runs the inner op its
-    own way, then calls `after`.
+    Engines can still stack the inner op over parties: an engine calls `before`, runs the inner op in its own way, then
+    calls `after`.
     """
 
     inner: Op
@@ -240,7 +242,7 @@ class Wrapper(Op):
         return payload
 
     def after(self, party: Party, payload: Payload, reply: Reply, memory: Memory) -> tuple[Reply, Memory]:
-        """The reply and the memory, given those of the inner op."""
+        """The reply and the memory, from those of the inner op."""
         return reply, memory
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
@@ -272,7 +274,7 @@ class Wrapper(Op):
 
 
 def unwrap(op: Op) -> tuple[list[Wrapper], Op]:
-    """The wrappers around an op, the outermost first, and the op inside."""
+    """The wrappers around an op, outermost first, and the innermost op."""
     layers: list[Wrapper] = []
     while isinstance(op, Wrapper):
         layers.append(op)
@@ -281,26 +283,29 @@ def unwrap(op: Op) -> tuple[list[Wrapper], Op]:
 
 
 class PeerOp(Wrapper):
-    """An op whose reply goes to the party's neighbours instead of the aggregator (the verb `exchange`)."""
+    """An op whose reply goes to the party's neighbours, not to the aggregator (verb `exchange`)."""
 
     def receive(self, party: Party, payload: Payload, inbox: list[tuple[float, dict[str, Tensor]]],
                 memory: Memory) -> Memory:  # fmt: skip
-        """Take in the neighbours' messages, each with its mixing weight; own message included."""
+        """The memory after receiving the messages of the neighbours and its own, each with its mixing weight."""
         raise TypeError(f"the op {self.name!r} receives nothing")
 
 
 class DataOp(Op):
-    """An op that changes how a party sees its own data (imputation, scaling); only a receipt leaves the party."""
+    """An op that transforms a party's data (imputation, scaling); its reply has no tensors."""
 
     def transform(self, x: Tensor, payload: Payload) -> Tensor:
-        """The transformed samples; row by row, so that it can be applied to any subset."""
+        """The transformed samples. Each row is transformed by itself, so any subset gives the same rows."""
         raise TypeError(f"the op {self.name!r} transforms nothing")
 
     def apply(self, party: Party, payload: Payload) -> None:
-        """Have a party see its samples so from now on; a PartyError where what it is sent is not for a sample but for
-        the rows of a table: whoever sends it could pick out single samples."""
-        one = party.train[0][:1]
-        if self.transform(one, payload).shape != one.shape:
+        """Replace the party's samples by transformed ones.
+
+        A PartyError if the payload changes the shape of a sample: with numbers for each row, the sender could pick out
+        single samples.
+        """
+        sample = party.train[0][:1]
+        if self.transform(sample, payload).shape != sample.shape:
             raise PartyError(f"{self.name!r} is sent numbers of another shape than its samples have")
         party.train = (self.transform(party.train[0], payload), party.train[1])
         if party.test is not None:
@@ -311,7 +316,7 @@ class DataOp(Op):
 
 
 def perform(op: Op, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory] | str:
-    """Run an op at a party: its reply and staged memory, or why the party declines."""
+    """Run an op at a party: the reply and the staged memory, or the reason why the party declines."""
     try:
         return op.run(party, payload, memory)
     except PartyError as reason:
@@ -319,16 +324,18 @@ def perform(op: Op, party: Party, payload: Payload, memory: Memory) -> tuple[Rep
 
 
 def sent(payload: Payload, name: str, shape: tuple[int | None, ...]) -> Tensor:
-    """A tensor of a payload that must have a shape (None for any length) and finite numbers; a PartyError where it has
-    not. An op that computes with samples checks what it computes them with: with a dimension more, a sum over all
-    samples becomes one number for each sample."""
+    """A tensor of a payload, checked for its shape (None: any size) and for finite numbers; else a PartyError.
+
+    An op must check every tensor that it combines with samples: with one more dimension, a sum over all samples becomes
+    one number per sample.
+    """
     tensor = payload.get(name)
     fits = isinstance(tensor, Tensor) and len(shape) == tensor.dim() and tensor.is_floating_point()
     if not fits or any(wanted not in (None, got) for wanted, got in zip(shape, tensor.shape, strict=True)):  # type: ignore[union-attr]
-        raise PartyError(f"it is sent no {name!r} of the shape that its samples ask for")
+        raise PartyError(f"the payload has no {name!r} of the shape that its samples need")
     assert isinstance(tensor, Tensor)
     if not bool(torch.isfinite(tensor).all()):
-        raise PartyError(f"the {name!r} that it is sent has numbers that are not finite")
+        raise PartyError(f"{name!r} in the payload has numbers that are not finite")
     return tensor
 
 

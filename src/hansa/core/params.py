@@ -1,10 +1,9 @@
-"""A model's parameters as a flat vector, and back, without copying.
+"""Convert a model's parameters to flat vectors and back, without copying.
 
-Trainable parameters form one vector `w`: norms, distances, fusions and optimisers act on it. What a model carries
-beside them is kept apart, because it must not enter a norm or an optimiser's moments: floating-point buffers
-(`stats`: BatchNorm's running mean) are averaged, whole-number buffers (`counts`) take the maximum. Frozen parameters
-(`requires_grad = False`) are in none of the vectors: nobody trains them, so nobody sends them, and the module itself
-holds them.
+The trainable parameters form one vector `w`. Norms, distances, fusions and optimisers act on `w`. Buffers are kept
+apart, because they must not enter a norm or an optimiser's moments: floating-point buffers (`stats`, such as
+BatchNorm's running mean) are averaged, integer buffers (`counts`) take the maximum. Frozen parameters
+(`requires_grad = False`) are in none of the vectors. They are neither trained nor sent, and stay in the module.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from hansa.core.errors import ConfigError
 
 
 class Params(NamedTuple):
-    """A model: its trainable vector, its floating-point buffers, its whole-number buffers."""
+    """A model as vectors: trainable parameters, floating-point buffers, integer buffers."""
 
     w: Tensor
     stats: Tensor
@@ -29,7 +28,7 @@ class Params(NamedTuple):
 
     @classmethod
     def none(cls) -> Params:
-        """No model: for methods whose state is not a parameter vector."""
+        """Empty vectors, for methods without a parameter vector."""
         return cls(torch.zeros(0), torch.zeros(0), torch.zeros(0, dtype=torch.int64))
 
 
@@ -48,7 +47,7 @@ class ParamEntry:
 
 @dataclass(frozen=True)
 class ParamSpec:
-    """Names, shapes and order of a model's tensors in each of the three vectors; and its frozen parameters."""
+    """Names, shapes and order of a model's tensors in the three vectors, and its frozen parameters."""
 
     weights: tuple[ParamEntry, ...]
     stats: tuple[ParamEntry, ...]
@@ -57,7 +56,7 @@ class ParamSpec:
 
     @classmethod
     def of(cls, module: nn.Module) -> ParamSpec:
-        """The layout of a module. Parameters shared under two names count once; unsaved buffers stay at home."""
+        """The layout of a module. Shared parameters count once; buffers outside the state dict are not included."""
         weights: list[ParamEntry] = []
         frozen: list[ParamEntry] = []
         stats, counts = [], []
@@ -96,16 +95,16 @@ class ParamSpec:
         )
 
     def named(self, params: Params) -> dict[str, Tensor]:
-        """The named tensors: views of the vectors (a copy only where a buffer has a type of its own)."""
+        """The named tensors, as views of the vectors (a copy if a buffer has another type)."""
         return self.split(params.w) | self.buffers(params.stats, params.counts)
 
     def split(self, w: Tensor) -> dict[str, Tensor]:
-        """The named trainable tensors, as views of the vector [d]; of a stack of vectors [K, d], each [K, ...]."""
+        """The named trainable tensors, as views of a vector [d], or of a stack [K, d] as [K, ...]."""
         pieces = torch.split(w, self._sizes, dim=-1)
         return {e.name: p.view(*w.shape[:-1], *e.shape) for e, p in zip(self.weights, pieces, strict=True)}
 
     def stacked(self, named: dict[str, Tensor]) -> Tensor:
-        """The vectors [K, d] of a stack's named trainable tensors: what `split` took apart."""
+        """The stack of vectors [K, d] from named trainable tensors: the inverse of `split`."""
         return torch.cat([named[e.name].flatten(1) for e in self.weights], 1)
 
     def buffers(self, stats: Tensor, counts: Tensor) -> dict[str, Tensor]:
@@ -123,11 +122,11 @@ class ParamSpec:
 
     @staticmethod
     def joined(entries: tuple[ParamEntry, ...], named: dict[str, Tensor], like: Tensor) -> Tensor:
-        """The vector of some named tensors, in the type of the vector `like`."""
+        """The named tensors of the entries as one vector, in the type of `like`."""
         return _cat([named[e.name] for e in entries], like.dtype) if entries else like
 
     def load(self, module: nn.Module, params: Params) -> nn.Module:
-        """Write the vectors into a module, whose frozen parameters stay as they are, and return it."""
+        """Write the vectors into a module and return it; frozen parameters stay unchanged."""
         values = self.named(params)
         with torch.no_grad():
             for name, tensor in _named_tensors(module):

@@ -1,4 +1,4 @@
-"""Predictors: named functions from a trained state to outputs, usable at the aggregator and at any party."""
+"""Predictors: compute outputs from a trained model, at the aggregator or at a party."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.params import Params
 from hansa.core.registry import Part, build, register
 
-METRICS = frozenset({"loss", "accuracy", "auc", "rmse", "mae", "r2"})  # all that `losses.metrics` can give
+METRICS = frozenset({"loss", "accuracy", "auc", "rmse", "mae", "r2"})  # all metrics of `losses.metrics`
 
 
 class Predictor(Part):
-    """Turns a payload (a trained model) and samples into outputs: class scores, or values for regression."""
+    """Base of predictors: a payload (a trained model) and samples give class scores or regression values."""
 
     kind: ClassVar[str] = "predictor"
-    personal: ClassVar[bool] = False  # whether each party predicts with a model of its own, and nobody else
+    personal: ClassVar[bool] = False  # whether each party has its own model, and there is no global one
 
     def own(self, objective: Objective, payload: Payload, memory: Memory) -> Payload:
-        """The payload as one party uses it, given what it remembers."""
+        """The payload for one party, with the party's memory."""
         return payload
 
     def outputs(self, objective: Objective, payload: Payload, x: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ class Predictor(Part):
 @register("network")
 @dataclass(frozen=True)
 class NetworkPredictor(Predictor):
-    """The task's own model with the payload's parameters."""
+    """The task's model with the parameters of the payload."""
 
     def outputs(self, objective: Objective, payload: Payload, x: Tensor) -> Tensor:
         return objective.outputs(Params(**payload["model"]), x)
@@ -41,7 +41,7 @@ class NetworkPredictor(Predictor):
 
 def evaluate(name: str, objective: Objective, payload: Payload, x: Tensor, y: Tensor,
              memory: Memory | None = None) -> dict[str, float]:  # fmt: skip
-    """Metrics of a predictor's outputs on samples; at a party, with what it remembers."""
+    """The metrics of a predictor on samples; `memory` is that of the party, if it runs at one."""
     predictor: Predictor = build("predictor", name)
     payload = payload if memory is None else predictor.own(objective, payload, memory)
     return objective.metrics(predictor.outputs(objective, payload, x), y)
@@ -59,8 +59,8 @@ class Evaluate(Op):
         if party.test is None or len(party.test[0]) == 0:
             raise PartyError("it has no test samples")
         x, y = party.test
-        found = evaluate(self.predictor, party.objective, payload, x, y, memory)
-        return Reply({}, weight=len(x), metrics=found), memory
+        metrics = evaluate(self.predictor, party.objective, payload, x, y, memory)
+        return Reply({}, weight=len(x), metrics=metrics), memory
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         return {}

@@ -1,8 +1,8 @@
-"""Named parts: everything that a configuration file, the command line or the wire may mention by name.
+"""The registry of parts: everything that files, the command line and messages refer to by name.
 
 A part is a frozen dataclass with a `kind`. Its fields are its hyper-parameters and nothing else, so the list of fields
-*is* the configuration schema: Python, TOML, `--set` and the wire share it. Parts nest (an algorithm has a local
-solver), and dotted names reach nested fields.
+is the configuration schema of Python, TOML, `--set` and messages. Parts nest (an algorithm has a local solver), and
+dotted names reach nested fields.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ _NOUNS = {"local": "local solver", "server": "server optimiser", "select": "sele
 
 
 def noun(kind: str) -> str:
-    """A kind of part as a user would say it."""
+    """The noun for a kind of part, for messages."""
     return _NOUNS.get(kind, kind)
 
 
 class Part:
-    """Base of everything that is registered; subclasses are frozen dataclasses.
+    """Base of all registered parts; subclasses are frozen dataclasses.
 
-    Fields are checked, and plain data made into parts, however a part is made: `FedAvg(local="sgd")` works, and
+    The constructor checks the fields and converts plain data to parts: `FedAvg(local="sgd")` works, and
     `SGD(lr="fast")` is a ConfigError.
     """
 
     kind: ClassVar[str]
     name: ClassVar[str]
 
-    def __init_subclass__(cls, **given: Any) -> None:
-        super().__init_subclass__(**given)
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
         own = cls.__dict__.get("__post_init__")
         if own is not None:
 
@@ -72,7 +72,7 @@ _loaded: set[str] = set()
 
 
 class _Loading(threading.local):
-    """The kinds that this thread is importing: a module may ask for a part of its own kind."""
+    """The kinds that this thread is importing: a module may look up a part of its own kind."""
 
     kinds: frozenset[str] = frozenset()
 
@@ -82,7 +82,7 @@ _hints: dict[type[Any], dict[str, Any]] = {}
 
 
 def register(name: str) -> Callable[[P], P]:
-    """Class decorator: make the part known under `name` within its kind."""
+    """Class decorator: register a part under `name` within its kind."""
 
     def add(cls: P) -> P:
         known = _parts[cls.kind]
@@ -97,12 +97,12 @@ def register(name: str) -> Callable[[P], P]:
 
 
 def provide(kind: str, *modules: str) -> None:
-    """Say which modules register parts of `kind`; they are imported when the kind is first asked for."""
+    """Declare modules that register parts of `kind`; they are imported when the kind is first needed."""
     _providers[kind].extend(modules)
 
 
 def registered(kind: str) -> dict[str, type[Part]]:
-    """All parts of a kind by name, third-party ones (entry-point group `hansa.<kind>`) included."""
+    """All parts of a kind by name, including those of entry points (group `hansa.<kind>`)."""
     if kind not in _parts:
         raise ConfigError(f"unknown kind of part {kind!r}{nearest(kind, KINDS)}")
     if kind not in _loaded and kind not in _loading.kinds:
@@ -111,12 +111,12 @@ def registered(kind: str) -> dict[str, type[Part]]:
             _load(kind)
         finally:
             _loading.kinds -= {kind}
-        _loaded.add(kind)  # only now: until then other threads import too, and Python has them wait for this one
+        _loaded.add(kind)  # only now: until then other threads import too, and Python makes them wait for this one
     return dict(sorted(_parts[kind].items()))
 
 
 def _load(kind: str) -> None:
-    """Import all modules that register parts of a kind."""
+    """Import all modules and entry points that register parts of a kind."""
     for module in _providers[kind]:
         importlib.import_module(module)
     for entry in importlib.metadata.entry_points(group=f"hansa.{kind}"):
@@ -135,19 +135,19 @@ def lookup(kind: str, name: str, where: str = "") -> type[Part]:
 
 
 def build(kind: str, name: str, **fields: Any) -> Any:
-    """Make a registered part; dotted names reach nested fields: `build("algorithm", "fedavg", **{"local.lr": 1})`."""
+    """Make a part by name; dotted names set nested fields: `build("algorithm", "fedavg", **{"local.lr": 1})`."""
     return from_config(kind, {"name": name, **nest(fields)}, where=kind)
 
 
 def nest(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn dotted names into nested mappings: `{"local.lr": 1}` becomes `{"local": {"lr": 1}}`."""
+    """Convert dotted names to nested mappings: `{"local.lr": 1}` becomes `{"local": {"lr": 1}}`."""
     out: dict[str, Any] = {}
     for dotted, value in fields.items():
         *path, last = dotted.split(".")
         at = out
         for step in path:
             inner = at.setdefault(step, {})
-            if isinstance(inner, str):  # a part named beside one of its fields
+            if isinstance(inner, str):  # a part is set by name, and one of its fields is set too
                 inner = at[step] = {"name": inner}
             elif isinstance(inner, Part):
                 inner = at[step] = to_config(inner)
@@ -164,7 +164,7 @@ def nest(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_config(kind: str, value: Any, where: str, default: Part | None = None) -> Any:
-    """Read a part from plain data: its name, or a mapping of its `name` and fields.
+    """Make a part from plain data: its name, or a mapping with its `name` and fields.
 
     A mapping without a name changes fields of `default`.
     """
@@ -176,22 +176,22 @@ def from_config(kind: str, value: Any, where: str, default: Part | None = None) 
         value = {"name": value}
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where}: expected a {noun(kind)} by name or as a table, got {value!r}")
-    given = dict(value)
-    name = given.pop("name", default.name if default is not None else None)
+    fields = dict(value)
+    name = fields.pop("name", default.name if default is not None else None)
     if not isinstance(name, str):
         raise ConfigError(f"{where}: the {noun(kind)} needs a name, one of {', '.join(registered(kind))}")
     cls = lookup(kind, name, where)
     base = default if isinstance(default, cls) and default.name == name else None
-    return fill(cls, given, where=f"{where} ({name})", base=base)
+    return fill(cls, fields, where=f"{where} ({name})", base=base)
 
 
-def fill(cls: type[Any], given: Mapping[str, Any], where: str, base: Any = None) -> Any:
-    """Make the dataclass `cls` from plain data, checking names and types; fields not given come from `base`."""
+def fill(cls: type[Any], values: Mapping[str, Any], where: str, base: Any = None) -> Any:
+    """Make the dataclass `cls` from plain data and check names and types; other fields come from `base`."""
     hints = field_types(cls)
     fields: dict[str, Any] = {f.name: getattr(base, f.name) for f in dataclasses.fields(cls)} if base else {}
     if getattr(cls, "kind", None) == "algorithm":
-        given = _homed(cls, given, fields, where)
-    for key, value in given.items():
+        values = _with_part_fields(cls, values, fields, where)
+    for key, value in values.items():
         if key not in hints:
             raise ConfigError(f"{where}: unknown field {key!r}{nearest(key, hints)}")
         before = fields[key] if key in fields else field_default(cls, key)
@@ -205,33 +205,37 @@ def fill(cls: type[Any], given: Mapping[str, Any], where: str, base: Any = None)
         raise ConfigError(f"{where}: {error}") from None
 
 
-def _homed(cls: type[Any], given: Mapping[str, Any], base: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """Fields of an algorithm with those that only one of its parts has moved there: `mu` of fedprox is `local.mu`."""
-    out, hints = dict(given), field_types(cls)
+def _with_part_fields(
+    cls: type[Any], values: Mapping[str, Any], base: Mapping[str, Any], where: str
+) -> Mapping[str, Any]:
+    """Move fields that only one part of an algorithm has into that part: `mu` of fedprox becomes `local.mu`."""
+    out, hints = dict(values), field_types(cls)
     parts = {name: hint for name, hint in hints.items() if isinstance(hint, type) and issubclass(hint, Part)}
 
-    def home_of(name: str) -> type[Any] | None:
+    def class_of(name: str) -> type[Any] | None:
         part, default = out.get(name), base.get(name, field_default(cls, name))
         if isinstance(part, Part):
             return type(part)
         named = part.get("name") if isinstance(part, Mapping) else part
         if named is None:
             return type(default)
-        return lookup(parts[name].kind, named, where) if isinstance(named, str) else None  # refused where it is made
+        return lookup(parts[name].kind, named, where) if isinstance(named, str) else None  # `convert` will refuse it
 
-    for key in [key for key in given if key not in hints]:
-        homes = [name for name in parts if dataclasses.is_dataclass(at := home_of(name)) and key in field_types(at)]
-        if len(homes) > 1:
-            raise ConfigError(f"{where}: {' and '.join(homes)} have a field {key!r}; say which, as in {homes[0]}.{key}")
-        if homes:
-            part = out.get(homes[0], {})
+    for key in [key for key in values if key not in hints]:
+        owners = [name for name in parts if dataclasses.is_dataclass(at := class_of(name)) and key in field_types(at)]
+        if len(owners) > 1:
+            raise ConfigError(
+                f"{where}: {' and '.join(owners)} have a field {key!r}; say which, as in {owners[0]}.{key}"
+            )
+        if owners:
+            part = out.get(owners[0], {})
             part = {"name": part} if isinstance(part, str) else to_config(part) if isinstance(part, Part) else part
-            out[homes[0]] = {**part, key: out.pop(key)}
+            out[owners[0]] = {**part, key: out.pop(key)}
     return out
 
 
 def field_types(cls: type[Any]) -> dict[str, Any]:
-    """Name and type of each field of a dataclass."""
+    """The type of each field of a dataclass, by name."""
     if cls not in _hints:
         try:
             hints = typing.get_type_hints(cls)
@@ -250,7 +254,7 @@ def field_default(cls: type[Any], name: str) -> Any:
 
 
 def type_name(hint: Any) -> str:
-    """A type as a user would say it."""
+    """The words for a type, for messages."""
     if hint is type(None):
         return "nothing"
     origin = get_origin(hint)
@@ -268,7 +272,7 @@ def type_name(hint: Any) -> str:
 
 
 def convert(value: Any, hint: Any, where: str, default: Any = None) -> Any:
-    """Check `value` against a field's type; whole numbers pass as numbers, lists as tuples, tables as parts."""
+    """Check and convert a value for a field's type: integers to floats, lists to tuples, tables to parts."""
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
         options = get_args(hint)
@@ -279,7 +283,7 @@ def convert(value: Any, hint: Any, where: str, default: Any = None) -> Any:
             return convert(value, parts[0], where, default)
         for option in options:
             if option is float and isinstance(value, int) and int in options and not isinstance(value, bool):
-                continue  # keep a whole number whole where both are allowed
+                continue  # keep an integer if both types are allowed
             try:
                 return convert(value, option, where, default)
             except ConfigError:
@@ -308,7 +312,7 @@ def convert(value: Any, hint: Any, where: str, default: Any = None) -> Any:
 
 
 def _nested(value: Any, hint: type[Part], where: str, default: Any) -> Any:
-    """A part as the field of another. A field for any op takes local solvers too: its table then says the kind."""
+    """A part as the field of another part. A field for ops accepts a local solver too if the table has its `kind`."""
     kind = hint.kind
     if isinstance(value, Part):
         kind = value.kind
@@ -316,16 +320,16 @@ def _nested(value: Any, hint: type[Part], where: str, default: Any) -> Any:
         value = dict(value)
         kind = value.pop("kind")
     part = from_config(kind, value, where, default if isinstance(default, Part) else None)
-    inside: Any = part
-    while not isinstance(inside, hint):  # a wrapper around a part may stand where the part may
-        inside = getattr(inside, "inner", None)
-        if inside is None:
+    innermost: Any = part
+    while not isinstance(innermost, hint):  # a wrapper is allowed where its inner part is
+        innermost = getattr(innermost, "inner", None)
+        if innermost is None:
             raise ConfigError(f"{where}: expected {type_name(hint)}, got the {noun(part.kind)} {part.name!r}")
     return part
 
 
 def to_config(part: Part) -> dict[str, Any]:
-    """A part as plain data; `from_config` gives an equal part back."""
+    """A part as plain data; `from_config` makes an equal part of it."""
     out: dict[str, Any] = {"name": part.name}
     for name, hint in field_types(type(part)).items():
         out[name] = _plain(getattr(part, name), hint)
@@ -343,7 +347,7 @@ def _plain(value: Any, hint: Any = None) -> Any:
 
 
 def summary(cls: type[Part]) -> tuple[str, str]:
-    """First line and the rest of a part's docstring (the paper is cited there)."""
+    """The first line of a part's docstring, and the rest of it."""
     doc = (cls.__doc__ or "").strip()
     head, _, rest = doc.partition("\n")
     paragraphs = [" ".join(block.split()) for block in rest.strip().split("\n\n")]

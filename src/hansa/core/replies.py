@@ -1,4 +1,4 @@
-"""Replies become an answer: checked before fusion, summed in an order that does not depend on who arrived first."""
+"""Combine replies into the answer to an ask; the result does not depend on the order of arrival."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ WEIGHT_CAP = 10  # deployed: the largest weight of a reply, in medians of all we
 
 
 def reply_size(reply: Reply) -> int:
-    """The bytes of a reply on the wire; they do not depend on the digits of its numbers."""
+    """The size of a reply's message in bytes; it does not depend on the digits of its numbers."""
     groups = (reply.tensors, reply.maxima)
     layout = tuple(tuple((name, value.shape, value.dtype) for name, value in group.items()) for group in groups)
     return _size(*layout, tuple(reply.metrics))
 
 
 def expected_size(op: Op, payload: Payload) -> int:
-    """The bytes of a reply as the op promises it."""
+    """The size in bytes of the reply that an op announces."""
     groups = (op.expects(payload), op.expects_maxima(payload))
     layout = tuple(tuple((name, *shape) for name, shape in group.items()) for group in groups)
     return _size(*layout, tuple(sorted(op.measures or ())))
@@ -48,24 +48,24 @@ Outcomes = Iterable[tuple[int, Reply | str] | Replies]
 
 def combine(ask: Ask, outcomes: Outcomes, rules: Rules, record: Record, folder: Path | None = None,
             heaviest: int | None = None) -> Reduced | Gathered:  # fmt: skip
-    """Check each party's outcome (a reply, or why there is none) and make the ask's answer.
+    """Check the outcome of each party (a reply, or the reason why there is none) and make the answer of the ask.
 
-    `outcomes` come one by one or in stacks, replies in the order of the parties' ids. Stacked tensors are read before
-    the next outcome is asked for, and not after. Fewer good replies than the quorum abort the round; only an ask that
-    selects may come away with none. Updates that are gathered and take more memory than they may lie in `folder`. A
-    reply counts for a weight of at most `heaviest`; what it may hold goes by the weight that it has.
+    `outcomes` are single outcomes or stacks; replies come in the order of party ids. A stack is read before the next
+    outcome is requested, and not afterwards. If fewer replies than the quorum are valid, the round is aborted; only an
+    ask of a selector may have no valid reply. Gathered updates larger than `rules.memory` are stored in `folder`. A
+    reply's weight counts as at most `heaviest`; the checks use the weight that the party sent.
     """
-    answer = ReplyCombiner(ask, rules.of(ask), record, folder, heaviest)
+    combiner = ReplyCombiner(ask, rules.of(ask), record, folder, heaviest)
     for outcome in outcomes:
         if isinstance(outcome, Replies):
-            answer.add_stack(outcome)
+            combiner.add_stack(outcome)
         else:
-            answer.add(*outcome)
-    return answer.result()
+            combiner.add(*outcome)
+    return combiner.result()
 
 
 class ReplyCombiner:
-    """The answer to an ask, as it grows."""
+    """Checks and combines the replies to one ask."""
 
     def __init__(self, ask: Ask, rules: Rules, record: Record, folder: Path | None = None,
                  heaviest: int | None = None) -> None:  # fmt: skip
@@ -76,16 +76,16 @@ class ReplyCombiner:
         self._stored: list[tuple[StoredReply, int]] = []
         judged = ask.verb == "gather" and self.op.update is not None
         self._means = Medians() if judged else Means()
-        self._kept: list[tuple[int, Reply]] = []
+        self._gathered: list[tuple[int, Reply]] = []
         self._matrices: dict[str, Rows] = {}
         self._folder = folder
         self._weight = self._count = 0
         self._last = -1
-        # A round counts those that it asked to work, and apart those it consulted.
-        self._one = 0 if ask.selects or self.op.serves else 1
+        # The record counts parties asked to work and parties consulted by the selector separately.
+        self._counted = 0 if ask.selects or self.op.serves else 1
         self._consulted = 1 if ask.selects else 0
         self._wanted = max(ask.enough or 0, len(ask.parties))
-        record.asked += self._one * (self._wanted - len(ask.parties))  # they have left in an exchange before
+        record.asked += self._counted * (self._wanted - len(ask.parties))  # parties that left in an earlier ask
         if self.op.budget is not None:
             record.delta = self.op.budget.delta
         record.fused = set()
@@ -95,8 +95,8 @@ class ReplyCombiner:
         return self.ask.verb == "reduce"
 
     def add(self, party: int, outcome: Reply | str) -> None:
-        """One party's reply, or why there is none."""
-        self.record.asked += self._one
+        """Add the reply of one party, or the reason why there is none."""
+        self.record.asked += self._counted
         self.record.consulted += self._consulted
         if isinstance(outcome, str):
             self.record.without(party, outcome)
@@ -115,7 +115,7 @@ class ReplyCombiner:
         share = self._accept(party, outcome.weight)
         self._measure(party, outcome.metrics, share)
         if not self._summed:
-            self._kept.append((party, self._placed(outcome)))
+            self._gathered.append((party, self._copied(outcome)))
         elif isinstance(outcome, StoredReply) and outcome.wide:
             self._stored.append((outcome, share))
         else:
@@ -128,19 +128,19 @@ class ReplyCombiner:
             self._maxima[name] = torch.maximum(self._maxima[name], value) if name in self._maxima else value.clone()
 
     def add_stack(self, replies: Replies) -> None:
-        """A stack of replies: checked at once, and one by one only where one of them is bad, or wanted for itself."""
+        """Add a stack of replies. They are checked together; one by one if a check fails or the ask gathers."""
         payloads = [self.ask.payload]
         if self.ask.each:
             payloads = [self.ask.payload_of(party) for party in replies.parties]
-        whole = self._summed and clean(replies, self.op, payloads, self.rules, summed=True)
-        if not whole:
+        together = self._summed and clean(replies, self.op, payloads, self.rules, summed=True)
+        if not together:
             for k, party in enumerate(replies.parties):
                 self.add(party, replies.row(k))
             return
-        self.record.asked += self._one * len(replies.parties)
+        self.record.asked += self._counted * len(replies.parties)
         self.record.consulted += self._consulted * len(replies.parties)
         self.record.bytes_up += reply_size(replies.row(0)) * len(replies.parties)
-        shares = [self._accept(*of) for of in zip(replies.parties, replies.weights, strict=True)]
+        shares = [self._accept(*pair) for pair in zip(replies.parties, replies.weights, strict=True)]
         for k, (party, share) in enumerate(zip(replies.parties, shares, strict=True)):
             self._measure(party, {name: values[k] for name, values in replies.metrics.items()}, share)
         self._total.add_rows(replies.tensors, shares)
@@ -148,8 +148,8 @@ class ReplyCombiner:
             value = rows.amax(0)
             self._maxima[name] = torch.maximum(self._maxima[name], value) if name in self._maxima else value
 
-    def _placed(self, reply: Reply) -> Reply:
-        """A gathered reply in tensors of its own, which outlive the stack it came in; updates are rows of a matrix."""
+    def _copied(self, reply: Reply) -> Reply:
+        """A copy of a gathered reply, which outlives its stack; updates are copied into rows of a matrix."""
         tensors = {}
         for name, value in reply.tensors.items():
             if self.op.update is not None and value.dim() == 1 and value.is_floating_point() and value.numel():
@@ -161,13 +161,13 @@ class ReplyCombiner:
     def _row(self, name: str, value: Tensor) -> Tensor:
         if name not in self._matrices:
             self._matrices[name] = room(len(self.ask.parties), value, self.rules.memory, self._folder)
-        return self._matrices[name].write(len(self._kept), value)
+        return self._matrices[name].write(len(self._gathered), value)
 
     def _accept(self, party: int, weight: int) -> int:
-        """Note that a reply is fused; its share in the sum."""
+        """Record that a reply is fused, and return its weight in the sum."""
         assert party > self._last, "replies must come in the order of the parties' ids"
         self._last = party
-        self.record.accepted += self._one
+        self.record.accepted += self._counted
         self.record.fused.add(party)
         self._count += 1
         share = 1 if self.ask.uniform else weight
@@ -187,14 +187,15 @@ class ReplyCombiner:
         if not self.ask.selects:
             self.record.metrics.update(metrics)
         if not self._summed:
-            matrices = {name: rows.take(range(len(self._kept))) for name, rows in self._matrices.items()}
-            return Gathered(tuple(p for p, _ in self._kept), tuple(r for _, r in self._kept), matrices=matrices)
+            matrices = {name: rows.take(range(len(self._gathered))) for name, rows in self._matrices.items()}
+            parties, replies = tuple(p for p, _ in self._gathered), tuple(r for _, r in self._gathered)
+            return Gathered(parties, replies, matrices=matrices)
         sums = stored_sums(self._stored) if self._stored else self._total.result()
         return Reduced(sums, self._weight, self._count, self._maxima, metrics)
 
 
 def arrive(ticket: Ticket, op: Op, payload: Payload, outcome: Reply | str, rules: Rules, record: Record) -> Arrival:
-    """Check what came back for a ticket; a lost or rejected reply arrives as None."""
+    """Check the outcome of a ticket; a lost or rejected reply arrives as None."""
     record.asked += 1
     if isinstance(outcome, str):
         record.without(ticket.party, outcome)
@@ -208,13 +209,13 @@ def arrive(ticket: Ticket, op: Op, payload: Payload, outcome: Reply | str, rules
     record.fused.add(ticket.party)
     if op.budget is not None:
         record.delta = op.budget.delta
-    record.arrived.add(record.noted(ticket.party, outcome.metrics), 1)  # as the updates of an asynchronous method do
+    record.arrived.add(record.noted(ticket.party, outcome.metrics), 1)  # asynchronous updates all have weight 1
     record.metrics.update(record.arrived.result())
     return Arrival(ticket, outcome)
 
 
 def mixed(inbox: list[tuple[float, dict[str, Tensor]]], name: str) -> Tensor:
-    """The weighted sum of one tensor over an inbox, in float64 and in the inbox's order, in the tensor's own type."""
+    """The weighted sum of one tensor over an inbox: added in float64, in order; in the tensor's type."""
     out = torch.zeros_like(inbox[0][1][name], dtype=torch.float64)
     for share, tensors in inbox:
         out = out + tensors[name].to(torch.float64) * share
@@ -222,7 +223,7 @@ def mixed(inbox: list[tuple[float, dict[str, Tensor]]], name: str) -> Tensor:
 
 
 def inboxes(ask: Ask, messages: dict[int, Reply]) -> dict[int, list[tuple[float, dict[str, Tensor]]]]:
-    """Who receives what in an exchange: the weight of a missing neighbour goes to the receiver itself."""
+    """The messages that each party receives in an exchange; a missing neighbour's weight goes to the receiver."""
     assert ask.mixing is not None
     weights = ask.mixing.to(torch.float64)
     present = torch.tensor([party in messages for party in ask.parties])

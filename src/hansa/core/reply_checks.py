@@ -16,24 +16,24 @@ from hansa.core.metric_ranges import COUNT, MOST, NAME, outside
 from hansa.core.norms import l2_norm, row_norms
 from hansa.core.op import Op, Payload, Replies, Reply, Shape
 
-SLACK = 1 + 1e-6  # for the rounding of sums of squares
-LARGEST = 2**53  # whole numbers from here on are not exact in float64
+SLACK = 1 + 1e-6  # tolerance for the rounding of sums of squares
+LARGEST = 2**53  # integers from here on are not exact in float64
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What the run demands of replies: how many, how large they may be, and how much memory they may take."""
+    """The run's rules for replies: quorum, limits on their content, and memory."""
 
-    quorum: float | int = 1  # a fraction of those asked, or a count
-    min_cohort: int = 1  # no sum of fewer parties is made
-    max_norm: float | None = None
+    quorum: float | int = 1  # a fraction of the parties asked, or a count
+    min_cohort: int = 1  # the fewest parties of a sum
+    max_norm: float | None = None  # of an update
     max_weight: int | None = None
-    memory: int = 2**30  # bytes of updates that are looked at one by one, from which on they lie on disk
-    max_stats: float | None = None  # how far a running statistic may move, in units of its value and one
-    variances: Spans = ()  # where the model's running variances lie among its statistics
-    growth: float | None = None  # without max_norm: an update is at most this times (1 + norm of the model sent)
-    worst: float | None = None  # a metric is at most this times the square of (1 + norm of the model sent)
-    named_loss: bool = False  # whether the loss is one of our own, none of which is negative
+    memory: int = 2**30  # bytes of gathered updates in memory; larger ones are stored on disk
+    max_stats: float | None = None  # largest change of a running statistic, in units of (1 + its value)
+    variances: Spans = ()  # the ranges of the model's running variances among its statistics
+    growth: float | None = None  # without max_norm: the norm of an update is at most growth * (1 + norm of the model)
+    worst: float | None = None  # a metric is at most worst * (1 + norm of the model)^2
+    named_loss: bool = False  # whether the loss is one of Hansa's, which are never negative
 
     def __post_init__(self) -> None:
         if isinstance(self.quorum, float) and not 0.0 <= self.quorum <= 1.0:
@@ -42,12 +42,12 @@ class Rules:
             raise ConfigError(f"quorum: a count is not negative, got {self.quorum}")
 
     def needed(self, asked: int) -> int:
-        """How many replies an ask needs; never fewer than one."""
+        """The number of replies that an ask needs; at least 1."""
         least = math.ceil(self.quorum * asked - 1e-9) if isinstance(self.quorum, float) else self.quorum
         return max(1, least, self.min_cohort)
 
     def max_update_norm(self, payload: Payload) -> float | None:
-        """The largest norm of an update by a party that was sent this payload; None for no limit."""
+        """The largest norm of an update for a payload; None for no limit."""
         model = payload.get("model")
         if self.max_norm is not None or self.growth is None:
             return self.max_norm
@@ -56,19 +56,24 @@ class Rules:
         return self.growth * (1.0 + l2_norm([model["w"]]))
 
     def max_metric(self, value: float, payload: Payload) -> float:
-        """The most that a metric may be, in absolute value, by a party that was sent this payload. It is looked up for
-        a value: few are so large that the model's norm matters."""
+        """The largest absolute value of a metric for a payload.
+
+        The model's norm is computed only if `value` is so large that the norm matters.
+        """
         if self.worst is None or abs(value) <= self.worst:
             return MOST
         model = payload.get("model")
-        known = isinstance(model, Mapping) and isinstance(model.get("w"), Tensor)
-        norm = l2_norm([model["w"]]) if known else 0.0  # type: ignore[index]
+        has_norm = isinstance(model, Mapping) and isinstance(model.get("w"), Tensor)
+        norm = l2_norm([model["w"]]) if has_norm else 0.0  # type: ignore[index]
         return min(self.worst * (1.0 + min(norm, 1e30)) ** 2, MOST)
 
     def of(self, ask: Ask) -> Rules:
-        """The rules of one ask: outside the rounds there is neither quorum nor limit, and a least cohort all the same;
-        only what each party says of its data (describe) is looked at one by one. What only serves another ask has no
-        quorum: whoever asks knows how many it takes."""
+        """The rules for one ask.
+
+        An ask outside the rounds has no quorum and no limits, but the smallest cohort applies; except when parties
+        describe their data, which is read one by one. An op that serves another op (`Op.serves`) has no rules: its
+        protocol knows how many replies it needs.
+        """
         if ask.op is not None and ask.op.serves:
             return Rules()
         if ask.in_round:
@@ -77,9 +82,9 @@ class Rules:
 
 
 def fault(reply: Reply, op: Op, payload: Payload, rules: Rules, summed: bool = True) -> str | None:
-    """Why a reply may not be fused, or None. Whole numbers that are summed must stay exact."""
-    for given, expected in ((reply.tensors, op.expects(payload)), (reply.maxima, op.expects_maxima(payload))):
-        reason = _unlike(given, expected) or _unusable(given, summed)
+    """The reason why a reply may not be fused, or None. With `summed`, integers must stay exact in a sum."""
+    for tensors, expected in ((reply.tensors, op.expects(payload)), (reply.maxima, op.expects_maxima(payload))):
+        reason = _unlike(tensors, expected) or _unusable(tensors, summed)
         if reason is not None:
             return reason
     if isinstance(reply.weight, bool) or not isinstance(reply.weight, int) or reply.weight <= 0:
@@ -92,7 +97,7 @@ def fault(reply: Reply, op: Op, payload: Payload, rules: Rules, summed: bool = T
     if unknown:
         return f"it has the metrics {sorted(unknown)}, which were not asked for"
     if op.measures is None and (len(reply.metrics) > COUNT or any(len(name) > NAME for name in reply.metrics)):
-        return f"it has more than {COUNT} metrics, or one whose name is over {NAME} letters"
+        return f"it has more than {COUNT} metrics, or a metric whose name has more than {NAME} characters"
     for name, number in reply.metrics.items():
         if not isinstance(number, (int, float)) or not math.isfinite(number):
             return f"its metrics are not finite: {name} is {number!r}"
@@ -112,16 +117,16 @@ def fault(reply: Reply, op: Op, payload: Payload, rules: Rules, summed: bool = T
         beside = op.beside(payload)
         joined = [tensor for name, tensor in reply.tensors.items() if name not in beside]
         if l2_norm(joined) > op.longest * SLACK:
-            return f"its length is over {op.longest:.4g}, to which it was to be clipped"
+            return f"its norm is over {op.longest:.4g}, the bound to which the party should have clipped it"
     return None
 
 
-def _unlike(given: dict[str, Tensor], expected: dict[str, Shape]) -> str | None:
-    """How tensors differ in name, shape or type from what was expected of them, or None."""
-    if set(given) != set(expected):
-        return f"it has the tensors {sorted(given)}, expected {sorted(expected)}"
+def _unlike(tensors: dict[str, Tensor], expected: dict[str, Shape]) -> str | None:
+    """The difference in names, shapes or types from the expected tensors, or None."""
+    if set(tensors) != set(expected):
+        return f"it has the tensors {sorted(tensors)}, expected {sorted(expected)}"
     for name, (shape, dtype) in expected.items():
-        tensor = given[name]
+        tensor = tensors[name]
         if tuple(tensor.shape) != shape:
             return f"{name} has the shape {tuple(tensor.shape)}, expected {shape}"
         if tensor.dtype != dtype:
@@ -129,9 +134,9 @@ def _unlike(given: dict[str, Tensor], expected: dict[str, Shape]) -> str | None:
     return None
 
 
-def _unusable(given: dict[str, Tensor], summed: bool) -> str | None:
-    """Why tensors' values may not be fused, or None."""
-    for name, tensor in given.items():
+def _unusable(tensors: dict[str, Tensor], summed: bool) -> str | None:
+    """The reason why the values of tensors may not be fused, or None."""
+    for name, tensor in tensors.items():
         if tensor.is_floating_point() and not all_finite(tensor):
             return f"{name} has values that are not finite"
         if summed and not tensor.is_floating_point() and tensor.numel():
@@ -142,14 +147,15 @@ def _unusable(given: dict[str, Tensor], summed: bool) -> str | None:
 
 
 def all_finite(tensor: Tensor) -> bool:
-    """Whether no value is infinite or not a number. A sum is finite only if all its terms are; where a sum overflows,
-    they are looked at one by one."""
+    """Whether all values are finite. A finite sum proves it; if the sum overflows, each value is checked."""
     return math.isfinite(float(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
 def clean(replies: Replies, op: Op, payloads: Sequence[Payload], rules: Rules, summed: bool) -> bool:
-    """Whether all of a stack's replies may be fused, given the payloads that their parties were sent; where not,
-    `fault` says for each why."""
+    """Whether all replies of a stack may be fused. If not, `fault` gives the reason for each reply.
+
+    `payloads` are those of the parties, or one for all.
+    """
     first = replies.row(0)
     weights, metrics = replies.weights, replies.metrics
     for payload in payloads:
@@ -170,11 +176,11 @@ def clean(replies: Replies, op: Op, payloads: Sequence[Payload], rules: Rules, s
             if outside(name, edge, op.ranges.get(name), MOST, rules.named_loss) is not None:
                 return False
     if rules.max_norm is not None and op.update is not None and op.update in replies.tensors:
-        lengths = row_norms(replies.tensors[op.update].flatten(1))
-        if not bool((lengths <= rules.max_norm).all()):
+        norms = row_norms(replies.tensors[op.update].flatten(1))
+        if not bool((norms <= rules.max_norm).all()):
             return False
     if op.longest is not None or rules.growth is not None or rules.worst is not None:
-        return False  # one by one
+        return False  # these limits are checked for each reply
     if len(payloads) > 1 and ("stats" in replies.tensors or replies.maxima or op.beside(payloads[0])):
         return False
     limits = rules.variances, rules.max_stats

@@ -1,16 +1,15 @@
-"""Named, counter-based randomness: every draw is a function of a key, never of how often a generator was used.
+"""Named, counter-based randomness: every draw is a function of a key, not of earlier draws.
 
-A key names a stream: (seed, purpose, round, party, step). Two streams with different names are independent, so
-selecting parties never disturbs training, and what a party draws depends neither on the parties trained beside it nor
-on how a batch was padded.
+A key names a stream: (seed, purpose, round, party, step). Streams with different names are independent. So selection
+does not affect training, and a party's draws depend neither on the parties trained with it nor on padding.
 
-`generator` serves selection and partitions (numpy's Philox), `shuffled` the order of samples. `uniform` and `normal`
-are pure torch functions of an integer key; they work under `torch.func.vmap` and give element (i, j, ...) the same
-value whatever the extent of the tensor is; `noise` is a faster `normal` for long vectors. The mixing function is the
-finaliser of SplitMix64 (Steele, Lea and Flood 2014).
+`generator` (numpy's Philox) is for selection and partitions, `shuffled` for the order of samples. `uniform` and
+`normal` are pure torch functions of an integer key. They work under `torch.func.vmap`, and element (i, j, ...) has the
+same value in a tensor of any size. `noise` is a faster `normal` for long vectors. The mixing function is the finaliser
+of SplitMix64 (Steele, Lea and Flood 2014).
 
-None of these is secret: who knows the seed knows the draws. `secret_uniform` and `secret_normal` stretch 32 secret
-bytes by SHAKE-256 instead, so that who sees some of the numbers learns neither the bytes nor the others.
+These streams are not secret: the seed determines them. `secret_uniform` and `secret_normal` expand 32 secret bytes with
+SHAKE-256 instead: some of the numbers reveal neither the bytes nor the other numbers.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from torch import Tensor
 _GOLDEN = 0x9E3779B97F4A7C15
 _MULTIPLY_1 = 0xBF58476D1CE4E5B9
 _MULTIPLY_2 = 0x94D049BB133111EB
-# Odd multipliers, one a dimension: an element's counter depends on its coordinates and not on the tensor's extent.
+# Odd multipliers, one per dimension: an element's counter depends on its coordinates, not on the tensor's size.
 _AXES = (0xD1342543DE82EF95, 0xAF251AF3B0F025B5, 0xC6BC279692B5C323, 0x9FB21C651E98DF25, 0xB492B66FBE98F273,
          0xE7037ED1A0B428DB)  # fmt: skip
-_CACHED = 2**15  # hashes made at a time on a CPU, so that they stay in its cache
+_CACHED = 2**15  # hashes computed at once on a CPU, so that they stay in its cache
 
 
 def key(*parts: int | str) -> int:
@@ -68,7 +67,7 @@ def fold(k: Tensor, index: int | Tensor) -> Tensor:
 
 
 def folded(k: int, *indices: int) -> int:
-    """As `fold`, with one index after another, for a single key."""
+    """As `fold`, for a single key and several indices in turn."""
     whole = (1 << 64) - 1
     for index in indices:
         z = (k + (index + 1) * _GOLDEN) & whole
@@ -91,7 +90,7 @@ def keys_of_steps(k: Tensor, steps: int) -> Tensor:
 
 
 def shuffled(k: int, n: int) -> np.ndarray[Any, Any]:
-    """0, 1, ..., n - 1 in an order drawn from a key: sorted by what each number hashes to.
+    """0, 1, ..., n - 1 in an order drawn from a key: sorted by their hashes.
 
     `shuffles` gives the same orders for many keys at once, on any device.
     """
@@ -104,7 +103,7 @@ def uniforms(k: int, n: int) -> np.ndarray[Any, Any]:
 
 
 def shuffles(k: Tensor, sizes: Tensor, widest: int) -> Tensor:
-    """The orders [keys, widest] of 0, 1, ..., sizes[i] - 1; what lies beyond a size is not part of its order."""
+    """The orders [keys, widest] of 0, 1, ..., sizes[i] - 1; entries beyond sizes[i] have no meaning."""
     index = torch.arange(1, widest + 1, dtype=torch.int64, device=k.device)
     hashes = keys_of_steps(k, widest)
     beyond = index > sizes.unsqueeze(-1)
@@ -133,25 +132,25 @@ def normal(k: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def noise(k: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-    """A vector of standard normal numbers drawn from the key, in the type they are computed in.
+    """A vector of standard normal numbers drawn from the key, computed in `dtype`.
 
-    One hash makes two of them: 40 of its bits the radius, 24 the angle (Box and Muller 1958), so none lies beyond 7.6.
-    Each key steps through the counters by an odd number of its own, so that no two streams run into each other.
+    One hash makes two numbers: 40 bits for the radius, 24 for the angle (Box and Muller 1958), so no absolute value
+    exceeds 7.6. Each key has its own odd step between counters, so that streams do not overlap.
     """
-    first, apart = fold(k, 0), fold(k, 1) | 1
+    first, stride = fold(k, 0), fold(k, 1) | 1
     half = -(-count // 2)
     size = _CACHED if k.device.type == "cpu" else half
     pairs = []
     for at in range(0, half, size):
         counter = torch.arange(at, min(half, at + size), dtype=torch.int64, device=k.device)
-        z = (counter * apart).add_(first)  # _mix, in place
+        z = (counter * stride).add_(first)  # _mix, in place
         z.bitwise_xor_(_shift(z, 30)).mul_(_signed(_MULTIPLY_1))
         z.bitwise_xor_(_shift(z, 27)).mul_(_signed(_MULTIPLY_2))
         z.bitwise_xor_(_shift(z, 31))
         radius = _shift(z, 24).to(dtype).add_(0.5).mul_(2.0**-40).log_().mul_(-2.0).sqrt_()
         angle = z.bitwise_and_((1 << 24) - 1).to(dtype).mul_(2.0 * math.pi * 2.0**-24)
         pairs.append((torch.cos(angle).mul_(radius), angle.sin_().mul_(radius)))
-    return torch.cat([one for one, _ in pairs] + [other for _, other in pairs])[:count]
+    return torch.cat([cosine for cosine, _ in pairs] + [sine for _, sine in pairs])[:count]
 
 
 def secret_uniform(secret: bytes, count: int) -> np.ndarray[Any, Any]:

@@ -9,37 +9,37 @@ from dataclasses import dataclass, field, replace
 from hansa.core.budget import EPSILON
 from hansa.core.federation import Gathered, Reduced
 
-LISTED = 100  # parties whose numbers are listed one by one
+LISTED = 100  # largest number of parties that a metrics line lists one by one
 NUMBER = re.compile(r"-?\b\d[\d.,e+-]*|\b(?:nan|inf)\b")
 
 
 def without_numbers(reason: str) -> str:
-    """Why a party's reply is not used, as others than the party may be told it where there is a least cohort."""
+    """A reason without its numbers: with a smallest cohort (min_cohort), only the party itself may see them."""
     return NUMBER.sub("...", reason)
 
 
 class Malformed(str):
-    """Why something that a party sent is no reply at all."""
+    """The reason why a party's message is not a valid reply."""
 
 
 class Means:
-    """Weighted means of named numbers; one that a party leaves out does not count for it."""
+    """Weighted means of named numbers; each mean is over the parties that sent the number."""
 
     def __init__(self) -> None:
         self._sums: dict[str, tuple[float, int, int]] = {}
 
     def add(self, numbers: dict[str, float], weight: int) -> None:
         for name, value in numbers.items():
-            total, heard, count = self._sums.get(name, (0.0, 0, 0))
-            self._sums[name] = (total + value * weight, heard + weight, count + 1)
+            total, weights, count = self._sums.get(name, (0.0, 0, 0))
+            self._sums[name] = (total + value * weight, weights + weight, count + 1)
 
     def result(self, least: int = 1) -> dict[str, float]:
-        """The means of those numbers that so many parties have given."""
-        return {name: total / heard for name, (total, heard, count) in self._sums.items() if count >= least}
+        """The means of the numbers that at least `least` parties sent."""
+        return {name: total / weights for name, (total, weights, count) in self._sums.items() if count >= least}
 
 
 class Medians(Means):
-    """Medians of named numbers: where parties may be hostile, none of them decides."""
+    """Medians of named numbers, for fusions against hostile parties: no single party decides."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,38 +55,38 @@ class Medians(Means):
 
 @dataclass
 class Record:
-    """What happened in a round: who was asked, who was missing or rejected and why, bytes as the wire carries them."""
+    """What happened in a round: parties asked, missing and rejected, with reasons; metrics; bytes of the messages."""
 
     asked: int = 0
-    consulted: int = 0  # asked by the selector, before it chose
+    consulted: int = 0  # asked by the selector
     accepted: int = 0
     missing: dict[int, str] = field(default_factory=dict)
     rejected: dict[int, str] = field(default_factory=dict)
-    declined: list[set[int]] = field(default_factory=list)  # by ask: the missing ones who said that they will not
-    capped: dict[int, str] = field(default_factory=dict)  # whose replies count for less than their weight, and why
+    declined: list[set[int]] = field(default_factory=list)  # for each ask: the missing parties that declined
+    capped: dict[int, str] = field(default_factory=dict)  # parties whose weight was reduced, with the reasons
     bytes_down: int = 0
     bytes_up: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
-    fused: set[int] = field(default_factory=set)  # whose replies the last answer holds
-    spent: dict[int, float] = field(default_factory=dict)  # the epsilon that parties have spent, as far as is known
-    delta: float | None = None  # and at which delta
-    each: dict[int, float] | None = None  # the loss of each party that trained, where somebody wants to know
-    arrived: Means = field(default_factory=Means)  # over the tickets that came back
-    seconds: dict[int, float] = field(default_factory=dict)  # simulated, of the parties of the last ask, if it trained
+    fused: set[int] = field(default_factory=set)  # parties whose replies are in the last answer
+    spent: dict[int, float] = field(default_factory=dict)  # the epsilon that parties report as spent
+    delta: float | None = None  # the delta of `spent`
+    each: dict[int, float] | None = None  # the training loss of each party, if requested
+    arrived: Means = field(default_factory=Means)  # over the answered tickets
+    seconds: dict[int, float] = field(default_factory=dict)  # simulated, per party of the last ask that trained
 
     def without(self, party: int, reason: str) -> None:
-        """Note why there is no reply: the party is missing, or what it sent was none."""
+        """Record why a party has no reply: it is missing, or its message was malformed."""
         (self.rejected if isinstance(reason, Malformed) else self.missing)[party] = reason
 
     def noted(self, party: int, metrics: dict[str, float]) -> dict[str, float]:
-        """A reply's metrics less what it says its party has spent, which is noted: nobody wants the mean of that."""
+        """Record the party's spending, and return the other metrics: a mean of spendings has no meaning."""
         if EPSILON not in metrics:
             return metrics
         self.spent[party] = metrics[EPSILON]
         return {name: value for name, value in metrics.items() if name != EPSILON}
 
     def timed(self, answer: Reduced | Gathered) -> Reduced | Gathered:
-        """The answer with the seconds that each gathered reply took."""
+        """The answer with the simulated seconds of each gathered reply."""
         if isinstance(answer, Gathered) and self.seconds:
             return replace(answer, seconds=tuple(self.seconds[party] for party in answer.parties))
         return answer

@@ -1,8 +1,8 @@
-"""Updates as the rows of a matrix [K, d], read in blocks of columns: in memory, or in a memory-mapped file.
+"""Updates as the rows of a matrix [K, d], in memory or in files, read in blocks of columns.
 
-Whatever looks at single updates reads the matrix through `Rows`, a block of columns at a time, so that K * d may be
-larger than memory. Blocks depend on K and d alone, and what is summed over blocks is summed in their order: the result
-depends neither on the number of cores nor on where the matrix lies.
+Code that inspects single updates reads `Rows` one block of columns at a time, so K * d may be larger than memory. The
+blocks depend on K and d alone, and sums over blocks are in the order of the blocks. So the result depends neither on
+the number of cores nor on where the matrix is stored.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from hansa.core.determinism import threads
 from hansa.core.errors import DataError
 
 T = TypeVar("T")
-BLOCK = {"cpu": 2**18, "cuda": 2**28}  # numbers in a block: what a core's cache holds, what a card's memory does
+BLOCK = {"cpu": 2**18, "cuda": 2**28}  # numbers per block: they fit a core's cache, or a GPU's memory
 
 
 class Rows:
-    """K vectors of d numbers, in memory. `block` gives some columns of all of them, for reading only."""
+    """K vectors of d numbers, in memory. `block` gives columns of all rows, read-only."""
 
     def __init__(self, data: Tensor) -> None:
         if data.dim() != 2:
@@ -61,16 +61,16 @@ class Rows:
         return self.data[self.index[k]]
 
     def sample(self, count: int) -> Tensor:
-        """About so many columns, evenly spaced, of all rows."""
+        """About `count` evenly spaced columns of all rows."""
         return self.data[:, :: max(1, self.dim // count)][self.index]
 
     def write(self, k: int, row: Tensor) -> Tensor:
-        """Set a row, and give it as it lies here."""
+        """Set a row, and return the stored row."""
         self.data[k] = row
         return self.data[k]
 
     def take(self, keep: Sequence[int]) -> Rows:
-        """Some of the rows, without copying them."""
+        """A selection of the rows, without a copy."""
         other: Rows = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other.index = [self.index[k] for k in keep]
@@ -78,27 +78,28 @@ class Rows:
         return other
 
     def spans(self, numbers: int | None = None) -> list[tuple[int, int]]:
-        """The blocks of columns, by default as many as a core's cache holds."""
+        """The blocks of columns as (start, stop), each with about `numbers` numbers."""
         size = BLOCK["cuda"] if self.device.type == "cuda" else numbers or BLOCK["cpu"]
         width = max(256, size // max(1, len(self)))
         return [(at, min(at + width, self.dim)) for at in range(0, self.dim, width)] or [(0, 0)]
 
     def map(self, work: Callable[[int, int, Tensor], T], numbers: int | None = None,
             dtype: torch.dtype | None = None) -> Iterator[T]:  # fmt: skip
-        """`work` at each block, on all cores of a CPU; the results in the order of the blocks.
+        """Call `work(start, stop, block)` for each block, on all CPU cores; yield the results in order.
 
-        With `dtype` it is given a copy in that type, which it may overwrite. A thread's copies lie in one place: new
-        memory for each would be scattered among the results that wait for their turn.
+        With `dtype`, `work` gets a copy in that type, which it may overwrite. Each thread reuses one buffer for its
+        copies: separate copies would fragment the memory.
         """
         spans = self.spans(numbers)
-        place = threading.local()
+        buffer = threading.local()
 
         def at_block(span: tuple[int, int]) -> T:
             block = self.block(*span)
             if dtype is not None:
-                if not hasattr(place, "memory"):
-                    place.memory = torch.empty(len(self) * (spans[0][1] - spans[0][0]), dtype=dtype, device=self.device)
-                block = place.memory[: block.numel()].view(block.shape).copy_(block)
+                if not hasattr(buffer, "memory"):
+                    size = len(self) * (spans[0][1] - spans[0][0])
+                    buffer.memory = torch.empty(size, dtype=dtype, device=self.device)
+                block = buffer.memory[: block.numel()].view(block.shape).copy_(block)
             return work(*span, block)
 
         cores = len(os.sched_getaffinity(0)) if self.device.type == "cpu" and len(spans) > 1 else 1
@@ -107,7 +108,7 @@ class Rows:
                 yield from map(at_block, spans)
                 return
             with ThreadPoolExecutor(cores) as pool:
-                ahead: deque[Future[T]] = deque()  # few, so that results do not pile up
+                ahead: deque[Future[T]] = deque()  # bounded, so that results do not pile up
                 for span in spans:
                     ahead.append(pool.submit(at_block, span))
                     if len(ahead) > 2 * cores:
@@ -117,7 +118,7 @@ class Rows:
 
 
 class ReadRows(Rows):
-    """Rows that are not in memory: whatever is wanted of them is read."""
+    """Base of rows in files: every access reads from the files."""
 
     def row(self, k: int) -> Tensor:
         return self.take([k]).block(0, self.dim)[0]
@@ -128,10 +129,10 @@ class ReadRows(Rows):
 
 
 class MappedRows(ReadRows):
-    """Rows in a file, one after another from its beginning.
+    """Rows in one file, stored one after another.
 
-    `data` is the file mapped into memory, for single rows as they come and go. Blocks are read past the mapping: a page
-    that is touched brings its neighbours along, and those of blocks long done would stay.
+    `data` is the file's memory map, for access to single rows. Blocks are read without the map: touching a mapped page
+    loads its neighbours too, and all of them would stay in memory.
     """
 
     def __init__(self, file: int, count: int, dim: int, dtype: torch.dtype, access: int = mmap.ACCESS_COPY) -> None:
@@ -144,14 +145,13 @@ class MappedRows(ReadRows):
 
     @classmethod
     def open(cls, path: str | Path, count: int, dim: int, dtype: torch.dtype = torch.float32) -> MappedRows:
-        """The rows of a file."""
+        """Open a file of rows for reading."""
         with open(path, "rb") as file:
             return cls(file.fileno(), count, dim, dtype)
 
     @classmethod
     def temporary(cls, count: int, dim: int, dtype: torch.dtype, folder: Path | None = None) -> MappedRows:
-        """Rows to be written, in a file that goes when they do. The disk's space is taken first: a full disk would
-        otherwise end the process."""
+        """Writable rows in a temporary file. Disk space is allocated first: else a full disk would kill the process."""
         size = count * dim * dtype.itemsize
         with tempfile.TemporaryFile(dir=folder) as file:
             try:
@@ -162,12 +162,12 @@ class MappedRows(ReadRows):
 
     def write(self, k: int, row: Tensor) -> Tensor:
         if not self._writes:
-            raise DataError("rows of a file that was opened to be read cannot be set")
-        placed = super().write(k, row)
+            raise DataError("the rows of this file are read-only")
+        stored = super().write(k, row)
         size = self.dim * self.dtype.itemsize
         first = k * size // mmap.PAGESIZE * mmap.PAGESIZE
-        self._map.madvise(mmap.MADV_DONTNEED, first, (k + 1) * size - first)  # the pages are the file's now
-        return placed
+        self._map.madvise(mmap.MADV_DONTNEED, first, (k + 1) * size - first)  # the pages are in the file now
+        return stored
 
     def block(self, at: int, end: int) -> Tensor:
         columns = torch.empty(len(self), end - at, dtype=self.dtype)
@@ -177,53 +177,53 @@ class MappedRows(ReadRows):
 
 
 class FileRows(ReadRows):
-    """Rows that lie each in a file of its own, from a byte of it on; for reading only."""
+    """Rows in separate files, each at an offset; read-only."""
 
-    def __init__(self, places: Sequence[tuple[str | Path, int]], dim: int, dtype: torch.dtype) -> None:
+    def __init__(self, rows: Sequence[tuple[str | Path, int]], dim: int, dtype: torch.dtype) -> None:
         super().__init__(torch.empty(0, dim, dtype=dtype))
-        self._places = []
-        for path, at in places:
+        self._files = []
+        for path, offset in rows:
             with open(path, "rb") as file:
-                self._places.append((_File(file.fileno()), at))
-        self.index = list(range(len(places)))
+                self._files.append((_File(file.fileno()), offset))
+        self.index = list(range(len(rows)))
 
     def block(self, at: int, end: int) -> Tensor:
         columns = torch.empty(len(self), end - at, dtype=self.dtype)
         for k, part in zip(self.index, columns, strict=True):
-            file, begin = self._places[k]
-            file.read(part, begin + at * self.dtype.itemsize)
+            file, offset = self._files[k]
+            file.read(part, offset + at * self.dtype.itemsize)
         return columns
 
 
 def room(count: int, like: Tensor, memory: int, folder: Path | None = None) -> Rows:
-    """Rows to be written for so many vectors: on disk where on a CPU they would take over `memory` bytes."""
+    """Writable rows for `count` vectors; on a CPU, in a file if they need more than `memory` bytes."""
     if like.device.type == "cpu" and count * like.nbytes > memory:
         return MappedRows.temporary(count, len(like), like.dtype, folder)
     return Rows(torch.empty(count, len(like), dtype=like.dtype, device=like.device))
 
 
 class _File:
-    """A file that is open as long as somebody has it."""
+    """An open file that is closed with its last reference."""
 
-    def __init__(self, number: int) -> None:
-        self.number = os.dup(number)
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = os.dup(descriptor)
 
     def __del__(self) -> None:
-        os.close(self.number)
+        os.close(self.descriptor)
 
-    def read(self, into: Tensor, at: int) -> None:
-        """Fill a vector from this byte on."""
-        left = into.view(torch.uint8).numpy().data
-        while len(left):
-            done = os.preadv(self.number, [left], at)
-            if not done:
-                raise DataError("a file of updates has become shorter than it was")
-            left, at = left[done:], at + done
+    def read(self, into: Tensor, offset: int) -> None:
+        """Fill a vector with the bytes at an offset."""
+        rest = into.view(torch.uint8).numpy().data
+        while len(rest):
+            count = os.preadv(self.descriptor, [rest], offset)
+            if not count:
+                raise DataError("a file of updates is shorter than when it was opened")
+            rest, offset = rest[count:], offset + count
 
 
 def total(parts: Iterator[Any]) -> Any:
-    """The sum of what blocks give, in their order."""
-    first = next(parts)
+    """The sum of the results of blocks, in their order."""
+    running = next(parts)
     for part in parts:
-        first = first + part
-    return first
+        running = running + part
+    return running

@@ -1,7 +1,7 @@
-"""The contract between a run and a runtime: requests that a runtime answers, and the two ways to step a run.
+"""The contract between a run and a runtime: the requests, and two ways to step a run.
 
-A run is a generator of requests. `complete` steps it with a runtime that answers at once (the simulation);
-`complete_async` with one that awaits (parties in other processes, parties across a network).
+A run is a generator of requests. `complete` steps it with a synchronous runtime (simulation, deployed job);
+`complete_async` with one that awaits (parties in other processes).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Open:
-    """A round (or an evaluation) begins; what happens in it goes into `record`. Answer: the parties that are busy."""
+    """A round (or an evaluation) begins, with its record. Answer: the parties with an unanswered ticket."""
 
     round: int
     record: Record
@@ -28,22 +28,25 @@ class Open:
 
 @dataclass(frozen=True)
 class Commit:
-    """The round was completed: parties keep what they staged."""
+    """The round is complete: parties keep their staged memory."""
 
     round: int
 
 
 @dataclass(frozen=True)
 class Abort:
-    """The round came to nothing: parties forget what they staged."""
+    """The round is aborted: parties discard their staged memory."""
 
     round: int
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What simulated time makes of an ask: how long it lasts, the seconds of the parties that train, who does only the
-    first so many steps, and whose reply never counts and why."""
+    """The course of an ask in simulated time.
+
+    `lasts` is its duration, `seconds` those of the parties that train, `steps` the number of steps of parties that do
+    not finish, `lost` the parties whose replies do not count, with the reasons.
+    """
 
     lasts: float = 0.0
     seconds: dict[int, float] = field(default_factory=dict)
@@ -51,17 +54,17 @@ class Plan:
     lost: dict[int, str] = field(default_factory=dict)
 
     def payload_of(self, ask: Ask, party: int) -> Payload:
-        """What a party works on: what it was sent, and how far it gets. The latter does not travel in reality."""
+        """The payload for a simulated party: that of the ask, and the number of steps that the party manages."""
         return shortened(ask.payload_of(party), self.steps.get(party))
 
 
 def shortened(payload: Payload, steps: int | None) -> Payload:
-    """A payload for a party that does only its first so many steps; None for all of them."""
+    """The payload for a party that does only its first `steps` steps; None for all of them."""
     return payload if steps is None else {**payload, "work": {**payload.get("work", {}), "steps": steps}}
 
 
 class Clock(Protocol):
-    """Simulated time: who is available, how long asks last, who is too late for them or lost."""
+    """Simulated time: available parties, durations of asks, late and lost parties."""
 
     now: float
 
@@ -72,8 +75,10 @@ class Clock(Protocol):
 
 @dataclass(frozen=True)
 class Attend:
-    """Wait until `needed` parties, not counting those in `without`, are present (deployed runs only). The answer is the
-    list of those present."""
+    """Wait until `needed` parties, not counting those in `without`, are present. Answer: the parties present.
+
+    Only in deployed runs.
+    """
 
     round: int
     needed: int
@@ -85,7 +90,7 @@ Request = Ask | Open | Commit | Abort | Attend
 
 
 def complete(run: Generator[R, Any, T], answer: Callable[[R], Any]) -> T:
-    """Step a run to its end; an error while answering is raised inside it."""
+    """Step a run to its end; an error of `answer` is raised inside the run."""
     try:
         request = next(run)
         while True:
@@ -103,7 +108,7 @@ def complete(run: Generator[R, Any, T], answer: Callable[[R], Any]) -> T:
 
 
 async def complete_async(run: Generator[R, Any, T], answer: Callable[[R], Awaitable[Any]]) -> T:
-    """As `complete`, for a runtime that awaits. A cancellation is raised inside the run, which may not swallow it."""
+    """As `complete`, for a runtime that awaits. A cancellation is raised inside the run, which must not catch it."""
     try:
         request = next(run)
         while True:

@@ -1,7 +1,7 @@
-"""Stopping long work from outside: loops ask between their steps whether to go on.
+"""Cancel long computations from outside: loops call `go_on` between their steps.
 
-The work itself stays a pure function: it takes no flag and returns the same bits with or without a brake. A brake holds
-for the thread that entered it. Without a brake, as in a simulation, `go_on` does nothing.
+The computation stays a pure function: it takes no flag and returns the same bits with or without a brake. A brake
+applies to the thread that entered it. Without a brake, as in a simulation, `go_on` does nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextvars import ContextVar
 
 
 class Halted(BaseException):
-    """Work was stopped before its end: for a reason to tell, or, without one, because nobody waits for the result.
+    """A computation was stopped before its end; without a reason, because its result is no longer wanted.
 
     It derives from BaseException so that `except Exception` in a model or an op does not catch it.
     """
@@ -24,7 +24,7 @@ class Halted(BaseException):
 
 
 class Brake:
-    """Stops the work of one thread: after a number of seconds, or when another thread pulls it."""
+    """Stops the computation of a thread after a number of seconds, or when another thread pulls the brake."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -32,11 +32,11 @@ class Brake:
         self._pulled = False
 
     def pull(self) -> None:
-        """Have the work stop at its next step: nobody waits for the result."""
+        """Stop the computation at its next step: its result is no longer wanted."""
         self._pulled = True
 
     def check(self) -> None:
-        """Raise Halted where the work is to stop."""
+        """Raise Halted if the computation must stop."""
         if self._pulled:
             raise Halted(None)
         if time.monotonic() > self._until:
@@ -49,7 +49,7 @@ _current: ContextVar[Brake | None] = ContextVar("brake", default=None)
 
 @contextmanager
 def braked(brake: Brake) -> Iterator[None]:
-    """Work that the brake can stop, in this thread."""
+    """Let the brake stop the computation inside the block, in this thread."""
     token = _current.set(brake)
     try:
         yield
@@ -58,7 +58,7 @@ def braked(brake: Brake) -> Iterator[None]:
 
 
 def go_on() -> None:
-    """To be called between the steps of long work; raises Halted where it is to stop."""
+    """Call between the steps of a long computation; raises Halted if it must stop."""
     brake = _current.get()
     if brake is not None:
         brake.check()

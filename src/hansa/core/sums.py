@@ -1,7 +1,7 @@
-"""Sums of replies that do not depend on who arrived first, in memory or over files.
+"""Sums of replies, in memory or over files, that do not depend on the order of arrival.
 
-They are float64 with integer weights, divided once. Parties are taken in the order of their ids, in blocks of fixed
-size, and block sums are added in order.
+Sums are float64 with integer weights, divided once. Parties are in the order of their ids, in blocks of fixed size, and
+block sums are added in order.
 """
 
 from __future__ import annotations
@@ -17,17 +17,15 @@ from hansa.core import codec
 from hansa.core.op import Reply
 from hansa.core.rows import FileRows
 
-BLOCK = 32  # replies that are added before their sum is
+BLOCK = 32  # replies per block
 SMALL = 2**20  # numbers that fit a cache
-WIDE = 2**22  # numbers of a stored reply from which on it is summed in blocks of columns
-COPIED = (
-    2**16
-)  # bytes of a stored reply up to which it is read: each mapping holds a file open, and there are thousands
-EXACT = 2**29  # float32 numbers times smaller whole numbers are exact in float64
+WIDE = 2**22  # a stored reply with at least this many numbers is summed in blocks of columns
+COPIED = 2**16  # a stored reply of at most this many bytes is copied: a memory map keeps its file open
+EXACT = 2**29  # a float32 number times a smaller integer is exact in float64
 
 
 class BlockSum:
-    """A weighted sum over rows given in order: blocks of fixed size, block sums added in order."""
+    """A weighted sum over replies in order: blocks of fixed size, block sums added in order."""
 
     def __init__(self) -> None:
         self._total: dict[str, Tensor] = {}
@@ -42,15 +40,15 @@ class BlockSum:
                 self._block[name].add_(tensor)
             elif tensor.dtype == torch.float32 and weight < EXACT:
                 self._block[name].add_(tensor.to(torch.float64), alpha=weight)  # the product is exact
-            else:  # product and sum apart: a fused one would round by position
+            else:  # separate product and sum: how a fused multiply-add rounds depends on the position
                 self._block[name].add_(_wide(tensor) * weight)
         self._count(1)
 
     def add_rows(self, tensors: dict[str, Tensor], weights: list[int]) -> None:
-        """Add a stack's rows, one after another; on a GPU, a block at a time."""
+        """Add the rows of a stack in order; on a GPU, one block at a time."""
         if not any(tensor.is_cuda for tensor in tensors.values()):
             numbers = sum(tensor.numel() for tensor in tensors.values())
-            if numbers <= SMALL:  # multiply all rows at once; the products are the same
+            if numbers <= SMALL:  # multiply all rows at once; the products have the same bits
                 shares = torch.tensor(weights)
                 tensors = {n: _wide(t) * shares.view(-1, *[1] * (t.dim() - 1)) for n, t in tensors.items()}
                 weights = [1] * len(weights)
@@ -85,13 +83,12 @@ class BlockSum:
 
 
 def stored_sums(replies: list[tuple[StoredReply, int]]) -> dict[str, Tensor]:
-    """The weighted sums of stored replies, in blocks of columns: no more of them is read at once than some columns. The
-    bits are those of `BlockSum`, whose numbers do not depend on their neighbours."""
+    """The weighted sums of stored replies, read in blocks of columns; the bits are those of `BlockSum`."""
     shares = [share for _, share in replies]
     sums = {}
     for name, like in replies[0][0].tensors.items():
-        places = [(reply.path, reply.starts[f"tensors/{name}"]) for reply, _ in replies]
-        rows = FileRows(places, like.numel(), like.dtype)
+        offsets = [(reply.path, reply.starts[f"tensors/{name}"]) for reply, _ in replies]
+        rows = FileRows(offsets, like.numel(), like.dtype)
 
         def add(at: int, end: int, block: Tensor) -> tuple[int, int, Tensor]:
             total = BlockSum()
@@ -111,7 +108,7 @@ def _wide(tensor: Tensor) -> Tensor:
 
 @dataclass
 class StoredReply(Reply):
-    """A reply that lies in a file, which stays until the answer is made; `starts` says where in it each tensor does."""
+    """A reply in a file, which must exist until the answer is made; `starts` has the offset of each tensor."""
 
     path: Path = Path()
     starts: dict[str, int] = field(default_factory=dict)
@@ -119,7 +116,7 @@ class StoredReply(Reply):
 
     @classmethod
     def read(cls, path: Path) -> StoredReply:
-        """The reply that a file holds; a DataError where it holds none."""
+        """The reply in a file; a DataError if the file is invalid."""
         tree, starts, memory = codec.mapped(path)
         reply = Reply.of_tree(tree)
         if len(memory) <= COPIED:
@@ -132,6 +129,6 @@ class StoredReply(Reply):
         return sum(tensor.numel() for tensor in self.tensors.values()) >= WIDE
 
     def release(self) -> None:
-        """Give back the memory that reading it took."""
+        """Free the pages that reading the reply loaded."""
         if self.memory is not None:
             self.memory.madvise(mmap.MADV_DONTNEED)

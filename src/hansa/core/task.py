@@ -1,4 +1,4 @@
-"""A task: what to learn (model, loss) and who holds what (parties, tests)."""
+"""A task: the model, the loss, and the samples of the parties and of the aggregator."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from hansa.core.objective import Objective, kept_generator
 from hansa.core.registry import Part
 
 Pair = tuple[Any, Any]
-FEW = 1000  # parties whose class numbers are looked at one by one
+FEW = 1000  # up to this many parties, class numbers are checked for each party
 
 
 @dataclass(repr=False)
 class Task:
     """What the parties learn together.
 
-    `model` is any function that returns a `torch.nn.Module` (None for methods that bring their own). `loss` is a
-    name or a function of (output, target) that gives one value a sample. `parties` is a list of (x, y), arrays or
-    tensors of unequal sizes, or one (x, y, offsets) for very many of them: party k holds rows offsets[k] to
-    offsets[k + 1]. `test` is the central test set, `party_tests` the parties' own, in the same two forms as
-    `parties`. `prepare` is a preparation of the features (imputation, scaling) that the parties learn together
-    before the first round. `trusted` are clean samples (x, y) at the aggregator, for rules that judge updates by them.
+    `model` is a function that returns a `torch.nn.Module`, or None for methods that bring their own model. `loss` is a
+    name, or a function of (output, target) that gives one value per sample. `parties` is a list of (x, y), arrays or
+    tensors of any sizes; or, for very many parties, one (x, y, offsets): party k holds rows offsets[k] to
+    offsets[k + 1]. `test` is the central test set. `party_tests` are the parties' own test sets, in the form of
+    `parties`. `prepare` is a preparation of the features (imputation, scaling), learned by the parties before the first
+    round. `trusted` are clean samples (x, y) at the aggregator, for fusions that judge updates with them.
     """
 
     model: Callable[[], nn.Module] | None = None
@@ -45,10 +45,10 @@ class Task:
     trusted: Pair | None = None
 
     def __repr__(self) -> str:
-        """What there is, without the samples themselves."""
-        held = self.parties
-        many = isinstance(held, tuple) and len(held) == 3 and not isinstance(held[0], (tuple, list))
-        count = len(held[2]) - 1 if many else len(held)
+        """The task without its samples."""
+        data = self.parties
+        joined = isinstance(data, tuple) and len(data) == 3 and not isinstance(data[0], (tuple, list))
+        count = len(data[2]) - 1 if joined else len(data)
         loss = self.loss if isinstance(self.loss, str) else getattr(self.loss, "__name__", type(self.loss).__name__)
         model = getattr(self.model, "__name__", None if self.model is None else type(self.model).__name__)
         out = [f"model={model}", f"loss={loss}", f"{count} parties", f"test={_count(self.test)}"]
@@ -61,19 +61,19 @@ class Task:
         return f"Task({', '.join(out)})"
 
     def holdings(self, objective: Objective) -> Holdings:
-        """The data as tensors that fit the objective."""
+        """The task's samples as tensors that fit the objective."""
         return Holdings(self, objective)
 
 
 def _count(pair: Pair | None) -> str:
     try:
         return "none" if pair is None else f"{len(pair[0])} samples"
-    except (TypeError, IndexError):  # no pair: a run says so
+    except (TypeError, IndexError):  # not a pair: a run refuses it
         return "?"
 
 
 class PartyShards:
-    """Samples of many parties in one tensor, with the row at which each party starts."""
+    """The samples of all parties in one tensor: party k has rows offsets[k] to offsets[k + 1]."""
 
     def __init__(self, data: Sequence[Pair] | tuple[Any, Any, Any], objective: Objective, what: str,
                  prepared: bool = False, names: Sequence[str] | None = None) -> None:  # fmt: skip
@@ -87,7 +87,7 @@ class PartyShards:
             _paired(x, y, what)
         else:
             if not isinstance(data, Sequence) or len(data) == 0:
-                raise DataError(f"{what}: give a list of (x, y), one a party, or one (x, y, offsets)")
+                raise DataError(f"{what}: give a list of (x, y), one per party, or one (x, y, offsets)")
             xs, ys = [], []
             for k, pair in enumerate(data):
                 if not isinstance(pair, (tuple, list)) or len(pair) != 2:
@@ -99,42 +99,46 @@ class PartyShards:
             offsets = np.concatenate([[0], np.cumsum([len(v) for v in xs])]).astype(np.int64)
         self.offsets = offsets
 
-        def place(row: int) -> str:
+        def owner(row: int) -> str:
             party = int(np.searchsorted(offsets, row, side="right")) - 1
-            if len(offsets) == 2:  # a deployed party, which tells the aggregator no more
+            if len(offsets) == 2:  # a deployed party: the aggregator must not learn the row
                 return ""
             return f" of party {names[party] if names is not None else str(party)!r} (row {row - int(offsets[party])})"
 
-        self.x, self.y = _fit(x, y, objective, what, prepared, place)
+        self.x, self.y = _fit(x, y, objective, what, prepared, owner)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     def size(self, party: int) -> int:
+        """The number of samples of a party."""
         return int(self.offsets[party + 1] - self.offsets[party])
 
     def sizes(self, parties: Sequence[int] | np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """The same of many parties."""
+        """The numbers of samples of many parties."""
         ids = np.asarray(parties)
         return np.asarray(self.offsets[ids + 1] - self.offsets[ids])
 
     def of(self, party: int) -> tuple[Tensor, Tensor]:
+        """The samples of a party."""
         rows = slice(int(self.offsets[party]), int(self.offsets[party + 1]))
         return self.x[rows], self.y[rows]
 
 
 class Known:
-    """What an aggregator knows: the parties by name, the shape of their samples, the number of classes, whether they
-    have test samples of their own (`tests`) and which parties do (`tested`), and the samples that no party holds
-    (`test`, `trusted`)."""
+    """What an aggregator knows about a task: names of the parties, sample shape, classes, its own samples.
+
+    `tests` is not None if parties have their own test samples, and `tested` lists these parties. `test` and `trusted`
+    are the samples that no party holds.
+    """
 
     tests: Any = None
     tested: Sequence[int] = ()
-    counted = False  # whether the number of classes is that of the parties' targets: none was said
+    counted = False  # whether the number of classes was counted in the parties' targets, not declared
 
     def __init__(self, count: int, names: Sequence[str] | None, shape: tuple[int, ...], classes: int | None) -> None:
         self._count, self.shape, self.classes = count, shape, classes
-        self._names = list(names) if names is not None else None  # a million numbers as texts take 60 MB
+        self._names = list(names) if names is not None else None  # no default names: a million strings take 60 MB
         self.test: tuple[Tensor, Tensor] | None = None
         self.trusted: tuple[Tensor, Tensor] | None = None
         if self._names is not None and len(self._names) != count:
@@ -144,7 +148,7 @@ class Known:
             raise DataError(f"names: two parties are called {twice!r}")
 
     def hold(self, task: Task, objective: Objective) -> None:
-        """Take the task's samples that no party holds, as tensors that fit the objective."""
+        """Convert the samples that no party holds to tensors that fit the objective."""
         prepared = task.prepare is not None
         self.test = self._central(task.test, objective, "test", prepared)
         self.trusted = self._central(task.trusted, objective, "trusted", prepared)
@@ -165,7 +169,7 @@ class Known:
         return x, y
 
     def check_targets(self, y: Tensor, what: str, hint: str = "", tell: bool = True) -> None:
-        """Refuse invalid class numbers; with `tell`, the reason says which numbers the party has."""
+        """Raise a DataError for invalid class numbers; with `tell`, the message has the party's numbers."""
         if self.classes is not None and not y.is_floating_point() and y.numel():
             low, high = int(y.min()), int(y.max())
             if low < 0 or high >= self.classes:
@@ -177,28 +181,28 @@ class Known:
         return self._count
 
     def name(self, party: int) -> str:
-        """What a party is called: the name that the task gives it, or its number."""
+        """The name of a party; without names, its number."""
         return str(party) if self._names is None else self._names[party]
 
     @functools.cached_property
     def _numbers(self) -> dict[str, int]:
         return {self.name(party): party for party in range(len(self))}
 
-    def find(self, given: str, where: str) -> int:
-        """The party of that name, or else of that number; `where` it was asked for is said if there is none."""
-        party = self._numbers.get(given, int(given) if given.isdecimal() else -1)
+    def find(self, name: str, where: str) -> int:
+        """The party of that name or number; `where` is the setting that names it, for the error message."""
+        party = self._numbers.get(name, int(name) if name.isdecimal() else -1)
         if not 0 <= party < len(self):
-            raise ConfigError(f"{where}: there is no party {given!r}{nearest(given, self._numbers)}")
+            raise ConfigError(f"{where}: there is no party {name!r}{nearest(name, self._numbers)}")
         return party
 
 
 class Holdings(Known):
-    """All data of a task: what each party trains on, its own test samples, the central test set."""
+    """All samples of a simulated task: training and test samples of the parties, and the central samples."""
 
     def __init__(self, task: Task, objective: Objective) -> None:
-        prepared, own = task.prepare is not None, task.party_tests
+        prepared, tests = task.prepare is not None, task.party_tests
         self.train = PartyShards(task.parties, objective, "parties", prepared, task.names)
-        self.tests = PartyShards(own, objective, "party_tests", prepared, task.names) if own is not None else None
+        self.tests = PartyShards(tests, objective, "party_tests", prepared, task.names) if tests is not None else None
         if self.tests is not None and len(self.tests) != len(self.train):
             raise DataError(f"party_tests: {len(self.tests)} test sets for {len(self.train)} parties")
         if self.tests is not None:
@@ -206,8 +210,8 @@ class Holdings(Known):
         if self.train.offsets[-1] == 0:
             raise DataError("parties: none of them has a sample")
         y = self.train.y
-        whole = not y.is_floating_point() and y.numel() > 0
-        classes = task.classes if task.classes is not None else (int(y.max()) + 1 if whole else None)
+        integers = not y.is_floating_point() and y.numel() > 0
+        classes = task.classes if task.classes is not None else (int(y.max()) + 1 if integers else None)
         super().__init__(len(self.train), task.names, tuple(self.train.x.shape[1:]), classes)
         self.counted = task.classes is None
         self.check_targets(y, "parties: ")
@@ -220,7 +224,7 @@ class Holdings(Known):
 
 
 def tensor_of(values: Any, what: str) -> Tensor:
-    """Convert an array of numbers to a tensor; raise a DataError that describes anything else."""
+    """Convert an array of numbers to a tensor; a DataError for anything else."""
     if isinstance(values, Tensor):
         return values.detach()
     try:
@@ -228,7 +232,7 @@ def tensor_of(values: Any, what: str) -> Tensor:
         text = values.dtype.kind in "USO" and values.size and isinstance(values.flat[0], str)
         if text and what.endswith("y"):
             raise DataError(
-                f"{what}: the targets are texts such as {str(values.flat[0])[:40]!r}; give class numbers from 0, the "
+                f"{what}: the targets are strings such as {str(values.flat[0])[:40]!r}; give class numbers from 0, the "
                 "same at every party"
             )
         return torch.from_numpy(np.ascontiguousarray(values))
@@ -238,24 +242,24 @@ def tensor_of(values: Any, what: str) -> Tensor:
 
 def _paired(x: Tensor, y: Tensor, what: str) -> None:
     if x.dim() == 0 or y.dim() == 0 or len(x) != len(y):
-        raise DataError(f"{what}: x has shape {tuple(x.shape)} and y {tuple(y.shape)}; both need one row a sample")
+        raise DataError(f"{what}: x has shape {tuple(x.shape)} and y {tuple(y.shape)}; both need one row per sample")
 
 
 @torch.no_grad()
 def _output(module: nn.Module, x: Tensor) -> Any:
-    """What a model gives for samples; None where it cannot be applied to them."""
+    """The output of a model for samples; None if the model fails on them."""
     training = module.training
     try:
         with kept_generator():
             return module.eval()(x)
-    except Exception:  # the user's own model: what it says is said where it is trained
+    except Exception:  # the user's own model: training will raise its error
         return None
     finally:
         module.train(training)
 
 
 def check_outputs(objective: Objective, x: Tensor, classes: int | None) -> None:
-    """Refuse a model that has fewer outputs for a sample than there are classes."""
+    """Raise a DataError if the model has fewer outputs per sample than there are classes."""
     if objective.loss != "cross_entropy" or classes is None or objective.module is None or len(x) == 0:
         return
     output = _output(objective.module, x)
@@ -275,23 +279,25 @@ def _join(tensors: list[Tensor], what: str) -> Tensor:
 
 
 def _fit(x: Tensor, y: Tensor, objective: Objective, what: str, prepared: bool,
-         place: Callable[[int], str] = lambda row: "") -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Features in the model's type, targets in the loss's; all on the objective's device. Whole numbers stay what they
-    are (characters, say) for a model that takes them, unless a preparation makes others of them. `place` names the
-    party that holds a row."""
+         owner: Callable[[int], str] = lambda row: "") -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Features in the model's type and targets in the loss's type, on the objective's device.
+
+    Integer features (such as characters) stay integers if the model takes them, unless a preparation changes them.
+    `owner` names the party that holds a row, for error messages.
+    """
     module, real = objective.module, x.is_floating_point()
     if module is not None:
         if real or x.dtype == torch.uint8 or prepared:
             x = x.to(objective.dtype)
         elif len(x):
-            one = x[:1].to(objective.device)
-            if _output(module, one) is None and _output(module, one.to(objective.dtype)) is not None:
+            first = x[:1].to(objective.device)
+            if _output(module, first) is None and _output(module, first.to(objective.dtype)) is not None:
                 raise DataError(
                     f"{what}: the model takes no whole numbers as features; give them as floating-point numbers"
                 )
     if real:
-        check_features(x, what, prepared, place)
-    y = fit_targets(y, objective, what, place)
+        check_features(x, what, prepared, owner)
+    y = fit_targets(y, objective, what, owner)
     if objective.loss == "cross_entropy" and y.dim() == 2 and len(x) and looks_one_hot(y):
         output = None if module is None else _output(module, x[:1].to(objective.device))
         if not isinstance(output, Tensor) or output.shape[:-1].numel() != y.shape[1]:
@@ -307,32 +313,32 @@ def looks_one_hot(y: Tensor) -> bool:
     return y.shape[1] > 1 and bool(((y == 0) | (y == 1)).all()) and bool((y.sum(1) == 1).all())
 
 
-def check_features(x: Tensor, what: str, prepared: bool, place: Callable[[int], str]) -> None:
-    """Refuse infinite features, and missing ones (NaN) unless a preparation fills them in."""
+def check_features(x: Tensor, what: str, prepared: bool, owner: Callable[[int], str]) -> None:
+    """Raise a DataError for infinite features, and for missing ones (NaN) without a preparation that fills them in."""
     if x.numel() == 0 or all(bool(torch.isfinite(end)) for end in torch.aminmax(x)):
         return
     bad = x.isinf().flatten(1).any(1) if x.dim() > 1 else x.isinf()
     if bad.any():
         row = int(bad.nonzero()[0, 0])
         raise DataError(
-            f"{what}: the features{place(row)} have infinite values, or too large ones for {str(x.dtype)[6:]}; "
+            f"{what}: the features{owner(row)} have values that are infinite or too large for {str(x.dtype)[6:]}; "
             "correct them, or mark them as missing (NaN)"
         )
     if not prepared:
         row = int((x.isnan().flatten(1).any(1) if x.dim() > 1 else x.isnan()).nonzero()[0, 0])
         raise DataError(
-            f"{what}: the features{place(row)} have missing values (NaN); give the task prepare=Standardise() "
+            f"{what}: the features{owner(row)} have missing values (NaN); give the task prepare=Standardise() "
             "(task.prepare = 'standardise')"
         )
 
 
-def fit_targets(y: Tensor, objective: Objective, what: str, place: Callable[[int], str] = lambda row: "") -> Tensor:
-    """Targets as the loss takes them: in its type, one entry per sample where they were a column."""
+def fit_targets(y: Tensor, objective: Objective, what: str, owner: Callable[[int], str] = lambda row: "") -> Tensor:
+    """Targets in the type of the loss; a column of targets becomes a vector."""
     loss = objective.loss
     if y.is_floating_point() and y.numel() and not bool(torch.isfinite(y).all()):
         bad = ~torch.isfinite(y).flatten(1).all(1) if y.dim() > 1 else ~torch.isfinite(y)
         raise DataError(
-            f"{what}: targets{place(int(bad.nonzero()[0, 0]))} are NaN or infinite; leave those samples out"
+            f"{what}: targets{owner(int(bad.nonzero()[0, 0]))} are NaN or infinite; leave those samples out"
         )
     if not isinstance(loss, str):
         return y.to(objective.dtype) if y.is_floating_point() else y

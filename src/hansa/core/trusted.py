@@ -1,4 +1,4 @@
-"""Samples of the server's own, by which some rules judge what parties send."""
+"""Trusted samples at the aggregator, with which some fusions judge updates."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from hansa.core.params import Params
 
 
 class Trusted:
-    """Clean samples at the aggregator: it can train on them as a party does, or measure a model."""
+    """The aggregator's own clean samples: it trains on them as a party would, or evaluates a model."""
 
     def __init__(self, objective: Objective, x: Tensor, y: Tensor, id: int, seed: int) -> None:
         self.objective, self.x, self.y = objective, x, y
-        self._id, self._seed = id, seed  # a number that no party has
+        self._id, self._seed = id, seed  # the id is that of no party
 
     def run(self, op: Op, payload: Payload, round: int) -> Reply:
-        """The reply of an op on the trusted samples."""
+        """Run an op on the trusted samples."""
         outcome = perform(op, Party(self._id, self.objective, (self.x, self.y), None, self._seed, round), payload, {})
         if isinstance(outcome, str):
-            raise ConfigError(f"the server cannot do {op.name!r} on its trusted samples: {outcome}")
+            raise ConfigError(f"the aggregator cannot run {op.name!r} on its trusted samples: {outcome}")
         return outcome[0]
 
     def loss(self, params: Params, samples: int, stream: np.random.Generator) -> Callable[[Tensor], float]:
-        """The mean loss of a model vector on samples drawn from the stream; buffers are those of `params` and stay."""
+        """A function: the mean loss of a model vector on drawn samples, with the buffers of `params`."""
         drawn = np.sort(stream.permutation(len(self.x))[:samples])
         rows = torch.from_numpy(drawn).to(self.x.device)
         x, y = self.x[rows], self.y[rows]
 
-        def of(w: Tensor) -> float:
+        def loss(w: Tensor) -> float:
             return float(self.objective.loss_of(self.objective.outputs(params._replace(w=w), x), y).mean())
 
-        return of
+        return loss
