@@ -198,7 +198,7 @@ def test_asking_an_unknown_party_or_one_twice_is_an_error(parties: list[int]) ->
         await fed.gather(SGD(), {}, parties=parties)
         return state
 
-    with pytest.raises(AlgorithmError, match="they must be distinct and known"):
+    with pytest.raises(AlgorithmError, match="parties must exist and be distinct"):
         played(wrong, frozenset({"gather"}))
 
 
@@ -213,9 +213,9 @@ def test_tickets_are_held_to_one_a_party_and_next_to_some() -> None:
         return state
 
     verbs = frozenset({"submit", "next"})
-    with pytest.raises(AlgorithmError, match="party 1 already has a ticket under way"):
+    with pytest.raises(AlgorithmError, match="party 1 already has an unanswered ticket"):
         played(twice, verbs)
-    with pytest.raises(AlgorithmError, match="no ticket under way"):
+    with pytest.raises(AlgorithmError, match="no ticket is unanswered"):
         played(none, verbs)
 
 

@@ -86,7 +86,7 @@ BAD_LABELS: list[tuple[Any, str]] = [
      "parties: at 'c' class numbers go from 1 to 2, those of other parties from 0 to 1; number the classes alike"),
     (labels(shift=-1), r"parties: targets must lie in 0\.\.\d, got -1\.\.0"),
     ([np.array(["no", "yes"])[y] for y in labels()], r"parties\[0\] y: the targets are strings such as '(no|yes)'"),
-    ([np.array(["no", "yes"], dtype=object)[y] for y in labels()], r"parties\[0\] y: the targets are texts"),
+    ([np.array(["no", "yes"], dtype=object)[y] for y in labels()], r"parties\[0\] y: the targets are strings"),
     ([np.eye(2, dtype=np.float32)[y] for y in labels()], "parties: the targets look one-hot"),
     ([np.eye(2, dtype=np.int64)[y] for y in labels()], "parties: the targets look one-hot"),
     ([y + 0.5 for y in labels()], "parties: cross_entropy needs whole class numbers"),

@@ -115,7 +115,7 @@ def test_its_own_work_goes_before_what_it_is_told(tmp_path: Path) -> None:
 
 def test_a_party_is_asked_nothing_but_ops() -> None:
     for kind, name in (("dataset", "heart"), ("model", "logistic"), ("algorithm", "fedavg")):
-        with pytest.raises(ConfigError, match="nothing that a party could be asked to do"):
+        with pytest.raises(ConfigError, match="is not an op, so a party cannot run it"):
             op_of({"kind": kind, "name": name}, where="ask")
     for op in (SGD(), Evaluate("network")):
         assert op_of(op_config(op), where="ask") == op
