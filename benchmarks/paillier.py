@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 
 from hansa.secure import functional
-from hansa.secure.digits import Digits
-from hansa.secure.numbers import Stream
 from hansa.secure.paillier import Packing, PrivateKey, add_up
+from hansa.secure.primes import Stream
+from hansa.secure.radix import Radix
 from hansa.secure.threshold import combine, deal
 
 HERE = Path(__file__).resolve().parent
@@ -88,7 +88,7 @@ class Threshold:
                                             for m in self.packing.pack(vector)])  # fmt: skip
         adding, total = timed(lambda: add_up([sealed, sealed]))
         opening, first = timed(lambda: [self.shares[0].partial(c) for c in total])
-        others = [{share.place: share.partial(c) for share in self.shares[1:7]} for c in total]
+        others = [{share.index: share.partial(c) for share in self.shares[1:7]} for c in total]
         messages = [
             self.key.decode(combine(self.key, {1: mine, **rest}, PARTIES, 7))
             for mine, rest in zip(first, others, strict=True)
@@ -102,9 +102,9 @@ class Functional:
     """Values in digits of 12 bits; ten parties in the sum."""
 
     def measure(self) -> Row:
-        digits = Digits(16 + 20, 12)
+        radix = Radix(16 + 20, 12)
         vector = numbers(20, 16)
-        flat = digits.split(vector).reshape(-1).tolist()
+        flat = radix.split(vector).reshape(-1).tolist()
         secrets = [Stream(bytes([k])).bits(functional.EXPONENT) for k in range(PARTIES)]
         bases = [functional.base(b"label", j) for j in range(len(flat))]
         functional.encrypt(0, secrets[0], bases[0])
@@ -116,10 +116,10 @@ class Functional:
         columns = list(zip(first, *others, strict=True))
         opening, sums = timed(lambda: [functional.decrypt(column, [1] * PARTIES, key, at, 0, PARTIES * 4095)
                                        for column, at in zip(columns, bases, strict=True)])  # fmt: skip
-        total = digits.join(np.array(sums).reshape(-1, digits.count), PARTIES)
+        total = radix.join(np.array(sums).reshape(-1, radix.count), PARTIES)
         assert np.array_equal(total, PARTIES * vector)
         return {"encrypt": vector.size / encrypting, "open": vector.size / opening,
-                "bytes": functional.SIZE * digits.count}  # fmt: skip
+                "bytes": functional.SIZE * radix.count}  # fmt: skip
 
 
 class CKKS:
@@ -136,19 +136,19 @@ class CKKS:
         )
 
     def measure(self) -> Row:
-        digits = Digits(32 + 20, self.ckks.DIGIT)
-        vector = numbers(8 * self.ckks.SLOTS // digits.count, 32)
+        radix = Radix(32 + 20, self.ckks.DIGIT)
+        vector = numbers(8 * self.ckks.SLOTS // radix.count, 32)
         flat = np.zeros((8, self.ckks.SLOTS))
-        flat.reshape(-1)[: vector.size * digits.count] = digits.split(vector).reshape(-1)
+        flat.reshape(-1)[: vector.size * radix.count] = radix.split(vector).reshape(-1)
         encrypting, sealed = timed(
             lambda: [self.ts.ckks_vector(self.context, row.tolist(), scale=self.ckks.SCALE) for row in flat]
         )
         adding, total = timed(lambda: [a + b for a, b in zip(sealed, sealed, strict=True)])
         opening, opened = timed(lambda: np.concatenate([np.rint(row.decrypt()) for row in total]))
-        sums = opened[: vector.size * digits.count].astype(np.int64).reshape(-1, digits.count)
-        assert np.array_equal(digits.join(sums, 2), 2 * vector)
+        sums = opened[: vector.size * radix.count].astype(np.int64).reshape(-1, radix.count)
+        assert np.array_equal(radix.join(sums, 2), 2 * vector)
         return {"encrypt": vector.size / encrypting, "add": vector.size / adding, "open": vector.size / opening,
-                "bytes": self.ckks.BOX * digits.count / self.ckks.SLOTS, "key": self.seconds}  # fmt: skip
+                "bytes": self.ckks.CIPHERTEXT * radix.count / self.ckks.SLOTS, "key": self.seconds}  # fmt: skip
 
 
 def phe(bits: int) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from hansa.core.driver import drive
 from hansa.core.federation import Ask, Federation, Gathered, Reduced
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.secure import Masking
-from hansa.secure.masked import SecureMasked
+from hansa.secure.masking_ops import SecureMasked
 
 HERE = Path(__file__).resolve().parent
 FLOWER = HERE / ".envs/flower/bin/python"
@@ -140,7 +140,8 @@ def flower(given: argparse.Namespace) -> list[dict[str, Any]]:
 def expansion(parties: int, values: int, bits: int, neighbours: int | None) -> float:
     """The bytes that a party sends over those of its numbers in the clear: 2^10 parties, 2^20 values of 16 bits are
     the setting for which Bonawitz et al. (2017) give 1.73."""
-    from hansa.secure.masked import SEALED, Terms
+    from hansa.secure.masking_ops import SEALED
+    from hansa.secure.masking_terms import Terms
     from hansa.secure.shamir import SHARE
 
     channel = Masking(bits=bits, neighbours=neighbours)

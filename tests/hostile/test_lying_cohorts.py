@@ -59,7 +59,10 @@ def test_a_promise_of_a_large_cohort_gets_an_aggregator_no_smaller_sum(tmp_path:
     assert len(rounds) == 4 and all("empty" in line for line in rounds), job
     reasons = [line["missing"]["ann"] for line in rounds]
     assert "cohort of at least 10, and 3 of the 3 parties that are asked can open the sum" in reasons[0]
-    assert "3 parties advertised keys, and the secure sum is agreed for 14, of whom 10 must come" in reasons[1]
+    assert (
+        "3 parties advertised keys; the secure sum was agreed for 14 parties, of which at least 10 must take part"
+        in reasons[1]
+    )
     assert "not signed by mallory" in reasons[2]
     assert "not signed by mallory" in rounds[3]["missing"]["bob"]
     assert not asked, "masked numbers were asked for"

@@ -13,8 +13,8 @@ from liars import answer
 
 import hansa
 from hansa.experiment.config import make_model
-from hansa.secure import boxes
-from hansa.secure.numbers import from_rows, to_rows
+from hansa.secure import envelopes
+from hansa.secure.byte_tensors import from_rows, to_rows
 
 PARTIES = {name: samples(seed=seed) for seed, name in enumerate(("ann", "bob", "cid", "dan", "eve"))}
 NAMES = list(PARTIES)
@@ -46,8 +46,8 @@ def lie_about_the_key() -> None:
 
 def give_a_wrong_share() -> None:
     """To the third of those who hold one, in a box that only that party can open."""
-    seal, count = boxes.seal, iter(range(10**6))
-    boxes.seal = lambda key, data: seal(key, data[:-1] + b"\1" if next(count) == 2 else data)
+    seal, count = envelopes.seal, iter(range(10**6))
+    envelopes.seal = lambda key, data: seal(key, data[:-1] + b"\1" if next(count) == 2 else data)
 
 
 def losses(missing: dict[int, set[int]], rounds: int) -> list[float]:
@@ -89,7 +89,7 @@ def test_who_lies_about_a_shared_key_is_named_and_the_sums_are_right(tmp_path: P
     assert [dealt["train_loss"], kept["train_loss"]] == pytest.approx(losses({0: {0, 3}}, 2), abs=1e-5)
 
     opened, recalled = second["rounds"]
-    assert opened["rejected"] == {"ann": "its part in opening the secure sum is wrong"}
+    assert opened["rejected"] == {"ann": "its partial decryption of the secure sum is wrong"}
     assert list(recalled["rejected"]) == ["ann"]
-    assert "what it says of the key of the secure sum is wrong" in recalled["rejected"]["ann"]
+    assert "it sent a wrong public part of the key of the secure sum" in recalled["rejected"]["ann"]
     assert [opened["train_loss"], recalled["train_loss"]] == pytest.approx(losses({1: {0}}, 2), abs=1e-5)

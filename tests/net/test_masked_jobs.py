@@ -20,7 +20,7 @@ from hansa.net.party.peers import Peers
 from hansa.net.party.policy import Floor, Policy
 from hansa.net.party.vault import look
 from hansa.net.transport import client, keys
-from hansa.secure import signed
+from hansa.secure import signatures
 
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}
 SUMS = 4  # two of the preparation, and one a round
@@ -136,9 +136,9 @@ def test_parties_know_each_other_by_certificates_of_their_authority(tmp_path: Pa
     assert ann.knows(bob) == "bob"
     certificate, signature = Peers(bob.folder, {}).sign(b"data")
     key = Peers(ann.folder, {}).known(certificate)[1]
-    assert signed.verify(key, b"data", signature)
-    assert not signed.verify(key, b"date", signature)
-    assert len(certificate) < signed.CERTIFICATE - 2
+    assert signatures.verify(key, b"data", signature)
+    assert not signatures.verify(key, b"date", signature)
+    assert len(certificate) < signatures.CERTIFICATE - 2
     for false in (Certified(tmp_path / "x", other, "bob"), Certified(tmp_path / "y", authority, "bob", "elsewhere"),
                   Certified(tmp_path / "z", authority, "bob", role="operator")):  # fmt: skip
         with pytest.raises(PartyError, match="a party of the secure sum is not known"):

@@ -39,10 +39,10 @@ from hansa.net.party.vault import FILE, HomeVault, look
 from hansa.net.transport.wire import Blob, Work
 from hansa.privacy import spent
 from hansa.privacy.accounting import epsilon
-from hansa.secure.masked import SecureKeys, SecureMasked, SecureShares
-from hansa.secure.numbers import Stream
+from hansa.secure.masking_ops import SecureKeys, SecureMasked, SecureShares
 from hansa.secure.paillier import PrivateKey
-from hansa.secure.paillier_sum import Encrypted
+from hansa.secure.paillier_sum import PaillierEncrypt
+from hansa.secure.primes import Stream
 
 LOCAL = DPSGD(batch=5, sigma=2.0)
 TASK = {"model": "logistic", "dtype": "float64", "shape": [3], "outputs": 2, "loss": "cross_entropy", "classes": 2,
@@ -538,7 +538,7 @@ def test_labels_that_a_model_has_no_outputs_for_are_refused_whoever_is_drawn(pla
 def test_a_party_declines_few_sums_for_what_its_numbers_are(place: Any) -> None:
     """The aggregator chooses the range of a sum: by halving it, 135 sums read a record to eight digits."""
     policy, step = "[privacy]\nsecure = true\ndeclines = 3\n", SGD(batch=1, steps=1)
-    tiny, wide = (Encrypted(inner=step, range=range, key_bits=1024) for range in (1e-9, 16.0))
+    tiny, wide = (PaillierEncrypt(inner=step, range=range, key_bits=1024) for range in (1e-9, 16.0))
     model = {"w": torch.zeros(8, dtype=torch.float64), "stats": torch.zeros(0), "counts": torch.zeros(0).long()}
     payload = {"model": model, "secure": PrivateKey.generate(1024, Stream(b"key")).public.tensor()}
     here = place(policy)

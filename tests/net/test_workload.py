@@ -38,10 +38,10 @@ from hansa.net.party.samples import preparer
 from hansa.net.party.store import Home, Remembered
 from hansa.net.party.workload import Workload, machine_memory
 from hansa.net.transport.wire import Blob, Work
-from hansa.secure import functional, masks
-from hansa.secure.masked import SecureMasked, SecureShares
-from hansa.secure.numbers import Stream, prime
+from hansa.secure import functional, ring
+from hansa.secure.masking_ops import SecureMasked, SecureShares
 from hansa.secure.paillier import PublicKey
+from hansa.secure.primes import Stream, prime
 from hansa.select.tiers import Probe
 
 TASK = {"model": "logistic", "dtype": "float64", "shape": [3], "outputs": 2, "loss": "cross_entropy", "classes": 2,
@@ -194,7 +194,7 @@ def test_a_tree_in_which_a_node_is_below_itself_is_refused(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("work", [
     lambda: prime(Stream(b"secret"), 512), lambda: PublicKey(2**1024 + 1).encrypt(1, Stream(b"secret")),
-    lambda: masks.add(np.zeros(4, np.uint64), bytes(32)), lambda: functional.encrypt(1, 2, 3),
+    lambda: ring.add_mask(np.zeros(4, np.uint64), bytes(32)), lambda: functional.encrypt(1, 2, 3),
     lambda: SplitCounts((0,), 3, 2, 2).run(
         preparer((samples(0)[0], None))(0, TASK, "cpu"),
         {"domain": [{"cuts": [0.0]}] * 3, "feature": torch.tensor([-1]), "child": torch.tensor([[-1, -1]])}, {},

@@ -17,9 +17,10 @@ import torch
 from test_threshold import DEALING, KEY, SHARES, TEXTS, parts_of
 
 from hansa.core.errors import DataError, RuntimeFailure
-from hansa.secure import apart, functional_sum
-from hansa.secure.numbers import Stream, as_tensor, to_rows
+from hansa.secure import child_process, functional_sum
+from hansa.secure.byte_tensors import as_tensor, to_rows
 from hansa.secure.paillier_sum import added, made_key
+from hansa.secure.primes import Stream
 from hansa.secure.threshold_sum import opened, received
 
 
@@ -30,7 +31,7 @@ def in_a_thread(work: Callable[[], Any]) -> Any:
 
 def pid() -> int:
     """The child of this thread, which it has from its first call on."""
-    found: int = apart._own.child._process.pid
+    found: int = child_process._own.child._process.pid
     return found
 
 
@@ -46,7 +47,7 @@ def gone(process: int) -> bool:
     return False
 
 
-SENT = {share.place: KEY.rows(TEXTS).numpy() for share in SHARES[:2]}
+SENT = {share.index: KEY.rows(TEXTS).numpy() for share in SHARES[:2]}
 GIVEN = {"key": KEY.tensor(), "owners": torch.tensor(DEALING.owners), "checks": DEALING.rows()}
 PARTS = {k: to_rows(parts_of(share), KEY.size).numpy() for k, share in zip(DEALING.owners, SHARES, strict=True)}
 PROOFS = {
@@ -73,22 +74,22 @@ def same(a: Any, b: Any) -> bool:
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call[0].__name__)
 def test_a_child_gives_what_the_function_itself_gives(call: tuple[Any, ...]) -> None:
-    here, (there, who) = call[0](*call[1:]), in_a_thread(lambda: (apart.run(*call), pid()))
+    here, (there, who) = call[0](*call[1:]), in_a_thread(lambda: (child_process.run(*call), pid()))
     assert same(here, there)
     assert who != os.getpid()
 
 
 def test_a_simulation_computes_where_it_is() -> None:
-    key = apart.run(made_key, KEY.tensor(), KEY.bits)
+    key = child_process.run(made_key, KEY.tensor(), KEY.bits)
     assert key == KEY
-    assert getattr(apart._own, "child", None) is None
+    assert getattr(child_process._own, "child", None) is None
 
 
 def test_the_thread_of_a_job_keeps_its_child_and_the_child_ends_with_it() -> None:
     def work() -> tuple[int, int]:
-        apart.run(*CALLS[0])
+        child_process.run(*CALLS[0])
         first = pid()
-        apart.run(*CALLS[1])
+        child_process.run(*CALLS[1])
         return first, pid()
 
     first, second = in_a_thread(work)
@@ -99,11 +100,11 @@ def test_the_thread_of_a_job_keeps_its_child_and_the_child_ends_with_it() -> Non
 def test_a_child_ends_with_an_aggregator_that_is_killed() -> None:
     code = (
         "import threading, time\n"
-        "from hansa.secure import apart\n"
+        "from hansa.secure import child_process\n"
         "from hansa.secure.functional_sum import opened\n"
         "def work():\n"
-        "    apart.run(opened, {}, 1, b'', 1)\n"
-        "    print(apart._own.child._process.pid, flush=True)\n"
+        "    child_process.run(opened, {}, 1, b'', 1)\n"
+        "    print(child_process._own.child._process.pid, flush=True)\n"
         "    time.sleep(600)\n"
         "threading.Thread(target=work).start()\n"
     )
@@ -119,9 +120,9 @@ def test_a_child_ends_with_an_aggregator_that_is_killed() -> None:
 def test_errors_of_the_project_are_raised_where_they_are_waited_for() -> None:
     def work() -> Any:
         with pytest.raises(DataError, match=r"the key has 1024 bits, expected 2048") as found:
-            apart.run(made_key, KEY.tensor(), 2048)
+            child_process.run(made_key, KEY.tensor(), 2048)
         assert type(found.value) is DataError
-        return apart.run(*CALLS[0])
+        return child_process.run(*CALLS[0])
 
     assert in_a_thread(work) == KEY
 
@@ -129,33 +130,33 @@ def test_errors_of_the_project_are_raised_where_they_are_waited_for() -> None:
 def test_a_child_runs_no_other_function() -> None:
     def work() -> None:
         with pytest.raises(TypeError, match=r"posix.system is not one of the functions"):
-            apart.run(os.system, "true")
+            child_process.run(os.system, "true")
 
     in_a_thread(work)
     with pytest.raises(TypeError, match=r"posix.system is not one of the functions"):
-        apart._function("posix.system")
+        child_process._function("posix.system")
 
 
 def test_every_function_that_a_child_may_run_is_there() -> None:
-    for name in apart.FUNCTIONS:
-        assert callable(apart._function(name))
+    for name in child_process.FUNCTIONS:
+        assert callable(child_process._function(name))
 
 
 def test_a_child_that_is_killed_is_replaced_and_one_that_keeps_ending_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def work() -> Any:
-        apart.run(*CALLS[0])
+        child_process.run(*CALLS[0])
         before = pid()
         os.kill(before, 9)
-        assert apart.run(*CALLS[0]) == KEY
+        assert child_process.run(*CALLS[0]) == KEY
         after = pid()
-        monkeypatch.setattr(apart, "COMMAND", [sys.executable, "-c", "raise SystemExit(1)"])
+        monkeypatch.setattr(child_process, "COMMAND", [sys.executable, "-c", "raise SystemExit(1)"])
         os.kill(after, 9)
         with pytest.raises(RuntimeFailure, match="ended twice"):
-            apart.run(*CALLS[0])
+            child_process.run(*CALLS[0])
         monkeypatch.undo()
-        apart.run(*CALLS[0])
+        child_process.run(*CALLS[0])
         return before, after, pid()
 
     assert len(set(in_a_thread(work))) == 3
@@ -166,11 +167,11 @@ def test_other_threads_go_on_while_a_large_power_is_computed() -> None:
     exponent, done, begun = Stream(b"x").bits(2**18), threading.Event(), threading.Event()
 
     def work() -> None:
-        apart.run(*CALLS[0])  # the child is there
+        child_process.run(*CALLS[0])  # the child is there
         begun.set()
         try:
             with pytest.raises(DataError, match="the key is for other weights"):
-                apart.run(functional_sum.opened, {0: to_rows([1], 256).numpy()}, exponent, b"label", 1)
+                child_process.run(functional_sum.opened, {0: to_rows([1], 256).numpy()}, exponent, b"label", 1)
         finally:
             done.set()
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hansa.core.errors import PartyError, RoundAborted
 from hansa.core.op import Op, Payload, Reply, Shape
 from hansa.core.predictor import Evaluate
-from hansa.secure.encoding import Encoding, FixedPoint, Layout, Wide
+from hansa.secure.encoding import Encoding, FixedPoint, SumLayout, WideFixedPoint
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ POINT = FixedPoint(16.0, 32)
 
 
 def encoding(parties: int = 4, max_weight: int = 1000, point: FixedPoint = POINT) -> Encoding:
-    return Encoding(Layout(Something(), {}, Wide(2.0**30, 32)), point, parties, max_weight)
+    return Encoding(SumLayout(Something(), {}, WideFixedPoint(2.0**30, 32)), point, parties, max_weight)
 
 
 def reply(seed: int, weight: int = 3, **metrics: float) -> Reply:
@@ -81,7 +81,7 @@ def test_what_cannot_be_a_sum_of_weights_or_a_mean_of_metrics_is_not_taken_for_o
         wrong[-1] = heard
         assert code.decode(wrong, 2).metrics == {}
     assert code.decode(total, 2).metrics == {"train_loss": 3.0}
-    layout = Layout(Evaluate(), {}, Wide(2.0**30, 32))
+    layout = SumLayout(Evaluate(), {}, WideFixedPoint(2.0**30, 32))
     code = Encoding(layout, POINT, 2, 1000)
     sent = [code.encode(Reply({}, 10, metrics={"accuracy": 1.0, "loss": 0.5}), False) for _ in range(2)]
     assert code.decode(sent[0] + sent[1], 2).metrics == {"accuracy": 1.0, "loss": 0.5}
@@ -115,14 +115,14 @@ def test_what_has_no_room_is_declined() -> None:
     many = Reply({"w": torch.zeros(2, 3), "count": torch.tensor([2**31, 0])})
     with pytest.raises(PartyError, match="count has numbers over"):
         encoding().encode(many, False)
-    moments = Encoding(Layout(Moments(), {}, Wide(2.0**30, 32)), POINT, 4, 1)
+    moments = Encoding(SumLayout(Moments(), {}, WideFixedPoint(2.0**30, 32)), POINT, 4, 1)
     with pytest.raises(PartyError, match="sum has values over 16"):
         moments.encode(Reply({"sum": torch.tensor([17.0, 0.0], dtype=torch.float64)}), False)
 
 
 @given(st.lists(st.floats(-(2.0**30), 2.0**30), min_size=1, max_size=8), st.integers(2, 53), st.integers(1, 2**10))
 def test_wide_numbers_add_up_in_their_places(values: list[float], bits: int, weight: int) -> None:
-    wide = Wide(2.0**30, bits)
+    wide = WideFixedPoint(2.0**30, bits)
     places = wide.split(np.array(values)) * weight
     assert np.abs(places).max() <= (2 ** (bits - 1) - 1) * weight
     sums = wide.join(np.add.reduce([places, places, -places]))
@@ -163,7 +163,7 @@ def test_noise_is_added_to_each_value_of_the_tensors_and_to_nothing_else() -> No
         def expects(self, payload: Payload) -> dict[str, Shape]:
             return {"w": ((50_000,), torch.float32)}
 
-    code = Encoding(Layout(Large(), {}, Wide(2.0**30, 32)), POINT, 4, 1)
+    code = Encoding(SumLayout(Large(), {}, WideFixedPoint(2.0**30, 32)), POINT, 4, 1)
     zero = Reply({"w": torch.zeros(50_000)})
     noisy = code.encode(zero, True, b"secret", noise=0.25)
     values = noisy[1:] / POINT.scale

@@ -28,10 +28,10 @@ from hansa.core.replies import combine
 from hansa.core.reply_checks import Rules
 from hansa.core.round_record import Record
 from hansa.local import SGD
-from hansa.secure import boxes, threshold, threshold_sum
+from hansa.secure import envelopes, threshold, threshold_sum
+from hansa.secure.byte_tensors import as_bytes
 from hansa.secure.channel import Channel
-from hansa.secure.masked import SecureKeys
-from hansa.secure.numbers import as_bytes
+from hansa.secure.masking_ops import SecureKeys
 
 NUMBERS = {k: [1.5 * k - 2.25, 0.125, -3.0] for k in range(5)}
 COUNTS = {k: [7 * k, 10_000 - k] for k in range(5)}
@@ -243,7 +243,7 @@ def test_no_sum_of_a_single_party_is_opened(name: str) -> None:
     here = world(name)
     here.rules = Rules()
     here.gone = lambda op, party: op == encrypting(name) and party != 0
-    with pytest.raises(RoundAborted, match="1 of 5 parties gave their numbers"):
+    with pytest.raises(RoundAborted, match="1 of 5 parties sent their numbers"):
         here.reduce(Say())
     assert not any(op.endswith(("-open", "functional-key")) for op in here.asked)
 
@@ -251,7 +251,7 @@ def test_no_sum_of_a_single_party_is_opened(name: str) -> None:
 def test_functional_keys_are_for_as_many_parties_as_the_run_says() -> None:
     here = world("functional", min_parties=4)
     here.gone = lambda op, party: party in (1, 2)
-    with pytest.raises(RoundAborted, match=r"3 of 5 parties .* opens none of fewer than 4"):
+    with pytest.raises(RoundAborted, match=r"3 of 5 parties .* opens no sum of fewer than 4"):
         here.reduce(Say())
     here.gone = lambda op, party: party == 1
     assert torch.equal(here.reduce(Say()).sums["w"], plain([0, 2, 3, 4]))
@@ -304,13 +304,13 @@ def test_a_dealt_key_is_kept_until_too_few_of_those_asked_hold_it() -> None:
 def test_fewer_shares_than_needed_and_the_transcript_do_not_open_a_sum() -> None:
     here = world("threshold-paillier", threshold=0.6)
     here.reduce(Say())
-    held = [threshold_sum._kept(here.memories[k], 1024) for k in (0, 1)]
+    held = [threshold_sum._held(here.memories[k], 1024) for k in (0, 1)]
     assert held[0] is not None
     assert held[0] == held[1]
     text = held[0].key.encrypt(5, threshold.Stream(b"x"))
     values = [int.from_bytes(as_bytes(here.memories[k]["secure.threshold.share"]), "little") for k in (0, 1)]
     parts = {k + 1: threshold.Share(held[0], k + 1, value).partial(text) for k, value in enumerate(values)}
-    with pytest.raises(DataError, match="do not belong together"):
+    with pytest.raises(DataError, match="partial decryptions are inconsistent"):
         threshold.combine(dataclasses.replace(held[0], needed=2), parts)
     assert not any(name.endswith(("private", "paillier")) for memory in here.memories.values() for name in memory)
 
@@ -340,7 +340,9 @@ def test_the_aggregator_sees_no_partys_numbers_and_no_secret(name: str) -> None:
     if name == "functional":
         for k in range(5):
             assert as_bytes(here.memories[k]["secure.functional.box"]) not in seen
-            assert boxes.public(as_bytes(here.memories[k]["secure.functional.box"])) in seen  # the test can find things
+            assert (
+                envelopes.public(as_bytes(here.memories[k]["secure.functional.box"])) in seen
+            )  # the test can find things
 
 
 @every_channel
@@ -378,8 +380,8 @@ def test_the_functional_authority_gives_no_key_that_would_show_one_party() -> No
     for weights, least, why in (
         ([0, 1, 0, 0, 0], 2, "no key for a sum of 1 parties"),
         ([0, 1, 0, 0, 0], 1, "no key for a sum of 1 parties"),  # whatever the aggregator says
-        ([2, 1, 1, 1, 1], 2, "weights are 0 or 1"),
-        ([1, 1, 1, 1], 2, "4 weights are not for 5 parties"),
+        ([2, 1, 1, 1, 1], 2, "with weights 0 or 1"),
+        ([1, 1, 1, 1], 2, "4 weights do not match 5 parties"),
     ):
         here.vaults[0].noted.clear()
         op = op_of({**wanted["op"], "least": least}, where="test")
@@ -461,10 +463,10 @@ def test_a_run_says_why_a_round_was_empty() -> None:
         ("paillier", {"key_bits": 2000}, "key_bits must be a multiple of 256"),
         ("paillier", {"holder": 4}, "holder must be one of the 4 parties"),
         ("paillier", {"bits": 53}, "could overflow"),
-        ("threshold-paillier", {"threshold": 0.0}, "threshold must lie in 0..1"),
-        ("threshold-paillier", {"threshold": 1.5}, "threshold must lie in 0..1"),
+        ("threshold-paillier", {"threshold": 0.0}, "threshold must be above 0 and at most 1"),
+        ("threshold-paillier", {"threshold": 1.5}, "threshold must be above 0 and at most 1"),
         ("paillier", {"min_parties": 1}, "min_parties must be at least 2"),
-        ("functional", {"min_parties": 5}, "is of at least 5 parties, and a round asks 4"),
+        ("functional", {"min_parties": 5}, "needs at least 5 parties, and a round asks 4"),
         ("functional", {"authority": 9}, "authority must be one of the 4 parties"),
     ],
 )
@@ -494,9 +496,9 @@ def test_long_work_and_short_keys_are_warned_of(caplog: pytest.LogCaptureFixture
     build("secure", "paillier").check(problem(10))
     assert caplog.text == ""
     build("secure", "functional").check(problem(4000))
-    assert "a party will take about 80 s a round for 8002 values" in caplog.text
+    assert "a party will take about 80 s per round for 8002 values" in caplog.text
     build("secure", "threshold-paillier", key_bits=1024).check(problem(10))
-    assert "under 2048 bits are for tests only" in caplog.text
+    assert "below 2048 bits are for tests only" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -508,5 +510,5 @@ def test_a_sum_without_a_short_name_is_neither_opened_nor_written_down(session: 
     here.reduce(Say())
     opened = next(sent for sent in here.sent if sent["op"]["name"] == "secure-paillier-open")
     said = here.at(0, op_of(opened["op"], "test"), {**opened["payload"], "session": session})
-    assert "expected a session of 1 to 100 characters" in str(said)
-    assert "expected a session of 1 to 100 characters" in str(here.at(0, SecureKeys(), {"session": session}))
+    assert "no session name of 1 to 100 characters" in str(said)
+    assert "no session name of 1 to 100 characters" in str(here.at(0, SecureKeys(), {"session": session}))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hansa.core.errors import DataError, PartyError
 from hansa.secure import functional
-from hansa.secure.numbers import Stream
+from hansa.secure.primes import Stream
 
 SECRETS = [Stream(f"party {k}".encode()).bits(functional.EXPONENT) for k in range(4)]
 AT = functional.base(b"round 1", 0)

@@ -17,9 +17,10 @@ from hansa.core.driver import drive
 from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Ask, Federation
 from hansa.core.runtime import complete
-from hansa.secure import Masking, graph, masks, shamir
+from hansa.secure import Masking, graph, ring, shamir
 from hansa.secure.encoding import FixedPoint
-from hansa.secure.masked import SecureMasked, SecureShares, Terms, least
+from hansa.secure.masking_ops import SecureMasked, SecureShares
+from hansa.secure.masking_terms import Terms, min_openers
 
 STAYS = "stays"
 
@@ -205,20 +206,20 @@ def test_a_sum_at_the_limit_is_exact_and_numbers_above_it_are_refused(sign: int)
     assert answer.sums["x"].tolist() == [5 * sign * largest, 0]
     above = Parties({id: [sign * (largest + (id == 0)), 0] for id in range(5)})
     assert above.sum(Masking()).sums["x"].tolist() == [4 * sign * largest, 0]
-    assert "for which the secure sum has no room" in above.reasons[0]
+    assert "the largest that the secure sum allows" in above.reasons[0]
 
 
 @pytest.mark.parametrize("width", [8, 16, 24, 32, 40, 48, 56, 64])
 def test_a_ring_of_any_width_holds_signed_sums(width: int) -> None:
     low, high = -(2 ** (width - 1)), 2 ** (width - 1) - 1
     values = np.array([low, high, -1, 0, 1], dtype=np.int64)
-    words = values.view(np.uint64).astype(masks.word(width))
-    masks.add(words, b"k" * 32)
-    sent = masks.pack(words, width)
+    words = values.view(np.uint64).astype(ring.word(width))
+    ring.add_mask(words, b"k" * 32)
+    sent = ring.pack(words, width)
     assert len(sent) == len(values) * width // 8
-    back = masks.unpack(sent, width)
-    masks.add(back, b"k" * 32, -1)
-    assert masks.signed(back, width).tolist() == values.tolist()
+    back = ring.unpack(sent, width)
+    ring.add_mask(back, b"k" * 32, -1)
+    assert ring.signed(back, width).tolist() == values.tolist()
 
 
 def test_the_default_neighbours_are_all_in_a_small_cohort_and_grow_with_the_logarithm_beyond() -> None:
@@ -246,30 +247,32 @@ def test_the_circle_is_drawn_from_the_keys() -> None:
     parties = list(range(40))
     assert graph.neighbours(parties, 4, b"a") == graph.neighbours(parties, 4, b"a")
     assert graph.neighbours(parties, 4, b"a") != graph.neighbours(parties, 4, b"b")
-    assert Terms(40, 0.67, 4, False).bond(parties, b"keys") != Terms(40, 0.67, 4, False).bond(parties, b"kezs")
+    assert Terms(40, 0.67, 4, False).transcript(parties, b"keys") != Terms(40, 0.67, 4, False).transcript(
+        parties, b"kezs"
+    )
 
 
 def test_the_threshold_is_never_less_than_a_majority() -> None:
-    assert [least(n, 0.51) for n in (2, 3, 4, 5, 100)] == [2, 2, 3, 3, 51]
-    assert [least(n, 0.67) for n in (2, 3, 4, 5, 100)] == [2, 3, 3, 4, 67]
-    assert [least(n, 0.67, active=True) for n in (2, 3, 6, 100)] == [2, 3, 5, 67]
-    assert (least(4, 0.5 + 1e-12), least(6, 2 / 3 + 1e-12, active=True)) == (3, 5)
+    assert [min_openers(n, 0.51) for n in (2, 3, 4, 5, 100)] == [2, 2, 3, 3, 51]
+    assert [min_openers(n, 0.67) for n in (2, 3, 4, 5, 100)] == [2, 3, 3, 4, 67]
+    assert [min_openers(n, 0.67, active=True) for n in (2, 3, 6, 100)] == [2, 3, 5, 67]
+    assert (min_openers(4, 0.5 + 1e-12), min_openers(6, 2 / 3 + 1e-12, active=True)) == (3, 5)
     assert Masking().least(10) == 7
 
 
 def test_terms_that_would_hide_nothing_are_refused() -> None:
     for threshold in (0.5, 0.2, 1.1):
-        with pytest.raises(ConfigError, match=r"privacy.threshold must lie over half and be at most 1"):
+        with pytest.raises(ConfigError, match=r"privacy.threshold must be more than half and at most 1"):
             Masking(threshold=threshold)
-    with pytest.raises(ConfigError, match=r"privacy.threshold must lie over two thirds"):
+    with pytest.raises(ConfigError, match=r"privacy.threshold must be more than two thirds"):
         Masking(threshold=0.6, active=True)
     with pytest.raises(ConfigError, match=r"privacy.neighbours must be even and at least 2, got 3"):
         Masking(neighbours=3)
-    with pytest.raises(ConfigError, match="an aggregator that lies could try keys"):
+    with pytest.raises(ConfigError, match="a lying aggregator could try keys"):
         Masking(neighbours=4, active=True)
     with pytest.raises(ConfigError, match="over one party"):
         SecureShares(1, 0.67, 0)  # as a party is asked
     with pytest.raises(RoundAborted, match="over one party"):
         Parties(numbers(1)).sum(Masking())
-    with pytest.raises(ConfigError, match="threshold must lie over half"):
+    with pytest.raises(ConfigError, match="threshold must be more than half"):
         SecureShares(5, 0.3, 4)

@@ -13,8 +13,8 @@ from masked_parties import PHASES, Count, Diary, Parties, party
 from hansa.core import codec
 from hansa.core.errors import RoundAborted
 from hansa.core.op import Memory, Op, Party, Payload, Reply, perform
-from hansa.secure import Masking, masks, shamir, signed
-from hansa.secure.masked import SecureConsistent, SecureKeys, SecureMasked, SecureShares, SecureUnmask
+from hansa.secure import Masking, key_agreement, shamir, signatures
+from hansa.secure.masking_ops import SecureConsistent, SecureKeys, SecureMasked, SecureShares, SecureUnmask
 
 
 def numbers(parties: int = 5, size: int = 8) -> dict[int, np.ndarray[Any, Any]]:
@@ -122,7 +122,7 @@ class Victim:
 
 def of_the_aggregator() -> torch.Tensor:
     """Public keys to which the aggregator has the secret ones."""
-    return torch.tensor(list(masks.public(b"a" * 32) + masks.public(b"b" * 32)), dtype=torch.uint8)
+    return torch.tensor(list(key_agreement.public(b"a" * 32) + key_agreement.public(b"b" * 32)), dtype=torch.uint8)
 
 
 def changed(payload: dict[str, Any], **what: Any) -> dict[str, Any]:
@@ -131,15 +131,15 @@ def changed(payload: dict[str, Any], **what: Any) -> dict[str, Any]:
 
 LIES: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
     "drops the party's own key": (
-        lambda p: changed(p, ids=p["ids"][1:], keys=p["keys"][1:]), "its own keys are not among those"),
+        lambda p: changed(p, ids=p["ids"][1:], keys=p["keys"][1:]), "its own keys are not among the advertised keys"),
     "swaps two parties' keys": (lambda p: changed(p, keys=p["keys"][[1, 0, 2, 3, 4]]), "its own keys are not among"),
     "gives two parties one key": (lambda p: changed(p, keys=p["keys"][[0, 1, 1, 3, 4]]), "the same key"),
     "lists a party twice": (lambda p: changed(p, ids=torch.tensor([0, 1, 1, 3, 4])), "lists a party twice"),
     "lists too few": (lambda p: changed(p, ids=p["ids"][:3], keys=p["keys"][:3]), "3 parties advertised keys"),
     "lists too many": (
         lambda p: changed(p, ids=torch.arange(6), keys=torch.cat([p["keys"], p["keys"][:1] + 1])), "6 parties"),
-    "cuts the keys short": (lambda p: changed(p, keys=p["keys"][:, :60]), "no keys of 5 parties with 64 bytes"),
-    "sends no list": (lambda p: changed(p, ids="all"), "no list of parties"),
+    "cuts the keys short": (lambda p: changed(p, keys=p["keys"][:, :60]), "no 'keys' of 5 parties with 64 bytes"),
+    "sends no list": (lambda p: changed(p, ids="all"), "no list of party ids"),
     "sends a key that is none": (
         lambda p: changed(p, keys=torch.cat([p["keys"][:4], torch.zeros(1, 64, dtype=torch.uint8)])), "same key"),
 }  # fmt: skip
@@ -158,7 +158,9 @@ def test_a_key_that_nobody_can_have_is_refused() -> None:
     victim = Victim()
     keys = victim.advertised["keys"].clone()
     keys[4, :32] = 0  # a point of low order: what is agreed with it anybody can guess
-    assert "none that somebody can have" in victim.refuses(victim.terms, {**victim.advertised, "keys": keys})
+    assert "a public key of the secure sum is invalid" in victim.refuses(
+        victim.terms, {**victim.advertised, "keys": keys}
+    )
 
 
 def test_parties_that_were_told_different_things_cannot_open_each_others_boxes() -> None:
@@ -174,7 +176,7 @@ def test_parties_that_were_told_different_things_cannot_open_each_others_boxes()
         fresh = party(1, [0, 0, 0], secret=b"of party 1")
         _, memory = SecureKeys().run(fresh, {"session": "round.0 0"}, {})
         victim.sealed[1], _ = terms.run(fresh, told, memory)
-        assert "the share of party 1 is none" in victim.refuses(victim.op, victim.boxes([1, 2, 3, 4]))
+        assert "the share of party 1 is invalid" in victim.refuses(victim.op, victim.boxes([1, 2, 3, 4]))
 
 
 def test_shares_are_not_given_twice_for_other_lists() -> None:
@@ -211,8 +213,8 @@ def test_masked_numbers_are_not_sent_to_few_or_to_strangers() -> None:
     boxes["secure"]["ids"] = torch.tensor([1, 2, 2, 3])
     assert "lists a party twice" in victim.refuses(victim.op, boxes)
     boxes["secure"] = victim.boxes([2, 1, 3, 4])["secure"] | {"ids": torch.tensor([1, 2, 3, 4])}
-    assert "the share of party 1 is none" in victim.refuses(victim.op, boxes)
-    assert "no list of parties" in victim.refuses(victim.op, {})
+    assert "the share of party 1 is invalid" in victim.refuses(victim.op, boxes)
+    assert "no list of party ids" in victim.refuses(victim.op, {})
 
 
 def survivors(*ids: int) -> dict[str, Any]:
@@ -271,13 +273,13 @@ class Acquainted(Diary):
 
     def known(self, certificate: bytes) -> tuple[str, bytes]:
         self.asked += 1
-        return "ada", signed.known(party(0, [0]), self.asked - 1, certificate)[1]
+        return "ada", signatures.signer(party(0, [0]), self.asked - 1, certificate)[1]
 
 
 def test_an_active_aggregator_cannot_be_one_party_twice() -> None:
     victim = Victim(active=True)
     victim.party.vault = Acquainted()
-    assert "ada is said to be two parties" in victim.refuses(victim.terms, victim.advertised)
+    assert "presents ada as two parties" in victim.refuses(victim.terms, victim.advertised)
 
 
 def test_an_active_aggregator_must_tell_all_the_same_survivors() -> None:
@@ -295,7 +297,7 @@ def test_an_active_aggregator_must_tell_all_the_same_survivors() -> None:
     assert "3 parties signed" in victim.refuses(SecureUnmask(4), {**survivors(0, 1, 2, 3), **proof})
     twice = {"signers": torch.arange(4), "signatures": torch.stack([signatures[0]] * 4)}
     assert "1 parties signed" in victim.refuses(SecureUnmask(4), {**survivors(0, 1, 2, 3), **twice})
-    assert "no list of parties (signers)" in victim.refuses(SecureUnmask(4), survivors(0, 1, 2, 3))
+    assert "no list of party ids in 'signers'" in victim.refuses(SecureUnmask(4), survivors(0, 1, 2, 3))
     assert "otherwise before" in victim.refuses(SecureConsistent(), survivors(0, 1, 2, 3, 4))
 
 

@@ -9,7 +9,7 @@ import torch
 from masked_parties import Count, Diary, party
 
 from hansa.core.op import Memory, Op, Party, Payload, Reply, perform
-from hansa.secure.masked import SecureConsistent, SecureKeys, SecureMasked, SecureShares, SecureUnmask
+from hansa.secure.masking_ops import SecureConsistent, SecureKeys, SecureMasked, SecureShares, SecureUnmask
 
 SESSION = {"session": "round.0 0"}
 

@@ -112,7 +112,7 @@ def test_an_aggregator_that_may_lie_gives_the_same_sum() -> None:
 def test_what_cannot_be_masked_is_refused_before_anything_runs() -> None:
     with pytest.raises(ConfigError, match="over one party"):
         hansa.simulate(hansa.FedAvg(), task(), cohort_size=1, privacy={"secure": "masking"})
-    with pytest.raises(ConfigError, match=r"could overflow: 5 parties .* take 76 bits, and there are 64"):
+    with pytest.raises(ConfigError, match=r"could overflow: 5 parties .* take 76 bits, and 64 are the most"):
         hansa.simulate(hansa.FedAvg(), task(), privacy={"secure": "masking", "bits": 53})
     for select in ("weighted", "power-of-choice", "tiers"):  # which ask parties one by one for samples and losses
         with pytest.raises(ConfigError, match=f"{select}' goes by what the aggregator learns of single parties"):

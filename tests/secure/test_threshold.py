@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from test_paillier import PUBLIC, P, Q
 
 from hansa.core.errors import DataError
-from hansa.secure.numbers import Stream
-from hansa.secure.threshold import PLACES, Dealing, Share, combine, deal, deal_with
+from hansa.secure.primes import Stream
+from hansa.secure.threshold import MAX_SHARES, Dealing, Share, combine, deal, deal_with
 
 OWNERS = (2, 3, 5, 7, 8)
 SHARES = deal_with(P, Q, OWNERS, 3, Stream(b"shares"))
@@ -26,7 +26,7 @@ def parts_of(share: Share) -> list[int]:
 
 def test_any_enough_shares_open_a_ciphertext_and_fewer_do_not() -> None:
     text = KEY.encrypt(KEY.encode(-123456789), Stream(b"x")) + KEY.encrypt(KEY.encode(1000), Stream(b"y"))
-    parts = {share.place: share.partial(text) for share in SHARES}
+    parts = {share.index: share.partial(text) for share in SHARES}
     for some in itertools.combinations(parts, 3):
         assert KEY.decode(combine(DEALING, {place: parts[place] for place in some})) == -123455789
     assert KEY.decode(combine(DEALING, parts)) == -123455789
@@ -34,24 +34,24 @@ def test_any_enough_shares_open_a_ciphertext_and_fewer_do_not() -> None:
     for some in itertools.combinations(parts, 2):
         with pytest.raises(DataError, match="2 partial decryptions, and 3 are needed"):
             combine(DEALING, {place: parts[place] for place in some})
-        with pytest.raises(DataError, match="do not belong together"):  # nor where one pretends that two are enough
+        with pytest.raises(DataError, match="are inconsistent"):  # nor where one pretends that two are enough
             combine(fewer, {place: parts[place] for place in some})
-    with pytest.raises(DataError, match="do not belong together"):
+    with pytest.raises(DataError, match="are inconsistent"):
         combine(DEALING, {**parts, 1: parts[1] * 2})
 
 
 def test_a_share_keeps_to_its_key_and_numbers_that_no_key_can_have_are_refused() -> None:
     with pytest.raises(DataError, match="another key"):
         SHARES[0].partial(PUBLIC.encrypt(1, Stream(b"x")))
-    for owners, needed in ((range(3), 4), (range(3), 1), (range(1), 1), ((1, 1, 2), 2), (range(PLACES + 1), 2)):
+    for owners, needed in ((range(3), 4), (range(3), 1), (range(1), 1), ((1, 1, 2), 2), (range(MAX_SHARES + 1), 2)):
         with pytest.raises(DataError, match="a key cannot have"):
             deal_with(P, Q, tuple(owners), needed, Stream(b"shares"))
     for bits in (512, 8192):
         with pytest.raises(DataError, match="1024 to 4096 bits"):
             deal(bits, (0, 1, 2), 2, Stream(b"shares"))
-    assert [DEALING.place(party) for party in OWNERS] == [1, 2, 3, 4, 5]
+    assert [DEALING.index_of(party) for party in OWNERS] == [1, 2, 3, 4, 5]
     with pytest.raises(DataError, match="party 4 has no share"):
-        DEALING.place(4)
+        DEALING.index_of(4)
 
 
 def test_a_dealing_survives_the_wire_and_its_name_tells_all_of_it() -> None:
@@ -69,7 +69,7 @@ def test_a_dealing_survives_the_wire_and_its_name_tells_all_of_it() -> None:
 def test_what_few_shares_hold_is_consistent_with_any_key() -> None:
     """Two shares of three that are needed lie on a polynomial with any value at 0."""
     modulus = P * Q * (P // 2) * (Q // 2)
-    (a, fa), (b, fb) = ((share.place, share.value) for share in SHARES[:2])
+    (a, fa), (b, fb) = ((share.index, share.value) for share in SHARES[:2])
     for secret in (0, 1, 12345):  # f(x) = secret + c x + d x^2 through both
         d = ((fa - secret) * pow(a, -1, modulus) - (fb - secret) * pow(b, -1, modulus)) * pow(a - b, -1, modulus)
         c = (fa - secret) * pow(a, -1, modulus) - d * a
@@ -81,7 +81,7 @@ def test_every_share_that_was_dealt_rightly_passes_and_any_other_is_refused() ->
     for share in SHARES:
         share.check()
     for other in (SHARES[1].value, SHARES[0].value + 1, SHARES[0].value - 1, 0):
-        with pytest.raises(DataError, match="not the one that its verification key is of"):
+        with pytest.raises(DataError, match="does not match its verification key"):
             Share(DEALING, 1, other).check()
     for other in (KEY.square, 2**5000, -1):
         with pytest.raises(DataError, match="out of its range"):
@@ -96,37 +96,37 @@ def test_a_dealing_with_a_single_wrong_verification_key_is_refused(total: int, d
     dealing.check()
     wrong, place = list(dealing.checks), data.draw(st.integers(0, total - 1))
     wrong[place] = wrong[place] * dealing.base % dealing.key.square
-    with pytest.raises(DataError, match="do not belong together"):
+    with pytest.raises(DataError, match="are inconsistent"):
         dataclasses.replace(dealing, checks=tuple(wrong)).check()
 
 
 def test_a_dealing_whose_threshold_is_another_is_refused() -> None:
     """Also where the owners of a few shares could not notice: their shares are what their verification keys say."""
-    with pytest.raises(DataError, match="do not belong together"):
+    with pytest.raises(DataError, match="are inconsistent"):
         dataclasses.replace(DEALING, needed=2).check()
     for value in (0, KEY.square, P, 5 * KEY.n):
         with pytest.raises(DataError, match="not a ciphertext"):
             dataclasses.replace(DEALING, checks=(value, *DEALING.checks[1:]))
-    with pytest.raises(DataError, match="4 verification keys are not for 5 shares"):
+    with pytest.raises(DataError, match="4 verification keys do not match 5 shares"):
         dataclasses.replace(DEALING, checks=DEALING.checks[1:])
 
 
 def test_a_dealing_that_would_open_everything_doubled_is_refused() -> None:
     """Its shares lie on a polynomial of the right degree, with twice the exponent that decrypts at 0."""
-    with pytest.raises(DataError, match="do not belong together"):
+    with pytest.raises(DataError, match="are inconsistent"):
         dataclasses.replace(DEALING, checks=tuple(pow(check, 2, KEY.square) for check in DEALING.checks)).check()
 
 
 def test_the_base_of_proofs_is_an_encryption_of_one() -> None:
     text = KEY.ciphertext(DEALING.base)
-    assert combine(DEALING, {share.place: share.partial(text) for share in SHARES}) == 1
+    assert combine(DEALING, {share.index: share.partial(text) for share in SHARES}) == 1
 
 
 def test_the_proof_of_right_partial_decryptions_holds() -> None:
     for share in SHARES:
         proof = share.prove(TEXTS, parts_of(share), b"secret")
         assert len(proof) == DEALING.proof_size()
-        assert DEALING.proven(share.place, TEXTS, parts_of(share), proof)
+        assert DEALING.proven(share.index, TEXTS, parts_of(share), proof)
 
 
 def test_a_proof_says_nothing_about_another_share_vector_or_dealing() -> None:

@@ -15,10 +15,11 @@ from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import op_of
 from hansa.core.op import Op, Payload, Reply
 from hansa.core.reply_checks import Rules
-from hansa.secure import masks, threshold
-from hansa.secure.numbers import Stream, as_tensor, from_rows, prime, to_rows
-from hansa.secure.threshold import PLACES
-from hansa.secure.threshold_sum import Deal, Partial, Ready, _kept
+from hansa.secure import key_agreement, threshold
+from hansa.secure.byte_tensors import as_tensor, from_rows, to_rows
+from hansa.secure.primes import Stream, prime
+from hansa.secure.threshold import MAX_SHARES
+from hansa.secure.threshold_sum import DealKey, ThresholdOpen, ThresholdReady, _held
 
 __all__ = ["_primes_at_hand"]
 Change = Callable[[dict[str, Tensor]], dict[str, Tensor]]
@@ -60,12 +61,12 @@ def swapped(name: str) -> Change:
 def test_who_opens_a_sum_wrongly_is_named_and_the_others_open_it(liar: int, change: Change) -> None:
     here = lying({liar: {OPEN: change}})
     assert torch.equal(here.reduce(Say()).sums["w"], plain(ALL))
-    assert here.rejected == {liar: "its part in opening the secure sum is wrong"}
+    assert here.rejected == {liar: "its partial decryption of the secure sum is wrong"}
 
 
 def test_where_too_few_open_a_sum_rightly_it_comes_to_nothing_and_all_liars_are_named() -> None:
     here = lying({liar: {OPEN: raised} for liar in (0, 1, 3)})
-    with pytest.raises(RoundAborted, match="2 parties opened the sum rightly, and 3 are needed"):
+    with pytest.raises(RoundAborted, match="2 parties decrypted the sum correctly, and 3 are needed"):
         here.reduce(Say())
     assert sorted(here.rejected) == [0, 1, 3]
 
@@ -96,7 +97,7 @@ def test_a_dealer_whose_modulus_is_no_product_of_two_safe_primes_is_named(monkey
     monkeypatch.setattr(threshold, "safe_prime", lambda draws, bits: next(primes))
     here = lying({})
     assert torch.equal(here.reduce(Say()).sums["w"], plain([1, 2, 3, 4]))
-    assert "the key that it dealt is wrong: the verification keys of the dealt key do not belong" in here.rejected[0]
+    assert "the key that it dealt is wrong: the verification keys of the dealt key are inconsistent" in here.rejected[0]
 
 
 @pytest.mark.parametrize("name", ["key", "checks", "shares"])
@@ -115,10 +116,10 @@ def test_a_dealer_that_sends_single_parties_wrong_shares_is_found_out_by_them() 
 
 def test_a_party_checks_its_share_against_the_verification_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """A box that only it can open, with another number in it: the dealer is the only one who can make it."""
-    from hansa.secure import boxes
+    from hansa.secure import envelopes
 
-    seal, count = boxes.seal, iter(range(100))
-    monkeypatch.setattr(boxes, "seal", lambda key, data: seal(key, data[:-1] + b"\1" if next(count) == 2 else data))
+    seal, count = envelopes.seal, iter(range(100))
+    monkeypatch.setattr(envelopes, "seal", lambda key, data: seal(key, data[:-1] + b"\1" if next(count) == 2 else data))
     here = lying({})
     said: dict[int, Any] = {}
     at = here.at
@@ -157,30 +158,35 @@ def test_who_claims_a_share_that_it_was_not_dealt_is_named() -> None:
     )
     here.reduce(Say(), parties=range(4))
     assert torch.equal(here.reduce(Say()).sums["w"], plain([0, 1, 2, 3]))
-    assert here.rejected == {4: "it says that it holds a share of the key, and was dealt none"}
+    assert here.rejected == {4: "it claims a share of the key, but was dealt none"}
 
 
 @pytest.mark.parametrize("point", [bytes(32), b"\1" + bytes(31)])
 def test_a_public_key_of_small_order_costs_its_sender_the_share_and_nobody_else(point: bytes) -> None:
-    assert not masks.usable(point)
+    assert not key_agreement.usable(point)
     here = lying({2: {READY: lambda t: {**t, "box": as_tensor(point)}}})
     assert torch.equal(here.reduce(Say()).sums["w"], plain([0, 1, 3, 4]))
-    assert here.rejected == {2: "its public key is invalid, or another party's too"}
+    assert here.rejected == {2: "its public key is invalid, or the same as another party's"}
 
 
 def test_the_numbers_of_a_key_are_bounded_where_they_arrive() -> None:
-    for op, fields in ((Ready, {"needed": 1}), (Ready, {"needed": PLACES + 1}), (Deal, {"key_bits": 65536}),
-                       (Deal, {"key_bits": 512}), (Partial, {"key_bits": 2**30})):  # fmt: skip
+    for op, fields in (
+        (ThresholdReady, {"needed": 1}),
+        (ThresholdReady, {"needed": MAX_SHARES + 1}),
+        (DealKey, {"key_bits": 65536}),
+        (DealKey, {"key_bits": 512}),
+        (ThresholdOpen, {"key_bits": 2**30}),
+    ):
         with pytest.raises(ConfigError, match=r"a key can need 2 to 256|key_bits must be"):
             op(**{"key_bits": 1024, "needed": 2, **fields})
     here = lying({})
     asked = {
-        "owners": torch.arange(PLACES + 1),
-        "boxes": torch.zeros(PLACES + 1, 32, dtype=torch.uint8),
+        "owners": torch.arange(MAX_SHARES + 1),
+        "boxes": torch.zeros(MAX_SHARES + 1, 32, dtype=torch.uint8),
         "session": "x",
     }
-    assert "deals no key" in str(here.at(0, Deal(1024, 2), asked))
-    assert "no list of parties" in str(here.at(0, Deal(1024, 2), {"boxes": asked["boxes"]}))
+    assert "deals no key" in str(here.at(0, DealKey(1024, 2), asked))
+    assert "no list of party ids" in str(here.at(0, DealKey(1024, 2), {"boxes": asked["boxes"]}))
 
 
 def test_a_party_opens_nothing_whose_numbers_are_not_those_it_was_dealt() -> None:
@@ -189,12 +195,14 @@ def test_a_party_opens_nothing_whose_numbers_are_not_those_it_was_dealt() -> Non
     sent = next(m for m in here.sent if m["op"]["name"] == OPEN)
     here.round -= 1
     for fields in ({"needed": 2}, {"total": 4}):
-        assert "shares are said to open" in str(here.at(0, op_of({**sent["op"], **fields}, "test"), sent["payload"]))
+        assert "shares open the sum, but its own" in str(
+            here.at(0, op_of({**sent["op"], **fields}, "test"), sent["payload"])
+        )
     other = {**sent["payload"], "name": torch.zeros(32, dtype=torch.uint8)}
     assert here.at(0, op_of(sent["op"], "test"), other) == "it holds no share of the key"
     for sealed in (None, 5, torch.zeros(2), torch.zeros(2, 255, dtype=torch.uint8)):
         wrong = {**sent["payload"], "sealed": sealed}
-        assert "sends no sealed in rows of 256 bytes" in str(here.at(0, op_of(sent["op"], "test"), wrong))
+        assert "sent no 'sealed' in rows of 256 bytes" in str(here.at(0, op_of(sent["op"], "test"), wrong))
 
 
 def test_a_party_takes_no_share_of_a_key_that_fewer_open_than_its_policy_asks_for() -> None:
@@ -209,4 +217,4 @@ def test_a_party_takes_no_share_of_a_key_that_fewer_open_than_its_policy_asks_fo
 
         here.party = party  # type: ignore[method-assign]
         assert torch.equal(here.reduce(Say()).sums["w"], plain(left))
-        assert (_kept(here.memories[2], 1024) is None) == (2 not in left)
+        assert (_held(here.memories[2], 1024) is None) == (2 not in left)

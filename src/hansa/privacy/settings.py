@@ -87,7 +87,7 @@ class Privacy:
         if run.min_cohort > least:
             raise ConfigError(
                 f"run.min_cohort: a secure sum of {least} of {problem.cohort_size} parties could be opened, and "
-                f"{run.min_cohort} is the least; {self.secure.raises(run.min_cohort, problem.cohort_size)}"
+                f"{run.min_cohort} is the least; {self.secure.hint_for(run.min_cohort, problem.cohort_size)}"
             )
         if not run.select.blind:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Sums that nobody can open: the aggregator learns the sum of the replies and nothing about any one of them."""
+"""Secure sums: the aggregator learns the sum of the replies and nothing else about any single reply."""
 
 from hansa.secure.channel import Channel
 from hansa.secure.masking import Masking

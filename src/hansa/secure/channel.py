@@ -1,4 +1,4 @@
-"""What every secure sum is: it takes over `reduce`, and the aggregator learns the sum and nothing about any summand."""
+"""The base of secure sums. A channel replaces `reduce`; the aggregator learns the sum and no single reply."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hansa.core.errors import ConfigError
 from hansa.core.federation import Ask, Federation, Reduced
 from hansa.core.op import Op, Party, Payload, Reply, Shape, Wrapper
 from hansa.core.registry import Part
-from hansa.secure.encoding import WIDEST, Encoding, FixedPoint, Layout, Numbers, Wide, sum_width
+from hansa.secure.encoding import WIDEST, Encoding, FixedPoint, Numbers, SumLayout, WideFixedPoint, sum_width
 
 
 def check_numbers(where: str, ranges: Mapping[str, float], bits: int, max_weight: int) -> None:
-    """Refuse numbers that cannot be encoded; `where` stands before the names of the settings."""
+    """Refuse settings with which numbers cannot be encoded; `where` is the prefix of their names in the message."""
     for name, value in ranges.items():
         if not 0 < value < math.inf:
             raise ConfigError(f"{where}{name} must be positive and finite, got {value}")
@@ -28,36 +28,41 @@ def check_numbers(where: str, ranges: Mapping[str, float], bits: int, max_weight
 
 @dataclass(frozen=True)
 class Encoded(Wrapper):
-    """Base of the ops that hide a reply: the inner op's reply as whole numbers. What is sent in their place is up to
-    the channel; neither the weight nor the metrics of the inner reply leave the party in another way."""
+    """Base of the ops that hide a reply: they encode the inner op's reply as integers.
+
+    Subclasses decide what is sent instead of the integers. The weight and the metrics of the inner reply leave the
+    party in this encoding only.
+    """
 
     inner: Op
     range: float = 16.0
     bits: int = 32
     max_weight: int = 2**20
-    statistics: float = 2.0**30  # the largest of the numbers that travel beside an update
-    parties: int = 1  # how many may be summed
+    statistics: float = 2.0**30  # the largest absolute value of the numbers that are sent beside an update
+    parties: int = 1  # the most parties that may be summed
     uniform: bool = False
     stochastic: bool = False
     noise: float = 0.0  # the standard deviation of this party's share of the noise
-    label: str = ""  # of the sum within its round: no two draw the same
+    label: str = ""  # of the sum within its round: different labels draw different random numbers
     measures: ClassVar[frozenset[str] | None] = frozenset()
     update: ClassVar[str | None] = None
 
     def __post_init__(self) -> None:
         check_numbers("", {"range": self.range, "statistics": self.statistics}, self.bits, self.max_weight)
         if self.parties < 1 or not 0 <= self.noise < math.inf:
-            raise ConfigError(f"a secure sum of {self.parties} parties with noise of {self.noise} is not possible")
+            raise ConfigError(
+                f"a secure sum needs at least 1 party and finite noise, got {self.parties} parties and {self.noise}"
+            )
         if (width := sum_width(self.bits, self.parties, self.max_weight)) > WIDEST:
-            raise ConfigError(f"the secure sum would take {width} bits, and there are {WIDEST}")
+            raise ConfigError(f"the secure sum needs {width} bits, and {WIDEST} are the most")
 
     def encoding(self, payload: Payload) -> Encoding:
-        """How the inner op's replies become numbers."""
-        layout = Layout(self.inner, payload, Wide(self.statistics, self.bits))
+        """How replies of the inner op become integers."""
+        layout = SumLayout(self.inner, payload, WideFixedPoint(self.statistics, self.bits))
         return Encoding(layout, FixedPoint(self.range, self.bits), self.parties, self.max_weight)
 
     def numbers(self, party: Party, payload: Payload, reply: Reply) -> Numbers:
-        """The inner op's reply as numbers; a PartyError where the sum has no room for it."""
+        """The inner op's reply as integers; a PartyError if they do not fit the sum."""
         secret = party.private("encode", self.label) if self.stochastic or self.noise else b""
         return self.encoding(payload).encode(reply, self.uniform, secret, self.stochastic, self.noise)
 
@@ -67,14 +72,15 @@ class Encoded(Wrapper):
 
 @dataclass(frozen=True)
 class Channel(Part):
-    """Base of secure sums. Subclasses are frozen dataclasses; what `[privacy]` says beside `secure` and `dp` is theirs.
+    """Base of secure sums. Subclasses are frozen dataclasses; `[privacy]` has their fields beside `secure` and `dp`.
 
-    Values of an update are at most `range` in absolute value and sent in `bits` bits, sign included, to the nearest
-    step or, if `stochastic`, to one of the two nearest, right on average. What travels beside an update (FedNova's tau,
-    control variates, metrics) is at most `statistics` in absolute value, and its precision does not depend on `bits`.
-    `max_weight` is the largest weight (number of samples) that a party may have. Metrics of an evaluation are weighed
-    by the number of test samples. Sums that are no updates (counts, moments) weigh parties alike, and their numbers are
-    at most `statistics`. A party whose values are larger declines, with the reason; nothing is clipped.
+    The values of an update are at most `range` in absolute value. They are sent in `bits` bits, sign included, rounded
+    to the nearest step, or with `stochastic` to one of the two nearest steps without bias. Numbers beside an update
+    (FedNova's tau, control variates, metrics) are at most `statistics` in absolute value; their precision does not
+    depend on `bits`. `max_weight` is the largest weight (number of samples) of a party. Metrics of an evaluation are
+    weighted by the number of test samples. Sums that are not updates (counts, moments) give all parties the same
+    weight, and their numbers are at most `statistics`. A party whose values are larger declines with the reason;
+    nothing is clipped.
     """
 
     kind: ClassVar[str] = "secure"
@@ -84,42 +90,42 @@ class Channel(Part):
     max_weight: int = 2**20
     stochastic: bool = False
     statistics: float = 2.0**30
-    widest: ClassVar[int] = WIDEST  # bits that a sum may take
+    widest: ClassVar[int] = WIDEST  # the most bits of a sum
 
     def __post_init__(self) -> None:
         ranges = {"range": self.range, "statistics": self.statistics}
         check_numbers("privacy.", ranges, self.bits, self.max_weight)
 
     def check(self, problem: Problem) -> None:
-        """Refuse, with the reason, what cannot work. Called before anything runs."""
+        """Refuse, with the reason, a problem that this secure sum cannot handle. Called before the run starts."""
         if problem.spec.counts:
             raise ConfigError(
-                "the model counts batches (BatchNorm), of which the largest count is wanted, and a secure sum can only "
-                "add; use a model without BatchNorm (GroupNorm needs no counters), or no secure sum"
+                "the model counts batches (BatchNorm); the fused model needs the largest count, and a secure sum can "
+                "only add; use a model without BatchNorm (GroupNorm needs no counters), or no secure sum"
             )
         self._room(self.bits, problem.cohort_size, self.max_weight)
 
     def least(self, parties: int) -> int:
-        """The fewest of so many parties whose sum is ever given out."""
+        """The fewest of `parties` parties whose sum can be opened."""
         return 1
 
-    def raises(self, least: int, parties: int) -> str:
-        """The setting by which no sum of fewer than `least` of so many parties is given out."""
+    def hint_for(self, least: int, parties: int) -> str:
+        """Which setting ensures that no sum of fewer than `least` of `parties` parties can be opened."""
         return f"set privacy.min_parties = {least}"
 
     def _room(self, bits: int, parties: int, max_weight: int) -> None:
         width = sum_width(bits, parties, max_weight)
         if width > self.widest:
             raise ConfigError(
-                f"the secure sum could overflow: {parties} parties with weights up to {max_weight} and {bits} bits a "
-                f"value take {width} bits, and there are {self.widest}; lower privacy.bits or privacy.max_weight"
+                f"the secure sum could overflow: {parties} parties with weights up to {max_weight} and {bits} bits per "
+                f"value take {width} bits, and {self.widest} are the most; lower privacy.bits or privacy.max_weight"
             )
 
     def settings(self, ask: Ask, noise: float = 0.0) -> dict[str, object]:
-        """The fields of an `Encoded` op for an ask."""
+        """The fields of the `Encoded` op for an ask."""
         assert ask.op is not None
         parties = max(1, len(ask.parties))
-        if not ask.op.expects(ask.payload):  # metrics alone, which are weighed as updates are, and whole in any bits
+        if not ask.op.expects(ask.payload):  # metrics only: weighted as updates are
             bits = min(53, self.widest - (parties * self.max_weight - 1).bit_length())
             regime = {"range": self.range, "bits": bits, "max_weight": self.max_weight, "stochastic": False}
         elif ask.op.update is None:
@@ -133,6 +139,5 @@ class Channel(Part):
                 "noise": noise, "label": f"{ask.phase}.{ask.index}"}  # fmt: skip
 
     async def reduce(self, fed: Federation, ask: Ask, noise: float = 0.0) -> Reduced:
-        """The sum that the ask is for. With `noise` each party adds its own, of that standard deviation, to every value
-        of its tensors before it hides them."""
-        raise TypeError(f"the secure channel {self.name!r} sums nothing")
+        """Compute the ask's sum. Each party adds Gaussian noise of deviation `noise` to each value before hiding it."""
+        raise TypeError(f"the secure sum {self.name!r} does not implement reduce")

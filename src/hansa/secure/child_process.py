@@ -27,12 +27,12 @@ from torch import Tensor
 
 from hansa.core import codec, errors
 from hansa.core.errors import DataError, HansaError, RuntimeFailure
-from hansa.secure.numbers import as_bytes, as_tensor
+from hansa.secure.byte_tensors import as_bytes, as_tensor
 from hansa.secure.paillier import PublicKey
 from hansa.secure.threshold import Dealing
 
 T = TypeVar("T")
-COMMAND = [sys.executable, "-c", "from hansa.secure.apart import serve; serve()"]
+COMMAND = [sys.executable, "-c", "from hansa.secure.child_process import serve; serve()"]
 FUNCTIONS = {
     f"hansa.secure.{name}"
     for name in ("paillier_sum.made_key", "paillier_sum.added", "threshold_sum.received", "threshold_sum.opened",

@@ -1,11 +1,12 @@
-"""Sums by CKKS encryption (Cheon, Kim, Kim and Song 2017), from the extra `ckks`: fast, and made exact by rounding.
+"""Sums by CKKS encryption (Cheon, Kim, Kim and Song 2017), with the extra `ckks`: fast, and exact by rounding.
 
-Numbers travel as digits of 24 bits, 4096 in a ciphertext. CKKS computes to some 0.002 of a digit here, and the holder
-of the key rounds what it opens to whole numbers: the sum is exact, as of the other channels, and what leaves the holder
-shows nothing of the encryption's noise, from which the key could be found (Li and Micciancio 2021). Ring dimension 8192
-and a modulus of 120 bits are well inside what is thought to take 2^128 steps to break (Albrecht et al. 2018: 218 bits).
+Numbers are sent as digits of 24 bits, 4096 digits per ciphertext. The error of CKKS is about 0.002 here, and the key
+holder rounds the decrypted sums to integers. So sums are exact, and the holder does not reveal the noise of the
+encryption, from which the key could be recovered (Li and Micciancio 2021). Ring dimension 8192 with a modulus of 120
+bits is well inside the limit for 128-bit security (218 bits; Albrecht et al. 2018).
 
-Keys and noise come from the library's own random source. So a party that answers a message again answers otherwise.
+Keys and noise come from the library's random source. So a party that answers the same message twice sends two different
+replies.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ from hansa.core.errors import ConfigError, DataError, PartyError
 from hansa.core.federation import Ask, Federation, Reduced
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
-from hansa.secure import apart, told
+from hansa.secure import child_process, payloads
+from hansa.secure.byte_tensors import as_bytes, as_tensor
 from hansa.secure.channel import Encoded
-from hansa.secure.digits import Digits
 from hansa.secure.encoding import Numbers
-from hansa.secure.holder import Held, declining, one, opening, rows_of, sort_out
-from hansa.secure.numbers import as_bytes, as_tensor
+from hansa.secure.encrypted_channel import KeyHolderChannel, ask_one, declining, opening, rows_of, sort_out
 from hansa.secure.paillier_sum import session
+from hansa.secure.radix import Radix
 
 DIMENSION, MODULUS, SCALE = 8192, [60, 60], 2.0**24
-SLOTS = DIMENSION // 2  # numbers of a ciphertext
+SLOTS = DIMENSION // 2  # numbers per ciphertext
 DIGIT = 24  # bits of a digit
-LARGEST = 2**34  # a sum of digits: times the scale it must stay below the half of 2^60
-BOX = 2 * DIMENSION * 8 + 2**10  # bytes of a ciphertext; its own length varies by a few
-PUBLIC = 2 * BOX  # bytes of a public key
+LARGEST = 2**34  # largest sum of digits: multiplied by the scale it must stay below 2^59
+CIPHERTEXT = 2 * DIMENSION * 8 + 2**10  # bytes for a ciphertext, whose length varies a little
+PUBLIC = 2 * CIPHERTEXT  # bytes of a public key
 SECRET = "secure.ckks"
 
 
@@ -50,7 +51,7 @@ def _tenseal() -> Any:
 
 
 def _padded(data: bytes, size: int) -> Tensor:
-    """Bytes in a tensor of fixed size, their length before them."""
+    """Bytes in a tensor of fixed size, after their length in 8 bytes."""
     out = torch.zeros(size + 8, dtype=torch.uint8)
     out[: len(data) + 8] = as_tensor(len(data).to_bytes(8, "little") + data)
     return out
@@ -60,18 +61,18 @@ def _unpadded(data: bytes) -> bytes:
     return data[8 : 8 + int.from_bytes(data[:8], "little")]
 
 
-def _read(what: str, make: Any, *given: Any) -> Any:
-    """Something from the wire, as the library reads it; a DataError where it cannot."""
+def _read(noun: str, make: Any, *arguments: Any) -> Any:
+    """The result of a function of the library; a DataError if it cannot read the received data."""
     try:
-        return make(*given)
+        return make(*arguments)
     except (ValueError, RuntimeError):
-        raise DataError(f"{what} from the wire is none") from None
+        raise DataError(f"received an invalid {noun}") from None
 
 
 @register("secure-ckks-key")
 @dataclass(frozen=True)
-class Key(Op):
-    """The public key of the party that holds the private one, which is made at the first ask and kept in its memory."""
+class CkksKey(Op):
+    """Send the holder's public key; the key pair is made at the first ask and stays in the holder's memory."""
 
     serves: ClassVar[bool] = True
 
@@ -96,41 +97,38 @@ def _serial(key: Any, secret: bool) -> bytes:
 
 @register("secure-ckks")
 @dataclass(frozen=True)
-class Encrypted(Encoded):
-    """The inner op's reply in digits, encrypted under the key in the payload's `secure`."""
+class CkksEncrypt(Encoded):
+    """Send the inner op's reply in digits, encrypted with the public key in the payload's `secure`."""
 
-    def digits(self) -> Digits:
-        """How a party's numbers are taken apart."""
-        return Digits(self.bits + (self.max_weight - 1).bit_length(), DIGIT)
+    def radix(self) -> Radix:
+        """How a party's numbers are split into digits."""
+        return Radix(self.bits + (self.max_weight - 1).bit_length(), DIGIT)
 
     def before(self, party: Party, payload: Payload, memory: Memory) -> Payload:
         return {name: value for name, value in payload.items() if name != "secure"}
 
     def after(self, party: Party, payload: Payload, reply: Reply, memory: Memory) -> tuple[Reply, Memory]:
-        told.check_cohort(party, self.parties, "are asked")
+        payloads.check_cohort(party, self.parties, "are asked")
         ts = _tenseal()
         with declining():
-            key = _context(as_bytes(told.row(payload, "secure", PUBLIC + 8)))
-        digits = self.digits().split(self.numbers(party, payload, reply)).reshape(-1)
-        whole = np.zeros(self._boxes(payload) * SLOTS)
-        whole[: digits.size] = digits
-        sealed = [ts.ckks_vector(key, row.tolist(), scale=SCALE).serialize() for row in whole.reshape(-1, SLOTS)]
-        return Reply({"sealed": torch.stack([_padded(box, BOX) for box in sealed])}), memory
+            key = _context(as_bytes(payloads.row(payload, "secure", PUBLIC + 8)))
+        digits = self.radix().split(self.numbers(party, payload, reply)).reshape(-1)
+        padded = np.zeros(self._ciphertexts(payload) * SLOTS)
+        padded[: digits.size] = digits
+        sealed = [ts.ckks_vector(key, row.tolist(), scale=SCALE).serialize() for row in padded.reshape(-1, SLOTS)]
+        return Reply({"sealed": torch.stack([_padded(text, CIPHERTEXT) for text in sealed])}), memory
 
-    def _boxes(self, payload: Payload) -> int:
-        return -(-self.encoding(payload).layout.length * self.digits().count // SLOTS)
+    def _ciphertexts(self, payload: Payload) -> int:
+        return -(-self.encoding(payload).layout.length * self.radix().count // SLOTS)
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
-        return {"sealed": ((self._boxes(payload), BOX + 8), torch.uint8)}
+        return {"sealed": ((self._ciphertexts(payload), CIPHERTEXT + 8), torch.uint8)}
 
 
 @register("secure-ckks-open")
 @dataclass(frozen=True)
-class Opened(Op):
-    """The sums of digits in the payload's `sealed`, opened and rounded by the party that holds the key.
-
-    One vector is opened for each `session`.
-    """
+class CkksOpen(Op):
+    """At the key holder: decrypt and round the sums of digits in the payload's `sealed`; one vector per `session`."""
 
     length: int = 1
     serves: ClassVar[bool] = True
@@ -138,18 +136,18 @@ class Opened(Op):
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         if SECRET not in memory:
             raise PartyError("it holds no key that could open the sum")
-        sealed = told.matrix(payload, "sealed", BOX + 8)
+        sealed = payloads.matrix(payload, "sealed", CIPHERTEXT + 8)
         if len(sealed) != -(-self.length // SLOTS):
-            raise PartyError(f"{len(sealed)} ciphertexts are not for {self.length} numbers")
-        party.vault.once(f"ckks {party.round} {told.session(payload)}", codec.digest(sealed))
+            raise PartyError(f"{len(sealed)} ciphertexts do not match {self.length} numbers")
+        party.vault.once(f"ckks {party.round} {payloads.session(payload)}", codec.digest(sealed))
         key = _tenseal().context_from(as_bytes(memory[SECRET]))
         with declining():
             opened = [vector.decrypt() for vector in _vectors(key, sealed.numpy())]
         sums = np.concatenate([np.asarray(row) for row in opened])[: self.length]
-        whole = np.rint(sums)
-        if len(whole) != self.length or np.abs(sums - whole).max() > 0.25:
-            raise PartyError("what it opened is no sum of whole numbers")
-        return Reply({"sum": torch.from_numpy(whole.astype(np.int64))}), memory
+        rounded = np.rint(sums)
+        if len(rounded) != self.length or np.abs(sums - rounded).max() > 0.25:
+            raise PartyError("the decrypted vector is not a sum of integers")
+        return Reply({"sum": torch.from_numpy(rounded.astype(np.int64))}), memory
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         return {"sum": ((self.length,), torch.int64)}
@@ -157,13 +155,13 @@ class Opened(Op):
 
 @register("ckks")
 @dataclass(frozen=True)
-class CKKS(Held):
-    """Parties encrypt under one party's CKKS key (Cheon et al. 2017), the aggregator adds, that party opens the sum.
+class CKKS(KeyHolderChannel):
+    """Parties encrypt with the CKKS key of one party (Cheon et al. 2017), and that party decrypts the sum.
 
-    Against an aggregator that is curious and does not work together with `holder`, the party whose key it is; the two
-    together see every update. Sums are rounded to whole numbers by the holder, and exact. A party encrypts some 400,000
-    values a second and sends about 100 bytes for each; the holder opens two million a second. Any party but the holder
-    may be missing. Needs the extra `ckks` (TenSEAL).
+    Protects against an honest-but-curious aggregator that does not collude with `holder`, the party with the private
+    key; both together can read every update. The holder rounds sums to integers, so they are exact. A party encrypts
+    about 400,000 values per second and sends about 100 bytes for each; the holder decrypts two million values per
+    second. Any party except the holder may be missing. Needs the extra `ckks` (TenSEAL).
     """
 
     rate: ClassVar[float] = 400_000.0
@@ -173,53 +171,55 @@ class CKKS(Held):
         super().check(problem)
         if problem.cohort_size * 2**DIGIT > LARGEST:
             raise ConfigError(
-                f"the secure sum 'ckks' adds up to {LARGEST // 2**DIGIT} parties exactly, and a round asks "
+                f"the secure sum 'ckks' is exact for up to {LARGEST // 2**DIGIT} parties, and a round asks "
                 f"{problem.cohort_size}; use 'masking'"
             )
 
     async def reduce(self, fed: Federation, ask: Ask, noise: float = 0.0) -> Reduced:
-        op = Encrypted(**self.settings(ask, noise))  # type: ignore[arg-type]
-        holder, about = self.holder_of(ask), {"session": session(ask)}
-        given = await one(fed, Key(), about, holder, "holds the key")
-        payload = {**ask.payload, "secure": given.tensors["key"]}
+        op = CkksEncrypt(**self.settings(ask, noise))  # type: ignore[arg-type]
+        holder, in_session = self.holder_of(ask), {"session": session(ask)}
+        public = await ask_one(fed, CkksKey(), in_session, holder, "holds the key")
+        payload = {**ask.payload, "secure": public.tensors["key"]}
         answer = await fed.gather(op, payload, parties=ask.parties, each=ask.each)
-        with opening(f"party {holder} holds no key"):
-            total, wrong = apart.run(added, as_bytes(given.tensors["key"]), rows_of(answer))
+        with opening(f"party {holder} sent an invalid key"):
+            total, wrong = child_process.run(added, as_bytes(public.tensors["key"]), rows_of(answer))
         count = self.summed(fed, ask, answer, wrong)
-        code, digits = op.encoding(ask.payload), op.digits()
-        opener = Opened(code.layout.length * digits.count)
-        opened = await one(fed, opener, {"sealed": total, **about}, holder, "holds the key")
-        sums: Numbers = opened.tensors["sum"].numpy().reshape(-1, digits.count)
-        return code.decode(digits.join(sums, count), count)
+        code, radix = op.encoding(ask.payload), op.radix()
+        opener = CkksOpen(code.layout.length * radix.count)
+        opened = await ask_one(fed, opener, {"sealed": total, **in_session}, holder, "holds the key")
+        sums: Numbers = opened.tensors["sum"].numpy().reshape(-1, radix.count)
+        return code.decode(radix.join(sums, count), count)
 
 
 def _context(data: bytes) -> Any:
-    """A public key from the wire: the library's context, of the parameters that all keys here have."""
-    key = _read("a key", _tenseal().context_from, _unpadded(data))
+    """A received public key, as a context of the library; a DataError if its parameters are not ours."""
+    key = _read("key", _tenseal().context_from, _unpadded(data))
     if key.is_private() or not key.has_public_key():
-        raise DataError("a key from the wire is not a public one")
-    made = key.seal_context().data.key_context_data()
-    if (made.parms().poly_modulus_degree(), made.total_coeff_modulus_bit_count()) != (DIMENSION, sum(MODULUS)):
-        raise DataError(f"a key from the wire is not of dimension {DIMENSION} with a modulus of {sum(MODULUS)} bits")
+        raise DataError("received a key that is not a public key")
+    context = key.seal_context().data.key_context_data()
+    if (context.parms().poly_modulus_degree(), context.total_coeff_modulus_bit_count()) != (DIMENSION, sum(MODULUS)):
+        raise DataError(f"received a key without dimension {DIMENSION} and a modulus of {sum(MODULUS)} bits")
     return key
 
 
-def _vectors(key: Any, boxes: Any) -> list[Any]:
-    """Ciphertexts from the wire."""
-    vectors = [_read("a ciphertext", _tenseal().ckks_vector_from, key, _unpadded(box.tobytes())) for box in boxes]
+def _vectors(key: Any, rows: Any) -> list[Any]:
+    """Received ciphertexts."""
+    vectors = [_read("ciphertext", _tenseal().ckks_vector_from, key, _unpadded(row.tobytes())) for row in rows]
     if any(vector.size() != SLOTS for vector in vectors):
-        raise DataError(f"a ciphertext from the wire has not {SLOTS} numbers")
+        raise DataError(f"received a ciphertext without {SLOTS} numbers")
     return vectors
 
 
 def added(data: bytes, sent: Mapping[int, Any]) -> tuple[Tensor | None, dict[int, str]]:
-    """The encrypted sum of parties' vectors, None where there are none; and whose are no ciphertexts, and why. A
-    DataError where the key is none."""
+    """The encrypted sum of the parties' vectors (None without any), and the parties that sent invalid ciphertexts.
+
+    A DataError if the key is invalid.
+    """
     key = _context(data)
     zero = [_tenseal().ckks_vector(key, [0.0] * SLOTS, scale=SCALE)]
-    # A ciphertext of another scale or level can be read and not be added: it is tried on one that can.
-    good, wrong = sort_out(sent, lambda boxes: [_sum([*zero, vector]) and vector for vector in _vectors(key, boxes)])
-    rows = [_padded(_sum(column).serialize(), BOX) for column in zip(*good.values(), strict=True)]
+    # A ciphertext of another scale or level can be read but not added, so each is added to zero as a trial.
+    good, wrong = sort_out(sent, lambda rows: [_sum([*zero, vector]) and vector for vector in _vectors(key, rows)])
+    rows = [_padded(_sum(column).serialize(), CIPHERTEXT) for column in zip(*good.values(), strict=True)]
     return torch.stack(rows) if rows else None, wrong
 
 
@@ -227,5 +227,5 @@ def _sum(vectors: Sequence[Any]) -> Any:
     """The encrypted sum of ciphertexts."""
     total = vectors[0].copy()
     for vector in vectors[1:]:
-        total = _read("a ciphertext", total.add_, vector)
+        total = _read("ciphertext", total.add_, vector)
     return total

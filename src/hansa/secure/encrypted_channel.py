@@ -1,4 +1,4 @@
-"""Secure sums that need a certain party: the one that holds the key, or gives keys out."""
+"""The base of secure sums by public-key encryption, and of those with one key holder."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from hansa.secure.channel import Channel
 log = logging.getLogger("hansa")
 S = TypeVar("S")
 T = TypeVar("T")
-LONG = 60.0  # seconds of a party's time in a round from which on they are worth a warning
+SLOW = 60.0  # seconds of a party's time per round above which there is a warning
 
 
-async def one(fed: Federation, op: Op, payload: Payload, party: int, role: str) -> Reply:
-    """The reply of a party that a sum cannot do without; its round is aborted where there is none."""
+async def ask_one(fed: Federation, op: Op, payload: Payload, party: int, role: str) -> Reply:
+    """The reply of a party that the sum requires; without a reply the round is aborted."""
     try:
         answer = await fed.gather(op, payload, parties=[party])
     except RoundAborted as stop:
@@ -32,12 +32,12 @@ async def one(fed: Federation, op: Op, payload: Payload, party: int, role: str) 
 
 
 def rows_of(answer: Gathered, name: str = "sealed") -> dict[int, np.ndarray[Any, Any]]:
-    """What the parties sent under a name, by party, as a process that computes apart is given it."""
+    """The tensor `name` of every reply as an array, by party."""
     return {party: reply.tensors[name].numpy() for party, reply in zip(answer.parties, answer.replies, strict=True)}
 
 
 def sort_out(sent: Mapping[int, S], read: Callable[[S], T]) -> tuple[dict[int, T], dict[int, str]]:
-    """What parties sent, read; and why it cannot be used, of those who sent something else."""
+    """Apply `read` to what each party sent: the results, and the reasons for which `read` refused the others."""
     good, wrong = {}, {}
     for party, data in sent.items():
         try:
@@ -48,24 +48,24 @@ def sort_out(sent: Mapping[int, S], read: Callable[[S], T]) -> tuple[dict[int, T
 
 
 def leave_out(fed: Federation, wrong: Mapping[int, str]) -> None:
-    """Have the round's record name those whose part in a secure sum is not used, and why."""
-    for party, why in wrong.items():
-        log.warning("party %d is left out of the secure sum: %s", party, why)
-        fed.reject(party, why)
+    """Reject the replies of these parties; the log and the metrics line give the reasons."""
+    for party, reason in wrong.items():
+        log.warning("party %d is left out of the secure sum: %s", party, reason)
+        fed.reject(party, reason)
 
 
 @contextmanager
-def opening(trouble: str = "the secure sum could not be opened") -> Iterator[None]:
-    """Abort the round where what is done inside finds that the sum cannot be opened."""
+def opening(problem: str = "the secure sum could not be opened") -> Iterator[None]:
+    """At the aggregator: turn a DataError into an aborted round."""
     try:
         yield
     except DataError as error:
-        raise RoundAborted(f"{trouble}: {error}") from error
+        raise RoundAborted(f"{problem}: {error}") from error
 
 
 @contextmanager
 def declining() -> Iterator[None]:
-    """At a party: decline where what it was sent turns out to be wrong."""
+    """At a party: turn a DataError about what it was sent into a PartyError, with which it declines."""
     try:
         yield
     except DataError as error:
@@ -73,11 +73,12 @@ def declining() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Costly(Channel):
-    """Base of sums by public-key cryptography: dear, and never of a single party.
+class EncryptedChannel(Channel):
+    """Base of sums by public-key encryption: slow, and never over a single party.
 
-    `min_parties` is the fewest whose sum is opened: of noise for differential privacy each party adds the share of one
-    of so many. `rate` is about how many values of an update a party works through in a second on one core.
+    `min_parties` is the fewest parties whose sum is opened. Under differential privacy each party adds the noise that
+    suffices if only `min_parties` add theirs. `rate` is roughly how many values of an update a party processes per
+    second on one core.
     """
 
     min_parties: int = 2
@@ -98,34 +99,36 @@ class Costly(Channel):
         least = self.least(problem.cohort_size)
         if problem.cohort_size < least:
             raise ConfigError(
-                f"the secure sum {self.name!r} is of at least {least} parties, and a round asks {problem.cohort_size}; "
+                f"the secure sum {self.name!r} needs at least {least} parties, and a round asks {problem.cohort_size}; "
                 "a sum of one party hides nothing"
             )
         seconds = problem.spec.dim / self.rate
-        if seconds > LONG:
-            log.warning("privacy.secure = %r: a party will take about %d s a round for %d values; the secure sum "
+        if seconds > SLOW:
+            log.warning("privacy.secure = %r: a party will take about %d s per round for %d values; the secure sum "
                         "'masking' is far faster", self.name, round(seconds), problem.spec.dim)  # fmt: skip
 
     def summed(self, fed: Federation, ask: Ask, answer: Gathered, wrong: Mapping[int, str]) -> int:
-        """How many parties' numbers are in a sum; the round is aborted where they are too few for it to be opened.
-        Those who sent something else, `wrong`, are named in the round's record."""
+        """The number of parties in a sum; the round is aborted if they are too few to open it.
+
+        The parties in `wrong`, which sent invalid data, are rejected with the reason.
+        """
         leave_out(fed, wrong)
         least, count = self.least(len(ask.parties)), len(answer.parties) - len(wrong)
         if count < least:
             raise RoundAborted(
-                f"{count} of {len(ask.parties)} parties gave their numbers, and the secure sum "
-                f"{self.name!r} opens none of fewer than {least}"
+                f"{count} of {len(ask.parties)} parties sent their numbers, and the secure sum "
+                f"{self.name!r} opens no sum of fewer than {least}"
             )
         return count
 
 
 @dataclass(frozen=True)
-class Held(Costly):
-    """Base of sums of which one party holds the key: `holder` by number, by default the first of those that are asked.
+class KeyHolderChannel(EncryptedChannel):
+    """Base of sums with one key holder: party `holder`, by default the first of the parties asked.
 
-    The aggregator has the ciphertexts and no key, the holder the key and no ciphertext but that of the sum. The two
-    together see every update. The holder opens one vector for each sum and cannot know whether it is a sum at all, so
-    this is for an aggregator that does as agreed and is only curious.
+    The aggregator has the ciphertexts and no key. The holder has the key and is sent the ciphertext of the sum only.
+    Both together can read every update. The holder decrypts one vector per sum and cannot check that it is a sum, so
+    the guarantee is against an honest-but-curious aggregator: one that follows the protocol.
     """
 
     holder: int | None = None
@@ -137,5 +140,5 @@ class Held(Costly):
                               f"got {self.holder}")  # fmt: skip
 
     def holder_of(self, ask: Ask) -> int:
-        """The party that holds the key of a sum."""
+        """The party that holds the key of the ask's sum."""
         return self.holder if self.holder is not None else min(ask.parties)

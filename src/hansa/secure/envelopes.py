@@ -1,37 +1,37 @@
-"""What one party sends another so that only that one reads it, by way of the aggregator.
+"""Sealed envelopes: data from one party to another by way of the aggregator, which cannot read them.
 
-Keys and sealing are those of `masks`. The public keys are not signed: an aggregator that passes on others in their
-place reads everything. This is against one that only looks.
+Against an aggregator that follows the protocol and only looks. The public keys are not signed: an aggregator that
+replaces them by keys of its own reads everything.
 """
 
 from __future__ import annotations
 
 from hansa.core.errors import PartyError
-from hansa.secure import masks
-from hansa.secure.masks import public, usable
+from hansa.secure import key_agreement
+from hansa.secure.key_agreement import public, usable
 
 __all__ = ["OVERHEAD", "agreed", "public", "seal", "unseal", "usable"]
 
-OVERHEAD = masks.NONCE + masks.TAG  # bytes by which a box is longer than what is in it
+OVERHEAD = key_agreement.NONCE + key_agreement.TAG  # bytes by which an envelope is longer than its content
 
 
 def agreed(secret: bytes, other: bytes, purpose: bytes) -> bytes:
-    """32 bytes that only the owner of the secret and the owner of the other public key know, for a purpose."""
-    ours, theirs = sorted((public(secret), other))
+    """The key of 32 bytes that the owner of `secret` and the owner of the public key `other` share for a purpose."""
+    first, second = sorted((public(secret), other))
     try:
-        return masks.agree(secret, other, ours + theirs + purpose, "box")
+        return key_agreement.agree(secret, other, first + second + purpose, "box")
     except ValueError:
         raise PartyError("it was sent an invalid public key") from None
 
 
 def seal(key: bytes, data: bytes) -> bytes:
-    """Data hidden under a key that serves this once."""
-    return masks.seal(key, bytes(masks.NONCE), data, b"")
+    """Encrypt data under a key that must not be used again (the nonce is zero)."""
+    return key_agreement.seal(key, bytes(key_agreement.NONCE), data, b"")
 
 
-def unseal(key: bytes, box: bytes) -> bytes:
-    """What is in a box; a PartyError where it was not made with this key."""
+def unseal(key: bytes, envelope: bytes) -> bytes:
+    """The content of an envelope; a PartyError if it was not sealed with this key."""
     try:
-        return masks.unseal(key, box, b"")
+        return key_agreement.unseal(key, envelope, b"")
     except ValueError:
-        raise PartyError("what it was sent was not sealed for it") from None
+        raise PartyError("it was sent an envelope that was not sealed for it, or was changed") from None

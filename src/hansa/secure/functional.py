@@ -1,16 +1,18 @@
-"""Encryption for inner products: a key for weights y opens the sum of y_i x_i, and nothing else, from many ciphertexts.
+"""Functional encryption for inner products: a key for weights y decrypts the sum of y_i x_i and nothing else.
 
-The shape is that of HybridAlpha (Xu, Baracaldo, Zhou, Anwar, Ludwig 2019): parties encrypt, a key authority gives the
-aggregator a key for the weights of a round, and refuses those of too few parties. The scheme is the one of Chotard,
-Dufour Sans, Gay, Phan and Pointcheval (2018) with one key a session: party i has a secret exponent s_i, and encrypts x
-at a label as H(label)^s_i g^x, where H hashes into the group; the key for y is the sum of y_i s_i. Unlike the scheme of
-Abdalla, Catalano, Fiore, Gay and Ursu (2018), ciphertexts of different labels do not combine: no value of one party can
-be added to another value of another party. It rests on the decisional Diffie-Hellman assumption, with exponents of 256
-bits, in the squares modulo the prime of RFC 3526, group 14 (2048 bits). Exponents are fresh for each session and one
-key is given for it, for two keys with different weights would open their difference. A key is a sum in whole numbers,
-not modulo the group's order, and so tells the few bits of each exponent that the size of a sum does.
+The roles are those of HybridAlpha (Xu, Baracaldo, Zhou, Anwar, Ludwig 2019): parties encrypt; a key authority gives the
+aggregator a key for the weights of a round, and refuses weights of too few parties. The scheme is that of Chotard,
+Dufour Sans, Gay, Phan and Pointcheval (2018) with one key per session. Party i has a secret exponent s_i and encrypts x
+at a label as H(label)^s_i g^x, where H hashes into the group. The key for y is the sum of y_i s_i. Unlike in the scheme
+of Abdalla, Catalano, Fiore, Gay and Ursu (2018), ciphertexts of different labels do not combine: nobody can add a value
+of one party to a different value of another party.
 
-What comes out is g to the sum, whose logarithm is found among the numbers that it can be (Shanks 1971).
+Assumption: decisional Diffie-Hellman with exponents of 256 bits, in the squares modulo the prime of RFC 3526, group 14
+(2048 bits). Each session has fresh exponents and one key, because two keys with different weights would decrypt their
+difference. A key is a sum over the integers, not modulo the group's order, so its size reveals a few bits about the
+exponents.
+
+Decryption gives g to the power of the sum. The sum is found by a search over its range (Shanks 1971).
 """
 
 from __future__ import annotations
@@ -32,22 +34,22 @@ PRIME = int(
     "15728E5A8AACAA68FFFFFFFFFFFFFFFF",
     16,
 )
-GENERATOR = 2  # of the squares: the prime is 7 modulo 8
+GENERATOR = 2  # of the squares, because the prime is 7 modulo 8
 SIZE = 256  # bytes of a ciphertext
 EXPONENT = 256  # bits of a party's secret
-STEPS = 2**13  # powers of the generator that are kept
-LARGEST = 2**28  # sums that can be found
+STEPS = 2**13  # powers of the generator in the table
+LARGEST = 2**28  # the largest sum that the search finds
 
 
-def base(label: bytes, place: int) -> int:
-    """The square that a label and a place in the vector are hashed to; nobody knows its logarithm."""
-    drawn = hashlib.shake_256(b"hansa functional" + place.to_bytes(8, "little") + label).digest(SIZE + 32)
+def base(label: bytes, position: int) -> int:
+    """The hash of a label and a position into the squares; nobody knows its logarithm."""
+    drawn = hashlib.shake_256(b"hansa functional" + position.to_bytes(8, "little") + label).digest(SIZE + 32)
     return pow(int.from_bytes(drawn, "little") % PRIME, 2, PRIME)
 
 
 @functools.lru_cache(maxsize=1)
 def _powers() -> tuple[list[int], dict[int, int]]:
-    """The first powers of the generator, and their exponents."""
+    """The first powers of the generator, and the exponent of each."""
     powers = [1]
     while len(powers) < STEPS:
         powers.append(powers[-1] * GENERATOR % PRIME)
@@ -58,38 +60,43 @@ def _raised(exponent: int) -> int:
     return _powers()[0][exponent] if 0 <= exponent < STEPS else pow(GENERATOR, exponent, PRIME)
 
 
-def encrypt(number: int, secret: int, at: int) -> int:
-    """A number under a party's secret, at a base; each base is used once with a secret."""
+def encrypt(number: int, secret: int, base: int) -> int:
+    """Encrypt a number with a party's secret at a base; use each base once per secret."""
     go_on()
-    return pow(at, secret, PRIME) * _raised(number) % PRIME
+    return pow(base, secret, PRIME) * _raised(number) % PRIME
 
 
 def weights_key(weights: Sequence[int], secrets: Sequence[int], least: int) -> int:
-    """The key that opens the sum of weight times number; refused where it would open the numbers of fewer parties than
-    `least`, or of a single one."""
-    alive = sum(weight != 0 for weight in weights)
-    if alive < max(2, least):
-        raise PartyError(f"it gives no key for a sum of {alive} parties; {max(2, least)} is the least")
+    """The key that decrypts the sum of weight times number.
+
+    A PartyError if fewer than `least` parties, or fewer than 2, have a weight other than 0.
+    """
+    count = sum(weight != 0 for weight in weights)
+    if count < max(2, least):
+        raise PartyError(f"it gives no key for a sum of {count} parties; {max(2, least)} are the fewest")
     return sum(weight * secret for weight, secret in zip(weights, secrets, strict=True))
 
 
-def decrypt(ciphertexts: Sequence[int], weights: Sequence[int], key: int, at: int, low: int, high: int) -> int:
-    """The sum of weight times number, which lies between `low` and `high`; a DataError where it does not, as when the
-    key is for other weights. Ciphertexts whose weight is 0 may be any number."""
-    product = math.prod(_weighed(ciphertexts, weights)) % PRIME
-    return logarithm(product * pow(at, -key, PRIME) * pow(GENERATOR, -low, PRIME) % PRIME, high - low) + low
+def decrypt(ciphertexts: Sequence[int], weights: Sequence[int], key: int, base: int, low: int, high: int) -> int:
+    """The sum of weight times number, from `low` to `high`.
+
+    A DataError if it lies outside, for example because the key is for other weights. Ciphertexts with weight 0 are
+    ignored.
+    """
+    product = math.prod(_weighted(ciphertexts, weights)) % PRIME
+    return logarithm(product * pow(base, -key, PRIME) * pow(GENERATOR, -low, PRIME) % PRIME, high - low) + low
 
 
-def _weighed(ciphertexts: Sequence[int], weights: Sequence[int]) -> Iterator[int]:
+def _weighted(ciphertexts: Sequence[int], weights: Sequence[int]) -> Iterator[int]:
     for text, weight in zip(ciphertexts, weights, strict=True):
         if weight:
             if not 0 < text < PRIME:
-                raise DataError("a ciphertext is no number of the group")
+                raise DataError("a ciphertext is not an element of the group")
             yield text if weight == 1 else pow(text, weight, PRIME)
 
 
 def logarithm(power: int, largest: int) -> int:
-    """The exponent of a power of the generator, 0 to `largest`, by baby steps that are kept and giant ones."""
+    """The exponent, 0 to `largest`, of a power of the generator, by baby steps and giant steps."""
     known = _powers()[1]
     stride = pow(GENERATOR, -STEPS, PRIME)
     for giant in range(largest // STEPS + 1):

@@ -1,15 +1,20 @@
-"""Secure sums by masks (Bonawitz et al. 2017): each party hides its numbers behind masks that cancel in the sum.
+"""Secure sums by masking (Bonawitz et al. 2017): each party hides its numbers behind masks that cancel in the sum.
 
-Against whom: an aggregator that is curious, together with fewer parties than the threshold (where each shares with a
-few, fewer than that among those few), learns the sum over those who stayed and nothing else about anybody else's
-numbers; how many and who took part is no secret. It is believed to pass on keys and boxes as they are, and to tell
-everybody the same survivors; with `active` it need not be: parties sign what they advertise and which survivors they
-were told. That holds where the parties insist on it, by `active` in their own policies: a job's `active` is the
-aggregator's word. Even then the aggregator says who takes part, and what each party is asked: one that sends the others
-a model to which it knows their answers finds the last one's in the sum (Pasquini et al. 2022), and so does one that
-works together with all others. What the sum itself says about a party is not hidden (differential privacy does that).
-Nor is a party stopped that sends nonsense, or wrong shares: nobody can look at what it sends, the sum comes out wrong
-or not at all, and a bound at the parties holds for those that keep to it.
+Guarantee. An honest-but-curious aggregator that colludes with fewer parties than the threshold (with few neighbours:
+fewer than the threshold within each neighbourhood) learns the sum over the parties that stayed, and nothing else about
+the numbers of any other party. Who takes part, and how many, is not secret.
+
+Assumption. The aggregator passes on keys and envelopes unchanged and tells all parties the same survivors. With
+`active` it may lie about both: parties sign the keys that they advertise and the survivors that they were told. This
+holds for parties that require it by `active` in their own policies: the job's `active` is only the aggregator's claim.
+
+Not covered, even with `active`:
+- The aggregator chooses who takes part and what each party is asked. It can send the other parties a model to which it
+  knows their replies, and then finds the last party's reply in the sum (Pasquini et al. 2022). So can an aggregator
+  that colludes with all other parties.
+- What the sum itself says about a party. Differential privacy limits that.
+- A party that sends wrong numbers or wrong shares. Nobody can inspect them, so the sum is wrong or cannot be opened. A
+  bound that parties apply themselves (`privacy.bound`) holds for honest parties only.
 """
 
 from __future__ import annotations
@@ -28,19 +33,11 @@ from hansa.core.algorithm import Problem
 from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Ask, Federation, Reduced
 from hansa.core.registry import register
-from hansa.secure import graph, masks, shamir
+from hansa.secure import graph, key_agreement, ring, shamir
+from hansa.secure.byte_tensors import as_bytes
 from hansa.secure.channel import Channel
-from hansa.secure.masked import (
-    SecureConsistent,
-    SecureKeys,
-    SecureMasked,
-    SecureShares,
-    SecureUnmask,
-    Terms,
-    least,
-    own_mask,
-    pair_mask,
-)
+from hansa.secure.masking_ops import SecureConsistent, SecureKeys, SecureMasked, SecureShares, SecureUnmask
+from hansa.secure.masking_terms import Terms, min_openers, own_mask, pair_mask
 
 
 @register("masking")
@@ -48,11 +45,11 @@ from hansa.secure.masked import (
 class Masking(Channel):
     """Bonawitz et al. 2017, with the neighbourhoods of Bell et al. 2020; four exchanges, five with `active`.
 
-    Of a party and its neighbours the fraction `threshold` must stay to the end, and no fewer than that fraction of all
-    who were asked are ever summed. Where more leave, in any exchange, the round gives nothing. `neighbours` is with
-    how many others each party shares masks and secrets: by default all of them in a small cohort, and in a larger one
-    so many that a fifth of the parties may collude with the aggregator and a tenth may leave (see `graph.degree`). With
-    `active` the aggregator may lie as well as look, as far as the module says.
+    The fraction `threshold` of each party and its neighbours must stay to the end, and no sum contains fewer than that
+    fraction of the parties asked. If more parties leave, in any exchange, the round has no result. `neighbours` is the
+    number of parties with which each party shares masks and secrets. The default is all of them in a small cohort; in
+    a larger cohort it is enough for a fifth of the parties to collude with the aggregator and a tenth to leave (see
+    `graph.degree`). `active` protects against an aggregator that lies, within the limits that the module names.
     """
 
     threshold: float = 0.67
@@ -61,12 +58,12 @@ class Masking(Channel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        all_others = self.neighbours is None
-        few = 2 if self.neighbours is None else self.neighbours
-        Terms(few + (1 if all_others else 2), self.threshold, few, self.active).check()
+        share_with_all = self.neighbours is None
+        neighbours = 2 if self.neighbours is None else self.neighbours
+        Terms(neighbours + (1 if share_with_all else 2), self.threshold, neighbours, self.active).check()
 
     def terms(self, parties: int) -> Terms:
-        """What so many parties agree on."""
+        """The terms of a sum over `parties` parties."""
         if self.neighbours is not None:
             degree = min(self.neighbours, parties - 1)
         else:
@@ -74,10 +71,9 @@ class Masking(Channel):
         return Terms(parties, self.threshold, degree, self.active)
 
     def least(self, parties: int) -> int:
-        """The fewest of so many parties whose sum is ever given out."""
-        return least(parties, self.threshold, self.active)
+        return min_openers(parties, self.threshold, self.active)
 
-    def raises(self, least: int, parties: int) -> str:
+    def hint_for(self, least: int, parties: int) -> str:
         return f"set privacy.threshold = {math.floor(least / parties * 10_000) / 10_000:g}"
 
     def check(self, problem: Problem) -> None:
@@ -94,105 +90,110 @@ class Masking(Channel):
         op = SecureMasked(**{**self.settings(ask, noise), "parties": asked})  # type: ignore[arg-type]
 
         keys = await fed.gather(SecureKeys(self.active), {"session": f"{ask.phase} {ask.index}"}, parties=ask.parties)
-        members = keys.parties[:asked]  # those who came first, where more were asked than needed
+        members = keys.parties[:asked]  # the first to reply, if more parties were asked than needed
         _enough(members, needed, "advertised keys")
-        told = {"ids": _ids(members), "keys": keys.rows("keys")[:asked]}
+        advertised = {"ids": _ids(members), "keys": keys.rows("keys")[:asked]}
         if self.active:
-            told |= {"certificates": keys.rows("certificate")[:asked], "signatures": keys.rows("signature")[:asked]}
-        circle = Circle(terms, dict(zip(members, map(_bytes, keys.rows("keys")), strict=False)))
+            advertised["certificates"] = keys.rows("certificate")[:asked]
+            advertised["signatures"] = keys.rows("signature")[:asked]
+        mask_graph = MaskGraph(terms, dict(zip(members, map(as_bytes, keys.rows("keys")), strict=False)))
 
-        shares = await fed.gather(SecureShares(asked, self.threshold, terms.neighbours, self.active), told,
+        shares = await fed.gather(SecureShares(asked, self.threshold, terms.neighbours, self.active), advertised,
                                   parties=members)  # fmt: skip
         sharing = shares.parties
         _enough(sharing, needed, "shared their secrets")
-        boxes = dict(zip(sharing, shares.rows("sealed"), strict=True))
+        envelopes = dict(zip(sharing, shares.rows("sealed"), strict=True))
 
-        each = {party: {**ask.each.get(party, {}), "secure": circle.sent_to(party, boxes)} for party in sharing}
+        each = {party: {**ask.each.get(party, {}), "secure": mask_graph.sent_to(party, envelopes)} for party in sharing}
         masked = await fed.gather(op, ask.payload, parties=sharing, each=each, enough=asked)
-        came = masked.parties
-        _enough(came, needed, "sent their masked numbers")
+        survivors = masked.parties
+        _enough(survivors, needed, "sent their masked numbers")
 
-        said = {party: {"survivors": _ids([p for p in circle.hood(party) if p in set(came)])} for party in came}
-        staying, signatures = came, dict[str, Tensor]()
+        present = set(survivors)
+        lists = {p: {"survivors": _ids([q for q in mask_graph.hood(p) if q in present])} for p in survivors}
+        staying, signatures = survivors, dict[str, Tensor]()
         if self.active:
-            signed = await fed.gather(SecureConsistent(), parties=came, each=said)
+            signed = await fed.gather(SecureConsistent(), parties=survivors, each=lists)
             staying = signed.parties
-            _enough(staying, needed, "signed whose masked numbers came")
+            _enough(staying, needed, "signed the list of survivors")
             signatures = {"signers": _ids(staying), "signatures": signed.rows("signature")}
 
-        opened = await fed.gather(SecureUnmask(circle.degree), signatures, parties=staying, each=said)
-        _enough(opened.parties, needed, "said what opens the sum")
-        given = dict(zip(opened.parties, opened.rows("shares"), strict=True))
+        opened = await fed.gather(SecureUnmask(mask_graph.degree), signatures, parties=staying, each=lists)
+        _enough(opened.parties, needed, "sent the shares that open the sum")
+        revealed = dict(zip(opened.parties, opened.rows("shares"), strict=True))
 
-        total = np.zeros(op.encoding(ask.payload).layout.length, dtype=masks.word(op.width(ask.payload)))
+        total = np.zeros(op.encoding(ask.payload).layout.length, dtype=ring.word(op.width(ask.payload)))
         for reply in masked.replies:
-            total += masks.unpack(reply.tensors["masked"].numpy(), op.width(ask.payload))
-        circle.unmask(total, sharing, came, given)
-        return op.encoding(ask.payload).decode(masks.signed(total, op.width(ask.payload)), len(came))
+            total += ring.unpack(reply.tensors["masked"].numpy(), op.width(ask.payload))
+        mask_graph.unmask(total, sharing, survivors, revealed)
+        return op.encoding(ask.payload).decode(ring.signed(total, op.width(ask.payload)), len(survivors))
 
 
 @dataclass(frozen=True)
-class Circle:
-    """The parties of a sum with the keys that they advertised, as the aggregator sees them."""
+class MaskGraph:
+    """The parties of a sum, their advertised keys and their neighbours, at the aggregator."""
 
     terms: Terms
     keys: Mapping[int, bytes]
 
     @functools.cached_property
-    def bond(self) -> bytes:
-        return self.terms.bond(list(self.keys), b"".join(self.keys.values()))
+    def transcript(self) -> bytes:
+        return self.terms.transcript(list(self.keys), b"".join(self.keys.values()))
 
     @functools.cached_property
     def peers(self) -> dict[int, tuple[int, ...]]:
-        return graph.neighbours(list(self.keys), self.terms.neighbours, self.bond)
+        return graph.neighbours(list(self.keys), self.terms.neighbours, self.transcript)
 
     @property
     def degree(self) -> int:
-        """How many neighbours each party has."""
+        """The number of neighbours of each party."""
         return min(self.terms.neighbours, len(self.keys) - 1)
 
     def hood(self, party: int) -> list[int]:
-        """A party and its neighbours, in order."""
+        """A party and its neighbours, in ascending order."""
         return sorted((party, *self.peers[party]))
 
-    def sent_to(self, party: int, boxes: Mapping[int, Tensor]) -> dict[str, Tensor]:
-        """The boxes that a party's neighbours sent for it."""
-        others = [other for other in self.peers[party] if other in boxes]
+    def sent_to(self, party: int, envelopes: Mapping[int, Tensor]) -> dict[str, Tensor]:
+        """The envelopes that a party's neighbours sealed for it."""
+        others = [other for other in self.peers[party] if other in envelopes]
         if len(others) + 1 < self.terms.needed:
             raise RoundAborted(
                 f"{len(others) + 1} of party {party} and its neighbours shared their secrets, and {self.terms.needed} "
                 "are needed"
             )
-        rows = [boxes[other][bisect(self.peers[other], party) - 1] for other in others]
+        rows = [envelopes[other][bisect(self.peers[other], party) - 1] for other in others]
         return {"ids": _ids(others), "sealed": torch.stack(rows)}
 
-    def unmask(self, total: masks.Words, sharing: Sequence[int], came: Sequence[int],
-               given: Mapping[int, Tensor]) -> None:  # fmt: skip
-        """Take away, in place, the own masks of those who came, and the masks that they share with those who shared
-        secrets and did not come; `given` is what each party who stayed says about its neighbours."""
-        rows = {party: _split(table) for party, table in given.items()}
-        for party in came:
-            masks.add(total, own_mask(self._secret(party, rows), self.bond), -1)
-        there = set(came)
-        for party in sorted(set(sharing) - there):
+    def unmask(self, total: ring.Words, sharing: Sequence[int], survivors: Sequence[int],
+               revealed: Mapping[int, Tensor]) -> None:  # fmt: skip
+        """Remove from `total`, in place, all masks that do not cancel.
+
+        These are the own masks of the survivors, and the masks that survivors share with parties that shared secrets
+        and then dropped out. `revealed` has the shares that each remaining party sent about its neighbourhood.
+        """
+        rows = {party: [as_bytes(row) for row in table] for party, table in revealed.items()}
+        for party in survivors:
+            ring.add_mask(total, own_mask(self._secret(party, rows), self.transcript), -1)
+        present = set(survivors)
+        for party in sorted(set(sharing) - present):
             secret = self._secret(party, rows)
-            if masks.public(secret) != self.keys[party][masks.KEY :]:
+            if key_agreement.public(secret) != self.keys[party][key_agreement.KEY :]:
                 raise RoundAborted(f"the shares of party {party}'s key do not give the key that it advertised")
             for other in self.peers[party]:
-                if other in there:
-                    seed = pair_mask(bytes(masks.KEY) + secret, self.keys[other], self.bond, party, other)
-                    masks.add(total, seed, -1 if other < party else 1)
+                if other in present:
+                    seed = pair_mask(bytes(key_agreement.KEY) + secret, self.keys[other], self.transcript, party, other)
+                    ring.add_mask(total, seed, -1 if other < party else 1)
 
     def _secret(self, party: int, rows: Mapping[int, list[bytes]]) -> bytes:
-        """The secret that the others have shares of: the seed of a party's own mask, or the key of its others."""
-        found = {}
+        """The secret from revealed shares: the seed of a survivor's own mask, or the mask key of a dropped party."""
+        shares = {}
         for other in self.hood(party):
             if other in rows:
-                found[other + 1] = rows[other][bisect(self.hood(other), party) - 1]
+                shares[other + 1] = rows[other][bisect(self.hood(other), party) - 1]
         try:
-            return shamir.recover(found, self.terms.needed)
+            return shamir.recover(shares, self.terms.needed)
         except ValueError as error:
-            raise RoundAborted(f"the masks of party {party} cannot be taken away: {error}") from None
+            raise RoundAborted(f"the masks of party {party} cannot be removed: {error}") from None
 
 
 def _enough(parties: Sequence[int], needed: int, did: str) -> None:
@@ -202,11 +203,3 @@ def _enough(parties: Sequence[int], needed: int, did: str) -> None:
 
 def _ids(parties: Sequence[int]) -> Tensor:
     return torch.tensor(parties, dtype=torch.int64)
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    return tensor.numpy().tobytes()
-
-
-def _split(table: Tensor) -> list[bytes]:
-    return [_bytes(row) for row in table]

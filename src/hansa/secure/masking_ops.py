@@ -1,130 +1,79 @@
-"""What a party does in a sum by masks (Bonawitz et al. 2017; Bell et al. 2020): it advertises keys, shares its secrets
-with its neighbours, sends its masked numbers, and says what opens the sum of those that came.
+"""The ops of a party in a masked sum (Bonawitz et al. 2017; Bell et al. 2020).
 
-A party believes nothing that it can check. It works out its neighbours and the threshold itself; keys, boxes and masks
-are bound to all that it was told about the sum, so that parties which were told different things cannot open each
-other's boxes. What it answers about one set of keys leaves it once (`Vault.once`): an aggregator that asks again, with
-another model or about other survivors, gets nothing. For a neighbour it gives a share of one of its two secrets: of the
-mask of its own where it survived, of the key where it did not. Never both, for the list of those who did not is what is
-left of the list of those who did.
+A party advertises keys, shares its secrets with its neighbours, sends its masked numbers, and sends the shares that
+open the sum of the numbers that arrived.
 
-A party counts the cohort itself (`min_cohort` of its policy). The fewest parties by which a sum can be opened are at
-least as many as its policy asks for: then whatever the others' policies are, no smaller sum that it is part of can be
-opened. With `active` the parties that are counted have different certificates, and each signed its keys for this sum.
+A party verifies all that it can. It computes its neighbours and the threshold itself. Keys, envelopes and masks are
+bound to the transcript (all that it was told about the sum), so parties that were told different things cannot open
+each other's envelopes. A party gives one reply about one set of keys (`Vault.once`): if the aggregator asks again, with
+another model or about other survivors, the party refuses. For each neighbour it reveals a share of one of two secrets:
+of the seed of the neighbour's own mask if the neighbour survived, of the neighbour's mask key if it did not. It never
+reveals both, because every neighbour that is not in the list of survivors counts as dropped.
 
-Secrets lie in the party's memory under names that begin with `secure.`, from one exchange to the next. At a deployed
-party that is a file, which is removed when the job next asks it something, if it does; and the secrets are drawn from
-the party's own, which stays (`Party.private`). So whoever reads a party's folder, were it years later, and has kept
-what the aggregator was sent, can open what that party sent: nothing here protects the past of a party whose folder is
-stolen.
+A party checks the cohort size itself (`min_cohort` of its policy). It takes part only if the fewest parties that can
+open the sum are at least that many. Then no smaller sum that it is part of can be opened, whatever the policies of the
+other parties are. With `active` the counted parties have different certificates, and each has signed its keys for this
+sum.
+
+Between the exchanges the secrets lie in the party's memory. At a deployed party the memory is a file; the next ask of
+the job, if there is one, removes the secrets from it. The secrets are derived from the party's own secret, which stays
+(`Party.private`). There is no forward secrecy: whoever steals a party's folder, even years later, and has recorded what
+the aggregator was sent, can open what that party sent.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import torch
 
-from hansa.core.errors import ConfigError, PartyError
+from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
-from hansa.secure import graph, masks, shamir, signed, told
+from hansa.secure import graph, key_agreement, payloads, ring, shamir, signatures, sum_memory
+from hansa.secure.byte_tensors import as_tensor, to_table
 from hansa.secure.channel import Encoded
+from hansa.secure.masking_terms import Terms, advertised, agreed_key, own_mask, pair_mask, survived
 
-KEYS = 2 * masks.KEY  # bytes: the key that boxes are sealed with, and the key that masks are drawn from
-PAIR = 2 * shamir.SHARE  # a share of the latter, and one of the seed of the party's own mask
-SEALED = masks.NONCE + PAIR + masks.TAG
-
-
-def least(parties: int, threshold: float, active: bool = False) -> int:
-    """How many of so many parties it takes to open a sum: the fraction, and never less than a majority (of two thirds
-    where the aggregator may lie), so that no two sets of parties open two different sums."""
-    floor = 2 * parties // 3 + 1 if active else parties // 2 + 1
-    return min(parties, max(floor, math.ceil(threshold * parties - 1e-9)))
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What all parties of a sum agree on: how many were asked, how many must come, and who shares with whom."""
-
-    parties: int
-    threshold: float
-    neighbours: int
-    active: bool
-
-    def check(self) -> None:
-        """Refuse, with the reason, what would hide nothing."""
-        if self.parties < 2:
-            raise ConfigError("a secure sum over one party would be what that party sends")
-        floor, of = (2 / 3, "two thirds") if self.active else (1 / 2, "half")
-        if not floor < self.threshold <= 1:
-            raise ConfigError(
-                f"privacy.threshold must lie over {of} and be at most 1, got {self.threshold}: two groups of parties "
-                "could each open a sum of its own"
-            )
-        if self.neighbours < self.parties - 1 and (self.neighbours < 2 or self.neighbours % 2):
-            raise ConfigError(f"privacy.neighbours must be even and at least 2, got {self.neighbours}")
-        if self.active and self.neighbours < self.parties - 1:
-            raise ConfigError(
-                "privacy.neighbours: an aggregator that lies could try keys until a party has only its friends for "
-                "neighbours; leave it out with active = true, so that all share with all"
-            )
-
-    @property
-    def needed(self) -> int:
-        """How many of a party and its neighbours must come for its masks to be taken away."""
-        return least(min(self.neighbours + 1, self.parties), self.threshold, self.active)
-
-    @property
-    def fewest(self) -> int:
-        """How many of all parties a sum is made of, at least."""
-        return least(self.parties, self.threshold, self.active)
-
-    def bond(self, ids: Sequence[int], keys: bytes) -> bytes:
-        """The hash of the terms and of all keys that were advertised: what everything else is bound to."""
-        about = [self.parties, self.threshold, self.neighbours, self.active, *ids]
-        return hashlib.sha256(b"hansa secure sum" + json.dumps(about).encode() + keys).digest()
+KEYS = 2 * key_agreement.KEY  # bytes: the key for envelopes, and the key for masks
+PAIR = 2 * shamir.SHARE  # bytes: a share of the mask key, and a share of the seed of the party's own mask
+SEALED = key_agreement.NONCE + PAIR + key_agreement.TAG
 
 
 @register("secure-keys")
 @dataclass(frozen=True)
 class SecureKeys(Op):
-    """Two fresh public keys; signed where the aggregator is not believed."""
+    """Send two fresh public keys; with `active` they are signed."""
 
     active: bool = False
     serves: ClassVar[bool] = True
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        session = told.session(payload)
+        session = payloads.session(payload)
         secrets = b"".join(party.private("secure", session, name) for name in ("box", "mask"))
         keys = _public(secrets)
-        sent = {"keys": told.tensor(keys)}
+        sent = {"keys": as_tensor(keys)}
         if self.active:
-            certificate, signature = signed.sign(party, advertised(party, party.id, session, keys))
-            sent |= {"certificate": told.tensor(certificate), "signature": told.tensor(signature)}
-        return Reply(sent), {
-            **told.forgotten(memory),
-            f"{told.OWN}secrets": told.tensor(secrets),
-            f"{told.OWN}session": told.tensor(session.encode()),
-        }
+            certificate, signature = signatures.sign(party, advertised(party, party.id, session, keys))
+            sent |= {"certificate": as_tensor(certificate), "signature": as_tensor(signature)}
+        stored = {"secrets": as_tensor(secrets), "session": as_tensor(session.encode())}
+        return Reply(sent), {**sum_memory.cleared(memory), **sum_memory.stored(stored)}
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         sizes = {"keys": KEYS}
         if self.active:
-            sizes |= {"certificate": signed.CERTIFICATE, "signature": signed.SIGNATURE}
+            sizes |= {"certificate": signatures.CERTIFICATE, "signature": signatures.SIGNATURE}
         return {name: ((size,), torch.uint8) for name, size in sizes.items()}
 
 
 @register("secure-shares")
 @dataclass(frozen=True)
 class SecureShares(Op):
-    """Shares of the party's two secrets for each of its neighbours, each in a box that only the neighbour can open."""
+    """Send each neighbour shares of the party's two secrets, in an envelope that only the neighbour can open."""
 
     parties: int
     threshold: float
@@ -143,69 +92,71 @@ class SecureShares(Op):
         return {"participants": min(self.neighbours + 1, self.parties)}
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        secrets, session = told.kept(memory, "secrets"), told.kept(memory, "session").decode()
-        ids = told.ids(payload, "ids")
-        keys = told.rows(payload, "keys", len(ids), KEYS)
+        secrets, session = sum_memory.read(memory, "secrets"), sum_memory.read(memory, "session").decode()
+        ids = payloads.ids(payload, "ids")
+        keys = payloads.rows(payload, "keys", len(ids), KEYS)
         own, needed = _public(secrets), self.terms.needed
         if party.id not in ids or keys[ids.index(party.id)] != own:
-            raise PartyError("its own keys are not among those that the aggregator says were advertised")
-        if len({half for key in keys for half in (key[: masks.KEY], key[masks.KEY :])}) < 2 * len(keys):
-            raise PartyError("two parties of the secure sum are said to have the same key")
+            raise PartyError("its own keys are not among the advertised keys that the aggregator sent")
+        halves = {half for key in keys for half in (key[: key_agreement.KEY], key[key_agreement.KEY :])}
+        if len(halves) < 2 * len(keys):
+            raise PartyError("the aggregator sent the same key for two parties of the secure sum")
         if not self.terms.fewest <= len(ids) <= self.parties:
             raise PartyError(
-                f"{len(ids)} parties advertised keys, and the secure sum is agreed for {self.parties}, of whom "
-                f"{self.terms.fewest} must come"
+                f"{len(ids)} parties advertised keys; the secure sum was agreed for {self.parties} parties, of which "
+                f"at least {self.terms.fewest} must take part"
             )
         _check_cohort(party, self.terms.fewest, self.parties)
         signers = self._signers(party, payload, session, ids, keys) if self.active else {}
-        bond = self.terms.bond(ids, b"".join(keys))
-        peers = graph.neighbours(ids, self.neighbours, bond)[party.id]
+        transcript = self.terms.transcript(ids, b"".join(keys))
+        peers = graph.neighbours(ids, self.neighbours, transcript)[party.id]
         hood = sorted((party.id, *peers))
         if len(hood) < needed:
             raise PartyError(f"it has {len(peers)} neighbours in the secure sum, and {needed - 1} are the fewest")
-        party.vault.once(f"secure-shares {own.hex()}", bond.hex())
+        party.vault.once(f"secure-shares {own.hex()}", transcript.hex())
         seed = party.private("secure", session, "seed")
         points = [other + 1 for other in hood]
+        split_mask, split_seed = (party.private("secure", session, f"split {name}") for name in ("mask", "seed"))
         pairs = zip(
-            shamir.split(secrets[masks.KEY :], needed, points, party.private("secure", session, "split mask")),
-            shamir.split(seed, needed, points, party.private("secure", session, "split seed")),
+            shamir.split(secrets[key_agreement.KEY :], needed, points, split_mask),
+            shamir.split(seed, needed, points, split_seed),
             strict=True,
         )
         share = {other: b"".join(pair) for other, pair in zip(hood, pairs, strict=True)}
         key_of = dict(zip(ids, keys, strict=True))
         sealed = []
         for other in peers:
-            key = _agreed(secrets[: masks.KEY], key_of[other][: masks.KEY], bond, f"box {party.id} {other}")
-            nonce = party.private("secure", session, "nonce", other)[: masks.NONCE]
-            sealed.append(masks.seal(key, nonce, share[other], bond))
-        kept = {
-            "secrets": told.tensor(secrets),
-            "seed": told.tensor(seed),
-            "bond": told.tensor(bond),
-            "share": told.tensor(share[party.id]),
+            key = _envelope_key(secrets, key_of[other], transcript, party.id, other)
+            nonce = party.private("secure", session, "nonce", other)[: key_agreement.NONCE]
+            sealed.append(key_agreement.seal(key, nonce, share[other], transcript))
+        stored = {
+            "secrets": as_tensor(secrets),
+            "seed": as_tensor(seed),
+            "bond": as_tensor(transcript),
+            "share": as_tensor(share[party.id]),
             "needed": torch.tensor([needed]),
             "cohort": torch.tensor([self.terms.fewest, self.parties]),
             "peers": torch.tensor(peers, dtype=torch.int64),
-            "keys": told.table([key_of[other] for other in peers], KEYS),
+            "keys": to_table([key_of[other] for other in peers], KEYS),
         }
         if self.active:
-            kept["signers"] = told.table([signers[other] for other in hood], signed.KEY)
-        return Reply({"sealed": told.table(sealed, SEALED)}), {
-            **told.forgotten(memory), **{f"{told.OWN}{name}": value for name, value in kept.items()}
+            stored["signers"] = to_table([signers[other] for other in hood], signatures.KEY)
+        return Reply({"sealed": to_table(sealed, SEALED)}), {
+            **sum_memory.cleared(memory), **sum_memory.stored(stored)
         }  # fmt: skip
 
     def _signers(self, party: Party, payload: Payload, session: str, ids: list[int],
                  keys: list[bytes]) -> dict[int, bytes]:  # fmt: skip
-        """The public key with which each party signed what it advertised; no two of them have the same name."""
-        certificates = told.rows(payload, "certificates", len(ids), signed.CERTIFICATE)
-        signatures = told.rows(payload, "signatures", len(ids), signed.SIGNATURE)
+        """The public key with which each party signed its advertised keys; all signers have different names."""
+        certificates = payloads.rows(payload, "certificates", len(ids), signatures.CERTIFICATE)
+        signed = payloads.rows(payload, "signatures", len(ids), signatures.SIGNATURE)
         out, names = {}, set()
-        for id, key, certificate, signature in zip(ids, keys, certificates, signatures, strict=True):
-            name, signer = signed.known(party, id, certificate)
-            if not signed.verify(signer, advertised(party, id, session, key), signature):
-                raise PartyError(f"the keys that party {id} is said to have advertised are not signed by {name}")
+        for id, key, certificate, signature in zip(ids, keys, certificates, signed, strict=True):
+            name, signer = signatures.signer(party, id, certificate)
+            if not signatures.verify(signer, advertised(party, id, session, key), signature):
+                raise PartyError(f"the keys that the aggregator sent for party {id} are not signed by {name}")
             if name in names:
-                raise PartyError(f"{name} is said to be two parties of the secure sum")
+                raise PartyError(f"the aggregator presents {name} as two parties of the secure sum")
             names.add(name)
             out[id] = signer
         return out
@@ -217,58 +168,55 @@ class SecureShares(Op):
 @register("secure-masked")
 @dataclass(frozen=True)
 class SecureMasked(Encoded):
-    """The inner op's reply as numbers in a ring, hidden by masks.
+    """Send the inner op's reply as integers modulo 2^width, hidden by masks.
 
-    One mask is the party's own, and one is for each neighbour, whose own numbers carry it with the other sign.
+    One mask is the party's own. The party shares one more mask with each neighbour: one of the two adds it, the other
+    subtracts it.
     """
 
     def width(self, payload: Payload) -> int:
-        """The bits of the ring: those of the sum, as whole bytes."""
+        """The bits of the modulus: those of the sum, rounded up to whole bytes."""
         return 8 * -(-self.encoding(_inner(payload)).width // 8)
 
     def before(self, party: Party, payload: Payload, memory: Memory) -> Payload:
         return _inner(payload)
 
     def after(self, party: Party, payload: Payload, reply: Reply, memory: Memory) -> tuple[Reply, Memory]:
-        secrets, seed, bond = (told.kept(memory, name) for name in ("secrets", "seed", "bond"))
-        peers, keys = told.numbers(memory, "peers"), told.kept_rows(memory, "keys", KEYS)
+        secrets, seed, transcript = (sum_memory.read(memory, name) for name in ("secrets", "seed", "bond"))
+        peers, keys = sum_memory.read_ints(memory, "peers"), sum_memory.read_rows(memory, "keys", KEYS)
         key_of = dict(zip(peers, keys, strict=True))
         sent = payload.get("secure")
         sent = sent if isinstance(sent, Mapping) else {}
-        heard = told.ids(sent, "ids")
-        sealed = told.rows(sent, "sealed", len(heard), SEALED)
-        _check_cohort(party, *told.numbers(memory, "cohort"))
-        if not set(heard) <= set(peers):
-            raise PartyError("it is sent shares of parties that are not its neighbours in the secure sum")
-        (needed,) = told.numbers(memory, "needed")
-        if len(heard) + 1 < needed:
-            raise PartyError(
-                f"{len(heard) + 1} of the parties that share secrets with it are left, and {needed} are the fewest"
-            )
-        shares = {party.id: told.kept(memory, "share")}
-        for other, box in zip(heard, sealed, strict=True):
-            key = _agreed(secrets[: masks.KEY], key_of[other][: masks.KEY], bond, f"box {other} {party.id}")
+        sharing = payloads.ids(sent, "ids")
+        envelopes = payloads.rows(sent, "sealed", len(sharing), SEALED)
+        _check_cohort(party, *sum_memory.read_ints(memory, "cohort"))
+        if not set(sharing) <= set(peers):
+            raise PartyError("the aggregator sent shares of parties that are not its neighbours in the secure sum")
+        (needed,) = sum_memory.read_ints(memory, "needed")
+        _check_left(len(sharing) + 1, needed)
+        shares = {party.id: sum_memory.read(memory, "share")}
+        for other, envelope in zip(sharing, envelopes, strict=True):
+            key = _envelope_key(secrets, key_of[other], transcript, other, party.id)
             try:
-                shares[other] = masks.unseal(key, box, bond)
+                shares[other] = key_agreement.unseal(key, envelope, transcript)
                 for half in (shares[other][: shamir.SHARE], shares[other][shamir.SHARE :]):
                     shamir.number(half)
             except ValueError as error:
-                raise PartyError(f"the share of party {other} is none: {error}") from None
+                raise PartyError(f"the share of party {other} is invalid: {error}") from None
         width = self.width(payload)
-        words = self.numbers(party, _inner(payload), reply).view(np.uint64).astype(masks.word(width))
-        masks.add(words, own_mask(seed, bond))
-        for other in heard:
-            masks.add(words, pair_mask(secrets, key_of[other], bond, party.id, other), 1 if party.id < other else -1)
-        masked = masks.pack(words, width)
+        words = self.numbers(party, _inner(payload), reply).view(np.uint64).astype(ring.word(width))
+        ring.add_mask(words, own_mask(seed, transcript))
+        for other in sharing:
+            mask = pair_mask(secrets, key_of[other], transcript, party.id, other)
+            ring.add_mask(words, mask, 1 if party.id < other else -1)
+        masked = ring.pack(words, width)
         party.vault.once(f"secure-masked {_public(secrets).hex()}", hashlib.sha256(masked.tobytes()).hexdigest())
         hood = sorted((party.id, *peers))
-        kept = told.table([shares.get(other, bytes(PAIR)) for other in hood], PAIR)
-        there = torch.tensor([other in shares for other in hood], dtype=torch.uint8)
-        return Reply({"masked": torch.from_numpy(masked)}), {
-            **memory,
-            f"{told.OWN}shares": kept,
-            f"{told.OWN}heard": there,
+        stored = {
+            "shares": to_table([shares.get(other, bytes(PAIR)) for other in hood], PAIR),
+            "heard": torch.tensor([other in shares for other in hood], dtype=torch.uint8),
         }
+        return Reply({"masked": torch.from_numpy(masked)}), {**memory, **sum_memory.stored(stored)}
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         return {"masked": ((self.encoding(_inner(payload)).layout.length * self.width(payload) // 8,), torch.uint8)}
@@ -277,28 +225,28 @@ class SecureMasked(Encoded):
 @register("secure-consistent")
 @dataclass(frozen=True)
 class SecureConsistent(Op):
-    """The party's signature of whose masked numbers came, as the aggregator tells it."""
+    """Sign the list of survivors: the parties whose masked numbers arrived, as the aggregator names them."""
 
     serves: ClassVar[bool] = True
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         survivors = _survivors(party, payload, memory)
-        bond, secrets = told.kept(memory, "bond"), told.kept(memory, "secrets")
-        data = survived(bond, survivors)
+        transcript, secrets = sum_memory.read(memory, "bond"), sum_memory.read(memory, "secrets")
+        data = survived(transcript, survivors)
         party.vault.once(f"secure-consistent {_public(secrets).hex()}", hashlib.sha256(data).hexdigest())
-        return Reply({"signature": told.tensor(signed.sign(party, data)[1])}), memory
+        return Reply({"signature": as_tensor(signatures.sign(party, data)[1])}), memory
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
-        return {"signature": ((signed.SIGNATURE,), torch.uint8)}
+        return {"signature": ((signatures.SIGNATURE,), torch.uint8)}
 
 
 @register("secure-unmask")
 @dataclass(frozen=True)
 class SecureUnmask(Op):
-    """The share that takes the masks away, of each party that shares secrets with this one.
+    """Send one share for each party of the neighbourhood, so that the aggregator can remove its masks.
 
-    It is of the seed of its own mask where its numbers came, of the key of its masks with others where they did not.
-    The party then forgets all that it knows of the sum.
+    It is a share of the seed of the party's own mask if the masked numbers of that party arrived, otherwise a share of
+    its mask key. The party then clears its memory of the sum.
     """
 
     neighbours: int
@@ -306,99 +254,78 @@ class SecureUnmask(Op):
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         survivors = _survivors(party, payload, memory)
-        peers, shares = told.numbers(memory, "peers"), told.kept_rows(memory, "shares", PAIR)
-        heard, secrets = told.numbers(memory, "heard"), told.kept(memory, "secrets")
+        peers, shares = sum_memory.read_ints(memory, "peers"), sum_memory.read_rows(memory, "shares", PAIR)
+        held, secrets = sum_memory.read_ints(memory, "heard"), sum_memory.read(memory, "secrets")
         hood = sorted((party.id, *peers))
-        if f"{told.OWN}signers" in memory:
-            self._check(payload, memory, hood, survivors)
+        if f"{sum_memory.PREFIX}signers" in memory:
+            self._check_signatures(payload, memory, hood, survivors)
         out = []
-        for other, share, there in zip(hood, shares, heard, strict=True):
+        for other, share, is_held in zip(hood, shares, held, strict=True):
             half = share[shamir.SHARE :] if other in survivors else share[: shamir.SHARE]
-            out.append(half if there else bytes(shamir.SHARE))
+            out.append(half if is_held else bytes(shamir.SHARE))
         data = b"".join(out)
         party.vault.once(f"secure-unmask {_public(secrets).hex()}", hashlib.sha256(data).hexdigest())
-        # A memory that is empty would not replace the one before.
-        return Reply({"shares": told.table(out, shamir.SHARE)}), {
-            **told.forgotten(memory),
-            f"{told.OWN}over": torch.ones(1),
-        }
+        # An empty memory would not replace the stored one, so one entry stays.
+        cleared = {**sum_memory.cleared(memory), **sum_memory.stored({"over": torch.ones(1)})}
+        return Reply({"shares": to_table(out, shamir.SHARE)}), cleared
 
-    def _check(self, payload: Payload, memory: Memory, hood: list[int], survivors: list[int]) -> None:
-        """Enough of the others were told the same survivors."""
-        who, (needed,) = told.ids(payload, "signers"), told.numbers(memory, "needed")
-        signatures = told.rows(payload, "signatures", len(who), signed.SIGNATURE)
-        key_of = dict(zip(hood, told.kept_rows(memory, "signers", signed.KEY), strict=True))
-        data = survived(told.kept(memory, "bond"), survivors)
-        good = [id for id, signature in zip(who, signatures, strict=True)
-                if id in survivors and signed.verify(key_of[id], data, signature)]  # fmt: skip
+    def _check_signatures(self, payload: Payload, memory: Memory, hood: list[int], survivors: list[int]) -> None:
+        """Decline unless enough other parties signed the same list of survivors."""
+        ids, (needed,) = payloads.ids(payload, "signers"), sum_memory.read_ints(memory, "needed")
+        signed = payloads.rows(payload, "signatures", len(ids), signatures.SIGNATURE)
+        key_of = dict(zip(hood, sum_memory.read_rows(memory, "signers", signatures.KEY), strict=True))
+        data = survived(sum_memory.read(memory, "bond"), survivors)
+        good = [id for id, signature in zip(ids, signed, strict=True)
+                if id in survivors and signatures.verify(key_of[id], data, signature)]  # fmt: skip
         if len(good) < needed:
-            raise PartyError(
-                f"{len(good)} parties signed that they were told the same survivors, and {needed} are the fewest"
-            )
+            raise PartyError(f"{len(good)} parties signed the same list of survivors, and {needed} are the fewest")
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         return {"shares": ((self.neighbours + 1, shamir.SHARE), torch.uint8)}
 
 
-def advertised(here: Party, party: int, session: str, keys: bytes) -> bytes:
-    """What a party signs when it advertises keys: federation, job and round, as `here` knows them, the sum, and who it
-    is. A signature from another job, round or sum is none of these keys."""
-    about = [*here.vault.scope, here.round, session, party]
-    return b"hansa secure keys" + json.dumps(about).encode() + keys
-
-
-def survived(bond: bytes, survivors: Sequence[int]) -> bytes:
-    """What a party signs when it was told whose numbers came."""
-    return b"hansa secure survivors" + bond + json.dumps(list(survivors)).encode()
-
-
-def pair_mask(secrets: bytes, keys: bytes, bond: bytes, party: int, other: int) -> bytes:
-    """The seed of the mask that a party shares with another; `secrets` are the former's and `keys` the latter's."""
-    low, high = sorted((party, other))
-    return _agreed(secrets[masks.KEY :], keys[masks.KEY :], bond, f"mask {low} {high}")
-
-
-def own_mask(seed: bytes, bond: bytes) -> bytes:
-    """The seed of a party's own mask, from the secret that it shared."""
-    return hashlib.sha256(b"hansa own mask" + bond + seed).digest()
-
-
 def _public(secrets: bytes) -> bytes:
-    return masks.public(secrets[: masks.KEY]) + masks.public(secrets[masks.KEY :])
+    """The two public keys of a party's two secret keys."""
+    return key_agreement.public(secrets[: key_agreement.KEY]) + key_agreement.public(secrets[key_agreement.KEY :])
 
 
-def _agreed(secret: bytes, public: bytes, bond: bytes, purpose: str) -> bytes:
-    try:
-        return masks.agree(secret, public, bond, purpose)
-    except ValueError:
-        raise PartyError("a key of the secure sum is none that somebody can have") from None
+def _envelope_key(secrets: bytes, keys: bytes, transcript: bytes, sender: int, receiver: int) -> bytes:
+    """The key of the envelope from `sender` to `receiver`; `secrets` are those of the one and `keys` of the other."""
+    size = key_agreement.KEY
+    return agreed_key(secrets[:size], keys[:size], transcript, f"box {sender} {receiver}")
 
 
 def _check_cohort(party: Party, fewest: int, asked: int) -> None:
-    """Decline where fewer parties than the policy asks for could open the sum."""
-    told.check_cohort(
+    """Decline if fewer parties than the policy requires could open the sum."""
+    payloads.check_cohort(
         party, fewest, f"of the {asked} parties that are asked can open the sum", "raise privacy.threshold"
     )
 
 
+def _check_left(left: int, needed: int) -> None:
+    """Decline if too few of the party and its neighbours are left."""
+    if left < needed:
+        raise PartyError(f"{left} of the parties that share secrets with it are left, and {needed} are the fewest")
+
+
 def _inner(payload: Payload) -> Payload:
+    """The payload of the inner op."""
     return {name: value for name, value in payload.items() if name != "secure"}
 
 
 def _survivors(party: Party, payload: Payload, memory: Memory) -> list[int]:
-    """Those among a party and its neighbours whose numbers came, as it is told: they were in the sum, it is one of them
-    itself, and they are enough."""
-    survivors, peers = told.ids(payload, "survivors"), told.numbers(memory, "peers")
-    _check_cohort(party, *told.numbers(memory, "cohort"))
-    heard = told.numbers(memory, "heard")
-    there = {other for other, is_there in zip(sorted((party.id, *peers)), heard, strict=True) if is_there}
-    (needed,) = told.numbers(memory, "needed")
-    if not set(survivors) <= there:
-        raise PartyError("parties are said to have survived that never shared secrets with it")
+    """The parties of the neighbourhood whose masked numbers arrived, as the aggregator names them.
+
+    The party declines unless all of them shared secrets with it, it is one of them, and they are enough.
+    """
+    survivors, peers = payloads.ids(payload, "survivors"), sum_memory.read_ints(memory, "peers")
+    _check_cohort(party, *sum_memory.read_ints(memory, "cohort"))
+    held = sum_memory.read_ints(memory, "heard")
+    sharing = {other for other, is_held in zip(sorted((party.id, *peers)), held, strict=True) if is_held}
+    (needed,) = sum_memory.read_ints(memory, "needed")
+    if not set(survivors) <= sharing:
+        raise PartyError("the aggregator names survivors that never shared secrets with it")
     if party.id not in survivors:
         raise PartyError("it is asked to open a secure sum that it is not part of")
-    if len(survivors) < needed:
-        raise PartyError(
-            f"{len(survivors)} of the parties that share secrets with it are left, and {needed} are the fewest"
-        )
+    _check_left(len(survivors), needed)
     return survivors

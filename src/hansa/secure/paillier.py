@@ -1,14 +1,16 @@
-"""Paillier's cryptosystem: whoever has the public key encrypts and adds, whoever has the private one decrypts.
+"""Paillier's cryptosystem (1999): the public key encrypts and adds, the private key decrypts.
 
-Paillier (1999), with g = n + 1. Encryption draws its randomiser as Damgard, Jurik and Nielsen (2010, section 4.2) do:
-h = -x^2 modulo n, and the randomiser is (h^n)^a modulo n^2 with a random exponent a of half the bits of n. x is hashed
-from n: were h part of the key, its maker could choose one of small order, and everybody could read the ciphertexts.
-Primes are 3 modulo 4 and gcd(p - 1, q - 1) = 2, so that -x^2 generates, but for a negligible chance, all numbers of
-Jacobi symbol 1. This hides the plaintext as Paillier's own randomiser does, where powers of h with such a short
-exponent cannot be told from random ones: an assumption beside that on composite residuosity. As the base never changes,
-its powers are kept in a table, and an exponentiation is some two hundred products.
+g = n + 1. The randomiser is that of Damgard, Jurik and Nielsen (2010, section 4.2): h = -x^2 modulo n, and a ciphertext
+is randomised by (h^n)^a modulo n^2 with a random exponent a of half the bits of n. x is derived from n by a hash. If h
+were part of the key, the maker of the key could choose an h of small order, and everybody could read the ciphertexts.
+The primes are 3 modulo 4 and gcd(p - 1, q - 1) = 2, so -x^2 generates all numbers of Jacobi symbol 1, except with
+negligible probability.
 
-Several numbers share a plaintext (`Packing`), each in as many bits as the largest possible sum of it takes.
+Assumptions: the decisional composite residuosity assumption, as for Paillier's own randomiser, and in addition that
+powers of h with exponents of half the length are indistinguishable from random ones. The base is fixed, so a table
+holds its powers, and an exponentiation takes about two hundred products.
+
+Several numbers share one plaintext (`Packing`). Each has enough bits for its largest possible sum.
 """
 
 from __future__ import annotations
@@ -24,24 +26,25 @@ from torch import Tensor
 
 from hansa.core.errors import DataError
 from hansa.core.stopping import go_on
+from hansa.secure.byte_tensors import as_bytes, from_rows, to_rows
 from hansa.secure.encoding import Numbers
-from hansa.secure.numbers import Stream, as_bytes, from_rows, prime, small_product, to_rows
+from hansa.secure.primes import Stream, prime, small_product
 
-SMALLEST, LARGEST = 1024, 4096  # bits of n; 2048 is what is thought safe, less is for tests; more takes too long
-TRIALS = 2**12  # n must have no prime factor up to here
-WINDOW = 6  # bits of an exponent that one product takes care of
+SMALLEST, LARGEST = 1024, 4096  # bits of n: 2048 are considered safe, fewer are for tests, more take too long
+TRIALS = 2**12  # n must have no prime factor below this number
+WINDOW = 6  # bits of the exponent per product
 
 
 @functools.lru_cache(maxsize=8)
 def _randomiser(n: int) -> int:
-    """h^n modulo n^2, with h = -x^2 and an x that n is hashed to."""
+    """h^n modulo n^2, with h = -x^2 and x a hash of n."""
     x = 2 + Stream(b"hansa paillier" + n.to_bytes((n.bit_length() + 7) // 8, "little")).below(n - 3)
     return pow(-x * x % n, n, n * n)
 
 
 @functools.lru_cache(maxsize=8)
 def _powers(base: int, modulus: int, bits: int) -> list[list[int]]:
-    """For each window of an exponent, the powers of the base for all its values."""
+    """For each window of the exponent, the powers of the base for all values of the window."""
     table = []
     for _ in range(0, bits, WINDOW):
         row = [1]
@@ -54,23 +57,23 @@ def _powers(base: int, modulus: int, bits: int) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class PublicKey:
-    """What encrypts and adds: the modulus n."""
+    """The public key: the modulus n."""
 
     n: int
 
     def __post_init__(self) -> None:
         if not SMALLEST <= self.n.bit_length() <= LARGEST or self.n % 2 == 0:
-            raise DataError(f"not a Paillier key: n has {self.n.bit_length()} bits, expected {SMALLEST} to {LARGEST}, "
-                            "and is odd")  # fmt: skip
+            raise DataError(f"not a Paillier key: n has {self.n.bit_length()} bits; expected an odd number of "
+                            f"{SMALLEST} to {LARGEST} bits")  # fmt: skip
 
     def check(self, bits: int) -> None:
-        """Refuse a key that somebody else made and that is too short, or whose n everybody can factor."""
+        """Refuse a received key that has the wrong length, or whose n is easy to factor."""
         if self.bits != bits:
             raise DataError(f"the key has {self.bits} bits, expected {bits}")
         if math.gcd(self.n, small_product(TRIALS)) != 1 or math.isqrt(self.n) ** 2 == self.n:
             raise DataError("not a Paillier key: n has a small factor, or is a square")
         if pow(2, self.n - 1, self.n) == 1:
-            raise DataError("not a Paillier key: n is a prime, and not a product of two")
+            raise DataError("not a Paillier key: n is a prime, and not the product of two")
 
     @functools.cached_property
     def square(self) -> int:
@@ -78,7 +81,7 @@ class PublicKey:
 
     @property
     def hn(self) -> int:
-        """h^n modulo n^2, whose powers randomise; the same for everybody."""
+        """h^n modulo n^2, the base of all randomisers."""
         return _randomiser(self.n)
 
     @property
@@ -91,10 +94,10 @@ class PublicKey:
         return 2 * ((self.bits + 7) // 8)
 
     def encrypt(self, message: int, draws: Stream) -> Ciphertext:
-        """A message of 0 to n - 1, hidden by a randomiser from `draws`; negative ones go through `encode` first."""
+        """Encrypt a message from 0 to n - 1 with a randomiser from `draws`; `encode` maps negative numbers."""
         if not 0 <= message < self.n:
             raise DataError(
-                f"a message lies in 0 to n - 1, and this one has {message.bit_length()} bits or is negative"
+                f"a message must lie in 0 to n - 1; this one has {message.bit_length()} bits or is negative"
             )
         go_on()
         exponent, mask = draws.bits(self.bits // 2), 2**WINDOW - 1
@@ -105,23 +108,23 @@ class PublicKey:
         return Ciphertext(value, self)
 
     def encode(self, number: int) -> int:
-        """A number that may be negative as a message: its remainder modulo n. It must be smaller than n / 2."""
+        """A signed number as a message: its remainder modulo n. Its absolute value must be below n / 2."""
         if 2 * abs(number) >= self.n:
-            raise DataError(f"a number of {number.bit_length()} bits has no room in a message; n has {self.bits}")
+            raise DataError(f"a number of {number.bit_length()} bits does not fit a message; n has {self.bits} bits")
         return number % self.n
 
     def decode(self, message: int) -> int:
-        """The number, perhaps negative, that a message stands for."""
+        """The signed number of a message."""
         return message - self.n if 2 * message > self.n else message
 
     def ciphertext(self, value: int) -> Ciphertext:
-        """A ciphertext that came from elsewhere; a DataError where the number cannot be one."""
+        """A received ciphertext; a DataError if it is invalid."""
         if not 0 < value < self.square or math.gcd(value, self.n) != 1:
             raise DataError("not a ciphertext under this key: it is not invertible modulo n^2")
         return Ciphertext(value, self)
 
     def ciphertexts(self, rows: Tensor) -> list[Ciphertext]:
-        """Ciphertexts from the wire."""
+        """Received ciphertexts, from rows of bytes."""
         return [self.ciphertext(value) for value in from_rows(rows)]
 
     def rows(self, ciphertexts: Iterable[Ciphertext]) -> Tensor:
@@ -130,7 +133,7 @@ class PublicKey:
 
     @property
     def name(self) -> str:
-        """What the key is called where it is referred to."""
+        """A short hash that identifies the key."""
         return hashlib.sha256(as_bytes(self.tensor())).hexdigest()[:32]
 
     def tensor(self) -> Tensor:
@@ -139,13 +142,13 @@ class PublicKey:
 
     @classmethod
     def of_tensor(cls, data: Tensor) -> PublicKey:
-        """The key that `tensor` gave; a DataError where it is none."""
+        """The key that `tensor` encoded; a DataError if it is invalid."""
         return cls(*from_rows(data.view(1, -1)))
 
 
 @dataclass(frozen=True)
 class Ciphertext:
-    """An encrypted number. Ciphertexts add up, and can be multiplied by plain numbers."""
+    """An encrypted number. Ciphertexts can be added, and multiplied by plain numbers."""
 
     value: int
     key: PublicKey
@@ -163,14 +166,14 @@ class Ciphertext:
 
 @dataclass(frozen=True)
 class PrivateKey:
-    """What decrypts: the two primes."""
+    """The private key: the two primes."""
 
     p: int
     q: int
 
     @classmethod
     def generate(cls, bits: int, draws: Stream) -> PrivateKey:
-        """A key whose n has so many bits."""
+        """A new key whose n has `bits` bits."""
         check_bits(bits)
         p = prime(draws, bits // 2)
         q = p
@@ -183,9 +186,9 @@ class PrivateKey:
         return PublicKey(self.p * self.q)
 
     def decrypt(self, ciphertext: Ciphertext) -> int:
-        """The message, 0 to n - 1, found modulo each prime by itself."""
+        """The message, 0 to n - 1, by decryption modulo each prime (Chinese remainder theorem)."""
         if ciphertext.key != self.public:
-            raise DataError("the ciphertext is under another key")
+            raise DataError("the ciphertext was made with another key")
         go_on()
         at_p, at_q = (self._modulo(prime, ciphertext.value) for prime in (self.p, self.q))
         return at_p + (at_q - at_p) * self._inverse % self.q * self.p
@@ -195,33 +198,35 @@ class PrivateKey:
         return pow(self.p, -1, self.q)
 
     def _modulo(self, prime: int, value: int) -> int:
-        """The message modulo one of the primes: L(c^(p-1) mod p^2) / L(g^(p-1) mod p^2), L(u) = (u - 1) / p, and with
-        g = n + 1 the divisor is -n/p modulo p."""
+        """The message modulo a prime p: L(c^(p-1) mod p^2) / L(g^(p-1) mod p^2), with L(u) = (u - 1) / p.
+
+        As g = n + 1, the divisor is -n/p modulo p.
+        """
         power = pow(value, prime - 1, prime * prime)
         return (power - 1) // prime * pow(-(self.p * self.q // prime), -1, prime) % prime
 
     def tensor(self) -> Tensor:
-        """The key as bytes, for the party that keeps it."""
+        """The key as bytes, for the memory of its holder."""
         return to_rows([self.p, self.q], self.public.size // 4).view(-1)
 
     @classmethod
     def of_tensor(cls, data: Tensor) -> PrivateKey:
-        """The key that `tensor` gave."""
+        """The key that `tensor` encoded."""
         return cls(*from_rows(data.view(2, -1)))
 
 
 def check_bits(bits: int) -> None:
-    """Refuse lengths of a key that are too short, take too long, or are not whole bytes for each prime."""
+    """Refuse key lengths that are too short, too long, or not whole bytes for each prime."""
     if not SMALLEST <= bits <= LARGEST or bits % 16:
-        raise DataError(f"a key has {SMALLEST} to {LARGEST} bits, a multiple of 16, got {bits}")
+        raise DataError(f"a key must have {SMALLEST} to {LARGEST} bits, a multiple of 16, got {bits}")
 
 
 @dataclass(frozen=True)
 class Packing:
-    """Many numbers in one message: each has `width` bits, whole bytes, which hold the largest sum of it and its sign.
+    """Several numbers in one message, in slots of `width` bits (whole bytes) for the largest sum and its sign.
 
-    A message is the sum of number j times 2^(j * width). Sums of messages are messages of the sums, as long as each sum
-    keeps to its bits; borrows between neighbours are undone by adding an offset to all of them before they are read.
+    A message is the sum over j of number j times 2^(j * width). The sum of messages is the message of the sums, as long
+    as each sum fits its slot. Negative numbers borrow from the next slot; `unpack` adds an offset to undo that.
     """
 
     width: int
@@ -229,37 +234,37 @@ class Packing:
 
     @classmethod
     def of(cls, width: int, key_bits: int) -> Packing:
-        """As many numbers as a key of so many bits has room for, so that sums stay below n / 2."""
+        """The packing with the most slots for a key of `key_bits` bits, such that sums stay below n / 2."""
         whole = -(-width // 8) * 8
         return cls(whole, (key_bits - 1) // whole)
 
     def messages(self, length: int) -> int:
-        """How many messages a vector takes."""
+        """The number of messages of a vector."""
         return -(-length // self.slots)
 
     @property
     def _offset(self) -> int:
-        """2^(width - 1) in every place."""
-        return sum(1 << (self.width * place + self.width - 1) for place in range(self.slots))
+        """2^(width - 1) in every slot."""
+        return sum(1 << (self.width * slot + self.width - 1) for slot in range(self.slots))
 
     def pack(self, numbers: Numbers) -> list[int]:
         """A vector as messages, which may be negative."""
         if numbers.size and max(int(numbers.max()), -int(numbers.min())) >= 2 ** (self.width - 1):
-            raise DataError(f"a number has no room in {self.width} bits")
+            raise DataError(f"a number does not fit {self.width} bits")
         padded = np.zeros(self.messages(numbers.size) * self.slots, dtype="<i8")
         padded[: numbers.size] = numbers
-        padded = padded.view("<u8") + np.uint64(1 << (self.width - 1))  # wraps around at 64 bits, as it should
+        padded = padded.view("<u8") + np.uint64(1 << (self.width - 1))  # the overflow at 64 bits is intended
         data = padded.view(np.uint8).reshape(-1, self.slots, 8)[:, :, : self.width // 8]
         return [int.from_bytes(row.tobytes(), "little") - self._offset for row in data]
 
     def unpack(self, messages: Sequence[int], length: int) -> Numbers:
-        """The vector that messages hold."""
+        """The vector of the packed messages."""
         size = self.slots * self.width // 8
         data = np.zeros((len(messages), self.slots, 8), dtype=np.uint8)
         for row, message in zip(data, messages, strict=True):
             shifted = message + self._offset
             if not 0 <= shifted < 1 << 8 * size:
-                raise DataError("a sum has run over: it is larger than the sums that were reckoned with")
+                raise DataError("a sum overflows its slot: some party sent numbers that are too large")
             row[:, : self.width // 8] = np.frombuffer(shifted.to_bytes(size, "little"), np.uint8).reshape(
                 self.slots, -1
             )

@@ -1,7 +1,8 @@
-"""Large whole numbers: drawn from a secret, primes among them, and as the bytes that travel.
+"""Large random integers and primes, drawn deterministically from a secret.
 
-Everything is a function of a secret, so that a message that is answered twice is answered alike. Arithmetic is Python's
-own: its running time depends on the numbers, which somebody who can measure a party's work from near by might use.
+The draws are a function of the secret, so a party that answers the same message twice sends the same reply. The
+arithmetic is Python's and not in constant time: an attacker who can measure a party's computation closely may learn
+something about its keys.
 """
 
 from __future__ import annotations
@@ -9,55 +10,56 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from hansa.core.stopping import go_on
 
-SIEVE = 2**18  # small primes up to here sort out candidates
-SPAN = 2**15  # candidates that are looked through from one beginning
-WITNESSES = 24  # a number that passes so many rounds is composite with a probability below 4^-24 = 2^-48, however drawn
+SIEVE = 2**18  # candidates are tested for factors below this number
+SPAN = 2**15  # candidates that are sieved from one random start
+WITNESSES = 24  # a composite number passes this many rounds with a probability below 4^-24 = 2^-48
 
 
 class Stream:
-    """Numbers that nobody can guess who does not know the secret (SHAKE-256, FIPS 202), one after the other."""
+    """A stream of pseudo-random integers from a secret (SHAKE-256, FIPS 202)."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret, self._count = secret, 0
 
     def bits(self, count: int) -> int:
-        """A whole number of so many bits, or fewer."""
+        """A random integer of at most `count` bits."""
         self._count += 1
         drawn = hashlib.shake_256(self._count.to_bytes(8, "little") + self._secret).digest((count + 7) // 8)
         return int.from_bytes(drawn, "little") % (1 << count)
 
     def below(self, limit: int) -> int:
-        """A whole number below a limit, uniform but for 2^-128."""
+        """A random integer from 0 to limit - 1, within 2^-128 of uniform."""
         return self.bits(limit.bit_length() + 128) % limit
 
 
 @functools.lru_cache(maxsize=1)
 def _small_primes() -> np.ndarray[Any, Any]:
-    whole = np.ones(SIEVE, dtype=bool)
-    whole[:2] = False
+    prime = np.ones(SIEVE, dtype=bool)
+    prime[:2] = False
     for number in range(2, int(SIEVE**0.5) + 1):
-        if whole[number]:
-            whole[number * number :: number] = False
-    return np.flatnonzero(whole)
+        if prime[number]:
+            prime[number * number :: number] = False
+    return np.flatnonzero(prime)
 
 
 @functools.lru_cache(maxsize=2)
 def small_product(limit: int) -> int:
-    """The product of all primes below a limit."""
+    """The product of all primes below `limit`."""
     return math.prod(prime for prime in _small_primes().tolist() if prime < limit)
 
 
 def is_prime(number: int) -> bool:
-    """Whether a number is prime (Miller 1976, Rabin 1980); wrong for a composite with a probability below 2^-48."""
+    """Whether a number is prime (Miller 1976, Rabin 1980).
+
+    A composite number is taken for a prime with a probability below 2^-48.
+    """
     if number < 4 or number % 2 == 0:
         return number in (2, 3)
     if pow(2, number - 1, number) != 1:
@@ -80,54 +82,35 @@ def is_prime(number: int) -> bool:
 
 
 def _candidates(draws: Stream, bits: int, safe: bool) -> Iterator[int]:
-    """Numbers of exactly so many bits, 3 modulo 4, with the two highest bits set and without small factors; where
-    `safe`, half of one less has none either."""
-    small = _small_primes()[1:]  # 2 divides none of them
+    """Candidates for primes: exactly `bits` bits, 3 modulo 4, the two highest bits set, no small factors.
+
+    With `safe`, (candidate - 1) / 2 has no small factors either.
+    """
+    small = _small_primes()[1:]  # the candidates are odd
     while True:
-        begin = (draws.bits(bits) | 3 << (bits - 2) | 3) % (1 << bits)
-        left = np.ones(SPAN, dtype=bool)  # of begin + 4 k
+        start = (draws.bits(bits) | 3 << (bits - 2) | 3) % (1 << bits)
+        left = np.ones(SPAN, dtype=bool)  # k: start + 4 k has no small factor
         for prime in small.tolist():
             quarter = pow(4, -1, prime)
-            rest = begin % prime
+            rest = start % prime
             left[-rest * quarter % prime :: prime] = False
-            if safe:  # (begin + 4 k - 1) / 2 is divisible where begin + 4 k is 1 modulo the prime
+            if safe:  # the prime divides (start + 4 k - 1) / 2 if start + 4 k is 1 modulo the prime
                 left[(1 - rest) * quarter % prime :: prime] = False
         for k in np.flatnonzero(left).tolist():
             go_on()
-            if (begin + 4 * k).bit_length() == bits:
-                yield begin + 4 * k
+            if (start + 4 * k).bit_length() == bits:
+                yield start + 4 * k
 
 
 def prime(draws: Stream, bits: int) -> int:
-    """A prime of so many bits, 3 modulo 4."""
+    """A prime of `bits` bits that is 3 modulo 4."""
     return next(number for number in _candidates(draws, bits, safe=False) if is_prime(number))
 
 
 def safe_prime(draws: Stream, bits: int) -> int:
-    """A prime p of so many bits with (p - 1) / 2 prime. At 1024 bits this takes about ten seconds."""
+    """A prime p of `bits` bits with (p - 1) / 2 prime. 1024 bits take about ten seconds."""
     return next(
         number
         for number in _candidates(draws, bits, safe=True)
         if pow(2, number // 2 - 1, number // 2) == 1 and is_prime(number) and is_prime(number // 2)
     )
-
-
-def to_rows(numbers: Sequence[int], size: int) -> Tensor:
-    """Numbers as rows of so many bytes."""
-    data = b"".join(number.to_bytes(size, "little") for number in numbers)
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(len(numbers), size)
-
-
-def from_rows(rows: Tensor) -> list[int]:
-    """The numbers that `to_rows` was given."""
-    return [int.from_bytes(row.tobytes(), "little") for row in rows.cpu().numpy()]
-
-
-def as_bytes(tensor: Tensor) -> bytes:
-    """The bytes that a tensor holds."""
-    return tensor.cpu().numpy().tobytes()
-
-
-def as_tensor(data: bytes) -> Tensor:
-    """Bytes as the tensor that travels."""
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)

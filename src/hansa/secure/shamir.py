@@ -1,8 +1,7 @@
-"""Secrets shared among parties, so that any `threshold` of them can put one together and fewer know nothing of it
-(Shamir 1979).
+"""Secret sharing (Shamir 1979): any `threshold` shares give the secret, fewer shares say nothing about it.
 
-The field is that of the integers modulo the smallest prime over 2^256: every secret of 32 bytes is one of its numbers.
-It has nothing to do with the ring in which masked updates are summed.
+The field is the integers modulo the smallest prime above 2^256, so every secret of 32 bytes is an element. It is
+unrelated to the ring in which masked updates are summed.
 """
 
 from __future__ import annotations
@@ -14,17 +13,17 @@ from collections.abc import Mapping, Sequence
 PRIME = 2**256 + 297
 SECRET = 32  # bytes of a secret
 SHARE = 33  # bytes of a share
-_WIDE = 48  # bytes of a draw: reduced modulo the prime it is uniform to within 2^-127
+_WIDE = 48  # bytes of a random coefficient: reduced modulo the prime it is within 2^-127 of uniform
 
 
 def split(secret: bytes, threshold: int, points: Sequence[int], randomness: bytes) -> list[bytes]:
-    """The share of each point; `randomness` is what nobody else knows, and must serve no other secret."""
+    """One share per point. `randomness` must be secret, and must not be used for another secret."""
     if len(secret) != SECRET:
-        raise ValueError(f"a secret has {SECRET} bytes, got {len(secret)}")
+        raise ValueError(f"a secret must have {SECRET} bytes, got {len(secret)}")
     if len(set(points)) != len(points) or not all(0 < point < PRIME for point in points):
-        raise ValueError("the points of shares are distinct and positive")
+        raise ValueError("the points of shares must be distinct and positive")
     if not 1 <= threshold <= len(points):
-        raise ValueError(f"{len(points)} shares cannot have the threshold {threshold}")
+        raise ValueError(f"the threshold must lie in 1..{len(points)}, got {threshold}")
     draws = hashlib.shake_256(b"shamir" + randomness).digest(_WIDE * (threshold - 1))
     polynomial = [int.from_bytes(draws[at : at + _WIDE], "little") % PRIME for at in range(0, len(draws), _WIDE)]
     return [
@@ -33,7 +32,7 @@ def split(secret: bytes, threshold: int, points: Sequence[int], randomness: byte
 
 
 def _value(polynomial: Sequence[int], point: int) -> int:
-    """A polynomial at a point, the highest power first (Horner's rule)."""
+    """The value of a polynomial at a point (Horner's rule); the highest coefficient comes first."""
     total = 0
     for coefficient in polynomial:
         total = (total * point + coefficient) % PRIME
@@ -41,7 +40,7 @@ def _value(polynomial: Sequence[int], point: int) -> int:
 
 
 def number(share: bytes) -> int:
-    """A share as a number of the field; a ValueError where it is none."""
+    """A share as an element of the field; a ValueError if it is none."""
     value = int.from_bytes(share, "little")
     if len(share) != SHARE or value >= PRIME:
         raise ValueError("it is outside the field")
@@ -49,10 +48,12 @@ def number(share: bytes) -> int:
 
 
 def recover(shares: Mapping[int, bytes], threshold: int) -> bytes:
-    """The secret, from the shares by point, of which `threshold` are taken; a ValueError where they are too few, or
-    shares of nothing."""
+    """The secret, from `threshold` of the shares, given by point.
+
+    A ValueError if there are too few shares, or if they are not shares of a secret of 32 bytes.
+    """
     if len(shares) < threshold:
-        raise ValueError(f"{len(shares)} shares, and {threshold} are needed")
+        raise ValueError(f"there are {len(shares)} shares, and {threshold} are needed")
     points = tuple(sorted(shares)[:threshold])
     weights = _at_zero(points)
     secret = sum(weight * number(shares[point]) for weight, point in zip(weights, points, strict=True)) % PRIME
@@ -63,8 +64,7 @@ def recover(shares: Mapping[int, bytes], threshold: int) -> bytes:
 
 @functools.lru_cache(maxsize=1024)
 def _at_zero(points: tuple[int, ...]) -> tuple[int, ...]:
-    """What the values at these points weigh in the value at zero (Lagrange). Most secrets of a sum are put together
-    from the same points."""
+    """The Lagrange coefficients for the value at zero. They are cached: most secrets of a sum have the same points."""
     out = []
     for point in points:
         above, below = 1, 1

@@ -1,7 +1,7 @@
-"""Signatures of parties (Ed25519, RFC 8032), where the aggregator may lie about what others said.
+"""Signatures of parties (Ed25519, RFC 8032), for sums whose aggregator may lie about what others sent.
 
-A deployed party signs with the key of its certificate, and knows others by certificates of the federation's authority;
-see `Vault`. In a simulation keys come from the run's seed.
+A deployed party signs with the key of its certificate. It knows others by certificates of the federation's authority;
+see `Vault`. In a simulation the keys are derived from the run's seed.
 """
 
 from __future__ import annotations
@@ -12,35 +12,35 @@ from hansa.core.errors import PartyError
 from hansa.core.op import Party
 
 SIGNATURE, KEY = 64, 32  # bytes
-CERTIFICATE = 2048  # bytes that a certificate is sent in
+CERTIFICATE = 2048  # bytes of a certificate on the wire, padded
 
 
 def sign(party: Party, data: bytes) -> tuple[bytes, bytes]:
-    """A party's certificate, padded to its place, and its signature of some data."""
+    """The party's certificate, padded to `CERTIFICATE` bytes, and its signature of the data."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     signed = party.vault.sign(data)
     if signed is None:
-        signed = b"", Ed25519PrivateKey.from_private_bytes(_simulated(party.seed, party.id)).sign(data)
+        signed = b"", Ed25519PrivateKey.from_private_bytes(_simulated_key(party.seed, party.id)).sign(data)
     certificate, signature = signed
     if len(certificate) > CERTIFICATE - 2:
-        raise PartyError(f"its certificate has {len(certificate)} bytes, and there is room for {CERTIFICATE - 2}")
+        raise PartyError(f"its certificate has {len(certificate)} bytes, and at most {CERTIFICATE - 2} can be sent")
     return (len(certificate).to_bytes(2, "little") + certificate).ljust(CERTIFICATE, b"\0"), signature
 
 
-def known(party: Party, other: int, certificate: bytes) -> tuple[str, bytes]:
-    """The name and the public key of another party, from its padded certificate; a PartyError where it is none."""
+def signer(party: Party, other: int, certificate: bytes) -> tuple[str, bytes]:
+    """The name and the public key of another party, from its padded certificate; a PartyError if it is invalid."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    found = party.vault.known(certificate[2 : 2 + int.from_bytes(certificate[:2], "little")])
-    if found is not None:
-        return found
-    key = Ed25519PrivateKey.from_private_bytes(_simulated(party.seed, other))
+    identity = party.vault.known(certificate[2 : 2 + int.from_bytes(certificate[:2], "little")])
+    if identity is not None:
+        return identity
+    key = Ed25519PrivateKey.from_private_bytes(_simulated_key(party.seed, other))
     return str(other), key.public_key().public_bytes_raw()
 
 
 def verify(key: bytes, data: bytes, signature: bytes) -> bool:
-    """Whether the owner of that public key signed the data."""
+    """Whether the owner of the public key signed the data."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -51,5 +51,5 @@ def verify(key: bytes, data: bytes, signature: bytes) -> bool:
     return True
 
 
-def _simulated(seed: int, party: int) -> bytes:
+def _simulated_key(seed: int, party: int) -> bytes:
     return hashlib.blake2b(repr((seed, "signs", party)).encode(), digest_size=KEY).digest()
