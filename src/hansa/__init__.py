@@ -97,6 +97,7 @@ _EXPORTS = {
     "DayNight": "hansa.sim.devices",
     "Task": "hansa.core.task",
     "Algorithm": "hansa.core.algorithm",
+    "Parts": "hansa.core.algorithm",
     "State": "hansa.core.algorithm",
     "Federation": "hansa.core.federation",
     "HansaError": "hansa.core.errors",

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import hansa
-from hansa.core.algorithm import Algorithm, State
+from hansa.core.algorithm import Algorithm, Parts, State
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Ask, Federation, Reduced
 from hansa.experiment.config import parse_set, read
@@ -49,6 +49,9 @@ class Gathering(Algorithm):
     name: ClassVar[str] = "gathering"
     local: LocalSolver = LOCAL
     each: bool = False
+
+    def parts(self) -> Parts:
+        return Parts(local=self.local)
 
     @property
     def verbs(self) -> frozenset[str]:

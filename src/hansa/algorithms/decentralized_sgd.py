@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hansa.core import rng
-from hansa.core.algorithm import Algorithm, Problem, State
+from hansa.core.algorithm import Algorithm, Parts, Problem, State
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, PeerOp, Reply, Shape
@@ -108,6 +108,9 @@ class DPSGD(Algorithm):
     def __post_init__(self) -> None:
         if not 0 <= self.edge_probability <= 1:
             raise ConfigError(f"edge_probability must lie in 0..1, got {self.edge_probability}")
+
+    def parts(self) -> Parts:
+        return Parts(self.local)
 
     @property
     def verbs(self) -> frozenset[str]:

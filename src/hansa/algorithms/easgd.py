@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hansa.algorithms.fedavg import FedAvg
-from hansa.core.algorithm import Algorithm, Problem, State
+from hansa.core.algorithm import Algorithm, Parts, Problem, State
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.registry import register
@@ -38,6 +38,9 @@ class EASGD(Algorithm):
             raise ConfigError(f"alpha must lie in (0, 1), got {self.alpha}")
         if isinstance(self.fusion, WeightedMean) and not self.fusion.uniform:
             raise ConfigError("easgd: the centre gives every worker the same weight; set fusion.uniform = true")
+
+    def parts(self) -> Parts:
+        return Parts(self.local, self.fusion)
 
     def check(self, problem: Problem) -> None:
         super().check(problem)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hansa.core.algorithm import Algorithm, State
+from hansa.core.algorithm import Algorithm, Parts, State
 from hansa.core.federation import Federation
 from hansa.core.registry import register
 from hansa.fusion import Fusion, WeightedMean
@@ -25,6 +25,9 @@ class FedAvg(Algorithm):
     local: LocalSolver = SGD()
     fusion: Fusion = WeightedMean()
     server: ServerOptimizer = Descent()
+
+    def parts(self) -> Parts:
+        return Parts(self.local, self.fusion, self.server)
 
     @property
     def verbs(self) -> frozenset[str]:

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 
-from hansa.core.algorithm import Algorithm, Problem, State
+from hansa.core.algorithm import Algorithm, Parts, Problem, State
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation, Ticket
 from hansa.core.op import Op, Payload
@@ -74,6 +74,9 @@ class FedBuff(Algorithm):
             raise ConfigError(f"buffer must be at least 1, got {self.buffer}")
         if self.max_staleness is not None and self.max_staleness < 0:
             raise ConfigError(f"max_staleness must not be negative, got {self.max_staleness}")
+
+    def parts(self) -> Parts:
+        return Parts(self.local, server=self.server)
 
     @property
     def verbs(self) -> frozenset[str]:

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from hansa.core.algorithm import Algorithm, Problem, State
+from hansa.core.algorithm import Algorithm, Parts, Problem, State
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
@@ -47,6 +47,9 @@ class FSVRG(Algorithm):
     form: Literal["naive", "full"] = "naive"
     participation: ClassVar[Literal["cohort", "all", "own"]] = "all"
     completes: ClassVar[str | None] = "fsvrg"
+
+    def parts(self) -> Parts:
+        return Parts(self.local)
 
     @property
     def verbs(self) -> frozenset[str]:

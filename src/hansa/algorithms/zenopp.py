@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hansa.algorithms.fedbuff import REMEMBERED, refill, staleness
-from hansa.core.algorithm import Algorithm, State
+from hansa.core.algorithm import Algorithm, Parts, State
 from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Federation, Finding
 from hansa.core.norms import l2_norm, max_abs
@@ -51,6 +51,9 @@ class ZenoPlusPlus(Algorithm):
             raise ConfigError(f"refresh must be at least 1, got {self.refresh}")
         if not 0 <= self.max_staleness <= REMEMBERED:
             raise ConfigError(f"max_staleness lies in 0..{REMEMBERED}, got {self.max_staleness}")
+
+    def parts(self) -> Parts:
+        return Parts(self.local)
 
     @property
     def verbs(self) -> frozenset[str]:

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Literal
 
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
-from hansa.core.op import unwrap
+from hansa.core.op import Op, unwrap
 from hansa.core.params import Params, ParamSpec
-from hansa.core.registry import Part
+from hansa.core.registry import Part, field_types, noun
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,19 @@ class Problem:
     trusted: int = 0  # the number of the aggregator's own samples
 
 
+@dataclass(frozen=True)
+class Parts:
+    """The exchangeable parts of an algorithm; None for a part that it does not have.
+
+    `local` is the op that trains at a party: a `hansa.local.LocalSolver`, or a wrapper around one. `fusion` is a
+    `hansa.fusion.Fusion`, `server` a `hansa.server.ServerOptimizer`.
+    """
+
+    local: Op | None = None
+    fusion: Any = None
+    server: Any = None
+
+
 class Algorithm(Part):
     """Base of algorithms. Subclasses are frozen dataclasses: the fields are the hyper-parameters, nothing else.
 
@@ -73,6 +86,10 @@ class Algorithm(Part):
         """The number of sums of model updates per round; 0 if the algorithm also sums other things."""
         return 1 if self.trains else 0
 
+    def parts(self) -> Parts:
+        """The local solver, the fusion and the server optimiser that the algorithm uses; override to declare them."""
+        return Parts()
+
     def check(self, problem: Problem) -> None:
         """Raise a ConfigError for parts or settings that cannot be combined. Called before the first round."""
         if self.participation == "all" and problem.cohort_size < problem.parties:
@@ -80,7 +97,8 @@ class Algorithm(Part):
                 f"{self.name} needs every party in every round; set the cohort to 1.0 "
                 f"(it selects {problem.cohort_size} of {problem.parties})"
             )
-        fusion = getattr(self, "fusion", None)
+        parts = self._declared()
+        fusion, solver = parts.fusion, parts.local
         if fusion is not None:
             fusion.check(problem.cohort_size)
         for part in (self, fusion):
@@ -89,7 +107,6 @@ class Algorithm(Part):
                     f"{part.name} judges updates by samples of the server's own, and the task has none; set "
                     "task.trusted to how many samples to keep for it (in Python, Task(trusted=(x, y)))"
                 )
-        solver = getattr(self, "local", None)
         if fusion is not None and fusion.trusts and solver is not None:
             inner: Any = unwrap(solver)[1]
             if fusion.trains and inner.remember(problem.spec):
@@ -112,6 +129,20 @@ class Algorithm(Part):
             )
         if self.completes is not None and partner is None and solver is not None:
             raise ConfigError(f"{self.name} needs its own local solver, and cannot use {solver.name!r}")
+
+    def _declared(self) -> Parts:
+        """`parts()`; a ConfigError where a field holds a part that `parts()` leaves out."""
+        parts = self.parts()
+        declared = (parts.local, parts.fusion, parts.server)
+        for field_name in field_types(type(self)):
+            part = getattr(self, field_name)
+            exchangeable = isinstance(part, Part) and part.kind in ("local", "fusion", "server")
+            if exchangeable and not any(part is other for other in declared):
+                raise ConfigError(
+                    f"{self.name}: {type(self).__name__}.parts() does not declare the {noun(part.kind)} in the field "
+                    f"{field_name!r}; have it return Parts({part.kind}=self.{field_name})"
+                )
+        return parts
 
     def init(self, problem: Problem) -> State:
         """The state before the first round."""

@@ -18,7 +18,7 @@ def check_settings(algorithm: Algorithm, run: Run, problem: Problem, protocol: S
             "hides; choose another selector"
         )
     if protocol is not None and algorithm.verbs - {"reduce"}:
-        fusion = getattr(algorithm, "fusion", algorithm)
+        fusion = algorithm.parts().fusion or algorithm
         raise ConfigError(
             f"{algorithm.name}: {fusion.name} looks at what each party sends, which a secure sum hides; use the fusion "
             "'mean' and have each party bound the norm of its own update (privacy.bound), or no secure sum"
@@ -26,7 +26,7 @@ def check_settings(algorithm: Algorithm, run: Run, problem: Problem, protocol: S
     needed = run.rules().needed(problem.cohort_size)
     if needed > problem.cohort_size:
         raise ConfigError(f"the quorum of {needed} can never be met: a round asks {problem.cohort_size} parties")
-    rule = getattr(algorithm, "fusion", None)
+    rule = algorithm.parts().fusion
     used = rule.used(problem.cohort_size) if isinstance(rule, Fusion) else problem.cohort_size
     if isinstance(rule, Fusion) and run.min_cohort > 1 and used < run.min_cohort:
         raise ConfigError(

@@ -12,7 +12,7 @@ from typing import Any
 
 from hansa.core.algorithm import Algorithm
 from hansa.core.errors import ConfigError
-from hansa.core.op import Op, unwrap
+from hansa.core.op import unwrap
 from hansa.core.registry import field_types, fill
 from hansa.core.task import Known
 from hansa.experiment.settings import Run
@@ -26,8 +26,8 @@ class LocalWork:
 
     def __init__(self, run: Run, algorithm: Algorithm, holdings: Known) -> None:
         self.pace, self._seed = run.pace, run.seed
-        local = getattr(algorithm, "local", None)
-        solver = unwrap(local)[1] if isinstance(local, Op) else None
+        local = algorithm.parts().local
+        solver = unwrap(local)[1] if local is not None else None
         self.solver = solver if isinstance(solver, LocalSolver) and solver.paced else None
         if self.pace.sets is not None:
             self._check_pace(algorithm)

@@ -199,10 +199,10 @@ class CentralDP(Part):
 
     def _check_algorithm(self, algorithm: Algorithm, problem: Problem) -> None:
         name = algorithm.name
-        local = getattr(algorithm, "local", None)
-        solver: Any = unwrap(local)[1] if isinstance(local, Op) else None
+        parts = algorithm.parts()
+        solver: Any = unwrap(parts.local)[1] if parts.local is not None else None
         if algorithm.verbs != {"reduce"}:
-            seen = getattr(algorithm, "fusion", algorithm)
+            seen = parts.fusion or algorithm
             raise ConfigError(
                 f"{name}: central differential privacy adds noise to sums of updates, and {seen.name} needs more than "
                 "their sum; use an algorithm that averages, with the fusion 'mean'"

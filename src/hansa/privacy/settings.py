@@ -10,7 +10,6 @@ from typing import Any
 from hansa.core.algorithm import Algorithm, Problem
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Ask, Federation, Reduced, SumProtocol
-from hansa.core.op import Op
 from hansa.core.registry import Part, convert, from_config, to_config
 from hansa.privacy.central import CentralDP, Setting
 from hansa.privacy.guard import Guard
@@ -109,8 +108,8 @@ class Privacy:
     @staticmethod
     def _check_local(algorithm: Algorithm, run: Setting, prepares: bool) -> None:
         """What a party's epsilon would not cover, where its local solver has one."""
-        local = getattr(algorithm, "local", None)
-        if not isinstance(local, Op) or local.budget is None:
+        local = algorithm.parts().local
+        if local is None or local.budget is None:
             return
         if prepares:
             raise ConfigError(

@@ -96,14 +96,15 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
         data = fingerprint(holdings) if store is not None else None  # before anybody poisons them
         held = _counted(task, holdings) if trackers else None
         groups = adversaries(adversary)
-        weighted = getattr(getattr(algorithm, "fusion", None), "weighted", False)
+        parts = algorithm.parts()
+        weighted = getattr(parts.fusion, "weighted", False)
         band = None
         if groups:
             band = Band(groups, holdings, run.seed, _server_rate(algorithm), weighted, run.reply_memory, folder)
             band.check(algorithm, run.size(len(holdings)), masked=(protocol or protected.secure) is not None)
             band.poison(holdings)
         clock = run.clock(holdings)
-        solver = getattr(algorithm, "local", None)
+        solver = parts.local
         work = Work(run.rounds, run.size(len(holdings)), solver) if isinstance(solver, LocalSolver) else None
         before = store.experiment()["plan"] if store is not None and resume else {}
         alone = alone or before.get("lanes") == 1  # as it was begun
@@ -219,7 +220,7 @@ def _server_rate(algorithm: Algorithm) -> Callable[[int], float] | None:
 
     Methods with a local solver of their own make something else of the updates first, except SCAFFOLD.
     """
-    server = getattr(algorithm, "server", None)
+    server = algorithm.parts().server
     if type(server) is not Descent or algorithm.completes not in (None, "scaffold"):
         return None
     return lambda round: server.lr * server.schedule.factor(round)

@@ -76,8 +76,8 @@ class PowerOfChoice(Selector):
     def check(self, algorithm: Algorithm, problem: Problem) -> None:
         super().check(algorithm, problem)
         trained_model_only(self, algorithm)
-        local = getattr(algorithm, "local", None)
-        if isinstance(local, Op) and local.budget is not None:
+        local = algorithm.parts().local
+        if local is not None and local.budget is not None:
             raise ConfigError(
                 f"run.select: power-of-choice goes by the parties' training loss, a number without noise that the "
                 f"epsilon of {local.name!r} does not cover; use 'poisson' or 'uniform'"

@@ -143,7 +143,7 @@ class Tiers(Selector):
         if not len(new):
             return {**kept, "latency": latency}
         times = np.full((self.profile_rounds, len(new)), np.inf)
-        local = getattr(algorithm, "local", None)
+        local = algorithm.parts().local
         batch, drop_last = local.plan[2:] if isinstance(local, LocalSolver) else (32, False)
         op = Probe(SGD(steps=self.probe_steps, batch=batch, drop_last=drop_last))
         for row in times:

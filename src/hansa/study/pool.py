@@ -43,7 +43,7 @@ class Job:
 
     @property
     def cost(self) -> float:
-        run, local = self.experiment.run, getattr(self.experiment.algorithm, "local", None)
+        run, local = self.experiment.run, self.experiment.algorithm.parts().local
         parties = getattr(self.experiment.partition, "parties", 10)
         asked = run.cohort_size or max(1.0, run.cohort * parties)
         return float(run.rounds * (1.0 + asked / parties * (getattr(local, "epochs", None) or 1)))
