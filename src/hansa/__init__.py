@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hansa.core.lazy import exports
-from hansa.core.registry import provide
+from hansa.core.registry import provide, refuse
 
 __version__ = "0.1.1"
 
@@ -30,8 +30,12 @@ provide("tracker", *(f"hansa.track.{name}" for name in ("console", "jsonl", "ten
 provide("op", "hansa.core.predictor", "hansa.algorithms", "hansa.classical", "hansa.data", "hansa.select",
         *_SECURE, "hansa.privacy", "hansa.transforms")  # fmt: skip
 
+for _kind in ("algorithm", "local"):
+    refuse(_kind, "dpsgd", "is ambiguous: 'd-psgd' is decentralised SGD (an algorithm), 'dp-sgd' is differentially "
+           "private SGD (a local solver)")  # fmt: skip
+
 _EXPORTS = {
-    "DPSGD": "hansa.algorithms",
+    "DecentralizedSGD": "hansa.algorithms",
     "FSVRG": "hansa.algorithms",
     "FedAdagrad": "hansa.algorithms",
     "FedAdam": "hansa.algorithms",
@@ -114,8 +118,13 @@ _EXPORTS = {
     "register": "hansa.core.registry",
 }
 
+_RENAMED = {
+    "DPSGD": "hansa.DecentralizedSGD is decentralised SGD (D-PSGD, peer to peer), hansa.local.DPSGD is the "
+    "differentially private local solver (DP-SGD)"
+}
+
 __all__ = [*sorted(_EXPORTS), "__version__"]
-__getattr__ = exports("hansa", _EXPORTS)
+__getattr__ = exports("hansa", _EXPORTS, _RENAMED)
 
 
 def __dir__() -> list[str]:

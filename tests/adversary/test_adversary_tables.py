@@ -240,9 +240,15 @@ def test_parties_in_processes_of_their_own_refuse_adversaries() -> None:
         asyncio.run(run_on(experiment, ProcessRuntime(2, PARTY_COMMAND)))
 
 
-@pytest.mark.parametrize(("algorithm", "reason"), [(hansa.DPSGD(), "parties exchange models"),
-                                                   (hansa.GaussianNB(), "send none"),
-                                                   (hansa.ID3(), "send none")], ids=["dpsgd", "nb", "id3"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("algorithm", "reason"),
+    [
+        (hansa.DecentralizedSGD(), "parties exchange models"),
+        (hansa.GaussianNB(), "send none"),
+        (hansa.ID3(), "send none"),
+    ],
+    ids=["d-psgd", "nb", "id3"],
+)
 def test_where_no_updates_travel_only_data_can_be_poisoned(algorithm: hansa.Algorithm, reason: str) -> None:
     for name in ("sign-flip", "gambler"):
         with pytest.raises(hansa.ConfigError, match=f"'{name}' changes updates of the model.*{reason}"):

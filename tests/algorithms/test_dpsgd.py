@@ -52,14 +52,14 @@ def spread(x: Tensor) -> float:
     return float(torch.linalg.norm(x - x.mean(0)))
 
 
-def mixing(algorithm: hansa.DPSGD, parties: int) -> Tensor:
+def mixing(algorithm: hansa.DecentralizedSGD, parties: int) -> Tensor:
     return metropolis(algorithm.graph(parties))
 
 
 @settings(max_examples=50)
 @given(st.integers(1, 9), st.floats(0, 1), st.integers(0, 50))
 def test_metropolis_weights_are_symmetric_doubly_stochastic_and_on_the_graph(parties: int, p: float, seed: int) -> None:
-    graph = hansa.DPSGD(topology="random", edge_probability=p, topology_seed=seed).graph(parties)
+    graph = hansa.DecentralizedSGD(topology="random", edge_probability=p, topology_seed=seed).graph(parties)
     assert torch.equal(graph, graph.T)
     assert not graph.diagonal().any()
     weights = metropolis(graph)
@@ -75,7 +75,7 @@ def test_metropolis_weights_are_symmetric_doubly_stochastic_and_on_the_graph(par
 
 def test_the_topologies_are_what_their_names_say() -> None:
     def degrees(name: str, parties: int) -> list[int]:
-        return hansa.DPSGD(topology=name).graph(parties).sum(1).tolist()  # type: ignore[arg-type, no-any-return]
+        return hansa.DecentralizedSGD(topology=name).graph(parties).sum(1).tolist()  # type: ignore[arg-type, no-any-return]
 
     assert degrees("ring", 5) == [2] * 5
     assert degrees("ring", 2) == [1, 1]
@@ -86,7 +86,7 @@ def test_the_topologies_are_what_their_names_say() -> None:
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_mixing_keeps_the_mean_and_contracts_by_the_spectral_factor(topology: Any) -> None:
-    algorithm = hansa.DPSGD(local=Scatter(), topology=topology, edge_probability=0.5, topology_seed=7)
+    algorithm = hansa.DecentralizedSGD(local=Scatter(), topology=topology, edge_probability=0.5, topology_seed=7)
     factor = 1 - spectral_gap(mixing(algorithm, 6))
     states = [models(hansa.simulate(algorithm, task(), rounds=rounds)) for rounds in (1, 2, 3, 6)]
     assert spread(states[0]) > 0.5
@@ -98,7 +98,7 @@ def test_mixing_keeps_the_mean_and_contracts_by_the_spectral_factor(topology: An
 
 
 def test_a_round_mixes_the_models_and_then_applies_the_training() -> None:
-    algorithm = hansa.DPSGD(local=SGD(lr=0.5, steps=1, batch=None), topology="ring")
+    algorithm = hansa.DecentralizedSGD(local=SGD(lr=0.5, steps=1, batch=None), topology="ring")
     weights, given = mixing(algorithm, 5), task(5)
     states = [models(hansa.simulate(algorithm, given, rounds=rounds, engine="reference")) for rounds in (1, 2)]
     module, steps = net(), []
@@ -112,22 +112,22 @@ def test_a_round_mixes_the_models_and_then_applies_the_training() -> None:
 
 
 def test_on_the_complete_graph_mixing_is_the_centralised_average() -> None:
-    weights = mixing(hansa.DPSGD(topology="complete"), 6)
+    weights = mixing(hansa.DecentralizedSGD(topology="complete"), 6)
     assert torch.allclose(weights, torch.full((6, 6), 1 / 6, dtype=torch.float64), atol=1e-15)
-    algorithm = hansa.DPSGD(local=Scatter(), topology="complete")
+    algorithm = hansa.DecentralizedSGD(local=Scatter(), topology="complete")
     first, second = (models(hansa.simulate(algorithm, task(), rounds=rounds)) for rounds in (1, 2))
     assert torch.allclose(second, first.mean(0).expand(6, -1), atol=1e-14)
 
 
 def test_what_is_published_is_the_plain_mean_of_the_parties_models() -> None:
-    done = hansa.simulate(hansa.DPSGD(), task(), rounds=3)
+    done = hansa.simulate(hansa.DecentralizedSGD(), task(), rounds=3)
     assert torch.allclose(done.state.params.w, models(done).mean(0), atol=1e-15)
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("engine", ["reference", "stacked"])
 def test_a_missing_party_keeps_its_model_and_the_mean_is_preserved(topology: Any, engine: str) -> None:
-    algorithm = hansa.DPSGD(local=Scatter(), topology=topology, edge_probability=0.5, topology_seed=7)
+    algorithm = hansa.DecentralizedSGD(local=Scatter(), topology=topology, edge_probability=0.5, topology_seed=7)
 
     def run(rounds: int) -> hansa.Result:
         return hansa.simulate(
@@ -144,7 +144,7 @@ def test_a_missing_party_keeps_its_model_and_the_mean_is_preserved(topology: Any
 
 
 def test_a_round_below_the_quorum_changes_no_model() -> None:
-    algorithm = hansa.DPSGD()
+    algorithm = hansa.DecentralizedSGD()
     one = hansa.simulate(algorithm, task(), rounds=1)
     two = hansa.simulate(algorithm, task(), rounds=2, quorum=4, absent=lambda p, r: r == 1 and p > 2)
     assert "empty" in two.history[1]
@@ -153,18 +153,20 @@ def test_a_round_below_the_quorum_changes_no_model() -> None:
 
 def test_a_graph_that_is_not_connected_warns_and_others_do_not() -> None:
     with pytest.warns(UserWarning, match="the graph is not connected, so the parties will not agree"):
-        hansa.simulate(hansa.DPSGD(topology="random", edge_probability=0.0), task(3), rounds=1)
+        hansa.simulate(hansa.DecentralizedSGD(topology="random", edge_probability=0.0), task(3), rounds=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for parties in (1, 2, 3):
-            hansa.simulate(hansa.DPSGD(topology="ring"), task(parties), rounds=1)
+            hansa.simulate(hansa.DecentralizedSGD(topology="ring"), task(parties), rounds=1)
 
 
 def test_the_spectral_gap_is_that_of_known_graphs() -> None:
     # Ring of n with weights 1/3: eigenvalues (1 + 2 cos(2 pi k / n)) / 3; n = 4 gives 1, 1/3, -1/3, 1/3.
-    assert spectral_gap(mixing(hansa.DPSGD(topology="ring"), 4)) == pytest.approx(2 / 3)
-    assert spectral_gap(mixing(hansa.DPSGD(topology="complete"), 5)) == pytest.approx(1.0)
-    assert spectral_gap(mixing(hansa.DPSGD(topology="random", edge_probability=0.0), 4)) == pytest.approx(0.0)
+    assert spectral_gap(mixing(hansa.DecentralizedSGD(topology="ring"), 4)) == pytest.approx(2 / 3)
+    assert spectral_gap(mixing(hansa.DecentralizedSGD(topology="complete"), 5)) == pytest.approx(1.0)
+    assert spectral_gap(mixing(hansa.DecentralizedSGD(topology="random", edge_probability=0.0), 4)) == pytest.approx(
+        0.0
+    )
 
 
 def test_parties_come_to_agree_on_the_optimum_of_the_mean_loss() -> None:
@@ -173,12 +175,12 @@ def test_parties_come_to_agree_on_the_optimum_of_the_mean_loss() -> None:
     targets = x @ torch.tensor([[2.0], [-1.0]]).double() + noise
     given = hansa.Task(lambda: nn.Linear(2, 1, bias=False).double(), "mse", list(zip(x, targets, strict=True)))
     done = hansa.simulate(
-        hansa.DPSGD(local=SGD(lr=0.2, schedule=Exponential(0.97), steps=1, batch=None)), given, rounds=150
+        hansa.DecentralizedSGD(local=SGD(lr=0.2, schedule=Exponential(0.97), steps=1, batch=None)), given, rounds=150
     )
     best = torch.linalg.lstsq(x.flatten(0, 1), targets.flatten(0, 1)).solution.flatten()
     assert torch.allclose(models(done), best.expand(5, 2), atol=0.02)
 
 
 def test_it_needs_every_party() -> None:
-    with pytest.raises(hansa.ConfigError, match="dpsgd needs every party in every round"):
-        hansa.simulate(hansa.DPSGD(), task(), cohort=0.5)
+    with pytest.raises(hansa.ConfigError, match="d-psgd needs every party in every round"):
+        hansa.simulate(hansa.DecentralizedSGD(), task(), cohort=0.5)

@@ -122,7 +122,7 @@ def test_a_missing_or_broken_file_is_one_sentence(experiment: Path) -> None:
 def test_lists_show_papers_fields_types_and_defaults(tmp_path: Path) -> None:
     every = inside("algorithms", "--json", cwd=tmp_path)
     names = {part["name"] for part in json.loads(every.stdout)}
-    assert {"fedavg", "fedsgd", "fsvrg", "naive-bayes", "id3", "fedbuff", "dpsgd"} <= names
+    assert {"fedavg", "fedsgd", "fsvrg", "naive-bayes", "id3", "fedbuff", "d-psgd"} <= names
     one = inside("algorithms", "fedbuff", cwd=tmp_path)
     assert "Nguyen" in one.stdout and "buffer" in one.stdout and "a whole number" in one.stdout and "10" in one.stdout
     wrong = inside("algorithms", "fedbuf", cwd=tmp_path)

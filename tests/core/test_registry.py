@@ -103,7 +103,7 @@ def test_a_wrong_value_is_named_with_what_would_be_right(field: str, value: Any,
 
 def test_a_choice_that_does_not_exist_suggests_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"'rings' is not one of .*; did you mean 'ring'\?"):
-        build("algorithm", "dpsgd", topology="rings")
+        build("algorithm", "d-psgd", topology="rings")
 
 
 def test_dotted_names_reach_nested_fields() -> None:
@@ -113,13 +113,13 @@ def test_dotted_names_reach_nested_fields() -> None:
 
 
 def test_a_field_set_by_a_dotted_name_leaves_the_others_at_the_owners_default() -> None:
-    assert build("algorithm", "dpsgd", **{"local.lr": 0.5}).local == SGD(lr=0.5, steps=1)  # SGD's own is steps=None
+    assert build("algorithm", "d-psgd", **{"local.lr": 0.5}).local == SGD(lr=0.5, steps=1)  # SGD's own is steps=None
     faded = build("algorithm", "fedsgd", **{"server.schedule": "exponential", "server.schedule.decay": 0.9})
     assert faded.server == hansa.Descent(lr=0.1, schedule=Exponential(0.9))
 
 
 def test_another_part_starts_from_its_own_defaults() -> None:
-    assert build("algorithm", "dpsgd", **{"local": "gradient"}).local == Gradient()
+    assert build("algorithm", "d-psgd", **{"local": "gradient"}).local == Gradient()
     assert build("algorithm", "fedavg", **{"local": "svrg", "local.h": 2}).local == SVRG(h=2.0)
     assert build("algorithm", "fedavg", **{"local.h": 2, "local": "svrg"}).local == SVRG(h=2.0)  # in any order
     assert build("algorithm", "fedavg", local={"name": "svrg", "h": 2}).local == SVRG(h=2.0)
@@ -140,6 +140,14 @@ def test_two_parts_of_one_name_are_refused() -> None:
             pass
 
     assert registered("fusion")["mean"] is WeightedMean
+
+
+@pytest.mark.parametrize(("kind", "where"), [("algorithm", "algorithm"), ("local", "algorithm.local")])
+def test_dpsgd_is_refused_with_both_names_that_may_be_meant(kind: str, where: str) -> None:
+    with pytest.raises(ConfigError, match=r"'dpsgd' is ambiguous: 'd-psgd' is .*, 'dp-sgd' is .*"):
+        from_config(kind, {"name": "dpsgd"}, where)
+    with pytest.raises(AttributeError, match=r"hansa\.DecentralizedSGD is .*, hansa\.local\.DPSGD is .*"):
+        hansa.DPSGD  # noqa: B018
 
 
 def test_what_the_package_exports_can_be_had() -> None:

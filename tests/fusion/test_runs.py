@@ -195,7 +195,7 @@ def test_what_cannot_work_is_refused_before_it_runs() -> None:
     class Hidden:
         async def reduce(self, fed: Any, ask: Any) -> Any: ...
 
-    for seeing in (hansa.FedAvg(fusion="krum"), hansa.ZenoPlusPlus(), hansa.FedBuff(), hansa.DPSGD()):  # type: ignore[arg-type]
+    for seeing in (hansa.FedAvg(fusion="krum"), hansa.ZenoPlusPlus(), hansa.FedBuff(), hansa.DecentralizedSGD()):  # type: ignore[arg-type]
         assert "a secure sum hides" in refused(seeing, protocol=Hidden())
 
 

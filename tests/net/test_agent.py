@@ -17,7 +17,7 @@ from hansa.testing.processes import _outcome
 
 def agent() -> Agent:
     agent = Agent(load, spent)
-    tree = experiment_for(hansa.DPSGD()).tree
+    tree = experiment_for(hansa.DecentralizedSGD()).tree
     assert agent.handle({"type": "task", "experiment": tree, "folder": ".", "party": 0}) == {"ready": True}
     return agent
 

@@ -15,7 +15,7 @@ from hansa.run.simulate import simulate
 from hansa.testing import TREE, NetworkPool, check_network, experiment_for, same_bits
 
 ALGORITHMS = {name: part for name, part in registered("algorithm").items() if part.__module__.startswith("hansa.")}
-PEER_TO_PEER = ["dpsgd"]
+PEER_TO_PEER = ["d-psgd"]
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,11 @@ def test_processes_and_the_reference_engine_give_the_same_float32_bits(pool: Par
 
 @pytest.mark.parametrize(
     "algorithm",
-    [hansa.FedAvg(local=hansa.SGD(epochs=4)), hansa.DPSGD(), hansa.FedBuff(local=hansa.SGD(epochs=4), buffer=2)],
+    [
+        hansa.FedAvg(local=hansa.SGD(epochs=4)),
+        hansa.DecentralizedSGD(),
+        hansa.FedBuff(local=hansa.SGD(epochs=4), buffer=2),
+    ],
     ids=lambda a: a.name,
 )
 def test_simulated_devices_do_to_processes_what_they_do_to_a_simulation(
@@ -129,7 +133,7 @@ async def trained(experiment: Experiment, pool: PartyPool) -> Training:
 
 
 def test_bytes_are_counted_as_in_simulation(pool: PartyPool) -> None:
-    experiment = experiment_for(hansa.DPSGD())
+    experiment = experiment_for(hansa.DecentralizedSGD())
     simulated = hansa.simulate(experiment.algorithm, experiment.build_task(), **experiment.settings())
     progress = pool.call(trained(experiment, pool)).progress
     assert (progress.bytes_up, progress.bytes_down) == (simulated.summary["bytes_up"], simulated.summary["bytes_down"])

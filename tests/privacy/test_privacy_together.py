@@ -25,7 +25,7 @@ REFUSED = {
     "qfedavg": "beside the update parties send h, to which no clip",
     "qfedsgd": "beside the update parties send h, to which no clip",
     "scaffold": "beside the update parties send how their control variates changed",
-    "dpsgd": "dpsgd needs more than their sum",
+    "d-psgd": "d-psgd needs more than their sum",
     "fedbuff": "fedbuff needs more than their sum",
     "zeno++": "zeno++ needs more than their sum",
     "naive-bayes": "parties send more than updates of a model",

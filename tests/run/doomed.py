@@ -59,8 +59,8 @@ def task(**more: Any) -> hansa.Task:
 
 EXPERIMENTS: dict[str, Any] = {
     # What parties remember between rounds has to survive.
-    "dpsgd": lambda **run: hansa.simulate(
-        hansa.DPSGD(local=SGD(lr=0.3, batch=2)), task(), rounds=5, seed=3, engine="stacked", **run
+    "d-psgd": lambda **run: hansa.simulate(
+        hansa.DecentralizedSGD(local=SGD(lr=0.3, batch=2)), task(), rounds=5, seed=3, engine="stacked", **run
     ),
     # So has what only some of them were asked to remember.
     "drifting": lambda **run: hansa.simulate(
@@ -82,7 +82,7 @@ EXPERIMENTS: dict[str, Any] = {
 # the memories' log and its folder (where parties remember something), the metrics, the checkpoint's .part and, after
 # the rename, the folder; at the end the model and the summary, two each.
 CASES: dict[str, list[list[int] | str]] = {
-    "dpsgd": [[2], [3], [4], [6], [7], [8], [9], [11], [12], [28], [16, 5], "outside"],
+    "d-psgd": [[2], [3], [4], [6], [7], [8], [9], [11], [12], [28], [16, 5], "outside"],
     "drifting": [[3], [13], [18], [21], [18, 9, 5], "outside"],
     "fedbuff": [[3], [8], [9], [13], [20], [7, 4, 6], "outside"],
     "fedavg": [[11], [12]],

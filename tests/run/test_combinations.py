@@ -116,8 +116,10 @@ def test_tiers_are_probed_with_batches_of_the_runs_own_size() -> None:
 
 
 def test_random_epochs_take_the_place_of_steps() -> None:
-    done = hansa.simulate(hansa.DPSGD(), task([8] * 3), rounds=2, pace={"name": "random", "least": 2, "most": 2})
-    same = hansa.simulate(hansa.DPSGD(local=SGD(epochs=2)), task([8] * 3), rounds=2)
+    done = hansa.simulate(
+        hansa.DecentralizedSGD(), task([8] * 3), rounds=2, pace={"name": "random", "least": 2, "most": 2}
+    )
+    same = hansa.simulate(hansa.DecentralizedSGD(local=SGD(epochs=2)), task([8] * 3), rounds=2)
     torch.testing.assert_close(done.state.params.w, same.state.params.w, rtol=0, atol=0)
 
 

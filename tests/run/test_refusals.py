@@ -67,7 +67,7 @@ def test_whole_number_features_are_scaled_like_any_other() -> None:
 
 def test_limits_on_replies_do_not_apply_to_publishing_and_evaluation() -> None:
     limited, free = (
-        hansa.simulate(hansa.DPSGD(), task(party_tests=pairs()), rounds=2, **limits)
+        hansa.simulate(hansa.DecentralizedSGD(), task(party_tests=pairs()), rounds=2, **limits)
         for limits in ({"max_norm": 1e-6, "max_weight": 8}, {})
     )
     assert torch.equal(limited.state.params.w, free.state.params.w)
@@ -76,7 +76,7 @@ def test_limits_on_replies_do_not_apply_to_publishing_and_evaluation() -> None:
 
 def test_an_empty_party_does_not_pollute_the_average_of_a_gossip() -> None:
     empty = (torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64))
-    done = hansa.simulate(hansa.DPSGD(topology="complete"), task(parties=[*pairs(), empty]), rounds=3)
+    done = hansa.simulate(hansa.DecentralizedSGD(topology="complete"), task(parties=[*pairs(), empty]), rounds=3)
     models = torch.stack([done.memories[k]["gossip/w"] for k in range(3)])
     torch.testing.assert_close(done.state.params.w, models.double().mean(0).float())
 

@@ -66,7 +66,7 @@ class Gathering(Algorithm):
 ALGORITHMS = [
     hansa.FedAvg(local=LOCAL, fusion=WeightedMean(uniform=True)),
     hansa.FedBuff(local=LOCAL, buffer=3, refill="flush"),
-    hansa.DPSGD(local=LOCAL, topology="complete"),
+    hansa.DecentralizedSGD(local=LOCAL, topology="complete"),
     Gathering(),
 ]
 
@@ -188,7 +188,7 @@ def pool() -> Iterator[PartyPool]:
     ],
     ids=["adacomm", "random and own"],
 )
-@pytest.mark.parametrize("algorithm", [hansa.FedAvg(), hansa.FedBuff(buffer=2), hansa.DPSGD(local=SGD())])
+@pytest.mark.parametrize("algorithm", [hansa.FedAvg(), hansa.FedBuff(buffer=2), hansa.DecentralizedSGD(local=SGD())])
 def test_parties_in_processes_of_their_own_are_told_the_same(
     algorithm: Algorithm, run: dict[str, Any], pool: PartyPool
 ) -> None:

@@ -227,7 +227,7 @@ LOCAL = SGD(lr=0.3, batch=None)
         (hansa.FedAvg(local=LOCAL), Random(1, 6)),
         (hansa.FedBuff(local=LOCAL, buffer=2), AdaComm(9, interval=2.0)),
         (hansa.FedBuff(local=LOCAL, buffer=2), Random(1, 6)),
-        (hansa.DPSGD(local=LOCAL), AdaComm(9, interval=2.0)),
+        (hansa.DecentralizedSGD(local=LOCAL), AdaComm(9, interval=2.0)),
     ],
     ids=lambda part: part.name,
 )

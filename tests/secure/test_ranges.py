@@ -115,7 +115,7 @@ def test_encryption_changes_no_algorithm_whatever_the_size_of_what_it_sends(chan
 
 def test_every_secure_channel_and_every_algorithm_that_sums_is_tested() -> None:
     assert set(CHANNELS) | {"masking"} == set(registered("secure"))
-    elsewhere = {"fedper", "dpsgd", "naive-bayes", "id3"}  # a model with layers; sums that are no updates
+    elsewhere = {"fedper", "d-psgd", "naive-bayes", "id3"}  # a model with layers; sums that are no updates
     own = {name for name, part in registered("algorithm").items() if part.__module__.startswith("hansa.")}
     reducing = {name for name in own if build("algorithm", name).verbs & {"reduce"}}
     assert {name.split()[0] for name in ALGORITHMS} | elsewhere == reducing

@@ -109,7 +109,9 @@ def test_bytes_take_time_at_a_partys_bandwidth() -> None:
 def test_more_neighbours_send_more_bytes() -> None:
     def gossip(topology: str) -> float:
         devices = {"bandwidth": {"name": "constant", "value": 100.0}}
-        return float(lengths(hansa.simulate(hansa.DPSGD(topology=topology), task(6), rounds=1, devices=devices))[0])
+        return float(
+            lengths(hansa.simulate(hansa.DecentralizedSGD(topology=topology), task(6), rounds=1, devices=devices))[0]
+        )
 
     ring, complete = gossip("ring"), gossip("complete")
     assert complete - ring > 3 * 4 * 8 * 8 / 100.0 - 1e-9  # three more models of eight float64 numbers, at least
@@ -159,7 +161,7 @@ def test_selection_is_unchanged_where_everybody_is_available() -> None:
 
 
 def test_where_all_parties_are_needed_the_unavailable_are_missing() -> None:
-    done = hansa.simulate(hansa.DPSGD(), task(), rounds=20, devices={"availability": "bernoulli"})
+    done = hansa.simulate(hansa.DecentralizedSGD(), task(), rounds=20, devices={"availability": "bernoulli"})
     lost = [len(found) for found in missing(done)]
     assert {reason for found in missing(done) for reason in found.values()} == {"it was not available"}
     assert 0 < sum(lost) < 200

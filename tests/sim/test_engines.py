@@ -243,7 +243,7 @@ ALGORITHMS = [
     hansa.FedAvg(local=SGD(lr=0.2, batch=2, epochs=2)),
     hansa.FedSGD(),
     hansa.FSVRG(),
-    hansa.DPSGD(local=SGD(lr=0.2, batch=2)),
+    hansa.DecentralizedSGD(local=SGD(lr=0.2, batch=2)),
     hansa.FedBuff(buffer=3),
 ]
 
@@ -303,7 +303,9 @@ class Counters(nn.Module):
 
 
 @pytest.mark.parametrize("engine", ["reference", "stacked"])
-@pytest.mark.parametrize("algorithm", [hansa.FedAvg(local=SGD(batch=2)), hansa.DPSGD()], ids=lambda a: a.name)
+@pytest.mark.parametrize(
+    "algorithm", [hansa.FedAvg(local=SGD(batch=2)), hansa.DecentralizedSGD()], ids=lambda a: a.name
+)
 def test_buffers_of_every_type_move_on_whether_written_or_replaced(algorithm: hansa.Algorithm, engine: str) -> None:
     given = task(Counters, [4, 4, 4])
     done = hansa.simulate(algorithm, given, rounds=2, engine=engine)
@@ -316,7 +318,9 @@ def test_buffers_of_every_type_move_on_whether_written_or_replaced(algorithm: ha
 
 def test_a_wrapped_solver_is_stacked_and_the_wrapper_sees_each_party() -> None:
     given = task(mlp, [5, 9, 4])
-    runs = [hansa.simulate(hansa.DPSGD(), given, rounds=4, engine=engine) for engine in ("reference", "stacked")]
+    runs = [
+        hansa.simulate(hansa.DecentralizedSGD(), given, rounds=4, engine=engine) for engine in ("reference", "stacked")
+    ]
     for party, memory in runs[0].memories.items():
         for name, value in memory.items():
             assert torch.allclose(value, runs[1].memories[party][name], rtol=0, atol=1e-9)

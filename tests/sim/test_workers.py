@@ -38,7 +38,7 @@ def task() -> hansa.Task:
         hansa.FedAvg(local=hansa.SGD(batch=4, drop_last=True)),
         hansa.FedSGD(),
         hansa.FSVRG(local=hansa.SVRG(batch=3)),
-        hansa.DPSGD(local=hansa.SGD(batch=4, steps=2, drop_last=True)),
+        hansa.DecentralizedSGD(local=hansa.SGD(batch=4, steps=2, drop_last=True)),
         hansa.FedBuff(buffer=3),
     ],
     ids=lambda algorithm: algorithm.name,
@@ -58,7 +58,7 @@ def wide() -> nn.Module:
 
 
 def test_memories_larger_than_a_pipe_do_not_block() -> None:
-    algorithm = hansa.DPSGD(local=hansa.SGD(steps=1, batch=None))
+    algorithm = hansa.DecentralizedSGD(local=hansa.SGD(steps=1, batch=None))
     given = task()
     given.model = wide
     runs = [hansa.simulate(algorithm, given, rounds=2, engine=engine) for engine in ("reference", "workers")]
@@ -82,7 +82,8 @@ def test_a_run_whose_parent_was_killed_at_work_can_be_resumed_at_once(tmp_path: 
         "def die(line):\n"
         "    if line['round'] == 2:\n"
         "        threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()\n"
-        "hansa.simulate(hansa.DPSGD(local=hansa.SGD(steps=9, batch=None)), given, rounds=60, engine='workers',\n"
+        "peers = hansa.DecentralizedSGD(local=hansa.SGD(steps=9, batch=None))\n"
+        "hansa.simulate(peers, given, rounds=60, engine='workers',\n"
         "               run_dir=sys.argv[2], checkpoint_seconds=0.0, on_round=die)\n"
     )
     folder = tmp_path / "run"
@@ -90,7 +91,7 @@ def test_a_run_whose_parent_was_killed_at_work_can_be_resumed_at_once(tmp_path: 
     assert killed.returncode == -signal.SIGKILL
     given = task()
     given.model = wide
-    algorithm = hansa.DPSGD(local=hansa.SGD(steps=9, batch=None))
+    algorithm = hansa.DecentralizedSGD(local=hansa.SGD(steps=9, batch=None))
     resumed = hansa.simulate(
         algorithm,
         given,

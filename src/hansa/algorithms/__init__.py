@@ -1,6 +1,6 @@
 """Published methods: recipes over the axes, or rounds of their own."""
 
-from hansa.algorithms.decentralized_sgd import DPSGD
+from hansa.algorithms.decentralized_sgd import DecentralizedSGD
 from hansa.algorithms.easgd import EASGD, OverlapSGD
 from hansa.algorithms.fedavg import FedAvg, FedSGD
 from hansa.algorithms.fedbuff import FedBuff
@@ -14,7 +14,22 @@ from hansa.algorithms.scaffold import Scaffold
 from hansa.algorithms.zenopp import ZenoPlusPlus
 
 __all__ = [
-    "DPSGD", "EASGD", "FSVRG", "FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedBuff", "FedNova", "FedPer", "FedProx",
-    "FedSGD", "FedYogi", "OverlapSGD", "QFedAvg", "QFedSGD", "Scaffold",
+    "EASGD",
+    "FSVRG",
+    "DecentralizedSGD",
+    "FedAdagrad",
+    "FedAdam",
+    "FedAvg",
+    "FedAvgM",
+    "FedBuff",
+    "FedNova",
+    "FedPer",
+    "FedProx",
+    "FedSGD",
+    "FedYogi",
+    "OverlapSGD",
+    "QFedAvg",
+    "QFedSGD",
+    "Scaffold",
     "ZenoPlusPlus",
-]  # fmt: skip
+]

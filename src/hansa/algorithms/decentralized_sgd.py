@@ -88,9 +88,9 @@ class OwnModel(Op):
         return {"counts": ((payload["counts"],), torch.int64)} if payload["counts"] else {}
 
 
-@register("dpsgd")
+@register("d-psgd")
 @dataclass(frozen=True)
-class DPSGD(Algorithm):
+class DecentralizedSGD(Algorithm):
     """Gossip on a graph: mix the neighbours' models, then apply the local training. Lian et al. 2017, Algorithm 1.
 
     x_i <- sum_j W_ij x_j + (local training's change from x_i), with Metropolis weights W_ij = 1 / (1 + max(deg_i,
@@ -119,7 +119,9 @@ class DPSGD(Algorithm):
     def init(self, problem: Problem) -> State:
         weights = metropolis(self.graph(problem.parties))
         if problem.parties > 1 and spectral_gap(weights) < 1e-9:
-            warnings.warn("dpsgd: the graph is not connected, so the parties will not agree on one model", stacklevel=2)
+            warnings.warn(
+                "d-psgd: the graph is not connected, so the parties will not agree on one model", stacklevel=2
+            )
         return State(problem.initial, slots={"mixing": weights})
 
     def graph(self, parties: int) -> Tensor:

@@ -68,6 +68,7 @@ P = TypeVar("P", bound=type[Part])
 
 _parts: dict[str, dict[str, type[Part]]] = {kind: {} for kind in KINDS}
 _providers: dict[str, list[str]] = {kind: [] for kind in KINDS}
+_refused: dict[tuple[str, str], str] = {}  # (kind, name): why the name is refused
 _loaded: set[str] = set()
 
 
@@ -94,6 +95,18 @@ def register(name: str) -> Callable[[P], P]:
         return cls
 
     return add
+
+
+def refuse(kind: str, name: str, reason: str) -> None:
+    """Refuse `name` within a kind of part; `reason` goes on after the name and says which names are right."""
+    _refused[kind, name] = reason
+
+
+def check_name(kind: str, name: str, where: str = "") -> None:
+    """Raise the ConfigError for a name that is refused."""
+    if (kind, name) in _refused:
+        at = f"{where}: " if where and where != kind else ""
+        raise ConfigError(f"{at}{name!r} {_refused[kind, name]}")
 
 
 def provide(kind: str, *modules: str) -> None:
@@ -129,6 +142,7 @@ def lookup(kind: str, name: str, where: str = "") -> type[Part]:
     """The part class registered under `name`."""
     known = _parts.get(kind, {}).get(name) or registered(kind).get(name)
     if known is None:
+        check_name(kind, name, where)
         at = f"{where}: " if where and where != kind else ""
         raise ConfigError(f"{at}unknown {noun(kind)} {name!r}{nearest(name, registered(kind))}")
     return known
