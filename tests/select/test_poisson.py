@@ -62,7 +62,7 @@ def test_a_round_without_anybody_is_empty_and_says_so(run: Any) -> None:
     lines = run("poisson", [4] * 3, rounds=12, cohort_size=1).result.history
     empty = [line for line in lines if "empty" in line]
     assert empty and len(empty) < len(lines)
-    assert all(line["empty"] == "no party was drawn, which is a draw like others" for line in empty)
+    assert all(line["empty"] == "Poisson sampling selected no party this round" for line in empty)
     assert all(line["asked"] == 0 for line in empty)
 
 

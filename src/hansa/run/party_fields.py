@@ -24,7 +24,7 @@ def refusals(record: Record, least: int, name: Name) -> dict[str, Any]:
     return out
 
 
-def why(record: Record, least: int, name: Name) -> dict[str, str]:
+def unused(record: Record, least: int, name: Name) -> dict[str, str]:
     """The same in one table, by party, of those whose replies are not used."""
     told = refusals(record, least, name)
     return {party: reason for kind in told if kind != "capped" for party, reason in told[kind].items()}

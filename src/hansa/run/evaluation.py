@@ -1,0 +1,132 @@
+"""Evaluate the model of a run: on the aggregator's test set, and at the parties on their own test samples."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hansa.core.algorithm import Algorithm, State
+from hansa.core.budget import finite
+from hansa.core.determinism import threads
+from hansa.core.errors import ConfigError, DataError, RoundAborted
+from hansa.core.federation import Federation, Gathered, Reduced
+from hansa.core.objective import Objective
+from hansa.core.op import DataOp, Payload
+from hansa.core.predictor import Evaluate, evaluate
+from hansa.core.registry import lookup
+from hansa.core.runtime import Abort, Attend, Request
+from hansa.core.task import Pair
+from hansa.run import party_fields
+from hansa.run.exchanges import Exchanges
+
+log = logging.getLogger("hansa")
+Metrics = Generator[Request, Any, dict[str, Any]]
+
+
+@dataclass
+class Evaluation:
+    """Publishes and evaluates the model of a run.
+
+    Parties that hide their updates behind a secure sum (`hides`) hide their metrics as well. `test` is the aggregator's
+    test set, `probe` test samples with the classes that attackers want.
+    """
+
+    exchanges: Exchanges
+    algorithm: Algorithm
+    objective: Objective
+    hides: bool
+    threads: int
+    test: Pair | None
+    probe: tuple[torch.Tensor, torch.Tensor] | None
+    personal: bool = False  # whether each party has a model of its own
+
+    def check(self, state: State) -> None:
+        """Refuse stopping rules on a metric if nothing can be evaluated."""
+        run, holdings = self.exchanges.run, self.exchanges.holdings
+        self.personal = lookup("predictor", self.algorithm.predictor(state)[0]).personal  # type: ignore[attr-defined]
+        stops = run.target is not None or run.patience is not None
+        central = self.test is not None and not self.personal
+        if stops and not central and (holdings.tests is None or not run.eval_parties):
+            hint = f"; {self.algorithm.name} has no single model to test" if self.personal else ""
+            raise ConfigError(f"target and patience need a test set: give the task one, or each party its own{hint}")
+
+    def prepare(self, op: DataOp, payload: Payload) -> None:
+        """Prepare the aggregator's test samples as the parties prepare theirs."""
+        if self.test is not None:
+            self.test = (op.transform(self.test[0], payload), self.test[1])
+        if self.probe is not None:
+            self.probe = (op.transform(self.probe[0], payload), self.probe[1])
+
+    def publish(self, round: int, state: State, published: State) -> Generator[Request, Any, State]:
+        """The state to evaluate and save; the last published one if no party replies."""
+        try:
+            new: State = yield from self.exchanges.outside(
+                round, "publish", lambda fed: self.algorithm.publish(fed, state)
+            )
+        except RoundAborted as aborted:
+            reason = self.exchanges.explain(aborted)
+            log.warning("the model could not be published, the last one stays: %s", reason)
+            yield Abort(round)
+            return published
+        return new
+
+    def metrics(self, round: int, published: State) -> Metrics:
+        """The metrics of a published state."""
+        predictor, payload = self.algorithm.predictor(published)
+        metrics: dict[str, Any] = {}
+        if self.exchanges.run.eval_parties and self.exchanges.holdings.tests is not None:
+            metrics |= yield from self._at_parties(round, predictor, payload)
+        if self.test is not None and not self.personal:
+            metrics |= self._central(self.test, predictor, payload)
+        return {name: finite(value) if isinstance(value, float) else value for name, value in metrics.items()}
+
+    def _central(self, test: Pair, predictor: str, payload: Payload) -> dict[str, Any]:
+        """The metrics on the aggregator's test set."""
+        try:
+            with threads(self.threads):
+                metrics = dict(evaluate(predictor, self.objective, payload, *test))
+                if self.probe is not None:
+                    attack = evaluate(predictor, self.objective, payload, *self.probe)
+                    metrics |= {"attack_success": attack["accuracy"]} if "accuracy" in attack else {}
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise DataError(f"the model cannot be evaluated on the test set: {error}") from error
+        return metrics
+
+    def _at_parties(self, round: int, predictor: str, payload: Payload) -> Metrics:
+        """The parties' metrics on their own test samples.
+
+        Behind a secure sum only their means over all test samples, of as many parties as a round asks.
+        """
+        tested: Sequence[int] = self.exchanges.holdings.tested
+        if self.hides and self.exchanges.attended is not None:
+            present = yield Attend(round, 0, "evaluate-present")
+            tested = sorted(set(tested) & set(present))
+
+        async def ask(fed: Federation) -> Gathered | Reduced:
+            if not self.hides:
+                return await fed.gather(Evaluate(predictor), payload, parties=fed.parties)
+            if len(tested) < 2:
+                raise RoundAborted(f"{len(tested)} parties have test samples; a secure sum needs at least 2")
+            drawn = fed.rng("evaluate").permutation(len(tested))[: fed.cohort_size]
+            return await fed.reduce(Evaluate(predictor), payload, parties=[tested[int(k)] for k in drawn])
+
+        try:
+            answers: Gathered | Reduced = yield from self.exchanges.outside(round, "evaluate", ask)
+        except RoundAborted as aborted:
+            reason = self.exchanges.explain(aborted)
+            log.warning("the parties could not evaluate the model: %s", reason)
+            yield Abort(round)
+            return {"unmeasured": reason}
+        if isinstance(answers, Reduced):
+            return self._summed(answers)
+        return party_fields.over_parties(answers, self.exchanges.run.min_cohort, self.exchanges.holdings.name)
+
+    def _summed(self, answers: Reduced) -> dict[str, Any]:
+        """The metrics of a secure sum, and whether one that must be there is missing."""
+        expected = {"loss", "accuracy"} if self.objective.loss in ("cross_entropy", "bce") else {"loss"}
+        wrong = {"unmeasured": "the parties' numbers add up to no metrics: a party sent wrong numbers"}
+        return {**answers.metrics, **(wrong if expected - set(answers.metrics) else {})}
