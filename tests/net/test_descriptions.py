@@ -19,7 +19,7 @@ from hansa.core.labels import Labels
 from hansa.core.op import Reply
 from hansa.core.registry import build
 from hansa.data.describe import CLASSES, DIMENSIONS, KINDS, Description, agreed
-from hansa.experiment.config import make_model
+from hansa.experiment.tasks import make_model
 from hansa.net.aggregator import runtime
 from hansa.net.party import agent as party
 from hansa.net.party.samples import Samples

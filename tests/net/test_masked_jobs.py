@@ -14,7 +14,7 @@ from league import PARTIES, League, samples
 
 import hansa
 from hansa.core.errors import ConfigError, PartyError
-from hansa.experiment.config import make_model
+from hansa.experiment.tasks import make_model
 from hansa.net.aggregator import runtime
 from hansa.net.party.peers import Peers
 from hansa.net.party.policy import Floor, Policy

@@ -16,7 +16,7 @@ from hansa.core.federation import op_config, op_of
 from hansa.core.op import Op
 from hansa.core.predictor import Evaluate
 from hansa.core.registry import build
-from hansa.experiment.config import make_model
+from hansa.experiment.tasks import make_model
 from hansa.local import SGD
 from hansa.net.party.policy import Policy
 from hansa.net.party.samples import preparer

@@ -16,7 +16,7 @@ from league import PARTIES, SPOKEN, Answered, Asked, Caller, League, draft, samp
 
 import hansa
 from hansa.core import codec
-from hansa.experiment.config import make_model
+from hansa.experiment.tasks import make_model
 from hansa.net.transport import client as clients
 from hansa.net.transport import keys, signing
 from hansa.net.transport.client import Client

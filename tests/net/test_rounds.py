@@ -22,7 +22,7 @@ from hansa.core.round_record import Record
 from hansa.core.runtime import Open
 from hansa.data.describe import Description
 from hansa.data.prepare import ApplyStandardise, ColumnMoments
-from hansa.experiment.config import make_model
+from hansa.experiment.tasks import make_model
 from hansa.local import SGD
 from hansa.net.aggregator import runtime
 from hansa.net.aggregator.asks import give_up, open_ask, store_answer, take_ticket

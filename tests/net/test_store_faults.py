@@ -31,7 +31,7 @@ from hansa.core import codec, disk
 from hansa.core import crash_points as points
 from hansa.core.errors import ConfigError, DataError, HansaError
 from hansa.core.registry import build
-from hansa.experiment.config import make_model
+from hansa.experiment.tasks import make_model
 from hansa.net.aggregator import blobs as blobs_module
 from hansa.net.aggregator import job as jobs
 from hansa.net.aggregator import runtime

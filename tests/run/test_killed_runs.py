@@ -14,7 +14,7 @@ import torch
 from doomed import CASES, EXPERIMENTS, case_folder
 
 import hansa
-from hansa.artifacts.run_folder import Store
+from hansa.artifacts.run_folder import RunFolder
 from hansa.core import codec, disk
 
 ALL = [(name, case) for name, cases in CASES.items() for case in cases]
@@ -185,7 +185,7 @@ def test_only_who_has_the_run_removes_what_a_killed_writer_left_and_only_of_the_
     others = [tmp_path / "run" / name for name in (f".report.html.{'0a' * 8}.part", ".checkpoint.safetensors.old.part")]
     for path in (*left, *others):
         path.write_bytes(b"half")
-    working = Store(tmp_path / "run")
+    working = RunFolder(tmp_path / "run")
     with disk.lock(tmp_path / "run" / ".lock", "taken"):
         with pytest.raises(hansa.ConfigError, match="another process is at work"):
             working.lock()
@@ -197,18 +197,18 @@ def test_only_who_has_the_run_removes_what_a_killed_writer_left_and_only_of_the_
 def test_a_run_is_kept_from_others_until_its_last_file_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finish = Store.finish
+    finish = RunFolder.finish
 
-    def finishing(store: Store, *given: Any) -> None:
+    def finishing(store: RunFolder, *given: Any) -> None:
         with pytest.raises(hansa.ConfigError, match="another process is at work"):
-            Store(store.path).lock()
+            RunFolder(store.path).lock()
         finish(store, *given)
         finished.append(store.path)
 
     finished: list[Path] = []
-    monkeypatch.setattr(Store, "finish", finishing)
+    monkeypatch.setattr(RunFolder, "finish", finishing)
     run(tmp_path / "run")
     assert finished == [tmp_path / "run"]
-    after = Store(tmp_path / "run")
+    after = RunFolder(tmp_path / "run")
     after.lock()
     after.close()

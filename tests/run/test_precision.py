@@ -32,7 +32,7 @@ def test_bf16_learns_the_same_with_coarser_products_and_keeps_the_parameters_typ
 
 
 def test_tf32_is_refused_on_a_cpu() -> None:
-    with pytest.raises(hansa.ConfigError, match="'tf32' is a GPU's; on a CPU use 'float32' or 'bf16'"):
+    with pytest.raises(hansa.ConfigError, match="'tf32' needs a GPU; on a CPU use 'float32' or 'bf16'"):
         hansa.simulate(hansa.FedAvg(), task(), rounds=1, precision="tf32")
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import hansa
-from hansa.artifacts.run_folder import Store
+from hansa.artifacts.run_folder import RunFolder
 from hansa.experiment.config import parse
 
 
@@ -45,7 +45,7 @@ def test_a_finished_run_given_more_rounds_goes_on_as_if_it_had_had_them(tmp_path
 
 
 def test_two_processes_cannot_work_on_one_run(tmp_path: Path) -> None:
-    store = Store(tmp_path / "run")
+    store = RunFolder(tmp_path / "run")
     begin(tmp_path / "run")
     store.lock()
     with pytest.raises(hansa.ConfigError, match="another process is at work"):

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import hansa
-from hansa.artifacts.run_folder import CHECKPOINT, EXPERIMENT, LOCK, METRICS, MODEL, SUMMARY, Store
+from hansa.artifacts.run_folder import CHECKPOINT, EXPERIMENT, LOCK, METRICS, MODEL, SUMMARY, RunFolder
 from hansa.core import codec, disk
 from hansa.core.errors import ConfigError
 from hansa.study import Results, parse_study, read_study
@@ -70,7 +70,7 @@ def test_a_study_runs_every_cell_once_and_a_second_time_nothing(tmp_path: Path) 
     for outcome in results.outcomes:  # ordinary run folders
         assert outcome.run_dir is not None
         assert {EXPERIMENT, METRICS, MODEL, SUMMARY} <= {path.name for path in outcome.run_dir.iterdir()}
-        assert Store(outcome.run_dir).experiment()["experiment"]["tree"] == outcome.cell.tree
+        assert RunFolder(outcome.run_dir).experiment()["experiment"]["tree"] == outcome.cell.tree
 
 
 def test_a_study_takes_runs_from_a_study_beside_it(tmp_path: Path) -> None:

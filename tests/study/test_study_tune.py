@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hansa.artifacts.run_folder import Store
+from hansa.artifacts.run_folder import RunFolder
 from hansa.study import parse_study, tune
 from hansa.study.perform import perform
 from hansa.study.pool import Here, Job, Silence
@@ -65,7 +65,7 @@ def test_a_rung_goes_on_from_the_checkpoint_of_the_one_before(tmp_path: Path) ->
     def run(title: str, jobs: Sequence[Job]) -> dict[Path, str]:
         failed = Here().run(title, jobs, Silence())
         for job in jobs:
-            seen.setdefault(job.run_dir, []).append([line["seconds"] for line in Store(job.run_dir).history()])
+            seen.setdefault(job.run_dir, []).append([line["seconds"] for line in RunFolder(job.run_dir).history()])
         return failed
 
     tune.tune(study(tune={"local.lr": [0.01, 0.03, 0.1, 0.3]}, algorithms=["fedavg"]), tmp_path, run)
@@ -87,7 +87,7 @@ def test_a_longer_study_goes_on_with_the_trials_of_a_shorter_one(tmp_path: Path)
     longer = parse_study({**short.tree, "run": {"rounds": 12}}, "tuned")
     tune.tune(longer, tmp_path, run)
     assert len(ran) == 4 and len(set(ran)) == 2
-    assert {len(Store(path).history()) for path in ran} == {6}
+    assert {len(RunFolder(path).history()) for path in ran} == {6}
 
 
 def test_scores_are_means_of_the_last_evaluations_and_ties_go_to_the_first(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_scores_are_means_of_the_last_evaluations_and_ties_go_to_the_first(tmp_p
     )
     assert found["fedavg", "iid"] == {"fusion.uniform": True}
     job = next((tmp_path / "trials").iterdir())
-    lines = Store(job).history()[:4]
+    lines = RunFolder(job).history()[:4]
     mean = sum(line["party_accuracy_mean"] for line in lines[-3:]) / 3
     assert any(trial.score == pytest.approx(mean) for trial in trials)
     assert not any(trial.edge for trial in trials)  # yes and no have no edges

@@ -389,9 +389,9 @@ def test_a_simulation_is_shown_and_stopped_and_can_be_resumed(
     done = len((tmp_path / "seen" / "metrics.jsonl").read_text().splitlines())
     shown = page.locator("#now-round").inner_text()
     assert shown == f"Round {done:,} of 100,000 closed", "all of it was shown before the page ended"
-    from hansa.artifacts.run_folder import Store
+    from hansa.artifacts.run_folder import RunFolder
 
-    tree = Store(tmp_path / "seen").restore()
+    tree = RunFolder(tmp_path / "seen").restore()
     assert tree is not None and tree["progress"]["round"] == done, "no round has to be done again"
     sight.close("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING")
 

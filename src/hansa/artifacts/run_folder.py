@@ -47,7 +47,7 @@ def read_json(path: Path) -> Any:
         raise DataError(f"{path} is not valid JSON: {error}") from None
 
 
-class Store:
+class RunFolder:
     """The folder of one run."""
 
     def __init__(self, path: str | Path) -> None:

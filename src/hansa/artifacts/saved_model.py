@@ -65,7 +65,7 @@ def named(model: Make | None) -> dict[str, Any] | str | None:
 
 
 @dataclass
-class Saved:
+class SavedModel:
     """A final model, of a run just made or read back: `predict` gives the same bits."""
 
     about: dict[str, Any]
@@ -128,7 +128,7 @@ def tensors(place: Path) -> dict[str, Any]:
     return tree
 
 
-def load(place: str | Path, folder: str = ".", make: Make | None = None) -> Saved:
+def load(place: str | Path, folder: str = ".", make: Make | None = None) -> SavedModel:
     """The final model of a run's folder, of one with its files of the model alone, or of a model's file with what it
     needs beside it; functions that make models are looked for in `folder` as well, unless `make` gives an untrained
     model."""
@@ -149,7 +149,7 @@ def load(place: str | Path, folder: str = ".", make: Make | None = None) -> Save
     own = (place.parent if place.is_file() else place) / PERSONAL
     memories = codec.decode(own.read_bytes()) if own.exists() else {}
     mine = {int(party): memory for party, memory in memories.items()}
-    return Saved(about, build("predictor", tree["predictor"]), objective, payload, preparation, mine)
+    return SavedModel(about, build("predictor", tree["predictor"]), objective, payload, preparation, mine)
 
 
 def _factory(about: dict[str, Any], tree: dict[str, Any], beside: str, make: Make | None) -> Make | None:

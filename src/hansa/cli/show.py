@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from hansa.artifacts.run_folder import REPORT, SUMMARY, Store, read_json
+from hansa.artifacts.run_folder import REPORT, SUMMARY, RunFolder, read_json
 from hansa.report.display import human_bytes, rows_of
 from hansa.report.plots import uneven
 
@@ -33,7 +33,7 @@ def print_summary(summary: dict[str, Any]) -> None:
 
 def show_run(run_dir: Path, as_json: bool) -> None:
     """Print a run's folder: configuration, rounds, summary; a run under way shows what it has."""
-    store = Store(run_dir)
+    store = RunFolder(run_dir)
     experiment, history = store.experiment(), store.history()
     summary = read_json(run_dir / SUMMARY) if (run_dir / SUMMARY).exists() else None
     if as_json:

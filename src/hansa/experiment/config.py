@@ -4,30 +4,23 @@ checked at once."""
 from __future__ import annotations
 
 import dataclasses
-import functools
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-import torch
-from torch import nn
-
 from hansa.adversary import Adversary, adversaries, named
-from hansa.core import rng
 from hansa.core.algorithm import Algorithm
-from hansa.core.errors import ConfigError, DataError, HansaError, nearest
-from hansa.core.functions import double, is_function, load_function
-from hansa.core.labels import Labels, check_numbering
-from hansa.core.registry import Part, fill, from_config, nest, registered
+from hansa.core.errors import ConfigError, nearest
+from hansa.core.functions import is_function
+from hansa.core.registry import fill, from_config, nest, registered
 from hansa.core.task import Task
 from hansa.data.dataset import Data
-from hansa.data.partition import Iid, Natural, Partition
-from hansa.data.party_files import Header, aligned, read_party_file
+from hansa.data.partition import Partition
 from hansa.data.prepare import Preparation
 from hansa.experiment.settings import Run
+from hansa.experiment.tasks import make_task
 from hansa.privacy import Privacy, privacy
 
 if TYPE_CHECKING:
@@ -219,152 +212,3 @@ def parse_set(items: list[str]) -> dict[str, Any]:
         except tomllib.TOMLDecodeError:
             out[name.strip()] = text
     return out
-
-
-def make_task(experiment: Experiment, data: Data | None = None) -> Task:
-    """The task that an experiment describes; its data set is loaded where it is not given."""
-    table, folder, seed = experiment.task, experiment.folder, experiment.run.seed
-    trusted: tuple[Any, Any] | None = None
-    if table.parties:
-        pairs, header = read_files(folder, table.parties, table.target)
-        test, trusted = (
-            read_files(folder, (str(name),), table.target, header)[0][0] if name is not None else None
-            for name in (table.test, table.trusted)
-        )
-        names: list[str] | None = [Path(name).name.split(".")[0] for name in table.parties]
-        assert names is not None
-        if len(set(names)) < len(table.parties):  # a/data.csv and b/data.csv
-            names = list(table.parties)
-        loss, classes = learned(table.loss, table.classes or _classes(table, [y for _, y in pairs]))
-        if loss == "cross_entropy" and table.classes is None:
-            check_numbering({name: Labels.of(y) for name, (_, y) in zip(names, pairs, strict=True)})
-    else:
-        data = load_data(experiment) if data is None else data
-        if isinstance(table.trusted, int):
-            data, trusted = keep_trusted(data, table.trusted, seed)
-        pairs, names = divide(data, experiment)
-        test, classes, loss = data.test, data.classes, table.loss or data.loss
-    party_tests = None
-    if table.party_test > 0:
-        pairs, party_tests = hold_out(pairs, table.party_test, seed)
-    sample = next((tuple(x.shape[1:]) for x, _ in pairs if len(x)), ())
-    model = make_model(table.model, table.dtype, folder, sample, outputs_of(loss, classes))
-    return Task(model, loss, pairs, test, party_tests, names, classes, table.prepare, trusted)
-
-
-def read_files(folder: str, files: Sequence[str], target: str | None,
-               header: Header = ()) -> tuple[list[tuple[Any, Any]], Header]:  # fmt: skip
-    """The samples of files, their columns in the order of a header (by default the first file's), and that header."""
-    pairs = []
-    for name in files:
-        x, y, own = read_party_file(Path(folder) / name, target)
-        pairs.append((aligned(x, own, header, f"{Path(folder) / name}: "), y))
-        header = header or own
-    return pairs, header
-
-
-def ordered(own: Mapping[str, Any], kind: str, header: Header) -> tuple[Any, Any] | None:
-    """An aggregator's own samples of a kind, if any, with their columns in the order of the parties' header."""
-    if own.get(kind) is None:
-        return None
-    x, y = own[kind]
-    return aligned(x, tuple(own.get("header", ())), header, f"the aggregator's {kind} samples: "), y
-
-
-def _classes(table: TaskTable, targets: Sequence[Any]) -> int:
-    """The number of classes that files name; 0 where their targets are real numbers."""
-    whole = {name: not y.is_floating_point() for name, y in zip(table.parties, targets, strict=True)}
-    if table.loss is None and len(set(whole.values())) > 1:
-        names = [next(name for name, is_whole in whole.items() if is_whole == kind) for kind in (True, False)]
-        raise DataError(
-            f"the targets of {names[0]} are whole numbers and those of {names[1]} are not; set task.loss to "
-            "'cross_entropy' for classes, or to 'mse' for numbers"
-        )
-    return max(int(y.max()) for y in targets) + 1 if all(whole.values()) else 0
-
-
-def learned(loss: str | None, classes: int) -> tuple[str, int | None]:
-    """The loss and the number of classes, from the loss that was named, if any, and the classes in the data, or 0."""
-    whole = classes > 0 and loss not in ("mse", "mae", "bce")
-    return loss or ("cross_entropy" if whole else "mse"), classes if whole else None
-
-
-def outputs_of(loss: str, classes: int | None) -> int:
-    """How many numbers a model gives for a sample."""
-    return 1 if loss in ("bce", "mse", "mae") else (classes or 1)
-
-
-def load_data(experiment: Experiment) -> Data:
-    """The data set that the experiment names."""
-    table = experiment.task
-    if is_function(table.dataset):
-        try:
-            data = load_function(str(table.dataset), "task.dataset", experiment.folder)()
-        except HansaError:
-            raise
-        except Exception as error:  # the user's own function: say what it said
-            raise ConfigError(f"task.dataset: {table.dataset!r} failed: {type(error).__name__}: {error}") from error
-        if not isinstance(data, Data):
-            raise ConfigError(
-                f"task.dataset: {table.dataset!r} must return a hansa.data.Data, got {type(data).__name__}"
-            )
-        return data
-    loaded: Data = from_config("dataset", table.dataset, where="task.dataset").load(table.data_dir)
-    return loaded
-
-
-def keep_trusted(data: Data, count: int, seed: int) -> tuple[Data, tuple[Any, Any]]:
-    """A data set without so many random samples, and these."""
-    n = len(data.x)
-    if count >= n:
-        raise ConfigError(f"task.trusted: {count} samples cannot be kept of {n}")
-    order = rng.generator(seed, "trusted").permutation(n)
-    kept, rest = np.sort(order[:count]), np.sort(order[count:])
-    parties = None
-    if data.parties is not None:
-        place = np.full(n, -1)
-        place[rest] = np.arange(len(rest))
-        parties = tuple(found[found >= 0] for found in (place[rows] for rows in data.parties))
-    at, left = torch.from_numpy(kept), torch.from_numpy(rest)
-    return dataclasses.replace(data, x=data.x[left], y=data.y[left], parties=parties), (data.x[at], data.y[at])
-
-
-def divide(data: Data, experiment: Experiment) -> tuple[list[tuple[Any, Any]], list[str] | None]:
-    """Each party's samples, by the partition, or as the data set is divided by nature."""
-    partition = experiment.partition or (Natural() if data.parties is not None else Iid())
-    seed = experiment.run.seed
-    rows = partition.split(data, seed)
-    pairs = [(partition.features(data.x[r], k, seed), data.y[r]) for k, r in enumerate(rows)]
-    natural = isinstance(partition, Natural) and data.party_names is not None
-    return pairs, list(data.party_names or ()) if natural else None
-
-
-def hold_out(
-    pairs: list[tuple[Any, Any]], share: float, seed: int
-) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
-    """Each party's samples in two: to train on, and its own test."""
-    both = [hold_out_one(pair, share, seed, party) for party, pair in enumerate(pairs)]
-    return [train for train, _ in both], [test for _, test in both]
-
-
-def hold_out_one(pair: tuple[Any, Any], share: float, seed: int, party: int) -> tuple[Any, Any]:
-    """One party's samples in two."""
-    x, y = pair
-    order = rng.generator(seed, "holdout", party).permutation(len(x))
-    cut = round(share * len(x))
-    train, test = torch.from_numpy(np.sort(order[cut:])), torch.from_numpy(np.sort(order[:cut]))
-    return (x[train], y[train]), (x[test], y[test])
-
-
-def make_model(model: str | dict[str, Any] | None, dtype: str, folder: str, shape: tuple[int, ...],
-               outputs: int) -> Callable[[], nn.Module] | None:  # fmt: skip
-    """The model's factory; inputs and outputs that the user left out are taken from the data."""
-    if model is None:
-        return None
-    if is_function(model):
-        factory = load_function(str(model), "task.model", folder)
-    else:
-        given = {"name": model} if isinstance(model, str) else dict(model)
-        part: Part = from_config("model", {"inputs": list(shape), "outputs": outputs, **given}, where="task.model")
-        factory = part  # type: ignore[assignment]
-    return functools.partial(double, factory) if dtype == "float64" else factory

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from hansa.core.errors import DataError, HansaError
-from hansa.experiment.config import Experiment, keep_trusted, load_data, read_files
+from hansa.experiment.config import Experiment
 from hansa.experiment.settings import Run
+from hansa.experiment.tasks import keep_trusted, load_data, read_files
 
 SIMULATED = ("engine", "device", "compile", "devices", "late", "checkpoint_seconds")
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hansa.artifacts.run_folder import REPORT, SUMMARY, Store, read_json
-from hansa.core.round_record import LISTED
+from hansa.artifacts.run_folder import REPORT, SUMMARY, RunFolder, read_json
+from hansa.core.replies import FEW
 from hansa.report import fusion_shares as forensics
 from hansa.report import plots
 from hansa.report.html import Detail, Picture, Section, Sheet, write_report
@@ -25,7 +25,7 @@ NAMES = {
 
 def run_report(run_dir: Path) -> Path:
     """Write `report.html` into a run's folder from what the run left there; a run not finished is reported so far."""
-    store = Store(run_dir)
+    store = RunFolder(run_dir)
     record, history = store.experiment(), store.history()
     summary: dict[str, Any] = read_json(store.path / SUMMARY) if (store.path / SUMMARY).exists() else {}
     algorithm = record.get("algorithm", {}).get("name", "run")

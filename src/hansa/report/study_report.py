@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from hansa.artifacts.run_folder import Store, write_atomic
+from hansa.artifacts.run_folder import RunFolder, write_atomic
 from hansa.core.errors import HansaError
 from hansa.metrics.names import higher_is_better
 from hansa.report import markdown, toml
@@ -286,7 +286,7 @@ def _facts(results: StudyDisplay) -> dict[str, str]:
     seen: dict[str, dict[str, None]] = {}
     for outcome in results.outcomes:
         try:
-            record: dict[str, Any] = Store(outcome.run_dir).experiment() if outcome.run_dir is not None else {}
+            record: dict[str, Any] = RunFolder(outcome.run_dir).experiment() if outcome.run_dir is not None else {}
         except (HansaError, OSError):
             continue
         for name, value in {"hansa": record.get("hansa"), **record.get("plan", {})}.items():

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hansa.artifacts import saved_model
-from hansa.artifacts.run_folder import METRICS, PERSONAL, Store, write_atomic
+from hansa.artifacts.run_folder import METRICS, PERSONAL, RunFolder, write_atomic
 from hansa.core import codec
 from hansa.core.algorithm import State
 from hansa.core.errors import ConfigError
@@ -69,10 +69,10 @@ class Result(Displayed):
         """Whether each party has a model of its own."""
         return self._final().personal
 
-    def _final(self) -> saved_model.Saved:
+    def _final(self) -> saved_model.SavedModel:
         training = self.training
         name, payload = training.algorithm.predictor(self.state)
-        return saved_model.Saved(self.described(), build("predictor", name), training.objective, payload,
+        return saved_model.SavedModel(self.described(), build("predictor", name), training.objective, payload,
                            training.preparation, self.memories)  # fmt: skip
 
     @property
@@ -105,7 +105,7 @@ class Result(Displayed):
     def save(self, path: str | Path, replace: bool = False) -> Path:
         """Write the model, the metrics and the summary to a folder that `hansa show` and `hansa.load` can read. A
         folder that holds a run already is refused, unless it is to be replaced."""
-        store = Store(path)
+        store = RunFolder(path)
         if replace:
             store.remove()
         store.create(self.experiment)

@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from hansa.artifacts.run_folder import SUMMARY, Store
+from hansa.artifacts.run_folder import SUMMARY, RunFolder
 from hansa.core.errors import ConfigError
 from hansa.experiment.config import Experiment, parse
 from hansa.report.progress import Watch
@@ -35,7 +35,7 @@ def execute(experiment: Experiment, run_dir: Path, on_round: Watch | None = None
 
 def stored_experiment(run_dir: str | Path) -> Experiment:
     """The experiment that a run's folder records."""
-    record: dict[str, Any] | None = Store(run_dir).experiment()["experiment"]
+    record: dict[str, Any] | None = RunFolder(run_dir).experiment()["experiment"]
     if record is None:
         raise ConfigError(
             f"{run_dir} was made from Python, so its task is not recorded; call hansa.simulate(..., run_dir=..., "

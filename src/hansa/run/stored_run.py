@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hansa.artifacts import saved_model
-from hansa.artifacts.run_folder import EXPERIMENT, MODEL, SERVING, SUMMARY, Store, beside, read_json
+from hansa.artifacts.run_folder import EXPERIMENT, MODEL, SERVING, SUMMARY, RunFolder, beside, read_json
 from hansa.core.errors import ConfigError
 from hansa.report.display import Displayed, totals
 
@@ -49,7 +49,7 @@ class StoredRun(Displayed):
         in training; `make` and `party` as for `model`."""
         return self._final(make).predict(x, party)
 
-    def _final(self, make: saved_model.Make | None) -> saved_model.Saved:
+    def _final(self, make: saved_model.Make | None) -> saved_model.SavedModel:
         record = self.experiment["experiment"] or {}
         return saved_model.load(self.run_dir, record.get("folder") or ".", make)
 
@@ -66,7 +66,7 @@ class StoredModel(StoredRun):
     def _repr_html_(self) -> str:
         return html.escape(repr(self))
 
-    def _final(self, make: saved_model.Make | None) -> saved_model.Saved:
+    def _final(self, make: saved_model.Make | None) -> saved_model.SavedModel:
         about = beside(self.run_dir) if self.run_dir.is_file() else self.run_dir / SERVING
         if not about.exists():
             raise ConfigError(
@@ -86,7 +86,7 @@ def load(path: str | Path) -> StoredRun:
         return StoredModel(path)
     if not (place / EXPERIMENT).exists() and (place / MODEL).exists():
         return StoredModel(place)
-    store = Store(place)
+    store = RunFolder(place)
     experiment, history = store.experiment(), store.history()
     done = (store.path / SUMMARY).exists()
     return StoredRun(

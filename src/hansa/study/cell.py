@@ -18,7 +18,7 @@ from hansa.core.errors import ConfigError, HansaError
 from hansa.core.functions import is_function
 from hansa.core.registry import Part, from_config, to_config
 from hansa.experiment.config import Experiment, parse
-from hansa.run.simulate import NUMERICS
+from hansa.run.plan import NUMERICS
 from hansa.study.inputs import inputs
 
 KEY_VERSION = 2  # raised where the key's form changes, so that runs under keys of the old form are not taken

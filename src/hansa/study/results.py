@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hansa.artifacts.run_folder import SUMMARY, Store, read_json, write_json
+from hansa.artifacts.run_folder import SUMMARY, RunFolder, read_json, write_json
 from hansa.core.errors import ConfigError, nearest
 from hansa.metrics import statistics
 from hansa.metrics.measures import MEASURES, TO_TARGET, measure_of, reaches_beyond
@@ -304,7 +304,7 @@ def outcome_of(cell: Cell, run_dir: Path | None, failed: str | None = None) -> O
         missing = failed or (None if run_dir is None else f"the folder {run_dir} is not there any more")
         return Outcome(cell, [], {}, missing, run_dir)
     summary = read_json(run_dir / SUMMARY) if (run_dir / SUMMARY).exists() else {}
-    history = Store(run_dir).history()
+    history = RunFolder(run_dir).history()
     return Outcome(cell, history, summary, failed or without_effect(history), run_dir)
 
 

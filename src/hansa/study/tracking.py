@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hansa.artifacts.run_folder import EXPERIMENT, Store
+from hansa.artifacts.run_folder import EXPERIMENT, RunFolder
 from hansa.track.session import TRACKING, Memory, Session
 from hansa.track.tracker import About, Tracker, trackers
 
@@ -60,7 +60,7 @@ class StudySession:
             return
         self._begin()
         folder = outcome.run_dir
-        record = Store(folder).experiment() if folder is not None and (folder / EXPERIMENT).exists() else {}
+        record = RunFolder(folder).experiment() if folder is not None and (folder / EXPERIMENT).exists() else {}
         record = {**record, "experiment": record.get("experiment") or {"tree": cell.tree}}
         self._session.open(About(
             run=f"{cell.algorithm}, {cell.setting}, seed {cell.seed}" if cell.setting else

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hansa.artifacts.run_folder import Store
+from hansa.artifacts.run_folder import RunFolder
 from hansa.metrics.names import higher_is_better
 from hansa.report.diagnosis import without_effect
 from hansa.study.cell import Cell, key_of
@@ -102,7 +102,7 @@ def _score(study: Study, jobs: Sequence[Job], failed: dict[Path, str]) -> tuple[
     found: list[float] = []
     metric = None
     for job in jobs:
-        history = [] if job.run_dir in failed else Store(job.run_dir).history()
+        history = [] if job.run_dir in failed else RunFolder(job.run_dir).history()
         lines = [line for line in history if line["round"] <= job.rounds and "loss" in line]
         lines = [] if without_effect(history) else lines
         plain = study.metric or ("accuracy" if any("accuracy" in line for line in lines) else "loss")

@@ -23,7 +23,8 @@ from hansa.artifacts.run_folder import EXPERIMENT
 from hansa.core.determinism import threads
 from hansa.core.errors import HansaError
 from hansa.data.dataset import Data
-from hansa.experiment.config import Experiment, load_data, parse
+from hansa.experiment.config import Experiment, parse
+from hansa.experiment.tasks import load_data
 from hansa.run.simulate import simulate
 
 TOLD = 0.2  # seconds between two messages about the rounds of a run, at least

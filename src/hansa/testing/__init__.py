@@ -36,7 +36,8 @@ from hansa.core.journal import Journal
 from hansa.core.objective import Objective
 from hansa.core.registry import from_config, to_config
 from hansa.core.runtime import Plan, Request, complete, complete_async
-from hansa.experiment.config import Experiment, divide, keep_trusted, load_data, parse
+from hansa.experiment.config import Experiment, parse
+from hansa.experiment.tasks import divide, keep_trusted, load_data
 from hansa.net.aggregator.federation import init
 from hansa.net.local import all_run, free_port, processes
 from hansa.net.operator import Operator

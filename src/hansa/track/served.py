@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import hansa
-from hansa.artifacts.saved_model import Saved
+from hansa.artifacts.saved_model import SavedModel
 from hansa.core.errors import ConfigError
 
 VERSION = hansa.__version__
@@ -23,7 +23,7 @@ def example(about: dict[str, Any]) -> np.ndarray[Any, Any]:
     return np.array(given, dtype=kind) if given else np.zeros((1, *about["shape"]), dtype=kind)
 
 
-def signature(model: Saved, samples: np.ndarray[Any, Any]) -> Any:
+def signature(model: SavedModel, samples: np.ndarray[Any, Any]) -> Any:
     """Samples of one shape and type in, a row of numbers for each out; `party` where each has a model of its own."""
     from mlflow.models import ModelSignature
     from mlflow.types import ParamSchema, ParamSpec, Schema, TensorSpec

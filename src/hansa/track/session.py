@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from hansa.artifacts.run_folder import SUMMARY, Store, read_json
+from hansa.artifacts.run_folder import SUMMARY, RunFolder, read_json
 from hansa.core import disk
 from hansa.core.errors import ConfigError, DataError
 from hansa.core.registry import to_config
@@ -201,7 +201,7 @@ def track_folder(folder: str | Path, chosen: Any = None) -> list[str]:
     """Track a run that has ended, from its folder: what trackers have of it already is not sent again. Gives what could
     not be delivered, a sentence each."""
     folder = Path(folder)
-    store = Store(folder)
+    store = RunFolder(folder)
     record, history = store.experiment(), store.history()
     if not (folder / SUMMARY).exists():
         raise ConfigError(f"{folder} has not finished; `hansa resume {folder}` goes on, and tracks it")

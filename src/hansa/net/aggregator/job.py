@@ -39,8 +39,9 @@ from hansa.core.runtime import Abort, Attend, Open, Request, complete
 from hansa.core.task import Known, Task
 from hansa.data.describe import Describe, Description, agreed
 from hansa.experiment.checks import check_settings
-from hansa.experiment.config import Experiment, learned, make_model, ordered, outputs_of, parse
+from hansa.experiment.config import Experiment, parse
 from hansa.experiment.local_work import LocalWork
+from hansa.experiment.tasks import aggregator_samples, loss_and_classes, make_model, outputs_of
 from hansa.net.aggregator.asks import decide
 from hansa.net.aggregator.blobs import Blobs, Gap
 from hansa.net.aggregator.job_records import ACTIVE, JobRecords, discard, needed_blobs
@@ -53,8 +54,8 @@ from hansa.net.transport.prometheus import Metrics
 from hansa.net.transport.wire import Order, pack, unpack
 from hansa.report.diagnosis import grouped, rejected_rounds
 from hansa.run.loop import Training
+from hansa.run.plan import NUMERICS
 from hansa.run.result import Result
-from hansa.run.simulate import NUMERICS
 
 if TYPE_CHECKING:
     from hansa.track import Session
@@ -188,12 +189,12 @@ class Job:
         table = self.experiment.task
         said = central.get("classes") or table.classes
         about, why = yield from self._describe(central, central.get("loss") or table.loss, said)
-        loss, classes = learned(central.get("loss") or table.loss, said or about.classes)
+        loss, classes = loss_and_classes(central.get("loss") or table.loss, said or about.classes)
         outputs = outputs_of(loss, classes)
         model = make_model(table.model, table.dtype, ".", about.shape, outputs)
         bf16 = run.precision == "bf16"
         objective = Objective(model, loss, run.seed, bf16=bf16)
-        test, trusted = (ordered(central, kind, about.header) for kind in ("test", "trusted"))
+        test, trusted = (aggregator_samples(central, kind, about.header) for kind in ("test", "trusted"))
         task = Task(model, loss, test=test, classes=classes, prepare=table.prepare, trusted=trusted)
         if about.missing and table.prepare is None:
             raise ConfigError("the parties' features have missing values; set task.prepare = 'standardise'")

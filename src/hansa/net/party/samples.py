@@ -16,7 +16,7 @@ from hansa.core.objective import Objective, count_numbers
 from hansa.core.op import Party
 from hansa.core.task import Known, PartyShards, check_outputs, tensor_of
 from hansa.data.party_files import Header, aligned, read_party_file
-from hansa.experiment.config import hold_out_one, make_model
+from hansa.experiment.tasks import hold_out_one, make_model
 
 
 class Samples(NamedTuple):

@@ -1,0 +1,195 @@
+"""Make the task of an experiment: load the data, divide them among the parties, make the model."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from hansa.core import rng
+from hansa.core.errors import ConfigError, DataError, HansaError
+from hansa.core.functions import double, is_function, load_function
+from hansa.core.labels import Labels, check_numbering
+from hansa.core.registry import Part, from_config
+from hansa.core.task import Pair, Task
+from hansa.data.dataset import Data
+from hansa.data.partition import Iid, Natural
+from hansa.data.party_files import Header, aligned, read_party_file
+
+if TYPE_CHECKING:
+    from hansa.experiment.config import Experiment, TaskTable
+
+NUMERIC_LOSSES = ("mse", "mae", "bce")  # losses of targets that are numbers, not classes
+
+
+def make_task(experiment: Experiment, data: Data | None = None) -> Task:
+    """The task of an experiment; `data` replaces its data set, which is loaded otherwise."""
+    table, seed = experiment.task, experiment.run.seed
+    made = _from_files(experiment) if table.parties else _from_dataset(experiment, data)
+    pairs, party_tests = made.pairs, None
+    if table.party_test > 0:
+        pairs, party_tests = hold_out(pairs, table.party_test, seed)
+    shape = next((tuple(x.shape[1:]) for x, _ in pairs if len(x)), ())
+    model = make_model(table.model, table.dtype, experiment.folder, shape, outputs_of(made.loss, made.classes))
+    return Task(model, made.loss, pairs, made.test, party_tests, made.names, made.classes, table.prepare, made.trusted)
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskData:
+    """The samples of a task: one pair per party, and the aggregator's own."""
+
+    pairs: list[Pair]
+    names: list[str] | None
+    test: Pair | None
+    trusted: Pair | None
+    loss: str
+    classes: int | None
+
+
+def _from_files(experiment: Experiment) -> TaskData:
+    """The samples of an experiment with one file per party."""
+    table, folder = experiment.task, experiment.folder
+    pairs, header = read_files(folder, table.parties, table.target)
+    test, trusted = (
+        read_files(folder, (str(name),), table.target, header)[0][0] if name is not None else None
+        for name in (table.test, table.trusted)
+    )
+    names = [Path(name).name.split(".")[0] for name in table.parties]
+    if len(set(names)) < len(table.parties):  # a/data.csv and b/data.csv
+        names = list(table.parties)
+    loss, classes = loss_and_classes(table.loss, table.classes or _classes(table, [y for _, y in pairs]))
+    if loss == "cross_entropy" and table.classes is None:
+        check_numbering({name: Labels.of(y) for name, (_, y) in zip(names, pairs, strict=True)})
+    return TaskData(pairs, names, test, trusted, loss, classes)
+
+
+def _from_dataset(experiment: Experiment, data: Data | None) -> TaskData:
+    """The samples of an experiment with a data set, divided among the parties."""
+    table, trusted = experiment.task, None
+    data = load_data(experiment) if data is None else data
+    if isinstance(table.trusted, int):
+        data, trusted = keep_trusted(data, table.trusted, experiment.run.seed)
+    pairs, names = divide(data, experiment)
+    return TaskData(pairs, names, data.test, trusted, table.loss or data.loss, data.classes)
+
+
+def read_files(folder: str, files: Sequence[str], target: str | None,
+               header: Header = ()) -> tuple[list[Pair], Header]:  # fmt: skip
+    """Samples of files with their columns in the order of `header` (by default the first file's), and the header."""
+    pairs = []
+    for name in files:
+        x, y, own = read_party_file(Path(folder) / name, target)
+        pairs.append((aligned(x, own, header, f"{Path(folder) / name}: "), y))
+        header = header or own
+    return pairs, header
+
+
+def aggregator_samples(own: Mapping[str, Any], kind: str, header: Header) -> Pair | None:
+    """The aggregator's own samples of a kind, if any, with their columns in the order of the parties' header."""
+    if own.get(kind) is None:
+        return None
+    x, y = own[kind]
+    return aligned(x, tuple(own.get("header", ())), header, f"the aggregator's {kind} samples: "), y
+
+
+def _classes(table: TaskTable, targets: Sequence[Any]) -> int:
+    """The number of classes in the files; 0 if their targets are real numbers."""
+    whole = {name: not y.is_floating_point() for name, y in zip(table.parties, targets, strict=True)}
+    if table.loss is None and len(set(whole.values())) > 1:
+        names = [next(name for name, is_whole in whole.items() if is_whole == kind) for kind in (True, False)]
+        raise DataError(
+            f"the targets of {names[0]} are whole numbers and those of {names[1]} are not; set task.loss to "
+            "'cross_entropy' for classes, or to 'mse' for numbers"
+        )
+    return max(int(y.max()) for y in targets) + 1 if all(whole.values()) else 0
+
+
+def loss_and_classes(loss: str | None, classes: int) -> tuple[str, int | None]:
+    """Loss and number of classes, from the loss that is set, if any, and the classes in the data (0: real numbers)."""
+    classifies = classes > 0 and loss not in NUMERIC_LOSSES
+    return loss or ("cross_entropy" if classifies else "mse"), classes if classifies else None
+
+
+def outputs_of(loss: str, classes: int | None) -> int:
+    """How many numbers a model outputs per sample."""
+    return 1 if loss in NUMERIC_LOSSES else (classes or 1)
+
+
+def load_data(experiment: Experiment) -> Data:
+    """Load the data set of an experiment."""
+    table = experiment.task
+    if is_function(table.dataset):
+        try:
+            data = load_function(str(table.dataset), "task.dataset", experiment.folder)()
+        except HansaError:
+            raise
+        except Exception as error:  # the user's own function
+            raise ConfigError(f"task.dataset: {table.dataset!r} failed: {type(error).__name__}: {error}") from error
+        if not isinstance(data, Data):
+            raise ConfigError(
+                f"task.dataset: {table.dataset!r} must return a hansa.data.Data, got {type(data).__name__}"
+            )
+        return data
+    loaded: Data = from_config("dataset", table.dataset, where="task.dataset").load(table.data_dir)
+    return loaded
+
+
+def keep_trusted(data: Data, count: int, seed: int) -> tuple[Data, Pair]:
+    """Take `count` random samples out of a data set: the rest, and the samples taken."""
+    n = len(data.x)
+    if count >= n:
+        raise ConfigError(f"task.trusted: cannot keep {count} samples of a data set that has {n}; set a smaller number")
+    order = rng.generator(seed, "trusted").permutation(n)
+    trusted, rest = np.sort(order[:count]), np.sort(order[count:])
+    parties = None
+    if data.parties is not None:
+        new_row = np.full(n, -1)
+        new_row[rest] = np.arange(len(rest))
+        parties = tuple(rows[rows >= 0] for rows in (new_row[old] for old in data.parties))
+    at, left = torch.from_numpy(trusted), torch.from_numpy(rest)
+    return dataclasses.replace(data, x=data.x[left], y=data.y[left], parties=parties), (data.x[at], data.y[at])
+
+
+def divide(data: Data, experiment: Experiment) -> tuple[list[Pair], list[str] | None]:
+    """Each party's samples, by the partition or by the data set's own parties, and the parties' names."""
+    partition = experiment.partition or (Natural() if data.parties is not None else Iid())
+    seed = experiment.run.seed
+    rows = partition.split(data, seed)
+    pairs = [(partition.features(data.x[r], k, seed), data.y[r]) for k, r in enumerate(rows)]
+    natural = isinstance(partition, Natural) and data.party_names is not None
+    return pairs, list(data.party_names or ()) if natural else None
+
+
+def hold_out(pairs: list[Pair], share: float, seed: int) -> tuple[list[Pair], list[Pair]]:
+    """Split each party's samples into training samples and test samples."""
+    both = [hold_out_one(pair, share, seed, party) for party, pair in enumerate(pairs)]
+    return [train for train, _ in both], [test for _, test in both]
+
+
+def hold_out_one(pair: Pair, share: float, seed: int, party: int) -> tuple[Pair, Pair]:
+    """Split one party's samples into training samples and test samples."""
+    x, y = pair
+    order = rng.generator(seed, "holdout", party).permutation(len(x))
+    cut = round(share * len(x))
+    train, test = torch.from_numpy(np.sort(order[cut:])), torch.from_numpy(np.sort(order[:cut]))
+    return (x[train], y[train]), (x[test], y[test])
+
+
+def make_model(model: str | dict[str, Any] | None, dtype: str, folder: str, shape: tuple[int, ...],
+               outputs: int) -> Callable[[], nn.Module] | None:  # fmt: skip
+    """The function that makes the model; inputs and outputs that the user leaves out come from the data."""
+    if model is None:
+        return None
+    if is_function(model):
+        factory = load_function(str(model), "task.model", folder)
+    else:
+        fields = {"name": model} if isinstance(model, str) else dict(model)
+        part: Part = from_config("model", {"inputs": list(shape), "outputs": outputs, **fields}, where="task.model")
+        factory = part  # type: ignore[assignment]
+    return functools.partial(double, factory) if dtype == "float64" else factory

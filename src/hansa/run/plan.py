@@ -1,0 +1,94 @@
+"""What the bits of a run depend on: its plan, its settings and its data. A resumed run must have the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import zlib
+from typing import Any
+
+import torch
+
+import hansa
+from hansa.adversary import Adversary
+from hansa.core import codec
+from hansa.core.algorithm import Algorithm
+from hansa.core.errors import ConfigError
+from hansa.core.registry import Part, check_name, from_config, to_config
+from hansa.core.task import Holdings
+from hansa.experiment.settings import Run
+from hansa.privacy import Privacy
+from hansa.sim.engine import ReferenceEngine
+
+NUMERICS = 3  # version of the random streams and of the order of samples; another version gives other bits
+# Settings that a resumed run may change: when it stops, and how often it saves.
+CHANGEABLE = ("rounds", "target", "metric", "patience", "byte_budget", "time_budget", "checkpoint_seconds")
+
+
+def plan(engine: ReferenceEngine, device: str) -> dict[str, Any]:
+    """The software and hardware that the bits of a run depend on."""
+    frozen = engine.objective.frozen
+    card = {"gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda} if device.startswith("cuda") else {}
+    return {
+        "torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability(), "device": device,
+        "numerics": NUMERICS, **card, **engine.plan(), **({"frozen": codec.digest(frozen)} if frozen else {}),
+    }  # fmt: skip
+
+
+def fingerprint(holdings: Holdings) -> str:
+    """A checksum of the parties' training samples and of the aggregator's trusted samples."""
+    check = zlib.crc32(holdings.train.offsets.tobytes())
+    for tensor in (holdings.train.x, holdings.train.y, *(holdings.trusted or ())):
+        flat = tensor.detach().cpu().contiguous().view(-1)
+        check = zlib.crc32(flat.view(torch.uint8).numpy().data if flat.numel() else b"", check)
+    return f"{check:08x}"
+
+
+def describe(algorithm: Algorithm, run: Run, engine: ReferenceEngine, experiment: dict[str, Any] | None,
+             groups: tuple[Adversary, ...], privacy: Privacy) -> dict[str, Any]:  # fmt: skip
+    """The record of a run, as `experiment.json` stores it."""
+    settings = {f.name: getattr(run, f.name) for f in dataclasses.fields(run)}
+    settings |= {name: to_config(value) for name, value in settings.items() if isinstance(value, Part)}
+    return {
+        "hansa": hansa.__version__, "algorithm": to_config(algorithm), "run": settings,
+        "plan": plan(engine, run.device), "experiment": experiment, "adversary": [to_config(group) for group in groups],
+        "privacy": privacy.tree(),
+    }  # fmt: skip
+
+
+def check_same_run(before: dict[str, Any], now: dict[str, Any], force: bool) -> None:
+    """Refuse to resume a run with another plan, algorithm, data or settings, unless forced.
+
+    The kind of differential privacy never changes: the epsilon of a run covers all of its rounds.
+    """
+    check_name("algorithm", before["algorithm"]["name"], "algorithm")
+    if _private(before) != _private(now):
+        raise ConfigError(
+            "this run was begun with differential privacy of another kind, or without: its epsilon would not cover all "
+            "of its rounds; begin a new run"
+        )
+    if before.get("data") != now["data"] and not force:
+        raise ConfigError(
+            "the data are not those this run was begun with; use --force (force=True) to go on all the same"
+        )
+    for part, changeable in (("plan", ()), ("algorithm", ()), ("adversary", ()), ("privacy", ()), ("run", CHANGEABLE)):
+        old, new = (_fields(json.loads(json.dumps(record.get(part, [])))) for record in (before, now))
+        changed = [f"{name} was {old.get(name)!r} and is {new.get(name)!r}" for name in sorted({*old, *new})
+                   if old.get(name) != new.get(name) and name not in changeable]  # fmt: skip
+        if changed and not force:
+            raise ConfigError(
+                f"this run was begun with another {part} ({'; '.join(changed)}), so its numbers could not be "
+                "replayed; use --force (force=True) to go on all the same"
+            )
+
+
+def _private(record: dict[str, Any]) -> tuple[bool, bool]:
+    """Whether the sums of a run are differentially private, and whether its parties' replies are."""
+    local = record["algorithm"].get("local")
+    solver: Any = from_config("local", local, where="algorithm.local") if isinstance(local, dict) else None
+    return record.get("privacy", {}).get("dp") is not None, solver is not None and solver.budget is not None
+
+
+def _fields(part: Any) -> dict[str, Any]:
+    """The fields of a part of a record; of a list, its entries by number."""
+    return part if isinstance(part, dict) else {f"group {number}": entry for number, entry in enumerate(part)}
