@@ -43,8 +43,8 @@ class General(hansa.SGD):
     """SGD that asks the engine for gradients and takes its steps itself."""
 
     @property
-    def direct(self) -> bool:
-        return False
+    def step_rule(self) -> None:
+        return None
 
 
 @dataclass(frozen=True)

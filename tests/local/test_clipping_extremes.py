@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from hansa.core.objective import Objective
 from hansa.core.params import ParamSpec
 from hansa.local import clipping
-from hansa.local.solver import Batch, Bounded, Context
+from hansa.local.solver import Batch, Context
+from hansa.local.step_rule import ClipRule, StepRule
 from hansa.sim.chain import Chain, chain_of
 
 KEY = torch.tensor(5)
@@ -181,7 +182,7 @@ def test_the_stacked_engines_own_way_keeps_to_the_bound(dtype: torch.dtype, data
     y = torch.tensor([[data.draw(exponents(dtype))]], dtype=torch.float64).to(dtype)
     clip = 10.0 ** data.draw(st.integers(-30, 6))
     weights = made.spec.split(torch.zeros(1, 3, dtype=dtype))
-    chain.descend(weights, x, y, torch.ones(1, 1, dtype=dtype), 1.0, bound=Bounded(clip, 1.0, lambda n: n))
+    chain.descend(weights, x, y, torch.ones(1, 1, dtype=dtype), 1.0, StepRule(clip=ClipRule(clip, 1.0)))
     (step,) = weights.values()
     values = step.flatten().double().tolist()
     assert all(map(math.isfinite, values)) and math.hypot(*values) <= clip * (1 + 1e-4)

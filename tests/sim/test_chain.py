@@ -273,8 +273,8 @@ def test_parties_of_very_different_sizes_cost_no_idle_steps() -> None:
     for at, chunk in enumerate(engine.arrange(solver, [Job(k, payload, {}) for k in range(400)])):
         stack = Stack(engine, [solver], chunk, 0)
         needed += sum(solver.count(int(sizes[job.party])) for job in chunk)
-        taken += sum(stack.active)
-        loads[at % engine.lanes] += sum(stack.active)
+        taken += sum(stack.plan.active)
+        loads[at % engine.lanes] += sum(stack.plan.active)
     assert taken == needed
     assert max(loads) < 1.1 * sum(loads) / len(loads)
 

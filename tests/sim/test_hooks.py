@@ -17,6 +17,7 @@ from hansa.core.op import Memory, Op, Party, Payload, Reply, Wrapper
 from hansa.core.params import ParamSpec
 from hansa.local import DPSGD, SGD, LocalSolver, Proximal
 from hansa.local.solver import Batch, Carry, Context
+from hansa.local.step_rule import ClipRule, StepRule
 from hansa.sim.engine import Job, Outcome, ReferenceEngine
 from hansa.sim.stacked import StackedEngine
 
@@ -171,3 +172,63 @@ def test_a_solver_that_overrides_one_hook_answers_the_same_in_a_stack(
         torch.testing.assert_close(other[0].tensors, outcome[0].tensors, rtol=0, atol=1e-9)
         torch.testing.assert_close(other[1], outcome[1], rtol=0, atol=1e-9)
     assert any(outcome[0].tensors["w"].abs().max() > 1e-3 for outcome in expected.values())  # type: ignore[union-attr]
+
+
+class Mixed:
+    """A step that comes from beside the solver's own bases."""
+
+    def step(self, ctx: Context, w: Tensor, direction: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+        return w - 0.01 * direction.sign(), carry
+
+
+class Mixes(Mixed, SGD):
+    pass
+
+
+class StepsProximally(Proximal):
+    def direction(self, ctx: Context, w: Tensor, batch: Batch, carry: Carry, key: Tensor) -> Tensor:
+        return 2 * super().direction(ctx, w, batch, carry, key)
+
+
+class StepsPrivately(DPSGD):
+    def step(self, ctx: Context, w: Tensor, direction: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+        return w - 0.5 * ctx.rate * direction, carry
+
+
+class Declares(SGD):
+    """A step of its own, and a rule that describes it."""
+
+    def direction(self, ctx: Context, w: Tensor, batch: Batch, carry: Carry, key: Tensor) -> Tensor:
+        return ctx.gradient(w, batch, key) + 0.5 * w
+
+    @property
+    def step_rule(self) -> StepRule:
+        return StepRule(pull=0.5)
+
+
+class StepsAnew(Declares):
+    def step(self, ctx: Context, w: Tensor, direction: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+        return w - 0.01 * direction.sign(), carry
+
+
+@pytest.mark.parametrize("solver", [Steps(), Directs(), Mixes(), StepsProximally(), StepsPrivately(), StepsAnew()],
+                         ids=lambda solver: type(solver).__name__)  # fmt: skip
+def test_a_solver_with_a_step_of_its_own_does_not_inherit_a_step_rule(solver: LocalSolver) -> None:
+    assert solver.step_rule is None
+    assert type(solver).__mro__[1] is Mixed or super(type(solver), solver).step_rule is not None
+
+
+def test_a_solver_keeps_a_step_rule_that_it_declares_or_that_still_describes_it() -> None:
+    assert Declares().step_rule == StepRule(pull=0.5)
+    assert Pulls().step_rule == StepRule(0.25, "toward")
+    assert Reports(weight_decay=0.5).step_rule == StepRule(0.5, "toward")
+    assert DPSGD(clip=2.0, sigma=3.0, batch=7).step_rule == StepRule(clip=ClipRule(2.0, 3.0, 7))
+    assert SGD(momentum=0.9).step_rule is None and Proximal(gamma=0.5).step_rule is None
+    assert hansa.local.Personal(Proximal(mu=0.5)).step_rule == StepRule(0.5, "toward")
+
+
+@pytest.mark.parametrize("op", [Mixes(lr=0.3, batch=2), StepsProximally(lr=0.3, batch=2), StepsAnew(lr=0.3, batch=2),
+                                Declares(lr=0.3, batch=2), StepsPrivately(lr=0.3, batch=2)],
+                         ids=lambda op: type(op).__name__)  # fmt: skip
+def test_a_chain_takes_the_steps_of_a_declared_rule_and_of_no_other(op: LocalSolver) -> None:
+    test_a_solver_that_overrides_one_hook_answers_the_same_in_a_stack(op, dense, (5, 1, 9, 3), False)

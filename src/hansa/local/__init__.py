@@ -11,9 +11,10 @@ from hansa.local.proximal import Proximal
 from hansa.local.scaffold import Controlled
 from hansa.local.sgd import SGD
 from hansa.local.solver import Batch, Carry, Context, LocalSolver
+from hansa.local.step_rule import ClipRule, StepRule
 from hansa.local.svrg import SVRG
 
 __all__ = [
-    "DPSGD", "SGD", "SVRG", "Adam", "Batch", "Carry", "Context", "Controlled", "Elastic", "Fair", "FairGradient",
-    "Gradient", "LocalSolver", "Normalised", "Overlapped", "Personal", "Proximal",
+    "DPSGD", "SGD", "SVRG", "Adam", "Batch", "Carry", "ClipRule", "Context", "Controlled", "Elastic", "Fair",
+    "FairGradient", "Gradient", "LocalSolver", "Normalised", "Overlapped", "Personal", "Proximal", "StepRule",
 ]  # fmt: skip

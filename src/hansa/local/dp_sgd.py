@@ -16,7 +16,8 @@ from hansa.core.op import Memory, Payload
 from hansa.core.params import ParamSpec
 from hansa.core.registry import register
 from hansa.local.clipping import prepare
-from hansa.local.solver import Batch, Bounded, Carry, Context, LocalSolver, Sampler, check_local, descend
+from hansa.local.solver import Batch, Carry, Context, LocalSolver, Sampler, check_local, descend
+from hansa.local.step_rule import ClipRule, StepRule
 from hansa.schedule import Constant, Schedule
 
 CLIPS = (1e-6, 1e6)  # below, the noise is a rounding error of ordinary gradients; above, nothing is clipped
@@ -121,17 +122,16 @@ class DPSGD(LocalSolver):
                 step = 2.0 ** (math.floor(math.log2(self.sigma * self.clip)) - FINE)
                 total.div_(step).round_().mul_(step)
         stacked = isinstance(ctx.n, Tensor) and self.batch is not None
-        return total.div_(ctx.n.clamp(max=self.batch) if stacked else self.expected(ctx.n)).to(w.dtype)
-
-    def expected(self, n: int) -> int:
-        """The expected size of a batch, q n."""
-        return n if self.batch is None else min(n, self.batch)
+        return total.div_(ctx.n.clamp(max=self.batch) if stacked else self.clip_rule.expected(ctx.n)).to(w.dtype)
 
     @property
-    def bounded(self) -> Bounded | None:
-        own = type(self).direction is DPSGD.direction and type(self).step is DPSGD.step
-        plain = own and not (self.momentum or self.per_layer or self.microbatch)
-        return Bounded(self.clip, self.sigma, self.expected) if plain else None
+    def clip_rule(self) -> ClipRule:
+        """How gradients are clipped, and the noise."""
+        return ClipRule(self.clip, self.sigma, self.batch)
+
+    @property
+    def step_rule(self) -> StepRule | None:
+        return None if self.momentum or self.per_layer or self.microbatch else StepRule(clip=self.clip_rule)
 
     def step(self, ctx: Context, w: Tensor, direction: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
         if not self.momentum:

@@ -20,6 +20,7 @@ from hansa.core.params import ParamSpec
 from hansa.core.registry import register
 from hansa.local.sgd import SGD
 from hansa.local.solver import Batch, Carry, Context, LocalSolver, Sampler
+from hansa.local.step_rule import StepRule
 
 HEAD, BEGUN = "personal/head", "personal/begun"
 
@@ -102,8 +103,9 @@ class Personal(LocalSolver):
         return self.inner.pull
 
     @property
-    def direct(self) -> bool:
-        return self.inner.direct
+    def step_rule(self) -> StepRule | None:
+        rule = self.inner.step_rule
+        return rule if rule is None or rule.clip is None else None
 
     @property
     def kernel(self) -> LocalSolver:

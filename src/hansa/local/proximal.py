@@ -13,7 +13,8 @@ from hansa.core.errors import ConfigError
 from hansa.core.op import Memory, Payload
 from hansa.core.registry import register
 from hansa.local.sgd import SGD
-from hansa.local.solver import Carry, Context, LocalSolver
+from hansa.local.solver import Carry, Context
+from hansa.local.step_rule import StepRule
 
 
 @register("proximal")
@@ -45,9 +46,8 @@ class Proximal(SGD):
         return self.weight_decay + self.mu
 
     @property
-    def direct(self) -> bool:
-        own = type(self).direction is LocalSolver.direction and type(self).step is Proximal.step
-        return own and not self.momentum and self.gamma is None
+    def step_rule(self) -> StepRule | None:
+        return super().step_rule if self.gamma is None else None
 
     def start(self, ctx: Context, w: Tensor, payload: Payload, memory: Memory) -> tuple[Tensor, Carry]:
         w, carry = super().start(ctx, w, payload, memory)

@@ -11,6 +11,7 @@ from hansa.core.errors import ConfigError
 from hansa.core.op import Memory, Payload
 from hansa.core.registry import register
 from hansa.local.solver import Carry, Context, LocalSolver, check_local, descend
+from hansa.local.step_rule import StepRule
 from hansa.schedule import Constant, Schedule
 
 
@@ -52,9 +53,8 @@ class SGD(LocalSolver):
         return self.weight_decay
 
     @property
-    def direct(self) -> bool:
-        own = type(self).direction is LocalSolver.direction and type(self).step is SGD.step
-        return own and not self.momentum
+    def step_rule(self) -> StepRule | None:
+        return None if self.momentum else StepRule(self.pull, "toward")
 
     def start(self, ctx: Context, w: Tensor, payload: Payload, memory: Memory) -> tuple[Tensor, Carry]:
         return w, {"velocity": torch.zeros_like(w)} if self.momentum else {}

@@ -23,6 +23,7 @@ from hansa.core.params import Params, ParamSpec
 from hansa.core.registry import fill
 from hansa.core.stopping import go_on
 from hansa.local.clipping import clipped_sum
+from hansa.local.step_rule import StepRule
 
 Carry = dict[str, Tensor]  # what a solver keeps between the steps of one round
 Sampler = Literal["shuffle", "full", "poisson"]  # how the samples of a step are chosen
@@ -36,15 +37,6 @@ class Batch(NamedTuple):
     x: Tensor
     y: Tensor
     mask: Tensor | None
-
-
-class Bounded(NamedTuple):
-    """Steps w <- w - rate / expected * (sum of clipped gradients + sigma * clip * noise): the bound on each sample's
-    gradient, the noise in units of it, and the expected size of a batch of n samples."""
-
-    clip: float
-    sigma: float
-    expected: Callable[[int], int]
 
 
 Rule = Callable[[Tensor, Batch], tuple[Tensor, Tensor]]  # an engine's own way to the gradient and the mean loss
@@ -162,6 +154,20 @@ class LocalSolver(Op):
     numbers: ClassVar[tuple[str, ...]] = ()  # the single numbers that it carries beside them
     partner: ClassVar[tuple[str, str] | None] = None  # the one algorithm that it is a half of, and why
     paced: ClassVar[bool] = True
+    # What a subclass overrides, set when the class is made.
+    rated: ClassVar[bool] = False  # `rate`: the solver has a learning rate
+    own_batches: ClassVar[bool] = False  # `batches` or `count`: engines must list each party's batches
+    own_finish: ClassVar[bool] = False  # `finish` or `report`: engines must call them for each party
+    own_run: ClassVar[bool] = False  # `run`, `train` or `drawn`: engines must train one party at a time
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        cls.rated = _overrides(cls, "rate")
+        cls.own_batches = _overrides(cls, "batches", "count")
+        cls.own_finish = _overrides(cls, "finish", "report")
+        cls.own_run = _overrides(cls, "run", "train", "drawn")
+        if _depth(cls, "step_rule") > min(_depth(cls, "step"), _depth(cls, "direction")):
+            cls.step_rule = LocalSolver.step_rule  # type: ignore[method-assign]
 
     def check(self, spec: ParamSpec) -> None:
         """Refuse, with the reason, a model that it cannot train. Called before anything runs."""
@@ -179,20 +185,9 @@ class LocalSolver(Op):
         return 0.0
 
     @property
-    def direct(self) -> bool:
-        """Whether every step is the one above and no other, so that an engine may take it its own way."""
-        return False
-
-    @property
-    def bounded(self) -> Bounded | None:
-        """What bounds the samples' gradients, where every step is one of those and no other, so that an engine may take
-        it its own way."""
+    def step_rule(self) -> StepRule | None:
+        """What `direction` and `step` compute, as one value; None where no StepRule describes them."""
         return None
-
-    @property
-    def rated(self) -> bool:
-        """Whether it has a learning rate."""
-        return type(self).rate is not LocalSolver.rate
 
     def remember(self, spec: ParamSpec) -> Memory:
         """What a party remembers before its first round."""
@@ -356,6 +351,16 @@ class LocalSolver(Op):
     def expects_maxima(self, payload: Payload) -> dict[str, Shape]:
         counts = payload["model"]["counts"]
         return {"counts": like(counts)} if counts.numel() else {}
+
+
+def _overrides(cls: type[LocalSolver], *methods: str) -> bool:
+    """Whether a solver class has a version of its own of one of these methods."""
+    return any(getattr(cls, method) is not getattr(LocalSolver, method) for method in methods)
+
+
+def _depth(cls: type[LocalSolver], method: str) -> int:
+    """The position, among a class and its bases, of the first one that defines a method."""
+    return next(at for at, base in enumerate(cls.__mro__) if method in vars(base))
 
 
 def descend(w: Tensor, direction: Tensor, rate: float | Tensor) -> Tensor:

@@ -25,7 +25,8 @@ from hansa.core import rng
 from hansa.core.errors import HansaError
 from hansa.core.norms import row_norms
 from hansa.core.objective import Objective, kept_generator
-from hansa.local.solver import Batch, Bounded
+from hansa.local.solver import Batch
+from hansa.local.step_rule import StepRule
 
 _RELU: frozenset[Any] = frozenset([torch.relu, F.relu, Tensor.relu, torch.relu_, Tensor.relu_])
 # Functions of single elements. Anything else might look across rows, and so across parties.
@@ -145,7 +146,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Step:
+class ChainStep:
     """What becomes of a parameter: keep * it + times * gradient, + rate * toward where a step is drawn somewhere.
 
     With a rate for each party, `keep` may be one number each too, and the gradients come multiplied by the rates.
@@ -207,26 +208,31 @@ class Chain:
         self.flat = True  # whether each linear layer has seen one row of a sample, and no more
         self._shares: dict[int, Tensor] = {}
 
+    def takes(self, rule: StepRule, parties: int) -> bool:
+        """Whether the chain can take a solver's steps for a stack of so many parties."""
+        return self.stacks and self.flat if rule.clip is not None else self.stacks or parties == 1
+
     @torch.no_grad()
     def descend(self, weights: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor, rate: float | Tensor,
-                pull: float = 0.0, toward: dict[str, Tensor] | None = None,
-                bound: Bounded | None = None) -> Tensor:  # fmt: skip
-        """One step w <- w - rate * (gradient + pull * w - toward) in place, the rate one for all parties or one each.
+                rule: StepRule, toward: Mapping[str, Tensor] | None = None) -> Tensor:  # fmt: skip
+        """Take one step of a StepRule in place, with one rate for all parties or one rate per party.
 
-        `share` [K, B] is each sample's part in its party's mean loss; the result is each sample's loss times its share.
-        With a bound, in the place of the gradient stands the sum of the clipped gradients of the samples that count.
+        `share` [K, B] is the weight of each sample in the mean loss of its party; `toward` has that term's values per
+        parameter. Returns each sample's loss times its share. With `rule.clip` the sum of the clipped gradients of the
+        samples in the batch replaces the gradient: the rate must include the division, and the noise is not added.
         """
+        pull = rule.pull
         if isinstance(rate, float):
-            step = Step(1.0 - rate * pull, -rate, toward or {}, rate)
+            step = ChainStep(1.0 - rate * pull, -rate, toward or {}, rate)
         else:
-            step = Step(1.0 - rate * pull if pull else 1.0, -1.0, toward or {}, rate)
-        return self._sweep(weights, weights, x, y, share, step, bound)
+            step = ChainStep(1.0 - rate * pull if pull else 1.0, -1.0, toward or {}, rate)
+        return self._sweep(weights, weights, x, y, share, step, None if rule.clip is None else rule.clip.bound)
 
     @torch.no_grad()
     def gradient(self, flat: Tensor, x: Tensor, y: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
         """The gradients [K, d] of the parties' mean losses, and each sample's loss times its share."""
         out, split = torch.empty_like(flat), self.objective.spec.split
-        losses = self._sweep(split(flat), split(out), x, y, share, Step(0.0, 1.0))
+        losses = self._sweep(split(flat), split(out), x, y, share, ChainStep(0.0, 1.0))
         return out, losses
 
     def alone(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -238,7 +244,7 @@ class Chain:
         return gradient[0], losses.sum()
 
     def _sweep(self, weights: dict[str, Tensor], into: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor,
-               step: Step, bound: Bounded | None = None) -> Tensor:  # fmt: skip
+               step: ChainStep, bound: float | None = None) -> Tensor:  # fmt: skip
         """Forward and back: `into` takes its step, layer by layer from the last."""
         k = len(share)
         held: list[Any] = []
@@ -295,12 +301,12 @@ class Chain:
                     step.add(into, name, gradient.unsqueeze(0))
                 back = found[-1]
         if bound is not None:
-            for layer in self._clipped(due, share, bound.clip, step.rate):
+            for layer in self._clipped(due, share, bound, step.rate):
                 self._take(into, step, layer)
         return losses
 
     @staticmethod
-    def _take(into: dict[str, Tensor], step: Step, layer: tuple[Link, Tensor, Tensor]) -> None:
+    def _take(into: dict[str, Tensor], step: ChainStep, layer: tuple[Link, Tensor, Tensor]) -> None:
         """A linear layer's step, given the gradients of its outputs and what went in."""
         link, above, rows = layer
         step.multiply(into, link.weight, above.transpose(1, 2), rows)

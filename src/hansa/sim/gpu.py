@@ -25,12 +25,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hansa.core import rng
-from hansa.core.op import Replies
 from hansa.local.solver import Batch, Context, LocalSolver
-from hansa.sim.engine import Block, Job
+from hansa.sim.engine import Block
 from hansa.sim.rewrite import Rewritten
 from hansa.sim.schedule import Shape, epoch_keys, regular, shares
-from hansa.sim.stack import Stack, plain, reported
+from hansa.sim.stack import Stack
 
 if TYPE_CHECKING:
     from hansa.sim.stacked import StackedEngine
@@ -72,11 +71,10 @@ class Program:
 
     def fill(self, stack: Stack, state: Any) -> None:
         """Put a stack's samples and its first state into the buffers."""
-        count, steps = len(stack.jobs), stack.rows.shape[1]
+        count, (_, steps, wide) = len(stack.jobs), stack.plan.rows.shape
         self.make_room(steps)
-        wide = stack.rows.shape[2]
         self.share[:steps].zero_()
-        self.rows[:steps, :count, :wide] = stack.rows.transpose(0, 1)
+        self.rows[:steps, :count, :wide] = stack.plan.rows.transpose(0, 1)
         self.share[:steps, :count, :wide] = stack.share.transpose(0, 1)
         if self.engine.objective.draws or self.solver.noisy:
             self.keys[:steps, :count] = stack.keys.transpose(0, 1)
@@ -295,17 +293,21 @@ def lift_products(graph: torch.fx.GraphModule, weights: int) -> list[int]:
     return list(lifted)
 
 
-def fuses(engine: StackedEngine, solver: LocalSolver) -> bool:
-    """Whether a solver's steps can be taken on each parameter's own tensor: plain SGD, a model without buffers."""
-    return plain(solver) and not engine.objective.spec.stats and not engine.objective.spec.counts
-
-
-def repeats(engine: StackedEngine, solver: LocalSolver, jobs: list[Job]) -> bool:
-    """Whether a stack can be trained by one recording of all of its steps: parties of one size, from one model."""
-    if not fuses(engine, solver) or not regular(solver) or not engine.pads:
+def fuses(stack: Stack) -> bool:
+    """Whether steps can be taken on each parameter's own tensor: plain SGD steps, a model without buffers, and nothing
+    to carry or to remember beside the parameters."""
+    spec, rule = stack.engine.objective.spec, stack.solver.step_rule
+    if rule is None or rule.clip is not None or rule.pull or spec.stats or spec.counts or stack.memory:
         return False
-    sizes = engine.holdings.train.sizes([job.party for job in jobs])
-    return bool((sizes == sizes[0]).all()) and all(job.payload is jobs[0].payload for job in jobs)
+    return not stack.started[1]
+
+
+def repeats(stack: Stack) -> bool:
+    """Whether a stack can be trained by one recording of all of its steps: parties of one size, from one model."""
+    solver, sizes = stack.solver, stack.sizes
+    if len(stack.solvers) > 1 or not regular(solver) or not stack.engine.pads or len(set(sizes)) > 1:
+        return False
+    return fuses(stack) and (len(sizes) == 1 or stack.started[0].stride(0) == 0)
 
 
 class Epochs:
@@ -328,11 +330,11 @@ class Epochs:
         self.offsets = torch.from_numpy(engine.holdings.train.offsets).to(device)
         self.w = torch.zeros_like(objective.initial.w)
         self.told = torch.zeros(count + 3, dtype=torch.int64, device=device)  # parties, two keys, the round
-        self.update = self.loss = torch.zeros(0)
+        self.result = self.seen = torch.zeros(0)
         self._replay: Callable[[], None] | None = None
 
     def run(self, parties: list[int], round: int, w: Tensor) -> tuple[Tensor, Tensor]:
-        """The updates [K, d] and the mean losses [K]; both are written over by the next run."""
+        """The trained parameters [K, d] and the summed losses [K]; the next run overwrites both."""
         seed = self.engine.seed
         self.told.copy_(
             torch.tensor([*parties, rng.key(seed, "shuffle", round), rng.key(seed, "step", round), round]),
@@ -343,7 +345,7 @@ class Epochs:
         if self._replay is None:
             self._replay = recorded(self._all, self.told.device)
         self._replay()
-        return self.update, self.loss
+        return self.result, self.seen
 
     @torch.no_grad()
     def _all(self) -> None:
@@ -364,22 +366,21 @@ class Epochs:
         advance = program.advance(self.count)
         for s in range(steps):
             state = advance(state, [program.rows[s], program.share[s], program.keys[s]])
-        weights, seen = pytree.tree_unflatten(state, spec)
-        self.update, self.loss = layout.stacked(weights).sub_(self.w), seen / steps
+        weights, self.seen = pytree.tree_unflatten(state, spec)
+        self.result = layout.stacked(weights)
 
 
-def train_alike(engine: StackedEngine, solver: LocalSolver, jobs: list[Job], round: int) -> Block:
+def train_alike(stack: Stack) -> Block:
     """Train a chunk of parties of one size by one recording."""
-    model = jobs[0].payload["model"]
-    size = engine.holdings.train.size(jobs[0].party)
-    key = (solver, len(jobs), size, engine.holdings.train.x.data_ptr())
+    engine, solver, count, size = stack.engine, stack.solver, len(stack.jobs), stack.sizes[0]
+    key = (solver, count, size, engine.holdings.train.x.data_ptr())
     if key not in engine.programs:
-        engine.programs[key] = Epochs(engine, solver, len(jobs), size)
-    parties = [job.party for job in jobs]
-    update, loss = engine.programs[key].run(parties, round, model["w"])
-    metrics = {"train_loss": loss.tolist()} if solver.tells_loss else {}
-    metrics |= {name: values.tolist() for name, values in reported(solver, {}, len(jobs)).items()}
-    return Block(Replies(parties, {"w": update.clone()}, [size] * len(jobs), {}, metrics), {})  # for it is reused
+        engine.programs[key] = Epochs(engine, solver, count, size)
+    program: Epochs = engine.programs[key]
+    start, carry, buffers = stack.started
+    w, seen = program.run([job.party for job in stack.jobs], stack.round, start[0])
+    stack.steps = program.shape.steps
+    return stack.finish(start, (w.clone(), carry, buffers, seen))
 
 
 def recorded(work: Callable[[], None], device: torch.device) -> Callable[[], None]:
@@ -399,35 +400,29 @@ def recorded(work: Callable[[], None], device: torch.device) -> Callable[[], Non
 
 def train(stack: Stack) -> Block:
     """Train a chunk of parties as `Stack.train` does, by a recorded program."""
-    engine, solver, objective = stack.engine, stack.solver, stack.engine.objective
+    engine, solver, objective, plan = stack.engine, stack.solver, stack.engine.objective, stack.plan
     count = len(stack.jobs)
-    fused = fuses(engine, solver)
-    model = stack.jobs[0].payload["model"]
-    if fused:
-        start = stack.models()
-        zero = torch.zeros(count, dtype=torch.float64, device=stack.device)
-        state: Any = (objective.spec.split(start), zero)
-    else:
-        state = stack.start()
-        start = state[0]
+    fused = fuses(stack)
+    start, carry, buffers = stack.started
+    zero = torch.zeros(count, dtype=torch.float64, device=stack.device)
+    state: Any = (objective.spec.split(start), zero) if fused else (start, carry, buffers, zero)
     layout = tuple((v.shape[1:], v.dtype) for v in pytree.tree_leaves(state))
-    width = stack.rows.shape[2]
-    padded = not all(stack.full) or len(set(stack.widths)) > 1  # every step is recorded as wide as the widest
+    width = plan.rows.shape[2]
+    padded = not all(plan.full) or len(set(plan.widths)) > 1  # every step is recorded as wide as the widest
     if solver.sampler == "poisson":  # each round's batches have other lengths, and should need no other recording
         width, padded = max(width, roomy(solver, max(stack.sizes))), True
-    longest = max(*stack.steps, solver.count(int(np.diff(engine.holdings.train.offsets).max())))
+    longest = max(*plan.steps, solver.count(int(np.diff(engine.holdings.train.offsets).max())))
     # Which size is recorded depends on the stack alone: what trained before may not change the bits.
-    parties = count if len(set(stack.steps)) == 1 else level(count)
+    parties = count if len(set(plan.steps)) == 1 else level(count)
     key = (solver.kernel, parties, width, padded, fused, layout, engine.holdings.train.x.data_ptr())
     program = engine.programs.get(key)
     if program is None:
         program = engine.programs[key] = Program(engine, solver, parties, width, padded, state)
         program.make_room(longest)  # so that none is longer
     program.fill(stack, state)
-    program.replay(stack.active)
+    program.replay(plan.active)
     state = pytree.tree_map(lambda v: v[:count], program.state)
-    if not fused:
-        return stack.finish(start, pytree.tree_map(torch.clone, state))
-    update = objective.spec.stacked(state[0]).sub_(start)
-    metrics = reported(solver, {}, count)
-    return stack.block({"w": update}, (model["stats"], model["counts"]), state[1], {}, metrics)
+    if fused:
+        weights, seen = state
+        return stack.finish(start, (objective.spec.stacked(weights), carry, buffers, seen))
+    return stack.finish(start, pytree.tree_map(torch.clone, state))

@@ -59,7 +59,7 @@ def _plan(solver: LocalSolver) -> tuple[int, int, int, bool]:
 
 
 @dataclass
-class Schedule:
+class BatchSchedule:
     """The batches of a stack of parties, sorted so that those with the most steps come first.
 
     `rows` [K, S, B] are rows of the data; beyond a batch's length they repeat a row of the party's own. `lengths`
@@ -91,12 +91,11 @@ def shares(lengths: Tensor, width: int, dtype: torch.dtype) -> Tensor:
 
 def regular(solver: LocalSolver) -> bool:
     """Whether a solver's batches follow from the sizes of the parties: they are neither its own nor drawn."""
-    own = type(solver).batches is not LocalSolver.batches or type(solver).count is not LocalSolver.count
-    return not own and solver.sampler != "poisson"
+    return not solver.own_batches and solver.sampler != "poisson"
 
 
 def schedule(solvers: Sequence[LocalSolver], shards: PartyShards, parties: list[int], seed: int, round: int,
-             device: torch.device) -> Schedule:  # fmt: skip
+             device: torch.device) -> BatchSchedule:  # fmt: skip
     """The batches that `solver.batches` gives each of these parties, which all have samples. `solvers` is one for all
     of them, or one a party, alike but for how much they do."""
     if not regular(solvers[0]):
@@ -104,8 +103,8 @@ def schedule(solvers: Sequence[LocalSolver], shards: PartyShards, parties: list[
     ids = np.asarray(parties)
     shape = Shape(solvers, shards.sizes(ids), device)
     first, members = _send(device, shards.offsets[ids], ids)
-    keys = epoch_keys(rng.key(seed, "shuffle", round), members, shape.epochs)
-    return Schedule(shape.rows(first, keys), shape.lengths, shape.steps, shape.widths, shape.active, shape.full)
+    keys = epoch_keys(rng.key(seed, "shuffle", round), members, shape.epochs) if shape.shuffles else members
+    return BatchSchedule(shape.rows(first, keys), shape.lengths, shape.steps, shape.widths, shape.active, shape.full)
 
 
 def epoch_keys(base: int | Tensor, parties: Tensor, epochs: int) -> Tensor:
@@ -128,7 +127,7 @@ def _send(device: torch.device, *arrays: np.ndarray[Any, Any]) -> list[Tensor]:
 
 
 def _listed(solvers: Sequence[LocalSolver], shards: PartyShards, parties: list[int], seed: int, round: int,
-            device: torch.device) -> Schedule:  # fmt: skip
+            device: torch.device) -> BatchSchedule:  # fmt: skip
     """The same from a solver's own lists."""
     each = solvers if len(solvers) > 1 else [solvers[0]] * len(parties)
     batches = [solver.batches(shards.size(party), seed, round, party)
@@ -144,4 +143,4 @@ def _listed(solvers: Sequence[LocalSolver], shards: PartyShards, parties: list[i
         rows[k] += int(shards.offsets[party])
     widths, active, full = _look(lengths, np.array(steps))
     on_device = [torch.from_numpy(values).to(device) for values in (rows, lengths)]
-    return Schedule(on_device[0], on_device[1], steps, widths, active, full)
+    return BatchSchedule(on_device[0], on_device[1], steps, widths, active, full)

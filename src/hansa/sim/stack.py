@@ -6,17 +6,18 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hansa.core import rng
-from hansa.core.op import Replies
-from hansa.local import SGD
-from hansa.local.solver import Batch, Bounded, Carry, Context, LocalSolver, step_noise
+from hansa.core.op import Payload, Replies
+from hansa.local.solver import Batch, Carry, Context, LocalSolver, step_noise
+from hansa.local.step_rule import ClipRule, StepRule
 from hansa.sim.chain import Chain
 from hansa.sim.engine import Block, Job
-from hansa.sim.schedule import regular, schedule, shares
+from hansa.sim.schedule import BatchSchedule, regular, schedule, shares
 
 if TYPE_CHECKING:
     from hansa.sim.stacked import StackedEngine
@@ -52,6 +53,29 @@ class ChainGradient(torch.autograd.Function):
         return (gradient, losses.sum(1)), (0, 0)
 
 
+class Differs(Exception):
+    """A hook that was called once for all parties read a value that differs between them."""
+
+
+class CommonContext(Context):
+    """What a solver may see where one call holds for all parties of a stack; any other value raises `Differs`."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("n", "steps", "load", "buffers", "key"):
+            raise Differs(name)
+        value = super().__getattribute__(name)
+        if name == "rate" and isinstance(value, Tensor):
+            raise Differs(name)
+        return value
+
+
+_NO_BUFFERS = (torch.zeros(0), torch.zeros(0))
+
+
+def _no_samples() -> Batch:
+    return Batch(*_NO_BUFFERS, None)
+
+
 @dataclass
 class Stack:
     """One chunk of parties under training, the longest first.
@@ -75,22 +99,32 @@ class Stack:
                      for solver, job in zip(each, self.jobs, strict=True)]  # fmt: skip
             order = sorted(range(len(taken)), key=lambda k: -taken[k])
             self.jobs, self.solvers = [self.jobs[k] for k in order], [each[k] for k in order]
-        parties = [job.party for job in self.jobs]
-        self.sizes = [shards.size(party) for party in parties]
+        self.sizes: list[int] = shards.sizes(np.array([job.party for job in self.jobs])).tolist()
         rates = [solver.rate(self.round) for solver in self.solvers]
         self.rate: float | Tensor = rates[0]
         if len(set(rates)) > 1:
             self.rate = torch.tensor(rates, dtype=self.dtype, device=self.device)
-        plan = schedule(self.solvers, shards, parties, engine.seed, self.round, self.device)
-        self.rows, self.steps, self.widths, self.active = plan.rows, plan.steps, plan.widths, plan.active
-        self.mask = plan.mask
-        self.full = plan.full
-        self.share = shares(plan.lengths, self.rows.shape[2], self.dtype)
+
+    @functools.cached_property
+    def plan(self) -> BatchSchedule:
+        """Which samples the parties take at each step."""
+        parties, train = [job.party for job in self.jobs], self.engine.holdings.train
+        return schedule(self.solvers, train, parties, self.engine.seed, self.round, self.device)
+
+    @functools.cached_property
+    def steps(self) -> list[int]:
+        """The number of steps of each party."""
+        return self.plan.steps
+
+    @functools.cached_property
+    def share(self) -> Tensor:
+        """The weight of each sample in the mean loss of its party [K, S, B]."""
+        return shares(self.plan.lengths, self.plan.rows.shape[2], self.dtype)
 
     @property
     def recordable(self) -> bool:
-        """Whether every step has the same shape, or may be padded to it."""
-        return self.engine.pads or all(width == self.widths[0] for width in self.widths)
+        """Whether every step has the same shape, or may be padded to the same shape."""
+        return self.engine.pads or len(set(self.plan.widths)) == 1
 
     def block(self, tensors: dict[str, Tensor], buffers: tuple[Tensor, Tensor], seen: Tensor,
               memory: dict[str, Tensor], metrics: dict[str, Tensor] | None = None) -> Block:  # fmt: skip
@@ -106,63 +140,45 @@ class Stack:
         parties = [job.party for job in self.jobs]
         return Block(Replies(parties, tensors, self.sizes, maxima, numbers), memory)
 
-    def descend(self, chain: Chain) -> Block:
-        """Direct steps, each layer's taken inside the backward pass."""
-        solver, shards, k = self.solver, self.engine.holdings.train, len(self.jobs)
-        start, carry = self.models(), {}
-        if not plain(solver):
-            start, carry, _, _ = self.start()
-        toward = self.engine.objective.spec.split(carry["toward"]) if "toward" in carry else {}
-        # A tensor for each parameter: in one vector of all, matrices would lie where the machine reads them slowly.
-        split = self.engine.objective.spec.split(start)
-        weights = {name: view.clone(memory_format=torch.contiguous_format) for name, view in split.items()}
-        views = weights
-        bound, share, rate = solver.bounded, self.share, self.rate
-        if bound is not None:
-            share, rate = self.mask.to(self.dtype), self.rate / self._expected(bound)
-        each = rate
-        seen = torch.zeros(k, dtype=torch.float64)
-        for s, (width, k) in enumerate(zip(self.widths, self.active, strict=True)):
-            if k < len(views[next(iter(views))]):
+    def descend(self, chain: Chain, rule: StepRule) -> Block:
+        """Train by a chain: each layer takes its step inside the backward pass, as the solver's StepRule says."""
+        spec, shards, clip = self.engine.objective.spec, self.engine.holdings.train, rule.clip
+        start, carry, buffers = self.started
+        seen = torch.zeros(len(self.jobs), dtype=torch.float64)
+        toward = spec.split(carry[rule.toward]) if rule.toward in carry else {}
+        weights = self.engine.weights(len(self.jobs))
+        for name, view in spec.split(start).items():
+            weights[name].copy_(view)
+        views, plan, rate = weights, self.plan, self.rate
+        if clip is None:
+            share = self.share
+        else:
+            share, rate = plan.mask.to(self.dtype), self.rate / self._expected(clip)
+        each, count = rate, len(self.jobs)
+        for s, (width, k) in enumerate(zip(plan.widths, plan.active, strict=True)):
+            if k < count:
                 views, toward = ({name: view[:k] for name, view in part.items()} for part in (views, toward))
-                each = rate if isinstance(rate, float) else rate[:k]
-            index = self.rows[:k, s, :width].reshape(-1)
+                each, count = rate if isinstance(rate, float) else rate[:k], k
+            index = plan.rows[:k, s, :width].reshape(-1)
             x = self.engine.objective.laid_out(shards.x[index])
-            losses = chain.descend(views, x, shards.y[index], share[:k, s, :width], each, solver.pull, toward, bound)
+            losses = chain.descend(views, x, shards.y[index], share[:k, s, :width], each, rule, toward)
             seen[:k] += losses.sum(1)
-            if bound is not None and bound.sigma:
-                self._shake(views, self.keys[:k, s], each, bound.sigma * bound.clip)
-        initial = self.engine.objective.initial
-        flat = self.engine.objective.spec.stacked(weights)
-        if bare(solver):
-            metrics = reported(solver, carry, len(self.jobs))
-            return self.block({"w": flat.sub_(start)}, (initial.stats, initial.counts), seen, {}, metrics)
-        buffers = tuple(v.expand(len(self.jobs), -1) for v in (initial.stats, initial.counts))
-        return self.finish(start, (flat, carry, buffers, seen))
+            if clip is not None and clip.sigma:
+                self._add_noise(views, self.keys[:k, s], each, clip.sigma * clip.bound)
+        return self.finish(start, (spec.stacked(weights), carry, buffers, seen))
 
-    def _expected(self, bound: Bounded) -> Any:
-        """The expected size of the parties' batches, one number where it is the same for all."""
-        found = [bound.expected(n) for n in self.sizes]
-        return found[0] if len(set(found)) == 1 else torch.tensor(found, dtype=self.dtype)
+    def _expected(self, clip: ClipRule) -> Any:
+        """The expected batch size of each party, as one number where all are equal."""
+        sizes = [clip.expected(n) for n in self.sizes]
+        return sizes[0] if len(set(sizes)) == 1 else torch.tensor(sizes, dtype=self.dtype)
 
-    def _shake(self, weights: dict[str, Tensor], keys: Tensor, rate: float | Tensor, scale: float) -> None:
-        """Each party's noise of one step, as a step takes it."""
+    def _add_noise(self, weights: dict[str, Tensor], keys: Tensor, rate: float | Tensor, scale: float) -> None:
+        """Add each party's noise of one step, times its rate."""
         spec = self.engine.objective.spec
         for k, key in enumerate(keys):
             times = -scale * float(rate[k] if isinstance(rate, Tensor) else rate)
             for name, part in spec.split(step_noise(key, spec)).items():
                 weights[name][k].add_(part, alpha=times)
-
-    def _own(self) -> bool:
-        first = self.jobs[0].payload["model"]
-        return any(job.payload["model"] is not first for job in self.jobs)
-
-    def models(self) -> Tensor:
-        """The models that the parties start from [K, d]."""
-        if self._own():
-            return torch.stack([job.payload["model"]["w"] for job in self.jobs])
-        w: Tensor = self.jobs[0].payload["model"]["w"]
-        return w.expand(len(self.jobs), -1)
 
     @functools.cached_property
     def of_party(self) -> tuple[Tensor, ...]:
@@ -186,7 +202,7 @@ class Stack:
     @functools.cached_property
     def keys(self) -> Tensor:
         """Each party's key at each step."""
-        return rng.keys_of_steps(self.base_keys, self.rows.shape[1])
+        return rng.keys_of_steps(self.base_keys, self.plan.rows.shape[1])
 
     def context(self, buffers: tuple[Tensor, Tensor], n: Tensor, steps: Tensor, first: Tensor, key: Tensor,
                 *rate: Tensor) -> Context:  # fmt: skip
@@ -212,34 +228,58 @@ class Stack:
         return {name: torch.stack([job.memory.get(name, value).to(self.device) for job in self.jobs])
                 for name, value in zero.items()}  # fmt: skip
 
-    def start(self) -> Any:
-        """The first state: parameters, carry, buffers, summed loss."""
+    @functools.cached_property
+    def started(self) -> tuple[Tensor, Carry, tuple[Tensor, Tensor]]:
+        """The parties' first parameters [K, d], carry and buffers, from the solver's `start`.
+
+        Where all parties get the same payload and remember nothing, `start` is called once for all of them, unless it
+        reads a value that differs between parties.
+        """
+        count, first = len(self.jobs), self.jobs[0].payload
+        if (
+            not self.memory
+            and all(job.payload is first for job in self.jobs)
+            and type(self.solver) not in self.engine.differ
+        ):
+            try:
+                w, carry = self.solver.start(self._common(), first["model"]["w"], without_model(first), {})
+            except Differs:
+                self.engine.differ.add(type(self.solver))
+            else:
+                stats, counts = (first["model"][name].expand(count, -1) for name in ("stats", "counts"))
+                carry = {name: value.expand(count, *value.shape) for name, value in carry.items()}
+                return w.expand(count, -1), carry, (stats.clone(), counts.clone())
 
         def one(payload: Any, buffers: Any, memory: Any, *of_party: Any) -> Any:
-            extra = {name: value for name, value in payload.items() if name != "model"}
-            ctx = self.context(buffers, *of_party)
-            w, carry = self.solver.start(ctx, payload["model"]["w"], extra, memory)
-            return w, carry, buffers, w.new_zeros((), dtype=torch.float64)
+            return self.solver.start(self.context(buffers, *of_party), payload["model"]["w"], without_model(payload),
+                                     memory)  # fmt: skip
 
         payload, dims = stack_payloads([job.payload for job in self.jobs], self.dtype)
-        buffers = tuple(  # one for each party: a model may write into them
-            value if dims["model"][name] == 0 else value.expand(len(self.jobs), *value.shape).clone()
+        buffers = tuple(  # a copy per party: a model may write into its buffers
+            value if dims["model"][name] == 0 else value.expand(count, *value.shape).clone()
             for name, value in ((name, payload["model"][name]) for name in ("stats", "counts"))
         )
         in_dims = (dims, 0, 0, *[0] * len(self.of_party))
-        return torch.func.vmap(one, in_dims=in_dims)(payload, buffers, self.memory, *self.of_party)
+        w, carry = torch.func.vmap(one, in_dims=in_dims)(payload, buffers, self.memory, *self.of_party)
+        return w, carry, buffers
 
     def finish(self, start: Tensor, state: Any) -> Block:
-        """The replies, from the first parameters and the last state."""
+        """The replies, from the first parameters and the last state, by the solver's `finish` and `report`."""
+        w, carry, buffers, seen = state
+        if not self.solver.own_finish:  # works on a whole stack as it does on one party
+            tensors, after = self.solver.finish(self._common(), start, w, carry, self.memory)
+            return self.block(tensors, buffers, seen, after, self.solver.report(carry))
 
         def one(start: Tensor, w: Tensor, carry: Any, buffers: Any, memory: Any, *of_party: Any) -> Any:
-            ctx = self.context(buffers, *of_party)
-            tensors, after = self.solver.finish(ctx, start, w, carry, memory)
+            tensors, after = self.solver.finish(self.context(buffers, *of_party), start, w, carry, memory)
             return tensors, after, self.solver.report(carry)
 
-        w, carry, buffers, seen = state
         tensors, after, metrics = torch.func.vmap(one)(start, w, carry, buffers, self.memory, *self.of_party)
         return self.block(tensors, buffers, seen, after, metrics)
+
+    def _common(self) -> Context:
+        """What a solver sees where a hook is called once for all parties."""
+        return CommonContext(self.engine.objective, 0, 0, self.round, self.rate, _no_samples, _NO_BUFFERS, stacked=True)
 
     def train(self) -> Block:
         """Any solver, its pure functions mapped over the parties."""
@@ -253,37 +293,24 @@ class Stack:
             loss = ctx.seen if ctx.seen is not None else w.new_zeros(())
             return new_w, new_carry, ctx.buffers, seen + loss.to(torch.float64)
 
-        state = self.start()
+        plan, counts = self.plan, self.plan.mask
+        state: Any = (*self.started, torch.zeros(len(self.jobs), dtype=torch.float64, device=self.device))
         w0, finished = state[0], []
-        for s, (width, k) in enumerate(zip(self.widths, self.active, strict=True)):
+        for s, (width, k) in enumerate(zip(plan.widths, plan.active, strict=True)):
             if k < len(state[0]):
                 finished.append(pytree.tree_map(lambda v, k=k: v[k:], state))
                 state = pytree.tree_map(lambda v, k=k: v[:k], state)
-            index = self.rows[:k, s, :width]
-            mask = None if self.full[s] else self.mask[:k, s, :width].to(self.dtype)
+            index = plan.rows[:k, s, :width]
+            mask = None if plan.full[s] else counts[:k, s, :width].to(self.dtype)
             given = (shards.x[index], shards.y[index], mask, self.keys[:k, s], *(v[:k] for v in self.of_party))
             in_dims = (0, 0, 0, 0, 0, 0, None if mask is None else 0, 0, *[0] * len(self.of_party))
             state = torch.func.vmap(step, in_dims=in_dims)(*state, *given)
         return self.finish(w0, pytree.tree_map(lambda *v: torch.cat(v), state, *reversed(finished)))
 
 
-def bare(solver: LocalSolver) -> bool:
-    """Whether a solver sends the update alone and remembers nothing; it may report numbers."""
-    return type(solver).finish is LocalSolver.finish and type(solver).remember is LocalSolver.remember
-
-
-def plain(solver: LocalSolver) -> bool:
-    """Whether a solver starts at the model, descends along the gradient alone, and sends the update alone."""
-    ordinary = type(solver).start in (LocalSolver.start, SGD.start) and bare(solver)
-    return solver.direct and not solver.pull and ordinary
-
-
-def reported(solver: LocalSolver, carry: Carry, count: int) -> dict[str, Tensor]:
-    """What a solver reports for each of `count` parties, from their stacked carry."""
-    if type(solver).report is LocalSolver.report:
-        return {}
-    found: dict[str, Tensor] = torch.func.vmap(lambda carry, _: solver.report(carry))(carry, torch.zeros(count))
-    return found
+def without_model(payload: Payload) -> Payload:
+    """What a payload holds beside the model."""
+    return {name: value for name, value in payload.items() if name != "model"}
 
 
 def stack_payloads(payloads: list[Any], dtype: torch.dtype) -> tuple[Any, Any]:

@@ -58,6 +58,8 @@ class StackedEngine(ReferenceEngine):
         self._unrecorded: set[type] = set()
         self.complaints: set[str] = set()  # reasons for which the compiler failed, each logged once
         self.programs: dict[Any, Any] = {}  # what was recorded for a GPU
+        self.differ: set[type] = set()  # solvers whose `start` reads values that differ between parties
+        self._weights: dict[str, Tensor] = {}
         self.pads = True
         self._chain: Chain | None = None
         self._looked = self._probed = False
@@ -214,19 +216,19 @@ class StackedEngine(ReferenceEngine):
             if solver.sampler == "poisson" and len({one.plan[2] for one in solvers}) > 1:
                 # its steps divide by the batch size that a party was told
                 return [(job.party, self.one(base, job, round)) for job in given]
-            bounded = solver.bounded is not None and chain is not None and chain.stacks and chain.flat
-            if chain is not None and (bounded or (solver.direct and (chain.stacks or len(jobs) == 1))):
-                return Stack(self, solvers, jobs, round).descend(chain)
+            rule = solver.step_rule
+            if chain is not None and rule is not None and chain.takes(rule, len(jobs)):
+                return Stack(self, solvers, jobs, round).descend(chain, rule)
             if chain is not None and self.width(solver) == 1:
                 return [(job.party, base.train(self.party(job.party, round), job.payload, job.memory, chain.alone))
                         for job in given]  # fmt: skip
             if (self.records or self.width(solver) > 1) and self._stackable():
                 records = self.records and type(solver) not in self._unrecorded
-                alike = records and len(solvers) == 1 and gpu.repeats(self, solver, jobs)
-                done = self._record(solver, lambda: gpu.train_alike(self, solver, jobs, round)) if alike else None
+                stack = Stack(self, solvers, jobs, round)
+                alike = records and gpu.repeats(stack)
+                done = self._record(solver, lambda: gpu.train_alike(stack)) if alike else None
                 if done is not None:
                     return done
-                stack = Stack(self, solvers, jobs, round)
                 if records and not alike and stack.recordable:
                     done = self._record(solver, lambda: gpu.train(stack))
                 return stack.train() if done is None else done
@@ -252,8 +254,19 @@ class StackedEngine(ReferenceEngine):
 
     def width(self, solver: LocalSolver) -> int:
         """How many parties a chunk holds: fewer where a solver passes over the parameters several times a step."""
-        wide = self._given is not None or self.chain is None or solver.direct or solver.bounded is not None
+        wide = self._given is not None or self.chain is None or solver.step_rule is not None
         return self.chunk if wide else max(1, self.chunk // 4)
+
+    def weights(self, count: int) -> dict[str, Tensor]:
+        """Memory for the parameters of so many parties, used again by every chunk.
+
+        Each parameter has a tensor of its own: inside one long vector, matrices would not be aligned for fast access.
+        """
+        if not self._weights or len(next(iter(self._weights.values()))) < count:
+            views = self.objective.spec.split(self.objective.initial.w.expand(count, -1))
+            self._weights = {name: torch.empty_like(view, memory_format=torch.contiguous_format)
+                             for name, view in views.items()}  # fmt: skip
+        return {name: tensor[:count] for name, tensor in self._weights.items()}
 
     def _stackable(self) -> bool:
         if self.chain is not None and self.chain.stacks:
@@ -270,10 +283,8 @@ def by_hooks(op: Op) -> bool:
     """Whether an engine may call the hooks of a solver and its wrappers; one that overrides `run`, `train` or `drawn`
     trains one party at a time."""
     layers, solver = unwrap(op)
-    given = type(solver)
-    own = (given.run, given.train, given.drawn) if isinstance(solver, LocalSolver) else ()  # type: ignore[attr-defined]
-    usual = (LocalSolver.run, LocalSolver.train, LocalSolver.drawn)
-    return own == usual and all(type(layer).run is Wrapper.run for layer in layers)
+    usual = all(type(layer).run is Wrapper.run for layer in layers)
+    return usual and isinstance(solver, LocalSolver) and not solver.own_run
 
 
 def resolved(solver: LocalSolver, jobs: list[Job]) -> tuple[list[LocalSolver], list[Job]]:
