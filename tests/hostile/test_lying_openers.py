@@ -13,7 +13,7 @@ from liars import answer
 
 import hansa
 from hansa.experiment.tasks import make_model
-from hansa.secure import boxes
+from hansa.secure import envelopes
 from hansa.secure.byte_tensors import from_rows, to_rows
 
 PARTIES = {name: samples(seed=seed) for seed, name in enumerate(("ann", "bob", "cid", "dan", "eve"))}

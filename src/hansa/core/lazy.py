@@ -7,9 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def exports(
-    package: str, modules: Mapping[str, str], renamed: Mapping[str, str] | None = None
-) -> Callable[[str], Any]:
+def exports(package: str, modules: Mapping[str, str], renamed: Mapping[str, str] | None = None) -> Callable[[str], Any]:
     """A `__getattr__` for a package; `modules` maps each name to its module (".cell" is relative to the package).
 
     `renamed` maps each name that was removed to a sentence that names its successors.

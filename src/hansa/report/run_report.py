@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hansa.artifacts.run_folder import REPORT, SUMMARY, RunFolder, read_json
-from hansa.core.replies import FEW
+from hansa.core.round_record import LISTED
 from hansa.report import fusion_shares as forensics
 from hansa.report import plots
 from hansa.report.html import Detail, Picture, Section, Sheet, write_report

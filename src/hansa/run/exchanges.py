@@ -9,7 +9,7 @@ from typing import Any
 from hansa.core.driver import drive
 from hansa.core.errors import RoundAborted
 from hansa.core.federation import VERBS, Federation, SumProtocol
-from hansa.core.replies import Record
+from hansa.core.round_record import Record
 from hansa.core.runtime import Abort, Open, Request
 from hansa.core.task import Known
 from hansa.experiment.settings import Run

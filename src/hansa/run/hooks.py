@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hansa.core.algorithm import Algorithm, State
-from hansa.core.budget import SPENT, finite
+from hansa.core.budget import BUDGET_SPENT, finite
 from hansa.core.errors import RoundAborted
 from hansa.core.federation import Federation, SumProtocol
-from hansa.core.replies import FEW, TIMES, Record
+from hansa.core.replies import WEIGHT_CAP
+from hansa.core.round_record import LISTED, Record
 from hansa.core.runtime import Clock
 from hansa.core.task import Known
 from hansa.experiment.local_work import LocalWork
@@ -121,11 +122,11 @@ class SpendingOfParties(RoundHook):
         for party in record.fused | set(record.spent):
             progress.exhausted.pop(str(party), None)
         for party, reason in record.missing.items():
-            if reason.startswith(SPENT):
+            if reason.startswith(BUDGET_SPENT):
                 progress.exhausted[str(party)] = True
         if record.spent and (self.min_cohort == 1 or current.empty is None):
             progress.epsilon = max(progress.epsilon, *record.spent.values())
-            if self.min_cohort == 1 and len(self.holdings) <= FEW:
+            if self.min_cohort == 1 and len(self.holdings) <= LISTED:
                 progress.epsilons |= {self.holdings.name(party): spent for party, spent in sorted(record.spent.items())}
         if record.delta is None or not progress.epsilon:
             return
@@ -174,7 +175,7 @@ class CohortSelection(RoundHook):
         self._selects = algorithm.participation == "cohort"
         self._asked = run.asked(len(exchanges.holdings))
         # A deployed party chooses the size that it declares: cap it.
-        self._times = TIMES if exchanges.attended is not None and run.max_weight is None else None
+        self._times = WEIGHT_CAP if exchanges.attended is not None and run.max_weight is None else None
         self._allows_nobody = getattr(exchanges.protocol, "answers_nobody", False)
 
     async def choose(self, current: CurrentRound, state: State) -> None:
@@ -203,7 +204,7 @@ class CohortSelection(RoundHook):
             current.progress.selection = self.select.heard(current.progress.selection, record.each)
         # The parties that Poisson sampling drew stay secret: only then do draws amplify privacy.
         shows = self.algorithm.participation != "own" and not self.select.independent
-        if shows and record.asked and len(cohort) <= FEW:
+        if shows and record.asked and len(cohort) <= LISTED:
             line["cohort"] = [self.exchanges.holdings.name(party) for party in cohort]
 
 
