@@ -45,6 +45,7 @@ from hansa.net.operator import Operator
 from hansa.net.transport import keys
 from hansa.net.transport.client import Client
 from hansa.net.transport.signing import About
+from hansa.net.transport.tls import client_context, server_context
 from hansa.net.transport.wire import Blob
 
 DEPLOYED, IN_PROCESS, FLOWER = "ours, deployed", "ours, in process", "flower"
@@ -279,8 +280,8 @@ def measure_upload(megabytes: float, limit: float) -> dict[str, float]:
 async def sent(federation: Federation, blob: Blob, data: bytes) -> float:
     """The seconds in which a blob is sent."""
     folder = federation.folder
-    tls = keys.client_context(folder / "ca.pem", folder / "operator.pem", folder / "operator.key")
-    async with Client(federation.url, tls, keys.key_of(keys.read_private(folder / "operator.key"))) as client:
+    tls = client_context(folder / "ca.pem", folder / "operator.pem", folder / "operator.key")
+    async with Client(federation.url, tls, keys.load_key(keys.read_private(folder / "operator.key"))) as client:
         began = time.perf_counter()
         await client.send("/v1/uploads", blob, memoryview(data), About())
         return time.perf_counter() - began
@@ -291,7 +292,7 @@ def plain_tls(federation: Federation, data: bytes) -> float:
     folder, port = federation.folder, free_port()
     reader = multiprocessing.get_context("spawn").Process(target=drop, args=(str(folder), port, len(data)), daemon=True)
     reader.start()
-    tls = keys.client_context(folder / "ca.pem", folder / "operator.pem", folder / "operator.key")
+    tls = client_context(folder / "ca.pem", folder / "operator.pem", folder / "operator.key")
     while True:
         try:
             raw = socket.create_connection(("127.0.0.1", port), 5)
@@ -310,7 +311,7 @@ def plain_tls(federation: Federation, data: bytes) -> float:
 
 def drop(folder: str, port: int, size: int) -> None:
     """Read so many bytes of a connection, then say so."""
-    tls = keys.server_context(Path(folder) / "server.pem", Path(folder) / "server.key", Path(folder) / "ca.pem")
+    tls = server_context(Path(folder) / "server.pem", Path(folder) / "server.key", Path(folder) / "ca.pem")
     with (
         socket.create_server(("127.0.0.1", port)) as server,
         tls.wrap_socket(server.accept()[0], server_side=True) as connection,

@@ -46,7 +46,9 @@ from hansa.net.audit.receipt_file import read_receipts
 from hansa.net.party import store as home
 from hansa.net.party.receipts import Receipts
 from hansa.net.party.store import Home, Remembered
-from hansa.net.transport import keys
+from hansa.net.transport import certificates, keys
+from hansa.net.transport.tls import client_context
+from hansa.net.transport.tokens import Token
 from hansa.net.transport.wire import Admission, Answer, Blob, Receipt, ask_name, pack, unpack
 
 PARTIES = ("ann", "bob", "cid")
@@ -271,7 +273,7 @@ class Life:
         answer = Answer(MESSAGE, "", blob, 1, staged, model=self.records(key[0], begin=True).network.models[key[1]])
         said = stated("league", PARTIES[party], key, answer)
         answer = structs.replace(answer, signature=key_of_party.sign(said.signed_bytes()).hex())
-        sent = asks.Sent(party, PARTIES[party], answer, 0.0, said, keys.fingerprint(certificate))
+        sent = asks.Sent(party, PARTIES[party], answer, 0.0, said, certificates.fingerprint(certificate))
         if party == 0:
             at_once(self.receipts.expect(Line(self), "league"))  # type: ignore[arg-type]
         try:
@@ -308,10 +310,10 @@ class Life:
                 self.certificate()
             key, pem = keys.read_key(self.home.folder / "key.pem"), (self.home.folder / "cert.pem").read_bytes()
         else:
-            key, token = KEYS[name], keys.Token.of((self.folder / "tokens" / f"{name}.token").read_text())
-            _, pem = self.ledger.now(self.registry.enrol(token.secret, keys.request(key, name)))
+            key, token = KEYS[name], Token.parse((self.folder / "tokens" / f"{name}.token").read_text())
+            _, pem = self.ledger.now(self.registry.enrol(token.secret, certificates.make_request(key, name)))
         self.registry.reload()
-        if (used := self.registry.used(keys.identity_of(pem))) is not None:
+        if (used := self.registry.used(certificates.identity_of_pem(pem))) is not None:
             self.ledger.now(used)
         return key, pem
 
@@ -361,9 +363,9 @@ class Life:
     def certificate(self) -> None:
         """Enrol the party, or renew its certificate and use it."""
         if not self.home.enrolled:
-            token = keys.Token.of((self.folder / "tokens" / "ann.token").read_text())
+            token = Token.parse((self.folder / "tokens" / "ann.token").read_text())
 
-            async def enrol(url: str, token: keys.Token, request: bytes) -> tuple[bytes, Admission]:
+            async def enrol(url: str, token: Token, request: bytes) -> tuple[bytes, Admission]:
                 name, pem = self.ledger.now(self.registry.enrol(token.secret, request))
                 return self.federation.read("ca.pem"), Admission("league", name, pem)
 
@@ -474,7 +476,7 @@ class Life:
         need(self.home.enrolled or not self.promises.enrolled, "who the party is")
         if self.home.enrolled:
             folder, who = self.home.folder, self.home.identity()
-            keys.client_context(folder / "ca.pem", folder / "cert.pem", folder / "key.pem")  # they go together
+            client_context(folder / "ca.pem", folder / "cert.pem", folder / "key.pem")  # they go together
             need(self.registry.admits(who), "the party's certificate is not valid")
 
 

@@ -27,6 +27,7 @@ from hansa.net.party.receipts import BadReceipt, Receipts
 from hansa.net.party.store import Home
 from hansa.net.party.vault import HomeVault, look
 from hansa.net.transport import keys
+from hansa.net.transport.tls import client_context
 from hansa.net.transport.wire import Answer, Receipt
 from hansa.privacy import spent
 
@@ -114,7 +115,7 @@ def test_whenever_the_power_fails_in_a_rotation_key_and_certificate_go_together(
             home = Home(into / "party" / "home")
             home.settle()
             home.close()
-            keys.client_context(*(home.folder / name for name in ("ca.pem", "cert.pem", "key.pem")))
+            client_context(*(home.folder / name for name in ("ca.pem", "cert.pem", "key.pem")))
             shutil.rmtree(into)
 
 

@@ -36,7 +36,7 @@ from hansa.experiment.config import Experiment, read
 from hansa.net.aggregator.federation import init
 from hansa.net.local import free_port
 from hansa.net.operator import ENDED, Operator
-from hansa.net.transport import keys
+from hansa.net.transport.tls import client_context, unverified_context
 from hansa.run.simulate import simulate
 from hansa.testing.proxy import Faults, Proxy
 
@@ -230,8 +230,8 @@ class Storm:
     async def stranger(self, kind: int) -> None:
         """Somebody who comes to the aggregator and is slow; how long he is put up with is noted."""
         began, folder = time.monotonic(), self.folder
-        tls = [None, keys.unverified_context(),
-               keys.client_context(folder / self.names[0] / "ca.pem", folder / self.names[0] / "cert.pem",
+        tls = [None, unverified_context(),
+               client_context(folder / self.names[0] / "ca.pem", folder / self.names[0] / "cert.pem",
                                    folder / self.names[0] / "key.pem")][kind % 3]  # fmt: skip
         words = b"POST /v1/alive?instance=ab HTTP/1.1\r\nHost: a\r\nHansa-Protocol: 2\r\nContent-Length: 100000\r\n\r\n"
         said = [b"\x16\x03\x01\x02\x00" + bytes(600), words[:-2] + b"X: y\r\n" * 1000, words + bytes(100000)][kind % 3]

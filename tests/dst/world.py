@@ -47,7 +47,7 @@ from hansa.net.aggregator.ledger import begin
 from hansa.net.aggregator.registry import Registry
 from hansa.net.party import agent as party
 from hansa.net.party.samples import preparer
-from hansa.net.transport import keys
+from hansa.net.transport import certificates, keys
 from hansa.net.transport.wire import Receipt
 
 NAMES = ("ann", "bob", "cid", "dan", "eve", "fay", "gil", "hal", "ivy", "jim", "kay", "leo")
@@ -123,9 +123,9 @@ def template() -> tuple[Path, Federation, sqlite3.Connection]:
         home, token, key = root / "homes" / name, federation.token(name), keys.new_key()
         assert token is not None
         home.mkdir(parents=True)
-        _, certificate = ledger.now(registry.enrol(token.secret, keys.request(key, name)))
+        _, certificate = ledger.now(registry.enrol(token.secret, certificates.make_request(key, name)))
         registry.reload()
-        used = registry.used(keys.identity_of(certificate))
+        used = registry.used(certificates.identity_of_pem(certificate))
         assert used is not None
         ledger.now(used)
         for file, data in (("key.pem", keys.key_bytes(key)), ("cert.pem", certificate),
@@ -166,7 +166,7 @@ class World:
         self.federation = Federation("world", self.names, self.federation.url, folder=self.federation.folder)
         self.notary = self.federation.notary()
         homes = {name: self.folder / name / "home" for name in self.names}
-        self.keys = {name: keys.key_of((home / "key.pem").read_bytes()) for name, home in homes.items()}
+        self.keys = {name: keys.load_key((home / "key.pem").read_bytes()) for name, home in homes.items()}
         self.certificates = {name: _der((home / "cert.pem").read_bytes()) for name, home in homes.items()}
         self.state = self.folder / "aggregator" / "state"
         self.state.mkdir(parents=True)

@@ -13,7 +13,7 @@ from league import PLENTY, SPOKEN, Asked, League
 from served import dial, hear, say, statuses
 
 from hansa.net.aggregator import server
-from hansa.net.transport import keys, signing, wire
+from hansa.net.transport import certificates, signing, wire
 from hansa.net.transport.signing import About
 
 DIGEST = "ab" * 32
@@ -36,7 +36,8 @@ PARTS = [  # role, method, path, whether it is about an ask
 BODIES = [
     b"", b"x", bytes(5000), wire.pack(wire.Answer(DIGEST, "0" * 128, why="no")),
     wire.pack(wire.Answer(DIGEST, "0" * 128, wire.Blob(DIGEST, 1), 3)),
-    wire.pack(wire.Enrolment("s" * 43, keys.request(readers.KEY, "ann"))), keys.request(readers.KEY, "ann"),
+    wire.pack(wire.Enrolment("s" * 43, certificates.make_request(readers.KEY, "ann"))),
+    certificates.make_request(readers.KEY, "ann"),
     wire.pack(wire.Order("job", readers.TABLES[0])), wire.pack(wire.Order("job", readers.TABLES[1], None, 2, "mark")),
 ]  # fmt: skip
 

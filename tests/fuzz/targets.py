@@ -36,8 +36,9 @@ from hansa.net.audit import verify as audit
 from hansa.net.audit.evidence import Notary, Statement, canonical, head_line, stated
 from hansa.net.audit.receipt_file import read_receipts
 from hansa.net.party.policy import TOML, Policy
-from hansa.net.transport import keys, signing, wire
+from hansa.net.transport import certificates, keys, signing, wire
 from hansa.net.transport.client import https_url
+from hansa.net.transport.tokens import Token, new_token
 
 KEY = keys.PrivateKey.from_private_bytes(bytes(range(32)))
 LONGEST = 2000  # letters of what is said about input that is refused, beside what it quotes
@@ -152,8 +153,8 @@ def signature(data: bytes) -> None:
 
 
 def token(data: bytes) -> None:
-    found = keys.Token.of(data.decode("utf-8", "surrogateescape"))
-    assert keys.Token.of(found.text()) == found
+    found = Token.parse(data.decode("utf-8", "surrogateescape"))
+    assert Token.parse(found.text()) == found
 
 
 def url(data: bytes) -> None:
@@ -226,10 +227,14 @@ class Signer:
 @functools.cache
 def _history() -> tuple[Signer, bytes, bytes]:
     """Who signs a log, the log of a job of one round, and the receipt for the one update in it."""
-    authority, certificate = keys.make_ca("league", 30)
-    pems = [keys.issue(authority, certificate, KEY.public_key(), name, role, "league", 20)
+    authority, certificate = certificates.make_ca("league", 30)
+    pems = [certificates.issue(authority, certificate, KEY.public_key(), name, role, "league", 20)
             for name, role in (("log", "log"), ("ann", "party"))]  # fmt: skip
-    notary, mark, first, last = Notary("league", KEY, pems[0], certificate), keys.fingerprint(pems[1]), *("ab", "cd")
+    notary, mark, first, last = (
+        Notary("league", KEY, pems[0], certificate),
+        certificates.fingerprint(pems[1]),
+        *("ab", "cd"),
+    )
     said = Statement("league", "ann", "job-1", 0, "round", 0, first * 32, True, "0" * 64, "1" * 64, 7, False, None)
     signature = KEY.sign(said.signed_bytes()).hex()
     member = {"party": "ann", "index": 5, "update": "1" * 64}
@@ -351,20 +356,22 @@ TABLES: list[dict[str, Any]] = [
 
 
 def _identities() -> list[Target]:
-    authority, certificate = keys.make_ca("league", 30)
-    party = keys.issue(authority, certificate, KEY.public_key(), "ann", "party", "league", 20)
-    server = keys.issue(authority, certificate, KEY.public_key(), "agg", "server", "league", 20, ["localhost", "::1"])
+    authority, certificate = certificates.make_ca("league", 30)
+    party = certificates.issue(authority, certificate, KEY.public_key(), "ann", "party", "league", 20)
+    server = certificates.issue(
+        authority, certificate, KEY.public_key(), "agg", "server", "league", 20, ["localhost", "::1"]
+    )
     pems = [certificate, party, server]
     headers = signing.sign(KEY, "POST", "/v1/x", b"body", signing.About("job-1", 3, "3/round/0"))
     lines = "\n".join(f"{name}: {value}" for name, value in headers.items()).encode()
     edges = [b"-----BEGIN CERTIFICATE-----\n", b"-----END CERTIFICATE-----\n", b"\x30\x84\xff\xff\xff\xff", b"\x30\x80"]
-    invitation = keys.new_token("ann", certificate).text().encode()
+    invitation = new_token("ann", certificate).text().encode()
     return [
-        Target("keys.identity", keys.identity, [_der(pem) for pem in pems], edges),
-        Target("keys.identity_of", keys.identity_of, pems, edges),
-        Target("keys.fingerprint", keys.fingerprint, pems, edges),
-        Target("keys.read_request", keys.read_request, [keys.request(KEY, "ann")], edges),
-        Target("keys.key_of", keys.key_of, [keys.key_bytes(KEY)], edges),
+        Target("keys.identity", certificates.identity_of_der, [_der(pem) for pem in pems], edges),
+        Target("keys.identity_of", certificates.identity_of_pem, pems, edges),
+        Target("keys.fingerprint", certificates.fingerprint, pems, edges),
+        Target("keys.read_request", certificates.read_request, [certificates.make_request(KEY, "ann")], edges),
+        Target("keys.key_of", keys.load_key, [keys.key_bytes(KEY)], edges),
         Target("keys.Token.of", token, [invitation], [b"hansa-1.", b"=", b"-", b"_"]),
         Target("signing.verify", signature, [lines], [b"-1", b"9" * 18, b"Hansa-Round: ", b"\n", b"\x00", b"\xff"]),
         Target(

@@ -38,6 +38,7 @@ from hansa.net.transport import keys, signing
 from hansa.net.transport.client import PASSING, paced, pause
 from hansa.net.transport.pacing import Pace
 from hansa.net.transport.signing import About
+from hansa.net.transport.tls import client_context
 from hansa.net.transport.wire import PROTOCOLS, Answer, Blob, Receipt, Work, pack, unpack
 
 FEATURES, CLASSES = 3, 2
@@ -205,7 +206,7 @@ class Crowd:
     start: dict[str, torch.Tensor] = field(default_factory=dict)  # the model that was sent first, by job
 
     def __post_init__(self) -> None:
-        self.context = keys.client_context(self.folder / "ca.pem")
+        self.context = client_context(self.folder / "ca.pem")
         self.federation = Federation.open(self.folder).name
         self._trees: dict[str, Any] = {}
         self._replies: dict[str, Callable[[int], Reply]] = {}
@@ -315,7 +316,7 @@ class Light:
     def _signer(self) -> keys.PrivateKey:
         if self._key is None:
             text = self._certificate.read_bytes()
-            self._key = keys.key_of(text[text.index(b"-----BEGIN PRIVATE KEY") :])
+            self._key = keys.load_key(text[text.index(b"-----BEGIN PRIVATE KEY") :])
         return self._key
 
     async def _fetch(self, path: str, blob: Blob) -> bytes:

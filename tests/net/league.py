@@ -31,8 +31,10 @@ from hansa.net.operator import Operator
 from hansa.net.party.agent import Agent, Worker
 from hansa.net.party.samples import Samples, preparer
 from hansa.net.party.store import Home
-from hansa.net.transport import keys, signing
+from hansa.net.transport import certificates, keys, signing
 from hansa.net.transport.signing import About
+from hansa.net.transport.tls import client_context
+from hansa.net.transport.tokens import Token
 from hansa.net.transport.wire import (
     PROTOCOLS,
     Admission,
@@ -84,7 +86,7 @@ class Caller:
         self.files = files
         self.key, self.name, self.instance = key, name, hashlib.sha256(name.encode()).hexdigest()[:32]
         cert, private = files if files is not None else (None, None)
-        self._tls = keys.client_context(league.folder / "ca.pem", cert, private)
+        self._tls = client_context(league.folder / "ca.pem", cert, private)
         self.league = league
         self.connection = self._connect()
 
@@ -137,7 +139,7 @@ class Caller:
         answer = self.signed(ask, answer)
         said = stated("league", self.name, ask.key, answer)
         return asks.Sent(self.league.number(self.name), self.name, answer, 0.0, said,
-                         keys.fingerprint(self.files[0].read_bytes()))  # fmt: skip
+                         certificates.fingerprint(self.files[0].read_bytes()))  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -283,8 +285,8 @@ class League:
     def operator(self) -> Operator:
         return Operator(dataclasses.replace(Federation.open(self.folder), url=self.url))
 
-    def token(self, name: str) -> keys.Token:
-        return keys.Token.of((self.folder / "tokens" / f"{name}.token").read_text())
+    def token(self, name: str) -> Token:
+        return Token.parse((self.folder / "tokens" / f"{name}.token").read_text())
 
     # Callers
 
@@ -299,7 +301,7 @@ class League:
     def chief(self) -> Caller:
         """The operator."""
         files = self.folder / "operator.pem", self.folder / "operator.key"
-        return self.caller(keys.key_of(files[1].read_bytes()), files, "operator")
+        return self.caller(keys.load_key(files[1].read_bytes()), files, "operator")
 
     def certified(self, name: str, key: keys.PrivateKey, certificate: bytes) -> Caller:
         """A party with that key and certificate."""
@@ -311,10 +313,10 @@ class League:
         keys.write_private(files[1], keys.key_bytes(key))
         return self.caller(key, files, name)
 
-    def enrolled(self, name: str, token: keys.Token | None = None) -> Caller:
+    def enrolled(self, name: str, token: Token | None = None) -> Caller:
         """A party that has enrolled, and whose certificate is in use."""
         key = keys.new_key()
-        body = pack(Enrolment((token or self.token(name)).secret, keys.request(key, name)))
+        body = pack(Enrolment((token or self.token(name)).secret, certificates.make_request(key, name)))
         got = self.nobody().call("POST", "/v1/enrol", body)
         assert got.status == 200, got
         caller = self.certified(name, key, unpack(got.body, Admission).certificate)
@@ -430,9 +432,9 @@ class Signer:
 
 def notary() -> Notary:
     """A key for a log of its own."""
-    authority, pem = keys.make_ca("league")
+    authority, pem = certificates.make_ca("league")
     key = keys.new_key()
-    return Notary("league", key, keys.issue(authority, pem, key.public_key(), "log", "log", "league", 9), pem)
+    return Notary("league", key, certificates.issue(authority, pem, key.public_key(), "log", "log", "league", 9), pem)
 
 
 def samples(party: int, n: int = 12, features: int = 3, classes: int = 2) -> Samples:

@@ -16,7 +16,7 @@ from typing import Any
 
 from league import PATIENCE, PLENTY, Asked, League
 
-from hansa.net.transport import keys
+from hansa.net.transport.tls import client_context
 
 MIB = 2**20
 
@@ -80,7 +80,7 @@ class Served(League):
 
 def dial(league: League, files: tuple[Path, Path] | None = None) -> ssl.SSLSocket:
     """A TLS connection to an aggregator, with somebody's certificate or with none."""
-    context = keys.client_context(league.folder / "ca.pem", *(files or (None, None)))
+    context = client_context(league.folder / "ca.pem", *(files or (None, None)))
     raw = socket.create_connection(("127.0.0.1", league.port), timeout=PATIENCE)
     return context.wrap_socket(raw, server_hostname="127.0.0.1")
 

@@ -18,9 +18,10 @@ from hansa.net.aggregator import asks
 from hansa.net.aggregator.blobs import Blobs, Gap
 from hansa.net.aggregator.job_records import discard, needed_blobs
 from hansa.net.aggregator.ledger import Writer
-from hansa.net.transport import keys, signing
+from hansa.net.transport import signing
 from hansa.net.transport.client import Client
 from hansa.net.transport.signing import About
+from hansa.net.transport.tls import client_context
 from hansa.net.transport.wire import CHUNK, Blob, Order, pack
 
 
@@ -35,7 +36,7 @@ def parts(league: League) -> list[Path]:
 def speaker(league: League, caller: Caller) -> Client:
     """The client of the package, with a caller's certificate."""
     assert caller.files is not None
-    return Client(league.url, keys.client_context(league.folder / "ca.pem", *caller.files), caller.key, patience=0)
+    return Client(league.url, client_context(league.folder / "ca.pem", *caller.files), caller.key, patience=0)
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ from hansa.net.audit.receipt_file import read_receipts
 from hansa.net.audit.verify import Audit, Certificate, Report, verify
 from hansa.net.party.receipts import BadReceipt, Receipts
 from hansa.net.party.store import Home
-from hansa.net.transport import client, keys
+from hansa.net.transport import certificates, client, keys
 from hansa.net.transport.wire import Blob, Receipt, pack
 
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}
@@ -131,7 +131,7 @@ def fails(path: Path, words: str | None, scene: Scene, **given: Any) -> None:
 def test_an_honest_log_verifies_with_all_receipts(scene: Scene) -> None:
     found = verify(scene.log, scene.authority, scene.homes())
     assert found.entries == scene.entries and found.rounds == 7 and found.refusals == 1
-    assert found.authority == keys.fingerprint(scene.authority)
+    assert found.authority == certificates.fingerprint(scene.authority)
     kept = [one for home in scene.homes() for path in (home / "receipts").glob("*") for one in read_receipts(path)]
     assert found.receipts == len(kept)  # some perhaps late: tickets that were under way when their job ended
     assert sum(one.receipt.status == "accepted" for one in kept) == (
@@ -284,10 +284,10 @@ def emptied(entries: list[Tree]) -> None:
 
 def another_key(entries: list[Tree]) -> None:
     """A certificate of the attacker's own making, for a party."""
-    authority, pem = keys.make_ca("league")
+    authority, pem = certificates.make_ca("league")
     key = keys.new_key()
-    made = keys.issue(authority, pem, key.public_key(), "ann", "party", "league", 9)
-    entries[index(entries, "enrolled")]["detail"].update(pem=made.decode(), certificate=keys.fingerprint(made))
+    made = certificates.issue(authority, pem, key.public_key(), "ann", "party", "league", 9)
+    entries[index(entries, "enrolled")]["detail"].update(pem=made.decode(), certificate=certificates.fingerprint(made))
 
 
 def revoked_before(entries: list[Tree]) -> None:
@@ -416,7 +416,7 @@ FORGERIES: list[tuple[Change, str]] = [
     (fused_elsewhere, "no update of the job that no round has fused yet"),
     (other_model, "made for another model"),
     (emptied, "the round is empty, and yet something was fused"),
-    (another_key, "not by the federation's authority"),
+    (another_key, "not issued by the federation's authority"),
     (revoked_before, "was not one of cid that was valid then"),
     (superseded, "was not one of bob that was valid then"),
     (no_job, "made for another model|had not begun"),
@@ -502,20 +502,20 @@ def test_a_log_that_is_cut_off_and_signed_anew_is_found_by_the_receipts(scene: S
 
 
 def test_another_authority_is_not_the_given_one(scene: Scene) -> None:
-    _, other = keys.make_ca("league")
+    _, other = certificates.make_ca("league")
     with pytest.raises(Fault, match="another authority"):
         verify(scene.log, other)
 
 
 def test_a_log_key_that_the_authority_has_not_certified_signs_nothing(scene: Scene) -> None:
-    authority, pem = keys.make_ca("league")
+    authority, pem = certificates.make_ca("league")
     key = keys.new_key()
-    other = keys.issue(authority, pem, key.public_key(), "log", "log", "league", 9)
+    other = certificates.issue(authority, pem, key.public_key(), "log", "log", "league", 9)
     entries = scene.plain()
     entries[0]["detail"]["log"] = other.decode()
     before, scene.notary = scene.notary, Notary("league", key, other, scene.authority)
     try:
-        fails(scene.forged(entries), "not by the federation's authority", scene)
+        fails(scene.forged(entries), "not issued by the federation's authority", scene)
     finally:
         scene.notary = before
 
@@ -642,7 +642,7 @@ def test_a_reply_with_another_weight_than_was_signed_is_rejected_and_the_log_say
     why = "its weight is 1, and its party signed 2"
     assert got.status == 200 and (got.receipt.status, got.receipt.why) == ("rejected", why)
     assert cid.reply(ask, answer).body == got.body
-    log = keys.identity_of((league.folder / "log.pem").read_bytes())
+    log = certificates.identity_of_pem((league.folder / "log.pem").read_bytes())
     signed = cid.signed(ask, answer)
     said = stated("league", "cid", ask.key, signed)
     assert receipt_fault(got.receipt, said, signed.signature, log) is None
@@ -691,7 +691,7 @@ def test_with_a_least_cohort_only_the_receipt_has_the_numbers_of_a_rejection(lea
 
 
 def test_a_receipt_is_for_its_statement_and_signed_by_the_logs_key(league: League, ann: Caller) -> None:
-    ask, log = league.ask(), keys.identity_of((league.folder / "log.pem").read_bytes())
+    ask, log = league.ask(), certificates.identity_of_pem((league.folder / "log.pem").read_bytes())
     answer = ann.signed(ask, draft(ann.upload(ask, b"reply"), weight=5))
     said = stated("league", "ann", ask.key, answer)
     receipt = ann.call("POST", f"{ask.path}/reply", pack(answer), ask.about).receipt
@@ -704,7 +704,7 @@ def test_a_receipt_is_for_its_statement_and_signed_by_the_logs_key(league: Leagu
         assert receipt_fault(structs.replace(receipt, **{name: other}), said, answer.signature, log) is not None, name
     assert receipt_fault(receipt, structs.replace(said, weight=6), answer.signature, log) is not None
     assert receipt_fault(receipt, said, "0" * 128, log) is not None
-    stranger = keys.identity_of((league.folder / "operator.pem").read_bytes())
+    stranger = certificates.identity_of_pem((league.folder / "operator.pem").read_bytes())
     assert "not signed by the key" in str(receipt_fault(receipt, said, answer.signature, stranger))
     bare = structs.replace(receipt, index=None, size=None, root=None)
     assert "where the log has it" in str(receipt_fault(bare, said, answer.signature, log))
@@ -827,7 +827,7 @@ def test_a_proof_is_of_one_round_and_one_party(scene: Scene, proof: Proof) -> No
         with pytest.raises(Fault):
             check(mixed)
     with pytest.raises(Fault, match="another authority"):
-        check(proof, keys.make_ca("league")[1])
+        check(proof, certificates.make_ca("league")[1])
 
 
 def test_a_proof_says_whether_its_party_was_shown_the_model(scene: Scene, proof: Proof) -> None:
@@ -926,7 +926,7 @@ def test_a_proof_by_an_aggregator_that_lies_proves_nothing(scene: Scene, proof: 
                           (of_nothing, "the round is empty, and yet")):  # fmt: skip
         with pytest.raises(Fault, match=words):
             check(by_hand(scene, proof, change))
-    key = keys.identity_of(proof.updates[0].certificate.encode()).key
+    key = certificates.identity_of_pem(proof.updates[0].certificate.encode()).key
     for name in ("bob", "zoe"):  # the same key, certified once more
         other = Federation.open(scene.folder / "league").issue(key, name, "party", 9).decode()
         with pytest.raises(Fault, match="not that of bob"):
@@ -1030,13 +1030,13 @@ class _Network:
 
 
 def test_a_certificate_counts_for_its_role_its_federation_and_its_authority_alone() -> None:
-    authority, pem = keys.make_ca("league")
-    made = keys.issue(authority, pem, keys.new_key().public_key(), "log", "log", "league", 9)
-    assert keys.certified(made, pem, "log", "league").role == "log"
-    for given in ((made, pem, "party", "league"), (made, pem, "log", "other"), (made, keys.make_ca("league")[1], "log",
-                  "league"), (pem, pem, "log", "league"), (b"none", pem, "log", "league")):  # fmt: skip
+    authority, pem = certificates.make_ca("league")
+    made = certificates.issue(authority, pem, keys.new_key().public_key(), "log", "log", "league", 9)
+    assert certificates.verify_certificate(made, pem, "log", "league").role == "log"
+    for given in ((made, pem, "party", "league"), (made, pem, "log", "other"),
+                  (made, certificates.make_ca("league")[1], "log", "league"), (pem, pem, "log", "league"), (b"none", pem, "log", "league")):  # fmt: skip
         with pytest.raises(keys.IdentityError):
-            keys.certified(*given)
-    assert keys.check_authority(pem) == keys.fingerprint(pem)
-    with pytest.raises(keys.IdentityError, match="no certificate authority"):
-        keys.check_authority(made)
+            certificates.verify_certificate(*given)
+    assert certificates.check_authority(pem) == certificates.fingerprint(pem)
+    with pytest.raises(keys.IdentityError, match="not a certificate authority"):
+        certificates.check_authority(made)

@@ -16,8 +16,8 @@ from league import PATIENCE, Asked, Caller, League, Member, draft, samples
 
 from hansa.net.party import agent as parties
 from hansa.net.transport import client as clients
-from hansa.net.transport import keys
 from hansa.net.transport.client import Client, Unreachable
+from hansa.net.transport.tls import client_context
 from hansa.net.transport.wire import CHUNK, Blob
 from hansa.testing.proxy import Faults, Proxy, ProxyThread
 
@@ -32,7 +32,7 @@ async def lined(league: League, caller: Caller, faults: Faults, patience: int) -
     """A client on the other end of a bad line."""
     assert caller.files is not None
     async with Proxy(("127.0.0.1", league.port), faults, down=Faults()) as proxy:
-        tls = keys.client_context(league.folder / "ca.pem", *caller.files)
+        tls = client_context(league.folder / "ca.pem", *caller.files)
         async with Client(f"https://127.0.0.1:{proxy.port}", tls, caller.key, patience) as client:
             yield proxy, client
 

@@ -18,6 +18,7 @@ from hansa.net.transport import client as clients
 from hansa.net.transport import keys
 from hansa.net.transport.client import OPTIONS, Client, Refusal, Unreachable, paced, pause
 from hansa.net.transport.signing import About, verify
+from hansa.net.transport.tls import client_context, unverified_context
 
 chances = st.floats(0, 1, exclude_max=True)
 
@@ -75,7 +76,7 @@ class Far:
             await site.start()
             port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
             try:
-                client = Client(f"https://127.0.0.1:{port}/", keys.unverified_context(), key, patience)
+                client = Client(f"https://127.0.0.1:{port}/", unverified_context(), key, patience)
                 client.url = f"http://127.0.0.1:{port}"  # what is looked at here does not depend on TLS
                 client.pace.heed(self.told)
                 async with client:
@@ -163,7 +164,7 @@ def test_a_party_goes_on_when_the_aggregator_comes_back(league: League, monkeypa
     league.stop()
 
     async def main() -> None:
-        async with Client(league.url, keys.client_context(league.folder / "ca.pem", *caller.files)) as client:
+        async with Client(league.url, client_context(league.folder / "ca.pem", *caller.files)) as client:
             asked = asyncio.ensure_future(client.call("POST", f"/v1/alive?instance={caller.instance}"))
             await asyncio.to_thread(league.start)
             await asyncio.wait_for(asked, 10)
@@ -178,12 +179,12 @@ def test_a_party_goes_on_when_the_aggregator_comes_back(league: League, monkeypa
 )  # fmt: skip
 def test_what_tls_would_not_protect_is_no_aggregators_url(url: str) -> None:
     with pytest.raises(ConfigError, match="expected a URL like https"):
-        Client(url, keys.unverified_context())
+        Client(url, unverified_context())
 
 
 def test_a_url_that_is_refused_is_not_repeated_at_any_length() -> None:
     with pytest.raises(ConfigError, match="expected a URL like https") as caught:
-        Client("http://" + "a" * 1_000_000, keys.unverified_context())
+        Client("http://" + "a" * 1_000_000, unverified_context())
     assert len(str(caught.value)) < 500
 
 

@@ -16,7 +16,7 @@ from hansa.core import codec
 from hansa.core.labels import Labels
 from hansa.data.describe import Description
 from hansa.net.aggregator import runtime
-from hansa.net.transport import client, keys
+from hansa.net.transport import certificates, client
 
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}
 DAY = 86400.0
@@ -126,4 +126,4 @@ def test_what_is_issued_now_is_good_where_it_is_yesterday_or_tomorrow(league: Le
     for path in (league.folder / "ca.pem", league.folder / "server.pem", league.folder / "operator.pem", ann.files[0]):
         made = x509.load_pem_x509_certificate(Path(path).read_bytes())
         assert made.not_valid_before_utc < now - day and made.not_valid_after_utc > now + day
-    assert day < keys.BACKDATED
+    assert day < certificates.BACKDATED

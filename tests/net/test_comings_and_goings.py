@@ -92,7 +92,7 @@ def test_an_enrolment_that_was_cut_off_anywhere_goes_on_with_the_same_token(
     if not home.knows(token):
         asyncio.run(home.enrol(league.url, token))
     assert home.identity().fingerprint == home.about()["certificate"]
-    key = keys.key_of(keys.read_private(home.folder / "key.pem"))
+    key = keys.load_key(keys.read_private(home.folder / "key.pem"))
     assert key.public_key().public_bytes_raw() == home.identity().key.public_bytes_raw()
     home.close()
 

@@ -20,6 +20,7 @@ from hansa.net.transport import client as clients
 from hansa.net.transport import keys
 from hansa.net.transport.client import Client, Refusal, Unreachable
 from hansa.net.transport.signing import About
+from hansa.net.transport.tls import unverified_context
 from hansa.net.transport.wire import Blob, Trouble, Work, pack, unpack
 
 BLOB = Blob("ab" * 32, 10)
@@ -56,7 +57,7 @@ class Liar:
         async def main() -> Any:
             server = await asyncio.start_server(self._talk, "127.0.0.1", 0)
             port = server.sockets[0].getsockname()[1]
-            client = Client(f"https://127.0.0.1:{port}", keys.unverified_context(), keys.new_key(), patience=0)
+            client = Client(f"https://127.0.0.1:{port}", unverified_context(), keys.new_key(), patience=0)
             client.url = f"http://127.0.0.1:{port}"  # what is looked at here does not depend on TLS
             try:
                 async with client:

@@ -14,19 +14,21 @@ from hansa.core.errors import ConfigError, HansaError
 from hansa.net.aggregator.federation import Federation, init
 from hansa.net.aggregator.process import Aggregator
 from hansa.net.party.store import Home
+from hansa.net.transport import certificates, keys
 from hansa.net.transport import client as clients
-from hansa.net.transport import keys
 from hansa.net.transport.client import Client, Refusal
 from hansa.net.transport.signing import About
 from hansa.net.transport.wire import PROTOCOLS, Admission, Enrolment, pack, unpack
 
 
 def enrol(league: League, secret: str, name: str, key: keys.PrivateKey | None = None) -> Answered:
-    return league.nobody().call("POST", "/v1/enrol", pack(Enrolment(secret, keys.request(key or keys.new_key(), name))))
+    return league.nobody().call(
+        "POST", "/v1/enrol", pack(Enrolment(secret, certificates.make_request(key or keys.new_key(), name)))
+    )
 
 
 def rotated(caller: Caller, key: keys.PrivateKey, name: str = "ann") -> Answered:
-    return caller.call("POST", "/v1/rotate", keys.request(key, name), About())
+    return caller.call("POST", "/v1/rotate", certificates.make_request(key, name), About())
 
 
 def alive(caller: Caller) -> int:
@@ -38,7 +40,7 @@ def test_a_token_is_good_for_one_key_and_the_same_key_gets_the_same_certificate(
     first = enrol(league, secret, "ann", key)
     assert first.status == 200
     given = unpack(first.body, Admission)
-    who = keys.identity_of(given.certificate)
+    who = certificates.identity_of_pem(given.certificate)
     assert (given.party, given.federation, who.name, who.role) == ("ann", "league", "ann", "party")
     assert who.key == key.public_key()
     assert enrol(league, secret, "ann", key).body == first.body
@@ -114,7 +116,7 @@ def test_nothing_secret_is_said_to_an_aggregator_of_another_authority(
 
     monkeypatch.setattr(Client, "call", listening)
     with pytest.raises(HansaError, match="not the aggregator that the token was made for") as caught:
-        asyncio.run(clients.enrol(other.url, league.token("ann"), keys.request(keys.new_key(), "ann")))
+        asyncio.run(clients.enrol(other.url, league.token("ann"), certificates.make_request(keys.new_key(), "ann")))
     assert said == ["/v1/ca"] and "\n" not in str(caught.value)
 
 
@@ -125,7 +127,7 @@ def test_an_aggregator_that_shows_the_right_authority_and_has_not_its_key_hears_
     other = found()
     (other.folder / "ca.pem").write_bytes((league.folder / "ca.pem").read_bytes())
     with pytest.raises(HansaError, match="not the aggregator it should be"):
-        asyncio.run(clients.enrol(other.url, league.token("ann"), keys.request(keys.new_key(), "ann")))
+        asyncio.run(clients.enrol(other.url, league.token("ann"), certificates.make_request(keys.new_key(), "ann")))
     assert other.events("denied") == []
 
 
@@ -227,7 +229,7 @@ def test_a_question_for_work_that_is_held_open_ends_when_its_party_is_revoked(le
 def test_a_certificate_that_was_revoked_before_its_first_use_stays_so(league: League) -> None:
     key = keys.new_key()
     given = unpack(enrol(league, league.token("ann").secret, "ann", key).body, Admission)
-    who = keys.identity_of(given.certificate)
+    who = certificates.identity_of_pem(given.certificate)
     used = league.aggregator.registry.used(who)
     assert used is not None
     league.ledger.now(league.aggregator.registry.revoke("ann"))
@@ -238,7 +240,7 @@ def test_a_certificate_that_was_revoked_before_its_first_use_stays_so(league: Le
 
 def test_a_certificate_ends_at_its_date_on_an_open_connection(league: League, monkeypatch: pytest.MonkeyPatch) -> None:
     ann = league.enrolled("ann")
-    end = keys.identity_of(ann.files[0].read_bytes()).not_after  # type: ignore[index]
+    end = certificates.identity_of_pem(ann.files[0].read_bytes()).not_after  # type: ignore[index]
     monkeypatch.setattr("hansa.net.aggregator.registry.time.time", lambda: end + 1)
     assert alive(ann) == 403
 
@@ -257,7 +259,7 @@ def test_an_aggregator_refuses_private_files_that_others_may_read(league: League
             with pytest.raises(ConfigError, match="mode 0644"):
                 Federation.open(league.folder).private(name)
         else:
-            with pytest.raises(ConfigError, match=r"others than its owner may use .* \(mode 0644\)") as caught:
+            with pytest.raises(ConfigError, match=r"is accessible to others \(mode 0644\)") as caught:
                 Aggregator(Federation.open(league.folder))
             assert "\n" not in str(caught.value)
     finally:

@@ -14,8 +14,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from league import SPOKEN, Caller, League, draft
 
-from hansa.net.transport import keys, signing
+from hansa.net.transport import certificates, keys, signing
 from hansa.net.transport.signing import About
+from hansa.net.transport.tls import client_context
 from hansa.net.transport.wire import pack
 
 DAY = datetime.timedelta(days=1)
@@ -27,7 +28,7 @@ def remade(league: League, who: Caller, begin: datetime.timedelta, end: datetime
     assert who.files is not None and who.key is not None
     old = x509.load_pem_x509_certificate(who.files[0].read_bytes())
     now = datetime.datetime.now(datetime.UTC)
-    signer = by or keys.key_of((league.folder / "ca.key").read_bytes())
+    signer = by or keys.load_key((league.folder / "ca.key").read_bytes())
     builder = x509.CertificateBuilder(old.issuer, old.subject, old.public_key(), x509.random_serial_number(),
                                       now + begin, now + end)  # fmt: skip
     for extension in old.extensions:
@@ -45,7 +46,7 @@ def known(league: League, caller: Caller) -> None:
     """Have the aggregator's record say that a certificate counts: then only the handshake is in its way."""
     assert caller.files is not None
     pem = caller.files[0].read_bytes()
-    who = keys.identity_of(pem)
+    who = certificates.identity_of_pem(pem)
     row = (who.fingerprint, who.name, who.role, "valid", who.key.public_bytes_raw().hex(), pem)
     league.ledger.now(lambda db: db.run("INSERT INTO certificates VALUES (?, ?, ?, ?, ?, ?)", *row).rowcount)
     league.aggregator.registry.reload()
@@ -96,7 +97,7 @@ def test_the_same_names_by_another_authority_open_no_connection(
 
 
 def test_a_self_signed_certificate_opens_no_connection(league: League, ann: Caller) -> None:
-    key, pem = keys.make_ca("league")
+    key, pem = certificates.make_ca("league")
     own = league.certified("ann", key, pem)
     turned_away(own)
 
@@ -104,7 +105,7 @@ def test_a_self_signed_certificate_opens_no_connection(league: League, ann: Call
 def test_the_servers_certificate_does_not_make_a_client(league: League, ann: Caller) -> None:
     """Who has stolen it cannot be a party or the operator, with it or with one made for the same use."""
     files = league.folder / "server.pem", league.folder / "server.key"
-    server = league.caller(keys.key_of(files[1].read_bytes()), files, "aggregator")
+    server = league.caller(keys.load_key(files[1].read_bytes()), files, "aggregator")
     turned_away(server)
     served = remade(league, ann, -DAY, DAY, use=ExtendedKeyUsageOID.SERVER_AUTH)
     known(league, served)
@@ -114,7 +115,7 @@ def test_the_servers_certificate_does_not_make_a_client(league: League, ann: Cal
 def test_the_authoritys_own_certificate_is_nobodys(league: League, ann: Caller) -> None:
     """Its key can make any certificate, which is why it stays at home; one that is not on record counts for nothing."""
     files = league.folder / "ca.pem", league.folder / "ca.key"
-    league.caller(keys.key_of(files[1].read_bytes()), files, "league")
+    league.caller(keys.load_key(files[1].read_bytes()), files, "league")
     authority = league._callers[-1]
     try:
         got = authority.call("POST", f"/v1/alive?instance={authority.instance}")
@@ -143,7 +144,7 @@ def test_a_party_cannot_make_itself_the_operator(league: League, ann: Caller) ->
             got = ann.call(method, path, body, About(), key=key)
             assert got.status == 403 and "role operator" in got.error
     assert len(league.events("denied")) > before and league.events("revoked") == league.events("invited") == []
-    got = ann.call("POST", "/v1/rotate", keys.request(keys.new_key(), "operator"), About())
+    got = ann.call("POST", "/v1/rotate", certificates.make_request(keys.new_key(), "operator"), About())
     assert got.status == 403
 
 
@@ -209,11 +210,13 @@ def test_a_party_is_not_deceived_by_another_aggregator(league: League, ann: Call
                                                        tmp_path: Path) -> None:  # fmt: skip
     """Of another authority, by a party's certificate, for another host, or with one that has ended."""
     assert ann.files is not None
-    tls = keys.client_context(league.folder / "ca.pem", *ann.files)
-    authority = keys.key_of((league.folder / "ca.key").read_bytes())
+    tls = client_context(league.folder / "ca.pem", *ann.files)
+    authority = keys.load_key((league.folder / "ca.key").read_bytes())
     ca = (league.folder / "ca.pem").read_bytes()
     key = keys.new_key()
-    elsewhere = keys.issue(authority, ca, key.public_key(), "aggregator", "server", "league", 1, ["elsewhere.example"])
+    elsewhere = certificates.issue(
+        authority, ca, key.public_key(), "aggregator", "server", "league", 1, ["elsewhere.example"]
+    )
     for pem, private in ((ann.files[0].read_bytes(), keys.key_bytes(ann.key)), (elsewhere, keys.key_bytes(key))):  # type: ignore[arg-type]
         (tmp_path / "cert").write_bytes(pem)
         keys.write_private(tmp_path / "key", private)

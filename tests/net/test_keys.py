@@ -23,9 +23,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from hansa.core.errors import ConfigError, HansaError
-from hansa.net.transport import keys
-from hansa.net.transport.keys import IdentityError, Token
+from hansa.net.transport import certificates, keys
+from hansa.net.transport.keys import IdentityError
 from hansa.net.transport.names import check_distinct, valid_name
+from hansa.net.transport.tls import client_context, server_context, unverified_context
+from hansa.net.transport.tokens import Token, new_token
 
 PATIENCE = 20.0  # seconds until a stuck socket fails its test
 
@@ -64,13 +66,15 @@ class Authority:
         key = keys.new_key()
         member = Member(self.folder / f"{name}.key", self.folder / f"{name}.pem")
         keys.write_private(member.key, keys.key_bytes(key))
-        member.cert.write_bytes(keys.issue(self.key, self.pem, key.public_key(), name, role, "heart", days, hosts))
+        member.cert.write_bytes(
+            certificates.issue(self.key, self.pem, key.public_key(), name, role, "heart", days, hosts)
+        )
         return member
 
 
 def authority(folder: Path) -> Authority:
     folder.mkdir(exist_ok=True)
-    key, pem = keys.make_ca("heart")
+    key, pem = certificates.make_ca("heart")
     made = Authority(key, pem, folder)
     made.path.write_bytes(pem)
     return made
@@ -119,37 +123,39 @@ def test_names_that_are_easily_taken_for_each_other_cannot_stand_side_by_side(na
 
 def test_a_key_survives_its_bytes() -> None:
     key = keys.new_key()
-    assert keys.key_bytes(keys.key_of(keys.key_bytes(key))) == keys.key_bytes(key)
+    assert keys.key_bytes(keys.load_key(keys.key_bytes(key))) == keys.key_bytes(key)
 
 
 def test_a_key_of_another_kind_or_an_encrypted_one_is_refused_without_quoting_it() -> None:
     pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     other = ec.generate_private_key(ec.SECP256R1()).private_bytes(pem, pkcs8, serialization.NoEncryption())
     locked = keys.new_key().private_bytes(pem, pkcs8, serialization.BestAvailableEncryption(b"x"))
-    for data in (other, locked, b"", b"secret words", keys.make_ca("heart")[1]):
+    for data in (other, locked, b"", b"secret words", certificates.make_ca("heart")[1]):
         with pytest.raises(IdentityError, match="Ed25519") as error:
-            keys.key_of(data)
+            keys.load_key(data)
         assert "secret words" not in one_sentence(error)
 
 
 def test_a_party_goes_from_its_request_to_an_identity() -> None:
-    ca_key, ca_pem = keys.make_ca("heart")
+    ca_key, ca_pem = certificates.make_ca("heart")
     key = keys.new_key()
-    name, public = keys.read_request(keys.request(key, "cleveland"))
-    pem = keys.issue(ca_key, ca_pem, public, name, "party", "heart", days=30)
-    found = keys.identity(der(pem))
+    name, public = certificates.read_request(certificates.make_request(key, "cleveland"))
+    pem = certificates.issue(ca_key, ca_pem, public, name, "party", "heart", days=30)
+    found = certificates.identity_of_der(der(pem))
     cert = x509.load_pem_x509_certificate(pem)
     assert (found.name, found.role, found.key) == ("cleveland", "party", key.public_key())
     assert found.serial == cert.serial_number
     assert found.not_after == cert.not_valid_after_utc.timestamp()
-    assert found.fingerprint == keys.fingerprint(pem) == cert.fingerprint(hashes.SHA256()).hex()
-    assert hash(found) == hash(keys.identity(der(pem))) and found == keys.identity(der(pem))
+    assert found.fingerprint == certificates.fingerprint(pem) == cert.fingerprint(hashes.SHA256()).hex()
+    assert hash(found) == hash(certificates.identity_of_der(der(pem))) and found == certificates.identity_of_der(
+        der(pem)
+    )
     cert.verify_directly_issued_by(x509.load_pem_x509_certificate(ca_pem))
     with pytest.raises(ValueError, match="Issuer"):
-        cert.verify_directly_issued_by(x509.load_pem_x509_certificate(keys.make_ca("other")[1]))
+        cert.verify_directly_issued_by(x509.load_pem_x509_certificate(certificates.make_ca("other")[1]))
 
 
-@pytest.mark.parametrize("role", keys.ROLES)
+@pytest.mark.parametrize("role", certificates.ROLES)
 def test_a_certificate_is_no_authority_and_serves_its_role_alone(role: str, ca: Authority) -> None:
     member = ca.member("x", role, ("example.org", "::1", "example.org") if role == "server" else ())
     cert = x509.load_pem_x509_certificate(member.cert.read_bytes())
@@ -174,11 +180,11 @@ def test_a_certificate_is_no_authority_and_serves_its_role_alone(role: str, ca: 
 
 def test_a_certificate_is_backdated_by_two_days_and_does_not_outlive_its_authority() -> None:
     now = datetime.datetime.now(datetime.UTC)
-    ca_key, ca_pem = keys.make_ca("heart", days=10)
+    ca_key, ca_pem = certificates.make_ca("heart", days=10)
     ca = x509.load_pem_x509_certificate(ca_pem)
     public = keys.new_key().public_key()
     short, long = (
-        x509.load_pem_x509_certificate(keys.issue(ca_key, ca_pem, public, "a", "party", "heart", days))
+        x509.load_pem_x509_certificate(certificates.issue(ca_key, ca_pem, public, "a", "party", "heart", days))
         for days in (3, 999)
     )
     minute = datetime.timedelta(minutes=1)
@@ -195,23 +201,23 @@ def test_what_cannot_be_issued_is_refused_with_one_sentence(ca: Authority, monke
     for change, words in [
         ({"name": "a/b"}, "a name is"),
         ({"federation": ""}, "a name is"),
-        ({"role": "ca"}, "no role 'ca'"),
-        ({"days": 0}, "cannot last 0 days"),
-        ({"days": 10**12}, "cannot last"),
-        ({"role": "server"}, "names one host or more"),
-        ({"hosts": ["localhost"]}, "names none"),
+        ({"role": "ca"}, "unknown role 'ca'"),
+        ({"days": 0}, "cannot be valid for 0 days"),
+        ({"days": 10**12}, "cannot be valid for"),
+        ({"role": "server"}, "names at least one host"),
+        ({"hosts": ["localhost"]}, "other certificates name none"),
         ({"role": "server", "hosts": ["a b"]}, "neither a host name nor an IP address"),
         ({"role": "server", "hosts": ["*.example.org"]}, "neither a host name nor an IP address"),
     ]:
         with pytest.raises(ConfigError, match=words) as error:
-            keys.issue(ca.key, ca.pem, public, **(good | change))  # type: ignore[arg-type]
+            certificates.issue(ca.key, ca.pem, public, **(good | change))  # type: ignore[arg-type]
         one_sentence(error)
     with pytest.raises(ConfigError, match="does not belong"):
-        keys.issue(keys.new_key(), ca.pem, public, **good)  # type: ignore[arg-type]
+        certificates.issue(keys.new_key(), ca.pem, public, **good)  # type: ignore[arg-type]
     later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=3651)
-    monkeypatch.setattr(keys, "_now", lambda: later)
-    with pytest.raises(ConfigError, match="the CA's certificate ended on"):
-        keys.issue(ca.key, ca.pem, public, **good)  # type: ignore[arg-type]
+    monkeypatch.setattr(certificates, "_now", lambda: later)
+    with pytest.raises(ConfigError, match="the CA's certificate expired on"):
+        certificates.issue(ca.key, ca.pem, public, **good)  # type: ignore[arg-type]
 
 
 def csr(key: ec.EllipticCurvePrivateKey | Ed25519PrivateKey, names: list[str]) -> bytes:
@@ -222,25 +228,27 @@ def csr(key: ec.EllipticCurvePrivateKey | Ed25519PrivateKey, names: list[str]) -
 
 
 def test_a_request_that_its_key_did_not_sign_is_refused() -> None:
-    data = x509.load_pem_x509_csr(keys.request(keys.new_key(), "a")).public_bytes(serialization.Encoding.DER)
+    data = x509.load_pem_x509_csr(certificates.make_request(keys.new_key(), "a")).public_bytes(
+        serialization.Encoding.DER
+    )
     signature = bytes(64)  # comes last
     pem = ssl.DER_cert_to_PEM_cert(data[:-64] + signature).replace("CERTIFICATE", "CERTIFICATE REQUEST")
-    with pytest.raises(IdentityError, match="not signed by the key that it names"):
-        keys.read_request(pem.encode())
+    with pytest.raises(IdentityError, match="not signed with the key that it contains"):
+        certificates.read_request(pem.encode())
 
 
 def test_requests_of_another_kind_are_refused_with_one_sentence() -> None:
     for data, words in [
-        (b"", "no certificate request"),
-        (keys.make_ca("heart")[1], "no certificate request"),
+        (b"", "invalid certificate request"),
+        (certificates.make_ca("heart")[1], "invalid certificate request"),
         (csr(ec.generate_private_key(ec.SECP256R1()), ["a"]), "expected Ed25519"),
         (csr(keys.new_key(), ["a/../b"]), "a name is"),
         (csr(keys.new_key(), []), "0 entries for the name"),
         (csr(keys.new_key(), ["a", "b"]), "2 entries for the name"),
-        (keys.request(keys.new_key(), "a") + b"\n" * keys.LIMIT, "at most 16384"),
+        (certificates.make_request(keys.new_key(), "a") + b"\n" * keys.LIMIT, "at most 16384"),
     ]:
         with pytest.raises(IdentityError, match=words) as error:
-            keys.read_request(data)
+            certificates.read_request(data)
         one_sentence(error)
 
 
@@ -253,12 +261,12 @@ def with_a_bit_flipped(data: bytes) -> Iterator[bytes]:
 
 def test_a_request_with_a_bit_flipped_is_refused_or_says_the_same() -> None:
     key = keys.new_key()
-    good = x509.load_pem_x509_csr(keys.request(key, "a")).public_bytes(serialization.Encoding.DER)
+    good = x509.load_pem_x509_csr(certificates.make_request(key, "a")).public_bytes(serialization.Encoding.DER)
     refused = 0
     for bad in with_a_bit_flipped(good):
         pem = ssl.DER_cert_to_PEM_cert(bad).replace("CERTIFICATE", "CERTIFICATE REQUEST").encode()
         try:
-            assert keys.read_request(pem) == ("a", key.public_key())
+            assert certificates.read_request(pem) == ("a", key.public_key())
         except IdentityError:
             refused += 1
     assert refused >= len(good) * 8 - 7  # the count of unused bits before the signature is not signed
@@ -268,7 +276,7 @@ def test_a_certificate_with_a_bit_flipped_is_another_one_or_refused(ca: Authorit
     good = der(ca.member("a", "party").cert.read_bytes())
     for bad in with_a_bit_flipped(good):
         with contextlib.suppress(IdentityError):
-            assert keys.identity(bad).fingerprint != keys.identity(good).fingerprint
+            assert certificates.identity_of_der(bad).fingerprint != certificates.identity_of_der(good).fingerprint
 
 
 def test_a_certificate_names_a_member_or_is_refused(ca: Authority) -> None:
@@ -279,26 +287,26 @@ def test_a_certificate_names_a_member_or_is_refused(ca: Authority) -> None:
         builder = x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + datetime.timedelta(days=1))
         return builder.sign(ca.key, None).public_bytes(serialization.Encoding.DER)
 
-    assert keys.identity(made(["party"], keys.new_key())).role == "party"
+    assert certificates.identity_of_der(made(["party"], keys.new_key())).role == "party"
     for data, words in [
         (der(ca.pem), "role 'ca'"),
         (made(["root"], keys.new_key()), "role 'root'"),
         (made([], keys.new_key()), "0 entries for the role"),
         (made(["party", "operator"], keys.new_key()), "2 entries for the role"),
         (made(["party"], ec.generate_private_key(ec.SECP256R1())), "expected Ed25519"),
-        (b"garbage", "no certificate"),
+        (b"garbage", "invalid certificate"),
         (b"\0" * (keys.LIMIT + 1), "at most 16384"),
     ]:
         with pytest.raises(IdentityError, match=words) as error:
-            keys.identity(data)
+            certificates.identity_of_der(data)
         one_sentence(error)
 
 
 def test_a_fingerprint_is_of_one_certificate_or_refused(ca: Authority) -> None:
-    other = keys.make_ca("other")[1]
+    other = certificates.make_ca("other")[1]
     for data in (ca.pem + other, b"", b"garbage", ca.pem + b"\n" * keys.LIMIT):
         with pytest.raises(IdentityError):
-            keys.fingerprint(data)
+            certificates.fingerprint(data)
 
 
 # Private files
@@ -406,13 +414,13 @@ def test_what_is_no_private_file_is_refused_with_one_sentence(tmp_path: Path) ->
 
 
 def test_a_token_round_trips_and_does_not_show_its_secret(ca: Authority) -> None:
-    token = keys.new_token("cleveland", ca.pem)
+    token = new_token("cleveland", ca.pem)
     text = token.text()
     assert text.startswith("hansa-1.") and len(text.split()) == 1 and "=" not in text
-    assert Token.of(f"  {text}\n") == token
-    assert (token.party, token.ca) == ("cleveland", keys.fingerprint(ca.pem))
+    assert Token.parse(f"  {text}\n") == token
+    assert (token.party, token.ca) == ("cleveland", certificates.fingerprint(ca.pem))
     assert token.secret not in repr(token) and len(token.digest()) == 64 and token.secret not in token.digest()
-    other = keys.new_token("cleveland", ca.pem)
+    other = new_token("cleveland", ca.pem)
     assert other.secret != token.secret and other.digest() != token.digest()
 
 
@@ -424,7 +432,7 @@ GOOD = {"party": "a", "secret": "s" * 43, "ca": "0" * 64}
 
 
 def test_a_token_in_other_words_is_the_same_token() -> None:
-    assert Token.of(encoded(GOOD)) == Token("a", "s" * 43, "0" * 64)
+    assert Token.parse(encoded(GOOD)) == Token("a", "s" * 43, "0" * 64)
 
 
 @pytest.mark.parametrize(
@@ -454,7 +462,7 @@ def test_a_token_in_other_words_is_the_same_token() -> None:
 )
 def test_a_text_that_is_no_token_gives_one_sentence(text: str) -> None:
     with pytest.raises(IdentityError, match="token") as error:
-        Token.of(text)
+        Token.parse(text)
     assert "secret words" not in one_sentence(error)
 
 
@@ -505,7 +513,7 @@ def meet(server: ssl.SSLContext, client: ssl.SSLContext, host: str = "localhost"
 
 
 def serving(ca: Authority, server: Member) -> ssl.SSLContext:
-    return keys.server_context(server.cert, server.key, ca.path)
+    return server_context(server.cert, server.key, ca.path)
 
 
 def refused_by_server(outcome: Outcome, words: str) -> None:
@@ -522,14 +530,17 @@ def refused_by_client(outcome: Outcome, words: str) -> None:
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
 def test_a_member_is_let_in_and_known(ca: Authority, server: Member, role: str, host: str) -> None:
     member = ca.member("cleveland", role)
-    outcome = meet(serving(ca, server), keys.client_context(ca.path, member.cert, member.key), host)
+    outcome = meet(serving(ca, server), client_context(ca.path, member.cert, member.key), host)
     assert outcome.served and outcome.server_error is None and outcome.client_error is None
     assert outcome.peer == der(member.cert.read_bytes())
-    assert (keys.identity(outcome.peer).name, keys.identity(outcome.peer).role) == ("cleveland", role)
+    assert (certificates.identity_of_der(outcome.peer).name, certificates.identity_of_der(outcome.peer).role) == (
+        "cleveland",
+        role,
+    )
 
 
 def test_a_client_without_a_certificate_is_served_and_is_nobody(ca: Authority, server: Member) -> None:
-    for client in (keys.client_context(ca.pem, None, None), keys.unverified_context()):
+    for client in (client_context(ca.pem, None, None), unverified_context()):
         outcome = meet(serving(ca, server), client)
         assert outcome.served and outcome.client_error is None and outcome.peer is None
 
@@ -538,28 +549,28 @@ def test_a_certificate_of_another_authority_is_refused_in_the_handshake(
     ca: Authority, server: Member, tmp_path: Path
 ) -> None:
     stranger = authority(tmp_path / "other").member("cleveland", "party")
-    client = keys.client_context(ca.path, stranger.cert, stranger.key)
+    client = client_context(ca.path, stranger.cert, stranger.key)
     refused_by_server(meet(serving(ca, server), client), "CERTIFICATE_VERIFY_FAILED")
 
 
 def test_a_servers_certificate_cannot_be_used_as_a_clients(ca: Authority, server: Member) -> None:
-    client = keys.client_context(ca.path, server.cert, server.key)
+    client = client_context(ca.path, server.cert, server.key)
     refused_by_server(meet(serving(ca, server), client), "CERTIFICATE_VERIFY_FAILED")
 
 
 def test_a_partys_certificate_cannot_be_used_as_a_servers(ca: Authority) -> None:
     party = ca.member("localhost", "party")
-    outcome = meet(serving(ca, party), keys.client_context(ca.path, None, None))
+    outcome = meet(serving(ca, party), client_context(ca.path, None, None))
     refused_by_client(outcome, "unsuitable certificate purpose")
 
 
 def test_a_member_cannot_issue_certificates(ca: Authority, server: Member) -> None:
     party = ca.member("cleveland", "party")
-    key = keys.key_of(keys.read_private(party.key))
-    forged = keys.issue(key, party.cert.read_bytes(), key.public_key(), "va", "party", "heart", days=3)
+    key = keys.load_key(keys.read_private(party.key))
+    forged = certificates.issue(key, party.cert.read_bytes(), key.public_key(), "va", "party", "heart", days=3)
     chain = ca.folder / "chain.pem"
     chain.write_bytes(forged + party.cert.read_bytes())
-    client = keys.client_context(ca.path, None, None)
+    client = client_context(ca.path, None, None)
     client.load_cert_chain(chain, party.key)
     refused_by_server(meet(serving(ca, server), client), "CERTIFICATE_VERIFY_FAILED")
 
@@ -569,38 +580,36 @@ def test_an_expired_certificate_is_refused_on_either_side(
 ) -> None:
     with monkeypatch.context() as patch:
         then = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=9)
-        patch.setattr(keys, "_now", lambda: then)
+        patch.setattr(certificates, "_now", lambda: then)
         party = ca.member("cleveland", "party", days=8)
         old_server = ca.member("old", "server", ("localhost",), days=8)
-    outcome = meet(serving(ca, server), keys.client_context(ca.path, party.cert, party.key))
+    outcome = meet(serving(ca, server), client_context(ca.path, party.cert, party.key))
     refused_by_server(outcome, "certificate has expired")
-    refused_by_client(
-        meet(serving(ca, old_server), keys.client_context(ca.path, None, None)), "certificate has expired"
-    )
+    refused_by_client(meet(serving(ca, old_server), client_context(ca.path, None, None)), "certificate has expired")
 
 
 @pytest.mark.parametrize("host", ["example.org", "127.0.0.2", "aggregator"])
 def test_a_server_under_another_host_name_is_refused(ca: Authority, server: Member, host: str) -> None:
-    outcome = meet(serving(ca, server), keys.client_context(ca.path, None, None), host)
+    outcome = meet(serving(ca, server), client_context(ca.path, None, None), host)
     refused_by_client(outcome, "mismatch")
 
 
 def test_a_servers_own_name_is_no_host_name(ca: Authority) -> None:
     server = ca.member("aggregator", "server", ("127.0.0.1",))
-    outcome = meet(serving(ca, server), keys.client_context(ca.path, None, None), "aggregator")
+    outcome = meet(serving(ca, server), client_context(ca.path, None, None), "aggregator")
     refused_by_client(outcome, "mismatch")
 
 
 def test_a_server_of_another_authority_is_refused(ca: Authority, server: Member, tmp_path: Path) -> None:
     other = authority(tmp_path / "other")
-    refused_by_client(meet(serving(ca, server), keys.client_context(other.path, None, None)), "VERIFY_FAILED")
+    refused_by_client(meet(serving(ca, server), client_context(other.path, None, None)), "VERIFY_FAILED")
 
 
 @pytest.mark.parametrize("verified", [True, False])
 @pytest.mark.parametrize("side", ["client", "server"])
 def test_nobody_speaks_tls_1_2(ca: Authority, server: Member, side: str, verified: bool) -> None:
     serving_context = serving(ca, server)
-    client = keys.client_context(ca.path, None, None) if verified else keys.unverified_context()
+    client = client_context(ca.path, None, None) if verified else unverified_context()
     old = serving_context if side == "server" else client
     old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_2
     outcome = meet(serving_context, client)
@@ -611,18 +620,18 @@ def test_nobody_speaks_tls_1_2(ca: Authority, server: Member, side: str, verifie
 
 def test_no_session_is_resumed_and_chains_are_checked_strictly(ca: Authority, server: Member) -> None:
     assert serving(ca, server).num_tickets == 0
-    for context in (serving(ca, server), keys.client_context(ca.path, None, None)):
+    for context in (serving(ca, server), client_context(ca.path, None, None)):
         assert context.verify_flags & ssl.VERIFY_X509_STRICT
 
 
 def test_an_encrypted_key_is_refused_and_no_password_is_asked_for(ca: Authority) -> None:
     party = ca.member("cleveland", "party")
-    key = keys.key_of(keys.read_private(party.key))
+    key = keys.load_key(keys.read_private(party.key))
     encryption = serialization.BestAvailableEncryption(b"x")
     locked = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
     keys.write_private(party.key, locked)
     with pytest.raises(IdentityError, match="expected an unencrypted Ed25519 key"):
-        keys.client_context(ca.path, party.cert, party.key)
+        client_context(ca.path, party.cert, party.key)
 
 
 def test_a_second_certificate_beside_the_right_one_is_not_trusted(
@@ -631,7 +640,7 @@ def test_a_second_certificate_beside_the_right_one_is_not_trusted(
     other = authority(tmp_path / "other")
     for pem in (ca.pem + other.pem, other.pem + ca.pem):
         with pytest.raises(IdentityError, match="found 2"):
-            keys.client_context(pem, None, None)
+            client_context(pem, None, None)
         ca.path.write_bytes(pem)
         with pytest.raises(IdentityError, match="found 2"):
             serving(ca, server)
@@ -642,7 +651,7 @@ def test_a_key_that_others_may_read_opens_no_connection(ca: Authority, server: M
     party = ca.member("cleveland", "party")
     party.key.chmod(mode)
     with pytest.raises(ConfigError, match="chmod 600"):
-        keys.client_context(ca.path, party.cert, party.key)
+        client_context(ca.path, party.cert, party.key)
     server.key.chmod(mode)
     with pytest.raises(ConfigError, match="chmod 600"):
         serving(ca, server)
@@ -652,15 +661,15 @@ def test_files_that_do_not_go_together_are_refused_with_one_sentence(ca: Authori
     party = ca.member("cleveland", "party")
     missing = ca.folder / "missing"
     for cert, key, words in [
-        (party.cert, server.key, "do not go together"),
-        (party.cert, None, "both or neither"),
-        (None, party.key, "both or neither"),
+        (party.cert, server.key, "does not belong to the key"),
+        (party.cert, None, "both a certificate and its private key, or neither"),
+        (None, party.key, "both a certificate and its private key, or neither"),
         (missing, party.key, "cannot read"),
         (party.cert, missing, "cannot read"),
-        (party.key, party.key, "no certificate"),
+        (party.key, party.key, "invalid certificate"),
     ]:
         with pytest.raises(HansaError, match=words) as error:
-            keys.client_context(ca.path, cert, key)
+            client_context(ca.path, cert, key)
         one_sentence(error)
     with pytest.raises(ConfigError, match="cannot read"):
-        keys.client_context(missing, None, None)
+        client_context(missing, None, None)

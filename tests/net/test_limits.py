@@ -25,9 +25,10 @@ from league import PATIENCE, Caller, League
 from hansa.core.errors import ConfigError
 from hansa.core.registry import fill
 from hansa.net.aggregator.federation import TOML, Federation, Serve, init
-from hansa.net.transport import keys
+from hansa.net.transport import certificates, keys
 from hansa.net.transport.limits import FIRST, Buckets, Limits, Notes, come_back, place
 from hansa.net.transport.signing import About
+from hansa.net.transport.tls import client_context
 from hansa.net.transport.wire import Enrolment, pack
 
 QUICK = {"handshake": 1.0, "head": 1.0, "stall": 0.6, "idle": 2.0}  # a busy machine may stand still for a moment
@@ -71,7 +72,7 @@ def plain(league: League) -> socket.socket:
 
 
 def secured(league: League, caller: Caller | None = None) -> ssl.SSLSocket:
-    tls = caller._tls if caller is not None else keys.client_context(league.folder / "ca.pem")
+    tls = caller._tls if caller is not None else client_context(league.folder / "ca.pem")
     return tls.wrap_socket(plain(league), server_hostname="127.0.0.1")
 
 
@@ -371,7 +372,7 @@ def test_a_request_costs_a_token_whatever_is_answered(make: Callable[..., League
 def test_wrong_tokens_slow_a_stranger_down_and_leave_no_trace_in_the_record(make: Callable[..., League]) -> None:
     league = make(stranger_burst=31, stranger_rate=0.001, wrong_token=8)  # each costs 10, and a connection 1
     before = len(league.ledger.all("SELECT seq FROM log"))
-    nobody, body = league.nobody(), pack(Enrolment("x" * 43, keys.request(keys.new_key(), "ann")))
+    nobody, body = league.nobody(), pack(Enrolment("x" * 43, certificates.make_request(keys.new_key(), "ann")))
     got = [nobody.call("POST", "/v1/enrol", body).status for _ in range(4)]
     assert got == [403, 403, 403, 429]
     assert len(league.ledger.all("SELECT seq FROM log")) == before
@@ -436,7 +437,10 @@ def test_a_certificate_has_so_many_connections_and_no_more(make: Callable[..., L
 def test_a_party_cannot_fill_the_record_with_certificates(make: Callable[..., League]) -> None:
     league = make()
     ann = league.enrolled("ann")
-    got = [ann.call("POST", "/v1/rotate", keys.request(keys.new_key(), "ann"), About()).status for _ in range(12)]
+    got = [
+        ann.call("POST", "/v1/rotate", certificates.make_request(keys.new_key(), "ann"), About()).status
+        for _ in range(12)
+    ]
     assert got == [200] * 10 + [429] * 2
     assert len(league.events("certificate rotated")) == 10
 
@@ -499,7 +503,7 @@ def shown(
     now = datetime.datetime.now(datetime.UTC)
     key = keys.new_key()
     with monkeypatch.context() as patch:
-        patch.setattr(keys, "_now", lambda: now + when)
+        patch.setattr(certificates, "_now", lambda: now + when)
         pem = Federation.open(league.folder).issue(key.public_key(), name, "party", days)
     return league.certified(name, key, pem)
 
@@ -530,13 +534,13 @@ def test_a_clock_that_is_a_day_off_does_not_matter(
     """The aggregator's clock is a day off: what it certifies now, itself and a party, is good where it is another day.
     Certificates begin two days before they are made; an aggregator has a year and a party 90 days until they end."""
     now = datetime.datetime.now(datetime.UTC)
-    monkeypatch.setattr(keys, "_now", lambda: now + datetime.timedelta(days=days))
+    monkeypatch.setattr(certificates, "_now", lambda: now + datetime.timedelta(days=days))
     real = time.time
     monkeypatch.setattr("hansa.net.aggregator.registry.time.time", lambda: real() + days * 86400)
     league = make()
     ann = league.enrolled("ann")
     assert ann.call("POST", f"/v1/alive?instance={ann.instance}").status == 204
-    body = keys.request(keys.new_key(), "ann")
+    body = certificates.make_request(keys.new_key(), "ann")
     assert ann.call("POST", "/v1/rotate", body, About()).status == 200
 
 

@@ -15,7 +15,7 @@ import pytest
 from league import PATIENCE
 from served import Served
 
-from hansa.net.transport import keys
+from hansa.net.transport.tls import client_context
 
 NAMED = "Host: localhost\r\nConnection: close\r\n"
 HEADS = (
@@ -83,7 +83,7 @@ def test_malformed_requests_to_the_admin_port_print_no_traceback(served: Served)
 
 
 def test_malformed_requests_to_the_parties_port_print_no_traceback(served: Served) -> None:
-    tls = keys.client_context(served.folder / "ca.pem", None, None)
+    tls = client_context(served.folder / "ca.pem", None, None)
     for data in malformed():
         assert b" 500 " not in throw(served.port, data, tls)[:20], data
     served.check()

@@ -19,7 +19,7 @@ from hansa.net.aggregator import runtime
 from hansa.net.party.peers import Peers
 from hansa.net.party.policy import Floor, Policy
 from hansa.net.party.vault import look
-from hansa.net.transport import client, keys
+from hansa.net.transport import certificates, client, keys
 from hansa.secure import signatures
 
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}
@@ -119,19 +119,19 @@ class Certified:
                  role: str = "party") -> None:  # fmt: skip
         folder.mkdir()
         key = keys.new_key()
-        self.certificate = keys.issue(*authority, key.public_key(), name, role, federation, 9)
+        self.certificate = certificates.issue(*authority, key.public_key(), name, role, federation, 9)
         keys.write_private(folder / "key.pem", keys.key_bytes(key))
         keys.write_private(folder / "cert.pem", self.certificate)
         keys.write_private(folder / "ca.pem", authority[1])
         keys.write_private(folder / "party.json", json.dumps({"federation": federation}).encode())
-        self.folder, self.fingerprint = folder, keys.fingerprint(self.certificate)
+        self.folder, self.fingerprint = folder, certificates.fingerprint(self.certificate)
 
     def knows(self, other: Certified, **pins: str) -> str:
         return Peers(self.folder, pins).known(other.certificate)[0]
 
 
 def test_parties_know_each_other_by_certificates_of_their_authority(tmp_path: Path) -> None:
-    authority, other = keys.make_ca("league"), keys.make_ca("league")
+    authority, other = certificates.make_ca("league"), certificates.make_ca("league")
     ann, bob = (Certified(tmp_path / name, authority, name) for name in ("ann", "bob"))
     assert ann.knows(bob) == "bob"
     certificate, signature = Peers(bob.folder, {}).sign(b"data")
@@ -149,7 +149,7 @@ def test_parties_know_each_other_by_certificates_of_their_authority(tmp_path: Pa
 
 def test_a_party_that_pins_the_others_takes_nobody_else_for_a_party(tmp_path: Path) -> None:
     """As whoever holds the authority's key could have it."""
-    authority = keys.make_ca("league")
+    authority = certificates.make_ca("league")
     ann, bob, eve = (Certified(tmp_path / name, authority, name) for name in ("ann", "bob", "eve"))
     pins = {"bob": bob.fingerprint}
     assert ann.knows(bob, **pins) == "bob"

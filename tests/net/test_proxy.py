@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from hansa.net.transport import keys
+from hansa.net.transport import certificates, keys
 from hansa.net.transport.client import Client
+from hansa.net.transport.tls import client_context, server_context
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -23,11 +24,11 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 def test_a_party_goes_through_the_proxy_that_its_environment_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    authority, authority_pem = keys.make_ca("f")
+    authority, authority_pem = certificates.make_ca("f")
     key = keys.new_key()
     (tmp_path / "ca.pem").write_bytes(authority_pem)
     (tmp_path / "server.pem").write_bytes(
-        keys.issue(authority, authority_pem, key.public_key(), "a", "server", "f", 1, ["localhost"])
+        certificates.issue(authority, authority_pem, key.public_key(), "a", "server", "f", 1, ["localhost"])
     )
     keys.write_private(tmp_path / "server.key", keys.key_bytes(key))
     asked: list[str] = []
@@ -48,14 +49,14 @@ def test_a_party_goes_through_the_proxy_that_its_environment_names(
         app.router.add_get("/v1/ca", hello)
         runner = web.AppRunner(app)
         await runner.setup()
-        tls = keys.server_context(tmp_path / "server.pem", tmp_path / "server.key", tmp_path / "ca.pem")
+        tls = server_context(tmp_path / "server.pem", tmp_path / "server.key", tmp_path / "ca.pem")
         site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
         await site.start()
         port = runner.addresses[0][1]
         middle = await asyncio.start_server(proxy, "127.0.0.1", 0)
         monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{middle.sockets[0].getsockname()[1]}")
         monkeypatch.setenv("no_proxy", "")
-        async with Client(f"https://localhost:{port}", keys.client_context(authority_pem), patience=0) as client:
+        async with Client(f"https://localhost:{port}", client_context(authority_pem), patience=0) as client:
             _, body = await client.call("GET", "/v1/ca")
         middle.close()
         await runner.cleanup()

@@ -17,10 +17,11 @@ from league import PARTIES, SPOKEN, Answered, Asked, Caller, League, draft, samp
 import hansa
 from hansa.core import codec
 from hansa.experiment.tasks import make_model
+from hansa.net.transport import certificates, keys, signing
 from hansa.net.transport import client as clients
-from hansa.net.transport import keys, signing
 from hansa.net.transport.client import Client
 from hansa.net.transport.signing import About
+from hansa.net.transport.tls import client_context
 from hansa.net.transport.wire import Admission, Blob, pack, unpack
 
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}
@@ -42,7 +43,7 @@ class Tap:
 
     def __init__(self, league: League, caller: Caller) -> None:
         assert caller.files is not None
-        tls = keys.client_context(league.folder / "ca.pem", *caller.files)
+        tls = client_context(league.folder / "ca.pem", *caller.files)
         self._socket = tls.wrap_socket(
             socket.create_connection(("127.0.0.1", league.port), 20), server_hostname="127.0.0.1"
         )
@@ -135,7 +136,7 @@ def test_recorded_requests_do_not_survive_the_key_that_signed_them(league: Leagu
     with Tap(league, ann) as tap:
         assert tap.send(old.put).status == 204 and tap.send(old.reply).status == 200
         fresh = keys.new_key()
-        rotating = recorded(ann, "POST", "/v1/rotate", keys.request(fresh, "ann"), About())
+        rotating = recorded(ann, "POST", "/v1/rotate", certificates.make_request(fresh, "ann"), About())
         given = tap.send(rotating)
         assert tap.send(rotating).body == given.body  # the same certificate
         new = league.certified("ann", fresh, unpack(given.body, Admission).certificate)

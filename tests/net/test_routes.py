@@ -11,7 +11,7 @@ import pytest
 from league import SPOKEN, Asked, Caller, League, draft
 
 from hansa.net.aggregator.server import Server
-from hansa.net.transport import keys, signing
+from hansa.net.transport import certificates, keys, signing
 from hansa.net.transport.admission import Gate
 from hansa.net.transport.limits import Limits
 from hansa.net.transport.prometheus import Metrics
@@ -79,7 +79,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     operator = league.chief()
     assert operator.call("POST", "/v1/parties/dot/revoke", b"", About()).status == 200
     fresh = keys.new_key()
-    got = superseded.call("POST", "/v1/rotate", keys.request(fresh, "eve"), About())
+    got = superseded.call("POST", "/v1/rotate", certificates.make_request(fresh, "eve"), About())
     assert got.status == 200
     new = league.certified("eve", fresh, unpack(got.body, Admission).certificate)
     assert new.call("POST", f"/v1/alive?instance={'1' * 32}").status == 204

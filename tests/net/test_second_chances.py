@@ -22,7 +22,7 @@ from hansa.net.aggregator.ledger import Ledger
 from hansa.net.aggregator.registry import Registry
 from hansa.net.party import store as home
 from hansa.net.party.store import Home
-from hansa.net.transport import keys
+from hansa.net.transport.tokens import Token
 from hansa.net.transport.wire import Admission, Answer, pack, unpack
 
 
@@ -95,7 +95,7 @@ def test_a_party_that_enrols_under_another_authority_begins_anew(
         registry, token = Registry(federation, ledger), federation.token("ann")
         assert token is not None
 
-        async def enrol(url: str, token: keys.Token, request: bytes, r: Any = registry, db: Any = ledger,
+        async def enrol(url: str, token: Token, request: bytes, r: Any = registry, db: Any = ledger,
                         f: Any = federation) -> tuple[bytes, Admission]:  # fmt: skip
             name, pem = db.now(r.enrol(token.secret, request))
             return f.read("ca.pem"), Admission("league", name, pem)

@@ -19,8 +19,8 @@ from league import PARTIES, PATIENCE, SPOKEN, Asked, Caller, League, draft, samp
 
 from hansa.net.aggregator.federation import init
 from hansa.net.aggregator.job import REST
-from hansa.net.transport import keys
 from hansa.net.transport.signing import sign
+from hansa.net.transport.tls import client_context
 from hansa.net.transport.wire import Blob
 
 LOOPS = {"asyncio": None, "uvloop": uvloop.new_event_loop}
@@ -155,7 +155,7 @@ def test_a_process_that_is_told_to_end_does_so_with_0_and_told_twice_does_so_at_
             line = next(line for line in process.stderr if '"serving"' in line)
             port = int(line.partition('"port": ')[2].partition(",")[0])
             if twice:  # with somebody under way, for whom it would wait
-                tls = keys.client_context(tmp_path / "heart" / "ca.pem")
+                tls = client_context(tmp_path / "heart" / "ca.pem")
                 raw = tls.wrap_socket(socket.create_connection(("127.0.0.1", port)), server_hostname="127.0.0.1")
                 raw.send(b"POST /v1/enrol HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 2\r\nContent-Length: 9\r\n\r\nabc")
                 raw.send(b"d")

@@ -44,8 +44,9 @@ from hansa.net.audit.receipt_file import read_receipts
 from hansa.net.party import agent as party
 from hansa.net.party.receipts import Receipts
 from hansa.net.party.store import Home, Remembered
-from hansa.net.transport import client, keys
+from hansa.net.transport import certificates, client, keys
 from hansa.net.transport.signing import About
+from hansa.net.transport.tokens import Token
 from hansa.net.transport.wire import Blob, Enrolment, pack
 
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}
@@ -259,10 +260,10 @@ def test_an_aggregator_without_open_files_says_so_and_goes_on_when_it_has_some(t
         reader.start()
         place: Any = SimpleNamespace(folder=folder, port=port)
         files = folder / "operator.pem", folder / "operator.key"
-        token = keys.Token.of((folder / "tokens" / "ann.token").read_text())
-        callers += Caller(place, keys.key_of(files[1].read_bytes()), files, "operator"), Caller(place), Caller(place)
+        token = Token.parse((folder / "tokens" / "ann.token").read_text())
+        callers += Caller(place, keys.load_key(files[1].read_bytes()), files, "operator"), Caller(place), Caller(place)
         chief, stranger, late = callers
-        request = keys.request(keys.new_key(), "ann")
+        request = certificates.make_request(keys.new_key(), "ann")
 
         def upload() -> Any:
             data = str(next(COUNT)).encode()  # not what is there already
@@ -667,6 +668,6 @@ def test_a_key_that_is_not_the_certificates_is_refused(league: League, tmp_path:
     home = Home(tmp_path / "home")
     asyncio.run(home.enrol(league.url, league.token("ann")))
     keys.write_private(home.folder / "key.pem", keys.key_bytes(keys.new_key()))
-    with pytest.raises(ConfigError, match="do not go together"):
+    with pytest.raises(ConfigError, match="does not belong to the key"):
         home.client()
     home.close()

@@ -39,7 +39,7 @@ def _faults(as_json: bool) -> Iterator[None]:
 
 def _given(path: Path | None) -> bytes | None:
     from hansa.core.errors import DataError
-    from hansa.net.transport import keys
+    from hansa.net.transport import certificates
 
     if path is None:
         return None
@@ -47,7 +47,7 @@ def _given(path: Path | None) -> bytes | None:
         pem = path.read_bytes()
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from None
-    keys.check_authority(pem)
+    certificates.check_authority(pem)
     return pem
 
 

@@ -113,13 +113,14 @@ def join(
     from hansa.net.party.process import join as run
     from hansa.net.transport import keys
     from hansa.net.transport.client import https_url
+    from hansa.net.transport.tokens import Token
 
     enrolled = state is not None and (state / "party.json").exists()
     token = None
     if url is not None:
         https_url(url)
     if token_file is not None and (token_file.exists() or not enrolled):
-        token = keys.Token.of(keys.read_private(token_file).decode(errors="replace"))
+        token = Token.parse(keys.read_private(token_file).decode(errors="replace"))
     elif not enrolled:
         if url is None:
             raise ConfigError(
@@ -127,7 +128,7 @@ def join(
             )
         if not sys.stdin.isatty():
             raise ConfigError("to enrol, give the token in a file: --token-file; there is no terminal to ask for it")
-        token = keys.Token.of(typer.prompt("token", hide_input=True))
+        token = Token.parse(typer.prompt("token", hide_input=True))
     run(state or Path(token.party if token else "."), data, url, token, target, rotate, as_json, test)
 
 

@@ -24,6 +24,7 @@ from hansa.net.transport import keys
 from hansa.net.transport.client import PAGE, Client, Unreachable
 from hansa.net.transport.names import valid_name
 from hansa.net.transport.signing import About
+from hansa.net.transport.tls import client_context
 from hansa.net.transport.wire import Blob, Order, pack
 
 T = TypeVar("T")
@@ -41,10 +42,10 @@ class Operator:
     def _do(self, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
         folder = self.federation.folder
         key = self.federation.private("operator.key")
-        tls = keys.client_context(folder / "ca.pem", folder / "operator.pem", key)
+        tls = client_context(folder / "ca.pem", folder / "operator.pem", key)
 
         async def main() -> T:
-            async with Client(self.federation.url, tls, keys.key_of(keys.read_private(key)), patience=2) as client:
+            async with Client(self.federation.url, tls, keys.load_key(keys.read_private(key)), patience=2) as client:
                 return await work(client)
 
         return asyncio.run(main())

@@ -17,10 +17,11 @@ from hansa.core import disk
 from hansa.core.errors import ConfigError
 from hansa.core.registry import fill
 from hansa.net.audit.evidence import Notary
-from hansa.net.transport import keys
+from hansa.net.transport import certificates, keys
 from hansa.net.transport.client import https_url
 from hansa.net.transport.limits import Limits
 from hansa.net.transport.names import check_distinct, valid_name
+from hansa.net.transport.tokens import Token, new_token
 from hansa.track.tracker import Tracker, trackers
 
 LOG_DAYS = 3650  # that the certificate of the log's key lasts
@@ -199,13 +200,13 @@ class Federation:
         keys.read_private(self.folder / name)
         return self.folder / name
 
-    def token(self, party: str) -> keys.Token | None:
+    def token(self, party: str) -> Token | None:
         """The token that was made for a party with the federation, if it still lies there."""
         path = self.folder / "tokens" / f"{party}.token"
         if not path.exists():
             return None
         try:
-            return keys.Token.of(keys.read_private(path).decode())
+            return Token.parse(keys.read_private(path).decode())
         except (keys.IdentityError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}: {error}; remove it, and make a new one with `hansa invite`") from None
 
@@ -213,15 +214,15 @@ class Federation:
         """That the authority's key and certificate and the operator's certificate are what they were; the error names
         the file that is not."""
         authority = self.folder / "ca.pem"
-        key, shown = keys.read_key(self.folder / "ca.key"), keys.read_certificate(authority, authority)
-        if not keys.belong(key, shown):
+        key, shown = keys.read_key(self.folder / "ca.key"), certificates.read_certificate(authority, authority)
+        if not certificates.matches_key(key, shown):
             raise ConfigError(f"the key {self.folder / 'ca.key'} and the certificate {authority} do not go together")
-        keys.read_certificate(self.folder / "operator.pem", authority)
+        certificates.read_certificate(self.folder / "operator.pem", authority)
 
     def issue(self, key: keys.PublicKey, name: str, role: str, days: int, hosts: Sequence[str] = ()) -> bytes:
         """A certificate by the federation's authority."""
         authority = keys.read_key(self.folder / "ca.key")
-        return keys.issue(authority, self.read("ca.pem"), key, name, role, self.name, days, hosts)
+        return certificates.issue(authority, self.read("ca.pem"), key, name, role, self.name, days, hosts)
 
     def notary(self) -> Notary:
         """The key that signs the log, with the certificates that show whose it is."""
@@ -233,7 +234,7 @@ class Federation:
             )
         authority, certificate = self.read("ca.pem"), self.read("log.pem")
         key = keys.read_key(self.folder / "log.key")
-        if keys.certified(certificate, authority, "log", self.name).key != key.public_key():
+        if certificates.verify_certificate(certificate, authority, "log", self.name).key != key.public_key():
             raise ConfigError(f"{self.folder / 'log.pem'} is not the certificate of {self.folder / 'log.key'}")
         return Notary(self.name, key, certificate, authority)
 
@@ -258,9 +259,9 @@ def init(folder: Path, name: str, parties: Sequence[str], hosts: Sequence[str], 
     federation = Federation(name, tuple(parties), url, Serve(port=port).listening(listen), folder=folder)
     if not parties:
         raise ConfigError("a federation needs parties: --parties cleveland,hungary")
-    authority, certificate = keys.make_ca(name)
+    authority, certificate = certificates.make_ca(name)
     names = list(dict.fromkeys([*hosts, "localhost", "127.0.0.1", "::1"]))
-    keys.issue(
+    certificates.issue(
         authority, certificate, keys.new_key().public_key(), "aggregator", "server", name, 1, names
     )  # all are hosts
     try:
@@ -285,7 +286,7 @@ def init(folder: Path, name: str, parties: Sequence[str], hosts: Sequence[str], 
     new_admin_token(folder)
     disk.make_folder(folder / "tokens")
     for party in parties:
-        token = keys.new_token(party, certificate)
+        token = new_token(party, certificate)
         keys.write_private(folder / "tokens" / f"{party}.token", token.text().encode() + b"\n")
     text = TOML.format(name=name, folder=folder, parties=", ".join(f'"{p}"' for p in parties), url=url,
                        host=federation.serve.host, port=federation.serve.port, admin=_admin_beside(port))  # fmt: skip

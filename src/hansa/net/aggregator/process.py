@@ -25,12 +25,12 @@ from hansa.net.aggregator.live import Live
 from hansa.net.aggregator.queue import Desk
 from hansa.net.aggregator.registry import Registry
 from hansa.net.aggregator.server import Server
-from hansa.net.transport import keys
 from hansa.net.transport.admission import Gate
 from hansa.net.transport.limits import Limits
 from hansa.net.transport.listener import Door
 from hansa.net.transport.process import end_on_signal, log_to_stderr, run_loop
 from hansa.net.transport.prometheus import Metrics
+from hansa.net.transport.tls import server_context
 from hansa.ui.page import Page
 
 log = logging.getLogger("hansa.net")
@@ -59,7 +59,7 @@ class Aggregator:
     def _open(self, federation: Federation, undo: contextlib.ExitStack) -> None:
         federation.check()
         federation.renew_server()
-        self.tls = keys.server_context(federation.folder / "server.pem", federation.private("server.key"),
+        self.tls = server_context(federation.folder / "server.pem", federation.private("server.key"),
                                        federation.folder / "ca.pem")  # fmt: skip
         federation.private("ca.key")
         self.metrics = Metrics()

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from hansa.core.errors import ConfigError, HansaError, nearest
 from hansa.net.aggregator.federation import Federation
 from hansa.net.aggregator.ledger import Ledger, Writer
-from hansa.net.transport import keys
+from hansa.net.transport import certificates, keys
 from hansa.net.transport.names import check_distinct, valid_name
+from hansa.net.transport.tokens import Token, new_token, secret_digest
 
 DAYS = 90  # that a party's certificate lasts
 TOKEN_DAYS = 30  # that a token can be used
@@ -30,7 +31,9 @@ class Registry:
     def __init__(self, federation: Federation, ledger: Ledger) -> None:
         self.federation, self.ledger = federation, ledger
         ledger.now(self._declare(federation.parties))
-        ledger.now(_trust(keys.identity_of(federation.read("operator.pem")), federation.read("operator.pem")))
+        ledger.now(
+            _trust(certificates.identity_of_pem(federation.read("operator.pem")), federation.read("operator.pem"))
+        )
         self._valid: dict[str, str] = {}  # fingerprint: state
         self.numbers: dict[str, int] = {}
         self.met: set[str] = set()  # who has joined
@@ -86,11 +89,11 @@ class Registry:
 
         return change
 
-    def admits(self, who: keys.Identity) -> bool:
+    def admits(self, who: certificates.Identity) -> bool:
         """Whether a certificate counts now."""
         return who.fingerprint in self._valid and time.time() < who.not_after
 
-    def used(self, who: keys.Identity) -> Callable[[Writer], None] | None:
+    def used(self, who: certificates.Identity) -> Callable[[Writer], None] | None:
         """What is to be noted when a certificate is used for the first time: its owner's older ones end."""
         if self._valid.get(who.fingerprint) != "new":
             return None
@@ -119,8 +122,8 @@ class Registry:
     def enrol(self, secret: str, request: bytes) -> Callable[[Writer], tuple[str, bytes]]:
         """A certificate for who shows a token: its name and PEM. The token is good for one key; the same request again
         gets the same certificate."""
-        name, key = keys.read_request(request)
-        digest, text = keys.secret_digest(secret), key.public_bytes_raw().hex()
+        name, key = certificates.read_request(request)
+        digest, text = secret_digest(secret), key.public_bytes_raw().hex()
 
         def change(db: Writer) -> tuple[str, bytes]:
             token = db.one("SELECT party, expires, certificate, void FROM tokens WHERE digest = ?", digest)
@@ -140,9 +143,9 @@ class Registry:
 
         return change
 
-    def rotate(self, who: keys.Identity, request: bytes) -> Callable[[Writer], tuple[str, bytes]]:
+    def rotate(self, who: certificates.Identity, request: bytes) -> Callable[[Writer], tuple[str, bytes]]:
         """A new certificate for a new key of the same party; the same request again gets the same one."""
-        name, key = keys.read_request(request)
+        name, key = certificates.read_request(request)
         if name != who.name:
             raise Denied(f"{who.name} cannot ask for a certificate of {name}")
         text = key.public_bytes_raw().hex()
@@ -160,14 +163,14 @@ class Registry:
 
     def _issue(self, db: Writer, key: keys.PublicKey, name: str) -> tuple[bytes, str]:
         pem = self.federation.issue(key, name, "party", DAYS)
-        who = keys.identity_of(pem)
+        who = certificates.identity_of_pem(pem)
         db.run("INSERT INTO certificates VALUES (?, ?, 'party', 'new', ?, ?)", who.fingerprint, name,
                key.public_bytes_raw().hex(), pem)  # fmt: skip
         return pem, who.fingerprint
 
-    def invite(self, name: str) -> tuple[keys.Token, Callable[[Writer], None]]:
+    def invite(self, name: str) -> tuple[Token, Callable[[Writer], None]]:
         """A new token for a party, old or new; its unused older ones are void."""
-        token = keys.new_token(valid_name(name), self.federation.read("ca.pem"))
+        token = new_token(valid_name(name), self.federation.read("ca.pem"))
 
         def change(db: Writer) -> None:
             _enter(db, [name])
@@ -204,7 +207,7 @@ def _enter(db: Writer, names: Sequence[str]) -> None:
         db.run(DECLARE, name)
 
 
-def _trust(who: keys.Identity, pem: bytes) -> Callable[[Writer], None]:
+def _trust(who: certificates.Identity, pem: bytes) -> Callable[[Writer], None]:
     def change(db: Writer) -> None:
         key = who.key.public_bytes_raw().hex()
         db.run("INSERT OR IGNORE INTO certificates VALUES (?, ?, ?, 'valid', ?, ?)", who.fingerprint, who.name,

@@ -30,7 +30,7 @@ from hansa.net.aggregator.ledger import LINES, Ledger, LedgerError, log_lines
 from hansa.net.aggregator.queue import Desk, Errand, Key
 from hansa.net.aggregator.registry import Denied, Registry
 from hansa.net.audit.evidence import signed_by, stated
-from hansa.net.transport import keys, signing
+from hansa.net.transport import certificates, signing
 from hansa.net.transport.admission import Gate, Visit, while_here
 from hansa.net.transport.http import Refused, expected, in_a_sentence, trouble
 from hansa.net.transport.pacing import POLL, hold, scattered, told
@@ -71,7 +71,7 @@ class Call:
     """A request that was let in: who makes it, its body, and what its signature is about."""
 
     request: web.Request
-    who: keys.Identity | None
+    who: certificates.Identity | None
     body: bytes
     about: signing.About | None
 
@@ -105,7 +105,7 @@ class Server:
     def __init__(self, registry: Registry, ledger: Ledger, blobs: Blobs, desk: Desk, jobs: Jobs, gate: Gate) -> None:
         self.registry, self.ledger, self.blobs, self.desk, self.jobs = registry, ledger, blobs, desk, jobs
         self.gate, self.metrics = gate, gate.metrics
-        self._seen: dict[bytes, keys.Identity] = {}
+        self._seen: dict[bytes, certificates.Identity] = {}
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=CHUNK + 1, middlewares=[in_a_sentence])
@@ -184,7 +184,7 @@ class Server:
 
         return handle
 
-    def _peer(self, request: web.Request) -> keys.Identity | None:
+    def _peer(self, request: web.Request) -> certificates.Identity | None:
         """Whom the client's certificate names, the CA's signature on it having been checked in the handshake."""
         tls = request.transport.get_extra_info("ssl_object") if request.transport is not None else None
         der = tls.getpeercert(binary_form=True) if tls is not None else None
@@ -193,7 +193,7 @@ class Server:
         if der not in self._seen:
             if len(self._seen) > 65536:
                 self._seen.clear()
-            self._seen[der] = keys.identity(der)
+            self._seen[der] = certificates.identity_of_der(der)
         return self._seen[der]
 
     async def _admit(self, route: Route, request: web.Request, visit: Visit) -> Call:
@@ -229,7 +229,7 @@ class Server:
             raise signing.SignatureError("the request was signed for another job, round or ask than its path names")
         return call
 
-    def _check(self, who: keys.Identity) -> None:
+    def _check(self, who: certificates.Identity) -> None:
         """Deny what comes with a certificate that does not count (any more)."""
         if not self.registry.admits(who):
             raise Denied(f"the certificate of {who.name} is not valid here (any more); enrol again with a new token")

@@ -19,7 +19,7 @@ from msgspec import Struct, structs
 
 from hansa.core import codec
 from hansa.core.params import Params
-from hansa.net.transport import keys
+from hansa.net.transport import certificates
 from hansa.net.transport.wire import Answer, Count, Digest, Name, Receipt, Signature, Text, Weight
 
 OUTCOMES = ("accepted", "rejected", "refused")  # of an answer: the aggregator rejects, the party refuses
@@ -146,7 +146,7 @@ class Notary:
         return self._key.sign(data).hex()
 
 
-def receipt_fault(receipt: Receipt, statement: Statement, signature: str, log: keys.Identity) -> str | None:
+def receipt_fault(receipt: Receipt, statement: Statement, signature: str, log: certificates.Identity) -> str | None:
     """Why a receipt does not show that the aggregator has that statement, or None."""
     said = (receipt.job, receipt.round, receipt.phase, receipt.number, receipt.party, receipt.digest)
     meant = statement.job, statement.round, statement.phase, statement.number, statement.party, statement.update

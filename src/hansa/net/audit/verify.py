@@ -24,7 +24,7 @@ from hansa.net.audit import merkle
 from hansa.net.audit.entries import Closing, Entry, Fault, member_fault
 from hansa.net.audit.evidence import ANSWERS, Head, Statement, canonical, kind_of, receipt_fault, signed_by
 from hansa.net.audit.receipt_file import Kept, read_receipts
-from hansa.net.transport import keys
+from hansa.net.transport import certificates, keys
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 LINE = 2**24  # bytes of a line, at most
@@ -53,7 +53,7 @@ class Job:
 class Certificate:
     """A party's certificate, as far as the log has come."""
 
-    who: keys.Identity
+    who: certificates.Identity
     pem: str
     state: str = "new"  # then "valid" from its first use on, until it is "ended"
 
@@ -86,10 +86,10 @@ class Report:
         )
 
 
-def certified(pem: str, authority: str, role: str, federation: str) -> keys.Identity:
+def certified(pem: str, authority: str, role: str, federation: str) -> certificates.Identity:
     """Whom a certificate names, as a log or a proof holds it; an IdentityError where it does not count."""
     try:
-        return keys.certified(pem.encode(), authority.encode(), role, federation)
+        return certificates.verify_certificate(pem.encode(), authority.encode(), role, federation)
     except UnicodeError:  # a certificate in JSON may be any text
         raise keys.IdentityError("a certificate cannot be read") from None
 
@@ -97,11 +97,11 @@ def certified(pem: str, authority: str, role: str, federation: str) -> keys.Iden
 def authority_of(pem: str, given: bytes | None) -> str:
     """The fingerprint of an authority's certificate, which must be the given one, if one is."""
     try:
-        found = keys.check_authority(pem.encode())
+        found = certificates.check_authority(pem.encode())
     except UnicodeError:  # a certificate in JSON may be any text
         raise keys.IdentityError("the authority's certificate cannot be read") from None
-    if given is not None and keys.fingerprint(given) != found:
-        raise Fault(f"it is by another authority ({found}) than the one given ({keys.fingerprint(given)})")
+    if given is not None and certificates.fingerprint(given) != found:
+        raise Fault(f"it is by another authority ({found}) than the one given ({certificates.fingerprint(given)})")
     return found
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hansa.core.errors import HansaError, PartyError
-from hansa.net.transport import keys
+from hansa.net.transport import certificates, keys
 
 
 class Peers:
@@ -27,7 +27,7 @@ class Peers:
 
     def sign(self, data: bytes) -> tuple[bytes, bytes]:
         """This party's certificate (PEM), and its signature."""
-        certificate = keys.read_certificate(self._folder / "cert.pem", self._folder / "ca.pem")
+        certificate = certificates.read_certificate(self._folder / "cert.pem", self._folder / "ca.pem")
         return certificate, keys.read_key(self._folder / "key.pem").sign(data)
 
     @property
@@ -39,18 +39,20 @@ class Peers:
     def known(self, certificate: bytes) -> tuple[str, bytes]:
         """The name and the public key of the party whose certificate this is; a PartyError where it is not believed."""
         try:
-            who = keys.certified(certificate, (self._folder / "ca.pem").read_bytes(), "party", self.federation)
+            who = certificates.verify_certificate(
+                certificate, (self._folder / "ca.pem").read_bytes(), "party", self.federation
+            )
         except (HansaError, OSError, ValueError, KeyError) as error:
             raise PartyError(f"a party of the secure sum is not known: {error}") from None
         if who.not_after < time.time():
             raise PartyError(f"the certificate of {who.name} has ended")
         mine = (self._folder / "cert.pem").read_bytes()
-        if who.name == keys.identity_of(mine).name:
+        if who.name == certificates.identity_of_pem(mine).name:
             if certificate != mine:
                 raise PartyError("somebody else is said to be this party in the secure sum")
-        elif self._pins and self._pins.get(who.name) != keys.fingerprint(certificate):
+        elif self._pins and self._pins.get(who.name) != certificates.fingerprint(certificate):
             raise PartyError(
                 f"its policy pins the parties that it sums with, and does not know {who.name} by the certificate "
-                f"{keys.fingerprint(certificate)}; see peers in party.toml"
+                f"{certificates.fingerprint(certificate)}; see peers in party.toml"
             )
         return who.name, who.key.public_bytes_raw()

@@ -14,16 +14,16 @@ from hansa.core.errors import ConfigError
 from hansa.net.party.agent import Agent, Worker
 from hansa.net.party.samples import preparer, read_samples
 from hansa.net.party.store import Home
-from hansa.net.transport import keys
 from hansa.net.transport.client import Refusal
 from hansa.net.transport.process import end_on_signal, log_to_stderr, run_loop
+from hansa.net.transport.tokens import Token
 
 log = logging.getLogger("hansa.net")
 RENEW = 30 * 86400  # seconds before its end at which a party renews its certificate
 AGAIN = 86400  # seconds after which it does so again where the authority's own end is near
 
 
-def join(state: Path, data: str, url: str | None = None, token: keys.Token | None = None, target: str | None = None,
+def join(state: Path, data: str, url: str | None = None, token: Token | None = None, target: str | None = None,
          rotate: bool = False, as_json: bool = False, test: str | None = None) -> None:  # fmt: skip
     """Run a party until it is told to end. It enrols with a token where it has not done so with this one."""
     lines = log_to_stderr(as_json)

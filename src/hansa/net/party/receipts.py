@@ -14,7 +14,7 @@ from hansa.core import disk
 from hansa.core.crash_points import reach, steps
 from hansa.core.errors import HansaError
 from hansa.net.audit.evidence import Statement, canonical, receipt_fault, signed_by
-from hansa.net.transport import keys
+from hansa.net.transport import certificates, keys
 from hansa.net.transport.client import Client
 from hansa.net.transport.wire import Receipt
 
@@ -31,7 +31,7 @@ class Receipts:
 
     def __init__(self, home: Path) -> None:
         self._home, self.folder = home, home / "receipts"
-        self._log: keys.Identity | None = None
+        self._log: certificates.Identity | None = None
         self._doubtful: set[Path] = set()  # whose last flush failed: nobody knows what of them is on the disk
 
     async def expect(self, client: Client, federation: str) -> None:
@@ -62,13 +62,13 @@ class Receipts:
             isinstance(key, Ed25519PublicKey) and signed_by(key, signature, statement.signed_bytes()) for key in owned
         )
 
-    async def _pinned(self, client: Client, federation: str) -> keys.Identity:
+    async def _pinned(self, client: Client, federation: str) -> certificates.Identity:
         path, authority = self._home / "log.pem", (self._home / "ca.pem").read_bytes()
         if not path.exists():
             _, pem = await client.call("GET", "/v1/log/certificate", limit=keys.LIMIT)
-            keys.certified(pem, authority, "log", federation)
+            certificates.verify_certificate(pem, authority, "log", federation)
             disk.put(path, [pem], steps("private"))
-        return keys.certified(path.read_bytes(), authority, "log", federation)
+        return certificates.verify_certificate(path.read_bytes(), authority, "log", federation)
 
     def _append(self, path: Path, line: bytes) -> None:
         disk.make_folder(self.folder)

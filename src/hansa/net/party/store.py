@@ -16,9 +16,11 @@ from hansa.core.crash_points import reach, steps
 from hansa.core.errors import ConfigError, DataError
 from hansa.core.op import Memory
 from hansa.net.party.policy import Policy
-from hansa.net.transport import keys
+from hansa.net.transport import certificates, keys
 from hansa.net.transport.client import Client, enrol, https_url
 from hansa.net.transport.signing import About
+from hansa.net.transport.tls import client_context
+from hansa.net.transport.tokens import Token
 from hansa.net.transport.wire import Admission, unpack
 
 
@@ -62,7 +64,7 @@ class Home:
             ) from None
         return tree
 
-    def knows(self, token: keys.Token) -> bool:
+    def knows(self, token: Token) -> bool:
         """Whether this is the token that the party enrolled with; not where that cannot be read any more: enrolling
         again writes it anew."""
         return bool(self._said("token") == token.digest())
@@ -74,17 +76,17 @@ class Home:
         except ConfigError:
             return None
 
-    async def enrol(self, url: str, token: keys.Token) -> None:
+    async def enrol(self, url: str, token: Token) -> None:
         """Make a key, have it certified, keep both. Interrupted, it can be done again with the same token; with another
         token the party enrols anew, and keeps its policy and its memory."""
         key = self._made("key.enrol.pem")
-        authority, admission = await enrol(url, token, keys.request(key, token.party))
+        authority, admission = await enrol(url, token, certificates.make_request(key, token.party))
         self._part_from_others(authority)
         keys.write_private(self.folder / "ca.pem", authority)
         keys.write_private(self.folder / "cert.enrol.pem", admission.certificate)
         about = {"party": admission.party, "federation": admission.federation, "url": https_url(url),
                  "instance": secrets.token_hex(16), "token": token.digest(),
-                 "certificate": keys.fingerprint(admission.certificate)}  # fmt: skip
+                 "certificate": certificates.fingerprint(admission.certificate)}  # fmt: skip
         about["sum"] = _sum(about)
         keys.write_private(self.folder / "party.json", json.dumps(about).encode())
         self.settle()
@@ -102,23 +104,27 @@ class Home:
         path = self.folder / name
         if not path.exists():
             keys.write_private(path, keys.key_bytes(keys.new_key()))
-        return keys.key_of(keys.read_private(path))
+        return keys.load_key(keys.read_private(path))
 
     def client(self, url: str | None = None) -> Client:
         """A connection to the aggregator with this party's certificate."""
         key, authority = self.folder / "key.pem", self.folder / "ca.pem"
         for path in (authority, self.folder / "cert.pem"):  # OpenSSL does not look whether its own side is whole
-            keys.read_certificate(path, authority)
-        tls = keys.client_context(authority, self.folder / "cert.pem", key)
+            certificates.read_certificate(path, authority)
+        tls = client_context(authority, self.folder / "cert.pem", key)
         return Client(url or self.about()["url"], tls, keys.read_key(key))
 
-    def identity(self) -> keys.Identity:
-        return keys.identity_of(keys.read_certificate(self.folder / "cert.pem", self.folder / "ca.pem"))
+    def identity(self) -> certificates.Identity:
+        return certificates.identity_of_pem(
+            certificates.read_certificate(self.folder / "cert.pem", self.folder / "ca.pem")
+        )
 
     async def rotate(self, client: Client) -> None:
         """A new key and a certificate for it. The old ones are good until the new one is used."""
         key = self._made("key.new.pem")
-        _, data = await client.call("POST", "/v1/rotate", keys.request(key, self.about()["party"]), About())
+        _, data = await client.call(
+            "POST", "/v1/rotate", certificates.make_request(key, self.about()["party"]), About()
+        )
         keys.write_private(self.folder / "cert.new.pem", unpack(data, Admission).certificate)
         reach("rotation.certified")
         self.settle()
@@ -127,7 +133,7 @@ class Home:
         """Take up a new key whose certificate has come; after a crash in the middle too."""
         enrolled = self.folder / "cert.enrol.pem"
         known = self._said("certificate") if enrolled.exists() else None
-        if known is not None and known == keys.fingerprint(enrolled.read_bytes()):
+        if known is not None and known == certificates.fingerprint(enrolled.read_bytes()):
             self._take("enrol")  # not if it was cut off before the party was written down
         self._take("new")
 

@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 
 from aiohttp import web
 
+from hansa.net.transport.certificates import Identity
 from hansa.net.transport.http import CutOff, Refused, invite_body, trouble
-from hansa.net.transport.keys import Identity
 from hansa.net.transport.limits import PIECE, Buckets, Limits, Notes, come_back, place
 from hansa.net.transport.listener import Connection
 from hansa.net.transport.prometheus import Metrics

@@ -20,9 +20,11 @@ import aiohttp
 from hansa.core import disk
 from hansa.core.crash_points import reach
 from hansa.core.errors import ConfigError, DataError, HansaError
-from hansa.net.transport import keys, signing
+from hansa.net.transport import certificates, keys, signing
 from hansa.net.transport.pacing import MARGIN, Pace
 from hansa.net.transport.signing import About
+from hansa.net.transport.tls import client_context, unverified_context
+from hansa.net.transport.tokens import Token
 from hansa.net.transport.wire import CHUNK, PROTOCOLS, Admission, Blob, Enrolment, Trouble, pack, printable, unpack
 
 log = logging.getLogger("hansa.net")
@@ -257,14 +259,14 @@ def _sentence(data: bytes, status: int) -> str:
         return f"it answered with the status {status}"
 
 
-async def enrol(url: str, token: keys.Token, request: bytes) -> tuple[bytes, Admission]:
+async def enrol(url: str, token: Token, request: bytes) -> tuple[bytes, Admission]:
     """Enrol with a one-time token: the authority's certificate, checked against the token, and one's own."""
-    async with Client(url, keys.unverified_context()) as stranger:  # nothing secret is said here
+    async with Client(url, unverified_context()) as stranger:  # nothing secret is said here
         _, authority = await stranger.call("GET", "/v1/ca", limit=keys.LIMIT)
-    if keys.fingerprint(authority) != token.ca:
+    if certificates.fingerprint(authority) != token.ca:
         raise HansaError(
             f"{url} is not the aggregator that the token was made for: its authority has another fingerprint"
         )
-    async with Client(url, keys.client_context(authority)) as client:
+    async with Client(url, client_context(authority)) as client:
         _, data = await client.call("POST", "/v1/enrol", pack(Enrolment(token.secret, request)))
     return authority, unpack(data, Admission)
