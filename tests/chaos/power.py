@@ -49,7 +49,7 @@ from hansa.net.party.store import Home, Remembered
 from hansa.net.transport import certificates, keys
 from hansa.net.transport.tls import client_context
 from hansa.net.transport.tokens import Token
-from hansa.net.transport.wire import Admission, Answer, Blob, Receipt, ask_name, pack, unpack
+from hansa.net.transport.wire import Answer, Blob, IssuedCertificate, Receipt, ask_name, pack, unpack
 
 PARTIES = ("ann", "bob", "cid")
 LIVES, STEPS = 4, 14
@@ -126,7 +126,7 @@ class Line:
         if path == "/v1/log/certificate":
             return {}, life.ledger.notary.certificate
         name, pem = life.ledger.now(life.registry.rotate(life.home.identity(), body))
-        return {}, pack(Admission("league", name, pem))
+        return {}, pack(IssuedCertificate("league", name, pem))
 
 
 def at_once(work: Any) -> None:
@@ -365,9 +365,9 @@ class Life:
         if not self.home.enrolled:
             token = Token.parse((self.folder / "tokens" / "ann.token").read_text())
 
-            async def enrol(url: str, token: Token, request: bytes) -> tuple[bytes, Admission]:
+            async def enrol(url: str, token: Token, request: bytes) -> tuple[bytes, IssuedCertificate]:
                 name, pem = self.ledger.now(self.registry.enrol(token.secret, request))
-                return self.federation.read("ca.pem"), Admission("league", name, pem)
+                return self.federation.read("ca.pem"), IssuedCertificate("league", name, pem)
 
             with mock.patch.object(home, "enrol", enrol):
                 at_once(self.home.enrol("https://localhost:1", token))

@@ -320,7 +320,7 @@ def _envelopes() -> list[Target]:
         notary.receipt(statement, answer.signature, "rejected", 4, 5, "ef" * 32, "no"),
         notary.receipt(statement, answer.signature, "late"),
         wire.Enrolment("s" * 43, b"request"),
-        wire.Admission("league", "ann", b"certificate"),
+        wire.IssuedCertificate("league", "ann", b"certificate"),
         wire.Order("job", TABLES[0], blob, 2, "mark"),
         wire.Trouble("because"),
     ]

@@ -37,10 +37,10 @@ from hansa.net.transport.tls import client_context
 from hansa.net.transport.tokens import Token
 from hansa.net.transport.wire import (
     PROTOCOLS,
-    Admission,
     Answer,
     Blob,
     Enrolment,
+    IssuedCertificate,
     Order,
     Receipt,
     Trouble,
@@ -319,7 +319,7 @@ class League:
         body = pack(Enrolment((token or self.token(name)).secret, certificates.make_request(key, name)))
         got = self.nobody().call("POST", "/v1/enrol", body)
         assert got.status == 200, got
-        caller = self.certified(name, key, unpack(got.body, Admission).certificate)
+        caller = self.certified(name, key, unpack(got.body, IssuedCertificate).certificate)
         assert caller.call("POST", f"/v1/alive?instance={caller.instance}").status == 204
         return caller
 

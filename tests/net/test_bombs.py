@@ -161,7 +161,16 @@ def test_tens_of_thousands_of_tensors_are_refused_by_the_size_of_their_header(tm
 # Envelopes
 
 
-STRUCTS = [wire.Blob, wire.Work, wire.Answer, wire.Receipt, wire.Enrolment, wire.Admission, wire.Order, wire.Trouble]
+STRUCTS = [
+    wire.Blob,
+    wire.Work,
+    wire.Answer,
+    wire.Receipt,
+    wire.Enrolment,
+    wire.IssuedCertificate,
+    wire.Order,
+    wire.Trouble,
+]
 ORDERED = b"\x82\xa4name\xa1a\xaaexperiment\x81\xa1x"  # an order up to the value of one of its fields
 ENVELOPES = {
     "deep": b"\x91" * 100_000 + b"\xc0",

@@ -18,7 +18,7 @@ from hansa.net.transport import certificates, keys
 from hansa.net.transport import client as clients
 from hansa.net.transport.client import Client, Refusal
 from hansa.net.transport.signing import About
-from hansa.net.transport.wire import PROTOCOLS, Admission, Enrolment, pack, unpack
+from hansa.net.transport.wire import PROTOCOLS, Enrolment, IssuedCertificate, pack, unpack
 
 
 def enrol(league: League, secret: str, name: str, key: keys.PrivateKey | None = None) -> Answered:
@@ -39,7 +39,7 @@ def test_a_token_is_good_for_one_key_and_the_same_key_gets_the_same_certificate(
     secret, key = league.token("ann").secret, keys.new_key()
     first = enrol(league, secret, "ann", key)
     assert first.status == 200
-    given = unpack(first.body, Admission)
+    given = unpack(first.body, IssuedCertificate)
     who = certificates.identity_of_pem(given.certificate)
     assert (given.party, given.federation, who.name, who.role) == ("ann", "league", "ann", "party")
     assert who.key == key.public_key()
@@ -135,7 +135,7 @@ def test_an_old_certificate_counts_until_the_new_one_is_used(league: League) -> 
     old, key = league.enrolled("ann"), keys.new_key()
     got = rotated(old, key)
     assert got.status == 200 and alive(old) == 204
-    new = league.certified("ann", key, unpack(got.body, Admission).certificate)
+    new = league.certified("ann", key, unpack(got.body, IssuedCertificate).certificate)
     assert alive(old) == 204
     assert alive(new) == 204
     assert alive(old) == 403 and alive(new) == 204
@@ -228,7 +228,7 @@ def test_a_question_for_work_that_is_held_open_ends_when_its_party_is_revoked(le
 
 def test_a_certificate_that_was_revoked_before_its_first_use_stays_so(league: League) -> None:
     key = keys.new_key()
-    given = unpack(enrol(league, league.token("ann").secret, "ann", key).body, Admission)
+    given = unpack(enrol(league, league.token("ann").secret, "ann", key).body, IssuedCertificate)
     who = certificates.identity_of_pem(given.certificate)
     used = league.aggregator.registry.used(who)
     assert used is not None

@@ -22,7 +22,7 @@ from hansa.net.transport import client as clients
 from hansa.net.transport.client import Client
 from hansa.net.transport.signing import About
 from hansa.net.transport.tls import client_context
-from hansa.net.transport.wire import Admission, Blob, pack, unpack
+from hansa.net.transport.wire import Blob, IssuedCertificate, pack, unpack
 
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}
 DATA = b"an update"
@@ -139,7 +139,7 @@ def test_recorded_requests_do_not_survive_the_key_that_signed_them(league: Leagu
         rotating = recorded(ann, "POST", "/v1/rotate", certificates.make_request(fresh, "ann"), About())
         given = tap.send(rotating)
         assert tap.send(rotating).body == given.body  # the same certificate
-        new = league.certified("ann", fresh, unpack(given.body, Admission).certificate)
+        new = league.certified("ann", fresh, unpack(given.body, IssuedCertificate).certificate)
         assert new.call("POST", f"/v1/alive?instance={new.instance}").status == 204
         for data in (old.reply, unsent.put, unsent.reply, rotating):  # the connection is open, the key is superseded
             assert tap.send(data).status == 403

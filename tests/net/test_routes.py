@@ -16,7 +16,7 @@ from hansa.net.transport.admission import Gate
 from hansa.net.transport.limits import Limits
 from hansa.net.transport.prometheus import Metrics
 from hansa.net.transport.signing import About
-from hansa.net.transport.wire import Admission, pack, unpack
+from hansa.net.transport.wire import IssuedCertificate, pack, unpack
 
 ASK = "/v1/jobs/{job}/asks/{round}/{phase}/{number}"
 ROUTES = {  # method and path: who may, and whether it is signed
@@ -81,7 +81,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     fresh = keys.new_key()
     got = superseded.call("POST", "/v1/rotate", certificates.make_request(fresh, "eve"), About())
     assert got.status == 200
-    new = league.certified("eve", fresh, unpack(got.body, Admission).certificate)
+    new = league.certified("eve", fresh, unpack(got.body, IssuedCertificate).certificate)
     assert new.call("POST", f"/v1/alive?instance={'1' * 32}").status == 204
     league.ask(parties=(0,))
     yield Scene(league, parties, operator, revoked, superseded)

@@ -23,7 +23,7 @@ from hansa.net.aggregator.registry import Registry
 from hansa.net.party import store as home
 from hansa.net.party.store import Home
 from hansa.net.transport.tokens import Token
-from hansa.net.transport.wire import Admission, Answer, pack, unpack
+from hansa.net.transport.wire import Answer, IssuedCertificate, pack, unpack
 
 
 def ended_by(error: Exception, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
@@ -96,9 +96,9 @@ def test_a_party_that_enrols_under_another_authority_begins_anew(
         assert token is not None
 
         async def enrol(url: str, token: Token, request: bytes, r: Any = registry, db: Any = ledger,
-                        f: Any = federation) -> tuple[bytes, Admission]:  # fmt: skip
+                        f: Any = federation) -> tuple[bytes, IssuedCertificate]:  # fmt: skip
             name, pem = db.now(r.enrol(token.secret, request))
-            return f.read("ca.pem"), Admission("league", name, pem)
+            return f.read("ca.pem"), IssuedCertificate("league", name, pem)
 
         monkeypatch.setattr(home, "enrol", enrol)
         asyncio.run(made.enrol("https://localhost:1", token))

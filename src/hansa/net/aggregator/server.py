@@ -39,9 +39,9 @@ from hansa.net.transport.wire import (
     ENVELOPE,
     PROTOCOLS,
     UNWANTED,
-    Admission,
     Answer,
     Enrolment,
+    IssuedCertificate,
     Order,
     ask_name,
     pack,
@@ -265,7 +265,7 @@ class Server:
     async def _certify(self, change: Callable[[Any], tuple[str, bytes]]) -> web.Response:
         name, pem = await self._written(change)
         self.registry.reload_of(name)
-        return packed(Admission(self.registry.federation.name, name, pem))
+        return packed(IssuedCertificate(self.registry.federation.name, name, pem))
 
     async def _heard(self, call: Call) -> tuple[int, str]:
         """The party that calls and which instance of it; whoever is heard of is there."""

@@ -21,7 +21,7 @@ from hansa.net.transport.client import Client, enrol, https_url
 from hansa.net.transport.signing import About
 from hansa.net.transport.tls import client_context
 from hansa.net.transport.tokens import Token
-from hansa.net.transport.wire import Admission, unpack
+from hansa.net.transport.wire import IssuedCertificate, unpack
 
 
 class Home:
@@ -80,13 +80,13 @@ class Home:
         """Make a key, have it certified, keep both. Interrupted, it can be done again with the same token; with another
         token the party enrols anew, and keeps its policy and its memory."""
         key = self._made("key.enrol.pem")
-        authority, admission = await enrol(url, token, certificates.make_request(key, token.party))
+        authority, issued = await enrol(url, token, certificates.make_request(key, token.party))
         self._part_from_others(authority)
         keys.write_private(self.folder / "ca.pem", authority)
-        keys.write_private(self.folder / "cert.enrol.pem", admission.certificate)
-        about = {"party": admission.party, "federation": admission.federation, "url": https_url(url),
+        keys.write_private(self.folder / "cert.enrol.pem", issued.certificate)
+        about = {"party": issued.party, "federation": issued.federation, "url": https_url(url),
                  "instance": secrets.token_hex(16), "token": token.digest(),
-                 "certificate": certificates.fingerprint(admission.certificate)}  # fmt: skip
+                 "certificate": certificates.fingerprint(issued.certificate)}  # fmt: skip
         about["sum"] = _sum(about)
         keys.write_private(self.folder / "party.json", json.dumps(about).encode())
         self.settle()
@@ -125,7 +125,7 @@ class Home:
         _, data = await client.call(
             "POST", "/v1/rotate", certificates.make_request(key, self.about()["party"]), About()
         )
-        keys.write_private(self.folder / "cert.new.pem", unpack(data, Admission).certificate)
+        keys.write_private(self.folder / "cert.new.pem", unpack(data, IssuedCertificate).certificate)
         reach("rotation.certified")
         self.settle()
 

@@ -25,7 +25,17 @@ from hansa.net.transport.pacing import MARGIN, Pace
 from hansa.net.transport.signing import About
 from hansa.net.transport.tls import client_context, unverified_context
 from hansa.net.transport.tokens import Token
-from hansa.net.transport.wire import CHUNK, PROTOCOLS, Admission, Blob, Enrolment, Trouble, pack, printable, unpack
+from hansa.net.transport.wire import (
+    CHUNK,
+    PROTOCOLS,
+    Blob,
+    Enrolment,
+    IssuedCertificate,
+    Trouble,
+    pack,
+    printable,
+    unpack,
+)
 
 log = logging.getLogger("hansa.net")
 LEAST, MOST = 0.5, 60.0  # seconds between which repeated attempts wait, at random
@@ -259,7 +269,7 @@ def _sentence(data: bytes, status: int) -> str:
         return f"it answered with the status {status}"
 
 
-async def enrol(url: str, token: Token, request: bytes) -> tuple[bytes, Admission]:
+async def enrol(url: str, token: Token, request: bytes) -> tuple[bytes, IssuedCertificate]:
     """Enrol with a one-time token: the authority's certificate, checked against the token, and one's own."""
     async with Client(url, unverified_context()) as stranger:  # nothing secret is said here
         _, authority = await stranger.call("GET", "/v1/ca", limit=keys.LIMIT)
@@ -269,4 +279,4 @@ async def enrol(url: str, token: Token, request: bytes) -> tuple[bytes, Admissio
         )
     async with Client(url, client_context(authority)) as client:
         _, data = await client.call("POST", "/v1/enrol", pack(Enrolment(token.secret, request)))
-    return authority, unpack(data, Admission)
+    return authority, unpack(data, IssuedCertificate)

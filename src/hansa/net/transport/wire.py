@@ -109,7 +109,7 @@ class Enrolment(Struct, frozen=True):
     request: Annotated[bytes, Meta(max_length=16384)]
 
 
-class Admission(Struct, frozen=True):
+class IssuedCertificate(Struct, frozen=True):
     """A certificate, and whose it is."""
 
     federation: Name
