@@ -1034,7 +1034,8 @@ def test_a_certificate_counts_for_its_role_its_federation_and_its_authority_alon
     made = certificates.issue(authority, pem, keys.new_key().public_key(), "log", "log", "league", 9)
     assert certificates.verify_certificate(made, pem, "log", "league").role == "log"
     for given in ((made, pem, "party", "league"), (made, pem, "log", "other"),
-                  (made, certificates.make_ca("league")[1], "log", "league"), (pem, pem, "log", "league"), (b"none", pem, "log", "league")):  # fmt: skip
+                  (made, certificates.make_ca("league")[1], "log", "league"),
+                  (pem, pem, "log", "league"), (b"none", pem, "log", "league")):  # fmt: skip
         with pytest.raises(keys.IdentityError):
             certificates.verify_certificate(*given)
     assert certificates.check_authority(pem) == certificates.fingerprint(pem)

@@ -227,7 +227,7 @@ def test_a_question_is_not_held_for_somebody_who_has_gone(hasty: League, caplog:
 def test_the_system_watches_every_connection_for_a_peer_that_has_gone(make: Callable[..., League]) -> None:
     league = make()
     ann = league.enrolled("ann")
-    (found,) = (c.transport.get_extra_info("socket") for c in league.aggregator.door.open
+    (found,) = (c.transport.get_extra_info("socket") for c in league.aggregator.listener.open
                 if c.transport.get_extra_info("peername") == ann.connection.sock.getsockname())  # fmt: skip
     read = lambda name: found.getsockopt(socket.IPPROTO_TCP, getattr(socket, name))  # noqa: E731
     assert found.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
@@ -306,7 +306,7 @@ def test_silent_connections_of_many_addresses_do_not_keep_others_waiting(tmp_pat
             stuck.append(socket.create_connection(("127.0.0.1", league.port), PATIENCE, (f"127.0.0.{k}", 0)))
     until(lambda: counted(league, "open_connections") == len(stuck) + 1 - counted(
         league, "handshake_failures_total", reason="made room"))  # fmt: skip
-    shaking = [len(tasks) for tasks in league.aggregator.door._shaking.values()]
+    shaking = [len(tasks) for tasks in league.aggregator.listener._shaking.values()]
     assert max(shaking) <= 2 and sum(shaking) <= 16
     for _ in range(20):
         line = secured(league, ann)
@@ -315,7 +315,7 @@ def test_silent_connections_of_many_addresses_do_not_keep_others_waiting(tmp_pat
         line.close()
     for line in stuck:
         line.close()
-    until(lambda: counted(league, "open_connections") == 1 and not league.aggregator.door._waiting)
+    until(lambda: counted(league, "open_connections") == 1 and not league.aggregator.listener._waiting)
     league.close()
 
 
@@ -342,8 +342,8 @@ def test_a_stranger_that_asks_too_often_is_told_when_to_come_back(make: Callable
 def test_a_request_costs_a_token_whatever_is_answered(make: Callable[..., League]) -> None:
     league = make(party_burst=100, party_rate=0.001, stranger_burst=100, stranger_rate=0.001)
     ann = league.enrolled("ann")
-    door, gate = league.aggregator.door, league.aggregator.gate
-    assert door.strangers is gate.strangers
+    listener, gate = league.aggregator.listener, league.aggregator.gate
+    assert listener.strangers is gate.strangers
 
     def left(buckets: Buckets) -> int:
         (level,) = (level for level, _ in buckets._levels.values())

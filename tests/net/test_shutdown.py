@@ -94,7 +94,7 @@ def test_an_upload_under_way_is_finished_and_nobody_new_is_let_in(league: League
     line.send(f"PUT {path} HTTP/1.1\r\n{lines}\r\n".encode() + data[:500])
     until(lambda: _bodies(league) == 1000)
     tell(league)
-    until(lambda: not league.aggregator.door._sockets)
+    until(lambda: not league.aggregator.listener._sockets)
     late = bob.call("POST", f"/v1/alive?instance={bob.instance}")
     assert late.status == 503 and "shutting down" in late.error and int(late.headers["Retry-After"]) >= 1
     with pytest.raises(OSError):

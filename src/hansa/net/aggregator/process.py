@@ -27,7 +27,7 @@ from hansa.net.aggregator.registry import Registry
 from hansa.net.aggregator.server import Server
 from hansa.net.transport.admission import Gate
 from hansa.net.transport.limits import Limits
-from hansa.net.transport.listener import Door
+from hansa.net.transport.listener import Listener
 from hansa.net.transport.process import end_on_signal, log_to_stderr, run_loop
 from hansa.net.transport.prometheus import Metrics
 from hansa.net.transport.tls import server_context
@@ -83,14 +83,14 @@ class Aggregator:
                                logger=gate.logger)  # fmt: skip
         await runner.setup()
         assert runner.server is not None
-        self.door = door = Door(runner.server, self.tls, limits, self.metrics, gate.strangers)
+        self.listener = listener = Listener(runner.server, self.tls, limits, self.metrics, gate.strangers)
         self.admin = admin = Admin(self.state, self.ledger, self.metrics, self._connected, table.min_free,
                                    gate.logger)  # fmt: skip
         admin.page = self._page(admin)
         summing_up = asyncio.ensure_future(_every(MINUTE, gate.note_left_out))
         try:
             admin_port = await admin.start(*table.admin_at) if table.admin else None
-            port = await door.start(table.host, table.port)
+            port = await listener.start(table.host, table.port)
             self.runner.resume()
             admin.starting = False
             about = {"federation": self.federation.name, "host": table.host, "port": port, "admin": admin_port}
@@ -101,7 +101,7 @@ class Aggregator:
         finally:
             log.info("shutting down")
             admin.closing = True
-            door.shut()
+            listener.shut()
             gate.closing.set()
             self.desk.dismiss()
             resting = asyncio.ensure_future(asyncio.to_thread(self.runner.close))
@@ -115,7 +115,7 @@ class Aggregator:
                     await gate.rest()
             summing_up.cancel()
             gate.note_left_out(all=True)
-            await door.close()
+            await listener.close()
             await runner.cleanup()
             await admin.stop()
             self.ledger.close()

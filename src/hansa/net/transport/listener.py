@@ -1,4 +1,4 @@
-"""The aggregator's front door: it accepts connections as far as the limits go, sees to TLS, and cuts off who does not
+"""The aggregator accepts connections here as far as the limits go, sees to TLS, and cuts off who does not
 go on.
 
 aiohttp has limits for what a request says, and none for how slowly it is said; and a handshake that fails leaves no
@@ -37,11 +37,20 @@ class Connection(asyncio.Protocol):
     strangers' allowance: it stays only with a certificate, the hash of which is `certificate`."""
 
     __slots__ = (
-        "_busy", "_counted", "_door", "_inner", "certificate", "deadline", "late", "place", "transport", "when_lost"
+        "_busy",
+        "_counted",
+        "_inner",
+        "_listener",
+        "certificate",
+        "deadline",
+        "late",
+        "place",
+        "transport",
+        "when_lost"
     )  # fmt: skip
 
-    def __init__(self, door: Door, where: str, late: bool, inner: Any) -> None:
-        self._door, self.place, self.late, self._inner = door, where, late, inner
+    def __init__(self, listener: Listener, where: str, late: bool, inner: Any) -> None:
+        self._listener, self.place, self.late, self._inner = listener, where, late, inner
         self.transport: asyncio.Transport | None = None
         self.certificate: bytes | None = None
         self.deadline: float | None = None
@@ -50,14 +59,14 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods only
-        self.deadline = self._door.now() + self._door.limits.head
+        self.deadline = self._listener.now() + self._listener.limits.head
         self._inner.connection_made(transport)
-        self._door.entered(self)
+        self._listener.entered(self)
 
     def data_received(self, data: bytes) -> None:
-        self._door.metrics.bytes_in.inc(len(data))
+        self._listener.metrics.bytes_in.inc(len(data))
         if not self._busy and self.deadline is None:
-            self.deadline = self._door.now() + self._door.limits.head
+            self.deadline = self._listener.now() + self._listener.limits.head
         self._inner.data_received(data)
 
     def eof_received(self) -> bool | None:
@@ -80,7 +89,7 @@ class Connection(asyncio.Protocol):
         """It does not count any more."""
         if self._counted:
             self._counted = False
-            self._door.left(self)
+            self._listener.left(self)
 
     def begin(self) -> None:
         """A request has come whole, but for its body."""
@@ -98,7 +107,7 @@ class Connection(asyncio.Protocol):
 
     def cut(self, reason: str) -> None:
         """Close it at once."""
-        self._door.metrics.dropped.labels(reason).inc()
+        self._listener.metrics.dropped.labels(reason).inc()
         if self.transport is not None:
             self.transport.abort()
 
@@ -118,7 +127,7 @@ class Arrival:
         self.connection.gone()
 
 
-class Door:
+class Listener:
     """Where connections come in. `make` gives the protocol that answers one; `strangers` is their allowance.
 
     Handshakes are shared out: an address has an eighth of them at the same time, and so have together all who are over
@@ -151,15 +160,15 @@ class Door:
             found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
             for family, *_, address in dict.fromkeys(found):
                 at = (address[0], port, *address[2:])
-                listener = socket.create_server(at, family=family, backlog=BACKLOG)
-                listener.setblocking(False)
-                self._sockets.append(listener)
-                port = listener.getsockname()[1]
+                server_socket = socket.create_server(at, family=family, backlog=BACKLOG)
+                server_socket.setblocking(False)
+                self._sockets.append(server_socket)
+                port = server_socket.getsockname()[1]
         except (OSError, ValueError) as error:  # the latter: a name that no machine can have
             self.shut()
             why = getattr(error, "strerror", None) or "invalid address"
             raise ConfigError(f"cannot listen on {host[:80]}:{port}: {why}") from None
-        self._tasks = [loop.create_task(self._accept(listener)) for listener in self._sockets]
+        self._tasks = [loop.create_task(self._accept(server_socket)) for server_socket in self._sockets]
         self._tasks.append(loop.create_task(self._watch()))
         return port
 
@@ -170,8 +179,8 @@ class Door:
         for queue in list(self._waiting):
             while (arrival := self._next(queue)) is not None:
                 arrival.end()
-        for listener in self._sockets:
-            listener.close()
+        for server_socket in self._sockets:
+            server_socket.close()
         self._sockets = []
 
     async def close(self) -> None:
@@ -185,11 +194,11 @@ class Door:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
-    async def _accept(self, listener: socket.socket) -> None:
+    async def _accept(self, server_socket: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                found, address = await loop.sock_accept(listener)
+                found, address = await loop.sock_accept(server_socket)
             except OSError as error:  # no file descriptors, say; who waits is accepted when there are some
                 self._tell("cannot accept", why=error.strerror)
                 await asyncio.sleep(PAUSE)
