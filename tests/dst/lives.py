@@ -26,7 +26,7 @@ from hansa.net.aggregator.server import Server
 from hansa.net.audit.evidence import Notary
 from hansa.net.party.agent import Agent, Worker
 from hansa.net.party.store import Home
-from hansa.net.transport.admission import Gate
+from hansa.net.transport.admission import Admission
 from hansa.net.transport.limits import Limits
 from hansa.net.transport.prometheus import Metrics
 from hansa.net.transport.wire import Order
@@ -175,8 +175,8 @@ class Aggregator:
             ledger.write(lambda db: db.log(event, **fields))
 
         limits = Limits(party_rate=1e9, party_burst=10**9, party_requests=10**6)
-        gate = Gate(limits, Metrics(), note, lambda: desk.known)
-        self.app = Server(registry, ledger, blobs, desk, self.runner, gate).app()
+        admission = Admission(limits, Metrics(), note, lambda: desk.known)
+        self.app = Server(registry, ledger, blobs, desk, self.runner, admission).app()
         self.app.freeze()
         self.runner.resume()
         if not ledger.all("SELECT 1 FROM jobs"):

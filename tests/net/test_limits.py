@@ -220,7 +220,7 @@ def test_a_question_is_not_held_for_somebody_who_has_gone(hasty: League, caplog:
     until(lambda: counted(hasty, "held_polls") == 1)
     line.close()
     until(lambda: counted(hasty, "held_polls") == 0)  # a question is held for longer than this waits
-    until(lambda: not hasty.aggregator.gate.under_way)
+    until(lambda: not hasty.aggregator.admission.under_way)
     assert not [record for record in caplog.records if record.exc_info]
 
 
@@ -342,8 +342,8 @@ def test_a_stranger_that_asks_too_often_is_told_when_to_come_back(make: Callable
 def test_a_request_costs_a_token_whatever_is_answered(make: Callable[..., League]) -> None:
     league = make(party_burst=100, party_rate=0.001, stranger_burst=100, stranger_rate=0.001)
     ann = league.enrolled("ann")
-    listener, gate = league.aggregator.listener, league.aggregator.gate
-    assert listener.strangers is gate.strangers
+    listener, admission = league.aggregator.listener, league.aggregator.admission
+    assert listener.strangers is admission.strangers
 
     def left(buckets: Buckets) -> int:
         (level,) = (level for level, _ in buckets._levels.values())
@@ -356,12 +356,12 @@ def test_a_request_costs_a_token_whatever_is_answered(make: Callable[..., League
         505: "GET /v1/ca HTTP/2.0\r\nHansa-Protocol: 2",
     }
     for status, head in asked.items():
-        party, strangers = left(gate.known), left(gate.strangers)
+        party, strangers = left(admission.known), left(admission.strangers)
         for caller in (ann, None):
             line = secured(league, caller)
             line.send(f"{head}\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
             assert f" {status} ".encode() in closed(line)[:16]
-        assert (left(gate.known), left(gate.strangers)) == (party - 1, strangers - 2), status
+        assert (left(admission.known), left(admission.strangers)) == (party - 1, strangers - 2), status
     for path in ("/nothing", "/v1/ca"):  # what aiohttp answers before anything here sees it ends the connection
         line = secured(league, ann)
         line.send(f"GET {path} HTTP/1.1\r\nHost: x\r\nExpect: wonders\r\n\r\n".encode() * 2)
@@ -460,12 +460,12 @@ def test_a_certificate_has_a_quarter_of_the_bodies_in_memory(make: Callable[...,
     ann, bob = league.enrolled("ann"), league.enrolled("bob")
     line = secured(league, ann)
     line.send(b"POST /v1/rotate HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 2\r\nContent-Length: 900\r\n\r\nabc")
-    until(lambda: league.aggregator.gate.bodies == 900)
+    until(lambda: league.aggregator.admission.bodies == 900)
     assert ann.call("POST", "/v1/rotate", bytes(200)).status == 503
     assert ann.call("POST", "/v1/rotate", bytes(100)).status == 401
     assert bob.call("POST", "/v1/rotate", bytes(1000)).status == 401
     line.close()
-    until(lambda: not league.aggregator.gate.bodies_of)
+    until(lambda: not league.aggregator.admission.bodies_of)
 
 
 def test_a_head_that_is_too_long_is_refused_in_a_line(make: Callable[..., League], caplog: Any) -> None:

@@ -12,7 +12,7 @@ from league import SPOKEN, Asked, Caller, League, draft
 
 from hansa.net.aggregator.server import Server
 from hansa.net.transport import certificates, keys, signing
-from hansa.net.transport.admission import Gate
+from hansa.net.transport.admission import Admission
 from hansa.net.transport.limits import Limits
 from hansa.net.transport.prometheus import Metrics
 from hansa.net.transport.signing import About
@@ -89,8 +89,8 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 def test_the_routes_are_these_and_no_others() -> None:
-    gate = Gate(Limits(), Metrics(), None, lambda: 0)  # type: ignore[arg-type]
-    app = Server(*[None] * 5, gate).app()  # type: ignore[arg-type]
+    admission = Admission(Limits(), Metrics(), None, lambda: 0)  # type: ignore[arg-type]
+    app = Server(*[None] * 5, admission).app()  # type: ignore[arg-type]
     found = {(route.method, route.resource.canonical) for route in app.router.routes() if route.resource is not None}
     assert found - {("HEAD", path) for _, path in found} == set(ROUTES)
     heads = {path for method, path in found if method == "HEAD"}

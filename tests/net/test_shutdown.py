@@ -110,7 +110,7 @@ def test_an_upload_under_way_is_finished_and_nobody_new_is_let_in(league: League
 
 
 def _bodies(league: League) -> int:
-    return league.aggregator.gate.bodies
+    return league.aggregator.admission.bodies
 
 
 def test_an_upload_that_does_not_end_does_not_hold_up_the_end(tmp_path: Path) -> None:

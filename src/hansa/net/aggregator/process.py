@@ -25,7 +25,7 @@ from hansa.net.aggregator.live import Live
 from hansa.net.aggregator.queue import Desk
 from hansa.net.aggregator.registry import Registry
 from hansa.net.aggregator.server import Server
-from hansa.net.transport.admission import Gate
+from hansa.net.transport.admission import Admission
 from hansa.net.transport.limits import Limits
 from hansa.net.transport.listener import Listener
 from hansa.net.transport.process import end_on_signal, log_to_stderr, run_loop
@@ -73,21 +73,21 @@ class Aggregator:
     async def serve(self, done: asyncio.Event, ready: Any = None) -> None:
         """Serve until `done`; `ready` is called with the port once parties can come."""
         table, limits = self.federation.serve, self._limits()
-        self.gate = gate = Gate(limits, self.metrics, self._note, lambda: self.desk.known)
-        server = Server(self.registry, self.ledger, self.blobs, self.desk, self.runner, gate)
+        self.admission = admission = Admission(limits, self.metrics, self._note, lambda: self.desk.known)
+        server = Server(self.registry, self.ledger, self.blobs, self.desk, self.runner, admission)
         app = server.app()
-        app.middlewares.insert(0, gate.watched)
-        app.on_response_prepare.append(gate.parting)
+        app.middlewares.insert(0, admission.watched)
+        app.on_response_prepare.append(admission.parting)
         runner = web.AppRunner(app, access_log=None, keepalive_timeout=limits.idle, shutdown_timeout=1,
                                lingering_time=min(10.0, limits.stall), max_headers=64, auto_decompress=False,
-                               logger=gate.logger)  # fmt: skip
+                               logger=admission.logger)  # fmt: skip
         await runner.setup()
         assert runner.server is not None
-        self.listener = listener = Listener(runner.server, self.tls, limits, self.metrics, gate.strangers)
+        self.listener = listener = Listener(runner.server, self.tls, limits, self.metrics, admission.strangers)
         self.admin = admin = Admin(self.state, self.ledger, self.metrics, self._connected, table.min_free,
-                                   gate.logger)  # fmt: skip
+                                   admission.logger)  # fmt: skip
         admin.page = self._page(admin)
-        summing_up = asyncio.ensure_future(_every(MINUTE, gate.note_left_out))
+        summing_up = asyncio.ensure_future(_every(MINUTE, admission.note_left_out))
         try:
             admin_port = await admin.start(*table.admin_at) if table.admin else None
             port = await listener.start(table.host, table.port)
@@ -102,19 +102,19 @@ class Aggregator:
             log.info("shutting down")
             admin.closing = True
             listener.shut()
-            gate.closing.set()
+            admission.closing.set()
             self.desk.dismiss()
             resting = asyncio.ensure_future(asyncio.to_thread(self.runner.close))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limits.shutdown):
-                    await gate.rest()
+                    await admission.rest()
             await resting
-            gate.call_off()
+            admission.call_off()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LAST):  # the record is still open to them
-                    await gate.rest()
+                    await admission.rest()
             summing_up.cancel()
-            gate.note_left_out(all=True)
+            admission.note_left_out(all=True)
             await listener.close()
             await runner.cleanup()
             await admin.stop()

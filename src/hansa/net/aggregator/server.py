@@ -31,7 +31,7 @@ from hansa.net.aggregator.queue import Desk, Errand, Key
 from hansa.net.aggregator.registry import Denied, Registry
 from hansa.net.audit.evidence import signed_by, stated
 from hansa.net.transport import certificates, signing
-from hansa.net.transport.admission import Gate, Visit, while_here
+from hansa.net.transport.admission import Admission, Visit, while_here
 from hansa.net.transport.http import Refused, expected, in_a_sentence, trouble
 from hansa.net.transport.pacing import POLL, hold, scattered, told
 from hansa.net.transport.wire import (
@@ -102,9 +102,11 @@ class Route:
 class Server:
     """The routes over the ledger, the blobs, the desk and the jobs."""
 
-    def __init__(self, registry: Registry, ledger: Ledger, blobs: Blobs, desk: Desk, jobs: Jobs, gate: Gate) -> None:
+    def __init__(
+        self, registry: Registry, ledger: Ledger, blobs: Blobs, desk: Desk, jobs: Jobs, admission: Admission
+    ) -> None:
         self.registry, self.ledger, self.blobs, self.desk, self.jobs = registry, ledger, blobs, desk, jobs
-        self.gate, self.metrics = gate, gate.metrics
+        self.admission, self.metrics = admission, admission.metrics
         self._seen: dict[bytes, certificates.Identity] = {}
 
     def app(self) -> web.Application:
@@ -143,7 +145,7 @@ class Server:
         """The handler behind its checks; what goes wrong is answered in one sentence, and never with a traceback."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
-            visit = Visit(self.gate, request)
+            visit = Visit(self.admission, request)
             try:
                 return await route.handler(await self._admit(route, request, visit))
             except web.HTTPException as error:
@@ -151,13 +153,13 @@ class Server:
             except Refused as error:
                 return trouble(error.status, str(error), error.headers)
             except Denied as error:
-                self.gate.note("denied", request, self._peer(request), str(error))
+                self.admission.note("denied", request, self._peer(request), str(error))
                 return trouble(403, str(error))
             except signing.SignatureError as error:
-                self.gate.note("denied", request, self._peer(request), str(error))
+                self.admission.note("denied", request, self._peer(request), str(error))
                 return trouble(401, str(error))
             except Conflict as error:
-                self.gate.note("conflict", request, self._peer(request), str(error))
+                self.admission.note("conflict", request, self._peer(request), str(error))
                 return trouble(409, str(error))
             except Gap as error:
                 return trouble(416, str(error), {"Hansa-At": str(error.at)})
@@ -254,12 +256,12 @@ class Server:
         try:
             return await self._certify(self.registry.enrol(given.secret, given.request))
         except Denied:  # a secret has 256 bits and cannot be guessed; this is against the noise
-            self.gate.wrong_token(call.request)
+            self.admission.wrong_token(call.request)
             raise
 
     async def rotate(self, call: Call) -> web.Response:
         assert call.who is not None
-        self.gate.rotates(call.who)
+        self.admission.rotates(call.who)
         return await self._certify(self.registry.rotate(call.who, call.body))
 
     async def _certify(self, change: Callable[[Any], tuple[str, bytes]]) -> web.Response:
@@ -293,8 +295,8 @@ class Server:
             self.metrics.held.dec()
         assert call.who is not None
         self._check(call.who)  # it may have ended while the question was held open
-        if work is None and self.gate.closing.is_set():
-            raise self.gate.shutting_down()
+        if work is None and self.admission.closing.is_set():
+            raise self.admission.shutting_down()
         pace = told(self.desk.known, longest)
         return web.Response(status=204, headers={"Retry-After": "0", **pace}) if work is None else packed(work, pace)
 
@@ -321,10 +323,10 @@ class Server:
         return party, errand
 
     async def message(self, call: Call) -> web.StreamResponse:
-        return await served(call.request, self._asked(call)[1].message, self.gate.limits.stall)
+        return await served(call.request, self._asked(call)[1].message, self.admission.limits.stall)
 
     async def task(self, call: Call) -> web.StreamResponse:
-        return await served(call.request, self._asked(call)[1].task, self.gate.limits.stall)
+        return await served(call.request, self._asked(call)[1].task, self.admission.limits.stall)
 
     def _owner(self, call: Call) -> str:
         assert call.who is not None
@@ -453,7 +455,7 @@ class Server:
         if row["model"] is None:
             raise Refused(404, f"the job {row['id']} has no model yet; it is {row['status']}")
         path = self.blobs.path(row["model"])
-        return await served(call.request, path, self.gate.limits.stall, {"Hansa-Digest": row["model"]})
+        return await served(call.request, path, self.admission.limits.stall, {"Hansa-Digest": row["model"]})
 
     async def log(self, call: Call) -> web.Response:
         after = whole(call.query("after", "0"), "after: expected an entry's number")

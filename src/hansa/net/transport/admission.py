@@ -53,7 +53,7 @@ def while_here(request: web.Request) -> Iterator[None]:
             connection.when_lost = None
 
 
-class Gate:
+class Admission:
     """The limits on requests, all that is counted about them, and the end: once `closing` is set nobody is let in.
 
     `connected` says how many parties are there: so many are told when to come back.
@@ -211,54 +211,56 @@ class Gate:
 class Visit:
     """One request, from where it is let in until it has been answered."""
 
-    def __init__(self, gate: Gate, request: web.Request) -> None:
-        self._gate, self._request = gate, request
+    def __init__(self, admission: Admission, request: web.Request) -> None:
+        self._admission, self._request = admission, request
         self._certificate: str | None = None
         self._share = 0
 
     def enter(self, who: Identity | None) -> None:
         """Let it in as far as the limits go; a Refused where they do not."""
-        gate = self._gate
+        admission = self._admission
         if who is None:
             return
-        if gate.under_way[who.fingerprint] >= gate.limits.party_requests:
-            most = gate.limits.party_requests
-            gate.too_much("requests at the same time", f"{who.name} may make {most} requests at the same time", 1)
-        gate.under_way[who.fingerprint] += 1
+        if admission.under_way[who.fingerprint] >= admission.limits.party_requests:
+            most = admission.limits.party_requests
+            admission.too_much("requests at the same time", f"{who.name} may make {most} requests at the same time", 1)
+        admission.under_way[who.fingerprint] += 1
         self._certificate = who.fingerprint
 
     def end(self) -> None:
         """It has been answered, or refused."""
-        gate, who = self._gate, self._certificate or ""
-        gate.bodies -= self._share
-        for counter, count in ((gate.bodies_of, self._share), (gate.under_way, int(bool(who)))):
+        admission, who = self._admission, self._certificate or ""
+        admission.bodies -= self._share
+        for counter, count in ((admission.bodies_of, self._share), (admission.under_way, int(bool(who)))):
             counter[who] -= count
             if counter[who] <= 0:  # nobody who has gone is remembered
                 del counter[who]
 
     async def body(self, limit: int) -> bytes:
         """Its body, which may have so many bytes and has to keep coming."""
-        request, gate = self._request, self._gate
+        request, admission = self._request, self._admission
         share = await invite_body(request, limit)
         if share == 0:
             return b""
-        who, most = self._certificate or "", gate.limits.bodies
-        own, all = gate.bodies_of[who], gate.bodies
+        who, most = self._certificate or "", admission.limits.bodies
+        own, all = admission.bodies_of[who], admission.bodies
         if (all > 0 and all + share > most) or (own > 0 and own + share > most // 4):
-            gate.metrics.refused.labels("bodies in memory").inc()
+            admission.metrics.refused.labels("bodies in memory").inc()
             raise Refused(503, "too much is being uploaded at the same time", 1 + random.random() * 4)
-        gate.bodies += share
-        gate.bodies_of[who] += share
+        admission.bodies += share
+        admission.bodies_of[who] += share
         self._share = share
         got = bytearray()
         while True:
             try:
-                async with asyncio.timeout(gate.limits.stall):
+                async with asyncio.timeout(admission.limits.stall):
                     got += await request.content.readexactly(min(PIECE, share - len(got)))
             except asyncio.IncompleteReadError as end:
                 return bytes(got + end.partial)
             except TimeoutError:
-                gate.metrics.dropped.labels("body too slow").inc()
-                raise Refused(408, f"the body comes slower than {PIECE} bytes in {gate.limits.stall:g} s") from None
+                admission.metrics.dropped.labels("body too slow").inc()
+                raise Refused(
+                    408, f"the body comes slower than {PIECE} bytes in {admission.limits.stall:g} s"
+                ) from None
             if len(got) == share:
                 return bytes(got)
