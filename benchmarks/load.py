@@ -56,7 +56,7 @@ from hansa.experiment.config import parse  # noqa: E402
 from hansa.net.aggregator.federation import Federation, init  # noqa: E402
 from hansa.net.aggregator.process import run_loop  # noqa: E402
 from hansa.net.operator import ENDED, Operator  # noqa: E402
-from hansa.net.transport.pacing import COMING, POLL  # noqa: E402
+from hansa.net.transport.pacing import POLL, RECONNECTS  # noqa: E402
 
 EACH = 5000  # parties in one process
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -170,7 +170,7 @@ class Load:
         self.port = self.operator.federation.serve.port
         self.server = served(folder)
         self.operator.wait_until_served()
-        self.seconds = parties / COMING if ramp is None else ramp
+        self.seconds = parties / RECONNECTS if ramp is None else ramp
         self.crowds = Crowds(folder, self.port, parties, self.seconds)
         self.found: dict[str, Any] = {"parties": parties, "cores": len(os.sched_getaffinity(0))}
 

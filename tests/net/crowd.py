@@ -36,7 +36,7 @@ from hansa.net.aggregator.registry import Registry
 from hansa.net.audit.evidence import stated
 from hansa.net.transport import keys, signing
 from hansa.net.transport.client import PASSING, paced, pause
-from hansa.net.transport.pacing import Pace
+from hansa.net.transport.pacing import PollPace
 from hansa.net.transport.signing import About
 from hansa.net.transport.tls import client_context
 from hansa.net.transport.wire import PROTOCOLS, Answer, Blob, Receipt, Work, pack, unpack
@@ -275,7 +275,7 @@ class Light:
         self._certificate = crowd.folder / "crowd" / f"p{number:05}.pem"
         self._key: keys.PrivateKey | None = None
         self._instance = secrets.token_hex(16)
-        self._pace = Pace()
+        self._pace = PollPace()
         self._line: Line | None = None
         self._task: str | None = None
 
@@ -284,7 +284,7 @@ class Light:
         await asyncio.sleep(after)
         try:
             while True:
-                wait = f"{self._pace.hold:.0f}"
+                wait = f"{self._pace.poll:.0f}"
                 _, data = await self._call("GET", f"/v1/work?instance={self._instance}&wait={wait}")
                 if data:
                     await self._do(unpack(data, Work))
@@ -343,7 +343,7 @@ class Light:
                 status = 0
                 self.crowd.refused += 1
             else:
-                self._pace.heed(got)
+                self._pace.update(got)
                 if self._line.lost:
                     self._drop()
             if 200 <= status < 300:
@@ -355,7 +355,7 @@ class Light:
             asked = got.get("Retry-After", "")
             seconds = paced(float(asked)) if asked.isdecimal() else pause(attempt)
             if not status:
-                seconds = max(seconds, self._pace.back())
+                seconds = max(seconds, self._pace.reconnect_delay())
             await asyncio.sleep(seconds)
 
     async def _dial(self) -> None:

@@ -78,7 +78,7 @@ class Far:
             try:
                 client = Client(f"https://127.0.0.1:{port}/", unverified_context(), key, patience)
                 client.url = f"http://127.0.0.1:{port}"  # what is looked at here does not depend on TLS
-                client.pace.heed(self.told)
+                client.pace.update(self.told)
                 async with client:
                     return await client.call(*given, **more)
             finally:

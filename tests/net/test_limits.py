@@ -26,7 +26,7 @@ from hansa.core.errors import ConfigError
 from hansa.core.registry import fill
 from hansa.net.aggregator.federation import TOML, Federation, Serve, init
 from hansa.net.transport import certificates, keys
-from hansa.net.transport.limits import FIRST, Buckets, Limits, Notes, come_back, place
+from hansa.net.transport.limits import FIRST, Limits, LogThrottle, TokenBuckets, address_key, retry_after
 from hansa.net.transport.signing import About
 from hansa.net.transport.tls import client_context
 from hansa.net.transport.wire import Enrolment, pack
@@ -345,7 +345,7 @@ def test_a_request_costs_a_token_whatever_is_answered(make: Callable[..., League
     listener, admission = league.aggregator.listener, league.aggregator.admission
     assert listener.strangers is admission.strangers
 
-    def left(buckets: Buckets) -> int:
+    def left(buckets: TokenBuckets) -> int:
         (level,) = (level for level, _ in buckets._levels.values())
         return round(level)
 
@@ -385,9 +385,7 @@ def test_a_party_that_asks_too_often_is_told_when_to_come_back_and_others_are_se
     ann, bob = league.enrolled("ann"), league.enrolled("bob")
     got = [ann.call("POST", f"/v1/alive?instance={ann.instance}") for _ in range(8)]
     assert [one.status for one in got] == [204] * 5 + [429] * 3
-    assert (
-        int(got[-1].headers["Retry-After"]) == 2 and "this certificate may make 0.5 requests a second" in got[-1].error
-    )
+    assert int(got[-1].headers["Retry-After"]) == 2 and "certificate may make 0.5 requests per second" in got[-1].error
     assert bob.call("POST", f"/v1/alive?instance={bob.instance}").status == 204
 
 
@@ -544,12 +542,12 @@ def test_a_clock_that_is_a_day_off_does_not_matter(
     assert ann.call("POST", "/v1/rotate", body, About()).status == 200
 
 
-# Buckets and settings
+# TokenBuckets and settings
 
 
 def test_a_bucket_gives_its_burst_then_its_rate() -> None:
     now = [0.0]
-    bucket = Buckets(2.0, 3, lambda: now[0])
+    bucket = TokenBuckets(2.0, 3, lambda: now[0])
     assert [bucket.take("a") for _ in range(4)] == [0, 0, 0, 0.5]
     assert bucket.take("b") == 0
     now[0] = 0.5
@@ -564,7 +562,7 @@ def test_a_bucket_gives_its_burst_then_its_rate() -> None:
 def test_buckets_do_not_grow_with_those_who_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hansa.net.transport.limits.MOST", 10)
     now = [0.0]
-    bucket = Buckets(1.0, 2, lambda: now[0])
+    bucket = TokenBuckets(1.0, 2, lambda: now[0])
     for k in range(100):
         bucket.take(k)
     assert len(bucket) <= 11
@@ -575,7 +573,7 @@ def test_buckets_do_not_grow_with_those_who_come(monkeypatch: pytest.MonkeyPatch
 
 def test_notes_tell_how_many_were_left_out() -> None:
     now = [0.0]
-    notes = Notes(lambda: now[0])
+    notes = LogThrottle(lambda: now[0])
     taken = [notes.take("a") for _ in range(FIRST + 5)]
     assert taken == [0] * FIRST + [None] * 5
     assert notes.due() == []
@@ -586,22 +584,22 @@ def test_notes_tell_how_many_were_left_out() -> None:
 
 
 def test_an_ipv6_network_is_one_place() -> None:
-    assert place("2001:db8::1") == place("2001:db8::2:3") != place("2001:db8:0:1::1")
-    assert place("192.0.2.1") == "192.0.2.1" != place("192.0.2.2")
+    assert address_key("2001:db8::1") == address_key("2001:db8::2:3") != address_key("2001:db8:0:1::1")
+    assert address_key("192.0.2.1") == "192.0.2.1" != address_key("192.0.2.2")
 
 
 def test_after_a_shutdown_parties_come_back_spread_over_a_minute_if_there_are_many() -> None:
-    waits = [come_back(10_000, k / 10_000) * (1 + k % 97 / 97 / 2) for k in range(10_000)]  # as a client waits
+    waits = [retry_after(10_000, k / 10_000) * (1 + k % 97 / 97 / 2) for k in range(10_000)]  # as a client waits
     assert max(waits) <= 60
     assert max(sum(second <= wait < second + 1 for wait in waits) for second in range(60)) <= 400
-    assert come_back(5, 0.999) == 1
+    assert retry_after(5, 0.999) == 1
 
 
 @pytest.mark.parametrize(
     ("table", "said"),
     [
         ({"connections": 0}, "connections must be positive, got 0"),
-        ({"stall": 120.0}, "stall must be 60 seconds at most"),
+        ({"stall": 120.0}, "stall must be at most 60 seconds"),
         ({"per_adress": 3}, "per_address"),
     ],
 )

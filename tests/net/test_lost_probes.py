@@ -11,7 +11,7 @@ import pytest
 
 CHILD = """
 import fcntl, json, socket, struct, time
-from hansa.net.transport.listener import _tune
+from hansa.net.transport.listener import _set_options
 from hansa.net.transport.limits import Limits
 
 def loopback(up):
@@ -32,7 +32,7 @@ loopback(True)
 with socket.create_server(("127.0.0.1", 0)) as door:
     far = socket.create_connection(door.getsockname())
     near, _ = door.accept()
-_tune(near, Limits(stall=2.0))
+_set_options(near, Limits(stall=2.0))
 idle, each, count = (near.getsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_KEEP{name}"))
                      for name in ("IDLE", "INTVL", "CNT"))
 far.send(b"x")

@@ -18,7 +18,7 @@ from hansa.core import codec
 from hansa.core.op import Reply
 from hansa.core.sums import COPIED, StoredReply
 from hansa.net.transport import pacing
-from hansa.net.transport.pacing import Pace
+from hansa.net.transport.pacing import PollPace
 
 MANY = 200
 ROUND = {"task": {"parties": ["their-own.csv"], "model": "logistic"}, "algorithm": {"name": "fedavg"},
@@ -98,26 +98,26 @@ def test_thousands_of_small_stored_replies_hold_no_file_open_and_a_large_one_is_
 
 
 def test_questions_are_held_longer_where_many_ask_and_never_longer_than_the_federation_allows() -> None:
-    assert pacing.hold(3, 300) == pacing.hold(1000, 300) == 25
-    assert pacing.hold(10_000, 300) == 250 and pacing.hold(100_000, 300) == 300
-    assert pacing.hold(10_000, 20) == 20
-    drawn = [pacing.scattered(100, lambda k=k: k / 10) for k in range(11)]  # type: ignore[misc]
+    assert pacing.poll_seconds(3, 300) == pacing.poll_seconds(1000, 300) == 25
+    assert pacing.poll_seconds(10_000, 300) == 250 and pacing.poll_seconds(100_000, 300) == 300
+    assert pacing.poll_seconds(10_000, 20) == 20
+    drawn = [pacing.jittered(100, lambda k=k: k / 10) for k in range(11)]  # type: ignore[misc]
     assert min(drawn) == pytest.approx(80) and max(drawn) == pytest.approx(100)
 
 
 def test_parties_are_told_to_come_back_over_a_time_in_proportion_to_their_number() -> None:
-    pace = Pace()
-    assert pace.back(lambda: 1.0) == 0
-    pace.heed(pacing.told(30_000, 300))
-    assert pace.hold == 300 and pace.back(lambda: 0.5) == 60
+    pace = PollPace()
+    assert pace.reconnect_delay(lambda: 1.0) == 0
+    pace.update(pacing.pacing_headers(30_000, 300))
+    assert pace.poll == 300 and pace.reconnect_delay(lambda: 0.5) == 60
 
 
 @pytest.mark.parametrize("text", ["-1", "1e9", "nan", "", "99999999999999999999", "٣"])
 def test_what_is_no_sensible_number_of_seconds_does_not_change_a_party_s_pace(text: str) -> None:
-    pace = Pace()
-    pace.heed({"Hansa-Poll": text, "Hansa-Spread": text})
-    assert 1 <= pace.hold <= pacing.LONGEST and 0 <= pace.spread <= pacing.LONGEST
-    assert (pace.hold, pace.spread) == (25, 0)
+    pace = PollPace()
+    pace.update({"Hansa-Poll": text, "Hansa-Spread": text})
+    assert 1 <= pace.poll <= pacing.LONGEST and 0 <= pace.window <= pacing.LONGEST
+    assert (pace.poll, pace.window) == (25, 0)
 
 
 def test_a_question_is_answered_within_the_time_that_was_asked_for(league: League) -> None:

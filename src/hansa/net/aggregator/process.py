@@ -76,8 +76,8 @@ class Aggregator:
         self.admission = admission = Admission(limits, self.metrics, self._note, lambda: self.desk.known)
         server = Server(self.registry, self.ledger, self.blobs, self.desk, self.runner, admission)
         app = server.app()
-        app.middlewares.insert(0, admission.watched)
-        app.on_response_prepare.append(admission.parting)
+        app.middlewares.insert(0, admission.middleware)
+        app.on_response_prepare.append(admission.close_if_last)
         runner = web.AppRunner(app, access_log=None, keepalive_timeout=limits.idle, shutdown_timeout=1,
                                lingering_time=min(10.0, limits.stall), max_headers=64, auto_decompress=False,
                                logger=admission.logger)  # fmt: skip
@@ -87,7 +87,7 @@ class Aggregator:
         self.admin = admin = Admin(self.state, self.ledger, self.metrics, self._connected, table.min_free,
                                    admission.logger)  # fmt: skip
         admin.page = self._page(admin)
-        summing_up = asyncio.ensure_future(_every(MINUTE, admission.note_left_out))
+        summing_up = asyncio.ensure_future(_every(MINUTE, admission.log_suppressed))
         try:
             admin_port = await admin.start(*table.admin_at) if table.admin else None
             port = await listener.start(table.host, table.port)
@@ -101,20 +101,20 @@ class Aggregator:
         finally:
             log.info("shutting down")
             admin.closing = True
-            listener.shut()
+            listener.stop_accepting()
             admission.closing.set()
             self.desk.dismiss()
             resting = asyncio.ensure_future(asyncio.to_thread(self.runner.close))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limits.shutdown):
-                    await admission.rest()
+                    await admission.drain()
             await resting
-            admission.call_off()
+            admission.cancel_requests()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LAST):  # the record is still open to them
-                    await admission.rest()
+                    await admission.drain()
             summing_up.cancel()
-            admission.note_left_out(all=True)
+            admission.log_suppressed(all=True)
             await listener.close()
             await runner.cleanup()
             await admin.stop()

@@ -31,9 +31,9 @@ from hansa.net.aggregator.queue import Desk, Errand, Key
 from hansa.net.aggregator.registry import Denied, Registry
 from hansa.net.audit.evidence import signed_by, stated
 from hansa.net.transport import certificates, signing
-from hansa.net.transport.admission import Admission, Visit, while_here
-from hansa.net.transport.http import Refused, expected, in_a_sentence, trouble
-from hansa.net.transport.pacing import POLL, hold, scattered, told
+from hansa.net.transport.admission import Admission, AdmittedRequest, until_disconnect
+from hansa.net.transport.http import Refused, check_expect, errors_as_trouble, trouble
+from hansa.net.transport.pacing import POLL, jittered, pacing_headers, poll_seconds
 from hansa.net.transport.wire import (
     CHUNK,
     ENVELOPE,
@@ -110,7 +110,7 @@ class Server:
         self._seen: dict[bytes, certificates.Identity] = {}
 
     def app(self) -> web.Application:
-        app = web.Application(client_max_size=CHUNK + 1, middlewares=[in_a_sentence])
+        app = web.Application(client_max_size=CHUNK + 1, middlewares=[errors_as_trouble])
         ask = "/v1/jobs/{job}/asks/{round}/{phase}/{number}"
         for route in (
             Route("GET", "/v1/ca", "anyone", False, self.authority),
@@ -138,28 +138,28 @@ class Server:
             Route("GET", "/v1/log/lines", "operator", False, self.log_lines),
             Route("GET", "/v1/log/certificate", "party", False, self.log_certificate),
         ):  # fmt: skip
-            app.router.add_route(route.method, route.path, self._guarded(route), expect_handler=expected)
+            app.router.add_route(route.method, route.path, self._guarded(route), expect_handler=check_expect)
         return app
 
     def _guarded(self, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         """The handler behind its checks; what goes wrong is answered in one sentence, and never with a traceback."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
-            visit = Visit(self.admission, request)
+            admitted = AdmittedRequest(self.admission, request)
             try:
-                return await route.handler(await self._admit(route, request, visit))
+                return await route.handler(await self._admit(route, request, admitted))
             except web.HTTPException as error:
                 return trouble(error.status, error.reason)
             except Refused as error:
                 return trouble(error.status, str(error), error.headers)
             except Denied as error:
-                self.admission.note("denied", request, self._peer(request), str(error))
+                self.admission.record_denial("denied", request, self._peer(request), str(error))
                 return trouble(403, str(error))
             except signing.SignatureError as error:
-                self.admission.note("denied", request, self._peer(request), str(error))
+                self.admission.record_denial("denied", request, self._peer(request), str(error))
                 return trouble(401, str(error))
             except Conflict as error:
-                self.admission.note("conflict", request, self._peer(request), str(error))
+                self.admission.record_denial("conflict", request, self._peer(request), str(error))
                 return trouble(409, str(error))
             except Gap as error:
                 return trouble(416, str(error), {"Hansa-At": str(error.at)})
@@ -182,7 +182,7 @@ class Server:
                 status = 507 if error.errno in disk.FULL else 503
                 return trouble(status, f"the aggregator cannot store this: {error.strerror}", {"Retry-After": "5"})
             finally:
-                visit.end()
+                admitted.end()
 
         return handle
 
@@ -198,7 +198,7 @@ class Server:
             self._seen[der] = certificates.identity_of_der(der)
         return self._seen[der]
 
-    async def _admit(self, route: Route, request: web.Request, visit: Visit) -> Call:
+    async def _admit(self, route: Route, request: web.Request, admitted: AdmittedRequest) -> Call:
         spoken = request.headers.get(PROTOCOL, "")
         known = {version.strip() for version in spoken.split(",")} & {str(version) for version in PROTOCOLS}
         if not known and route.handler != self.authority:
@@ -209,7 +209,7 @@ class Server:
                 f"{spoken[:32] or 'none'}; bring both to the same version of hansa",
             )
         who = self._peer(request)
-        visit.enter(who)
+        admitted.count(who)
         if route.role != "anyone":
             if who is None:
                 raise Refused(401, "this needs a client certificate; enrol first (hansa join --token-file ...)")
@@ -220,7 +220,7 @@ class Server:
             self._check(who)
             if who.role != route.role:
                 raise Denied(f"this is for the role {route.role}, and {who.name} has the role {who.role}")
-        body = await visit.body(route.limit)
+        body = await admitted.body(route.limit)
         about = None
         if route.signed:
             assert who is not None
@@ -256,12 +256,12 @@ class Server:
         try:
             return await self._certify(self.registry.enrol(given.secret, given.request))
         except Denied:  # a secret has 256 bits and cannot be guessed; this is against the noise
-            self.admission.wrong_token(call.request)
+            self.admission.charge_wrong_token(call.request)
             raise
 
     async def rotate(self, call: Call) -> web.Response:
         assert call.who is not None
-        self.admission.rotates(call.who)
+        self.admission.charge_rotation(call.who)
         return await self._certify(self.registry.rotate(call.who, call.body))
 
     async def _certify(self, change: Callable[[Any], tuple[str, bytes]]) -> web.Response:
@@ -286,10 +286,10 @@ class Server:
         number, instance = await self._heard(call)
         longest = self.registry.federation.serve.poll
         asked = whole(call.query("wait", f"{POLL:.0f}"), "wait: expected seconds that the question may be held open")
-        seconds = scattered(min(asked, hold(self.desk.known, longest)))
+        seconds = jittered(min(asked, poll_seconds(self.desk.known, longest)))
         self.metrics.held.inc()
         try:
-            with while_here(call.request):
+            with until_disconnect(call.request):
                 work = await self.desk.wait_for_work(number, instance, seconds)
         finally:
             self.metrics.held.dec()
@@ -297,7 +297,7 @@ class Server:
         self._check(call.who)  # it may have ended while the question was held open
         if work is None and self.admission.closing.is_set():
             raise self.admission.shutting_down()
-        pace = told(self.desk.known, longest)
+        pace = pacing_headers(self.desk.known, longest)
         return web.Response(status=204, headers={"Retry-After": "0", **pace}) if work is None else packed(work, pace)
 
     async def alive(self, call: Call) -> web.Response:

@@ -226,7 +226,7 @@ class Agent:
                 await asyncio.sleep(PAUSE)
 
     async def _work(self) -> Work | None:
-        wait = self.client.pace.hold  # what the aggregator said last that it does; the answer is waited for accordingly
+        wait = self.client.pace.poll  # what the aggregator said last that it does; the answer is waited for accordingly
         _, data = await self.client.call("GET", f"/v1/work?instance={self._instance}&wait={wait:.0f}", wait=wait)
         return unpack(data, Work) if data else None
 

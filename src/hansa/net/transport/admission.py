@@ -1,5 +1,4 @@
-"""What every request passes on its way in and out: limits, the body, whether its answer is taken; and the notes about
-those who were turned away."""
+"""Admission of requests: rate limits, body limits, timeouts of responses, and a throttled log of denials."""
 
 from __future__ import annotations
 
@@ -14,14 +13,14 @@ from typing import Any, NoReturn
 from aiohttp import web
 
 from hansa.net.transport.certificates import Identity
-from hansa.net.transport.http import CutOff, Refused, invite_body, trouble
-from hansa.net.transport.limits import PIECE, Buckets, Limits, Notes, come_back, place
+from hansa.net.transport.http import CutOff, Refused, accept_body, trouble
+from hansa.net.transport.limits import PIECE, Limits, LogThrottle, TokenBuckets, address_key, retry_after
 from hansa.net.transport.listener import Connection
 from hansa.net.transport.prometheus import Metrics
 from hansa.ui.page import is_malformed
 
 log = logging.getLogger("hansa.net")
-ROTATIONS, AGAIN = 10, 3600.0  # certificates that a party gets at once, and the seconds after which it gets one more
+ROTATIONS, AGAIN = 10, 3600.0  # new certificates for a party: burst, and seconds until one more
 
 
 def _connection(request: web.Request) -> Connection | None:
@@ -30,8 +29,8 @@ def _connection(request: web.Request) -> Connection | None:
 
 
 @contextlib.contextmanager
-def while_here(request: web.Request) -> Iterator[None]:
-    """What is awaited in here ends with a ConnectionResetError as soon as who made the request has gone."""
+def until_disconnect(request: web.Request) -> Iterator[None]:
+    """Raise ConnectionResetError in the block as soon as the client has disconnected."""
     connection, task, lost = _connection(request), asyncio.current_task(), False
     assert task is not None
 
@@ -47,63 +46,64 @@ def while_here(request: web.Request) -> Iterator[None]:
     except asyncio.CancelledError:
         if not lost or task.uncancel() > 0:
             raise
-        raise ConnectionResetError("who asked has gone") from None
+        raise ConnectionResetError("the client has disconnected") from None
     finally:
         if connection is not None:
             connection.when_lost = None
 
 
 class Admission:
-    """The limits on requests, all that is counted about them, and the end: once `closing` is set nobody is let in.
+    """Limits on requests, and their counts. Once `closing` is set, every request is refused.
 
-    `connected` says how many parties are there: so many are told when to come back.
+    `log_entry` writes an entry to the aggregator's log. `connected` returns the number of connected parties, over which
+    their return after a shutdown is spread.
     """
 
     def __init__(
-        self, limits: Limits, metrics: Metrics, note: Callable[..., None], connected: Callable[[], int]
+        self, limits: Limits, metrics: Metrics, log_entry: Callable[..., None], connected: Callable[[], int]
     ) -> None:
         self.limits, self.metrics = limits, metrics
-        self._note, self._connected = note, connected
-        self.strangers = Buckets(limits.stranger_rate, limits.stranger_burst)
-        self.known = Buckets(limits.party_rate, limits.party_burst)
-        self._rotations = Buckets(1 / AGAIN, ROTATIONS)
-        self.under_way: Counter[str] = Counter()  # requests of each certificate
-        self.bodies = 0  # bytes of bodies that are in memory or on their way there
-        self.bodies_of: Counter[str] = Counter()  # of each certificate; "" for strangers
+        self._log_entry, self._connected = log_entry, connected
+        self.strangers = TokenBuckets(limits.stranger_rate, limits.stranger_burst)
+        self.known = TokenBuckets(limits.party_rate, limits.party_burst)
+        self._rotations = TokenBuckets(1 / AGAIN, ROTATIONS)
+        self.under_way: Counter[str] = Counter()  # requests being served, by certificate
+        self.bodies = 0  # bytes of request bodies in memory, or announced
+        self.bodies_of: Counter[str] = Counter()  # by certificate; "" for strangers
         self.closing = asyncio.Event()
-        self._busy: set[asyncio.Task[Any]] = set()
-        self._notes = Notes()
-        self.logger = logging.Logger("hansa.http")  # what aiohttp says: it would print a traceback for any nonsense
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._throttle = LogThrottle()
+        self.logger = logging.Logger("hansa.http")  # for aiohttp, which logs a traceback per malformed request
         self.logger.parent = log
-        self.logger.addFilter(self._said)
+        self.logger.addFilter(self._keep_record)
 
-    def _said(self, record: logging.LogRecord) -> bool:
-        """Whether something that aiohttp says is to be on standard error; nonsense from outside is so in one line."""
+    def _keep_record(self, record: logging.LogRecord) -> bool:
+        """Filter aiohttp's log at a bounded rate; a malformed request becomes one line."""
         error = record.exc_info[1] if record.exc_info else None
-        nonsense = is_malformed(record)
-        if nonsense:
+        malformed = is_malformed(record)
+        if malformed:
             self.metrics.refused.labels("no proper request").inc()
-        left = self._notes.take(("http", None if nonsense else str(type(error))))
-        if nonsense and left is not None:
+        suppressed = self._throttle.take(("http", None if malformed else str(type(error))))
+        if malformed and suppressed is not None:
             record.levelno, record.levelname, record.exc_info = logging.WARNING, "WARNING", None
-            record.detail = {"why": " ".join(str(error).split())[:200], "left_out": left}
-        return left is not None
+            record.detail = {"why": " ".join(str(error).split())[:200], "left_out": suppressed}
+        return suppressed is not None
 
     @property
-    def watched(self) -> Any:
-        """The middleware that answers a request, sees that the answer is taken, and counts both."""
+    def middleware(self) -> Any:
+        """The middleware that serves a request, times out stalled responses, and counts both."""
 
         @web.middleware
-        async def watched(request: web.Request, handler: Any) -> web.StreamResponse:
+        async def middleware(request: web.Request, handler: Any) -> web.StreamResponse:
             connection = _connection(request)
             if connection is not None:
                 connection.begin()
             task = asyncio.current_task()
             assert task is not None
-            self._busy.add(task)
+            self._tasks.add(task)
             status = 500
             try:
-                response: web.StreamResponse = self._turned_away(request, connection) or await handler(request)
+                response: web.StreamResponse = self._refuse_early(request, connection) or await handler(request)
                 status = response.status
                 pieces = 1 + (response.content_length or 0) // PIECE
                 async with asyncio.timeout(self.limits.stall * pieces):
@@ -113,142 +113,147 @@ class Admission:
                 return response
             except TimeoutError:
                 if connection is not None:
-                    connection.cut("answer not taken")
-                return trouble(408, "the answer was not taken")  # to nobody: aiohttp sees that and ends in peace
+                    connection.drop("answer not taken")
+                return trouble(408, "the client did not read the response")  # reaches nobody: aiohttp needs a response
             except CutOff as error:
                 late = isinstance(error.__cause__, TimeoutError)
                 if not late:
                     log.error("%s", error)
                 if connection is not None:
-                    connection.cut("answer not taken" if late else "answer cut off")
-                return trouble(500, str(error))  # to nobody, as above
+                    connection.drop("answer not taken" if late else "answer cut off")
+                return trouble(500, str(error))  # reaches nobody, as above
             except ConnectionError:
-                return trouble(400, "who asked has gone")
+                return trouble(400, "the client has disconnected")
             finally:
-                self._busy.discard(task)
+                self._tasks.discard(task)
                 if connection is not None:
                     connection.end()
-                found = request.match_info.route.resource
-                path = f"{request.method} {found.canonical}" if found is not None else "other"
-                self.metrics.requests.labels(path, str(status)).inc()
+                resource = request.match_info.route.resource
+                route = f"{request.method} {resource.canonical}" if resource is not None else "other"
+                self.metrics.requests.labels(route, str(status)).inc()
 
-        return watched
+        return middleware
 
-    def _turned_away(self, request: web.Request, connection: Connection | None) -> web.Response | None:
-        """Take the token that any request costs, whatever will be answered; the answer where there is none."""
+    def _refuse_early(self, request: web.Request, connection: Connection | None) -> web.Response | None:
+        """Charge a token for the request; return the response if it is refused."""
         try:
             if self.closing.is_set():
                 raise self.shutting_down()
             if connection is None or connection.certificate is None:
-                wait = self.strangers.take(place(request.remote or ""))
+                wait = self.strangers.take(address_key(request.remote or ""))
                 if wait > 0:
-                    self.too_much("requests of strangers", "there are too many requests from this address", wait)
+                    self.refuse_rate("requests of strangers", "too many requests from this address", wait)
             elif (wait := self.known.take(connection.certificate)) > 0:
-                rate = f"this certificate may make {self.limits.party_rate:g} requests a second"
-                self.too_much("rate of a party", rate, wait)
+                rate = f"this certificate may make {self.limits.party_rate:g} requests per second"
+                self.refuse_rate("rate of a party", rate, wait)
         except Refused as error:
             return trouble(error.status, str(error), error.headers)
         return None
 
-    async def parting(self, request: web.Request, response: web.StreamResponse) -> None:
-        """As an answer begins: at the end, and to a stranger, it is the last on its connection. So is one that aiohttp
-        gives itself, before any limit on requests was looked at."""
+    async def close_if_last(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Close the connection after this response: at shutdown, for strangers, and where aiohttp itself responds.
+
+        aiohttp's own responses come before any limit on requests was checked.
+        """
         connection = _connection(request)
         if connection is None or connection.certificate is None or not connection.busy or self.closing.is_set():
             response.force_close()
             response.headers["Connection"] = "close"
 
-    async def rest(self) -> None:
-        """Wait until no request is being answered; `closing` sees to it that there are no new ones."""
-        while self._busy:
+    async def drain(self) -> None:
+        """Wait until no request is being served; set `closing` first, so that no new one starts."""
+        while self._tasks:
             await asyncio.sleep(0.02)
 
-    def call_off(self) -> None:
-        """Cancel what is still being answered; it undoes what it has begun, for which `rest` waits."""
-        for task in self._busy:
+    def cancel_requests(self) -> None:
+        """Cancel the requests being served; they undo what they have begun, and `drain` waits for that."""
+        for task in self._tasks:
             task.cancel()
 
     def shutting_down(self) -> Refused:
-        """What is answered at the end: when to come back, and not all at once."""
-        return Refused(503, "the aggregator is shutting down", come_back(self._connected(), random.random()))
+        """The refusal during shutdown, with a random Retry-After, so that parties do not return all at once."""
+        return Refused(503, "the aggregator is shutting down", retry_after(self._connected(), random.random()))
 
-    def wrong_token(self, request: web.Request) -> None:
-        """Somebody tried to enrol and may not. A secret of 256 bits cannot be guessed; this is against the noise."""
-        self.strangers.spend(place(request.remote or ""), self.limits.wrong_token)
+    def charge_wrong_token(self, request: web.Request) -> None:
+        """Charge for a failed enrolment. A 256-bit secret cannot be guessed; this limits the load."""
+        self.strangers.spend(address_key(request.remote or ""), self.limits.wrong_token)
 
-    def rotates(self, who: Identity) -> None:
-        """A party asks for a new certificate: each is a row in the record for good."""
-        wait = self._rotations.take(who.name)
+    def charge_rotation(self, identity: Identity) -> None:
+        """Charge for a new certificate: each is a permanent row in the ledger."""
+        wait = self._rotations.take(identity.name)
         if wait > 0:
-            self.too_much("certificates of a party", f"{who.name} has asked for too many certificates", wait)
+            self.refuse_rate("certificates of a party", f"{identity.name} has requested too many certificates", wait)
 
-    def too_much(self, reason: str, error: str, wait: float) -> NoReturn:
+    def refuse_rate(self, reason: str, error: str, wait: float) -> NoReturn:
         self.metrics.refused.labels(reason).inc()
         raise Refused(429, error, wait)
 
-    def note(self, event: str, request: web.Request, who: Identity | None, why: str) -> None:
-        """Keep that somebody was turned away: at a bounded rate, so that nobody can make a log grow as he likes. What a
-        stranger does never makes the record grow."""
-        name = who.name if who is not None else None
-        self.metrics.denied.labels("stranger" if who is None else who.role).inc()
-        left = self._notes.take((event, name))
-        if left is not None:
+    def record_denial(self, event: str, request: web.Request, identity: Identity | None, why: str) -> None:
+        """Log a denied request, at a bounded rate. A stranger's denial is not written to the ledger."""
+        name = identity.name if identity is not None else None
+        self.metrics.denied.labels("stranger" if identity is None else identity.role).inc()
+        suppressed = self._throttle.take((event, name))
+        if suppressed is not None:
             detail = {"method": request.method, "path": request.path[:256], "why": why[:512], "from": request.remote}
-            self._noted(event, name, detail | ({"left_out": left} if left else {}))
+            self._log_denial(event, name, detail | ({"left_out": suppressed} if suppressed else {}))
 
-    def _noted(self, event: str, name: str | None, detail: dict[str, Any]) -> None:
+    def _log_denial(self, event: str, name: str | None, detail: dict[str, Any]) -> None:
         log.warning(event, extra={"party": name, "detail": detail})
         if name is not None:
-            self._note(event, party=name, **detail)
+            self._log_entry(event, party=name, **detail)
 
-    def note_left_out(self, all: bool = False) -> None:
-        """Sum up who else was turned away and was not noted; of all, or where it is time to."""
-        for key, count in self._notes.rest() if all else self._notes.due():
+    def log_suppressed(self, all: bool = False) -> None:
+        """Log the counts of suppressed denials: those that are due, or all."""
+        for key, count in self._throttle.rest() if all else self._throttle.due():
             event, name = key if isinstance(key, tuple) else ("denied", None)
-            self._noted(event, name if event != "http" else None, {"left_out": count})
+            self._log_denial(event, name if event != "http" else None, {"left_out": count})
 
 
-class Visit:
-    """One request, from where it is let in until it has been answered."""
+class AdmittedRequest:
+    """A request, from its admission until its response is sent."""
 
     def __init__(self, admission: Admission, request: web.Request) -> None:
         self._admission, self._request = admission, request
         self._certificate: str | None = None
         self._share = 0
 
-    def enter(self, who: Identity | None) -> None:
-        """Let it in as far as the limits go; a Refused where they do not."""
+    def count(self, identity: Identity | None) -> None:
+        """Count the request for its certificate; a Refused if there are too many."""
         admission = self._admission
-        if who is None:
+        if identity is None:
             return
-        if admission.under_way[who.fingerprint] >= admission.limits.party_requests:
+        if admission.under_way[identity.fingerprint] >= admission.limits.party_requests:
             most = admission.limits.party_requests
-            admission.too_much("requests at the same time", f"{who.name} may make {most} requests at the same time", 1)
-        admission.under_way[who.fingerprint] += 1
-        self._certificate = who.fingerprint
+            admission.refuse_rate(
+                "requests at the same time", f"{identity.name} may make {most} requests at the same time", 1
+            )
+        admission.under_way[identity.fingerprint] += 1
+        self._certificate = identity.fingerprint
 
     def end(self) -> None:
-        """It has been answered, or refused."""
-        admission, who = self._admission, self._certificate or ""
+        """Release everything that was counted for this request."""
+        admission, fingerprint = self._admission, self._certificate or ""
         admission.bodies -= self._share
-        for counter, count in ((admission.bodies_of, self._share), (admission.under_way, int(bool(who)))):
-            counter[who] -= count
-            if counter[who] <= 0:  # nobody who has gone is remembered
-                del counter[who]
+        for counter, count in ((admission.bodies_of, self._share), (admission.under_way, int(bool(fingerprint)))):
+            counter[fingerprint] -= count
+            if counter[fingerprint] <= 0:  # no entry remains for a client without requests
+                del counter[fingerprint]
 
     async def body(self, limit: int) -> bytes:
-        """Its body, which may have so many bytes and has to keep coming."""
+        """Read the body, of at most `limit` bytes; it must not stall."""
         request, admission = self._request, self._admission
-        share = await invite_body(request, limit)
+        share = await accept_body(request, limit)
         if share == 0:
             return b""
-        who, most = self._certificate or "", admission.limits.bodies
-        own, all = admission.bodies_of[who], admission.bodies
-        if (all > 0 and all + share > most) or (own > 0 and own + share > most // 4):
+        fingerprint, most = self._certificate or "", admission.limits.bodies
+        own, total = admission.bodies_of[fingerprint], admission.bodies
+        if (total > 0 and total + share > most) or (own > 0 and own + share > most // 4):
             admission.metrics.refused.labels("bodies in memory").inc()
-            raise Refused(503, "too much is being uploaded at the same time", 1 + random.random() * 4)
+            raise Refused(
+                503, "too many bytes are being uploaded at the same time; try again later", 1 + random.random() * 4
+            )
         admission.bodies += share
-        admission.bodies_of[who] += share
+        admission.bodies_of[fingerprint] += share
         self._share = share
         got = bytearray()
         while True:
@@ -260,7 +265,7 @@ class Visit:
             except TimeoutError:
                 admission.metrics.dropped.labels("body too slow").inc()
                 raise Refused(
-                    408, f"the body comes slower than {PIECE} bytes in {admission.limits.stall:g} s"
+                    408, f"the body arrives slower than {PIECE} bytes in {admission.limits.stall:g} s"
                 ) from None
             if len(got) == share:
                 return bytes(got)

@@ -21,7 +21,7 @@ from hansa.core import disk
 from hansa.core.crash_points import reach
 from hansa.core.errors import ConfigError, DataError, HansaError
 from hansa.net.transport import certificates, keys, signing
-from hansa.net.transport.pacing import MARGIN, Pace
+from hansa.net.transport.pacing import MARGIN, PollPace
 from hansa.net.transport.signing import About
 from hansa.net.transport.tls import client_context, unverified_context
 from hansa.net.transport.tokens import Token
@@ -93,7 +93,7 @@ class Client:
                  ) -> None:  # fmt: skip
         self.url, self._tls, self._key = https_url(url), tls, key
         self.patience = patience  # how many failures in a row are put up with; None for any number
-        self.pace = Pace()
+        self.pace = PollPace()
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Client:
@@ -123,7 +123,7 @@ class Client:
                 status, got, data, why = 0, {}, b"", str(error) or type(error).__name__
             else:
                 why = _sentence(data, status)
-                self.pace.heed(got)
+                self.pace.update(got)
             if 200 <= status < 300:
                 return got, data
             if status and status not in PASSING:
@@ -134,7 +134,7 @@ class Client:
             asked = got.get("Retry-After", "")
             seconds = paced(float(asked)) if re.fullmatch("[0-9]+", asked) else pause(attempt)
             if not status:  # it may be so for all the others too
-                seconds = max(seconds, self.pace.back())
+                seconds = max(seconds, self.pace.reconnect_delay())
             log.info("no answer, trying again", extra={"detail": {"why": why[:200], "seconds": round(seconds, 2)}})
             await asyncio.sleep(seconds)
 

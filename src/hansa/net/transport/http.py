@@ -1,8 +1,8 @@
-"""HTTP as the aggregator takes it: bodies that say how long they are, and answers that are one sentence.
+"""The aggregator's rules for HTTP: bodies with a Content-Length, and errors of one sentence.
 
-A body is read only once it is known who sends it, never further than it may be long, and never unpacked: neither
-chunks without a stated length (411) nor compressed content (415) are taken, and "100 Continue" is said to nobody who is
-turned away. What is no HTTP gets 400 and one line in the log.
+A body is read only after its sender is known, up to its limit, and never decompressed. Bodies without a length (411)
+and compressed bodies (415) are refused. "100 Continue" is sent only for requests that are admitted. Malformed HTTP gets
+status 400 and one line in the log.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hansa.net.transport.wire import Trouble, pack, printable
 
 
 class Refused(HansaError):
-    """A request that is answered with that status and that sentence; perhaps with the seconds to wait."""
+    """A refused request: its status, its sentence, and optionally the seconds to wait (Retry-After)."""
 
     def __init__(self, status: int, error: str, wait: float | None = None) -> None:
         super().__init__(error)
@@ -26,43 +26,42 @@ class Refused(HansaError):
 
 
 class CutOff(ConnectionError):
-    """An answer cannot be brought to its end. It has begun, so there is nothing to say but to end the connection."""
+    """A response that failed after it was begun: only the connection can be closed."""
 
 
 def trouble(status: int, error: str, headers: dict[str, str] | None = None) -> web.Response:
-    """What went wrong as a response."""
+    """A response with an error of one sentence."""
     return web.Response(status=status, body=pack(Trouble(printable(error[:4096]))), content_type="application/msgpack",
                         headers=headers)  # fmt: skip
 
 
-async def invite_body(request: web.Request, limit: int) -> int:
-    """The bytes of a request's body, which may have `limit`, and which comes from now on; a Refused for one that is
-    longer, or in another form."""
+async def accept_body(request: web.Request, limit: int) -> int:
+    """Check a request's body and invite the client to send it; return its length, at most `limit` bytes."""
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
-        raise Refused(415, "the body is compressed; send it as it is")
+        raise Refused(415, "the body is compressed; send it uncompressed")
     if not request.body_exists:
         return 0
     length = request.content_length
     if length is None:
-        raise Refused(411, "the body does not say how long it is; send a Content-Length")
+        raise Refused(411, "the body has no stated length; send a Content-Length")
     if length > limit:
-        raise Refused(413, f"the body has {length} bytes, and at most {limit} are taken")
+        raise Refused(413, f"the body has {length} bytes; at most {limit} are accepted")
     if request.headers.get("Expect"):
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0
     return length
 
 
-async def expected(request: web.Request) -> None:
-    """Take note of an Expect header; `invite_body` answers it."""
+async def check_expect(request: web.Request) -> None:
+    """Check the Expect header; `accept_body` sends the 100 Continue."""
     if request.headers.get("Expect", "").lower() != "100-continue":
         raise web.HTTPExpectationFailed
 
 
 @web.middleware
-async def in_a_sentence(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+async def errors_as_trouble(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
                         ) -> web.StreamResponse:  # fmt: skip
-    """What is refused before it reaches a route is answered as everything else is."""
+    """Turn aiohttp's own errors into responses with one sentence."""
     if request.version not in (HttpVersion10, HttpVersion11):
         return trouble(505, "this aggregator speaks HTTP/1.1")
     try:

@@ -1,8 +1,8 @@
-"""The aggregator accepts connections here as far as the limits go, sees to TLS, and cuts off who does not
-go on.
+"""TLS listener: limits on connections and handshakes; drops stalled clients.
 
-aiohttp has limits for what a request says, and none for how slowly it is said; and a handshake that fails leaves no
-trace there. So connections are accepted here, and each is watched on its way to aiohttp's own protocol.
+aiohttp limits the size of a request and not its duration, and it leaves no trace of failed handshakes. So connections
+are accepted here, and each one is watched on its way to aiohttp's own protocol. A "stranger" is a client that showed no
+certificate.
 """
 
 from __future__ import annotations
@@ -19,133 +19,132 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from hansa.core.errors import ConfigError
-from hansa.net.transport.limits import Buckets, Limits, Notes, place
+from hansa.net.transport.limits import Limits, LogThrottle, TokenBuckets, address_key
 from hansa.net.transport.prometheus import Metrics
 
 log = logging.getLogger("hansa.net")
 BACKLOG = 4096
-PAUSE = 0.5  # seconds after which it is looked again whether there is room
+PAUSE = 0.5  # seconds before the next attempt to accept, after an error
 GOODBYE = 5.0  # seconds that the end of a TLS connection may take
-LATE = "late"  # the queue of all whose address has used up its allowance
-PROBES = 3  # that a silent peer leaves unanswered before it counts as gone
+LATE = "late"  # the queue of all connections from addresses without a token left
+PROBES = 3  # unanswered TCP keep-alive probes before a silent peer counts as gone
 EXPIRED = 10  # OpenSSL: the certificate has expired
 
 
 class Connection(asyncio.Protocol):
-    """One connection, on its way to the protocol that answers it. `deadline` is when what it has begun must be there:
-    the head of a request. While a request is answered there is none. `late` is one whose address has used up the
-    strangers' allowance: it stays only with a certificate, the hash of which is `certificate`."""
+    """A connection, between the transport and the protocol that serves it.
+
+    `deadline` is the time by which the head of the next request must have arrived; None while a request is served.
+    `late` says that the address had no stranger's token left: the connection stays only with a certificate.
+    `certificate` is the SHA-256 of that certificate.
+    """
 
     __slots__ = (
-        "_busy",
-        "_counted",
-        "_inner",
-        "_listener",
-        "certificate",
-        "deadline",
-        "late",
-        "place",
-        "transport",
-        "when_lost"
+        "_counted", "_listener", "_protocol", "_requests", "address_key", "certificate", "deadline", "late",
+        "transport", "when_lost",
     )  # fmt: skip
 
-    def __init__(self, listener: Listener, where: str, late: bool, inner: Any) -> None:
-        self._listener, self.place, self.late, self._inner = listener, where, late, inner
+    def __init__(self, listener: Listener, address_key: str, late: bool, protocol: Any) -> None:
+        self._listener, self.address_key, self.late, self._protocol = listener, address_key, late, protocol
         self.transport: asyncio.Transport | None = None
         self.certificate: bytes | None = None
         self.deadline: float | None = None
         self.when_lost: Callable[[], None] | None = None
-        self._busy, self._counted = 0, True
+        self._requests, self._counted = 0, True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods only
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's has the methods, not the type
         self.deadline = self._listener.now() + self._listener.limits.head
-        self._inner.connection_made(transport)
-        self._listener.entered(self)
+        self._protocol.connection_made(transport)
+        self._listener.handshake_completed(self)
 
     def data_received(self, data: bytes) -> None:
         self._listener.metrics.bytes_in.inc(len(data))
-        if not self._busy and self.deadline is None:
+        if not self._requests and self.deadline is None:
             self.deadline = self._listener.now() + self._listener.limits.head
-        self._inner.data_received(data)
+        self._protocol.data_received(data)
 
     def eof_received(self) -> bool | None:
-        self._inner.eof_received()
+        self._protocol.eof_received()
         return None
 
     def pause_writing(self) -> None:
-        self._inner.pause_writing()
+        self._protocol.pause_writing()
 
     def resume_writing(self) -> None:
-        self._inner.resume_writing()
+        self._protocol.resume_writing()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.gone()
+        self.uncount()
         if self.when_lost is not None:
             self.when_lost()
-        self._inner.connection_lost(error)
+        self._protocol.connection_lost(error)
 
-    def gone(self) -> None:
-        """It does not count any more."""
+    def uncount(self) -> None:
+        """Remove this connection from the listener's counts, once."""
         if self._counted:
             self._counted = False
-            self._listener.left(self)
+            self._listener.forget(self)
 
     def begin(self) -> None:
-        """A request has come whole, but for its body."""
-        self._busy += 1
+        """Note that the head of a request has arrived."""
+        self._requests += 1
         self.deadline = None
 
     def end(self) -> None:
-        """It has been answered."""
-        self._busy -= 1
+        """Note that the response has been sent."""
+        self._requests -= 1
 
     @property
     def busy(self) -> bool:
-        """Whether a request is being answered that came as far as the gate."""
-        return self._busy > 0
+        """Whether a request that reached admission is being served."""
+        return self._requests > 0
 
-    def cut(self, reason: str) -> None:
-        """Close it at once."""
+    def drop(self, reason: str) -> None:
+        """Close this connection at once."""
         self._listener.metrics.dropped.labels(reason).inc()
         if self.transport is not None:
             self.transport.abort()
 
 
 @dataclass(frozen=True, eq=False)
-class Arrival:
-    """A connection before its handshake, or in it; `queue` is the address with which it shares handshakes, or LATE."""
+class PendingConnection:
+    """A connection before or during its handshake. `queue` is its address key, or LATE."""
 
     socket: socket.socket
     address: str
     queue: str
     connection: Connection
 
-    def end(self) -> None:
-        """Close it without a goodbye: nothing was agreed on yet."""
+    def close(self) -> None:
+        """Close the socket without a TLS goodbye: there is no TLS session yet."""
         self.socket.close()
-        self.connection.gone()
+        self.connection.uncount()
 
 
 class Listener:
-    """Where connections come in. `make` gives the protocol that answers one; `strangers` is their allowance.
+    """Accepts connections and shares out handshakes.
 
-    Handshakes are shared out: an address has an eighth of them at the same time, and so have together all who are over
-    the allowance of theirs; others wait for their turn. Where there are none left, the address that has the most loses
-    its oldest. So who says nothing takes turns from its own address alone. Until its handshake is done nobody can tell
-    a party from a stranger; then strangers have a quarter of the connections."""
+    `make_protocol` creates the protocol that serves a connection; `strangers` holds the tokens of strangers.
 
-    def __init__(self, make: Callable[[], Any], tls: ssl.SSLContext, limits: Limits, metrics: Metrics,
-                 strangers: Buckets) -> None:  # fmt: skip
-        self._make, self._tls, self.limits, self.metrics, self.strangers = make, tls, limits, metrics, strangers
+    One address may have an eighth of the concurrent handshakes. All addresses without a token left share another
+    eighth. Further connections wait. When all handshakes are taken, the queue with the most loses its oldest one. So
+    silent clients use up handshakes of their own address only. Before its handshake nobody can tell a party from a
+    stranger; after it, strangers may have a quarter of the connections.
+    """
+
+    def __init__(self, make_protocol: Callable[[], Any], tls: ssl.SSLContext, limits: Limits, metrics: Metrics,
+                 strangers: TokenBuckets) -> None:  # fmt: skip
+        self._make_protocol, self._tls = make_protocol, tls
+        self.limits, self.metrics, self.strangers = limits, metrics, strangers
         self.open: set[Connection] = set()
-        self._count = self._unknown = self._queued = 0
-        self._from: Counter[str] = Counter()
+        self._connections = self._without_certificate = self._queued = 0
+        self._per_address: Counter[str] = Counter()
         self._certificates: Counter[bytes] = Counter()
-        self._share, self._few = max(1, limits.handshakes // 8), max(1, limits.connections // 4)
-        self._shaking: dict[str, dict[asyncio.Task[None], float]] = {}  # by queue: since when, the oldest first
-        self._waiting: dict[str, deque[Arrival]] = {}
-        self._notes = Notes()
+        self._share, self._quarter = max(1, limits.handshakes // 8), max(1, limits.connections // 4)
+        self._shaking: dict[str, dict[asyncio.Task[None], float]] = {}  # by queue: start times, the oldest first
+        self._waiting: dict[str, deque[PendingConnection]] = {}
+        self._throttle = LogThrottle()
         self._sockets: list[socket.socket] = []
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -154,38 +153,38 @@ class Listener:
         return asyncio.get_running_loop().time()
 
     async def start(self, host: str, port: int) -> int:
-        """Accept connections; gives the port."""
+        """Start to accept connections; return the port."""
         loop = asyncio.get_running_loop()
         try:
-            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            for family, *_, address in dict.fromkeys(found):
+            infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            for family, *_, address in dict.fromkeys(infos):
                 at = (address[0], port, *address[2:])
                 server_socket = socket.create_server(at, family=family, backlog=BACKLOG)
                 server_socket.setblocking(False)
                 self._sockets.append(server_socket)
                 port = server_socket.getsockname()[1]
-        except (OSError, ValueError) as error:  # the latter: a name that no machine can have
-            self.shut()
+        except (OSError, ValueError) as error:  # ValueError: an impossible host name
+            self.stop_accepting()
             why = getattr(error, "strerror", None) or "invalid address"
             raise ConfigError(f"cannot listen on {host[:80]}:{port}: {why}") from None
         self._tasks = [loop.create_task(self._accept(server_socket)) for server_socket in self._sockets]
         self._tasks.append(loop.create_task(self._watch()))
         return port
 
-    def shut(self) -> None:
-        """Accept no more; connections that are open stay."""
+    def stop_accepting(self) -> None:
+        """Accept no more connections; open ones stay."""
         for task in [*self._tasks[:-1], *self._handshakes()]:
             task.cancel()
         for queue in list(self._waiting):
-            while (arrival := self._next(queue)) is not None:
-                arrival.end()
+            while (pending := self._pop_waiting(queue)) is not None:
+                pending.close()
         for server_socket in self._sockets:
             server_socket.close()
         self._sockets = []
 
     async def close(self) -> None:
-        """Close what is still open."""
-        self.shut()
+        """Close all open connections."""
+        self.stop_accepting()
         for connection in list(self.open):
             if connection.transport is not None:
                 connection.transport.abort()
@@ -198,167 +197,166 @@ class Listener:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                found, address = await loop.sock_accept(server_socket)
-            except OSError as error:  # no file descriptors, say; who waits is accepted when there are some
-                self._tell("cannot accept", why=error.strerror)
+                accepted, address = await loop.sock_accept(server_socket)
+            except OSError as error:  # for example no file descriptors; waiting clients are accepted later
+                self._log("cannot accept", why=error.strerror)
                 await asyncio.sleep(PAUSE)
                 continue
-            where = place(address[0])
-            reason = self._refuses(where)
+            key = address_key(address[0])
+            reason = self._over_limit(key)
             if reason is not None:
-                self._refused(reason, address[0])
-                found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # no goodbye
-                found.close()
+                self._log_refused(reason, address[0])
+                accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # reset, no goodbye
+                accepted.close()
                 continue
-            self._count += 1
-            self._from[where] += 1
-            self.metrics.connections.set(self._count)
-            late = self.strangers.take(where) > 0
-            connection = Connection(self, where, late, self._make())
-            self._arrived(Arrival(found, address[0], LATE if late else where, connection))
+            self._connections += 1
+            self._per_address[key] += 1
+            self.metrics.connections.set(self._connections)
+            late = self.strangers.take(key) > 0
+            connection = Connection(self, key, late, self._make_protocol())
+            self._enqueue(PendingConnection(accepted, address[0], LATE if late else key, connection))
 
-    def _refuses(self, where: str) -> str | None:
-        if self._count >= self.limits.connections:
+    def _over_limit(self, key: str) -> str | None:
+        if self._connections >= self.limits.connections:
             return "connections in all"
-        return "connections of an address" if self._from[where] >= self.limits.per_address else None
+        return "connections of an address" if self._per_address[key] >= self.limits.per_address else None
 
     def _handshakes(self) -> list[asyncio.Task[None]]:
         return [task for tasks in self._shaking.values() for task in tasks]
 
-    def _arrived(self, arrival: Arrival) -> None:
-        """Begin its handshake, or have it wait for its turn."""
-        queue = arrival.queue
+    def _enqueue(self, pending: PendingConnection) -> None:
+        """Start the handshake of a new connection, or let it wait for its turn."""
+        queue = pending.queue
         if queue not in self._waiting and len(self._shaking.get(queue, ())) < self._share:
             if self._full():
                 self._evict(max(self._shaking, key=lambda queue: len(self._shaking[queue])))
-            self._begin(arrival)
+            self._start_handshake(pending)
             return
-        self._waiting.setdefault(queue, deque()).append(arrival)
+        self._waiting.setdefault(queue, deque()).append(pending)
         self._queued += 1
-        if self._queued > self._few:
-            longest = self._next(max(self._waiting, key=lambda queue: len(self._waiting[queue])))
-            assert longest is not None
-            self._refused("waiting for a handshake", longest.address)
-            longest.end()
+        if self._queued > self._quarter:
+            oldest = self._pop_waiting(max(self._waiting, key=lambda queue: len(self._waiting[queue])))
+            assert oldest is not None
+            self._log_refused("waiting for a handshake", oldest.address)
+            oldest.close()
 
-    def _next(self, queue: str) -> Arrival | None:
-        """Who has waited longest."""
+    def _pop_waiting(self, queue: str) -> PendingConnection | None:
+        """Take the connection that has waited longest out of a queue; None if the queue is empty."""
         waiting = self._waiting.get(queue)
         if not waiting:
             return None
         self._queued -= 1
-        arrival = waiting.popleft()
+        pending = waiting.popleft()
         if not waiting:
             del self._waiting[queue]
-        return arrival
+        return pending
 
     def _full(self) -> bool:
         return sum(map(len, self._shaking.values())) >= self.limits.handshakes
 
-    def _begin(self, arrival: Arrival) -> None:
-        task = asyncio.get_running_loop().create_task(self._greet(arrival))
-        self._shaking.setdefault(arrival.queue, {})[task] = self.now()
-        task.add_done_callback(lambda task: self._greeted(task, arrival))
+    def _start_handshake(self, pending: PendingConnection) -> None:
+        task = asyncio.get_running_loop().create_task(self._handshake(pending))
+        self._shaking.setdefault(pending.queue, {})[task] = self.now()
+        task.add_done_callback(lambda task: self._handshake_ended(task, pending))
 
     def _evict(self, queue: str) -> None:
-        """End the oldest handshake of a queue; others have its place at once."""
+        """Cancel the oldest handshake of a queue; its slot is free at once."""
         oldest = next(iter(self._shaking[queue]))
-        self._forget(oldest, queue)
+        self._forget_handshake(oldest, queue)
         oldest.cancel()
         self.metrics.handshake_failures.labels("made room").inc()
 
-    def _forget(self, task: asyncio.Task[None], queue: str) -> None:
+    def _forget_handshake(self, task: asyncio.Task[None], queue: str) -> None:
         tasks = self._shaking.get(queue, {})
         tasks.pop(task, None)
         if not tasks:
             self._shaking.pop(queue, None)
 
-    def _greeted(self, task: asyncio.Task[None], arrival: Arrival) -> None:
-        if task.cancelled():  # perhaps before it began
-            arrival.end()
-        self._forget(task, arrival.queue)
-        self._turns(arrival.queue)
+    def _handshake_ended(self, task: asyncio.Task[None], pending: PendingConnection) -> None:
+        if task.cancelled():  # perhaps before it started
+            pending.close()
+        self._forget_handshake(task, pending.queue)
+        self._start_waiting(pending.queue)
 
-    def _turns(self, queue: str) -> None:
-        """Begin the handshakes of those in a queue whose turn it is."""
+    def _start_waiting(self, queue: str) -> None:
+        """Start handshakes of waiting connections, as many as the queue's share allows."""
         while (self._sockets and not self._full() and len(self._shaking.get(queue, ())) < self._share
-               and (arrival := self._next(queue)) is not None):  # fmt: skip
-            self._begin(arrival)
+               and (pending := self._pop_waiting(queue)) is not None):  # fmt: skip
+            self._start_handshake(pending)
 
-    async def _greet(self, arrival: Arrival) -> None:
-        """The handshake."""
-        found, address, connection = arrival.socket, arrival.address, arrival.connection
+    async def _handshake(self, pending: PendingConnection) -> None:
+        address, connection = pending.address, pending.connection
         reason: str | None = None
         try:
-            _tune(found, self.limits)
+            _set_options(pending.socket, self.limits)
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: connection, found, ssl=self._tls, ssl_handshake_timeout=self.limits.handshake,
+                lambda: connection, pending.socket, ssl=self._tls, ssl_handshake_timeout=self.limits.handshake,
                 ssl_shutdown_timeout=GOODBYE)  # fmt: skip
         except ssl.SSLCertVerificationError as error:
             reason = "certificate expired" if error.verify_code == EXPIRED else "certificate not accepted"
-            self._tell("handshake failed", peer=address, why=error.verify_message)
+            self._log("handshake failed", peer=address, why=error.verify_message)
         except ssl.SSLError as error:
             reason = "no proper TLS"
-            self._tell("handshake failed", peer=address, why=error.reason or str(error))
+            self._log("handshake failed", peer=address, why=error.reason or str(error))
         except ConnectionAbortedError:
             reason = "too slow"
-            self._tell("handshake failed", peer=address, why="it took too long")
+            self._log("handshake failed", peer=address, why=f"timeout after {self.limits.handshake:g} s")
         except OSError:
             reason = "it went away"
         if reason is not None:
             self.metrics.handshake_failures.labels(reason).inc()
-            arrival.end()
+            pending.close()
 
-    def entered(self, connection: Connection) -> None:
-        """A handshake is done. Who showed a certificate of this federation is no stranger, and gets the token back."""
+    def handshake_completed(self, connection: Connection) -> None:
+        """Count a connection after its handshake. With a certificate it is no stranger and gets its token back."""
         assert connection.transport is not None
         self.open.add(connection)
-        shown = connection.transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        certificate = connection.transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
         reason: str | None = None
-        if shown:
+        if certificate:
             if not connection.late:
-                self.strangers.spend(connection.place, -1)
-            connection.certificate = mark = hashlib.sha256(shown).digest()
-            self._certificates[mark] += 1
-            if self._certificates[mark] > self.limits.party_connections:
+                self.strangers.spend(connection.address_key, -1)
+            connection.certificate = digest = hashlib.sha256(certificate).digest()
+            self._certificates[digest] += 1
+            if self._certificates[digest] > self.limits.party_connections:
                 reason = "connections of a party"
         else:
-            self._unknown += 1
+            self._without_certificate += 1
             if connection.late:
                 reason = "rate of strangers"
-            elif self._unknown > self._few:
+            elif self._without_certificate > self._quarter:
                 reason = "connections of strangers"
         if reason is not None:
-            self._refused(reason, connection.place)
-            connection.cut("too many")
+            self._log_refused(reason, connection.address_key)
+            connection.drop("too many")
 
-    def left(self, connection: Connection) -> None:
-        """A connection has gone."""
+    def forget(self, connection: Connection) -> None:
+        """Remove a closed connection from all counts."""
         if connection in self.open:
             self.open.remove(connection)
-            self._unknown -= connection.certificate is None
-        self._count -= 1
+            self._without_certificate -= connection.certificate is None
+        self._connections -= 1
         counters: tuple[tuple[Counter[Any], str | bytes | None], ...] = (
-            (self._from, connection.place), (self._certificates, connection.certificate))  # fmt: skip
+            (self._per_address, connection.address_key), (self._certificates, connection.certificate))  # fmt: skip
         for counter, key in counters:
             if key is not None:
                 counter[key] -= 1
-                if counter[key] <= 0:  # nobody who has gone is remembered
+                if counter[key] <= 0:  # no entry remains for a client without connections
                     del counter[key]
-        self.metrics.connections.set(self._count)
+        self.metrics.connections.set(self._connections)
 
-    def _refused(self, reason: str, peer: str) -> None:
+    def _log_refused(self, reason: str, peer: str) -> None:
         self.metrics.refused.labels(reason).inc()
-        self._tell("refused", peer=peer, why=reason)
+        self._log("refused", peer=peer, why=reason)
 
-    def _tell(self, event: str, **detail: Any) -> None:
-        """On standard error, at a bounded rate."""
-        left = self._notes.take(event)
-        if left is not None:
-            log.warning(event, extra={"detail": detail | ({"left_out": left} if left else {})})
+    def _log(self, event: str, **detail: Any) -> None:
+        """Log a warning, at a bounded rate per event."""
+        suppressed = self._throttle.take(event)
+        if suppressed is not None:
+            log.warning(event, extra={"detail": detail | ({"left_out": suppressed} if suppressed else {})})
 
     async def _watch(self) -> None:
-        """Cut off who does not go on; and see how late the loop is."""
+        """Drop stalled connections and handshakes; measure the lag of the event loop."""
         loop = asyncio.get_running_loop()
         tick, swept, patience = min(1.0, self.limits.head / 4), loop.time(), self.limits.handshake / 8
         while True:
@@ -367,27 +365,30 @@ class Listener:
             now = loop.time()
             self.metrics.lag.set(max(0.0, now - due))
             for connection in [c for c in self.open if c.deadline is not None and c.deadline < now]:
-                connection.cut("no request")
-            for queue in list(self._waiting):  # others of that queue have waited long enough
+                connection.drop("no request")
+            for queue in list(self._waiting):  # others in this queue wait: its handshakes have less time
                 while queue in self._shaking and now - next(iter(self._shaking[queue].values())) > patience:
                     self._evict(queue)
-                self._turns(queue)
+                self._start_waiting(queue)
             if now - swept > 60:
                 swept = now
                 self.strangers.prune()
-                for event, count in self._notes.due():
+                for event, count in self._throttle.due():
                     log.warning(str(event), extra={"detail": {"left_out": count}})
 
 
-def _tune(found: socket.socket, limits: Limits) -> None:
-    """Have the system notice a peer that has gone, or that takes nothing, also while nothing is said to it. Linux ends
-    a connection at the first unanswered probe after TCP_USER_TIMEOUT, whatever TCP_KEEPCNT says: all of them fit in."""
-    found.setblocking(False)
-    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    silent, between = max(1, int(limits.stall / 2)), max(1, int(limits.stall / 2 / PROBES))
-    most = int(1000 * max(limits.stall, silent + PROBES * between))
-    for name, value in (("TCP_KEEPIDLE", silent), ("TCP_KEEPINTVL", between), ("TCP_KEEPCNT", PROBES),
-                        ("TCP_USER_TIMEOUT", most)):  # fmt: skip
+def _set_options(accepted: socket.socket, limits: Limits) -> None:
+    """Let the system detect a dead or stalled peer, also on an idle connection.
+
+    Linux ends a connection at the first unanswered probe after TCP_USER_TIMEOUT, whatever TCP_KEEPCNT says. So the
+    timeout is long enough for all probes.
+    """
+    accepted.setblocking(False)
+    accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    idle, interval = max(1, int(limits.stall / 2)), max(1, int(limits.stall / 2 / PROBES))
+    timeout = int(1000 * max(limits.stall, idle + PROBES * interval))
+    for name, value in (("TCP_KEEPIDLE", idle), ("TCP_KEEPINTVL", interval), ("TCP_KEEPCNT", PROBES),
+                        ("TCP_USER_TIMEOUT", timeout)):  # fmt: skip
         if hasattr(socket, name):  # Linux
-            found.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+            accepted.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

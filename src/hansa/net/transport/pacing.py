@@ -1,7 +1,7 @@
-"""How an aggregator paces those who come to it: how long it holds a question for work, how widely parties come back.
+"""Pacing of parties: how long the aggregator holds a poll for work, over how long parties reconnect.
 
-Both grow with the number of parties, so that thousands cost it no more a second than hundreds, while few are answered
-quickly. It tells them in headers of its answers; what a party believes of that is bounded.
+Both times grow with the number of parties. So thousands of parties cost no more per second than hundreds, and few
+parties get quick responses. The aggregator sends both times in response headers; a party bounds what it accepts.
 """
 
 from __future__ import annotations
@@ -9,50 +9,50 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 
-POLL = 25.0  # seconds that a question for work is held open where few ask: proxies and NATs let that pass
-LONGEST = 600.0  # seconds that a party waits for an answer to it, or spreads its return over, whatever it is told
-MARGIN = 35.0  # seconds that a party waits longer than it asked the aggregator to hold its question
-ASKING = 40  # questions for work a second that an aggregator is to answer while there is nothing to do
-COMING = 250  # connections a second that it is to take when all come back at once; a handshake costs 1.2 ms of one core
-HOLD, SPREAD = "Hansa-Poll", "Hansa-Spread"
+POLL = 25.0  # seconds that a poll for work is held open with few parties: proxies and NATs allow that
+LONGEST = 600.0  # seconds: the most that a party accepts for either time
+MARGIN = 35.0  # seconds that a party waits beyond the time for which it asked to hold its poll
+POLLS = 40  # polls per second that an idle aggregator should answer
+RECONNECTS = 250  # connections per second when all parties reconnect; a handshake costs 1.2 ms of one core
+POLL_HEADER, SPREAD_HEADER = "Hansa-Poll", "Hansa-Spread"
 
 
-def hold(parties: int, longest: float) -> float:
-    """Seconds that a question for work is held open where there are so many parties."""
-    return min(max(POLL, parties / ASKING), longest)
+def poll_seconds(parties: int, longest: float) -> float:
+    """Seconds that a poll for work is held open, for this number of parties."""
+    return min(max(POLL, parties / POLLS), longest)
 
 
-def spread(parties: int) -> float:
-    """Seconds over which so many parties are to come back when all of them lost their connection."""
-    return parties / COMING
+def reconnect_window(parties: int) -> float:
+    """Seconds over which this number of parties should reconnect after all lost their connection."""
+    return parties / RECONNECTS
 
 
-def scattered(seconds: float, chance: Callable[[], float] = random.random) -> float:
-    """Up to a fifth less, so that those who came together do not come together again."""
+def jittered(seconds: float, chance: Callable[[], float] = random.random) -> float:
+    """A time shortened at random by up to a fifth, so that polls that arrived together drift apart."""
     return seconds * (0.8 + 0.2 * chance())
 
 
-def told(parties: int, longest: float) -> dict[str, str]:
-    """What parties are told of it, in headers."""
-    return {HOLD: f"{hold(parties, longest):.0f}", SPREAD: f"{spread(parties):.0f}"}
+def pacing_headers(parties: int, longest: float) -> dict[str, str]:
+    """The response headers with both times."""
+    return {POLL_HEADER: f"{poll_seconds(parties, longest):.0f}", SPREAD_HEADER: f"{reconnect_window(parties):.0f}"}
 
 
-class Pace:
-    """What a party was told last."""
+class PollPace:
+    """The times that the aggregator last sent to a party."""
 
     def __init__(self) -> None:
-        self.hold, self.spread = POLL, 0.0
+        self.poll, self.window = POLL, 0.0
 
-    def heed(self, headers: Mapping[str, str]) -> None:
-        """Take what an answer's headers say; what is missing or not a number of seconds changes nothing."""
-        self.hold = max(1.0, _seconds(headers.get(HOLD), self.hold))
-        self.spread = _seconds(headers.get(SPREAD), self.spread)
+    def update(self, headers: Mapping[str, str]) -> None:
+        """Take both times from a response's headers; a missing or invalid header changes nothing."""
+        self.poll = max(1.0, _seconds(headers.get(POLL_HEADER), self.poll))
+        self.window = _seconds(headers.get(SPREAD_HEADER), self.window)
 
-    def back(self, chance: Callable[[], float] = random.random) -> float:
-        """Seconds, at least, before an attempt to come back when a connection was cut or there is none to be had."""
-        return chance() * self.spread
+    def reconnect_delay(self, chance: Callable[[], float] = random.random) -> float:
+        """The least seconds to wait before reconnecting after a lost or failed connection."""
+        return chance() * self.window
 
 
-def _seconds(text: str | None, otherwise: float) -> float:
-    plain = text is not None and text.isascii() and text.isdecimal() and len(text) < 8
-    return min(float(text or 0), LONGEST) if plain else otherwise
+def _seconds(text: str | None, default: float) -> float:
+    valid = text is not None and text.isascii() and text.isdecimal() and len(text) < 8
+    return min(float(text or 0), LONGEST) if valid else default
