@@ -2,7 +2,7 @@
 acknowledged is lost.
 
 Each seed is a history of some lives. In each life the real ledger, blobs, registry, asks, job records, and a party's
-home, memory and receipts are driven through a random sequence of what an aggregator and its parties do; then the power
+store, memory and receipts are driven through a random sequence of what an aggregator and its parties do; then the power
 fails after a random one of the operations on the disk, and the next life begins with what a file system could show
 (brownout.py says what is real and what is simulated). Each life begins with a look at all that was promised, and the
 log is audited as a stranger would, with the party's receipts. A seed gives the same history each time, but for keys and
@@ -43,9 +43,9 @@ from hansa.net.audit import merkle
 from hansa.net.audit import verify as audit
 from hansa.net.audit.evidence import ENTRY, canonical, entry_line, stated
 from hansa.net.audit.receipt_file import read_receipts
-from hansa.net.party import store as home
+from hansa.net.party import store
 from hansa.net.party.receipts import Receipts
-from hansa.net.party.store import Home, Remembered
+from hansa.net.party.store import PartyStore, Remembered
 from hansa.net.transport import certificates, keys
 from hansa.net.transport.tls import client_context
 from hansa.net.transport.tokens import Token
@@ -125,7 +125,7 @@ class Line:
         life = self.life
         if path == "/v1/log/certificate":
             return {}, life.ledger.notary.certificate
-        name, pem = life.ledger.now(life.registry.rotate(life.home.identity(), body))
+        name, pem = life.ledger.now(life.registry.rotate(life.store.identity(), body))
         return {}, pack(IssuedCertificate("league", name, pem))
 
 
@@ -147,10 +147,10 @@ class Life:
         disk.observe(self.journal)
         self.serve()
         # As `hansa join` does.
-        self.home = Home(root / "party" / "home")
-        self.home.settle()
-        self.memory = Remembered(self.home.folder / "memory")
-        self.receipts = Receipts(self.home.folder)
+        self.store = PartyStore(root / "party" / "home")
+        self.store.settle()
+        self.memory = Remembered(self.store.folder / "memory")
+        self.receipts = Receipts(self.store.folder)
 
     def serve(self) -> None:
         """As `hansa serve` starts."""
@@ -177,7 +177,7 @@ class Life:
     def end(self) -> None:
         disk.observe(None)
         self.ledger.close()
-        self.home.close()
+        self.store.close()
 
     def promise(self, kind: str, name: Any, value: Any) -> None:
         getattr(self.promises, kind)[name] = (len(self.journal.events), value)
@@ -306,9 +306,9 @@ class Life:
     def signer(self, name: str) -> tuple[keys.PrivateKey, bytes]:
         """A party's key and certificate, which is in use."""
         if name == PARTIES[0]:
-            if not self.home.enrolled:
+            if not self.store.enrolled:
                 self.certificate()
-            key, pem = keys.read_key(self.home.folder / "key.pem"), (self.home.folder / "cert.pem").read_bytes()
+            key, pem = keys.read_key(self.store.folder / "key.pem"), (self.store.folder / "cert.pem").read_bytes()
         else:
             key, token = KEYS[name], Token.parse((self.folder / "tokens" / f"{name}.token").read_text())
             _, pem = self.ledger.now(self.registry.enrol(token.secret, certificates.make_request(key, name)))
@@ -362,20 +362,20 @@ class Life:
 
     def certificate(self) -> None:
         """Enrol the party, or renew its certificate and use it."""
-        if not self.home.enrolled:
+        if not self.store.enrolled:
             token = Token.parse((self.folder / "tokens" / "ann.token").read_text())
 
             async def enrol(url: str, token: Token, request: bytes) -> tuple[bytes, IssuedCertificate]:
                 name, pem = self.ledger.now(self.registry.enrol(token.secret, request))
                 return self.federation.read("ca.pem"), IssuedCertificate("league", name, pem)
 
-            with mock.patch.object(home, "enrol", enrol):
-                at_once(self.home.enrol("https://localhost:1", token))
+            with mock.patch.object(store, "enrol", enrol):
+                at_once(self.store.enrol("https://localhost:1", token))
             self.promise("enrolled", "ann", None)
         else:
-            at_once(self.home.rotate(Line(self)))  # type: ignore[arg-type]
+            at_once(self.store.rotate(Line(self)))  # type: ignore[arg-type]
         self.registry.reload()
-        used = self.registry.used(self.home.identity())
+        used = self.registry.used(self.store.identity())
         if used is not None and self.chance.random() < 0.7:
             self.ledger.now(used)
             self.registry.reload()
@@ -449,7 +449,7 @@ class Life:
         size = Nodes(self.ledger).size
         last = structs.asdict(self.ledger.now(lambda db: db.head(size)))
         lines = [line.rstrip(b"\n") for line in log_lines(self.ledger, 0, size)] + [canonical({"head": last})]
-        kept = [self.home.folder] if any(self.receipts.folder.glob("*.jsonl")) else []
+        kept = [self.store.folder] if any(self.receipts.folder.glob("*.jsonl")) else []
         audit.verify_lines(lines, self.federation.read("ca.pem"), kept)
 
     def _check_blobs(self) -> None:
@@ -473,9 +473,9 @@ class Life:
         }
         for job, receipt in self.promises.kept:
             need((job, receipt) in held, f"a receipt of the job {job}")
-        need(self.home.enrolled or not self.promises.enrolled, "who the party is")
-        if self.home.enrolled:
-            folder, who = self.home.folder, self.home.identity()
+        need(self.store.enrolled or not self.promises.enrolled, "who the party is")
+        if self.store.enrolled:
+            folder, who = self.store.folder, self.store.identity()
             client_context(folder / "ca.pem", folder / "cert.pem", folder / "key.pem")  # they go together
             need(self.registry.admits(who), "the party's certificate is not valid")
 

@@ -24,8 +24,8 @@ from hansa.net.aggregator.ledger import Ledger
 from hansa.net.audit.evidence import canonical, stated
 from hansa.net.audit.receipt_file import read_receipts
 from hansa.net.party.receipts import BadReceipt, Receipts
-from hansa.net.party.store import Home
-from hansa.net.party.vault import HomeVault, look
+from hansa.net.party.store import PartyStore
+from hansa.net.party.vault import PartyVault, look
 from hansa.net.transport import keys
 from hansa.net.transport.tls import client_context
 from hansa.net.transport.wire import Answer, Receipt
@@ -112,10 +112,10 @@ def test_whenever_the_power_fails_in_a_rotation_key_and_certificate_go_together(
         for seed in range(8):
             into = memory / f"{at}-{seed}"
             life.journal.fail(at + 1, into, random.Random(seed))
-            home = Home(into / "party" / "home")
-            home.settle()
-            home.close()
-            client_context(*(home.folder / name for name in ("ca.pem", "cert.pem", "key.pem")))
+            store = PartyStore(into / "party" / "home")
+            store.settle()
+            store.close()
+            client_context(*(store.folder / name for name in ("ca.pem", "cert.pem", "key.pem")))
             shutil.rmtree(into)
 
 
@@ -148,7 +148,7 @@ def test_whenever_the_power_fails_what_a_party_spent_before_it_replied_stays_spe
     (root / "machine").mkdir(parents=True)
     torn = 0
     for before in range(2):
-        vault = HomeVault(root / "machine", spent)
+        vault = PartyVault(root / "machine", spent)
         journal = written(root, partial(vault.charge, "job", f"ask {before}", op, 50, {}))
         for at in range(len(journal.events) + 1):
             for seed in range(25):
@@ -156,7 +156,7 @@ def test_whenever_the_power_fails_what_a_party_spent_before_it_replied_stays_spe
                 journal.fail(at, into, random.Random(seed))
                 path = into / "machine" / "vault.jsonl"
                 torn += path.exists() and path.read_bytes() != disk.whole(path.read_bytes())
-                again = HomeVault(into / "machine", spent)
+                again = PartyVault(into / "machine", spent)
                 left = len(again.kept.spent)
                 assert left in ((before + 1,) if at == len(journal.events) else (before, before + 1))
                 again.charge("job", "another", op, 50, {})

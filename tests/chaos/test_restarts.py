@@ -19,7 +19,7 @@ from hansa.net.aggregator.process import Aggregator
 from hansa.net.aggregator.queue import Errand
 from hansa.net.aggregator.registry import Registry
 from hansa.net.audit.evidence import stated
-from hansa.net.party.store import Home, Remembered
+from hansa.net.party.store import PartyStore, Remembered
 from hansa.net.transport.client import Client
 from hansa.net.transport.signing import About
 from hansa.net.transport.wire import Answer, Blob, Order, Receipt, Work, pack, unpack
@@ -105,7 +105,7 @@ def test_memory_of_a_ticket_under_way_is_kept_while_something_else_is_asked(tmp_
 def test_what_a_party_was_fetching_as_it_died_is_gone_when_it_is_back(tmp_path: Path) -> None:
     (tmp_path / "fetch-cut-off").mkdir()
     (tmp_path / "fetch-cut-off" / "message").write_bytes(b"half a model")
-    Home(tmp_path)._lock.close()
+    PartyStore(tmp_path)._lock.close()
     assert list(tmp_path.glob("fetch-*")) == []
 
 
@@ -125,17 +125,17 @@ def test_a_certificate_that_was_cut_off_in_writing_is_not_taken_up(
         die()
 
     async def work(aggregator: Aggregator, url: str) -> None:
-        async with enrolled(tmp_path, federation, url) as home:
-            before = (home.folder / "cert.pem").read_bytes()
-            async with home.client(url) as client:
+        async with enrolled(tmp_path, federation, url) as store:
+            before = (store.folder / "cert.pem").read_bytes()
+            async with store.client(url) as client:
                 monkeypatch.setattr(Path, "write_bytes", begin)
                 monkeypatch.setattr("hansa.net.party.store.reach", die)
                 with pytest.raises(Died):
-                    await home.rotate(client)
+                    await store.rotate(client)
             monkeypatch.undo()
-            home.settle()
-            assert (home.folder / "cert.pem").read_bytes() not in (b"", before)
-            async with home.client(url) as client:
+            store.settle()
+            assert (store.folder / "cert.pem").read_bytes() not in (b"", before)
+            async with store.client(url) as client:
                 await client.call("POST", "/v1/alive?instance=1")
 
     serving(federation, work)
@@ -169,12 +169,12 @@ def serving(federation: Federation, work: Callable[[Aggregator, str], Awaitable[
 
 
 @asynccontextmanager
-async def enrolled(tmp_path: Path, federation: Federation, url: str) -> AsyncIterator[Home]:
-    home, token = Home(tmp_path / "home"), federation.token("north")
+async def enrolled(tmp_path: Path, federation: Federation, url: str) -> AsyncIterator[PartyStore]:
+    store, token = PartyStore(tmp_path / "home"), federation.token("north")
     assert token is not None
-    await home.enrol(url, token)
-    yield home
-    home._lock.close()
+    await store.enrol(url, token)
+    yield store
+    store._lock.close()
 
 
 async def reply(client: Client) -> Receipt:
@@ -192,7 +192,7 @@ def test_an_answer_that_was_fused_and_discarded_gets_its_receipt_again(tmp_path:
         asked = Work(KEY[0], "job", 0, *KEY[1:], Blob("0" * 64, 1), Blob("0" * 64, 1), None, None, None, 1)
         aggregator.desk.offer([(0, Errand(asked, tmp_path, tmp_path, 100, lambda path, answer: None))])
         aggregator.blobs.append("party.north", DIGEST, 0, DATA, 100)
-        async with enrolled(tmp_path, federation, url) as home, home.client(url) as client:
+        async with enrolled(tmp_path, federation, url) as store, store.client(url) as client:
             first = await reply(client)
             aggregator.blobs.discard(DIGEST)
             assert first.status == "accepted"
@@ -207,7 +207,7 @@ def test_an_answer_that_comes_too_late_leaves_nothing_on_the_disk(tmp_path: Path
         aggregator.ledger.now(open_ask(KEY, "digest", (0,), 0.0))
         aggregator.ledger.now(close_ask(KEY, None, {0: "it did not answer"}))
         aggregator.blobs.append("party.north", DIGEST, 0, DATA, 100)
-        async with enrolled(tmp_path, federation, url) as home, home.client(url) as client:
+        async with enrolled(tmp_path, federation, url) as store, store.client(url) as client:
             assert (await reply(client)).status == "late"
         assert list(aggregator.blobs) == []
 
@@ -222,7 +222,7 @@ def test_an_answer_to_a_job_that_has_ended_is_late_and_not_kept(tmp_path: Path, 
         aggregator.runner.stop(KEY[0])
         while not aggregator.ledger.all("SELECT 1 FROM jobs WHERE status = 'stopped'"):
             await asyncio.sleep(0.01)
-        async with enrolled(tmp_path, federation, url) as home, home.client(url) as client:
+        async with enrolled(tmp_path, federation, url) as store, store.client(url) as client:
             assert (await reply(client)).status == "late"
         assert aggregator.ledger.all("SELECT * FROM replies") == []
         assert list(aggregator.blobs) == []

@@ -25,7 +25,7 @@ from hansa.net.aggregator.runtime import Stopped
 from hansa.net.aggregator.server import Server
 from hansa.net.audit.evidence import Notary
 from hansa.net.party.agent import Agent, Worker
-from hansa.net.party.store import Home
+from hansa.net.party.store import PartyStore
 from hansa.net.transport.admission import Admission
 from hansa.net.transport.limits import Limits
 from hansa.net.transport.prometheus import Metrics
@@ -195,22 +195,22 @@ class Member:
         skew = world.loop.chance.uniform(-world.weather.skew, world.weather.skew)
         self.process = Process(world.loop, self.name, skew, world.weather.fragile if world.stormy else 0.0)
         self.process.on_death.append(self._died)
-        self.home: Home | None = None
+        self.store: PartyStore | None = None
         self.process.errors = world.errors
         self.process.spawn(self._live())
 
     def _died(self) -> None:
-        if self.home is not None:
-            self.home.close()
+        if self.store is not None:
+            self.store.close()
         self.world.died(self)
 
     async def _live(self) -> None:
         world = self.world
-        self.home = Home(world.folder / self.name / "home")
-        worker = Worker(self.home, world.samples(self.number))
+        self.store = PartyStore(world.folder / self.name / "home")
+        worker = Worker(self.store, world.samples(self.number))
         client = SimulatedClient("https://localhost:8443", None, world.keys[self.name])  # type: ignore[arg-type]
         client._session = Session(world, self.name, world.certificates[self.name])  # type: ignore[assignment]
-        await Agent(self.home, client, worker).stay()
+        await Agent(self.store, client, worker).stay()
 
 
 class Thread:

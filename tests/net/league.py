@@ -30,7 +30,7 @@ from hansa.net.audit.evidence import Notary, stated
 from hansa.net.operator import Operator
 from hansa.net.party.agent import Agent, Worker
 from hansa.net.party.samples import Samples, preparer
-from hansa.net.party.store import Home
+from hansa.net.party.store import PartyStore
 from hansa.net.transport import certificates, keys, signing
 from hansa.net.transport.signing import About
 from hansa.net.transport.tls import client_context
@@ -178,7 +178,7 @@ class Member:
         folder = league.folder / "homes" / name
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "party.toml").write_text(policy)
-        self.home, self.league = Home(folder), league
+        self.store, self.league = PartyStore(folder), league
         self.failure: BaseException | None = None
         self._prepare = preparer(samples)
         self._token = league.token(name)
@@ -190,10 +190,10 @@ class Member:
     def _run(self) -> None:
         async def main() -> None:
             self._loop = asyncio.get_running_loop()
-            if not self.home.enrolled:
-                await self.home.enrol(self.league.url, self._token)
-            async with self.home.client(self.league.url) as client:
-                self.agent = Agent(self.home, client, Worker(self.home, self._prepare))
+            if not self.store.enrolled:
+                await self.store.enrol(self.league.url, self._token)
+            async with self.store.client(self.league.url) as client:
+                self.agent = Agent(self.store, client, Worker(self.store, self._prepare))
                 self._task = asyncio.ensure_future(self.agent.stay())
                 self._started.set()
                 await asyncio.wait((self._task,))
@@ -213,7 +213,7 @@ class Member:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._task.cancel)
         self.gone()
-        self.home._lock.close()
+        self.store._lock.close()
 
     def gone(self) -> None:
         """Wait until it has ended."""

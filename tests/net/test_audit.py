@@ -35,7 +35,7 @@ from hansa.net.audit.proofs import Proof, Shown, check, prove
 from hansa.net.audit.receipt_file import read_receipts
 from hansa.net.audit.verify import Audit, Certificate, Report, verify
 from hansa.net.party.receipts import BadReceipt, Receipts
-from hansa.net.party.store import Home
+from hansa.net.party.store import PartyStore
 from hansa.net.transport import certificates, client, keys
 from hansa.net.transport.wire import Blob, Receipt, pack
 
@@ -104,7 +104,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         assert league.ended(league.submit(refused, "refused"))["status"] == "finished"
         bob = league.members["bob"]
         bob.leave()
-        again = Home(bob.home.folder)
+        again = PartyStore(bob.store.folder)
 
         async def rotate() -> None:
             async with again.client(league.url) as speaker:
@@ -733,7 +733,7 @@ def test_a_party_stops_when_its_receipt_is_not_good(league: League, monkeypatch:
     league.submit({"task": TASK, "algorithm": "fedavg", "run": {"rounds": 1}}, min_parties=1)
     ann.gone()
     assert isinstance(ann.failure, BadReceipt) and "not signed by the key" in str(ann.failure)
-    assert not (ann.home.folder / "receipts").exists()
+    assert not (ann.store.folder / "receipts").exists()
 
 
 def test_a_party_refuses_a_message_that_does_not_hold_the_model_it_should(

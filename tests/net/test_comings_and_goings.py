@@ -23,39 +23,39 @@ from hansa.net.aggregator.ledger import Ledger
 from hansa.net.aggregator.queue import Desk
 from hansa.net.aggregator.runtime import Network
 from hansa.net.operator import Operator
-from hansa.net.party.store import Home, Remembered
+from hansa.net.party.store import PartyStore, Remembered
 from hansa.net.transport import keys
 from hansa.net.transport.client import Refusal
 
 
 def test_a_party_that_was_revoked_enrols_anew_with_a_new_token(league: League, tmp_path: Path) -> None:
-    home, first = Home(tmp_path / "home"), league.token("ann")
-    asyncio.run(home.enrol(league.url, first))
-    before = home.identity()
-    assert home.knows(first)
+    store, first = PartyStore(tmp_path / "home"), league.token("ann")
+    asyncio.run(store.enrol(league.url, first))
+    before = store.identity()
+    assert store.knows(first)
     league.operator.revoke("ann")
     league.operator.invite("ann")
     second = league.token("ann")
-    assert not home.knows(second)
-    asyncio.run(home.enrol(league.url, second))
-    assert home.knows(second) and home.identity().fingerprint != before.fingerprint
-    assert home.identity().key.public_bytes_raw() != before.key.public_bytes_raw()
-    assert not list(home.folder.glob("*.enrol.pem"))
-    home.close()
+    assert not store.knows(second)
+    asyncio.run(store.enrol(league.url, second))
+    assert store.knows(second) and store.identity().fingerprint != before.fingerprint
+    assert store.identity().key.public_bytes_raw() != before.key.public_bytes_raw()
+    assert not list(store.folder.glob("*.enrol.pem"))
+    store.close()
 
 
 def test_what_a_killed_party_had_half_written_is_gone_when_it_comes_back(tmp_path: Path) -> None:
-    home = Home(tmp_path / "home")
-    remembered = Remembered(home.folder / "memory")
+    store = PartyStore(tmp_path / "home")
+    remembered = Remembered(store.folder / "memory")
     remembered.stage("job-1", "0/round/0", {"w": torch.ones(2)})
-    left = [home.folder / f".key.pem.{'0a' * 8}.part", home.folder / "memory" / "job-1" / f".x.{'0a' * 8}.part"]
+    left = [store.folder / f".key.pem.{'0a' * 8}.part", store.folder / "memory" / "job-1" / f".x.{'0a' * 8}.part"]
     for path in left:
         path.write_bytes(b"half")
     with pytest.raises(ConfigError, match="another process runs this party"):
-        Home(tmp_path / "home")
+        PartyStore(tmp_path / "home")
     assert all(path.exists() for path in left)
-    home.close()
-    Home(tmp_path / "home").close()
+    store.close()
+    PartyStore(tmp_path / "home").close()
     assert not any(path.exists() for path in left)
     assert remembered.recall("job-1", "0/round/0") is not None
 
@@ -69,7 +69,7 @@ def test_an_enrolment_that_was_cut_off_anywhere_goes_on_with_the_same_token(
 
     token = league.token("ann")
     for nth in range(1, 6):  # each time the point is reached is one place to be cut off at
-        home, left = Home(tmp_path / "home"), [nth]
+        store, left = PartyStore(tmp_path / "home"), [nth]
 
         def cut(name: str, left: list[int] = left) -> None:
             if name == point:
@@ -79,35 +79,35 @@ def test_an_enrolment_that_was_cut_off_anywhere_goes_on_with_the_same_token(
 
         points.install(cut)
         try:
-            home.settle()
-            if not home.knows(token):
-                asyncio.run(home.enrol(league.url, token))
+            store.settle()
+            if not store.knows(token):
+                asyncio.run(store.enrol(league.url, token))
         except Cut:
             pass
         finally:
             points.install(None)
-            home.close()
-    home = Home(tmp_path / "home")
-    home.settle()
-    if not home.knows(token):
-        asyncio.run(home.enrol(league.url, token))
-    assert home.identity().fingerprint == home.about()["certificate"]
-    key = keys.load_key(keys.read_private(home.folder / "key.pem"))
-    assert key.public_key().public_bytes_raw() == home.identity().key.public_bytes_raw()
-    home.close()
+            store.close()
+    store = PartyStore(tmp_path / "home")
+    store.settle()
+    if not store.knows(token):
+        asyncio.run(store.enrol(league.url, token))
+    assert store.identity().fingerprint == store.about()["certificate"]
+    key = keys.load_key(keys.read_private(store.folder / "key.pem"))
+    assert key.public_key().public_bytes_raw() == store.identity().key.public_bytes_raw()
+    store.close()
 
 
 def test_a_party_whose_certificate_has_ended_says_so(
     league: League, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home = Home(tmp_path / "home")
-    asyncio.run(home.enrol(league.url, league.token("ann")))
-    home.close()
+    store = PartyStore(tmp_path / "home")
+    asyncio.run(store.enrol(league.url, league.token("ann")))
+    store.close()
     data = tmp_path / "data.csv"
     data.write_text("a,b,y\n1,2,0\n3,4,1\n")
     monkeypatch.setattr(serve, "log_to_stderr", lambda as_json: serve.Structured(as_json))
     monkeypatch.setattr(serve, "_until_told", lambda done: None)  # signals are the main thread's
-    later = home.identity().not_after + 1
+    later = store.identity().not_after + 1
     monkeypatch.setattr(serve.time, "time", lambda: later)
     with pytest.raises(ConfigError, match=r"certificate of ann has ended; .*hansa invite"):
         serve.join(tmp_path / "home", str(data))

@@ -228,4 +228,4 @@ def test_a_party_answers_every_message_that_is_none_with_a_sentence(
         assert why and why.isprintable() and len(why) <= 4096, (name, why)
         league.close_ask(asked)
     assert ann.failure is None and ann._thread.is_alive()
-    assert not list(ann.home.folder.glob("fetch-*"))
+    assert not list(ann.store.folder.glob("fetch-*"))

@@ -13,7 +13,7 @@ from league import PATIENCE, Answered, Asked, Caller, League, samples
 from hansa.core.errors import ConfigError, HansaError
 from hansa.net.aggregator.federation import Federation, init
 from hansa.net.aggregator.process import Aggregator
-from hansa.net.party.store import Home
+from hansa.net.party.store import PartyStore
 from hansa.net.transport import certificates, keys
 from hansa.net.transport import client as clients
 from hansa.net.transport.client import Client, Refusal
@@ -164,19 +164,19 @@ def test_nobody_rotates_into_another_party(league: League) -> None:
 def test_a_party_rotates_and_a_crash_at_any_moment_does_not_lock_it_out(
     league: League, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home = Home(tmp_path / "home")
+    store = PartyStore(tmp_path / "home")
 
     async def hello() -> None:
-        async with home.client() as client:
-            await client.call("POST", f"/v1/alive?instance={home.about()['instance']}")
+        async with store.client() as client:
+            await client.call("POST", f"/v1/alive?instance={store.about()['instance']}")
 
     async def rotate() -> None:
-        async with home.client() as client:
-            await home.rotate(client)
+        async with store.client() as client:
+            await store.rotate(client)
 
-    asyncio.run(home.enrol(league.url, league.token("ann")))
+    asyncio.run(store.enrol(league.url, league.token("ann")))
     asyncio.run(hello())
-    first = home.identity()
+    first = store.identity()
     with monkeypatch.context() as patch:  # the certificate has come, and is half on disk
 
         def half(path: Path, data: bytes) -> None:
@@ -188,17 +188,17 @@ def test_a_party_rotates_and_a_crash_at_any_moment_does_not_lock_it_out(
         patch.setattr(keys, "write_private", lambda path, data: (half if "cert" in path.name else write)(path, data))
         with pytest.raises(KeyboardInterrupt):
             asyncio.run(rotate())
-    home.settle()
+    store.settle()
     asyncio.run(hello())
-    assert home.identity() == first
+    assert store.identity() == first
     with monkeypatch.context() as patch:  # on disk, and the key not yet taken up
-        patch.setattr(Home, "settle", lambda self: None)
+        patch.setattr(PartyStore, "settle", lambda self: None)
         asyncio.run(rotate())
     asyncio.run(hello())
-    home.settle()
-    assert home.identity() != first
+    store.settle()
+    assert store.identity() != first
     asyncio.run(hello())
-    home._lock.close()
+    store._lock.close()
 
 
 def test_revocation_takes_effect_on_an_open_connection(league: League) -> None:
@@ -271,21 +271,21 @@ def test_an_operator_and_a_party_refuse_keys_that_others_may_read(league: League
     (league.folder / "operator.key").chmod(0o644)
     with pytest.raises(ConfigError, match="mode 0644"):
         league.operator.jobs()
-    home = Home(tmp_path / "home")
-    asyncio.run(home.enrol(league.url, league.token("ann")))
-    (home.folder / "key.pem").chmod(0o640)
+    store = PartyStore(tmp_path / "home")
+    asyncio.run(store.enrol(league.url, league.token("ann")))
+    (store.folder / "key.pem").chmod(0o640)
     with pytest.raises(ConfigError, match="mode 0640"):
-        home.client()
-    home._lock.close()
+        store.client()
+    store._lock.close()
 
 
 def test_one_process_at_a_time_serves_a_federation_or_runs_a_party(league: League, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="another process serves"):
         Aggregator(Federation.open(league.folder))
-    home = Home(tmp_path / "home")
+    store = PartyStore(tmp_path / "home")
     with pytest.raises(ConfigError, match="another process runs this party"):
-        Home(tmp_path / "home")
-    home._lock.close()
+        PartyStore(tmp_path / "home")
+    store._lock.close()
 
 
 def test_the_state_is_private(league: League) -> None:
@@ -297,11 +297,11 @@ def test_the_state_is_private(league: League) -> None:
 
 def test_a_party_of_another_version_is_told_and_goes(league: League, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "PROTOCOLS", (max(PROTOCOLS) + 1,))
-    home = Home(league.folder / "homes" / "ann")
+    store = PartyStore(league.folder / "homes" / "ann")
     with pytest.raises(Refusal, match=r"this aggregator speaks version 2 .* version 3; bring both") as caught:
-        asyncio.run(home.enrol(league.url, league.token("ann")))
+        asyncio.run(store.enrol(league.url, league.token("ann")))
     assert caught.value.status == 426
-    home._lock.close()
+    store._lock.close()
     monkeypatch.undo()
     member = league.join("ann", samples(0))
     member.leave()

@@ -27,7 +27,7 @@ from hansa.net.aggregator.federation import Federation, init
 from hansa.net.aggregator.ledger import Ledger, LedgerError, connect
 from hansa.net.aggregator.process import Aggregator
 from hansa.net.aggregator.registry import Registry
-from hansa.net.party.store import Home
+from hansa.net.party.store import PartyStore
 from hansa.net.transport.limits import Limits
 from hansa.testing.__main__ import address
 
@@ -236,20 +236,20 @@ def test_what_the_aggregator_could_not_keep_takes_no_room(tmp_path: Path, what: 
 
 @pytest.mark.parametrize("text", ("{", "", "[]", "{}", '{"party": "ann"}'))
 def test_a_party_whose_file_cannot_be_read_can_enrol_again(league: League, tmp_path: Path, text: str) -> None:
-    home, token = Home(tmp_path / "home"), league.token("ann")
-    asyncio.run(home.enrol(league.url, token))
-    assert home.knows(token) and not home.knows(league.token("bob"))
-    (home.folder / "party.json").write_text(text)
-    shutil.copy(home.folder / "cert.pem", home.folder / "cert.enrol.pem")
-    home.settle()
+    store, token = PartyStore(tmp_path / "home"), league.token("ann")
+    asyncio.run(store.enrol(league.url, token))
+    assert store.knows(token) and not store.knows(league.token("bob"))
+    (store.folder / "party.json").write_text(text)
+    shutil.copy(store.folder / "cert.pem", store.folder / "cert.enrol.pem")
+    store.settle()
     with pytest.raises(ConfigError, match="enrol again, with the aggregator's URL and a new token"):
-        home.about()
-    assert not home.knows(token)
+        store.about()
+    assert not store.knows(token)
     token, change = league.aggregator.registry.invite("ann")
     league.ledger.now(change)
-    asyncio.run(home.enrol(league.url, token))
-    assert home.knows(token) and home.about()["party"] == "ann"
-    home.close()
+    asyncio.run(store.enrol(league.url, token))
+    assert store.knows(token) and store.about()["party"] == "ann"
+    store.close()
 
 
 # federation.toml

@@ -20,8 +20,8 @@ from hansa.net.aggregator.job import Job
 from hansa.net.aggregator.job_records import JobRecords
 from hansa.net.aggregator.ledger import Ledger
 from hansa.net.aggregator.registry import Registry
-from hansa.net.party import store as home
-from hansa.net.party.store import Home
+from hansa.net.party import store
+from hansa.net.party.store import PartyStore
 from hansa.net.transport.tokens import Token
 from hansa.net.transport.wire import Answer, IssuedCertificate, pack, unpack
 
@@ -88,7 +88,7 @@ def test_closing_a_round_looks_at_what_was_not_fused_yet_and_no_further(tmp_path
 def test_a_party_that_enrols_under_another_authority_begins_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = Home(tmp_path / "home")
+    made = PartyStore(tmp_path / "home")
     for number in (1, 2):
         federation: Federation = init(tmp_path / str(number), "league", PARTIES, ["127.0.0.1"], 1)
         ledger = Ledger(tmp_path / f"{number}.db", federation.notary())
@@ -100,7 +100,7 @@ def test_a_party_that_enrols_under_another_authority_begins_anew(
             name, pem = db.now(r.enrol(token.secret, request))
             return f.read("ca.pem"), IssuedCertificate("league", name, pem)
 
-        monkeypatch.setattr(home, "enrol", enrol)
+        monkeypatch.setattr(store, "enrol", enrol)
         asyncio.run(made.enrol("https://localhost:1", token))
         ledger.close()
         if number == 1:

@@ -43,7 +43,7 @@ from hansa.net.aggregator.process import Aggregator
 from hansa.net.audit.receipt_file import read_receipts
 from hansa.net.party import agent as party
 from hansa.net.party.receipts import Receipts
-from hansa.net.party.store import Home, Remembered
+from hansa.net.party.store import PartyStore, Remembered
 from hansa.net.transport import certificates, client, keys
 from hansa.net.transport.signing import About
 from hansa.net.transport.tokens import Token
@@ -652,22 +652,22 @@ def test_a_memory_that_is_damaged_is_lost_and_not_used(tmp_path: Path, harm: Cal
 def test_a_party_refuses_to_start_with_a_damaged_file(
     league: League, tmp_path: Path, name: str, harm: Callable[[Path], Path]
 ) -> None:
-    home = Home(tmp_path / "home")
-    asyncio.run(home.enrol(league.url, league.token("ann")))
-    harm(home.folder / name)
+    store = PartyStore(tmp_path / "home")
+    asyncio.run(store.enrol(league.url, league.token("ann")))
+    harm(store.folder / name)
     with pytest.raises(HansaError) as found:
-        home.settle()
-        home.about()
-        home.identity()
-        home.client()
+        store.settle()
+        store.about()
+        store.identity()
+        store.client()
     assert name in str(found.value) and "\n" not in str(found.value)
-    home.close()
+    store.close()
 
 
 def test_a_key_that_is_not_the_certificates_is_refused(league: League, tmp_path: Path) -> None:
-    home = Home(tmp_path / "home")
-    asyncio.run(home.enrol(league.url, league.token("ann")))
-    keys.write_private(home.folder / "key.pem", keys.key_bytes(keys.new_key()))
+    store = PartyStore(tmp_path / "home")
+    asyncio.run(store.enrol(league.url, league.token("ann")))
+    keys.write_private(store.folder / "key.pem", keys.key_bytes(keys.new_key()))
     with pytest.raises(ConfigError, match="does not belong to the key"):
-        home.client()
-    home.close()
+        store.client()
+    store.close()

@@ -34,8 +34,8 @@ from hansa.net.party.agent import Worker
 from hansa.net.party.evaluations import FLOORED, Evaluations
 from hansa.net.party.policy import Floor, Policy
 from hansa.net.party.samples import preparer
-from hansa.net.party.store import Home
-from hansa.net.party.vault import FILE, HomeVault, look
+from hansa.net.party.store import PartyStore
+from hansa.net.party.vault import FILE, PartyVault, look
 from hansa.net.transport.wire import Blob, Work
 from hansa.privacy import spent
 from hansa.privacy.accounting import epsilon
@@ -55,10 +55,10 @@ class Place:
     def __init__(self, folder: Path, policy: str = "", shift: float = 0.0) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "party.toml").write_text(policy)
-        self.folder, self.home = folder, Home(folder)
+        self.folder, self.store = folder, PartyStore(folder)
         (x, y), _ = samples(0)
         self.n = len(x)
-        self.worker = Worker(self.home, preparer(((x + shift, y), None)))
+        self.worker = Worker(self.store, preparer(((x + shift, y), None)))
 
     def answer(self, op: Op = LOCAL, round: int = 0, job: str = "job-1", task: Any = TASK,
                preparations: Any = (), payload: Any = None) -> Reply | str:  # fmt: skip
@@ -89,13 +89,13 @@ def place(tmp_path: Path) -> Any:
 
     def make(policy: str = "", shift: float = 0.0) -> Place:
         for old in made:
-            old.home.close()
+            old.store.close()
         made.append(Place(tmp_path / "home", policy, shift))
         return made[-1]
 
     yield make
     for old in made:
-        old.home.close()
+        old.store.close()
 
 
 def update(reply: Reply | str) -> torch.Tensor:
@@ -163,7 +163,7 @@ def test_a_partys_draws_are_its_own(tmp_path: Path) -> None:
     parties = [Place(tmp_path / name) for name in ("one", "two")]
     one, two = (update(party.answer()) for party in parties)
     for party in parties:
-        party.home.close()
+        party.store.close()
     assert not torch.equal(one, two)
     for party in parties:
         secret = party.folder / "secret"
@@ -229,14 +229,14 @@ def test_a_line_that_was_cut_off_is_no_line_and_a_damaged_one_stops_the_party(pl
         assert path.read_bytes() == whole
     path.write_bytes(b"{}\n" + whole)
     with pytest.raises(DataError, match="line 1: damaged"):
-        HomeVault(party.folder, spent)
+        PartyVault(party.folder, spent)
 
 
 def test_what_is_answered_once_is_answered_about_one_thing(tmp_path: Path) -> None:
-    vault = HomeVault(tmp_path, spent).of("job-1")
+    vault = PartyVault(tmp_path, spent).of("job-1")
     vault.once("round 3", "aa")
     vault.once("round 3", "aa")
-    again = HomeVault(tmp_path, spent)
+    again = PartyVault(tmp_path, spent)
     again.of("job-2").once("round 3", "bb")
     with pytest.raises(PartyError, match="answered round 3 before"):
         again.of("job-1").once("round 3", "bb")
@@ -244,11 +244,11 @@ def test_what_is_answered_once_is_answered_about_one_thing(tmp_path: Path) -> No
 
 
 def test_neither_what_was_answered_nor_what_was_spent_is_forgotten(tmp_path: Path) -> None:
-    vault = HomeVault(tmp_path, spent)
+    vault = PartyVault(tmp_path, spent)
     vault.charge("job-1", "ask", LOCAL, 50, {})
     for k in range(7):
         vault.once("job-1", f"{k}", "aa")
-    again = HomeVault(tmp_path, spent, Budget(0.1, 1e-5))
+    again = PartyVault(tmp_path, spent, Budget(0.1, 1e-5))
     assert look(tmp_path).all == again.kept.all == (Release(0.1, 2.0, 10),)
     with pytest.raises(PartyError, match="answered 0 before"):
         again.once("job-1", "0", "bb")
@@ -518,7 +518,7 @@ def test_a_sample_that_the_model_cannot_take_is_not_told_by_a_failure(place: Any
     x = torch.randint(0, 5, (12, 4), generator=torch.Generator().manual_seed(0))
     x[3, 2] = 7
     here = place("[privacy]\nepsilon = 5.0\n")
-    here.worker = Worker(here.home, preparer(((x, torch.zeros_like(x)), None)))
+    here.worker = Worker(here.store, preparer(((x, torch.zeros_like(x)), None)))
     model = {"name": "char-lstm", "inputs": [4], "outputs": 5, "embed": 2, "hidden": 3, "layers": 1}
     task = {**TASK, "model": model, "dtype": "float32", "shape": [4], "outputs": 5, "classes": None}
     start = here.worker._prepare(0, task, "cpu").objective.initial

@@ -35,7 +35,7 @@ from hansa.net.party import agent as parties
 from hansa.net.party.agent import Worker
 from hansa.net.party.policy import Policy
 from hansa.net.party.samples import preparer
-from hansa.net.party.store import Home, Remembered
+from hansa.net.party.store import PartyStore, Remembered
 from hansa.net.party.workload import Workload, machine_memory
 from hansa.net.transport.wire import Blob, Work
 from hansa.secure import functional, ring
@@ -53,9 +53,9 @@ def answer(folder: Path, op: Op, payload: Any = None, policy: str = LIMITS, **ta
     """What a party with that policy answers."""
     folder.mkdir(exist_ok=True)
     (folder / "party.toml").write_text(policy)
-    home = Home(folder)
+    store = PartyStore(folder)
     try:
-        worker = Worker(home, preparer((samples(0)[0], None), home.policy.limits.parameters))
+        worker = Worker(store, preparer((samples(0)[0], None), store.policy.limits.parameters))
         model = {"w": torch.zeros(8, dtype=torch.float64), "stats": torch.zeros(0), "counts": torch.zeros(0).long()}
         message = {"op": op_config(op), "payload": {"model": model, **(payload or {})}, "round": 0}
         described = {**TASK, **task}
@@ -63,7 +63,7 @@ def answer(folder: Path, op: Op, payload: Any = None, policy: str = LIMITS, **ta
         work = Work("job-1", "job", 0, 0, "round", 0, *blobs, None, None, None, 1)
         return worker.answer(work, message, {"task": described, "preparations": []})[0]
     finally:
-        home.close()
+        store.close()
 
 
 @pytest.mark.parametrize("solver", [

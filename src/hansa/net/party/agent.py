@@ -34,8 +34,8 @@ from hansa.net.audit.evidence import shown_model, stated
 from hansa.net.party.evaluations import check_rows, evaluates
 from hansa.net.party.policy import parts
 from hansa.net.party.receipts import Receipts
-from hansa.net.party.store import Home, Remembered
-from hansa.net.party.vault import HomeVault, secret_of
+from hansa.net.party.store import PartyStore, Remembered
+from hansa.net.party.vault import PartyVault, secret_of
 from hansa.net.transport.client import Client, Refusal
 from hansa.net.transport.signing import About
 from hansa.net.transport.wire import UNWANTED, Answer, Blob, Receipt, Work, pack, printable, unpack
@@ -59,12 +59,12 @@ class Unreadable(DataError):
 class Worker:
     """What happens at the party itself, in one thread: policy, data, training, memory. It opens no connection."""
 
-    def __init__(self, home: Home, prepare: Prepared) -> None:
-        self._home, self._policy, self._prepare = home, home.policy, prepare
-        self._memory = Remembered(home.folder / "memory", home.policy.limits.jobs)
+    def __init__(self, store: PartyStore, prepare: Prepared) -> None:
+        self._store, self._policy, self._prepare = store, store.policy, prepare
+        self._memory = Remembered(store.folder / "memory", store.policy.limits.jobs)
         self._folder, self._vault = (
-            home.folder,
-            HomeVault(home.folder, spent, home.policy.privacy.budget, home.policy.peers),
+            store.folder,
+            PartyVault(store.folder, spent, store.policy.privacy.budget, store.policy.peers),
         )
         self._ready: tuple[tuple[str, str], Party, str] | None = None
 
@@ -101,7 +101,7 @@ class Worker:
             # Whether values overflow, say, would be a question about them that a preparation of the aggregator's puts.
             return "it describes its data only as they are, before a task or a preparation is settled", False
         if about:
-            where = f" in {self._home.about()['federation']}" if self._home.enrolled else ""
+            where = f" in {self._store.about()['federation']}" if self._store.enrolled else ""
             self._vault.fix(work.job, f"task.party_test and task.seed{where}", _split(about))
         if work.shown and shown_model(message["payload"]) != work.model:
             return "the message does not hold the model that its round is said to begin with", False
@@ -202,11 +202,11 @@ def _where(work: Work) -> dict[str, Any]:
 class Agent:
     """A party's presence at an aggregator."""
 
-    def __init__(self, home: Home, client: Client, worker: Worker) -> None:
-        self.home, self.client, self.worker = home, client, worker
-        self._instance = home.about()["instance"]
+    def __init__(self, store: PartyStore, client: Client, worker: Worker) -> None:
+        self.store, self.client, self.worker = store, client, worker
+        self._instance = store.about()["instance"]
         self._task: tuple[str, dict[str, Any]] | None = None
-        self._receipts = Receipts(home.folder)
+        self._receipts = Receipts(store.folder)
 
     async def stay(self, until: float = math.inf) -> None:
         """Ask for work and do it, until that time (seconds since 1970), which ends no work that was begun; a Refusal
@@ -234,7 +234,7 @@ class Agent:
         log.info("asked", extra=_where(work))
         path = f"/v1/jobs/{work.job}/asks/{work.round}/{work.phase}/{work.number}"
         about = About(work.job, work.round, work.ask)
-        refused = self.home.policy.refuses_work(work)
+        refused = self.store.policy.refuses_work(work)
         reply: Reply | str
         staged = False
         if refused is None:
@@ -264,7 +264,7 @@ class Agent:
 
     async def _told(self, path: str, work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
         """What an ask says, and the task that it is about."""
-        with tempfile.TemporaryDirectory(dir=self.home.folder, prefix="fetch-") as folder:
+        with tempfile.TemporaryDirectory(dir=self.store.folder, prefix="fetch-") as folder:
             if self._task is None or self._task[0] != work.task.digest:
                 self._task = (work.task.digest, await self._fetch(f"{path}/task", work.task, Path(folder) / "task"))
             return await self._fetch(f"{path}/message", work.message, Path(folder) / "message"), self._task[1]
@@ -282,7 +282,7 @@ class Agent:
     async def _working(self, work: Work, message: dict[str, Any], task: dict[str, Any]) -> tuple[Reply | str, bool]:
         """Do the work in its thread, telling the aggregator meanwhile that somebody does."""
         doing: Future[tuple[Reply | str, bool]] = Future()
-        brake = Brake(self.home.policy.limits.seconds)
+        brake = Brake(self.store.policy.limits.seconds)
 
         def run() -> None:
             torch.set_num_threads(1)
@@ -328,7 +328,7 @@ class Agent:
             data = await asyncio.to_thread(codec.encode, reply.tree())
             blob, weight = Blob(hashlib.sha256(data).hexdigest(), len(data)), reply.weight
         answer = Answer(work.message.digest, "", blob, weight, staged, why, work.model, work.shown)
-        known = self.home.about()
+        known = self.store.about()
         await self._receipts.expect(self.client, known["federation"])
         key = (work.job, work.round, work.phase, work.number)
         statement = stated(known["federation"], known["party"], key, answer)

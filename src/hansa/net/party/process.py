@@ -13,7 +13,7 @@ from typing import Any
 from hansa.core.errors import ConfigError
 from hansa.net.party.agent import Agent, Worker
 from hansa.net.party.samples import preparer, read_samples
-from hansa.net.party.store import Home
+from hansa.net.party.store import PartyStore
 from hansa.net.transport.client import Refusal
 from hansa.net.transport.process import end_on_signal, log_to_stderr, run_loop
 from hansa.net.transport.tokens import Token
@@ -28,47 +28,47 @@ def join(state: Path, data: str, url: str | None = None, token: Token | None = N
     """Run a party until it is told to end. It enrols with a token where it has not done so with this one."""
     lines = log_to_stderr(as_json)
     samples = read_samples(data, target, test)
-    home = Home(state)
-    home.settle()
+    store = PartyStore(state)
+    store.settle()
 
     async def main() -> None:
         done = asyncio.Event()
         end_on_signal(done)
-        if token is not None and not home.knows(token):
-            where = url or (home.about()["url"] if home.enrolled else None)
+        if token is not None and not store.knows(token):
+            where = url or (store.about()["url"] if store.enrolled else None)
             if where is None:
                 raise ConfigError("to enrol, give the aggregator's URL: hansa join https://HOST:PORT --token-file ...")
-            if await _unless(done, home.enrol(where, token)):
+            if await _unless(done, store.enrol(where, token)):
                 return
-            log.info("enrolled", extra={"party": home.about()["party"]})
-        if not home.enrolled:
+            log.info("enrolled", extra={"party": store.about()["party"]})
+        if not store.enrolled:
             raise ConfigError(f"{state} holds no enrolled party; give the aggregator's URL and a token to enrol one")
-        lines.party = home.about()["party"]
-        limits = home.policy.limits
-        if home.policy.device == "cpu":  # a GPU's driver reserves far more than it uses
+        lines.party = store.about()["party"]
+        limits = store.policy.limits
+        if store.policy.device == "cpu":  # a GPU's driver reserves far more than it uses
             limits.confine()
-        worker = Worker(home, preparer(samples, limits.parameters))
-        due = 0.0 if rotate else home.identity().not_after - RENEW
+        worker = Worker(store, preparer(samples, limits.parameters))
+        due = 0.0 if rotate else store.identity().not_after - RENEW
         while not done.is_set():
-            if home.identity().not_after <= time.time():
+            if store.identity().not_after <= time.time():
                 raise ConfigError(
                     f"the certificate of {lines.party} has ended; ask the operator for a new token (hansa invite), and "
                     "give it with --token-file"
                 )
-            async with home.client(url) as client:
+            async with store.client(url) as client:
                 try:
                     if time.time() < due:
-                        await _unless(done, Agent(home, client, worker).stay(due))
-                    elif not await _unless(done, home.rotate(client)):
+                        await _unless(done, Agent(store, client, worker).stay(due))
+                    elif not await _unless(done, store.rotate(client)):
                         log.info("certificate renewed")
-                        due = max(home.identity().not_after - RENEW, time.time() + AGAIN)
+                        due = max(store.identity().not_after - RENEW, time.time() + AGAIN)
                 except Refusal as error:
                     raise ConfigError(f"the aggregator sends this party away: {error}") from None
 
     try:
         run_loop(main())
     finally:
-        home.close()
+        store.close()
 
 
 async def _unless(done: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

@@ -29,8 +29,8 @@ class Receipts:
     """The files `receipts/JOB.jsonl` in a party's folder: a line for each answer, on disk before anything else is done.
     `log.pem` is the certificate of the key that signs them; it is pinned when it is first needed."""
 
-    def __init__(self, home: Path) -> None:
-        self._home, self.folder = home, home / "receipts"
+    def __init__(self, party_folder: Path) -> None:
+        self._party_folder, self.folder = party_folder, party_folder / "receipts"
         self._log: certificates.Identity | None = None
         self._doubtful: set[Path] = set()  # whose last flush failed: nobody knows what of them is on the disk
 
@@ -54,7 +54,7 @@ class Receipts:
         """Whether the party signed this with a key that it had before. The first answer counts, and so does its
         receipt: one who did not hear of it, got a new certificate and answered again is given the same."""
         try:
-            former = x509.load_pem_x509_certificates((self._home / "former.pem").read_bytes())
+            former = x509.load_pem_x509_certificates((self._party_folder / "former.pem").read_bytes())
         except (OSError, ValueError):
             return False
         owned = (certificate.public_key() for certificate in former)
@@ -63,7 +63,7 @@ class Receipts:
         )
 
     async def _pinned(self, client: Client, federation: str) -> certificates.Identity:
-        path, authority = self._home / "log.pem", (self._home / "ca.pem").read_bytes()
+        path, authority = self._party_folder / "log.pem", (self._party_folder / "ca.pem").read_bytes()
         if not path.exists():
             _, pem = await client.call("GET", "/v1/log/certificate", limit=keys.LIMIT)
             certificates.verify_certificate(pem, authority, "log", federation)

@@ -24,7 +24,7 @@ from hansa.net.transport.tokens import Token
 from hansa.net.transport.wire import IssuedCertificate, unpack
 
 
-class Home:
+class PartyStore:
     """The folder. One process at a time works in it."""
 
     def __init__(self, folder: Path) -> None:

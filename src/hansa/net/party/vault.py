@@ -100,7 +100,7 @@ def look(folder: Path) -> Kept:
     return parsed(path, disk.whole(path.read_bytes()).split(b"\n")[:-1] if path.exists() else [])
 
 
-class HomeVault:
+class PartyVault:
     """The vault in a party's folder. `limit` is what the party may spend over all jobs; `pins` are the certificates by
     which it knows others."""
 
@@ -185,7 +185,7 @@ class HomeVault:
 class JobVault(Vault):
     """A job's part of a party's vault."""
 
-    def __init__(self, vault: HomeVault, job: str) -> None:
+    def __init__(self, vault: PartyVault, job: str) -> None:
         self._vault, self._job = vault, job
 
     def once(self, name: str, digest: str) -> None:
