@@ -12,20 +12,20 @@ from hansa.net.audit.evidence import Statement
 from hansa.net.transport.wire import Receipt
 
 
-class Kept(msgspec.Struct, frozen=True):
+class StoredReceipt(msgspec.Struct, frozen=True):
     """A line of a file of receipts."""
 
     receipt: Receipt
     statement: Statement
 
 
-def read_receipts(path: Path) -> list[Kept]:
+def read_receipts(path: Path) -> list[StoredReceipt]:
     """The receipts in a file; a last line that was cut off does not count. A DataError where another is none."""
     try:
         lines = disk.whole(path.read_bytes()).split(b"\n")[:-1]
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from None
-    decoder, out = msgspec.json.Decoder(Kept), []
+    decoder, out = msgspec.json.Decoder(StoredReceipt), []
     for number, line in enumerate(lines, 1):
         try:
             out.append(decoder.decode(line))

@@ -23,7 +23,7 @@ from hansa.core.round_record import without_numbers
 from hansa.net.audit import merkle
 from hansa.net.audit.entries import Closing, Entry, Fault, member_fault
 from hansa.net.audit.evidence import ANSWERS, Head, Statement, canonical, kind_of, receipt_fault, signed_by
-from hansa.net.audit.receipt_file import Kept, read_receipts
+from hansa.net.audit.receipt_file import StoredReceipt, read_receipts
 from hansa.net.transport import certificates, keys
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -108,7 +108,7 @@ def authority_of(pem: str, given: bytes | None) -> str:
 class Audit:
     """A log that is taken in line by line; the first thing that is wrong is a Fault."""
 
-    def __init__(self, authority: bytes | None = None, receipts: Iterable[tuple[str, Kept]] = ()) -> None:
+    def __init__(self, authority: bytes | None = None, receipts: Iterable[tuple[str, StoredReceipt]] = ()) -> None:
         self.report, self.tree = Report(), merkle.Frontier()
         self.beginning: Mapping[str, Any] = {}
         self.certificates: dict[str, Certificate] = {}
@@ -122,11 +122,11 @@ class Audit:
         self._whole = False
         self._late: dict[tuple[str, Ask], str] = {}
         self._last: tuple[str, str, str, str | None] | None = None  # of the last entry, as its receipt has it
-        self._kept: dict[int, list[tuple[str, Kept]]] = {}  # by the size of the log that they name
+        self._kept: dict[int, list[tuple[str, StoredReceipt]]] = {}  # by the size of the log that they name
         for where, kept in receipts:
             self._expect(where, kept)
 
-    def _expect(self, where: str, kept: Kept) -> None:
+    def _expect(self, where: str, kept: StoredReceipt) -> None:
         if kept.receipt.status == "late" or kept.receipt.size is None:
             self._late[kept.statement.job, _ask(kept.statement)] = where
         self._kept.setdefault(kept.receipt.size or 0, []).append((where, kept))
@@ -396,7 +396,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
         raise DataError(f"cannot read {path}: {error.strerror}") from None
 
 
-def receipts_in(places: Sequence[Path]) -> list[tuple[str, Kept]]:
+def receipts_in(places: Sequence[Path]) -> list[tuple[str, StoredReceipt]]:
     """The receipts of some files, or of parties' folders."""
     out = []
     for place in places:
