@@ -47,7 +47,7 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 @dataclass(frozen=True)
-class Kept:
+class VaultContents:
     """What a vault holds: releases by job and ask, and digests by job and name."""
 
     spent: dict[tuple[str, str], Release]
@@ -76,9 +76,9 @@ class Kept:
         return list(dict.fromkeys(job for job, _ in self.spent))
 
 
-def parsed(path: Path, lines: Sequence[bytes]) -> Kept:
+def parsed(path: Path, lines: Sequence[bytes]) -> VaultContents:
     """What lines say; a DataError where one is damaged: then nobody knows what was spent."""
-    kept, decoder = Kept({}, {}), msgspec.json.Decoder(Line)
+    kept, decoder = VaultContents({}, {}), msgspec.json.Decoder(Line)
     for number, text in enumerate(lines, 1):
         try:
             line = decoder.decode(text)
@@ -94,7 +94,7 @@ def parsed(path: Path, lines: Sequence[bytes]) -> Kept:
     return kept
 
 
-def look(folder: Path) -> Kept:
+def look(folder: Path) -> VaultContents:
     """What the vault in a party's folder holds, without taking part in anything."""
     path = folder / FILE
     return parsed(path, disk.whole(path.read_bytes()).split(b"\n")[:-1] if path.exists() else [])
@@ -214,7 +214,7 @@ def secret_of(folder: Path) -> bytes:
     return secret
 
 
-def report(kept: Kept, budget: Budget, accountant: Accountant) -> dict[str, Any]:
+def report(kept: VaultContents, budget: Budget, accountant: Accountant) -> dict[str, Any]:
     """What a party has spent, by job and in all, as plain data."""
     jobs = {
         job: {
