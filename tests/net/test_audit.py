@@ -882,7 +882,7 @@ def by_hand(scene: Scene, proof: Proof, change: Change) -> Proof:
     """The proof of bob's update in round 2 that the aggregator could make of a history of its own."""
     entries = scene.plain()
     change(entries)
-    nodes = merkle.Memory()
+    nodes = merkle.InMemoryNodes()
     for number, entry in enumerate(entries, 1):
         merkle.append(nodes, number - 1, merkle.leaf_hash(canonical({**entry, "seq": number})))
     closed = next(k for k, e in enumerate(entries) if e["event"] == "round closed" and e["round"] == 2)

@@ -12,7 +12,7 @@ from hansa.net.audit import merkle
 from hansa.net.audit.merkle import (
     EMPTY,
     Frontier,
-    Memory,
+    InMemoryNodes,
     consistency,
     consistent,
     included,
@@ -60,8 +60,8 @@ PROOFS = {
 MOST = 64
 
 
-def tree(leaves: list[bytes]) -> Memory:
-    nodes = Memory()
+def tree(leaves: list[bytes]) -> InMemoryNodes:
+    nodes = InMemoryNodes()
     for place, leaf in enumerate(leaves):
         merkle.append(nodes, place, leaf_hash(leaf))
     return nodes

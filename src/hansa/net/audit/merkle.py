@@ -23,7 +23,7 @@ class Nodes(Protocol):
     def put(self, level: int, place: int, node: bytes) -> None: ...
 
 
-class Memory:
+class InMemoryNodes:
     """Nodes in memory, a row of bytes a level."""
 
     def __init__(self) -> None:

@@ -48,7 +48,7 @@ class Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def prove(path: Path, job: str, party: str, round: int, authority: bytes | None = None) -> Proof:
     """The proof that a party's updates were fused in a round of a job. The log is looked at as by `verify`."""
-    audit, nodes = Audit(authority), merkle.Memory()
+    audit, nodes = Audit(authority), merkle.InMemoryNodes()
     updates: dict[int, Entry] = {}
     closing: Entry | None = None
     head: Head | None = None
