@@ -39,7 +39,7 @@ def _ask(said: Statement) -> Ask:
 
 
 @dataclass
-class Job:
+class AuditedJob:
     """What the log has said of a job so far."""
 
     models: list[str] = field(default_factory=list)  # after each round; the first is the one it began with
@@ -117,7 +117,7 @@ class Audit:
         ] = {}  # by party and fingerprint: those that have not ended
         self._valid: dict[str | None, str] = {}  # by party: the fingerprint of the one in use
         self._given = authority
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, AuditedJob] = {}
         self._due: Entry | None = None  # the closing whose head must come next
         self._whole = False
         self._late: dict[tuple[str, Ask], str] = {}
@@ -202,7 +202,7 @@ class Audit:
         elif entry.event == "job submitted":
             if entry.job is None or entry.job in self._jobs:
                 raise entry.fault("it names no job, or one that was submitted before")
-            self._jobs[entry.job] = Job()
+            self._jobs[entry.job] = AuditedJob()
         elif entry.event == "job begun":
             job = self._job(entry)
             if job.models:
@@ -263,7 +263,7 @@ class Audit:
         alive.clear()
         self._valid.pop(entry.party, None)
 
-    def _job(self, entry: Entry) -> Job:
+    def _job(self, entry: Entry) -> AuditedJob:
         if entry.job is None:
             raise entry.fault("it names no job")
         job = self._jobs.get(entry.job)
@@ -280,7 +280,7 @@ class Audit:
         if finished or entry.detail.get("model") is not None:
             _digest(entry, "model")
         assert entry.job is not None
-        self._jobs[entry.job] = Job(ended=True)  # what it had is needed no more
+        self._jobs[entry.job] = AuditedJob(ended=True)  # what it had is needed no more
 
     def _answer(self, entry: Entry) -> None:
         said, signature, mark = entry.statement(self.report.federation)
