@@ -19,7 +19,7 @@ from hansa.data.party_files import Header, aligned, read_party_file
 from hansa.experiment.tasks import hold_out_one, make_model
 
 
-class Samples(NamedTuple):
+class PartySamples(NamedTuple):
     """A party's samples: to train on, its own test, and the names of a CSV file's columns."""
 
     train: tuple[Tensor, Tensor]
@@ -31,7 +31,7 @@ NUMBERS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.in
            torch.int8, torch.uint8, torch.bool)  # fmt: skip
 
 
-def read_samples(reference: str, target: str | None = None, test: str | None = None) -> Samples:
+def read_samples(reference: str, target: str | None = None, test: str | None = None) -> PartySamples:
     """A party's samples: of a CSV or NPZ file, or of `"my_data:load"`, a function that returns (x, y) or, with a test
     set of the party's own, ((x, y), (x, y)). `test` is a file of test samples."""
     if test is not None:
@@ -45,10 +45,10 @@ def read_samples(reference: str, target: str | None = None, test: str | None = N
                 f"--test: the samples of {test} are {tuple(held[0].shape[1:])}, and those of {reference} "
                 f"{tuple(train[0].shape[1:])}"
             )
-        return Samples(train, held, header)
+        return PartySamples(train, held, header)
     if Path(reference).suffix in (".csv", ".npz", ".gz") or ":" not in reference:
         x, y, header = read_party_file(reference, target)
-        return Samples((x, y), None, header)
+        return PartySamples((x, y), None, header)
     if target is not None:
         raise ConfigError("--target names a column of a CSV file; a function returns x and y")
     function = load_function(reference, "--data", os.getcwd())
@@ -61,8 +61,8 @@ def read_samples(reference: str, target: str | None = None, test: str | None = N
     if not isinstance(given, (tuple, list)) or len(given) != 2:
         raise DataError(f"--data: {reference!r} must return (x, y), or ((x, y), (test x, test y))")
     if isinstance(given[0], tuple) and len(given[0]) == 2 and _dimensions(given[0][0]) >= 2:
-        return Samples(_pair(given[0], reference), _pair(given[1], reference))
-    return Samples(_pair(given, reference))
+        return PartySamples(_pair(given[0], reference), _pair(given[1], reference))
+    return PartySamples(_pair(given, reference))
 
 
 def _dimensions(values: Any) -> int:
@@ -92,12 +92,12 @@ def _pair(given: Any, reference: str) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-def preparer(samples: Samples, parameters: int | None = None) -> Callable[[int, dict[str, Any], str], Party]:
+def preparer(samples: PartySamples, parameters: int | None = None) -> Callable[[int, dict[str, Any], str], Party]:
     """Makes the party that a task describes, with these samples; each task sees them anew. A registered model, whose
     fields the job chooses, may have so many `parameters`: a larger one is refused before it takes memory."""
 
     def prepare(number: int, task: dict[str, Any], device: str) -> Party:
-        train, test, header = Samples(*samples)
+        train, test, header = PartySamples(*samples)
         if not task:  # before the task is settled: a party that can only describe its data
             return Party(number, Objective(None, "mse", 0), train, test, 0, header=header)
         wanted = tuple(task.get("header", ()))
