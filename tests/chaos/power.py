@@ -45,7 +45,7 @@ from hansa.net.audit.evidence import ENTRY, canonical, entry_line, stated
 from hansa.net.audit.receipt_file import read_receipts
 from hansa.net.party import store
 from hansa.net.party.receipts import Receipts
-from hansa.net.party.store import PartyStore, Remembered
+from hansa.net.party.store import PartyMemory, PartyStore
 from hansa.net.transport import certificates, keys
 from hansa.net.transport.tls import client_context
 from hansa.net.transport.tokens import Token
@@ -149,7 +149,7 @@ class Life:
         # As `hansa join` does.
         self.store = PartyStore(root / "party" / "home")
         self.store.settle()
-        self.memory = Remembered(self.store.folder / "memory")
+        self.memory = PartyMemory(self.store.folder / "memory")
         self.receipts = Receipts(self.store.folder)
 
     def serve(self) -> None:

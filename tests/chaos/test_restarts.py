@@ -19,7 +19,7 @@ from hansa.net.aggregator.process import Aggregator
 from hansa.net.aggregator.queue import Errand
 from hansa.net.aggregator.registry import Registry
 from hansa.net.audit.evidence import stated
-from hansa.net.party.store import PartyStore, Remembered
+from hansa.net.party.store import PartyMemory, PartyStore
 from hansa.net.transport.client import Client
 from hansa.net.transport.signing import About
 from hansa.net.transport.wire import Answer, Blob, Order, Receipt, Work, pack, unpack
@@ -94,7 +94,7 @@ def test_uploads_of_a_party_leave_those_of_one_whose_name_begins_alike(tmp_path:
 
 
 def test_memory_of_a_ticket_under_way_is_kept_while_something_else_is_asked(tmp_path: Path) -> None:
-    memory = Remembered(tmp_path)
+    memory = PartyMemory(tmp_path)
     for ask in ("0/round/0", "1/round/0", "1/round/4"):
         memory.stage("job", ask, {"ask": ask})
     assert memory.recall("job", "1/round/0", {None, "1/round/4"}) == {"ask": "1/round/0"}

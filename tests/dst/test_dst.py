@@ -15,7 +15,7 @@ from hansa.core import codec, disk
 from hansa.net.aggregator import runtime
 from hansa.net.aggregator.job_records import JobRecords
 from hansa.net.aggregator.ledger import Writer
-from hansa.net.party.store import Remembered
+from hansa.net.party.store import PartyMemory
 
 SEEDS = range(25)
 
@@ -92,12 +92,12 @@ def test_a_round_that_is_not_closed_in_one_transaction_is_noticed(monkeypatch: p
 
 def test_memory_of_a_round_that_came_to_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def change(patch: pytest.MonkeyPatch) -> None:
-        def recall(self: Remembered, job: str, tip: str | None, others: Any = ()) -> Any:
+        def recall(self: PartyMemory, job: str, tip: str | None, others: Any = ()) -> Any:
             staged = sorted((self.folder / job).glob("*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
             return real(self, job, staged[-1].stem.replace("%2F", "/") if staged else tip, others)
 
-        real = Remembered.recall
-        patch.setattr(Remembered, "recall", recall)
+        real = PartyMemory.recall
+        patch.setattr(PartyMemory, "recall", recall)
 
     check_found(change, monkeypatch, "the model is")
 

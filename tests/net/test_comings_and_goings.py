@@ -23,7 +23,7 @@ from hansa.net.aggregator.ledger import Ledger
 from hansa.net.aggregator.queue import Desk
 from hansa.net.aggregator.runtime import Network
 from hansa.net.operator import Operator
-from hansa.net.party.store import PartyStore, Remembered
+from hansa.net.party.store import PartyMemory, PartyStore
 from hansa.net.transport import keys
 from hansa.net.transport.client import Refusal
 
@@ -46,7 +46,7 @@ def test_a_party_that_was_revoked_enrols_anew_with_a_new_token(league: League, t
 
 def test_what_a_killed_party_had_half_written_is_gone_when_it_comes_back(tmp_path: Path) -> None:
     store = PartyStore(tmp_path / "home")
-    remembered = Remembered(store.folder / "memory")
+    remembered = PartyMemory(store.folder / "memory")
     remembered.stage("job-1", "0/round/0", {"w": torch.ones(2)})
     left = [store.folder / f".key.pem.{'0a' * 8}.part", store.folder / "memory" / "job-1" / f".x.{'0a' * 8}.part"]
     for path in left:

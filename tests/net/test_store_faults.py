@@ -43,7 +43,7 @@ from hansa.net.aggregator.process import Aggregator
 from hansa.net.audit.receipt_file import read_receipts
 from hansa.net.party import agent as party
 from hansa.net.party.receipts import Receipts
-from hansa.net.party.store import PartyStore, Remembered
+from hansa.net.party.store import PartyMemory, PartyStore
 from hansa.net.transport import certificates, client, keys
 from hansa.net.transport.signing import About
 from hansa.net.transport.tokens import Token
@@ -641,7 +641,7 @@ def test_receipts_whose_flush_failed_are_written_anew(tmp_path: Path) -> None:
 
 @HARM
 def test_a_memory_that_is_damaged_is_lost_and_not_used(tmp_path: Path, harm: Callable[[Path], Path]) -> None:
-    memory = Remembered(tmp_path)
+    memory = PartyMemory(tmp_path)
     memory.stage("job", "0/round/0", {"c": torch.arange(50.0)})
     harm(next((tmp_path / "job").iterdir()))
     assert memory.recall("job", "0/round/0") is None

@@ -35,7 +35,7 @@ from hansa.net.party import agent as parties
 from hansa.net.party.agent import Worker
 from hansa.net.party.policy import Policy
 from hansa.net.party.samples import preparer
-from hansa.net.party.store import PartyStore, Remembered
+from hansa.net.party.store import PartyMemory, PartyStore
 from hansa.net.party.workload import Workload, machine_memory
 from hansa.net.transport.wire import Blob, Work
 from hansa.secure import functional, ring
@@ -208,7 +208,7 @@ def test_ops_that_are_no_training_stop_between_their_steps_too(work: Callable[[]
 
 
 def test_a_party_remembers_a_limited_number_of_jobs(tmp_path: Path) -> None:
-    memory, kept = Remembered(tmp_path, jobs=3), {"m": torch.ones(2)}
+    memory, kept = PartyMemory(tmp_path, jobs=3), {"m": torch.ones(2)}
     for number in range(6):
         memory.stage(f"job-{number}", "0/round/0", kept)
         os.utime(tmp_path / f"job-{number}", ns=(number, number))  # whatever the clock's grain

@@ -34,7 +34,7 @@ from hansa.net.audit.evidence import shown_model, stated
 from hansa.net.party.evaluations import check_rows, evaluates
 from hansa.net.party.policy import parts
 from hansa.net.party.receipts import Receipts
-from hansa.net.party.store import PartyStore, Remembered
+from hansa.net.party.store import PartyMemory, PartyStore
 from hansa.net.party.vault import PartyVault, secret_of
 from hansa.net.transport.client import Client, Refusal
 from hansa.net.transport.signing import About
@@ -61,7 +61,7 @@ class Worker:
 
     def __init__(self, store: PartyStore, prepare: Prepared) -> None:
         self._store, self._policy, self._prepare = store, store.policy, prepare
-        self._memory = Remembered(store.folder / "memory", store.policy.limits.jobs)
+        self._memory = PartyMemory(store.folder / "memory", store.policy.limits.jobs)
         self._folder, self._vault = (
             store.folder,
             PartyVault(store.folder, spent, store.policy.privacy.budget, store.policy.peers),

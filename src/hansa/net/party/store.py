@@ -185,7 +185,7 @@ def unsealed(data: bytes) -> bytes:
     return body
 
 
-class Remembered:
+class PartyMemory:
     """What a party remembers, by job and by the ask under which it was staged; it changes only when that was fused.
 
     The aggregator says with every ask under which earlier ask the memory lies that the party is to build on, and which
