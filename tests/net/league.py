@@ -29,7 +29,7 @@ from hansa.net.aggregator.queue import Errand
 from hansa.net.audit.evidence import Notary, stated
 from hansa.net.operator import Operator
 from hansa.net.party.agent import Agent, Worker
-from hansa.net.party.samples import Samples, preparer
+from hansa.net.party.samples import PartySamples, preparer
 from hansa.net.party.store import PartyStore
 from hansa.net.transport import certificates, keys, signing
 from hansa.net.transport.signing import About
@@ -174,7 +174,7 @@ async def quiet() -> None:
 class Member:
     """A party on a thread of its own, as `hansa join` runs it."""
 
-    def __init__(self, league: League, name: str, samples: Samples, policy: str = "") -> None:
+    def __init__(self, league: League, name: str, samples: PartySamples, policy: str = "") -> None:
         folder = league.folder / "homes" / name
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "party.toml").write_text(policy)
@@ -367,7 +367,7 @@ class League:
 
     # Jobs
 
-    def join(self, name: str, samples: Samples, policy: str = "") -> Member:
+    def join(self, name: str, samples: PartySamples, policy: str = "") -> Member:
         self.members[name] = member = Member(self, name, samples, policy)
         self.until(lambda: bool(self.desk.present([self.number(name)])))
         return member
@@ -437,7 +437,7 @@ def notary() -> Notary:
     return Notary("league", key, certificates.issue(authority, pem, key.public_key(), "log", "log", "league", 9), pem)
 
 
-def samples(party: int, n: int = 12, features: int = 3, classes: int = 2) -> Samples:
+def samples(party: int, n: int = 12, features: int = 3, classes: int = 2) -> PartySamples:
     """A party's samples: float64 features about the party's own centre, class numbers."""
     draw = torch.Generator().manual_seed(100 + party)
     x = torch.randn(n, features, generator=draw, dtype=torch.float64) * (1 + party) + party

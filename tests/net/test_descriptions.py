@@ -22,7 +22,7 @@ from hansa.data.describe import CLASSES, DIMENSIONS, KINDS, Description, agreed
 from hansa.experiment.tasks import make_model
 from hansa.net.aggregator import runtime
 from hansa.net.party import agent as party
-from hansa.net.party.samples import Samples
+from hansa.net.party.samples import PartySamples
 from hansa.net.transport import client
 from hansa.net.transport.wire import Work
 
@@ -41,7 +41,7 @@ def tree(task: dict[str, Any] | None = None, **run: Any) -> dict[str, Any]:
     return {"task": {**TASK, **(task or {})}, "run": {"rounds": 2, **run}}
 
 
-def join(league: League, change: Callable[[str, Samples], Samples] = lambda name, given: given) -> None:
+def join(league: League, change: Callable[[str, PartySamples], PartySamples] = lambda name, given: given) -> None:
     for number, name in enumerate(PARTIES):
         league.join(name, change(name, samples(number)))
 
@@ -142,7 +142,7 @@ def test_shapes_of_which_none_has_the_majority_fail_the_job_and_name_the_parties
 
 
 def test_missing_values_at_most_parties_are_the_jobs_own_matter(league: League) -> None:
-    def change(name: str, given: Samples) -> Samples:
+    def change(name: str, given: PartySamples) -> PartySamples:
         if name != "ann":
             given[0][0][0, 0] = torch.nan
         return given
@@ -215,7 +215,7 @@ SENTENCE = "the model takes no whole numbers as features; give them as floating-
 
 
 def test_whole_features_of_a_model_that_takes_none_fail_with_the_simulations_sentence(league: League) -> None:
-    def whole(name: str, given: Samples) -> Samples:
+    def whole(name: str, given: PartySamples) -> PartySamples:
         return (given[0][0].round().long(), given[0][1]), None
 
     join(league, whole)
@@ -316,15 +316,15 @@ def test_a_name_that_is_not_unicode_is_a_malformed_reply(league: League, group: 
 HEADER = ("sick", "age", "chol", "pulse")
 
 
-def headed(league: League, **headers: tuple[str, ...]) -> dict[str, Samples]:
+def headed(league: League, **headers: tuple[str, ...]) -> dict[str, PartySamples]:
     """All parties join, each with names of its columns, which its features lie in the order of."""
     given = {}
     for number, name in enumerate(PARTIES):
         x, y = samples(number)[0]
         header = headers.get(name, HEADER)
         order = [HEADER.index(column) - 1 if column in HEADER else k for k, column in enumerate(header[1:])]
-        given[name] = Samples((x, y))
-        league.join(name, Samples((x[:, order], y), None, header))
+        given[name] = PartySamples((x, y))
+        league.join(name, PartySamples((x[:, order], y), None, header))
     return given
 
 
@@ -413,17 +413,17 @@ def test_a_long_header_of_the_aggregators_own_is_compared_by_its_hash() -> None:
 
 
 def test_class_numbers_from_one_fail_the_job_before_a_round(league: League) -> None:
-    join(league, lambda name, given: Samples((given[0][0], given[0][1] + 1)))
+    join(league, lambda name, given: PartySamples((given[0][0], given[0][1] + 1)))
     ended = league.ended(league.submit(tree()))
     assert ended["status"] == "failed" and ended["rounds"] == []
     assert "class numbers go from 1 to 2, and none is 0; number the classes from 0" in ended["reason"]
 
 
 def test_infinite_features_are_the_partys_own_refusal(league: League) -> None:
-    def change(name: str, given: Samples) -> Samples:
+    def change(name: str, given: PartySamples) -> PartySamples:
         x = given[0][0].clone()
         x[0, 0] = torch.inf if name == "cid" else x[0, 0]
-        return Samples((x, given[0][1]))
+        return PartySamples((x, given[0][1]))
 
     join(league, change)
     without_cid(league, "its samples: the features have infinite values")

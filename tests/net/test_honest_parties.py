@@ -19,7 +19,7 @@ from hansa.core.replies import Rules, fault
 from hansa.experiment.tasks import make_model
 from hansa.local import SGD
 from hansa.net.aggregator import runtime
-from hansa.net.party.samples import Samples
+from hansa.net.party.samples import PartySamples
 from hansa.net.transport import client
 
 
@@ -33,7 +33,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def same_bits(league: League, parties: list[Any], loss: str, **run: Any) -> list[dict[str, Any]]:
     """The rounds of a deployed job that everybody was fused in and whose model has the bits of the reference engine."""
     for name, pair in zip(PARTIES, parties, strict=True):
-        league.join(name, Samples(pair))
+        league.join(name, PartySamples(pair))
     task = {"dataset": "heart", "model": "logistic", "dtype": "float64", "loss": loss}
     job = league.submit({"task": task, "run": {"rounds": 3, **run}})
     ended = league.ended(job)
