@@ -35,7 +35,7 @@ from hansa.net.aggregator.ledger import Ledger, Writer
 from hansa.net.aggregator.registry import Registry
 from hansa.net.audit.evidence import stated
 from hansa.net.transport import keys, signing
-from hansa.net.transport.client import PASSING, paced, pause
+from hansa.net.transport.client import retry_delay
 from hansa.net.transport.pacing import PollPace
 from hansa.net.transport.signing import About
 from hansa.net.transport.tls import client_context
@@ -349,11 +349,11 @@ class Light:
             if 200 <= status < 300:
                 return got, data
             self.crowd.statuses[status] = self.crowd.statuses.get(status, 0) + 1
-            if status and status not in PASSING:
+            if status and status not in TRANSIENT:
                 raise RuntimeError(f"party {self.number} is refused with {status}: {data[:200]!r}")
             attempt += 1
             asked = got.get("Retry-After", "")
-            seconds = paced(float(asked)) if asked.isdecimal() else pause(attempt)
+            seconds = retry_delay(float(asked)) if asked.isdecimal() else backoff(attempt)
             if not status:
                 seconds = max(seconds, self._pace.reconnect_delay())
             await asyncio.sleep(seconds)

@@ -403,7 +403,7 @@ def test_a_download_with_another_hash_or_length_is_not_taken(league: League, ann
     with pytest.raises(DataError, match="hash"):
         asyncio.run(fetch(Blob("ab" * 32, 7)))
     assert not (tmp_path / "message").exists()
-    with pytest.raises(DataError, match="asked for 9 bytes of a blob and got 7"):
+    with pytest.raises(DataError, match="requested 9 bytes of a blob and received 7"):
         asyncio.run(fetch(Blob(digest(b"message"), 9)))
     (tmp_path / "message").write_bytes(b"other")  # what was there is of something else
     with pytest.raises(DataError, match="hash"):

@@ -16,7 +16,7 @@ from hansa.core.errors import ConfigError, DataError
 from hansa.net.aggregator.server import trouble
 from hansa.net.transport import client as clients
 from hansa.net.transport import keys
-from hansa.net.transport.client import OPTIONS, Client, Refusal, Unreachable, paced, pause
+from hansa.net.transport.client import OPTIONS, Client, Refusal, Unreachable, retry_delay
 from hansa.net.transport.signing import About, verify
 from hansa.net.transport.tls import client_context, unverified_context
 
@@ -25,20 +25,20 @@ chances = st.floats(0, 1, exclude_max=True)
 
 @given(st.integers(1, 10_000), chances)
 def test_a_pause_lies_between_half_a_second_and_a_bound_that_doubles(attempt: int, chance: float) -> None:
-    seconds = pause(attempt, lambda: chance)
+    seconds = backoff(attempt, lambda: chance)
     bound = min(60.0, 0.5 * 2.0 ** min(attempt, 20))
     assert 0.5 <= seconds <= max(0.5, bound) <= 60
     assert seconds == max(0.5, chance * bound)
 
 
 def test_pauses_are_spread_over_all_of_their_range() -> None:
-    drawn = [pause(7) for _ in range(400)]
+    drawn = [backoff(7) for _ in range(400)]
     assert min(drawn) < 5 and max(drawn) > 55 and len({round(seconds, 3) for seconds in drawn}) > 300
 
 
 @given(st.floats(0, 1e300), chances)
 def test_the_aggregators_own_word_is_a_least_pause_within_the_bounds(wait: float, chance: float) -> None:
-    seconds = paced(wait, lambda: chance)
+    seconds = retry_delay(wait, lambda: chance)
     assert 0.5 <= seconds <= 90 and seconds >= min(wait, 60)
 
 

@@ -152,7 +152,7 @@ def test_an_upload_that_stands_nowhere_is_given_up(at: str) -> None:
 def test_an_upload_that_never_advances_is_given_up(status: str) -> None:
     liar = Liar(f"HTTP/1.1 {status}\r\nContent-Length: 0\r\nHansa-At: 0\r\n\r\n".encode())
     error = refusal(liar, lambda client: client.send("/v1/uploads", BLOB, memoryview(bytes(10)), About()))
-    assert "loses what is uploaded" in str(error) and len(liar.heard) == clients.SETBACKS
+    assert "repeatedly lost the uploaded data" in str(error) and len(liar.heard) == clients.SETBACKS
 
 
 def test_a_download_of_another_length_or_content_is_refused(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_names_that_are_easily_taken_for_each_other_cannot_stand_side_by_side(na
     check_distinct([name])
     check_distinct([name, "bob"], [name, "carol"])
     for names, others in (([name, other], []), ([name], [other])):
-        with pytest.raises(ConfigError, match="cannot stand beside") as error:
+        with pytest.raises(ConfigError, match="differ only in case or in trailing dots") as error:
             check_distinct(names, others)
         assert one_sentence(error)
 

@@ -253,7 +253,7 @@ def test_a_job_whose_every_request_comes_twice_or_more_ends_with_the_same_bits(
     found: Callable[..., League], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As after answers that were lost; old ones come again at random, even those of closed rounds."""
-    league, once, chance = found(), Client._once, random.Random(5)
+    league, once, chance = found(), Client._attempt, random.Random(5)
     past: list[tuple[Client, tuple[Any, ...]]] = []
     refused: list[int] = []
 
@@ -266,7 +266,7 @@ def test_a_job_whose_every_request_comes_twice_or_more_ends_with_the_same_bits(
                 refused.append((await once(self, *request))[0])
         return chance.choice([answer for answer in answers if answer[0] == min(a[0] for a in answers)])
 
-    monkeypatch.setattr(Client, "_once", again)
+    monkeypatch.setattr(Client, "_attempt", again)
     monkeypatch.setattr(clients, "LEAST", 0.02)
     for name in PARTIES:
         league.join(name, samples(PARTIES.index(name)))

@@ -80,7 +80,7 @@ def test_an_aggregator_that_stays_away_is_given_up(league: League, monkeypatch: 
     league.stop()
     with pytest.raises(Unreachable, match=rf"`hansa wait .* {job}`"):
         operator.wait(job, known=True)
-    with pytest.raises(Unreachable, match="no answer"):
+    with pytest.raises(Unreachable, match="no response"):
         operator.wait(job)  # which has never answered: its address may be wrong
     league.start()
 

@@ -78,7 +78,7 @@ class Operator:
         order = Order(valid_name(name), tree, blob, min_parties, secrets.token_hex(16))
 
         async def send(client: Client) -> str:
-            got = await client.hand_in("/v1/uploads", blob, memoryview(data), "/v1/jobs", pack(order), About())
+            got = await client.upload_and_post("/v1/uploads", blob, memoryview(data), "/v1/jobs", pack(order), About())
             return str(json.loads(got)["job"])
 
         return self._do(send), notes + replaced(experiment)

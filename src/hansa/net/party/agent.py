@@ -333,8 +333,9 @@ class Agent:
         key = (work.job, work.round, work.phase, work.number)
         statement = stated(known["federation"], known["party"], key, answer)
         answer = msgspec.structs.replace(answer, signature=self.client.sign(statement.signed_bytes()))
-        got = await self.client.hand_in(f"{path}/parts", answer.blob, memoryview(data), f"{path}/reply", pack(answer),
-                                        about)  # fmt: skip
+        got = await self.client.upload_and_post(
+            f"{path}/parts", answer.blob, memoryview(data), f"{path}/reply", pack(answer), about
+        )
         receipt = unpack(got, Receipt)
         while True:
             try:

@@ -1,1 +1,1 @@
-"""Transport: HTTPS listener and client, admission, wire format, keys and signatures, limits."""
+"""Transport: HTTPS listener and client, admission, wire format, keys, certificates, signatures, limits."""

@@ -1,5 +1,8 @@
-"""HTTPS requests to an aggregator, by a party or by its operator: signed where they change something, repeated with
-back-off when the network or the aggregator fails, in chunks that go on where they stopped."""
+"""HTTPS client of an aggregator, for parties and operators.
+
+Requests that change state are signed. Failed requests are repeated with back-off. Uploads and downloads go in chunks
+and resume where they stopped.
+"""
 
 from __future__ import annotations
 
@@ -38,21 +41,21 @@ from hansa.net.transport.wire import (
 )
 
 log = logging.getLogger("hansa.net")
-LEAST, MOST = 0.5, 60.0  # seconds between which repeated attempts wait, at random
-PASSING = frozenset({408, 425, 429, 500, 502, 503, 504, 507})  # statuses that may pass by themselves
-SETBACKS = 8  # times that an upload may have to go back before it is given up
-LOSES = "the aggregator loses what is uploaded to it"
-PAGE = 2**28  # bytes of what an operator is told at once
-QUIET = 60.0  # seconds without a byte after which nothing is waited for any more: not to send one, nor to get one
-PIECE = 2**16  # bytes of a body that are sent at once: the loop does other things in between
-OPTIONS = {  # of sockets, where the system has them: who has gone is noticed within a minute
+LEAST, MOST = 0.5, 60.0  # seconds: bounds of the random delay between attempts
+TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504, 507})  # statuses of errors that may pass
+SETBACKS = 8  # times that an upload may fall back before it fails
+LOST = "the aggregator repeatedly lost the uploaded data"
+PAGE = 2**28  # bytes: the largest response to an operator
+QUIET = 60.0  # seconds without a byte, in either direction, after which an attempt fails
+PIECE = 2**16  # bytes of a body that are sent at once; the event loop runs in between
+OPTIONS = {  # of sockets, where available: a dead peer is detected within a minute
     "TCP_NODELAY": 1, "TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000,
-    "TCP_NOTSENT_LOWAT": 2 * PIECE,  # no more waits to go out, so that what was taken has gone out
+    "TCP_NOTSENT_LOWAT": 2 * PIECE,  # a small send buffer: progress in sending is progress on the network
 }  # fmt: skip
 
 
 class Refusal(HansaError):
-    """The aggregator refuses a request: its status, and its sentence."""
+    """A request that the aggregator refused: status and error message."""
 
     def __init__(self, status: int, error: str, at: int | None = None) -> None:
         super().__init__(error)
@@ -60,25 +63,25 @@ class Refusal(HansaError):
 
 
 class Unreachable(HansaError):
-    """No answer came from the aggregator."""
+    """The aggregator did not respond."""
 
 
-def pause(attempt: int, chance: Callable[[], float] = random.random) -> float:
-    """Seconds to wait after so many failures: at random up to a bound that doubles (full jitter), 0.5 to 60."""
+def backoff(attempt: int, chance: Callable[[], float] = random.random) -> float:
+    """Seconds to wait after this many failures: random up to a doubling bound (full jitter), 0.5 to 60."""
     return max(LEAST, chance() * min(MOST, LEAST * float(2 ** min(attempt, 16))))
 
 
-def paced(wait: float, chance: Callable[[], float] = random.random) -> float:
-    """Seconds to wait where the aggregator says how long: no fewer, within the same bounds, and not all at once."""
+def retry_delay(wait: float, chance: Callable[[], float] = random.random) -> float:
+    """Seconds to wait after Retry-After: within the same bounds, and up to half longer at random."""
     return max(LEAST, min(wait, MOST)) * (1 + chance() / 2)
 
 
 def https_url(url: str) -> str:
-    """The URL of an aggregator, without what follows host and port; one that TLS would not protect is refused."""
+    """Return `https://host:port` of an aggregator's URL; a ConfigError for any other scheme or for extra parts."""
     try:
         parts = urlsplit(url)
         right = parts.scheme == "https" and bool(parts.hostname) and parts.path in ("", "/")
-        right = right and (parts.port is None or parts.port >= 0)  # which says of most other numbers that they are none
+        right = right and (parts.port is None or parts.port >= 0)  # raises ValueError for an invalid port
     except ValueError:
         right = False
     if not right or parts.query or parts.fragment or parts.username is not None:
@@ -87,12 +90,12 @@ def https_url(url: str) -> str:
 
 
 class Client:
-    """A connection to one aggregator. Use it as `async with Client(...) as client`."""
+    """A client of one aggregator. Use it as `async with Client(...) as client`."""
 
     def __init__(self, url: str, tls: ssl.SSLContext, key: keys.PrivateKey | None = None, patience: int | None = None,
                  ) -> None:  # fmt: skip
         self.url, self._tls, self._key = https_url(url), tls, key
-        self.patience = patience  # how many failures in a row are put up with; None for any number
+        self.patience = patience  # failures in a row after which a call fails; None: never
         self.pace = PollPace()
         self._session: aiohttp.ClientSession | None = None
 
@@ -101,7 +104,7 @@ class Client:
         headers = {"Hansa-Protocol": ",".join(map(str, PROTOCOLS)), "Accept-Encoding": "identity"}
         self._session = aiohttp.ClientSession(connector=connector, headers=headers, trust_env=True,
                                               auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar())  # fmt: skip
-        self._session._retry_connection = False  # it would come back at once, with all others whose connection was cut
+        self._session._retry_connection = False  # no immediate reconnect: all parties would do so at the same time
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -111,70 +114,75 @@ class Client:
     async def call(self, method: str, path: str, body: bytes = b"", about: About | None = None,
                    headers: Mapping[str, str] | None = None,
                    limit: int = CHUNK, wait: float = 0.0) -> tuple[Mapping[str, str], bytes]:  # fmt: skip
-        """The headers and body of the answer, which may have `limit` bytes and may take `wait` seconds to come. With
-        `about` the request is signed. What fails in passing is tried again; what is refused is a Refusal."""
+        """Send a request; return the response's headers and its body of at most `limit` bytes.
+
+        The response may take `wait` seconds. With `about`, the request is signed. Transient errors are retried; other
+        errors raise a Refusal.
+        """
         attempt = 0
         while True:
             try:
-                status, got, data = await self._once(method, path, body, about, headers or {}, limit, wait)
+                status, response, data = await self._attempt(method, path, body, about, headers or {}, limit, wait)
             except aiohttp.ClientConnectorCertificateError as error:
-                raise Unreachable(f"{self.url} is not the aggregator it should be: {error.certificate_error}") from None
+                raise Unreachable(
+                    f"{self.url} failed the TLS check of its certificate: {error.certificate_error}"
+                ) from None
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                status, got, data, why = 0, {}, b"", str(error) or type(error).__name__
+                status, response, data, why = 0, {}, b"", str(error) or type(error).__name__
             else:
                 why = _sentence(data, status)
-                self.pace.update(got)
+                self.pace.update(response)
             if 200 <= status < 300:
-                return got, data
-            if status and status not in PASSING:
-                raise Refusal(status, why, _place(got))
+                return response, data
+            if status and status not in TRANSIENT:
+                raise Refusal(status, why, _offset(response))
             attempt += 1
             if self.patience is not None and attempt > self.patience:
-                raise Unreachable(f"no answer from {self.url}: {why}")
-            asked = got.get("Retry-After", "")
-            seconds = paced(float(asked)) if re.fullmatch("[0-9]+", asked) else pause(attempt)
-            if not status:  # it may be so for all the others too
+                raise Unreachable(f"no response from {self.url}: {why}")
+            asked = response.get("Retry-After", "")
+            seconds = retry_delay(float(asked)) if re.fullmatch("[0-9]+", asked) else backoff(attempt)
+            if not status:  # all parties may have lost their connection
                 seconds = max(seconds, self.pace.reconnect_delay())
-            log.info("no answer, trying again", extra={"detail": {"why": why[:200], "seconds": round(seconds, 2)}})
+            log.info("no response, retrying", extra={"detail": {"why": why[:200], "seconds": round(seconds, 2)}})
             await asyncio.sleep(seconds)
 
-    async def _once(self, method: str, path: str, body: bytes, about: About | None, headers: Mapping[str, str],
+    async def _attempt(self, method: str, path: str, body: bytes, about: About | None, headers: Mapping[str, str],
                     limit: int, wait: float) -> tuple[int, Mapping[str, str], bytes]:  # fmt: skip
         assert self._session is not None
         signed: dict[str, str] = {}
         if about is not None:
             if self._key is None:
-                raise HansaError("there is no key to sign this with")
+                raise HansaError("cannot sign the request: this client has no private key")
             signed = signing.sign(self._key, method, path, body, about)
         signed |= {"Content-Length": str(len(body))} if body else {}
         async with (
-            asyncio.timeout(None) as patience,  # aiohttp waits for answers no longer than it is told; to send, for ever
-            self._session.request(method, self.url + path, data=_pieces(body, patience) if body else None,
+            asyncio.timeout(None) as send_timeout,  # aiohttp has a timeout for reading, and none for sending
+            self._session.request(method, self.url + path, data=_pieces(body, send_timeout) if body else None,
                                   headers={**headers, **signed}, allow_redirects=False,
-                                  timeout=_timeout(wait)) as answer,
+                                  timeout=_timeout(wait)) as response,
         ):  # fmt: skip
-            got = bytearray()
-            async for piece in answer.content.iter_any():
-                got += piece
-                if len(got) > limit:
-                    raise DataError(f"{self.url} answers {path} with more than {limit} bytes")
-            return answer.status, answer.headers, bytes(got)
+            data = bytearray()
+            async for piece in response.content.iter_any():
+                data += piece
+                if len(data) > limit:
+                    raise DataError(f"{self.url}: the response to {path} has more than {limit} bytes")
+            return response.status, response.headers, bytes(data)
 
     def sign(self, data: bytes) -> str:
-        """The signature of this side's key under something."""
+        """Sign data with this client's private key; the signature in hex."""
         if self._key is None:
-            raise HansaError("there is no key to sign this with")
+            raise HansaError("cannot sign: this client has no private key")
         return self._key.sign(data).hex()
 
     async def json(self, method: str, path: str, body: bytes = b"", about: About | None = None) -> Any:
-        """The answer of an operator's route."""
+        """Call an operator's route and decode its JSON response."""
         try:
             return json.loads((await self.call(method, path, body, about, limit=PAGE))[1])
         except (ValueError, RecursionError):
-            raise DataError(f"{self.url} answers {path} with what is no JSON") from None
+            raise DataError(f"{self.url}: the response to {path} is not valid JSON") from None
 
     async def fetch(self, path: str, blob: Blob, into: Path) -> Path:
-        """Download a blob, a chunk at a time, to `into`; what is there already is not fetched again."""
+        """Download a blob in chunks to `into`; an existing part is not fetched again."""
         here = into.stat().st_size if into.exists() else 0
         if here > blob.size:
             into.unlink()
@@ -184,37 +192,37 @@ class Client:
                 end = min(here + CHUNK, blob.size) - 1
                 _, data = await self.call("GET", path, headers={"Range": f"bytes={here}-{end}"})
                 if len(data) != end + 1 - here:
-                    raise DataError(f"asked for {end + 1 - here} bytes of a blob and got {len(data)}")
+                    raise DataError(f"requested {end + 1 - here} bytes of a blob and received {len(data)}")
                 file.write(data)
                 here += len(data)
         if await asyncio.to_thread(disk.digest, into) != blob.digest:
             into.unlink()
-            raise DataError("a download does not have the hash it should have; it is fetched again")
+            raise DataError("a downloaded blob has the wrong hash; it will be fetched again")
         return into
 
     async def send(self, path: str, blob: Blob, data: memoryview, about: About) -> None:
-        """Upload a blob, a chunk at a time, from where it stands at the aggregator."""
+        """Upload a blob in chunks, from the offset that the aggregator has."""
         at = 0
-        if blob.size > CHUNK:  # one chunk is sent as quickly as asked for
+        if blob.size > CHUNK:  # sending a single chunk is as quick as asking for the offset
             headers, _ = await self.call("GET", f"{path}/{blob.digest}")
-            at = _stands(headers)
+            at = _required_offset(headers)
         setbacks = 0
         while at < blob.size and setbacks < SETBACKS:
             chunk, before = bytes(data[at : at + CHUNK]), at
             try:
                 headers, _ = await self.call("PUT", f"{path}/{blob.digest}?at={at}", chunk, about)
-                at = _stands(headers)
+                at = _required_offset(headers)
             except Refusal as error:
                 if error.status != 416 or error.at is None:
                     raise
                 at = error.at
             setbacks += at <= before
         if at < blob.size:
-            raise DataError(LOSES)
+            raise DataError(LOST)
 
-    async def hand_in(self, upload: str, blob: Blob | None, data: memoryview, path: str, body: bytes,
-                      about: About) -> bytes:  # fmt: skip
-        """Upload a blob, if there is one, then post what refers to it; once more where the upload has gone."""
+    async def upload_and_post(self, upload: str, blob: Blob | None, data: memoryview, path: str, body: bytes,
+                              about: About) -> bytes:  # fmt: skip
+        """Upload a blob, if any, then post the message that refers to it; repeat if the upload was lost."""
         for _ in range(SETBACKS):
             if blob is not None:
                 await self.send(upload, blob, data, about)
@@ -224,38 +232,38 @@ class Client:
             except Refusal as error:
                 if error.status != 416:
                     raise
-        raise DataError(LOSES)
+        raise DataError(LOST)
 
 
-def _place(headers: Mapping[str, str]) -> int | None:
-    """At which byte the aggregator says that an upload stands."""
+def _offset(headers: Mapping[str, str]) -> int | None:
+    """The offset of an upload in a response's headers; None if missing."""
     at = headers.get("Hansa-At", "")
     return int(at) if re.fullmatch("[0-9]{1,15}", at) else None
 
 
-def _stands(headers: Mapping[str, str]) -> int:
-    at = _place(headers)
+def _required_offset(headers: Mapping[str, str]) -> int:
+    at = _offset(headers)
     if at is None:
-        raise DataError("the aggregator does not say how far the upload is")
+        raise DataError("the aggregator's response has no valid Hansa-At header (offset of the upload)")
     return at
 
 
-async def _pieces(body: bytes, patience: asyncio.Timeout) -> AsyncIterator[bytes]:
-    """A body, a piece at a time, each of which must go out in time."""
+async def _pieces(body: bytes, send_timeout: asyncio.Timeout) -> AsyncIterator[bytes]:
+    """Yield a body in pieces; each must be sent within QUIET seconds."""
     for at in range(0, len(body), PIECE):
-        patience.reschedule(asyncio.get_running_loop().time() + QUIET)
+        send_timeout.reschedule(asyncio.get_running_loop().time() + QUIET)
         yield body[at : at + PIECE]
-    patience.reschedule(None)
+    send_timeout.reschedule(None)
 
 
 def _socket(address: Any) -> socket.socket:
-    """A socket for a connection to that address."""
-    made = socket.socket(*address[:3])
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    """Create a socket with our options."""
+    sock = socket.socket(*address[:3])
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in OPTIONS.items():
         if hasattr(socket, name):
-            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return made
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return sock
 
 
 def _timeout(wait: float) -> aiohttp.ClientTimeout:
@@ -266,17 +274,15 @@ def _sentence(data: bytes, status: int) -> str:
     try:
         return printable(unpack(data, Trouble).error)
     except DataError:
-        return f"it answered with the status {status}"
+        return f"response with status {status}"
 
 
 async def enrol(url: str, token: Token, request: bytes) -> tuple[bytes, IssuedCertificate]:
-    """Enrol with a one-time token: the authority's certificate, checked against the token, and one's own."""
-    async with Client(url, unverified_context()) as stranger:  # nothing secret is said here
-        _, authority = await stranger.call("GET", "/v1/ca", limit=keys.LIMIT)
+    """Enrol with a one-time token; return the authority's certificate, checked against the token, and the party's."""
+    async with Client(url, unverified_context()) as unverified:  # sends nothing secret
+        _, authority = await unverified.call("GET", "/v1/ca", limit=keys.LIMIT)
     if certificates.fingerprint(authority) != token.ca:
-        raise HansaError(
-            f"{url} is not the aggregator that the token was made for: its authority has another fingerprint"
-        )
+        raise HansaError(f"{url} is not the aggregator that issued the token: its authority has another fingerprint")
     async with Client(url, client_context(authority)) as client:
         _, data = await client.call("POST", "/v1/enrol", pack(Enrolment(token.secret, request)))
     return authority, unpack(data, IssuedCertificate)

@@ -1,4 +1,4 @@
-"""What the aggregator's and a party's process share: the log, the event loop, ending on a signal."""
+"""Process setup shared by aggregator and party: logging, event loop, signals."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ log = logging.getLogger("hansa.net")
 
 
 class Structured(logging.Formatter):
-    """A line of the log with job, round and party: as JSON, or as a person reads it."""
+    """Formats log lines with job, round and party, as JSON or as text."""
 
-    party: str | None = None  # whose log this is, where it is a party's
+    party: str | None = None  # the party of this process, if it is a party's
 
     def __init__(self, as_json: bool) -> None:
         super().__init__()
         self._json = as_json
 
     def format(self, record: logging.LogRecord) -> str:
-        found = {"job": None, "round": None, "party": self.party}
-        found |= {name: getattr(record, name) for name in found if hasattr(record, name)}
+        context = {"job": None, "round": None, "party": self.party}
+        context |= {name: getattr(record, name) for name in context if hasattr(record, name)}
         detail = dict(getattr(record, "detail", None) or {})
-        fields = {k: v for k, v in {**found, **detail}.items() if v is not None}
+        fields = {k: v for k, v in {**context, **detail}.items() if v is not None}
         at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
         trace = self.formatException(record.exc_info) if record.exc_info else ""
         if self._json:
@@ -42,7 +42,7 @@ class Structured(logging.Formatter):
 
 
 def log_to_stderr(as_json: bool) -> Structured:
-    """Have Hansa's log on standard error."""
+    """Send Hansa's log to standard error."""
     handler, lines = logging.StreamHandler(sys.stderr), Structured(as_json)
     handler.setFormatter(lines)
     root = logging.getLogger("hansa")
@@ -52,7 +52,7 @@ def log_to_stderr(as_json: bool) -> Structured:
 
 
 def run_loop(main: Coroutine[Any, Any, None]) -> None:
-    """Run to the end, on uvloop where there is one."""
+    """Run a coroutine, on uvloop where it is installed."""
     try:
         import uvloop
     except ImportError:
@@ -63,14 +63,14 @@ def run_loop(main: Coroutine[Any, Any, None]) -> None:
 
 
 def end_on_signal(done: asyncio.Event) -> None:
-    """Have the first signal set `done`, and the second end the process at once: what counts is on disk."""
+    """Set `done` on the first signal; exit at once on the second: everything that matters is on disk."""
     loop = asyncio.get_running_loop()
 
-    def told(sign: int) -> None:
+    def on_signal(signum: int) -> None:
         if done.is_set():
-            log.warning("told a second time: ending at once")
-            os._exit(128 + sign)
+            log.warning("second signal: exiting at once")
+            os._exit(128 + signum)
         done.set()
 
-    for sign in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(sign, told, sign)
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, on_signal, signum)

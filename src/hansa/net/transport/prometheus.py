@@ -1,4 +1,4 @@
-"""What an aggregator counts, for Prometheus: no label names a party, a job or an address, so there are never many."""
+"""Prometheus metrics of an aggregator. No label names a party, job or address, so label sets stay small."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ COMMIT_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
 
 
 class Metrics:
-    """The counters of one aggregator, in a registry of their own: several may live in one process."""
+    """The metrics of one aggregator, in a registry of its own: a process may run several."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -21,28 +21,26 @@ class Metrics:
             return Counter(f"hansa_{name}", text, labels, registry=registry)
 
         self.requests = count("requests", "Requests answered", "route", "status")
-        self.refused = count(
-            "refused", "Connections and requests refused by a limit, before anything was done", "reason"
-        )
-        self.denied = count("denied", "Requests denied: no certificate, or one that may not do this", "who")
+        self.refused = count("refused", "Connections and requests refused because of a limit", "reason")
+        self.denied = count("denied", "Requests denied: no certificate, or one without the right", "who")
         self.handshake_failures = count("handshake_failures", "TLS handshakes that failed", "reason")
-        self.dropped = count("connections_dropped", "Connections cut off because they did not go on", "reason")
+        self.dropped = count("connections_dropped", "Stalled connections that were dropped", "reason")
         self.bytes_in = count("received_bytes", "Bytes received in requests")
-        self.bytes_out = count("sent_bytes", "Bytes sent in bodies of answers")
-        self.replies = count("replies", "Parties' answers, by what became of them", "status")
-        self.rounds = count("rounds", "Rounds, by whether they were closed with a new model or empty", "status")
+        self.bytes_out = count("sent_bytes", "Bytes sent in response bodies")
+        self.replies = count("replies", "Parties' replies, by outcome", "status")
+        self.rounds = count("rounds", "Closed rounds, with a new model or empty", "status")
         self.round_seconds = Histogram("hansa_round_seconds", "Seconds from one closed round to the next",
                                        registry=registry, buckets=ROUND_SECONDS)  # fmt: skip
         self.commit_seconds = Histogram("hansa_ledger_commit_seconds", "Seconds of a commit to the ledger",
                                         registry=registry, buckets=COMMIT_SECONDS)  # fmt: skip
-        self.connections = Gauge("hansa_open_connections", "Connections that are open", registry=registry)
-        self.held = Gauge("hansa_held_polls", "Questions for work that are held open", registry=registry)
-        self.lag = Gauge("hansa_event_loop_lag_seconds", "How late the event loop last woke up", registry=registry)
+        self.connections = Gauge("hansa_open_connections", "Open connections", registry=registry)
+        self.held = Gauge("hansa_held_polls", "Polls for work that are held open", registry=registry)
+        self.lag = Gauge("hansa_event_loop_lag_seconds", "Delay of the event loop's last wake-up", registry=registry)
 
     def show(self, name: str, text: str, value: Callable[[], float]) -> None:
-        """A number that is looked up whenever the metrics are read."""
+        """Register a gauge whose value is computed whenever the metrics are read."""
         Gauge(f"hansa_{name}", text, registry=self.registry).set_function(value)
 
     def text(self) -> bytes:
-        """All of it, as Prometheus reads it."""
+        """All metrics in the Prometheus text format."""
         return generate_latest(self.registry)

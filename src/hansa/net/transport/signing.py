@@ -1,8 +1,8 @@
-"""Signed requests: what changes state at the aggregator carries its sender's signature, to be kept as evidence.
+"""Signed requests: a request that changes state carries its sender's signature, which is kept as evidence.
 
-A signature (Ed25519) covers the method, the path, the SHA-256 of the body, what the request is about, and a nonce. The
-functions are pure; that the key is the authenticated sender's is the caller's to see to. The nonce tells two signatures
-of one request apart in the record; that a request may come twice without harm is up to what it asks for.
+A signature (Ed25519) covers the method, the path, the SHA-256 of the body, the job, round and ask, and a nonce. The
+functions are pure; the caller checks that the key belongs to the authenticated sender. The nonce distinguishes two
+signatures of one request in the log. It does not prevent replays: every route tolerates repeated requests.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from hansa.core.errors import HansaError
 JOB, ROUND, ASK = "Hansa-Job", "Hansa-Round", "Hansa-Ask"
 NONCE, SIGNATURE = "Hansa-Nonce", "Hansa-Signature"
 
-_WORD = re.compile(r"[!-~]{0,128}")  # visible ASCII: safe in a header
-_ROUND = re.compile(r"-1|0|[1-9][0-9]{0,17}")  # one way to write a number
+_WORD = re.compile(r"[!-~]{0,128}")  # visible ASCII, safe in a header
+_ROUND = re.compile(r"-1|0|[1-9][0-9]{0,17}")  # canonical decimal
 _NONCE = re.compile(r"[0-9a-f]{32}")
 
 
 class SignatureError(HansaError):
-    """A request whose signature is missing, malformed or does not fit."""
+    """A request whose signature is missing, malformed or invalid."""
 
 
 @dataclass(frozen=True)
 class About:
-    """What a request is about; the defaults say that it is about no job, no round, no ask."""
+    """The job, round and ask that a request is about; the defaults mean none."""
 
     job: str = ""
     round: int = -1
@@ -41,7 +41,7 @@ class About:
 
 
 def signed_bytes(method: str, path: str, body: bytes, about: About, nonce: str) -> bytes:
-    """What is signed: a fixed beginning, then each field after its length, so that no two requests give the same bytes.
+    """The bytes to sign: a fixed prefix, then each field after its length, so that different requests differ.
 
     `path` is the request's target as sent, with its query.
     """
@@ -51,36 +51,36 @@ def signed_bytes(method: str, path: str, body: bytes, about: About, nonce: str) 
 
 
 def sign(key: Ed25519PrivateKey, method: str, path: str, body: bytes, about: About) -> dict[str, str]:
-    """The headers that go with a request: what it is about, a fresh nonce, and the signature."""
+    """Return the headers of a signed request: job, round, ask, a new nonce, and the signature."""
     headers = {JOB: about.job, ROUND: str(about.round), ASK: about.ask, NONCE: secrets.token_hex(16)}
     signature = key.sign(signed_bytes(method, path, body, _about(headers), headers[NONCE]))
     return headers | {SIGNATURE: base64.b64encode(signature).decode()}
 
 
 def verify(public_key: Ed25519PublicKey, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> About:
-    """What the request is about, if the holder of `public_key` signed it; a SignatureError if not.
+    """Return the job, round and ask of a request signed with `public_key`; a SignatureError if invalid.
 
-    Only what is returned was signed: take job, round and ask from it, not from the headers.
+    Use the returned values, not the headers: only they are covered by the signature.
     """
     about = _about(headers)
     nonce = _field(headers, NONCE, _NONCE)
     try:
         signature = base64.b64decode(_field(headers, SIGNATURE, _WORD), validate=True)
         public_key.verify(signature, signed_bytes(method, path, body, about, nonce))
-    except (ValueError, InvalidSignature):  # ValueError: not base64, or a path that is no text
-        raise SignatureError(f"the signature of this {method} request does not fit its content and sender") from None
+    except (ValueError, InvalidSignature):  # ValueError: invalid base64, or a path that is not valid text
+        raise SignatureError(f"the signature of this {method} request does not match its content and sender") from None
     return about
 
 
 def _about(headers: Mapping[str, str]) -> About:
-    """What the headers say; to sign goes through here too, so that nothing is signed that would be refused."""
+    """Read job, round and ask from headers; `sign` uses it too, so that it signs only valid values."""
     return About(_field(headers, JOB, _WORD), int(_field(headers, ROUND, _ROUND)), _field(headers, ASK, _WORD))
 
 
 def _field(headers: Mapping[str, str], name: str, pattern: re.Pattern[str]) -> str:
     value = headers.get(name)
     if value is None:
-        raise SignatureError(f"the request has no header {name}; requests that change state are signed")
+        raise SignatureError(f"the request has no header {name}; requests that change state must be signed")
     if not pattern.fullmatch(value):
         raise SignatureError(f"the header {name} is malformed: {value[:80]!r}")
     return value

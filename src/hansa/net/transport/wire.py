@@ -1,7 +1,7 @@
-"""The envelope of the wire: what parties, operators and the aggregator say to each other, with limits on all of it.
+"""Wire format: the messages between parties, operators and the aggregator, with limits on every field.
 
-Tensors travel as safetensors (`hansa.core.codec`), addressed by their SHA-256; what stands around them is MessagePack
-with the schema below. Nothing here is decoded before its length was checked, and nothing in it names code to run.
+Tensors travel as safetensors (`hansa.core.codec`) in blobs, addressed by their SHA-256. Messages are MessagePack with
+the schema below. The length is checked before anything is decoded, and no message names code to run.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from msgspec import Meta, Struct
 
 from hansa.core.errors import DataError
 
-CHUNK = 4 * 2**20  # bytes of one upload or download request
-PROTOCOLS = (2,)  # the versions spoken here, newest last
-ENVELOPE = 2**20  # bytes of an envelope, at most
-BLOB = 2**36  # bytes of a blob, at most
-UNWANTED = "Hansa-Unwanted"  # the header that tells a party, when it says that it is there, to stop its work on an ask
+CHUNK = 4 * 2**20  # bytes per upload or download request
+PROTOCOLS = (2,)  # supported versions, newest last
+ENVELOPE = 2**20  # bytes: the largest message
+BLOB = 2**36  # bytes: the largest blob
+UNWANTED = "Hansa-Unwanted"  # response header to a heartbeat: stop the work on this ask
 
 T = TypeVar("T")
 Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z")]
@@ -37,11 +37,11 @@ class Blob(Struct, frozen=True):
 
 
 class Work(Struct, frozen=True):
-    """What a party, by its number, is asked to do. The blob `message` holds op and payload, `task` what is learned.
+    """An ask to a party. The blob `message` holds op and payload, the blob `task` the task.
 
-    `base` is the ask under which the party staged what it is to remember for good, `tip` the one on whose memory this
-    ask builds, `pending` that of a ticket under way, which may be fused later; None where there is none. `model` is the
-    hash of the global model with which the ask's round began; where the message shows it, the party can compare.
+    The party stages its memory under an ask. `base` is the ask of the committed memory, `tip` the ask whose memory this
+    one builds on, `pending` the ask of an open ticket, which may be fused later; each may be None. `model` is the hash
+    of the global model at the start of the round; `shown` says that the message contains that model.
     """
 
     job: Name
@@ -61,13 +61,16 @@ class Work(Struct, frozen=True):
 
     @property
     def ask(self) -> str:
-        """The ask within its job."""
+        """The name of the ask within its job."""
         return ask_name(self.round, self.phase, self.number)
 
 
 class Answer(Struct, frozen=True):
-    """A party's answer: a blob and the weight it asks for, or why there is none. `staged` says that the party will
-    remember something if the answer is fused. `signature` is over its statement (`hansa.net.audit.evidence`)."""
+    """A party's reply: a blob and its weight, or the reason `why` there is none.
+
+    `staged` says that the party staged memory, to be committed if the reply is fused. `signature` covers the party's
+    statement (`hansa.net.audit.evidence`).
+    """
 
     message: Digest
     signature: Signature
@@ -80,10 +83,10 @@ class Answer(Struct, frozen=True):
 
 
 class Receipt(Struct, frozen=True):
-    """What the aggregator has on disk of a party's answer; the same answer always gets the same receipt.
+    """The aggregator's acknowledgement that a party's answer is on disk; the same answer gets the same receipt.
 
-    It names the hash of the party's statement, the statement's signature, the place of its entry in the log and the
-    log's size and root right after it, and is signed with the log's key. What is late is in no entry.
+    It contains the hash of the party's statement, the statement's signature, the index of its log entry, and the log's
+    size and root after that entry. It is signed with the log's key. A late answer has no entry.
     """
 
     job: Name
@@ -92,25 +95,25 @@ class Receipt(Struct, frozen=True):
     number: Count
     party: Name
     digest: Digest | None
-    status: Annotated[str, Meta(max_length=64)]  # "accepted", "late" (the ask was closed), "rejected": it is not fused
+    status: Annotated[str, Meta(max_length=64)]  # "accepted"; "late": the ask was closed; "rejected": not fused
     statement: Digest
     signature: Signature
     index: Count | None
     size: Count | None
     root: Digest | None
-    why: Text | None  # it was rejected
+    why: Text | None  # the reason for a rejection
     countersignature: str
 
 
 class Enrolment(Struct, frozen=True):
-    """A one-time token's secret, and a request for a certificate."""
+    """An enrolment: the secret of a one-time token, and a certificate request."""
 
     secret: Annotated[str, Meta(max_length=256)]
     request: Annotated[bytes, Meta(max_length=16384)]
 
 
 class IssuedCertificate(Struct, frozen=True):
-    """A certificate, and whose it is."""
+    """The response to an enrolment or rotation: a certificate and its subject."""
 
     federation: Name
     party: Name
@@ -118,9 +121,9 @@ class IssuedCertificate(Struct, frozen=True):
 
 
 class Order(Struct, frozen=True):
-    """A job: an experiment's tables, the aggregator's own samples as a blob, and how many parties it begins with.
+    """An order for a job: an experiment's tables, the aggregator's samples, the number of parties to start with.
 
-    `mark` is drawn by who submits it: the same order again, mark and all, is the same job.
+    The submitter draws `mark` at random: repeating an order with the same mark does not create a second job.
     """
 
     name: Name
@@ -131,17 +134,17 @@ class Order(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if not _plain(self.experiment):
-            raise DataError("an order's experiment has something else in it than tables, lists, texts and numbers")
+            raise DataError("the experiment of an order may contain only tables, lists, texts and numbers")
 
 
 class Trouble(Struct, frozen=True):
-    """What was wrong with a request, in one sentence."""
+    """An error response: one sentence."""
 
     error: Text
 
 
 def _plain(tree: Any) -> bool:
-    """Whether a tree is what a TOML file can hold, dates apart: the wire can carry more."""
+    """Whether a tree contains only what TOML can express, without dates: MessagePack can carry more."""
     if isinstance(tree, dict):
         return all(isinstance(name, str) and _plain(value) for name, value in tree.items())
     if isinstance(tree, (list, tuple)):
@@ -154,14 +157,14 @@ _decoders: dict[type[Any], msgspec.msgpack.Decoder[Any]] = {}
 
 
 def pack(value: Struct) -> bytes:
-    """An envelope as bytes."""
+    """Encode a message."""
     return _encoder.encode(value)
 
 
 def unpack(data: bytes, kind: type[T]) -> T:
-    """The envelope of that kind; a DataError where the bytes are none."""
+    """Decode a message of type `kind`; a DataError if the bytes are invalid."""
     if len(data) > ENVELOPE:
-        raise DataError(f"an envelope of {len(data)} bytes is over the limit of {ENVELOPE}")
+        raise DataError(f"a message of {len(data)} bytes exceeds the limit of {ENVELOPE}")
     if kind not in _decoders:
         _decoders[kind] = msgspec.msgpack.Decoder(kind)
     try:
@@ -172,11 +175,13 @@ def unpack(data: bytes, kind: type[T]) -> T:
 
 
 def printable(text: str) -> str:
-    """A text of somebody else's as it may stand in a log or a message: on one line, without what steers a terminal or
-    turns letters around, and valid Unicode: no surrogate is printable."""
+    """Make untrusted text safe for a log or message.
+
+    The result is one line of valid Unicode, without control characters and without changes of writing direction.
+    """
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def ask_name(round: int, phase: str, number: int) -> str:
-    """An ask within its job."""
+    """The name of an ask within its job."""
     return f"{round}/{phase}/{number}"
