@@ -35,7 +35,7 @@ from hansa.net.aggregator.ledger import Ledger, Writer
 from hansa.net.aggregator.registry import Registry
 from hansa.net.audit.evidence import stated
 from hansa.net.transport import keys, signing
-from hansa.net.transport.client import retry_delay
+from hansa.net.transport.client import TRANSIENT, backoff, retry_delay
 from hansa.net.transport.pacing import PollPace
 from hansa.net.transport.signing import About
 from hansa.net.transport.tls import client_context
