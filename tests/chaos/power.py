@@ -41,7 +41,7 @@ from hansa.net.aggregator.ledger import Ledger, log_lines
 from hansa.net.aggregator.registry import Denied, Registry
 from hansa.net.audit import merkle
 from hansa.net.audit import verify as audit
-from hansa.net.audit.evidence import ENTRY, canonical, entry_line, stated
+from hansa.net.audit.evidence import ENTRY, canonical, entry_line, make_statement
 from hansa.net.audit.receipt_file import read_receipts
 from hansa.net.party import store
 from hansa.net.party.receipts import Receipts
@@ -148,7 +148,7 @@ class Life:
         self.serve()
         # As `hansa join` does.
         self.store = PartyStore(root / "party" / "home")
-        self.store.settle()
+        self.store.install_new_keys()
         self.memory = PartyMemory(self.store.folder / "memory")
         self.receipts = Receipts(self.store.folder)
 
@@ -271,7 +271,7 @@ class Life:
             staged = True
         blob = self.upload(f"party.{PARTIES[party]}", b"shared" if data[0] < 25 else data)
         answer = Answer(MESSAGE, "", blob, 1, staged, model=self.records(key[0], begin=True).network.models[key[1]])
-        said = stated("league", PARTIES[party], key, answer)
+        said = make_statement("league", PARTIES[party], key, answer)
         answer = structs.replace(answer, signature=key_of_party.sign(said.signed_bytes()).hex())
         sent = asks.Sent(party, PARTIES[party], answer, 0.0, said, certificates.fingerprint(certificate))
         if party == 0:

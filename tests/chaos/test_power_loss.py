@@ -21,11 +21,11 @@ from hansa.core import disk
 from hansa.core.errors import HansaError
 from hansa.local.dp_sgd import DPSGD
 from hansa.net.aggregator.ledger import Ledger
-from hansa.net.audit.evidence import canonical, stated
+from hansa.net.audit.evidence import canonical, make_statement
 from hansa.net.audit.receipt_file import read_receipts
 from hansa.net.party.receipts import BadReceipt, Receipts
 from hansa.net.party.store import PartyStore
-from hansa.net.party.vault import PartyVault, look
+from hansa.net.party.vault import PartyVault, read_vault
 from hansa.net.transport import keys
 from hansa.net.transport.tls import client_context
 from hansa.net.transport.wire import Answer, Receipt
@@ -113,7 +113,7 @@ def test_whenever_the_power_fails_in_a_rotation_key_and_certificate_go_together(
             into = memory / f"{at}-{seed}"
             life.journal.fail(at + 1, into, random.Random(seed))
             store = PartyStore(into / "party" / "home")
-            store.settle()
+            store.install_new_keys()
             store.close()
             client_context(*(store.folder / name for name in ("ca.pem", "cert.pem", "key.pem")))
             shutil.rmtree(into)
@@ -157,17 +157,17 @@ def test_whenever_the_power_fails_what_a_party_spent_before_it_replied_stays_spe
                 path = into / "machine" / "vault.jsonl"
                 torn += path.exists() and path.read_bytes() != disk.whole(path.read_bytes())
                 again = PartyVault(into / "machine", spent)
-                left = len(again.kept.spent)
+                left = len(again.contents.spent)
                 assert left in ((before + 1,) if at == len(journal.events) else (before, before + 1))
                 again.charge("job", "another", op, 50, {})
-                assert len(look(into / "machine").spent) == left + 1
+                assert len(read_vault(into / "machine").spent) == left + 1
                 shutil.rmtree(into)
     assert torn > 5
 
 
 def _statement(number: int) -> dict[str, Any]:
     answer = Answer("0" * 64, "0" * 128, why="x" * 2000)
-    return structs.asdict(stated("league", "ann", ("job", 0, "round", number), answer))
+    return structs.asdict(make_statement("league", "ann", ("job", 0, "round", number), answer))
 
 
 def _receipt(number: int) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def test_a_party_that_answers_again_with_a_new_key_takes_the_receipt_of_what_it_
     try:
         first, _ = life.signer("ann")
         answer = Answer("0" * 64, "", why="there was none")
-        said = stated("league", "ann", ("job", 0, "round", 0), answer)
+        said = make_statement("league", "ann", ("job", 0, "round", 0), answer)
         signed = first.sign(said.signed_bytes()).hex()
         for _ in range(2):
             life.certificate()

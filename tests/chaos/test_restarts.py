@@ -18,7 +18,7 @@ from hansa.net.aggregator.ledger import Ledger
 from hansa.net.aggregator.process import Aggregator
 from hansa.net.aggregator.queue import Errand
 from hansa.net.aggregator.registry import Registry
-from hansa.net.audit.evidence import stated
+from hansa.net.audit.evidence import make_statement
 from hansa.net.party.store import PartyMemory, PartyStore
 from hansa.net.transport.client import Client
 from hansa.net.transport.signing import About
@@ -51,7 +51,7 @@ def add_job(ledger: Ledger, status: str = "running") -> None:
 
 
 def sent(party: int = 0) -> Sent:
-    said = stated("chaos", "north", KEY, UNSIGNED)
+    said = make_statement("chaos", "north", KEY, UNSIGNED)
     return Sent(party, "north", structs.replace(UNSIGNED, signature="0" * 128), 0.0, said, "mark")
 
 
@@ -133,7 +133,7 @@ def test_a_certificate_that_was_cut_off_in_writing_is_not_taken_up(
                 with pytest.raises(Died):
                     await store.rotate(client)
             monkeypatch.undo()
-            store.settle()
+            store.install_new_keys()
             assert (store.folder / "cert.pem").read_bytes() not in (b"", before)
             async with store.client(url) as client:
                 await client.call("POST", "/v1/alive?instance=1")
@@ -179,7 +179,7 @@ async def enrolled(tmp_path: Path, federation: Federation, url: str) -> AsyncIte
 
 async def reply(client: Client) -> Receipt:
     about = About(KEY[0], KEY[1], "0/round/0")
-    said = stated("chaos", "north", KEY, UNSIGNED)
+    said = make_statement("chaos", "north", KEY, UNSIGNED)
     answer = structs.replace(UNSIGNED, signature=client.sign(said.signed_bytes()))
     _, got = await client.call("POST", "/v1/jobs/job-1/asks/0/round/0/reply", pack(answer), about)
     return unpack(got, Receipt)

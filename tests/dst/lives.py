@@ -210,7 +210,7 @@ class Member:
         worker = Worker(self.store, world.samples(self.number))
         client = SimulatedClient("https://localhost:8443", None, world.keys[self.name])  # type: ignore[arg-type]
         client._session = Session(world, self.name, world.certificates[self.name])  # type: ignore[assignment]
-        await Agent(self.store, client, worker).stay()
+        await Agent(self.store, client, worker).run()
 
 
 class Thread:

@@ -33,7 +33,7 @@ from hansa.net.aggregator.job import check_order
 from hansa.net.audit import merkle
 from hansa.net.audit import proofs as proof
 from hansa.net.audit import verify as audit
-from hansa.net.audit.evidence import Notary, Statement, canonical, head_line, stated
+from hansa.net.audit.evidence import Notary, Statement, canonical, head_line, make_statement
 from hansa.net.audit.receipt_file import read_receipts
 from hansa.net.party.policy import TOML, Policy
 from hansa.net.transport import certificates, keys, signing, wire
@@ -310,7 +310,10 @@ def _messages() -> list[Target]:
 def _envelopes() -> list[Target]:
     blob = wire.Blob("ab" * 32, 7)
     answer = wire.Answer("0" * 64, "0" * 128, blob, 3, True)
-    notary, statement = Notary("league", KEY, b"", b""), stated("league", "ann", ("job-1", 1, "round", 0), answer)
+    notary, statement = (
+        Notary("league", KEY, b"", b""),
+        make_statement("league", "ann", ("job-1", 1, "round", 0), answer),
+    )
     samples: list[msgspec.Struct] = [
         blob,
         wire.Work("job-1", "job", 0, 1, "round", 0, blob, blob, None, "1/round/0", None, 2),

@@ -11,7 +11,7 @@ from kit import Stage, experiment, samples
 from liars import note, rewrite
 
 from hansa.net.aggregator import runtime
-from hansa.net.party.vault import look
+from hansa.net.party.vault import read_vault
 from hansa.net.transport.wire import Work
 
 PARTIES = {name: samples(seed=seed) for seed, name in enumerate(("ann", "bob", "mallory"))}
@@ -67,6 +67,6 @@ def test_a_promise_of_a_large_cohort_gets_an_aggregator_no_smaller_sum(tmp_path:
     assert "not signed by mallory" in rounds[3]["missing"]["bob"]
     assert not asked, "masked numbers were asked for"
     for party in ("ann", "bob"):
-        answered = [name.split()[0] for _, name in look(stage.home(party)).answered]
+        answered = [name.split()[0] for _, name in read_vault(stage.home(party)).answered]
         assert "secure-masked" not in answered
         assert party == "bob" or "secure-shares" not in answered

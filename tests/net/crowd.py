@@ -33,7 +33,7 @@ from hansa.data.describe import Description
 from hansa.net.aggregator.federation import Federation
 from hansa.net.aggregator.ledger import Ledger, Writer
 from hansa.net.aggregator.registry import Registry
-from hansa.net.audit.evidence import stated
+from hansa.net.audit.evidence import make_statement
 from hansa.net.transport import keys, signing
 from hansa.net.transport.client import TRANSIENT, backoff, retry_delay
 from hansa.net.transport.pacing import PollPace
@@ -280,7 +280,7 @@ class Light:
         self._task: str | None = None
 
     async def stay(self, after: float = 0.0) -> None:
-        """As `Agent.stay`."""
+        """As `Agent.run`."""
         await asyncio.sleep(after)
         try:
             while True:
@@ -307,7 +307,9 @@ class Light:
         blob = Blob(hashlib.sha256(data).hexdigest(), len(data))
         await self._call("PUT", f"{path}/parts/{blob.digest}?at=0", data, about)
         answer = Answer(work.message.digest, "", blob, 1, False, None, work.model, work.shown)
-        said = stated(crowd.federation, f"p{self.number:05}", (work.job, work.round, work.phase, work.number), answer)
+        said = make_statement(
+            crowd.federation, f"p{self.number:05}", (work.job, work.round, work.phase, work.number), answer
+        )
         answer = structs.replace(answer, signature=self._signer().sign(said.signed_bytes()).hex())
         _, got = await self._call("POST", f"{path}/reply", pack(answer), about)
         if unpack(got, Receipt).status == "accepted":

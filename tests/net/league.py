@@ -26,7 +26,7 @@ from hansa.net.aggregator.federation import Federation, init
 from hansa.net.aggregator.ledger import Ledger
 from hansa.net.aggregator.process import Aggregator
 from hansa.net.aggregator.queue import Errand
-from hansa.net.audit.evidence import Notary, stated
+from hansa.net.audit.evidence import Notary, make_statement
 from hansa.net.operator import Operator
 from hansa.net.party.agent import Agent, Worker
 from hansa.net.party.samples import PartySamples, preparer
@@ -126,7 +126,7 @@ class Caller:
         """An answer to what was asked, signed by the caller's key as the caller's own."""
         assert self.key is not None
         answer = structs.replace(answer, **self.league.told(self.name, ask))
-        said = stated("league", self.name, ask.key, answer)
+        said = make_statement("league", self.name, ask.key, answer)
         return structs.replace(answer, signature=self.key.sign(said.signed_bytes()).hex())
 
     def reply(self, ask: Asked, answer: Answer, **given: Any) -> Answered:
@@ -137,7 +137,7 @@ class Caller:
         """An answer as the aggregator has it once it has looked at its signatures."""
         assert self.files is not None
         answer = self.signed(ask, answer)
-        said = stated("league", self.name, ask.key, answer)
+        said = make_statement("league", self.name, ask.key, answer)
         return asks.Sent(self.league.number(self.name), self.name, answer, 0.0, said,
                          certificates.fingerprint(self.files[0].read_bytes()))  # fmt: skip
 
@@ -194,7 +194,7 @@ class Member:
                 await self.store.enrol(self.league.url, self._token)
             async with self.store.client(self.league.url) as client:
                 self.agent = Agent(self.store, client, Worker(self.store, self._prepare))
-                self._task = asyncio.ensure_future(self.agent.stay())
+                self._task = asyncio.ensure_future(self.agent.run())
                 self._started.set()
                 await asyncio.wait((self._task,))
                 if not self._task.cancelled():
@@ -425,7 +425,7 @@ class Signer:
         ledger.now(lambda db: db.run("INSERT INTO certificates VALUES (?, ?, 'party', 'valid', ?, '')", *row).rowcount)
 
     def sent(self, key: Any, answer: Answer) -> asks.Sent:
-        said = stated("league", self.name, key, answer)
+        said = make_statement("league", self.name, key, answer)
         answer = structs.replace(answer, signature=self._key.sign(said.signed_bytes()).hex())
         return asks.Sent(self.number, self.name, answer, 0.0, said, self._certificate)
 

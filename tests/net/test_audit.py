@@ -30,8 +30,16 @@ from hansa.net.aggregator import runtime
 from hansa.net.aggregator.federation import Federation
 from hansa.net.audit import merkle
 from hansa.net.audit.entries import Fault
-from hansa.net.audit.evidence import Notary, Statement, canonical, framed, head_line, receipt_fault, stated
-from hansa.net.audit.proofs import Proof, Shown, check, prove
+from hansa.net.audit.evidence import (
+    Notary,
+    Statement,
+    canonical,
+    head_line,
+    length_prefixed,
+    make_statement,
+    receipt_fault,
+)
+from hansa.net.audit.proofs import IncludedEntry, Proof, check, prove
 from hansa.net.audit.receipt_file import read_receipts
 from hansa.net.audit.verify import Audit, Certificate, Report, verify
 from hansa.net.party.receipts import BadReceipt, Receipts
@@ -589,7 +597,7 @@ def test_an_answer_signed_as_another_or_for_something_else_is_401_and_logged(lea
     bob, ask = league.enrolled("bob"), league.ask()
     blob = ann.upload(ask, b"ann's")
     right = ann.signed(ask, draft(blob))
-    said = stated("league", "ann", ask.key, right)
+    said = make_statement("league", "ann", ask.key, right)
     assert bob.key is not None and ann.key is not None
     wrong = [
         structs.replace(right, signature=bob.key.sign(said.signed_bytes()).hex()),
@@ -620,7 +628,7 @@ def test_an_answer_to_another_message_or_model_than_was_sent_is_not_taken(league
                          ({"shown": True}, "another base model")):  # fmt: skip
         answer = structs.replace(ann.signed(ask, draft(blob)), **given)
         assert ann.key is not None
-        signature = ann.key.sign(stated("league", "ann", ask.key, answer).signed_bytes()).hex()
+        signature = ann.key.sign(make_statement("league", "ann", ask.key, answer).signed_bytes()).hex()
         got = ann.call("POST", f"{ask.path}/reply", pack(structs.replace(answer, signature=signature)), ask.about)
         assert got.status == 400 and words in got.error
     league.desk.withdraw(ask.key, [0])  # as after a restart, before the job has asked again
@@ -644,7 +652,7 @@ def test_a_reply_with_another_weight_than_was_signed_is_rejected_and_the_log_say
     assert cid.reply(ask, answer).body == got.body
     log = certificates.identity_of_pem((league.folder / "log.pem").read_bytes())
     signed = cid.signed(ask, answer)
-    said = stated("league", "cid", ask.key, signed)
+    said = make_statement("league", "cid", ask.key, signed)
     assert receipt_fault(got.receipt, said, signed.signature, log) is None
     for other in ({"why": "it is ugly"}, {"why": None}, {"status": "accepted"}):
         assert receipt_fault(structs.replace(got.receipt, **other), said, signed.signature, log) is not None
@@ -680,7 +688,7 @@ def test_with_a_least_cohort_only_the_receipt_has_the_numbers_of_a_rejection(lea
     assert league.ended(job)["status"] == "stopped"
     out, kept = league.folder / "log.jsonl", league.folder / "cid.jsonl"
     league.operator.export(out)
-    said, first = stated("league", "cid", ask.key, cid.signed(ask, answer)), got.receipt
+    said, first = make_statement("league", "cid", ask.key, cid.signed(ask, answer)), got.receipt
     kept.write_bytes(canonical({"receipt": structs.asdict(first), "statement": structs.asdict(said)}) + b"\n")
     assert verify(out, receipts=[kept]).receipts == 1
     notary = Federation.open(league.folder).notary()
@@ -693,7 +701,7 @@ def test_with_a_least_cohort_only_the_receipt_has_the_numbers_of_a_rejection(lea
 def test_a_receipt_is_for_its_statement_and_signed_by_the_logs_key(league: League, ann: Caller) -> None:
     ask, log = league.ask(), certificates.identity_of_pem((league.folder / "log.pem").read_bytes())
     answer = ann.signed(ask, draft(ann.upload(ask, b"reply"), weight=5))
-    said = stated("league", "ann", ask.key, answer)
+    said = make_statement("league", "ann", ask.key, answer)
     receipt = ann.call("POST", f"{ask.path}/reply", pack(answer), ask.about).receipt
     (entry,) = league.events("update accepted")
     assert (receipt.index, receipt.size) == (entry["seq"] - 1, entry["seq"]) and said.weight == 5
@@ -761,7 +769,7 @@ def test_a_party_refuses_a_message_that_does_not_hold_the_model_it_should(
 def test_no_two_lists_of_fields_are_signed_alike() -> None:
     lists: list[list[str | int | None]] = [[], [""], [None], ["", ""], ["a", "b"], ["ab"], ["a", None, "b"],
                                            [None, "ab"], ["a\x00b"], [12], [1, 2]]  # fmt: skip
-    made = {framed(what, fields) for what in ("head", "receipt") for fields in lists}
+    made = {length_prefixed(what, fields) for what in ("head", "receipt") for fields in lists}
     assert len(made) == 2 * len(lists)
 
 
@@ -874,8 +882,8 @@ def test_each_certificate_is_looked_at_once(scene: Scene, monkeypatch: pytest.Mo
     audit = Audit(scene.authority)
     audit.certificates = Seen()
     for line in scene.lines:
-        audit.line(line)
-    assert audit.done().entries == scene.entries and {c.state for c in dict.values(audit.certificates)} >= {"ended"}
+        audit.add_line(line)
+    assert audit.finish().entries == scene.entries and {c.state for c in dict.values(audit.certificates)} >= {"ended"}
 
 
 def by_hand(scene: Scene, proof: Proof, change: Change) -> Proof:
@@ -894,7 +902,7 @@ def by_hand(scene: Scene, proof: Proof, change: Change) -> Proof:
     detail, root = entries[closed]["detail"], merkle.root(nodes, closed + 1).hex()
     head = scene.notary.head(entries[closed]["job"], 2, detail["model"], closed + 1, root)
     shown = structs.replace(proof.updates[0], entry=entries[said], path=path(said))
-    return structs.replace(proof, head=head, closing=Shown(entries[closed], path(closed)), updates=[shown])
+    return structs.replace(proof, head=head, closing=IncludedEntry(entries[closed], path(closed)), updates=[shown])
 
 
 def test_a_proof_by_an_aggregator_that_lies_proves_nothing(scene: Scene, proof: Proof) -> None:

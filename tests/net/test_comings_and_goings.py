@@ -32,13 +32,13 @@ def test_a_party_that_was_revoked_enrols_anew_with_a_new_token(league: League, t
     store, first = PartyStore(tmp_path / "home"), league.token("ann")
     asyncio.run(store.enrol(league.url, first))
     before = store.identity()
-    assert store.knows(first)
+    assert store.enrolled_with(first)
     league.operator.revoke("ann")
     league.operator.invite("ann")
     second = league.token("ann")
-    assert not store.knows(second)
+    assert not store.enrolled_with(second)
     asyncio.run(store.enrol(league.url, second))
-    assert store.knows(second) and store.identity().fingerprint != before.fingerprint
+    assert store.enrolled_with(second) and store.identity().fingerprint != before.fingerprint
     assert store.identity().key.public_bytes_raw() != before.key.public_bytes_raw()
     assert not list(store.folder.glob("*.enrol.pem"))
     store.close()
@@ -79,8 +79,8 @@ def test_an_enrolment_that_was_cut_off_anywhere_goes_on_with_the_same_token(
 
         points.install(cut)
         try:
-            store.settle()
-            if not store.knows(token):
+            store.install_new_keys()
+            if not store.enrolled_with(token):
                 asyncio.run(store.enrol(league.url, token))
         except Cut:
             pass
@@ -88,10 +88,10 @@ def test_an_enrolment_that_was_cut_off_anywhere_goes_on_with_the_same_token(
             points.install(None)
             store.close()
     store = PartyStore(tmp_path / "home")
-    store.settle()
-    if not store.knows(token):
+    store.install_new_keys()
+    if not store.enrolled_with(token):
         asyncio.run(store.enrol(league.url, token))
-    assert store.identity().fingerprint == store.about()["certificate"]
+    assert store.identity().fingerprint == store.registration()["certificate"]
     key = keys.load_key(keys.read_private(store.folder / "key.pem"))
     assert key.public_key().public_bytes_raw() == store.identity().key.public_bytes_raw()
     store.close()

@@ -168,7 +168,7 @@ def test_a_party_rotates_and_a_crash_at_any_moment_does_not_lock_it_out(
 
     async def hello() -> None:
         async with store.client() as client:
-            await client.call("POST", f"/v1/alive?instance={store.about()['instance']}")
+            await client.call("POST", f"/v1/alive?instance={store.registration()['instance']}")
 
     async def rotate() -> None:
         async with store.client() as client:
@@ -188,14 +188,14 @@ def test_a_party_rotates_and_a_crash_at_any_moment_does_not_lock_it_out(
         patch.setattr(keys, "write_private", lambda path, data: (half if "cert" in path.name else write)(path, data))
         with pytest.raises(KeyboardInterrupt):
             asyncio.run(rotate())
-    store.settle()
+    store.install_new_keys()
     asyncio.run(hello())
     assert store.identity() == first
     with monkeypatch.context() as patch:  # on disk, and the key not yet taken up
-        patch.setattr(PartyStore, "settle", lambda self: None)
+        patch.setattr(PartyStore, "install_new_keys", lambda self: None)
         asyncio.run(rotate())
     asyncio.run(hello())
-    store.settle()
+    store.install_new_keys()
     assert store.identity() != first
     asyncio.run(hello())
     store._lock.close()

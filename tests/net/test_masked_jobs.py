@@ -18,7 +18,7 @@ from hansa.experiment.tasks import make_model
 from hansa.net.aggregator import runtime
 from hansa.net.party.peers import Peers
 from hansa.net.party.policy import Floor, Policy
-from hansa.net.party.vault import look
+from hansa.net.party.vault import read_vault
 from hansa.net.transport import certificates, client, keys
 from hansa.secure import signatures
 
@@ -54,7 +54,7 @@ def tensors(model: Any) -> list[torch.Tensor]:
 
 def answered(league: League, name: str) -> list[str]:
     """What a party has answered in secure sums."""
-    said = [said.split()[0] for _, said in look(league.folder / "homes" / name).answered]
+    said = [said.split()[0] for _, said in read_vault(league.folder / "homes" / name).answered]
     return [name for name in said if name.startswith("secure-")]
 
 

@@ -238,17 +238,17 @@ def test_what_the_aggregator_could_not_keep_takes_no_room(tmp_path: Path, what: 
 def test_a_party_whose_file_cannot_be_read_can_enrol_again(league: League, tmp_path: Path, text: str) -> None:
     store, token = PartyStore(tmp_path / "home"), league.token("ann")
     asyncio.run(store.enrol(league.url, token))
-    assert store.knows(token) and not store.knows(league.token("bob"))
+    assert store.enrolled_with(token) and not store.enrolled_with(league.token("bob"))
     (store.folder / "party.json").write_text(text)
     shutil.copy(store.folder / "cert.pem", store.folder / "cert.enrol.pem")
-    store.settle()
+    store.install_new_keys()
     with pytest.raises(ConfigError, match="enrol again, with the aggregator's URL and a new token"):
-        store.about()
-    assert not store.knows(token)
+        store.registration()
+    assert not store.enrolled_with(token)
     token, change = league.aggregator.registry.invite("ann")
     league.ledger.now(change)
     asyncio.run(store.enrol(league.url, token))
-    assert store.knows(token) and store.about()["party"] == "ann"
+    assert store.enrolled_with(token) and store.registration()["party"] == "ann"
     store.close()
 
 

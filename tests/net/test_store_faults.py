@@ -656,8 +656,8 @@ def test_a_party_refuses_to_start_with_a_damaged_file(
     asyncio.run(store.enrol(league.url, league.token("ann")))
     harm(store.folder / name)
     with pytest.raises(HansaError) as found:
-        store.settle()
-        store.about()
+        store.install_new_keys()
+        store.registration()
         store.identity()
         store.client()
     assert name in str(found.value) and "\n" not in str(found.value)

@@ -35,7 +35,7 @@ from hansa.net.party.evaluations import FLOORED, Evaluations
 from hansa.net.party.policy import Floor, Policy
 from hansa.net.party.samples import preparer
 from hansa.net.party.store import PartyStore
-from hansa.net.party.vault import FILE, PartyVault, look
+from hansa.net.party.vault import FILE, PartyVault, read_vault
 from hansa.net.transport.wire import Blob, Work
 from hansa.privacy import spent
 from hansa.privacy.accounting import epsilon
@@ -130,7 +130,7 @@ def test_the_same_ask_after_the_secret_was_lost_has_other_noise_and_costs_again(
     (here.folder / "secret").unlink()
     again = place()
     assert not torch.equal(update(first), update(again.answer()))
-    assert len(again.lines) == 2 and again.worker._vault.kept.all[0].steps == 2 * LOCAL.count(again.n)
+    assert len(again.lines) == 2 and again.worker._vault.contents.all_releases[0].steps == 2 * LOCAL.count(again.n)
 
 
 def test_another_version_draws_other_noise(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +215,7 @@ def test_nothing_is_sent_that_could_not_be_kept(place: Any, fails: str) -> None:
     finally:
         disk.observe(None)
     assert party.answer(round=1).metrics["epsilon"] == pytest.approx(party.costs(2))
-    assert place().worker._vault.kept.all == (Release(5 / party.n, 2.0, 2 * LOCAL.count(party.n)),)
+    assert place().worker._vault.contents.all_releases == (Release(5 / party.n, 2.0, 2 * LOCAL.count(party.n)),)
 
 
 def test_a_line_that_was_cut_off_is_no_line_and_a_damaged_one_stops_the_party(place: Any) -> None:
@@ -249,7 +249,7 @@ def test_neither_what_was_answered_nor_what_was_spent_is_forgotten(tmp_path: Pat
     for k in range(7):
         vault.once("job-1", f"{k}", "aa")
     again = PartyVault(tmp_path, spent, Budget(0.1, 1e-5))
-    assert look(tmp_path).all == again.kept.all == (Release(0.1, 2.0, 10),)
+    assert read_vault(tmp_path).all_releases == again.contents.all_releases == (Release(0.1, 2.0, 10),)
     with pytest.raises(PartyError, match="answered 0 before"):
         again.once("job-1", "0", "bb")
     with pytest.raises(PartyError, match="budget is spent"):

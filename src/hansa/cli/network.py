@@ -283,10 +283,10 @@ def _detail(detail: dict[str, Any]) -> str:
 
 def _answers(entries: list[dict[str, Any]]) -> str:
     """The signed answers in the log's entries, counted by kind."""
-    from hansa.net.audit.evidence import ANSWERS, kind_of
+    from hansa.net.audit.evidence import ANSWERS, answer_kind
 
     count = Counter(
-        kind_of(entry["detail"]["phase"]) if outcome == "accepted" else outcome
+        answer_kind(entry["detail"]["phase"]) if outcome == "accepted" else outcome
         for entry in entries if entry["event"] in ANSWERS and (outcome := entry["event"].split()[1])
     )  # fmt: skip
     return (

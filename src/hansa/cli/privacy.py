@@ -90,13 +90,13 @@ def spent(
     from hansa.core.budget import Budget
     from hansa.core.errors import ConfigError
     from hansa.net.party.policy import Policy
-    from hansa.net.party.vault import look, report
+    from hansa.net.party.vault import read_vault, report
     from hansa.privacy import spent as accountant
 
     if not (state / "party.toml").exists():
         raise ConfigError(f"{state} is no party's folder: it has no party.toml")
     floor = Policy.read(state / "party.toml").privacy
-    found = report(look(state), floor.budget or Budget(math.inf, floor.delta), accountant)
+    found = report(read_vault(state), floor.budget or Budget(math.inf, floor.delta), accountant)
     if as_json:
         typer.echo(json.dumps(found))
         return

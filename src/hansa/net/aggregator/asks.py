@@ -24,7 +24,7 @@ from hansa.net.aggregator.ledger import Writer
 from hansa.net.aggregator.queue import Key
 from hansa.net.aggregator.registry import Denied
 from hansa.net.aggregator.round import Decision
-from hansa.net.audit.evidence import Notary, Statement, kind_of
+from hansa.net.audit.evidence import Notary, Statement, answer_kind
 from hansa.net.transport.wire import Answer, Receipt, Work, ask_name, pack, unpack
 
 WHERE = "job = ? AND round = ? AND phase = ? AND number = ?"
@@ -165,7 +165,7 @@ def store_answer(key: Key, sent: Sent, path: Path | None, rejected: str | None =
         digest, size = (answer.blob.digest, answer.blob.size) if answer.blob is not None else (None, 0)
         outcome = "rejected" if bad else "accepted" if answer.why is None else "refused"
         detail = said.detail(answer.signature, sent.certificate) | ({"rejected": told} if bad else {})
-        entry = db.log(f"{kind_of(key[2])} {outcome}", key[0], key[1], sent.name, **detail)
+        entry = db.log(f"{answer_kind(key[2])} {outcome}", key[0], key[1], sent.name, **detail)
         receipt = db.notary.receipt(said, answer.signature, "rejected" if bad else "accepted", entry - 1, entry,
                                     db.root(entry), rejected)  # fmt: skip
         db.run(

@@ -211,7 +211,7 @@ class Verifier:
         try:
             lines = log_lines(self._ledger, after, min(size, after + STEP))
             for line in lines:
-                self._audit.line(line[:-1])
+                self._audit.add_line(line[:-1])
             if self._audit.tree.size == after:
                 raise Fault(f"after entry {after}: entries are missing")
         except (Fault, DataError) as error:

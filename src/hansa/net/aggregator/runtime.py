@@ -34,7 +34,7 @@ from hansa.net.aggregator.effects import Do, Steps, Wait, Write
 from hansa.net.aggregator.ledger import Ledger
 from hansa.net.aggregator.queue import Check, Desk, Errand, Key
 from hansa.net.aggregator.round import Answered, Asking, Closed, Decision, Looked, Offer, Started, Withdraw
-from hansa.net.audit.evidence import shown_model
+from hansa.net.audit.evidence import payload_model_digest
 from hansa.net.transport.wire import Answer, Blob, Work, ask_name, printable
 
 log = logging.getLogger("hansa.net")
@@ -330,7 +330,7 @@ class Network:
 
     def _shows(self, ask: Ask, payload: Mapping[str, Any]) -> bool:
         """Whether a payload holds the very model with which its round began, so that a party can compare the hash."""
-        return ask.round in self.models and shown_model(payload) == self.models[ask.round]
+        return ask.round in self.models and payload_model_digest(payload) == self.models[ask.round]
 
     def _publish(self, name: tuple[str, int | None], tree: Callable[[], Any]) -> Blob:
         """A file for parties to fetch. It may be lost: a replay makes it again."""

@@ -29,7 +29,7 @@ from hansa.net.aggregator.intake import Taking
 from hansa.net.aggregator.ledger import LINES, Ledger, LedgerError, log_lines
 from hansa.net.aggregator.queue import Desk, Errand, Key
 from hansa.net.aggregator.registry import Denied, Registry
-from hansa.net.audit.evidence import signed_by, stated
+from hansa.net.audit.evidence import make_statement, signed_by
 from hansa.net.transport import certificates, signing
 from hansa.net.transport.admission import Admission, AdmittedRequest, until_disconnect
 from hansa.net.transport.http import Refused, check_expect, errors_as_trouble, trouble
@@ -363,7 +363,7 @@ class Server:
         answer = unpack(call.body, Answer)
         if (answer.blob is None) == (answer.why is None) or (answer.blob is None) != (answer.weight is None):
             raise DataError("an answer has either a blob and its weight or a reason why there is none")
-        statement = stated(self.registry.federation.name, call.name, _key(call), answer)
+        statement = make_statement(self.registry.federation.name, call.name, _key(call), answer)
         if not signed_by(call.who.key, answer.signature, statement.signed_bytes()):
             raise signing.SignatureError(f"{call.name} has not signed what this answer says")
         if answer.why is not None:  # people will read it

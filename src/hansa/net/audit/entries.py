@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from hansa.core.errors import HansaError
-from hansa.net.audit.evidence import ANSWERS, Statement, canonical, kind_of
+from hansa.net.audit.evidence import ANSWERS, Statement, answer_kind, canonical
 from hansa.net.transport.wire import Digest, printable
 
 FIELDS = frozenset({"at", "detail", "event", "job", "party", "round", "seq"})
@@ -75,7 +75,7 @@ class Entry:
             raise self.fault(f"it is not a statement: {error}") from None
         if (said.update is None) == (said.why is None) or (said.update is None) != (said.weight is None):
             raise self.fault("it has both an update and a reason why there is none, or neither")
-        if (outcome == "refused") != (said.why is not None) or kind not in ("update", kind_of(said.phase)):
+        if (outcome == "refused") != (said.why is not None) or kind not in ("update", answer_kind(said.phase)):
             raise self.fault("its name and what it says do not fit")
         return said, signature, certificate
 

@@ -30,12 +30,12 @@ ENTRY = ("seq", "at", "job", "round", "party", "event", "detail")  # the columns
 NOTHING = b"\xff" * 8  # the length of a field that is not there
 
 
-def kind_of(phase: str) -> str:
+def answer_kind(phase: str) -> str:
     """What the log calls an answer that was given in a phase."""
     return next((kind for name, kind in KINDS.items() if phase.startswith(name)), OTHER)
 
 
-def framed(what: str, fields: list[str | int | None]) -> bytes:
+def length_prefixed(what: str, fields: list[str | int | None]) -> bytes:
     """What is signed: what it is, then each field after its length; no two lists of fields give the same bytes."""
     out = [b"hansa-1 " + what.encode()]
     for value in fields:
@@ -77,7 +77,7 @@ class Statement(Struct, frozen=True):
     why: Text | None
 
     def signed_bytes(self) -> bytes:
-        return framed("statement", [int(v) if isinstance(v, bool) else v for v in structs.astuple(self)])
+        return length_prefixed("statement", [int(v) if isinstance(v, bool) else v for v in structs.astuple(self)])
 
     def digest(self) -> str:
         return hashlib.sha256(self.signed_bytes()).hexdigest()
@@ -89,7 +89,7 @@ class Statement(Struct, frozen=True):
         return {**kept, "signature": signature, "certificate": certificate}
 
 
-def stated(federation: str, party: str, key: tuple[str, int, str, int], answer: Answer) -> Statement:
+def make_statement(federation: str, party: str, key: tuple[str, int, str, int], answer: Answer) -> Statement:
     """The statement that goes with an answer to an ask (job, round, phase, number)."""
     update = answer.blob.digest if answer.blob is not None else None
     return Statement(federation, party, *key, answer.model, answer.shown, answer.message, update, answer.weight,
@@ -109,12 +109,12 @@ class Head(Struct, frozen=True):
     signature: Signature
 
     def signed_bytes(self) -> bytes:
-        return framed("head", [self.federation, self.job, self.round, self.model, self.size, self.root])
+        return length_prefixed("head", [self.federation, self.job, self.round, self.model, self.size, self.root])
 
 
 def receipt_bytes(federation: str, receipt: Receipt) -> bytes:
     """What the aggregator signs of a receipt; all else in it is in the statement, whose hash this covers."""
-    return framed("receipt", [federation, receipt.statement, receipt.signature, receipt.status, receipt.index,
+    return length_prefixed("receipt", [federation, receipt.statement, receipt.signature, receipt.status, receipt.index,
                               receipt.size, receipt.root, receipt.why])  # fmt: skip
 
 
@@ -184,7 +184,7 @@ def state_digests(state: Mapping[str, Any]) -> tuple[str, str]:
     """The hash of a server's parameters, and that of its whole state: they and whatever else the algorithm keeps (a
     tree, moments, an optimiser's velocities). Neither depends on the order in which the slots were set."""
     params, slots = codec.digest(state["params"]), codec.digest(_sorted(state["slots"]))
-    return params, hashlib.sha256(framed("state", [params, slots])).hexdigest()
+    return params, hashlib.sha256(length_prefixed("state", [params, slots])).hexdigest()
 
 
 def _sorted(tree: Any) -> Any:
@@ -193,7 +193,7 @@ def _sorted(tree: Any) -> Any:
     return [_sorted(value) for value in tree] if isinstance(tree, (list, tuple)) else tree
 
 
-def shown_model(payload: Any) -> str | None:
+def payload_model_digest(payload: Any) -> str | None:
     """The hash of the whole model that a payload holds, as rounds are closed with it; None where it holds none."""
     model = payload.get("model") if isinstance(payload, Mapping) else None
     if not isinstance(model, Mapping) or set(model) != set(Params._fields):

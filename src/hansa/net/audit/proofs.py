@@ -13,20 +13,20 @@ from hansa.core.errors import DataError, HansaError
 from hansa.net.audit import merkle
 from hansa.net.audit.entries import Closing, Entry, Fault, member_fault
 from hansa.net.audit.evidence import Head, Statement, canonical, signed_by
-from hansa.net.audit.verify import Audit, authority_of, certified, read_lines
+from hansa.net.audit.verify import Audit, check_authority, read_lines, verify_pem
 from hansa.net.transport.wire import printable
 
 UPDATE = "update accepted"  # the entries that a proof is about
 
 
-class Shown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class IncludedEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An entry, and the audit path from it to the root of the log."""
 
     entry: dict[str, Any]
     path: list[str]
 
 
-class ShownUpdate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class IncludedUpdate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The entry of an update, its audit path, and the certificate of its party."""
 
     entry: dict[str, Any]
@@ -42,8 +42,8 @@ class Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     authority: str
     log: str
     head: Head
-    closing: Shown
-    updates: list[ShownUpdate]
+    closing: IncludedEntry
+    updates: list[IncludedUpdate]
 
 
 def prove(path: Path, job: str, party: str, round: int, authority: bytes | None = None) -> Proof:
@@ -53,7 +53,7 @@ def prove(path: Path, job: str, party: str, round: int, authority: bytes | None 
     closing: Entry | None = None
     head: Head | None = None
     for line in read_lines(path):
-        found = audit.line(line)
+        found = audit.add_line(line)
         if isinstance(found, Head):
             head = found if (found.job, found.round) == (job, round) else head
             continue
@@ -62,7 +62,7 @@ def prove(path: Path, job: str, party: str, round: int, authority: bytes | None 
             updates[found.seq - 1] = found
         elif found.job == job and found.event == "round closed" and found.round == round:
             closing = found
-    audit.done()
+    audit.finish()
     if closing is None or head is None:
         raise DataError(f"the log has no closed round {round} of the job {job!r}")
     told = Closing.of(closing)
@@ -71,13 +71,19 @@ def prove(path: Path, job: str, party: str, round: int, authority: bytes | None 
         why = f"the round is empty: {told.empty}" if told.empty is not None else _absence(closing, party)
         raise DataError(f"no update of {party!r} was fused in round {round} of {job!r}; {printable(why)}")
 
-    def shown(entry: Entry) -> tuple[dict[str, Any], list[str]]:
+    def included(entry: Entry) -> tuple[dict[str, Any], list[str]]:
         assert head is not None
         return json.loads(entry.line), [node.hex() for node in merkle.inclusion(nodes, entry.seq - 1, head.size)]
 
-    given = [(updates[index], audit.certificates[updates[index].detail["certificate"]].pem) for index in named]
-    return Proof("hansa-1 proof", audit.beginning["authority"], audit.beginning["log"], head, Shown(*shown(closing)),
-                 [ShownUpdate(*shown(entry), pem) for entry, pem in given])  # fmt: skip
+    signed = [(updates[index], audit.certificates[updates[index].detail["certificate"]].pem) for index in named]
+    return Proof(
+        "hansa-1 proof",
+        audit.beginning["authority"],
+        audit.beginning["log"],
+        head,
+        IncludedEntry(*included(closing)),
+        [IncludedUpdate(*included(entry), pem) for entry, pem in signed],
+    )
 
 
 def _absence(closing: Entry, party: str) -> str:
@@ -101,7 +107,7 @@ def read_proof(path: Path) -> Proof:
 
 
 @dataclass(frozen=True)
-class Proved:
+class ProvedUpdates:
     """What a proof proves. Each update has its `entry`, hash, `weight`, `message`, and the hash `base` of the model
     that its round began with, and says whether the party was `shown` that model."""
 
@@ -127,12 +133,12 @@ class Proved:
         )
 
 
-def check(proof: Proof, given: bytes | None = None) -> Proved:
+def check(proof: Proof, given: bytes | None = None) -> ProvedUpdates:
     """What a proof proves, by itself; a Fault where it proves nothing."""
     head = proof.head
     try:
-        authority = authority_of(proof.authority, given)
-        log = certified(proof.log, proof.authority, "log", head.federation)
+        authority = check_authority(proof.authority, given)
+        log = verify_pem(proof.log, proof.authority, "log", head.federation)
     except HansaError as error:
         raise Fault(str(error)) from None
     if not signed_by(log.key, head.signature, head.signed_bytes()):
@@ -159,7 +165,9 @@ def check(proof: Proof, given: bytes | None = None) -> Proved:
                         "base": statement.model, "shown": statement.shown, "message": statement.message})  # fmt: skip
     if not updates or [one["entry"] - 1 for one in updates] != [m.index for m in told.members if m.party == party]:
         raise Fault("the proof does not show all updates of one party that the round names, each once")
-    return Proved(head.federation, authority, closing.job, closing.round, party, told.before, told.model, updates)
+    return ProvedUpdates(
+        head.federation, authority, closing.job, closing.round, party, told.before, told.model, updates
+    )
 
 
 def _included(tree: dict[str, Any], path: list[str], head: Head) -> Entry:
@@ -178,7 +186,7 @@ def _signed(entry: Entry, pem: str, authority: str, federation: str) -> Statemen
     """What a party has said by an entry, by its certificate."""
     said, signature, mark = entry.statement(federation)
     try:
-        who = certified(pem, authority, "party", federation)
+        who = verify_pem(pem, authority, "party", federation)
     except HansaError as error:
         raise entry.fault(str(error)) from None
     if (who.name, who.fingerprint) != (said.party, mark) or not signed_by(who.key, signature, said.signed_bytes()):

@@ -22,7 +22,7 @@ from hansa.core.errors import DataError, HansaError
 from hansa.core.round_record import without_numbers
 from hansa.net.audit import merkle
 from hansa.net.audit.entries import Closing, Entry, Fault, member_fault
-from hansa.net.audit.evidence import ANSWERS, Head, Statement, canonical, kind_of, receipt_fault, signed_by
+from hansa.net.audit.evidence import ANSWERS, Head, Statement, answer_kind, canonical, receipt_fault, signed_by
 from hansa.net.audit.receipt_file import StoredReceipt, read_receipts
 from hansa.net.transport import certificates, keys
 
@@ -86,7 +86,7 @@ class Report:
         )
 
 
-def certified(pem: str, authority: str, role: str, federation: str) -> certificates.Identity:
+def verify_pem(pem: str, authority: str, role: str, federation: str) -> certificates.Identity:
     """Whom a certificate names, as a log or a proof holds it; an IdentityError where it does not count."""
     try:
         return certificates.verify_certificate(pem.encode(), authority.encode(), role, federation)
@@ -94,7 +94,7 @@ def certified(pem: str, authority: str, role: str, federation: str) -> certifica
         raise keys.IdentityError("a certificate cannot be read") from None
 
 
-def authority_of(pem: str, given: bytes | None) -> str:
+def check_authority(pem: str, given: bytes | None) -> str:
     """The fingerprint of an authority's certificate, which must be the given one, if one is."""
     try:
         found = certificates.check_authority(pem.encode())
@@ -131,7 +131,7 @@ class Audit:
             self._late[kept.statement.job, _ask(kept.statement)] = where
         self._kept.setdefault(kept.receipt.size or 0, []).append((where, kept))
 
-    def line(self, line: bytes) -> Entry | Head:
+    def add_line(self, line: bytes) -> Entry | Head:
         """Take in a line; gives what it is."""
         place = f"after entry {self.tree.size}"
         if self._whole:
@@ -154,7 +154,7 @@ class Audit:
         self._check_receipts()
         return found
 
-    def done(self) -> Report:
+    def finish(self) -> Report:
         """What the whole log came to."""
         if not self._whole:
             raise Fault(f"after entry {self.tree.size}: the log is cut off, it does not end with its signed head")
@@ -220,8 +220,8 @@ class Audit:
         self.beginning = entry.detail
         try:
             name, authority, log = (str(entry.detail[key]) for key in ("federation", "authority", "log"))
-            self.report.authority = authority_of(authority, self._given)
-            self.log = certified(log, authority, "log", name)
+            self.report.authority = check_authority(authority, self._given)
+            self.log = verify_pem(log, authority, "log", name)
         except KeyError as error:
             raise entry.fault(f"it does not say the {error.args[0]}") from None
         except HansaError as error:
@@ -233,7 +233,7 @@ class Audit:
         try:
             if not isinstance(pem, str):
                 raise keys.IdentityError("it holds no certificate")
-            who = certified(pem, self.beginning["authority"], "party", self.report.federation)
+            who = verify_pem(pem, self.beginning["authority"], "party", self.report.federation)
         except HansaError as error:
             raise entry.fault(str(error)) from None
         if who.name != entry.party or who.fingerprint != entry.detail.get("certificate"):
@@ -300,7 +300,7 @@ class Audit:
         if said.model != (job.models[said.round] if said.round < len(job.models) else None):
             raise entry.fault(f"it was made for another model than the one with which round {said.round + 1} began")
         job.answered.add(_ask(said))
-        rejected, kind = entry.event.endswith(" rejected"), kind_of(said.phase)
+        rejected, kind = entry.event.endswith(" rejected"), answer_kind(said.phase)
         status = "rejected" if rejected else "accepted"
         self._last = (said.digest(), signature, status, entry.detail.get("rejected"))
         if said.why is not None:
@@ -396,7 +396,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
         raise DataError(f"cannot read {path}: {error.strerror}") from None
 
 
-def receipts_in(places: Sequence[Path]) -> list[tuple[str, StoredReceipt]]:
+def read_all_receipts(places: Sequence[Path]) -> list[tuple[str, StoredReceipt]]:
     """The receipts of some files, or of parties' folders."""
     out = []
     for place in places:
@@ -417,9 +417,9 @@ def verify(path: Path, authority: bytes | None = None, receipts: Sequence[Path] 
 
 def verify_lines(lines: Iterable[bytes], authority: bytes | None = None, receipts: Sequence[Path] = ()) -> Report:
     """Look at the lines of a whole log."""
-    audit = Audit(authority, receipts_in(receipts))
+    audit = Audit(authority, read_all_receipts(receipts))
     for line in lines:
-        audit.line(line)
+        audit.add_line(line)
     if audit.tree.size == 0:
         raise DataError("this is no log, but empty; `hansa log FEDERATION --out FILE` exports one")
-    return audit.done()
+    return audit.finish()

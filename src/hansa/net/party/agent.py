@@ -30,12 +30,12 @@ from hansa.core.errors import ConfigError, DataError, HansaError, OutOfRange
 from hansa.core.federation import op_of
 from hansa.core.op import DataOp, Memory, Op, Party, Reply, Wrapper
 from hansa.core.stopping import Brake, Halted, braked, go_on
-from hansa.net.audit.evidence import shown_model, stated
+from hansa.net.audit.evidence import make_statement, payload_model_digest
 from hansa.net.party.evaluations import check_rows, evaluates
 from hansa.net.party.policy import parts
 from hansa.net.party.receipts import Receipts
 from hansa.net.party.store import PartyMemory, PartyStore
-from hansa.net.party.vault import PartyVault, secret_of
+from hansa.net.party.vault import PartyVault, load_secret
 from hansa.net.transport.client import Client, Refusal
 from hansa.net.transport.signing import About
 from hansa.net.transport.wire import UNWANTED, Answer, Blob, Receipt, Work, pack, printable, unpack
@@ -101,9 +101,9 @@ class Worker:
             # Whether values overflow, say, would be a question about them that a preparation of the aggregator's puts.
             return "it describes its data only as they are, before a task or a preparation is settled", False
         if about:
-            where = f" in {self._store.about()['federation']}" if self._store.enrolled else ""
+            where = f" in {self._store.registration()['federation']}" if self._store.enrolled else ""
             self._vault.fix(work.job, f"task.party_test and task.seed{where}", _split(about))
-        if work.shown and shown_model(message["payload"]) != work.model:
+        if work.shown and payload_model_digest(message["payload"]) != work.model:
             return "the message does not hold the model that its round is said to begin with", False
         party = self._party(work, task)
         party.round = message["round"]
@@ -120,7 +120,7 @@ class Worker:
         if refused is not None:
             return refused, False
         ask = self._everything(work, memory)
-        party.secret = hashlib.blake2b(ask.encode(), digest_size=32, key=secret_of(self._folder)).digest()
+        party.secret = hashlib.blake2b(ask.encode(), digest_size=32, key=load_secret(self._folder)).digest()
         party.vault, party.min_cohort = self._vault.of(work.job), self._policy.min_cohort
         ask = hashlib.sha256(party.secret).hexdigest()  # with another secret the same answer has other noise, and costs
         if evaluates(op):
@@ -204,11 +204,11 @@ class Agent:
 
     def __init__(self, store: PartyStore, client: Client, worker: Worker) -> None:
         self.store, self.client, self.worker = store, client, worker
-        self._instance = store.about()["instance"]
+        self._instance = store.registration()["instance"]
         self._task: tuple[str, dict[str, Any]] | None = None
         self._receipts = Receipts(store.folder)
 
-    async def stay(self, until: float = math.inf) -> None:
+    async def run(self, until: float = math.inf) -> None:
         """Ask for work and do it, until that time (seconds since 1970), which ends no work that was begun; a Refusal
         where there is no place for this party any more."""
         while time.time() < until:
@@ -328,10 +328,10 @@ class Agent:
             data = await asyncio.to_thread(codec.encode, reply.tree())
             blob, weight = Blob(hashlib.sha256(data).hexdigest(), len(data)), reply.weight
         answer = Answer(work.message.digest, "", blob, weight, staged, why, work.model, work.shown)
-        known = self.store.about()
+        known = self.store.registration()
         await self._receipts.expect(self.client, known["federation"])
         key = (work.job, work.round, work.phase, work.number)
-        statement = stated(known["federation"], known["party"], key, answer)
+        statement = make_statement(known["federation"], known["party"], key, answer)
         answer = msgspec.structs.replace(answer, signature=self.client.sign(statement.signed_bytes()))
         got = await self.client.upload_and_post(
             f"{path}/parts", answer.blob, memoryview(data), f"{path}/reply", pack(answer), about

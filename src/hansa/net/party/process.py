@@ -29,21 +29,21 @@ def join(state: Path, data: str, url: str | None = None, token: Token | None = N
     lines = log_to_stderr(as_json)
     samples = read_samples(data, target, test)
     store = PartyStore(state)
-    store.settle()
+    store.install_new_keys()
 
     async def main() -> None:
         done = asyncio.Event()
         end_on_signal(done)
-        if token is not None and not store.knows(token):
-            where = url or (store.about()["url"] if store.enrolled else None)
+        if token is not None and not store.enrolled_with(token):
+            where = url or (store.registration()["url"] if store.enrolled else None)
             if where is None:
                 raise ConfigError("to enrol, give the aggregator's URL: hansa join https://HOST:PORT --token-file ...")
             if await _unless(done, store.enrol(where, token)):
                 return
-            log.info("enrolled", extra={"party": store.about()["party"]})
+            log.info("enrolled", extra={"party": store.registration()["party"]})
         if not store.enrolled:
             raise ConfigError(f"{state} holds no enrolled party; give the aggregator's URL and a token to enrol one")
-        lines.party = store.about()["party"]
+        lines.party = store.registration()["party"]
         limits = store.policy.limits
         if store.policy.device == "cpu":  # a GPU's driver reserves far more than it uses
             limits.confine()
@@ -58,7 +58,7 @@ def join(state: Path, data: str, url: str | None = None, token: Token | None = N
             async with store.client(url) as client:
                 try:
                     if time.time() < due:
-                        await _unless(done, Agent(store, client, worker).stay(due))
+                        await _unless(done, Agent(store, client, worker).run(due))
                     elif not await _unless(done, store.rotate(client)):
                         log.info("certificate renewed")
                         due = max(store.identity().not_after - RENEW, time.time() + AGAIN)

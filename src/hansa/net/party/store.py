@@ -49,7 +49,7 @@ class PartyStore:
     def enrolled(self) -> bool:
         return (self.folder / "party.json").exists()
 
-    def about(self) -> dict[str, Any]:
+    def registration(self) -> dict[str, Any]:
         """The party's name, its federation, where the aggregator is, and which instance of the party this is."""
         try:
             tree: dict[str, Any] = json.loads((self.folder / "party.json").read_text())
@@ -64,24 +64,24 @@ class PartyStore:
             ) from None
         return tree
 
-    def knows(self, token: Token) -> bool:
+    def enrolled_with(self, token: Token) -> bool:
         """Whether this is the token that the party enrolled with; not where that cannot be read any more: enrolling
         again writes it anew."""
-        return bool(self._said("token") == token.digest())
+        return bool(self._registered("token") == token.digest())
 
-    def _said(self, name: str) -> Any:
+    def _registered(self, name: str) -> Any:
         """What `party.json` says about something; None where it does not, or cannot be read."""
         try:
-            return self.about().get(name)
+            return self.registration().get(name)
         except ConfigError:
             return None
 
     async def enrol(self, url: str, token: Token) -> None:
         """Make a key, have it certified, keep both. Interrupted, it can be done again with the same token; with another
         token the party enrols anew, and keeps its policy and its memory."""
-        key = self._made("key.enrol.pem")
+        key = self._pending_key("key.enrol.pem")
         authority, issued = await enrol(url, token, certificates.make_request(key, token.party))
-        self._part_from_others(authority)
+        self._set_aside_other_federation(authority)
         keys.write_private(self.folder / "ca.pem", authority)
         keys.write_private(self.folder / "cert.enrol.pem", issued.certificate)
         about = {"party": issued.party, "federation": issued.federation, "url": https_url(url),
@@ -89,9 +89,9 @@ class PartyStore:
                  "certificate": certificates.fingerprint(issued.certificate)}  # fmt: skip
         about["sum"] = _sum(about)
         keys.write_private(self.folder / "party.json", json.dumps(about).encode())
-        self.settle()
+        self.install_new_keys()
 
-    def _part_from_others(self, authority: bytes) -> None:
+    def _set_aside_other_federation(self, authority: bytes) -> None:
         """Set aside what belongs to a federation with another authority: its log's certificate, receipts and memory."""
         before = self.folder / "ca.pem"
         if before.exists() and before.read_bytes() != authority:
@@ -99,7 +99,7 @@ class PartyStore:
             disk.set_aside([self.folder / name for name in ("log.pem", "receipts", "memory")],
                            self.folder / f"before-{mark}")  # fmt: skip
 
-    def _made(self, name: str) -> keys.PrivateKey:
+    def _pending_key(self, name: str) -> keys.PrivateKey:
         """A key that is not in use yet; one that was made and not certified is taken again."""
         path = self.folder / name
         if not path.exists():
@@ -112,7 +112,7 @@ class PartyStore:
         for path in (authority, self.folder / "cert.pem"):  # OpenSSL does not look whether its own side is whole
             certificates.read_certificate(path, authority)
         tls = client_context(authority, self.folder / "cert.pem", key)
-        return Client(url or self.about()["url"], tls, keys.read_key(key))
+        return Client(url or self.registration()["url"], tls, keys.read_key(key))
 
     def identity(self) -> certificates.Identity:
         return certificates.identity_of_pem(
@@ -121,30 +121,30 @@ class PartyStore:
 
     async def rotate(self, client: Client) -> None:
         """A new key and a certificate for it. The old ones are good until the new one is used."""
-        key = self._made("key.new.pem")
+        key = self._pending_key("key.new.pem")
         _, data = await client.call(
-            "POST", "/v1/rotate", certificates.make_request(key, self.about()["party"]), About()
+            "POST", "/v1/rotate", certificates.make_request(key, self.registration()["party"]), About()
         )
         keys.write_private(self.folder / "cert.new.pem", unpack(data, IssuedCertificate).certificate)
         reach("rotation.certified")
-        self.settle()
+        self.install_new_keys()
 
-    def settle(self) -> None:
+    def install_new_keys(self) -> None:
         """Take up a new key whose certificate has come; after a crash in the middle too."""
         enrolled = self.folder / "cert.enrol.pem"
-        known = self._said("certificate") if enrolled.exists() else None
+        known = self._registered("certificate") if enrolled.exists() else None
         if known is not None and known == certificates.fingerprint(enrolled.read_bytes()):
-            self._take("enrol")  # not if it was cut off before the party was written down
-        self._take("new")
+            self._install("enrol")  # not if it was cut off before the party was written down
+        self._install("new")
 
-    def _take(self, which: str) -> None:
+    def _install(self, which: str) -> None:
         fresh, certificate = self.folder / f"key.{which}.pem", self.folder / f"cert.{which}.pem"
         if not certificate.exists():
             return
         if fresh.exists():
             disk.rename(fresh, self.folder / "key.pem")
             reach("rotation.key")
-        self._retire()
+        self._keep_former_certificate()
         disk.sync_folder(self.folder)  # or a power failure could leave the certificate without its key
         reach("rotation.kept")
         disk.rename(certificate, self.folder / "cert.pem")
@@ -152,7 +152,7 @@ class PartyStore:
         disk.sync_folder(self.folder)
         reach("rotation.settled")
 
-    def _retire(self) -> None:
+    def _keep_former_certificate(self) -> None:
         """Keep the certificate whose time is over: receipts of what its key signed may still come."""
         try:
             certificate = (self.folder / "cert.pem").read_bytes()
@@ -168,7 +168,7 @@ def _sum(about: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
 
-def sealed(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+def append_checksum(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
     """A file's pieces with their hash at the end: nobody else knows it."""
     running = hashlib.sha256()
     for piece in pieces:
@@ -177,8 +177,8 @@ def sealed(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]
     yield running.digest()
 
 
-def unsealed(data: bytes) -> bytes:
-    """What was sealed; a DataError where it is not what it was."""
+def strip_checksum(data: bytes) -> bytes:
+    """What was append_checksum; a DataError where it is not what it was."""
     body = data[:-32]
     if hashlib.sha256(body).digest() != data[-32:]:
         raise DataError("the file is damaged")
@@ -210,7 +210,7 @@ class PartyMemory:
         if tip is None:
             return {}
         try:
-            memory: Memory = codec.decode(unsealed(self._path(job, tip).read_bytes()))
+            memory: Memory = codec.decode(strip_checksum(self._path(job, tip).read_bytes()))
         except (OSError, DataError):
             return None
         return memory
@@ -219,7 +219,7 @@ class PartyMemory:
         """Keep what is to be remembered if this ask's reply is fused; on disk before this returns."""
         path = self._path(job, ask)
         disk.make_folder(path.parent)
-        disk.put(path, sealed(codec.pieces(memory)), steps("memory"))
+        disk.put(path, append_checksum(codec.pieces(memory)), steps("memory"))
         if self.jobs is not None:
             self._forget_jobs(job, self.jobs)
 

@@ -2,7 +2,7 @@
 
 The file `vault.jsonl` only grows: some hundred bytes for each private release, for each evaluation, for each job (how
 it divides the samples), and for each of the three or four answers of a secure sum. What was forgotten could be asked
-for again: the secrets of an old sum can be made again from the party's own (`secret_of`) and what it was sent then. A
+for again: the secrets of an old sum can be made again from the party's own (`load_secret`) and what it was sent then. A
 line is on the disk before the reply that it is about is made, so neither `kill -9` nor a power failure gives back what
 was spent; and an ask that is made again, and answered with the same noise, costs nothing again. Nobody but the party
 can see it.
@@ -62,12 +62,13 @@ class VaultContents:
             self.evaluations[job] += name.startswith(EVALUATION)
             self.declines[job] += name.startswith(DECLINED)
 
-    def of(self, job: str) -> tuple[Release, ...]:
+    def job_releases(self, job: str) -> tuple[Release, ...]:
         """What was released in a job."""
         return merged(release for (name, _), release in self.spent.items() if name == job)
 
     @property
-    def all(self) -> tuple[Release, ...]:
+    def all_releases(self) -> tuple[Release, ...]:
+        """The releases in all jobs."""
         return merged(self.spent.values())
 
     @property
@@ -76,28 +77,28 @@ class VaultContents:
         return list(dict.fromkeys(job for job, _ in self.spent))
 
 
-def parsed(path: Path, lines: Sequence[bytes]) -> VaultContents:
+def parse_lines(path: Path, lines: Sequence[bytes]) -> VaultContents:
     """What lines say; a DataError where one is damaged: then nobody knows what was spent."""
-    kept, decoder = VaultContents({}, {}), msgspec.json.Decoder(Line)
+    contents, decoder = VaultContents({}, {}), msgspec.json.Decoder(Line)
     for number, text in enumerate(lines, 1):
         try:
             line = decoder.decode(text)
             if line.name:
-                kept.note(line.job, line.name, line.digest)
+                contents.note(line.job, line.name, line.digest)
             else:
-                kept.spent.setdefault((line.job, line.ask), Release(line.rate, line.sigma, line.steps))
+                contents.spent.setdefault((line.job, line.ask), Release(line.rate, line.sigma, line.steps))
         except (msgspec.DecodeError, ConfigError) as error:
             raise DataError(
                 f"{path}, line {number}: damaged ({error}), so it is not known what this party has spent; restore it "
                 "from a copy, or move it away and lower privacy.epsilon by what was spent"
             ) from None
-    return kept
+    return contents
 
 
-def look(folder: Path) -> VaultContents:
+def read_vault(folder: Path) -> VaultContents:
     """What the vault in a party's folder holds, without taking part in anything."""
     path = folder / FILE
-    return parsed(path, disk.whole(path.read_bytes()).split(b"\n")[:-1] if path.exists() else [])
+    return parse_lines(path, disk.whole(path.read_bytes()).split(b"\n")[:-1] if path.exists() else [])
 
 
 class PartyVault:
@@ -109,7 +110,7 @@ class PartyVault:
         self._path, self._accountant, self._limit = folder / FILE, accountant, limit
         self.peers = Peers(folder, pins or {})
         self._lines = disk.LineLog(self._path)
-        self.kept = parsed(self._path, self._lines.read())
+        self.contents = parse_lines(self._path, self._lines.read())
 
     def charge(self, job: str, ask: str, op: PrivateOp, n: int, payload: Mapping[str, Any]) -> float | None:
         """Note that an ask of a job is answered, before it is: the epsilon that the party has spent in the job then,
@@ -118,14 +119,14 @@ class PartyVault:
         budget = op.budget
         if budget is None or n == 0:
             return None
-        if (job, ask) in self.kept.spent:
-            return self._accountant(self.kept.of(job), budget.delta)
+        if (job, ask) in self.contents.spent:
+            return self._accountant(self.contents.job_releases(job), budget.delta)
         release = op.release(n, payload)
-        epsilon = charge(self.kept.of(job), release, budget, self._accountant)
+        epsilon = charge(self.contents.job_releases(job), release, budget, self._accountant)
         if self._limit is not None:
-            charge(self.kept.all, release, self._limit, self._accountant)
+            charge(self.contents.all_releases, release, self._limit, self._accountant)
         self._add(Line(job, time.time(), ask, release.rate, release.noise, release.steps))
-        self.kept.spent[job, ask] = Release(release.rate, release.noise, release.steps)
+        self.contents.spent[job, ask] = Release(release.rate, release.noise, release.steps)
         return epsilon
 
     def once(self, job: str, name: str, digest: str) -> None:
@@ -144,9 +145,9 @@ class PartyVault:
         """Note that an ask is answered with metrics, before it is; a PartyError where that is over the limits. An ask
         that was answered counts once."""
         name = f"{EVALUATION}{ask}"
-        if (job, name) in self.kept.answered:
+        if (job, name) in self.contents.answered:
             return
-        counts = self.kept.evaluations
+        counts = self.contents.evaluations
         for done, most, where in ((counts[job], limits.per_job, "per_job"), (counts.total(), limits.total, "total")):
             if most is not None and done >= most:
                 over = "in a job" if where == "per_job" else "over all jobs"
@@ -157,7 +158,7 @@ class PartyVault:
 
     def may_decline(self, job: str, ask: str, most: int) -> None:
         """A PartyError once so many secure sums were declined for what the party's numbers are, this one aside."""
-        if self.kept.declines.total() >= most and (job, f"{DECLINED}{ask}") not in self.kept.answered:
+        if self.contents.declines.total() >= most and (job, f"{DECLINED}{ask}") not in self.contents.answered:
             raise PartyError(
                 f"its policy lets it decline {most} secure sums over all jobs for what its numbers are, since each "
                 "tells something of them, and it has; see privacy.declines in party.toml"
@@ -169,10 +170,10 @@ class PartyVault:
 
     def _first(self, job: str, name: str, digest: str) -> str:
         """What was noted about `name` first, on the disk; that is `digest` where nothing was before."""
-        if (job, name) not in self.kept.answered:
+        if (job, name) not in self.contents.answered:
             self._add(Line(job, time.time(), name=name, digest=digest))
-            self.kept.note(job, name, digest)
-        return self.kept.answered[job, name]
+            self.contents.note(job, name, digest)
+        return self.contents.answered[job, name]
 
     def _add(self, line: Line) -> None:
         self._lines.add(msgspec.json.encode(line))
@@ -202,7 +203,7 @@ class JobVault(Vault):
         return self._vault.peers.federation, self._job
 
 
-def secret_of(folder: Path) -> bytes:
+def load_secret(folder: Path) -> bytes:
     """A party's own secret, 32 random bytes that are made once and never leave; all that nobody may guess comes from
     it."""
     path = folder / "secret"
@@ -214,14 +215,19 @@ def secret_of(folder: Path) -> bytes:
     return secret
 
 
-def report(kept: VaultContents, budget: Budget, accountant: Accountant) -> dict[str, Any]:
+def report(contents: VaultContents, budget: Budget, accountant: Accountant) -> dict[str, Any]:
     """What a party has spent, by job and in all, as plain data."""
     jobs = {
         job: {
-            "epsilon": finite(accountant(kept.of(job), budget.delta)),
-            "replies": sum(j == job for j, _ in kept.spent),
+            "epsilon": finite(accountant(contents.job_releases(job), budget.delta)),
+            "replies": sum(j == job for j, _ in contents.spent),
         }
-        for job in kept.jobs
+        for job in contents.jobs
     }
     limit = finite(budget.epsilon)
-    return {"epsilon": finite(accountant(kept.all, budget.delta)), "delta": budget.delta, "budget": limit, "jobs": jobs}
+    return {
+        "epsilon": finite(accountant(contents.all_releases, budget.delta)),
+        "delta": budget.delta,
+        "budget": limit,
+        "jobs": jobs,
+    }
