@@ -191,7 +191,7 @@ def test_a_party_that_answers_again_with_a_new_key_takes_the_receipt_of_what_it_
         (kept,) = read_receipts(life.receipts.folder / "job.jsonl")
         assert again != kept.receipt.signature == signed
         another = keys.new_key().sign(said.signed_bytes()).hex()
-        with pytest.raises(BadReceipt, match="something else than was sent"):
+        with pytest.raises(BadReceipt, match="does not match the statement that was sent"):
             asyncio.run(life.receipts.keep(life.ledger.notary.receipt(said, another, "late"), said, again))
     finally:
         life.end()

@@ -181,5 +181,5 @@ def test_what_is_not_there_has_no_proof() -> None:
         with pytest.raises(ValueError, match="there is no leaf"):
             inclusion(nodes, place, 3)
     for first in (0, 4):
-        with pytest.raises(ValueError, match="no beginning"):
+        with pytest.raises(ValueError, match="not a prefix"):
             consistency(nodes, first, 3)

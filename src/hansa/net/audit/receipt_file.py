@@ -1,4 +1,4 @@
-"""A file of receipts, as an auditor reads it."""
+"""Reading a party's file of receipts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hansa.net.transport.wire import Receipt
 
 
 class StoredReceipt(msgspec.Struct, frozen=True):
-    """A line of a file of receipts."""
+    """A line of the file: a receipt and the statement that it confirms."""
 
     receipt: Receipt
     statement: Statement
 
 
 def read_receipts(path: Path) -> list[StoredReceipt]:
-    """The receipts in a file; a last line that was cut off does not count. A DataError where another is none."""
+    """Read the receipts in a file. A truncated last line is ignored; another invalid line is a DataError."""
     try:
         lines = disk.whole(path.read_bytes()).split(b"\n")[:-1]
     except OSError as error:
@@ -30,5 +30,5 @@ def read_receipts(path: Path) -> list[StoredReceipt]:
         try:
             out.append(decoder.decode(line))
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            raise DataError(f"{path}, line {number}: not a receipt: {error}") from None
+            raise DataError(f"{path}, line {number}: invalid receipt: {error}") from None
     return out

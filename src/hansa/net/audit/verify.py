@@ -1,10 +1,10 @@
-"""An exported log, looked at without anybody's help: is it whole, and does everybody stand by what it says?
+"""Offline verification of an exported log: completeness, signatures and consistency.
 
-The first line says who signs the log. Then each entry is a line, and after an entry that closes a round comes the
-round's signed head; the last line is the head of all of it. Everything here reads line by line and keeps no more of
-what went before than the rest needs: certificates, and of each job, until it ends, the hashes of its models, the
-updates that no round has named, and who has answered which ask. That is some hundred bytes for each answer; none can be
-forgotten earlier, since a ticket may be answered, and so could be answered once more, any number of rounds later.
+The first line states who signs the log. Then each entry is a line. The entry that closes a round is followed by the
+round's signed head. The last line is the head of the whole log. The log is read line by line. Only what later lines
+need stays in memory: certificates and, of each job until it ends, the hashes of its models, the updates that no round
+has fused yet, and which party has answered which ask. That is some hundred bytes per answer. None can be dropped
+earlier: a ticket may be answered, or illegally answered again, any number of rounds later.
 """
 
 from __future__ import annotations
@@ -27,47 +27,49 @@ from hansa.net.audit.receipt_file import StoredReceipt, read_receipts
 from hansa.net.transport import certificates, keys
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
-LINE = 2**24  # bytes of a line, at most
-SLACK = 3600.0  # seconds after a certificate's end at which what came before it may be written
+LINE = 2**24  # bytes: the longest line
+SLACK = 3600.0  # seconds that an entry may be written after its certificate has expired
 ENDINGS = frozenset({"job finished", "job failed", "job stopped"})
 
-Ask = tuple[int, str, int, str]  # an ask of a job, and who is asked: round, phase, number, party
+Ask = tuple[int, str, int, str]  # round, phase, number and party of an ask, within a job
 
 
-def _ask(said: Statement) -> Ask:
-    return said.round, said.phase, said.number, said.party
+def _ask(statement: Statement) -> Ask:
+    return statement.round, statement.phase, statement.number, statement.party
 
 
 @dataclass
 class AuditedJob:
-    """What the log has said of a job so far."""
+    """The state of a job after the lines read so far."""
 
-    models: list[str] = field(default_factory=list)  # after each round; the first is the one it began with
-    waiting: dict[int, Statement] = field(default_factory=dict)  # updates that no round has named yet, by leaf
+    models: list[str] = field(default_factory=list)  # the initial model, then the model after each round
+    waiting: dict[int, Statement] = field(
+        default_factory=dict
+    )  # updates that no round has fused yet, by index in the log
     answered: set[Ask] = field(default_factory=set)
-    state: str | None = None  # of the server with the last model, whole; None in logs of version 0.1.0
+    state: str | None = None  # hash of the server's state with the last model; None in logs of version 0.1.0
     ended: bool = False
 
 
 @dataclass
 class Certificate:
-    """A party's certificate, as far as the log has come."""
+    """A party's certificate and its state after the lines read so far."""
 
-    who: certificates.Identity
+    identity: certificates.Identity
     pem: str
-    state: str = "new"  # then "valid" from its first use on, until it is "ended"
+    state: str = "new"  # then "valid" from its first use, then "ended"
 
 
 @dataclass
 class Report:
-    """What was found: counts, and whom it was taken from."""
+    """The result of a verification: counts, and the identity of the log."""
 
     federation: str = ""
-    authority: str = ""  # the fingerprint
+    authority: str = ""  # fingerprint of the CA's certificate
     entries: int = 0
     updates: int = 0  # accepted, in rounds
     evaluations: int = 0  # accepted
-    answers: int = 0  # accepted, other ones: descriptions of data, sums to prepare them
+    answers: int = 0  # accepted, of other phases: descriptions and preparations of data
     refusals: int = 0
     rejected: int = 0
     rounds: int = 0
@@ -76,91 +78,91 @@ class Report:
     root: str = ""
 
     def text(self) -> str:
-        """One line."""
-        receipts = f"; {self.receipts} receipts are all in it" if self.receipts else ""
+        """One sentence."""
+        receipts = f"; all {self.receipts} receipts match it" if self.receipts else ""
         return (
-            f"the log of {self.federation} is whole: {self.entries} entries; {self.updates} updates, "
-            f"{self.evaluations} evaluations and {self.answers} other answers, {self.rejected} answers that were "
-            f"rejected and {self.refusals} refusals, all signed by their parties; {self.rounds} rounds closed with "
+            f"the log of {self.federation} is complete and valid: {self.entries} entries; {self.updates} updates, "
+            f"{self.evaluations} evaluations and {self.answers} other answers, {self.rejected} rejected answers and "
+            f"{self.refusals} refusals, all signed by their parties; {self.rounds} closed rounds, which fused "
             f"{self.fused} of the updates{receipts}; authority {self.authority}"
         )
 
 
 def verify_pem(pem: str, authority: str, role: str, federation: str) -> certificates.Identity:
-    """Whom a certificate names, as a log or a proof holds it; an IdentityError where it does not count."""
+    """Verify a certificate from a log or proof; return its identity, or raise an IdentityError."""
     try:
         return certificates.verify_certificate(pem.encode(), authority.encode(), role, federation)
     except UnicodeError:  # a certificate in JSON may be any text
-        raise keys.IdentityError("a certificate cannot be read") from None
+        raise keys.IdentityError("a certificate is not valid text") from None
 
 
-def check_authority(pem: str, given: bytes | None) -> str:
-    """The fingerprint of an authority's certificate, which must be the given one, if one is."""
+def check_authority(pem: str, expected: bytes | None) -> str:
+    """Return the fingerprint of an authority's certificate; a Fault if it is not the expected one."""
     try:
-        found = certificates.check_authority(pem.encode())
+        fingerprint = certificates.check_authority(pem.encode())
     except UnicodeError:  # a certificate in JSON may be any text
-        raise keys.IdentityError("the authority's certificate cannot be read") from None
-    if given is not None and certificates.fingerprint(given) != found:
-        raise Fault(f"it is by another authority ({found}) than the one given ({certificates.fingerprint(given)})")
-    return found
+        raise keys.IdentityError("the authority's certificate is not valid text") from None
+    if expected is not None and certificates.fingerprint(expected) != fingerprint:
+        raise Fault(f"its authority is {fingerprint}; expected {certificates.fingerprint(expected)}")
+    return fingerprint
 
 
 class Audit:
-    """A log that is taken in line by line; the first thing that is wrong is a Fault."""
+    """Verifies a log line by line; the first inconsistency raises a Fault."""
 
     def __init__(self, authority: bytes | None = None, receipts: Iterable[tuple[str, StoredReceipt]] = ()) -> None:
         self.report, self.tree = Report(), merkle.Frontier()
         self.beginning: Mapping[str, Any] = {}
         self.certificates: dict[str, Certificate] = {}
-        self._alive: dict[
-            str | None, dict[str, Certificate]
-        ] = {}  # by party and fingerprint: those that have not ended
-        self._valid: dict[str | None, str] = {}  # by party: the fingerprint of the one in use
-        self._given = authority
+        self._alive: dict[str | None, dict[str, Certificate]] = {}  # not ended, by party and fingerprint
+        self._valid: dict[str | None, str] = {}  # by party: fingerprint of the certificate in use
+        self._expected_authority = authority
         self._jobs: dict[str, AuditedJob] = {}
-        self._due: Entry | None = None  # the closing whose head must come next
-        self._whole = False
+        self._due: Entry | None = None  # the closing whose head must be the next line
+        self._complete = False
         self._late: dict[tuple[str, Ask], str] = {}
-        self._last: tuple[str, str, str, str | None] | None = None  # of the last entry, as its receipt has it
-        self._kept: dict[int, list[tuple[str, StoredReceipt]]] = {}  # by the size of the log that they name
-        for where, kept in receipts:
-            self._expect(where, kept)
+        self._last: tuple[str, str, str, str | None] | None = (
+            None  # statement, signature, status and reason of the last entry
+        )
+        self._receipts: dict[int, list[tuple[str, StoredReceipt]]] = {}  # by their log size
+        for where, stored in receipts:
+            self._expect(where, stored)
 
-    def _expect(self, where: str, kept: StoredReceipt) -> None:
-        if kept.receipt.status == "late" or kept.receipt.size is None:
-            self._late[kept.statement.job, _ask(kept.statement)] = where
-        self._kept.setdefault(kept.receipt.size or 0, []).append((where, kept))
+    def _expect(self, where: str, stored: StoredReceipt) -> None:
+        if stored.receipt.status == "late" or stored.receipt.size is None:
+            self._late[stored.statement.job, _ask(stored.statement)] = where
+        self._receipts.setdefault(stored.receipt.size or 0, []).append((where, stored))
 
     def add_line(self, line: bytes) -> Entry | Head:
-        """Take in a line; gives what it is."""
+        """Verify the next line; return its entry or head."""
         place = f"after entry {self.tree.size}"
-        if self._whole:
+        if self._complete:
             raise Fault(f"{place}: there are lines after the log's last head")
         try:
             tree = json.loads(line)
             head = isinstance(tree, dict) and set(tree) == {"head"}
-            found = _head(line, tree["head"]) if head else Entry.of(line, tree)
+            item = _head(line, tree["head"]) if head else Entry.of(line, tree)
         except (ValueError, TypeError, RecursionError, msgspec.ValidationError) as error:
-            raise Fault(f"{place}: a line is not one of a log: {str(error)[:200]}") from None
-        if isinstance(found, Head):
-            self._head(found)
-            return found
+            raise Fault(f"{place}: invalid line: {str(error)[:200]}") from None
+        if isinstance(item, Head):
+            self._head(item)
+            return item
         if self._due is not None:
-            raise self._due.fault("no signed head follows it")
-        if found.seq != self.tree.size + 1:
-            raise Fault(f"{place} comes entry {found.seq}: entries are missing, or not in order")
+            raise self._due.fault("it is not followed by a signed head")
+        if item.seq != self.tree.size + 1:
+            raise Fault(f"{place}: the next entry is {item.seq}; entries are missing or out of order")
         self.tree.append(merkle.leaf_hash(line))
-        self._entry(found)
+        self._entry(item)
         self._check_receipts()
-        return found
+        return item
 
     def finish(self) -> Report:
-        """What the whole log came to."""
-        if not self._whole:
-            raise Fault(f"after entry {self.tree.size}: the log is cut off, it does not end with its signed head")
-        for size, rest in sorted(self._kept.items()):
+        """Return the report after the last line; a Fault if the log is incomplete."""
+        if not self._complete:
+            raise Fault(f"after entry {self.tree.size}: the log is truncated; it does not end with its signed head")
+        for size, receipts in sorted(self._receipts.items()):
             if size:
-                raise Fault(f"{rest[0][0]}: its log had {size} entries, and this one has {self.tree.size}")
+                raise Fault(f"{receipts[0][0]}: its log had {size} entries, but this log has {self.tree.size}")
         self.report.entries, self.report.root = self.tree.size, self.tree.root().hex()
         return self.report
 
@@ -169,20 +171,20 @@ class Audit:
     def _head(self, head: Head) -> None:
         place = f"the head after entry {self.tree.size}"
         if self.tree.size == 0:
-            raise Fault("the log begins with a head, and not with who signs it")
+            raise Fault("the log must begin with the entry 'log begun', not with a head")
         if head.size != self.tree.size or head.root != self.tree.root().hex():
-            raise Fault(f"{place} is for {head.size} entries with another root than these have")
+            raise Fault(f"{place} is for {head.size} entries with a different root")
         if head.federation != self.report.federation or not signed_by(
             self.log.key, head.signature, head.signed_bytes()
         ):
-            raise Fault(f"{place} is not signed by the federation's log key")
+            raise Fault(f"{place} is not signed with the federation's log key")
         closed = self._due
         if closed is None:
             if (head.job, head.round, head.model) != (None, None, None):
-                raise Fault(f"{place} is that of a round, and no round was closed there")
-            self._whole = True
+                raise Fault(f"{place} is the head of a round, but no round was closed there")
+            self._complete = True
         elif (head.job, head.round, head.model) != (closed.job, closed.round, closed.detail["model"]):
-            raise Fault(f"{place} is for another round or model than the entry says")
+            raise Fault(f"{place} is for a different round or model than the entry before it")
         self._due = None
 
     # Entries
@@ -201,7 +203,7 @@ class Audit:
             self._answer(entry)
         elif entry.event == "job submitted":
             if entry.job is None or entry.job in self._jobs:
-                raise entry.fault("it names no job, or one that was submitted before")
+                raise entry.fault("it names no job, or a job that was submitted before")
             self._jobs[entry.job] = AuditedJob()
         elif entry.event == "job begun":
             job = self._job(entry)
@@ -216,14 +218,14 @@ class Audit:
 
     def _begin(self, entry: Entry) -> None:
         if entry.seq != 1 or entry.event != "log begun":
-            raise entry.fault("a log begins with who signs it, and only once")
+            raise entry.fault("'log begun' must be the first entry, and occur only once")
         self.beginning = entry.detail
         try:
             name, authority, log = (str(entry.detail[key]) for key in ("federation", "authority", "log"))
-            self.report.authority = check_authority(authority, self._given)
+            self.report.authority = check_authority(authority, self._expected_authority)
             self.log = verify_pem(log, authority, "log", name)
         except KeyError as error:
-            raise entry.fault(f"it does not say the {error.args[0]}") from None
+            raise entry.fault(f"it has no {error.args[0]}") from None
         except HansaError as error:
             raise entry.fault(str(error)) from None
         self.report.federation = name
@@ -232,32 +234,32 @@ class Audit:
         pem = entry.detail.get("pem")
         try:
             if not isinstance(pem, str):
-                raise keys.IdentityError("it holds no certificate")
-            who = verify_pem(pem, self.beginning["authority"], "party", self.report.federation)
+                raise keys.IdentityError("it has no certificate")
+            identity = verify_pem(pem, self.beginning["authority"], "party", self.report.federation)
         except HansaError as error:
             raise entry.fault(str(error)) from None
-        if who.name != entry.party or who.fingerprint != entry.detail.get("certificate"):
-            raise entry.fault(f"the certificate is that of {who.name}, or another than it says")
-        if who.fingerprint in self.certificates:
+        if identity.name != entry.party or identity.fingerprint != entry.detail.get("certificate"):
+            raise entry.fault(f"the certificate belongs to {identity.name}, or its fingerprint differs from the entry")
+        if identity.fingerprint in self.certificates:
             raise entry.fault("the certificate was issued before")
-        made = self.certificates[who.fingerprint] = Certificate(who, pem)
-        self._alive.setdefault(who.name, {})[who.fingerprint] = made
+        issued = self.certificates[identity.fingerprint] = Certificate(identity, pem)
+        self._alive.setdefault(identity.name, {})[identity.fingerprint] = issued
 
     def _use(self, entry: Entry) -> None:
         alive = self._alive.get(entry.party, {})
         used = alive.get(str(entry.detail.get("certificate")))
         if used is None or used.state != "new":
-            raise entry.fault(f"{entry.party} had no new certificate of that fingerprint")
+            raise entry.fault(f"{entry.party} had no new certificate with this fingerprint")
         before = self._valid.get(entry.party)
         if before is not None:
             alive.pop(before).state = "ended"
-        used.state, self._valid[entry.party] = "valid", used.who.fingerprint
+        used.state, self._valid[entry.party] = "valid", used.identity.fingerprint
 
     def _revoke(self, entry: Entry) -> None:
         alive = self._alive.get(entry.party, {})
         named = entry.detail.get("certificates")
         if not isinstance(named, dict) or set(named) != set(alive):
-            raise entry.fault(f"it names other certificates than {entry.party} had")
+            raise entry.fault(f"the certificates are not those of {entry.party}")
         for certificate in alive.values():
             certificate.state = "ended"
         alive.clear()
@@ -280,36 +282,38 @@ class Audit:
         if finished or entry.detail.get("model") is not None:
             _digest(entry, "model")
         assert entry.job is not None
-        self._jobs[entry.job] = AuditedJob(ended=True)  # what it had is needed no more
+        self._jobs[entry.job] = AuditedJob(ended=True)  # frees its models and updates
 
     def _answer(self, entry: Entry) -> None:
-        said, signature, mark = entry.statement(self.report.federation)
+        statement, signature, mark = entry.statement(self.report.federation)
         signer = self.certificates.get(mark)
-        if signer is None or signer.who.name != said.party or signer.state != "valid" or (
-            entry.at > signer.who.not_after + SLACK
+        if signer is None or signer.identity.name != statement.party or signer.state != "valid" or (
+            entry.at > signer.identity.not_after + SLACK
         ):  # fmt: skip
-            raise entry.fault(f"the certificate {mark[:16]} was not one of {said.party} that was valid then")
-        if not signed_by(signer.who.key, signature, said.signed_bytes()):
-            raise entry.fault(f"the signature is not that of {said.party} under what it says")
+            raise entry.fault(f"the certificate {mark[:16]} was not a valid certificate of {statement.party} then")
+        if not signed_by(signer.identity.key, signature, statement.signed_bytes()):
+            raise entry.fault(f"the signature of {statement.party} does not match the statement")
         job = self._job(entry)
-        if _ask(said) in job.answered:
-            raise entry.fault(f"{said.party} had answered this ask before")
-        late = self._late.get((said.job, _ask(said)))
+        if _ask(statement) in job.answered:
+            raise entry.fault(f"{statement.party} had answered this ask before")
+        late = self._late.get((statement.job, _ask(statement)))
         if late is not None:
-            raise Fault(f"{late}: it says that the answer was late, and entry {entry.seq} has it")
-        if said.model != (job.models[said.round] if said.round < len(job.models) else None):
-            raise entry.fault(f"it was made for another model than the one with which round {said.round + 1} began")
-        job.answered.add(_ask(said))
-        rejected, kind = entry.event.endswith(" rejected"), answer_kind(said.phase)
+            raise Fault(f"{late}: the receipt says that the answer was late, but entry {entry.seq} contains it")
+        if statement.model != (job.models[statement.round] if statement.round < len(job.models) else None):
+            raise entry.fault(
+                f"it was made for a different model than the one at the start of round {statement.round + 1}"
+            )
+        job.answered.add(_ask(statement))
+        rejected, kind = entry.event.endswith(" rejected"), answer_kind(statement.phase)
         status = "rejected" if rejected else "accepted"
-        self._last = (said.digest(), signature, status, entry.detail.get("rejected"))
-        if said.why is not None:
+        self._last = (statement.digest(), signature, status, entry.detail.get("rejected"))
+        if statement.why is not None:
             self.report.refusals += 1
         elif rejected:
             self.report.rejected += 1
         elif kind == "update":
             self.report.updates += 1
-            job.waiting[entry.seq - 1] = said
+            job.waiting[entry.seq - 1] = statement
         elif kind == "evaluation":
             self.report.evaluations += 1
         else:
@@ -320,18 +324,18 @@ class Audit:
         if not job.models:
             raise entry.fault("the job had not begun")
         if entry.round != len(job.models):
-            raise entry.fault(f"the job's next round was {len(job.models)}, and this is {entry.round}")
+            raise entry.fault(f"the job's next round is {len(job.models)}, but this is round {entry.round}")
         if closing.before != job.models[-1]:
-            raise entry.fault("the model before it is another than the one after the round before")
+            raise entry.fault("its model before the round is not the model after the previous round")
         if (closing.state is None) != (job.state is None):
-            raise entry.fault("it has no hash of the state, or one that the entry 'job begun' has not")
+            raise entry.fault("either it or the entry 'job begun' has no hash of the state")
         if closing.empty is not None and closing.state != job.state:
-            raise entry.fault("the round is empty, and yet changed the state")
+            raise entry.fault("the round is empty, but it changed the state")
         for member in closing.members:
             waiting = job.waiting.pop(member.index, None)
             if waiting is None:
-                raise entry.fault(f"entry {member.index + 1} is no update of the job that no round has fused yet")
-            fault = member_fault(member, waiting, entry.round, None)  # the base was looked at before
+                raise entry.fault(f"entry {member.index + 1} is not an unfused update of this job")
+            fault = member_fault(member, waiting, entry.round, None)  # the base was checked with the answer
             if fault is not None:
                 raise entry.fault(fault)
         self.report.rounds += 1
@@ -343,41 +347,42 @@ class Audit:
     # Receipts
 
     def _check_receipts(self) -> None:
-        kept = self._kept.pop(self.tree.size, [])
+        receipts = self._receipts.pop(self.tree.size, [])
         if self.tree.size == 1:
-            kept += self._kept.pop(0, [])  # late: they name no entry
-        for where, one in kept:
-            receipt = one.receipt
-            fault = receipt_fault(receipt, one.statement, receipt.signature, self.log)
-            if one.statement.federation != self.report.federation:
-                fault = f"it is of the federation {one.statement.federation}"
+            receipts += self._receipts.pop(0, [])  # of late answers, which have no entry
+        for where, stored in receipts:
+            receipt = stored.receipt
+            fault = receipt_fault(receipt, stored.statement, receipt.signature, self.log)
+            if stored.statement.federation != self.report.federation:
+                fault = f"it belongs to the federation {stored.statement.federation}"
             if fault is not None:
                 raise Fault(f"{where}: {fault}")
             if receipt.size is None:
                 self.report.receipts += 1
                 continue
             if receipt.root != self.tree.root().hex():
-                raise Fault(f"{where}: the log that it was given for had another root at {receipt.size} entries")
-            said = (receipt.statement, receipt.signature, receipt.status)
-            whys = {receipt.why, receipt.why and without_numbers(receipt.why)}  # which a least cohort keeps from others
+                raise Fault(f"{where}: the receipt has a different root for the log of {receipt.size} entries")
+            acknowledged = (receipt.statement, receipt.signature, receipt.status)
+            # Under a minimum cohort the log leaves out the numbers in a reason.
+            whys = {receipt.why, receipt.why and without_numbers(receipt.why)}
             last = self._last or (None,) * 4
-            if receipt.index != self.tree.size - 1 or last[:3] != said or last[3] not in whys:
-                raise Fault(f"{where}: entry {self.tree.size} is another than the one it was given for")
+            if receipt.index != self.tree.size - 1 or last[:3] != acknowledged or last[3] not in whys:
+                raise Fault(f"{where}: entry {self.tree.size} is not the one that the receipt confirms")
             self.report.receipts += 1
 
 
 def _head(line: bytes, tree: Any) -> Head:
-    """The head in a line; a ValueError where it is none."""
+    """Parse a head; a ValueError if it is invalid."""
     head = msgspec.convert(tree, Head)
     if canonical({"head": msgspec.structs.asdict(head)}) != line:
-        raise ValueError("it is not written as a head is")
+        raise ValueError("it is not a head in canonical JSON")
     return head
 
 
 def _digest(entry: Entry, name: str) -> str:
     value = entry.detail.get(name)
     if not isinstance(value, str) or not DIGEST.fullmatch(value):
-        raise entry.fault(f"its {name} is no SHA-256")
+        raise entry.fault(f"its {name} is not a SHA-256")
     return value
 
 
@@ -385,41 +390,41 @@ def _digest(entry: Entry, name: str) -> str:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """The lines of an exported log."""
+    """Yield the lines of an exported log."""
     try:
         with open(path, "rb") as file:
             while line := file.readline(LINE + 1):
                 if not line.endswith(b"\n"):
-                    raise Fault(f"{path} is cut off in the middle of a line, or has one of more than {LINE} bytes")
+                    raise Fault(f"{path} is truncated within a line, or has a line of more than {LINE} bytes")
                 yield line[:-1]
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from None
 
 
-def read_all_receipts(places: Sequence[Path]) -> list[tuple[str, StoredReceipt]]:
-    """The receipts of some files, or of parties' folders."""
+def read_all_receipts(paths: Sequence[Path]) -> list[tuple[str, StoredReceipt]]:
+    """Read the receipts of files or of parties' folders, each with its file and line."""
     out = []
-    for place in places:
-        inner = place / "receipts"
-        files = sorted((inner if inner.is_dir() else place).glob("*.jsonl")) if place.is_dir() else [place]
+    for path in paths:
+        inner = path / "receipts"
+        files = sorted((inner if inner.is_dir() else path).glob("*.jsonl")) if path.is_dir() else [path]
         if not files:
-            raise DataError(f"there are no receipts in {place}; expected files JOB.jsonl")
+            raise DataError(f"there are no receipts in {path}; expected files JOB.jsonl")
         out += [
-            (f"{file}, line {number}", kept) for file in files for number, kept in enumerate(read_receipts(file), 1)
+            (f"{file}, line {number}", stored) for file in files for number, stored in enumerate(read_receipts(file), 1)
         ]
     return out
 
 
 def verify(path: Path, authority: bytes | None = None, receipts: Sequence[Path] = ()) -> Report:
-    """Look at a whole log in a file; a Fault names the first thing that is wrong with it."""
+    """Verify a log in a file; a Fault names the first inconsistency."""
     return verify_lines(read_lines(path), authority, receipts)
 
 
 def verify_lines(lines: Iterable[bytes], authority: bytes | None = None, receipts: Sequence[Path] = ()) -> Report:
-    """Look at the lines of a whole log."""
+    """Verify the lines of a log."""
     audit = Audit(authority, read_all_receipts(receipts))
     for line in lines:
         audit.add_line(line)
     if audit.tree.size == 0:
-        raise DataError("this is no log, but empty; `hansa log FEDERATION --out FILE` exports one")
+        raise DataError("the log is empty; export one with `hansa log FEDERATION --out FILE`")
     return audit.finish()
