@@ -513,7 +513,7 @@ def test_a_log_that_is_cut_off_and_signed_anew_is_found_by_the_receipts(scene: S
 
 def test_another_authority_is_not_the_given_one(scene: Scene) -> None:
     _, other = certificates.make_ca("league")
-    with pytest.raises(Fault, match="its authority is .*; expected"):
+    with pytest.raises(Fault, match=r"its authority is .*; expected"):
         verify(scene.log, other)
 
 
@@ -836,7 +836,7 @@ def test_a_proof_is_of_one_round_and_one_party(scene: Scene, proof: Proof) -> No
     ):
         with pytest.raises(Fault):
             check(mixed)
-    with pytest.raises(Fault, match="its authority is .*; expected"):
+    with pytest.raises(Fault, match=r"its authority is .*; expected"):
         check(proof, certificates.make_ca("league")[1])
 
 
@@ -931,7 +931,8 @@ def test_a_proof_by_an_aggregator_that_lies_proves_nothing(scene: Scene, proof: 
     def of_nothing(entries: list[Tree]) -> None:
         closing("one-1", 2, entries)["detail"]["empty"] = "nobody came"
 
-    for change, words in ((rejected, "does not name this entry"), (elsewhere, "does not name this entry"), (heavier, "signature of bob does not match"),
+    for change, words in ((rejected, "does not name this entry"), (elsewhere, "does not name this entry"),
+                          (heavier, "signature of bob does not match"),
                           (from_another, "made for a different model"), (twice, "more than once"),
                           (of_nothing, "the round is empty, but")):  # fmt: skip
         with pytest.raises(Fault, match=words):

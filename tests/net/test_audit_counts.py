@@ -13,9 +13,10 @@ from msgspec import structs
 
 from hansa.net.aggregator.federation import Federation
 from hansa.net.aggregator.live import Verifier
-from hansa.net.audit import merkle, verify
+from hansa.net.audit import merkle
 from hansa.net.audit.entries import Fault
 from hansa.net.audit.evidence import canonical, head_line
+from hansa.net.audit.verify import verify
 
 TASK = {"parties": ["x"], "model": "logistic", "dtype": "float64", "party_test": 0.25}
 Tree = dict[str, Any]

@@ -17,15 +17,16 @@ from hansa.core import crash_points as points
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Ask
 from hansa.local import SGD
-from hansa.net.aggregator import process as serve
 from hansa.net.aggregator.blobs import Blobs
 from hansa.net.aggregator.ledger import Ledger
 from hansa.net.aggregator.queue import Desk
 from hansa.net.aggregator.runtime import Network
 from hansa.net.operator import Operator
+from hansa.net.party import process
 from hansa.net.party.store import PartyMemory, PartyStore
 from hansa.net.transport import keys
 from hansa.net.transport.client import Refusal
+from hansa.net.transport.process import Structured
 
 
 def test_a_party_that_was_revoked_enrols_anew_with_a_new_token(league: League, tmp_path: Path) -> None:
@@ -105,12 +106,12 @@ def test_a_party_whose_certificate_has_ended_says_so(
     store.close()
     data = tmp_path / "data.csv"
     data.write_text("a,b,y\n1,2,0\n3,4,1\n")
-    monkeypatch.setattr(serve, "log_to_stderr", lambda as_json: serve.Structured(as_json))
-    monkeypatch.setattr(serve, "_until_told", lambda done: None)  # signals are the main thread's
+    monkeypatch.setattr(process, "log_to_stderr", Structured)
+    monkeypatch.setattr(process, "end_on_signal", lambda done: None)  # signals are the main thread's
     later = store.identity().not_after + 1
-    monkeypatch.setattr(serve.time, "time", lambda: later)
+    monkeypatch.setattr(process.time, "time", lambda: later)
     with pytest.raises(ConfigError, match=r"certificate of ann has ended; .*hansa invite"):
-        serve.join(tmp_path / "home", str(data))
+        process.join(tmp_path / "home", str(data))
 
 
 def test_what_a_party_sends_slowly_is_a_sign_of_life(found: Callable[..., League]) -> None:
