@@ -84,7 +84,7 @@ def test_no_record_is_read_by_choosing_clip_rate_noise_or_model(tmp_path: Path) 
     assert all("lr, batch, epochs, steps" in reason for reason in why[9].values())
     assert all("lr, batch, epochs, steps" in reason for reason in why[10].values())
     assert all("sigma must lie in 1e-06 to 1e+06" in reason for reason in why[12].values())
-    assert all("asks for noise of sigma 4 or more, and the job has 3" in reason for reason in why[13].values())
+    assert all("requires a sigma of at least 4, and the job has 3" in reason for reason in why[13].values())
     # The books are those of what was answered.
     assert spendings["ann"]["epsilon"] == spent([Release(1 / RECORDS, SIGMA, 2)], 1e-5)
     assert spendings["bob"]["epsilon"] == 0.0

@@ -110,7 +110,7 @@ def test_a_party_whose_certificate_has_ended_says_so(
     monkeypatch.setattr(process, "end_on_signal", lambda done: None)  # signals are the main thread's
     later = store.identity().not_after + 1
     monkeypatch.setattr(process.time, "time", lambda: later)
-    with pytest.raises(ConfigError, match=r"certificate of ann has ended; .*hansa invite"):
+    with pytest.raises(ConfigError, match=r"certificate of ann has expired; .*hansa invite"):
         process.join(tmp_path / "home", str(data))
 
 

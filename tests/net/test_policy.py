@@ -160,7 +160,7 @@ def test_a_partys_own_work_is_what_it_trains_with(league: League, local: str, ow
     ("text", "why"),
     [
         ('jobs = ["other"]', "its policy does not accept the job 'job'"),
-        ("min_cohort = 2", "its policy asks for a cohort of at least 2, and the job allows 1"),
+        ("min_cohort = 2", "its policy requires a cohort of at least 2, and the job allows 1"),
         ('ops = ["sgd"]', "its policy does not accept the op 'describe'"),
     ],
 )
@@ -258,5 +258,5 @@ def test_what_fails_at_a_party_is_said_without_quoting_its_data(
     monkeypatch.setattr("league.preparer", broken)
     joined(league)
     ended = league.ended(league.submit({"task": TASK, "run": {"rounds": 1}}))
-    assert ended["rounds"][0]["missing"] == {"cid": "it failed (ValueError); its own log says more"}
+    assert ended["rounds"][0]["missing"] == {"cid": "the ask failed at the party (ValueError); see the party's log"}
     assert "Zoe" not in str([dict(row) for row in league.ledger.all("SELECT * FROM log")])

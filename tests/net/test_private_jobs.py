@@ -123,5 +123,5 @@ def test_a_party_that_declines_costs_the_evaluation_and_not_the_round(league: Le
     ended = league.ended(league.submit(tree({"secure": "masking"}, eval_parties=True, target=2.0, metric="accuracy")))
     assert ended["status"] == "finished", ended["reason"]
     assert ["accuracy" in line for line in ended["rounds"]] == [True, False]
-    assert "bob: its policy answers 1 evaluations in a job" in ended["rounds"][1]["unmeasured"]
+    assert "bob: its policy allows 1 evaluations per job" in ended["rounds"][1]["unmeasured"]
     assert [line["replies"] for line in ended["rounds"]] == [3, 3]

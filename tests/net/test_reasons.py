@@ -46,7 +46,7 @@ def test_a_preparation_that_all_refuse_is_asked_once_and_every_reason_is_shown(
     joined(league, {"ann": NO_MOMENTS, "bob": NO_MOMENTS, "cid": "[privacy]\nsecure = true"})
     job = league.submit({"task": TASK, "run": {"rounds": 2}})
     ended = league.ended(job)
-    wanted = ["ann, bob: its policy does not accept the op 'column-moments'", "cid: its policy asks for a secure sum"]
+    wanted = ["ann, bob: its policy does not accept the op 'column-moments'", "cid: its policy requires a secure sum"]
     assert ended["status"] == "failed" and all(text in ended["reason"] for text in wanted), ended["reason"]
     assert "the preparation 'standardise' could not be learned" in ended["reason"]
     assert asked(league) == {"ann": 1, "bob": 1, "cid": 1}
@@ -60,7 +60,7 @@ def test_a_preparation_that_all_refuse_is_asked_once_and_every_reason_is_shown(
     assert "refused" in said.output.splitlines()[-1] and "3 refused" in said.output.splitlines()[-1]
     values, _ = Live(league.runner).look()
     assert all(text in values["jobs"][0]["reason"] for text in wanted)
-    assert "refused: its policy asks for a secure sum" in values["party:cid"]["reason"]
+    assert "refused: its policy requires a secure sum" in values["party:cid"]["reason"]
 
 
 def test_who_refuses_a_preparation_is_left_out_of_it_and_the_others_go_on(league: League) -> None:

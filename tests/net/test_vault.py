@@ -233,7 +233,7 @@ def test_a_line_that_was_cut_off_is_no_line_and_a_damaged_one_stops_the_party(pl
 
 
 def test_what_is_answered_once_is_answered_about_one_thing(tmp_path: Path) -> None:
-    vault = PartyVault(tmp_path, spent).of("job-1")
+    vault = PartyVault(tmp_path, spent).for_job("job-1")
     vault.once("round 3", "aa")
     vault.once("round 3", "aa")
     again = PartyVault(tmp_path, spent)
@@ -257,29 +257,29 @@ def test_neither_what_was_answered_nor_what_was_spent_is_forgotten(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("floor", "op", "why"), [
-    ("dp = true", SGD(), "asks for differential privacy, and 'sgd' has none; use the local solver 'dp-sgd'"),
-    ("epsilon = 3.0", SGD(), "asks for differential privacy"),
-    ("epsilon = 3.0", build("op", "gossip"), "asks for differential privacy"),
-    ("dp = true", DPSGD(sigma=0.0), "asks for noise of sigma 0.3 or more, and the job has 0"),
-    ("dp = true", DPSGD(sigma=1e-6), "asks for noise of sigma 0.3 or more, and the job has 1e-06"),
+    ("dp = true", SGD(), "requires differential privacy, and 'sgd' has none; use the local solver 'dp-sgd'"),
+    ("epsilon = 3.0", SGD(), "requires differential privacy"),
+    ("epsilon = 3.0", build("op", "gossip"), "requires differential privacy"),
+    ("dp = true", DPSGD(sigma=0.0), "requires a sigma of at least 0.3, and the job has 0"),
+    ("dp = true", DPSGD(sigma=1e-6), "requires a sigma of at least 0.3, and the job has 1e-06"),
     ("epsilon = 3.0", DPSGD(sigma=0.2), None),
-    ("dp = true\nclip = [0.1, 10.0]", DPSGD(clip=0.05), "asks for a clip of 0.1 to 10, and the job has 0.05"),
+    ("dp = true\nclip = [0.1, 10.0]", DPSGD(clip=0.05), "requires a clip of 0.1 to 10, and the job has 0.05"),
     ("sigma = 1.0\nclip = [0.1, 10.0]", build("op", "gossip", inner=DPSGD(clip=20.0)), "and the job has 20"),
     ("sigma = 1.0\nclip = [0.1, 10.0]", Personal(inner=DPSGD(clip=20.0)), "and the job has 20"),
     ("sigma = 1.0\nclip = [0.1, 10.0]", DPSGD(clip=10.0), None),
-    ("sigma = 1.5", DPSGD(sigma=1.0), "asks for noise of sigma 1.5 or more, and the job has 1"),
-    ("secure = true", DPSGD(), "asks for a secure sum"),
-    ("active = true", DPSGD(), "whose parties sign what they were told, and 'dp-sgd' is no part of one"),
-    ("active = true", SecureKeys(), "'secure-keys' is no part of one"),
-    ("active = true", SecureShares(3, 0.7, 2), "'secure-shares' is no part of one"),
-    ("active = true", build("op", "secure-paillier", inner=SGD()), "'secure-paillier' is no part of one"),
+    ("sigma = 1.5", DPSGD(sigma=1.0), "requires a sigma of at least 1.5, and the job has 1"),
+    ("secure = true", DPSGD(), "requires a secure sum"),
+    ("active = true", DPSGD(), "requires masked sums with signatures, and 'dp-sgd' is not part of one"),
+    ("active = true", SecureKeys(), "'secure-keys' is not part of one"),
+    ("active = true", SecureShares(3, 0.7, 2), "'secure-shares' is not part of one"),
+    ("active = true", build("op", "secure-paillier", inner=SGD()), "'secure-paillier' is not part of one"),
     ("active = true", SecureKeys(active=True), None),
     ("active = true", SecureShares(3, 0.7, 2, active=True), None),
     ("active = true", SecureMasked(SGD()), None),
     ("sigma = 1.5", DPSGD(sigma=1.5), None),
     ("dp = true", build("op", "gossip", inner=DPSGD()), None),
-    ("dp = true\nsecure = true", Evaluate("network"), "would have to show its reply to 'evaluate'"),
-    ("active = true", Evaluate("network"), "'evaluate' is no part of one"),
+    ("dp = true\nsecure = true", Evaluate("network"), "'evaluate' would reveal its reply"),
+    ("active = true", Evaluate("network"), "'evaluate' is not part of one"),
     ("dp = true\nsecure = true", SecureMasked(Evaluate("network")), None),
     ("active = true", SecureMasked(Evaluate("network")), None),
     ("epsilon = 1.0", Evaluate("network"), None),
@@ -372,7 +372,7 @@ def test_neither_a_preparation_nor_a_model_is_another_for_each_row(place: Any) -
         for extra, good in (((), True), ((1,), True), ((n,), False), ((1, n), False), ((1, 1), False)):
             model = {"mean": torch.zeros(*extra, 2, 3), "var": torch.ones(*extra, 2, 3), "prior": torch.ones(2) / 2}
             said = party.answer(op, task=held_out, payload=model)
-            assert isinstance(said, Reply) if good else "has not one output for one sample" in said, (op, extra)
+            assert isinstance(said, Reply) if good else "must give one output per sample" in said, (op, extra)
 
 
 def test_a_policy_limits_evaluations_and_what_they_are_measured_on(place: Any) -> None:
@@ -422,8 +422,8 @@ def test_what_an_aggregator_says_beside_the_op_does_not_get_below_the_floor(tmp_
 @pytest.mark.parametrize(("text", "said"), [
     ("epsilon = 0.0", "epsilon must be positive"), ("delta = 2.0", "delta must lie between 0 and 1"),
     ("sigma = -1.0", "sigma must not be negative"), ("sigmas = 1.0", "unknown field 'sigmas'"),
-    ("dp = 1", "expected"), ("dp = true\nclip = [1.0]", "clip is a range of two positive numbers"),
-    ("dp = true\nclip = [2.0, 1.0]", "clip is a range"), ("dp = true\nclip = [0.0, 1.0]", "clip is a range"),
+    ("dp = 1", "expected"), ("dp = true\nclip = [1.0]", "clip must be a range of two positive numbers"),
+    ("dp = true\nclip = [2.0, 1.0]", "clip must be a range"), ("dp = true\nclip = [0.0, 1.0]", "clip must be a range"),
     ("clip = [0.1, 1.0]", "set epsilon, sigma or dp"),
 ])  # fmt: skip
 def test_a_floor_that_is_none_is_refused_with_one_sentence(tmp_path: Path, text: str, said: str) -> None:
@@ -509,7 +509,7 @@ def test_a_party_describes_its_data_only_as_they_are(place: Any, op: Op, task: A
         values = {"mean": torch.zeros(3).double(), "std": torch.full((3,), bound / 3.4028236e38).double()}
         preparations = [{"op": op_config(ApplyStandardise()), "payload": values}]
         said.append(here.answer(op, task=task, preparations=preparations))
-    assert said[0] == said[1] and "only as they are" in str(said[0])
+    assert said[0] == said[1] and "only before there is a task or a preparation" in str(said[0])
 
 
 def test_a_sample_that_the_model_cannot_take_is_not_told_by_a_failure(place: Any) -> None:

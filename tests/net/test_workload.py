@@ -98,7 +98,9 @@ def test_what_an_ask_lays_over_the_solver_is_checked_too(work: Any, words: str, 
 def test_a_model_that_is_too_large_is_refused_before_it_takes_memory(model: Any, tmp_path: Path) -> None:
     said = answer(tmp_path / "home", SGD(), model=model)
     assert isinstance(said, str)
-    assert "its policy allows models of up to 100000 parameters" in said or "the function that makes it failed" in said
+    assert (
+        "its policy allows models of at most 100000 parameters" in said or "the function that makes it failed" in said
+    )
 
 
 @pytest.mark.parametrize("model", [
@@ -313,7 +315,7 @@ def test_work_that_is_refused_its_sign_of_life_stops_too(league: League, begun: 
 
 
 def test_a_limit_that_the_process_cannot_start_with_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"limits\.memory is 1000 bytes, and the party needs at least \d+ to start"):
+    with pytest.raises(ConfigError, match=r"limits\.memory is 1000 bytes, but the party needs at least \d+ to start"):
         Workload(memory=1000).confine()
     with pytest.raises(ConfigError, match="min_cohort must be at least 1, got 0"):
         Policy(min_cohort=0)

@@ -48,7 +48,7 @@ def test_numbers_that_nothing_can_be_learned_from_are_refused_with_one_sentence(
 ) -> None:
     arrays = {"x": np.ones((2, 3)), "y": np.zeros(2)}
     arrays[name] = arrays[name].astype(dtype)
-    said = f"returned {name} as {np.dtype(dtype).name}; give floating-point numbers, or whole ones as int64"
+    said = f"returned {name} as {np.dtype(dtype).name}; return floats, or whole numbers as int64"
     with pytest.raises(DataError, match=said):
         given((arrays["x"], arrays["y"]))
 

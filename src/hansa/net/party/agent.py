@@ -1,7 +1,7 @@
-"""A party that stays: it asks for work, does it with its own data, and sends what its policy lets out.
+"""The party's agent: polls for work, runs asks on the party's data, sends replies that its policy allows.
 
-Only this side opens connections. It trains in a thread of its own, on one core, while the other keeps telling the
-aggregator that it is there.
+Only the party opens connections. It trains in a separate thread, on one core. Meanwhile the event loop sends heartbeats
+to the aggregator.
 """
 
 from __future__ import annotations
@@ -42,34 +42,32 @@ from hansa.net.transport.wire import UNWANTED, Answer, Blob, Receipt, Work, pack
 from hansa.privacy import spent
 
 log = logging.getLogger("hansa.net")
-HEARTBEAT = 15.0  # seconds between two signs of life while it trains
-STUCK = 60.0  # seconds after which work that is to stop, and has not, is spoken of
-PAUSE = 1.0  # seconds before it asks for work again after something was refused
-FATAL = frozenset({401, 403, 426})  # statuses after which there is no point in asking again
-HEADER = 2**24  # bytes of the header of a message, at most: names, shapes, plain values
+HEARTBEAT = 15.0  # seconds between two heartbeats while the worker runs
+STUCK = 60.0  # seconds after which a warning says that stopped work still runs
+PAUSE = 1.0  # seconds before the next poll after an error
+FATAL = frozenset({401, 403, 426})  # statuses after which polling again is pointless
+HEADER = 2**24  # bytes: the largest header of a message (names, shapes, plain values)
 ASK = {"op": dict, "payload": dict, "round": int}
 TASK = {"task": dict, "preparations": list}
-Prepared = Callable[[int, dict[str, Any], str], Party]  # a party by number, from what its tasks says, on a device
+Prepared = Callable[[int, dict[str, Any], str], Party]  # (party's number, task, device) -> the party
 
 
 class Unreadable(DataError):
-    """What the aggregator has people fetch is no message."""
+    """The aggregator provided an invalid message."""
 
 
 class Worker:
-    """What happens at the party itself, in one thread: policy, data, training, memory. It opens no connection."""
+    """Runs asks at the party, in one thread: policy, data, training, memory. It opens no connection."""
 
     def __init__(self, store: PartyStore, prepare: Prepared) -> None:
         self._store, self._policy, self._prepare = store, store.policy, prepare
         self._memory = PartyMemory(store.folder / "memory", store.policy.limits.jobs)
-        self._folder, self._vault = (
-            store.folder,
-            PartyVault(store.folder, spent, store.policy.privacy.budget, store.policy.peers),
-        )
+        self._folder = store.folder
+        self._vault = PartyVault(store.folder, spent, store.policy.privacy.budget, store.policy.peers)
         self._ready: tuple[tuple[str, str], Party, str] | None = None
 
     def answer(self, work: Work, message: dict[str, Any], task: dict[str, Any]) -> tuple[Reply | str, bool]:
-        """The reply to an ask and whether something was staged with it, or why there is none."""
+        """Return the reply to an ask, or the reason for a refusal, and whether memory was staged."""
         try:
             return self._answer(work, message, task)
         except Halted as halted:
@@ -78,55 +76,55 @@ class Worker:
             return halted.reason, False
         except HansaError as error:
             return str(error), False
-        except Exception as error:  # what others' code says may quote the data, so it stays here
+        except Exception as error:  # messages of other code may quote the data, so they are only logged
             if isinstance(error, OSError) and error.errno in disk.FULL:
-                raise  # its own disk, which may have room again: it is asked anew
-            log.exception("the work failed", extra=_where(work))
+                raise  # the party's disk is full, perhaps only for now: it will be asked again
+            log.exception("the ask failed", extra=_log_fields(work))
             exhausted = self._policy.limits.exhausted(error)
             if exhausted is not None:
                 return exhausted, False
-            return f"it failed ({type(error).__name__}); its own log says more", False
+            return f"the ask failed at the party ({type(error).__name__}); see the party's log", False
 
     def _answer(self, work: Work, message: dict[str, Any], task: dict[str, Any]) -> tuple[Reply | str, bool]:
-        if not _complete(message, ASK) or not _complete(task, TASK):
-            raise DataError("what it is asked is not made as an ask is")
+        if not _has_fields(message, ASK) or not _has_fields(task, TASK):
+            raise DataError("malformed ask: expected op, payload and round, and a task with its preparations")
         op = op_of(message["op"], where="ask")
-        about = task["task"]
-        refused = self._policy.refuses_op(op) or self._policy.refuses_model(about.get("model"))
+        settings = task["task"]
+        refused = self._policy.refuses_op(op) or self._policy.refuses_model(settings.get("model"))
         if refused is not None:
             return refused, False
-        if isinstance(op, DataOp):  # what it does to the data is a part of the task from now on
+        if isinstance(op, DataOp):  # it only becomes part of the task, which applies it to the data
             return Reply({}), False
-        if (about or task["preparations"]) and any(part.name == "describe" for part in parts(op)):
-            # Whether values overflow, say, would be a question about them that a preparation of the aggregator's puts.
-            return "it describes its data only as they are, before a task or a preparation is settled", False
-        if about:
+        if (settings or task["preparations"]) and any(part.name == "describe" for part in parts(op)):
+            # A preparation chosen by the aggregator could be a query: whether values overflow, for example.
+            return "a party describes its data only before there is a task or a preparation", False
+        if settings:
             where = f" in {self._store.registration()['federation']}" if self._store.enrolled else ""
-            self._vault.fix(work.job, f"task.party_test and task.seed{where}", _split(about))
+            self._vault.fix(work.job, f"task.party_test and task.seed{where}", _split_settings(settings))
         if work.shown and payload_model_digest(message["payload"]) != work.model:
-            return "the message does not hold the model that its round is said to begin with", False
+            return "the message does not contain the model at the start of its round, as the ask says", False
         party = self._party(work, task)
         party.round = message["round"]
         memory = self._memory.recall(work.job, work.tip, {work.base, work.pending})
         if memory is None:
-            log.warning("what it remembered is lost; it begins anew", extra=_where(work))
+            log.warning("the party's memory is lost; starting with empty memory", extra=_log_fields(work))
             memory = {}
         payload = self._policy.payload(op, message["payload"])
         floor = self._policy.privacy
-        held_out = party.test is None and bool(about.get("party_test"))
+        held_out = party.test is None and bool(settings.get("party_test"))
         limits = self._policy.evaluate.under(floor.exists)
         refused = floor.refuses(op, party.n, payload, held_out) or limits.refuses(op, party)
         refused = refused or self._policy.limits.refuses(op, party, payload)
         if refused is not None:
             return refused, False
-        ask = self._everything(work, memory)
+        ask = self._input_digest(work, memory)
         party.secret = hashlib.blake2b(ask.encode(), digest_size=32, key=load_secret(self._folder)).digest()
-        party.vault, party.min_cohort = self._vault.of(work.job), self._policy.min_cohort
-        ask = hashlib.sha256(party.secret).hexdigest()  # with another secret the same answer has other noise, and costs
+        party.vault, party.min_cohort = self._vault.for_job(work.job), self._policy.min_cohort
+        ask = hashlib.sha256(party.secret).hexdigest()  # another secret gives other noise, which costs budget again
         if evaluates(op):
             self._vault.evaluate(work.job, ask, limits)
         epsilon = self._vault.charge(work.job, ask, op, party.n, payload)
-        payload, memory = (_moved(tree, party.objective.device) for tree in (payload, memory))
+        payload, memory = (_to_device(tree, party.objective.device) for tree in (payload, memory))
         check_rows(op, party, payload, memory)
         hidden = (floor.secure or floor.active) and isinstance(op, Wrapper)
         if hidden:
@@ -144,63 +142,65 @@ class Worker:
             self._memory.stage(work.job, work.ask, remembered)
         return reply, bool(remembered)
 
-    def _everything(self, work: Work, memory: Memory) -> str:
-        """A hash of all that an answer depends on. Noise may cover one answer only: what is drawn at the party for an
-        ask is drawn anew as soon as anything is different, be it the message, the data, the party's own policy or the
-        programs, of which another version may round otherwise."""
+    def _input_digest(self, work: Work, memory: Memory) -> str:
+        """A hash of everything that a reply depends on.
+
+        The same noise must never cover two different replies. So the party's random draws for an ask depend on this
+        hash: of the message, the data, the policy, and the versions, since another version may round differently.
+        """
         assert self._ready is not None
-        given = {"job": work.job, "party": work.party, "message": work.message.digest, "task": work.task.digest,
+        inputs = {"job": work.job, "party": work.party, "message": work.message.digest, "task": work.task.digest,
                  "data": self._ready[2], "memory": memory, "own": self._policy.own,
                  "device": self._policy.device, "versions": [hansa.__version__, torch.__version__]}  # fmt: skip
-        return codec.digest(given)
+        return codec.digest(inputs)
 
     def _party(self, work: Work, task: dict[str, Any]) -> Party:
-        """The party as the task sees it: its data prepared, its model made. Kept until the task changes."""
-        name = (work.job, work.task.digest)
-        if self._ready is None or self._ready[0] != name:
+        """The party with prepared data and model, cached until the task changes."""
+        key = (work.job, work.task.digest)
+        if self._ready is None or self._ready[0] != key:
             party = self._prepare(work.party, self._policy.split(task["task"]), self._policy.device)
             for step in task["preparations"]:
                 go_on()
                 op: Op = op_of(step["op"], where="task")
                 refused = self._policy.refuses_op(op)
                 if refused is not None or not isinstance(op, DataOp):
-                    raise ConfigError(refused or f"{op.name!r} is no preparation of data")
+                    raise ConfigError(refused or f"{op.name!r} is not a preparation of data")
                 op.apply(party, step["payload"])
-            self._ready = (name, party, codec.digest({"x": party.train[0], "y": party.train[1]}))
+            self._ready = (key, party, codec.digest({"x": party.train[0], "y": party.train[1]}))
         return self._ready[1]
 
 
-def _complete(tree: dict[str, Any], kinds: Mapping[str, type]) -> bool:
+def _has_fields(tree: dict[str, Any], kinds: Mapping[str, type]) -> bool:
     return all(isinstance(tree.get(name), kind) for name, kind in kinds.items())
 
 
-def _split(task: Mapping[str, Any]) -> str:
-    """How a task divides a party's samples, as text; a DataError where that is not possible."""
+def _split_settings(task: Mapping[str, Any]) -> str:
+    """The task's split of the party's samples, as text; a DataError if it is invalid."""
     share, seed = task.get("party_test"), task.get("seed")
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < 1:
-        raise DataError(f"task.party_test must lie in 0..1 and be less than 1, got {share!r:.100}")
+        raise DataError(f"task.party_test must be at least 0 and less than 1, got {share!r:.100}")
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise DataError(f"task.seed must be a whole number, got {seed!r:.100}")
     return f"{float(share)!r} and {seed}"
 
 
-def _moved(tree: Any, device: torch.device) -> Any:
-    """A tree with its tensors on a device."""
+def _to_device(tree: Any, device: torch.device) -> Any:
+    """Copy a tree with its tensors on a device."""
     if device.type == "cpu":
         return tree
     if isinstance(tree, torch.Tensor):
         return tree.to(device)
     if isinstance(tree, dict):
-        return {name: _moved(value, device) for name, value in tree.items()}
-    return [_moved(value, device) for value in tree] if isinstance(tree, list) else tree
+        return {name: _to_device(value, device) for name, value in tree.items()}
+    return [_to_device(value, device) for value in tree] if isinstance(tree, list) else tree
 
 
-def _where(work: Work) -> dict[str, Any]:
+def _log_fields(work: Work) -> dict[str, Any]:
     return {"job": work.job, "round": work.round, "detail": {"ask": work.ask}}
 
 
 class Agent:
-    """A party's presence at an aggregator."""
+    """Connects a party's worker with the aggregator."""
 
     def __init__(self, store: PartyStore, client: Client, worker: Worker) -> None:
         self.store, self.client, self.worker = store, client, worker
@@ -209,29 +209,31 @@ class Agent:
         self._receipts = Receipts(store.folder)
 
     async def run(self, until: float = math.inf) -> None:
-        """Ask for work and do it, until that time (seconds since 1970), which ends no work that was begun; a Refusal
-        where there is no place for this party any more."""
+        """Poll for work and do it, until that time (seconds since 1970); running work is completed.
+
+        Raises a Refusal if the aggregator does not accept this party any more.
+        """
         while time.time() < until:
             try:
-                work = await self._work()
+                work = await self._poll()
                 if work is not None:
-                    await self._do(work)
+                    await self._process(work)
             except Refusal as error:
                 if error.status in FATAL:
                     raise
                 log.warning(str(error))
                 await asyncio.sleep(PAUSE)
-            except (DataError, OSError) as error:  # the latter: no room on its own disk, say, which may pass
+            except (DataError, OSError) as error:  # OSError: the party's disk is full, for example
                 log.warning(str(error))
                 await asyncio.sleep(PAUSE)
 
-    async def _work(self) -> Work | None:
-        wait = self.client.pace.poll  # what the aggregator said last that it does; the answer is waited for accordingly
+    async def _poll(self) -> Work | None:
+        wait = self.client.pace.poll  # as the aggregator last announced
         _, data = await self.client.call("GET", f"/v1/work?instance={self._instance}&wait={wait:.0f}", wait=wait)
         return unpack(data, Work) if data else None
 
-    async def _do(self, work: Work) -> None:
-        log.info("asked", extra=_where(work))
+    async def _process(self, work: Work) -> None:
+        log.info("ask received", extra=_log_fields(work))
         path = f"/v1/jobs/{work.job}/asks/{work.round}/{work.phase}/{work.number}"
         about = About(work.job, work.round, work.ask)
         refused = self.store.policy.refuses_work(work)
@@ -239,31 +241,31 @@ class Agent:
         staged = False
         if refused is None:
             try:
-                message, task = await self._told(path, work)
+                message, task = await self._fetch_ask(path, work)
             except Unreadable as error:
                 reply = str(error)
             else:
                 reach("party.fetched")
                 try:
-                    reply, staged = await self._working(work, message, task)
+                    reply, staged = await self._run_worker(work, message, task)
                 except Halted:
-                    log.info("stopped: nobody waits for the answer", extra=_where(work))
+                    log.info("stopped: the aggregator no longer waits for the reply", extra=_log_fields(work))
                     return
         else:
             reply = refused
         try:
-            receipt = await self._reply(path, about, work, reply, staged)
+            receipt = await self._send_answer(path, about, work, reply, staged)
         except Refusal as error:
             if error.status != 400:
                 raise
-            why = f"the aggregator does not take its reply: {error}"
-            receipt = await self._reply(path, about, work, why, False)
-        extra = _where(work)
+            why = f"the aggregator does not accept the reply: {error}"
+            receipt = await self._send_answer(path, about, work, why, False)
+        extra = _log_fields(work)
         extra["detail"]["why"] = reply if isinstance(reply, str) else receipt.why
         log.log(logging.INFO if receipt.why is None else logging.WARNING, f"answer {receipt.status}", extra=extra)
 
-    async def _told(self, path: str, work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What an ask says, and the task that it is about."""
+    async def _fetch_ask(self, path: str, work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Fetch the message of an ask, and its task unless it is cached."""
         with tempfile.TemporaryDirectory(dir=self.store.folder, prefix="fetch-") as folder:
             if self._task is None or self._task[0] != work.task.digest:
                 self._task = (work.task.digest, await self._fetch(f"{path}/task", work.task, Path(folder) / "task"))
@@ -276,12 +278,12 @@ class Agent:
         except DataError as error:
             raise Unreadable(str(error)) from None
         if not isinstance(tree, dict):
-            raise Unreadable("not a valid message: it is not a table")
+            raise Unreadable("invalid message: expected a table")
         return tree
 
-    async def _working(self, work: Work, message: dict[str, Any], task: dict[str, Any]) -> tuple[Reply | str, bool]:
-        """Do the work in its thread, telling the aggregator meanwhile that somebody does."""
-        doing: Future[tuple[Reply | str, bool]] = Future()
+    async def _run_worker(self, work: Work, message: dict[str, Any], task: dict[str, Any]) -> tuple[Reply | str, bool]:
+        """Run the worker in a thread and send heartbeats meanwhile."""
+        result: Future[tuple[Reply | str, bool]] = Future()
         brake = Brake(self.store.policy.limits.seconds)
 
         def run() -> None:
@@ -289,60 +291,62 @@ class Agent:
             set_deterministic(True)
             try:
                 with braked(brake):
-                    doing.set_result(self.worker.answer(work, message, task))
+                    result.set_result(self.worker.answer(work, message, task))
             except (OSError, Halted) as error:
-                doing.set_exception(error)
+                result.set_exception(error)
 
-        # Not waited for when the process is told to end: what it was doing will be asked for again.
+        # A daemon thread: on exit the process does not wait for it. The ask will be repeated.
         threading.Thread(target=run, name="work", daemon=True).start()
-        waiting, beating = asyncio.wrap_future(doing), asyncio.ensure_future(self._beat(work))
+        waiting, beating = asyncio.wrap_future(result), asyncio.ensure_future(self._send_heartbeats(work))
         try:
             await asyncio.wait((waiting, beating), timeout=brake.seconds + STUCK, return_when=asyncio.FIRST_COMPLETED)
             if not waiting.done():
                 brake.pull()
-                while not (await asyncio.wait((waiting,), timeout=STUCK))[0]:  # no two pieces may run side by side
-                    log.warning("the work is to stop, and is in a long step; it is waited for", extra=_where(work))
+                while not (await asyncio.wait((waiting,), timeout=STUCK))[0]:  # two asks must not run at the same time
+                    log.warning("waiting for stopped work to reach the end of a long step", extra=_log_fields(work))
                 if beating.done():
-                    beating.result()  # it was refused
+                    beating.result()  # raises the aggregator's refusal
             return waiting.result()
         finally:
             brake.pull()
-            waiting.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may ask for it
-            beating.cancel()  # it may hang on a dead connection, and the answer need not wait for that
+            waiting.add_done_callback(
+                lambda done: done.cancelled() or done.exception()
+            )  # marks an exception as retrieved
+            beating.cancel()  # may hang on a dead connection; the reply does not wait
 
-    async def _beat(self, work: Work) -> None:
-        """Tell the aggregator that the party is there, until it says that it does not wait for this answer any more."""
+    async def _send_heartbeats(self, work: Work) -> None:
+        """Send heartbeats until the aggregator no longer waits for this reply."""
         ask = f"job={work.job}&round={work.round}&phase={work.phase}&number={work.number}"
         while True:
             await asyncio.sleep(HEARTBEAT)
-            answer, _ = await self.client.call("POST", f"/v1/alive?instance={self._instance}&{ask}")
-            if UNWANTED in answer:
+            headers, _ = await self.client.call("POST", f"/v1/alive?instance={self._instance}&{ask}")
+            if UNWANTED in headers:
                 return
 
-    async def _reply(self, path: str, about: About, work: Work, reply: Reply | str, staged: bool) -> Receipt:
-        """Send an answer with a signed statement of it; its receipt, which is checked and on disk."""
+    async def _send_answer(self, path: str, about: About, work: Work, reply: Reply | str, staged: bool) -> Receipt:
+        """Send an answer with its signed statement; return the receipt, which is checked and on disk."""
         data, blob, weight, why = b"", None, None, None
         if isinstance(reply, str):
-            why = printable(reply[:4096]) or "it gives no reason"
+            why = printable(reply[:4096]) or "no reason given"
         else:
             data = await asyncio.to_thread(codec.encode, reply.tree())
             blob, weight = Blob(hashlib.sha256(data).hexdigest(), len(data)), reply.weight
         answer = Answer(work.message.digest, "", blob, weight, staged, why, work.model, work.shown)
-        known = self.store.registration()
-        await self._receipts.expect(self.client, known["federation"])
+        registration = self.store.registration()
+        await self._receipts.expect(self.client, registration["federation"])
         key = (work.job, work.round, work.phase, work.number)
-        statement = make_statement(known["federation"], known["party"], key, answer)
+        statement = make_statement(registration["federation"], registration["party"], key, answer)
         answer = msgspec.structs.replace(answer, signature=self.client.sign(statement.signed_bytes()))
-        got = await self.client.upload_and_post(
+        data = await self.client.upload_and_post(
             f"{path}/parts", answer.blob, memoryview(data), f"{path}/reply", pack(answer), about
         )
-        receipt = unpack(got, Receipt)
+        receipt = unpack(data, Receipt)
         while True:
             try:
                 await self._receipts.keep(receipt, statement, answer.signature)
                 break
-            except OSError as error:  # it will not be given again: nothing else is done before it is kept
-                log.error("the receipt cannot be kept yet: %s", error, extra=_where(work))
+            except OSError as error:  # a receipt is sent only once: nothing else is done before it is stored
+                log.error("cannot store the receipt yet: %s", error, extra=_log_fields(work))
                 await asyncio.sleep(PAUSE)
         reach("party.received")
         return receipt

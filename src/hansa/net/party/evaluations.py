@@ -1,9 +1,9 @@
 """Limits on evaluations at a party: the table `[evaluate]` of `party.toml`.
 
-Metrics of a model that the aggregator chooses answer questions about the samples that they are measured on: on a single
-sample, one model per feature reads the sample; on many, enough questions tell them apart. So a party measures on a
-least number of test samples, and answers a limited number of questions, in each job and over all jobs: the aggregator
-names the jobs, so a limit per job alone would be none.
+Metrics of a model that the aggregator chooses reveal something about the test samples. With a single sample, one model
+per feature reads the sample; with many samples, enough evaluations tell them apart. So a party evaluates only on a
+minimum number of test samples, and only a limited number of times, per job and over all jobs. A limit per job alone
+would not be enough, since the aggregator names the jobs.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from hansa.core.registry import build
 
 
 def evaluates(op: Op) -> bool:
-    """Whether an op, or the op inside it, measures a model on the party's test samples."""
+    """Whether an op, or its inner op, evaluates a model on the party's test samples."""
     return isinstance(unwrap(op)[1], Evaluate)
 
 
 def check_rows(op: Op, party: Party, payload: Payload, memory: Memory) -> None:
-    """Refuse, by a PartyError, to measure a model that is another for each row of the samples: all rows but one could
-    be given outputs that are known beforehand. The outputs for one sample and for two are looked at: numbers for each
-    of many rows make more of one, or fit no two."""
+    """Raise a PartyError for a model that depends on the position of a sample.
+
+    Such a model could have known outputs for all samples but one, so that the metric reveals that sample. The model is
+    run on one sample and on two: parameters per row give a wrong number of outputs, or fail.
+    """
     inner = unwrap(op)[1]
     name, samples = getattr(inner, "predictor", None), party.test if isinstance(inner, Evaluate) else party.train
     if name is None or samples is None or not len(samples[0]):
@@ -34,18 +36,18 @@ def check_rows(op: Op, party: Party, payload: Payload, memory: Memory) -> None:
     own = predictor.own(party.objective, payload, memory)
     shapes = []
     for rows in (samples[0][:1], samples[0][:2]):
-        with contextlib.suppress(RuntimeError):  # as of numbers for more rows than that
+        with contextlib.suppress(RuntimeError):  # parameters for another number of rows
             shapes.append((len(rows), predictor.outputs(party.objective, own, rows).shape))
     if len(shapes) < 2 or any(shape != (rows, *shapes[0][1][1:]) for rows, shape in shapes):
-        raise PartyError("the model that it is to measure has not one output for one sample")
+        raise PartyError("the model must give one output per sample, independent of its position")
 
 
 @dataclass(frozen=True)
 class Evaluations:
     """The table `[evaluate]`: the fewest test samples, and the most evaluations per job and over all jobs.
 
-    What the party leaves out is `FLOORED` where it has a privacy floor, and unlimited where it has none: then the
-    aggregator sees every update, which tells more than a metric does.
+    With a privacy floor, missing values are those of `FLOORED`. Without one they are unlimited: then the aggregator
+    sees every update, which reveals more than a metric.
     """
 
     min_samples: int | None = None
@@ -59,7 +61,7 @@ class Evaluations:
                 raise ConfigError(f"evaluate.{field.name} must not be negative, got {value}")
 
     def under(self, floor: bool) -> Evaluations:
-        """The limits that hold, given whether the party has a privacy floor."""
+        """The effective limits, with or without a privacy floor."""
         if not floor:
             return self
         return Evaluations(*(
@@ -67,12 +69,12 @@ class Evaluations:
         ))  # fmt: skip
 
     def refuses(self, op: Op, party: Party) -> str | None:
-        """Why a party does not evaluate on its test samples, or None."""
+        """Why a party refuses to evaluate on its test samples, or None."""
         if not evaluates(op) or self.min_samples is None or party.test is None:
             return None
         if 0 < len(party.test[0]) < self.min_samples:
             return (
-                f"its policy measures models on {self.min_samples} test samples or more, and it has fewer; see "
+                f"its policy requires at least {self.min_samples} test samples, and it has fewer; see "
                 "evaluate.min_samples in party.toml"
             )
         return None

@@ -1,4 +1,4 @@
-"""A party as a process: it enrols, works, renews its certificate, and ends cleanly on a signal."""
+"""The party's process: enrols, works, renews its certificate, and exits cleanly on a signal."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from hansa.net.transport.process import end_on_signal, log_to_stderr, run_loop
 from hansa.net.transport.tokens import Token
 
 log = logging.getLogger("hansa.net")
-RENEW = 30 * 86400  # seconds before its end at which a party renews its certificate
-AGAIN = 86400  # seconds after which it does so again where the authority's own end is near
+RENEW = 30 * 86400  # seconds before its expiry at which a party renews its certificate
+AGAIN = 86400  # seconds between renewals when the authority's own certificate expires soon
 
 
 def join(state: Path, data: str, url: str | None = None, token: Token | None = None, target: str | None = None,
          rotate: bool = False, as_json: bool = False, test: str | None = None) -> None:  # fmt: skip
-    """Run a party until it is told to end. It enrols with a token where it has not done so with this one."""
-    lines = log_to_stderr(as_json)
+    """Run a party until a signal. It enrols first, unless it has enrolled with this token before."""
+    formatter = log_to_stderr(as_json)
     samples = read_samples(data, target, test)
     store = PartyStore(state)
     store.install_new_keys()
@@ -35,15 +35,17 @@ def join(state: Path, data: str, url: str | None = None, token: Token | None = N
         done = asyncio.Event()
         end_on_signal(done)
         if token is not None and not store.enrolled_with(token):
-            where = url or (store.registration()["url"] if store.enrolled else None)
-            if where is None:
+            aggregator = url or (store.registration()["url"] if store.enrolled else None)
+            if aggregator is None:
                 raise ConfigError("to enrol, give the aggregator's URL: hansa join https://HOST:PORT --token-file ...")
-            if await _unless(done, store.enrol(where, token)):
+            if await _until_done(done, store.enrol(aggregator, token)):
                 return
             log.info("enrolled", extra={"party": store.registration()["party"]})
         if not store.enrolled:
-            raise ConfigError(f"{state} holds no enrolled party; give the aggregator's URL and a token to enrol one")
-        lines.party = store.registration()["party"]
+            raise ConfigError(
+                f"there is no enrolled party in {state}; give the aggregator's URL and a token to enrol one"
+            )
+        formatter.party = store.registration()["party"]
         limits = store.policy.limits
         if store.policy.device == "cpu":  # a GPU's driver reserves far more than it uses
             limits.confine()
@@ -52,18 +54,18 @@ def join(state: Path, data: str, url: str | None = None, token: Token | None = N
         while not done.is_set():
             if store.identity().not_after <= time.time():
                 raise ConfigError(
-                    f"the certificate of {lines.party} has ended; ask the operator for a new token (hansa invite), and "
-                    "give it with --token-file"
+                    f"the certificate of {formatter.party} has expired; ask the operator for a new token "
+                    "(hansa invite), and give it with --token-file"
                 )
             async with store.client(url) as client:
                 try:
                     if time.time() < due:
-                        await _unless(done, Agent(store, client, worker).run(due))
-                    elif not await _unless(done, store.rotate(client)):
+                        await _until_done(done, Agent(store, client, worker).run(due))
+                    elif not await _until_done(done, store.rotate(client)):
                         log.info("certificate renewed")
                         due = max(store.identity().not_after - RENEW, time.time() + AGAIN)
                 except Refusal as error:
-                    raise ConfigError(f"the aggregator sends this party away: {error}") from None
+                    raise ConfigError(f"the aggregator does not accept this party: {error}") from None
 
     try:
         run_loop(main())
@@ -71,16 +73,16 @@ def join(state: Path, data: str, url: str | None = None, token: Token | None = N
         store.close()
 
 
-async def _unless(done: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Do that, unless told to end before it is done; whether that was so."""
-    doing, told = asyncio.ensure_future(work), asyncio.ensure_future(done.wait())
+async def _until_done(done: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Run `work` until it ends or `done` is set; return whether `done` was set."""
+    working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(done.wait())
     try:
-        await asyncio.wait((doing, told), return_when=asyncio.FIRST_COMPLETED)
-        if doing.done():
-            doing.result()
-        return told.done()
+        await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+        return stopping.done()
     finally:
-        for task in (doing, told):
+        for task in (working, stopping):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await task

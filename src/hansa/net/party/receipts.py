@@ -1,4 +1,4 @@
-"""A party's receipts: what the aggregator has signed that it has, kept so that it cannot be denied later."""
+"""A party's receipts: signed acknowledgements that the aggregator cannot deny later."""
 
 from __future__ import annotations
 
@@ -18,48 +18,56 @@ from hansa.net.transport import certificates, keys
 from hansa.net.transport.client import Client
 from hansa.net.transport.wire import Receipt
 
-LINE = 2**17  # bytes, of which a line has fewer
+LINE = 2**17  # bytes: longer than any line
 
 
 class BadReceipt(HansaError):
-    """The aggregator does not stand by what it was sent; there is no point in working for it."""
+    """An invalid receipt: the aggregator does not confirm what it was sent, so the party stops."""
 
 
 class Receipts:
-    """The files `receipts/JOB.jsonl` in a party's folder: a line for each answer, on disk before anything else is done.
-    `log.pem` is the certificate of the key that signs them; it is pinned when it is first needed."""
+    """The files `receipts/JOB.jsonl` in a party's folder: one line per answer, on disk before the party goes on.
+
+    `log.pem` is the certificate of the key that signs receipts; it is pinned on first use.
+    """
 
     def __init__(self, party_folder: Path) -> None:
         self._party_folder, self.folder = party_folder, party_folder / "receipts"
         self._log: certificates.Identity | None = None
-        self._doubtful: set[Path] = set()  # whose last flush failed: nobody knows what of them is on the disk
+        self._doubtful: set[Path] = set()  # files whose last flush failed: their content on disk is unknown
 
     async def expect(self, client: Client, federation: str) -> None:
-        """Know whose signature receipts must have, before anything is sent."""
+        """Load the certificate that must have signed the receipts, before anything is sent."""
         if self._log is None:
             self._log = await self._pinned(client, federation)
 
     async def keep(self, receipt: Receipt, statement: Statement, signature: str) -> None:
-        """Check a receipt and keep it; a BadReceipt where it is none for that statement."""
+        """Check a receipt and store it; a BadReceipt if it does not match the statement."""
         assert self._log is not None
         if self._signed_before(statement, receipt.signature):
             signature = receipt.signature
         fault = receipt_fault(receipt, statement, signature, self._log)
         if fault is not None:
-            raise BadReceipt(f"the aggregator's receipt for {statement.job} {statement.round} is not good: {fault}")
+            raise BadReceipt(
+                f"the aggregator's receipt for job {statement.job}, round {statement.round}, is invalid: {fault}"
+            )
         line = canonical({"receipt": structs.asdict(receipt), "statement": structs.asdict(statement)})
         await asyncio.to_thread(self._append, self.folder / f"{statement.job}.jsonl", line + b"\n")
 
     def _signed_before(self, statement: Statement, signature: str) -> bool:
-        """Whether the party signed this with a key that it had before. The first answer counts, and so does its
-        receipt: one who did not hear of it, got a new certificate and answered again is given the same."""
+        """Whether the party signed this statement with a former key.
+
+        Only the first answer counts. A party that missed its receipt, got a new certificate and answered again receives
+        the receipt of the first answer, with the old signature.
+        """
         try:
             former = x509.load_pem_x509_certificates((self._party_folder / "former.pem").read_bytes())
         except (OSError, ValueError):
             return False
-        owned = (certificate.public_key() for certificate in former)
+        public_keys = (certificate.public_key() for certificate in former)
         return any(
-            isinstance(key, Ed25519PublicKey) and signed_by(key, signature, statement.signed_bytes()) for key in owned
+            isinstance(key, Ed25519PublicKey) and signed_by(key, signature, statement.signed_bytes())
+            for key in public_keys
         )
 
     async def _pinned(self, client: Client, federation: str) -> certificates.Identity:
@@ -74,7 +82,9 @@ class Receipts:
         disk.make_folder(self.folder)
         reach("receipts.folder")
         if path.exists() and ((end := _torn(path)) is not None or path in self._doubtful):
-            disk.put(path, [path.read_bytes()[:end]], steps("private"))  # less a line on which nobody has acted
+            disk.put(
+                path, [path.read_bytes()[:end]], steps("private")
+            )  # without the torn line, on which nobody has acted
         disk.append(path, line)
         self._doubtful.add(path)
         disk.flush(path)
@@ -85,7 +95,7 @@ class Receipts:
 
 
 def _torn(path: Path) -> int | None:
-    """Where the last line of a file begins that was cut off as it was written; None where none was."""
+    """Where a torn last line begins; None if the last line is complete."""
     with open(path, "rb") as file:
         start = max(0, file.seek(0, os.SEEK_END) - LINE)
         file.seek(start)

@@ -1,4 +1,4 @@
-"""A party's own folder: its key, which is born here and never leaves, its certificate, its policy, and its memory."""
+"""A party's folder: private key (created here, never leaves), certificate, policy and memory."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from hansa.net.transport.wire import IssuedCertificate, unpack
 
 
 class PartyStore:
-    """The folder. One process at a time works in it."""
+    """The folder of one party. Only one process at a time may use it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         try:
             disk.make_folder(folder)
-            taken = f"another process runs this party in {folder}; stop it, or give another --state"
-            self._lock = disk.lock(folder / ".lock", taken)
+            locked = f"another process runs this party in {folder}; stop it, or give another --state"
+            self._lock = disk.lock(folder / ".lock", locked)
         except OSError as error:
-            raise ConfigError(f"cannot work in the folder {folder}: {error.strerror}") from None
+            raise ConfigError(f"cannot use the folder {folder}: {error.strerror}") from None
         self.policy = Policy.read(folder / "party.toml")
-        for cut_off in folder.glob("fetch-*"):  # what was being fetched when the last process ended
-            shutil.rmtree(cut_off, ignore_errors=True)
-        for place in (folder, *folder.glob("memory/*")):
-            disk.sweep(place)
+        for partial in folder.glob("fetch-*"):  # downloads that the last process did not complete
+            shutil.rmtree(partial, ignore_errors=True)
+        for path in (folder, *folder.glob("memory/*")):
+            disk.sweep(path)
 
     def close(self) -> None:
-        """Let another process work here."""
+        """Release the lock on the folder."""
         self._lock.close()
 
     @property
@@ -50,35 +50,37 @@ class PartyStore:
         return (self.folder / "party.json").exists()
 
     def registration(self) -> dict[str, Any]:
-        """The party's name, its federation, where the aggregator is, and which instance of the party this is."""
+        """The content of `party.json`: the party's name, its federation, the aggregator's URL, the instance."""
         try:
             tree: dict[str, Any] = json.loads((self.folder / "party.json").read_text())
             if not {"party", "federation", "url", "instance"} <= set(tree):
-                raise ValueError("it does not say whose it is")
+                raise ValueError("it lacks party, federation, url or instance")
             if tree.pop("sum", None) not in (None, _sum(tree)):
-                raise ValueError("it is damaged")
+                raise ValueError("its checksum is wrong")
         except (OSError, ValueError, TypeError) as error:
             raise ConfigError(
-                f"{self.folder / 'party.json'} cannot be read: {error}; enrol again, with the aggregator's URL "
-                "and a new token"
+                f"cannot read {self.folder / 'party.json'}: {error}; enrol again, with the aggregator's URL and a new "
+                "token"
             ) from None
         return tree
 
     def enrolled_with(self, token: Token) -> bool:
-        """Whether this is the token that the party enrolled with; not where that cannot be read any more: enrolling
-        again writes it anew."""
+        """Whether the party enrolled with this token; False if `party.json` is unreadable: enrolling rewrites it."""
         return bool(self._registered("token") == token.digest())
 
     def _registered(self, name: str) -> Any:
-        """What `party.json` says about something; None where it does not, or cannot be read."""
+        """A field of `party.json`; None if it is missing or unreadable."""
         try:
             return self.registration().get(name)
         except ConfigError:
             return None
 
     async def enrol(self, url: str, token: Token) -> None:
-        """Make a key, have it certified, keep both. Interrupted, it can be done again with the same token; with another
-        token the party enrols anew, and keeps its policy and its memory."""
+        """Create a key, get a certificate for it, and store both.
+
+        After an interruption, enrolling can be repeated with the same token. With a new token the party enrols again
+        and keeps its policy and its memory.
+        """
         key = self._pending_key("key.enrol.pem")
         authority, issued = await enrol(url, token, certificates.make_request(key, token.party))
         self._set_aside_other_federation(authority)
@@ -92,24 +94,24 @@ class PartyStore:
         self.install_new_keys()
 
     def _set_aside_other_federation(self, authority: bytes) -> None:
-        """Set aside what belongs to a federation with another authority: its log's certificate, receipts and memory."""
+        """Set aside the files of a federation with another authority: log certificate, receipts, memory."""
         before = self.folder / "ca.pem"
         if before.exists() and before.read_bytes() != authority:
-            mark = hashlib.sha256(before.read_bytes()).hexdigest()[:8]
+            digest = hashlib.sha256(before.read_bytes()).hexdigest()[:8]
             disk.set_aside([self.folder / name for name in ("log.pem", "receipts", "memory")],
-                           self.folder / f"before-{mark}")  # fmt: skip
+                           self.folder / f"before-{digest}")  # fmt: skip
 
     def _pending_key(self, name: str) -> keys.PrivateKey:
-        """A key that is not in use yet; one that was made and not certified is taken again."""
+        """A key that is not in use yet; one that was created and not certified is used again."""
         path = self.folder / name
         if not path.exists():
             keys.write_private(path, keys.key_bytes(keys.new_key()))
         return keys.load_key(keys.read_private(path))
 
     def client(self, url: str | None = None) -> Client:
-        """A connection to the aggregator with this party's certificate."""
+        """A client of the aggregator with this party's certificate."""
         key, authority = self.folder / "key.pem", self.folder / "ca.pem"
-        for path in (authority, self.folder / "cert.pem"):  # OpenSSL does not look whether its own side is whole
+        for path in (authority, self.folder / "cert.pem"):  # OpenSSL does not check its own side's certificates
             certificates.read_certificate(path, authority)
         tls = client_context(authority, self.folder / "cert.pem", key)
         return Client(url or self.registration()["url"], tls, keys.read_key(key))
@@ -120,7 +122,7 @@ class PartyStore:
         )
 
     async def rotate(self, client: Client) -> None:
-        """A new key and a certificate for it. The old ones are good until the new one is used."""
+        """Get a certificate for a new key. The old ones stay valid until the new ones are first used."""
         key = self._pending_key("key.new.pem")
         _, data = await client.call(
             "POST", "/v1/rotate", certificates.make_request(key, self.registration()["party"]), About()
@@ -130,22 +132,22 @@ class PartyStore:
         self.install_new_keys()
 
     def install_new_keys(self) -> None:
-        """Take up a new key whose certificate has come; after a crash in the middle too."""
+        """Install a new key and its certificate; also completes an interrupted installation."""
         enrolled = self.folder / "cert.enrol.pem"
         known = self._registered("certificate") if enrolled.exists() else None
         if known is not None and known == certificates.fingerprint(enrolled.read_bytes()):
-            self._install("enrol")  # not if it was cut off before the party was written down
+            self._install("enrol")  # only if party.json was written before an interruption
         self._install("new")
 
-    def _install(self, which: str) -> None:
-        fresh, certificate = self.folder / f"key.{which}.pem", self.folder / f"cert.{which}.pem"
+    def _install(self, suffix: str) -> None:
+        fresh, certificate = self.folder / f"key.{suffix}.pem", self.folder / f"cert.{suffix}.pem"
         if not certificate.exists():
             return
         if fresh.exists():
             disk.rename(fresh, self.folder / "key.pem")
             reach("rotation.key")
         self._keep_former_certificate()
-        disk.sync_folder(self.folder)  # or a power failure could leave the certificate without its key
+        disk.sync_folder(self.folder)  # otherwise a power failure could leave the certificate without its key
         reach("rotation.kept")
         disk.rename(certificate, self.folder / "cert.pem")
         reach("rotation.certificate")
@@ -153,7 +155,7 @@ class PartyStore:
         reach("rotation.settled")
 
     def _keep_former_certificate(self) -> None:
-        """Keep the certificate whose time is over: receipts of what its key signed may still come."""
+        """Add the replaced certificate to `former.pem`: receipts for its signatures may still arrive."""
         try:
             certificate = (self.folder / "cert.pem").read_bytes()
         except FileNotFoundError:
@@ -169,7 +171,7 @@ def _sum(about: dict[str, Any]) -> str:
 
 
 def append_checksum(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    """A file's pieces with their hash at the end: nobody else knows it."""
+    """Yield the pieces of a file, then their SHA-256, so that damage is detected."""
     running = hashlib.sha256()
     for piece in pieces:
         running.update(piece)
@@ -178,7 +180,7 @@ def append_checksum(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | me
 
 
 def strip_checksum(data: bytes) -> bytes:
-    """What was append_checksum; a DataError where it is not what it was."""
+    """Check and remove the checksum; a DataError if the file is damaged."""
     body = data[:-32]
     if hashlib.sha256(body).digest() != data[-32:]:
         raise DataError("the file is damaged")
@@ -186,11 +188,10 @@ def strip_checksum(data: bytes) -> bytes:
 
 
 class PartyMemory:
-    """What a party remembers, by job and by the ask under which it was staged; it changes only when that was fused.
+    """The memory of a party, by job and by the ask that staged it; committed only when that ask's reply was fused.
 
-    The aggregator says with every ask under which earlier ask the memory lies that the party is to build on, and which
-    others it may still need. Those stay; the rest is forgotten. The aggregator names the jobs too, so only the last
-    `jobs` of them are remembered.
+    Every ask names the earlier ask whose staged memory it builds on, and the others that may still be needed. Those
+    stay; the rest is deleted. Since the aggregator also names the jobs, only the last `jobs` of them are kept.
     """
 
     def __init__(self, folder: Path, jobs: int | None = None) -> None:
@@ -200,8 +201,10 @@ class PartyMemory:
         return self.folder / job / f"{quote(ask, safe='')}.safetensors"
 
     def recall(self, job: str, tip: str | None, others: Iterable[str | None] = ()) -> Memory | None:
-        """The memory that an ask builds on, staged under `tip`; None where it was lost. What was staged neither there
-        nor under `others` is forgotten."""
+        """Load the memory staged under the ask `tip`; None if it was lost.
+
+        Memory staged under neither `tip` nor `others` is deleted.
+        """
         keep = {self._path(job, ask) for ask in (tip, *others) if ask is not None}
         for path in (self.folder / job).glob("*.safetensors"):
             if path not in keep:
@@ -216,7 +219,7 @@ class PartyMemory:
         return memory
 
     def stage(self, job: str, ask: str, memory: Memory) -> None:
-        """Keep what is to be remembered if this ask's reply is fused; on disk before this returns."""
+        """Store memory to be used if this ask's reply is fused; it is on disk on return."""
         path = self._path(job, ask)
         disk.make_folder(path.parent)
         disk.put(path, append_checksum(codec.pieces(memory)), steps("memory"))
@@ -224,7 +227,7 @@ class PartyMemory:
             self._forget_jobs(job, self.jobs)
 
     def _forget_jobs(self, current: str, most: int) -> None:
-        """Forget the jobs that staged something longest ago, so that at most so many are left."""
+        """Delete the memory of the jobs that staged longest ago, so that at most `most` jobs remain."""
         others = [path for path in self.folder.iterdir() if path.is_dir() and path.name != current]
         for path in sorted(others, key=lambda path: path.stat().st_mtime_ns)[: max(0, len(others) + 1 - most)]:
             for file in path.iterdir():

@@ -1,11 +1,10 @@
-"""What a party never takes back, in its own folder: what it has released of its privacy, and what it answered once.
+"""The vault: a party's irrevocable record of privacy spending and of answers that it gives only once.
 
-The file `vault.jsonl` only grows: some hundred bytes for each private release, for each evaluation, for each job (how
-it divides the samples), and for each of the three or four answers of a secure sum. What was forgotten could be asked
-for again: the secrets of an old sum can be made again from the party's own (`load_secret`) and what it was sent then. A
-line is on the disk before the reply that it is about is made, so neither `kill -9` nor a power failure gives back what
-was spent; and an ask that is made again, and answered with the same noise, costs nothing again. Nobody but the party
-can see it.
+The file `vault.jsonl` only grows: some hundred bytes per private release, per evaluation, per job (its split of the
+samples), and per answer of a secure sum (three or four). No line may be deleted: a deleted answer could be requested
+again, and the secrets of an old sum can be recomputed from the party's secret (`load_secret`) and its old messages. A
+line is on disk before the reply is computed, so neither `kill -9` nor a power failure gives budget back. A repeated ask
+that is answered with the same noise costs nothing again. Only the party can see the vault.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from hansa.net.party.evaluations import Evaluations
 from hansa.net.party.peers import Peers
 
 FILE = "vault.jsonl"
-DECLINED = "declined "  # before the name of an ask that was declined for what the party's numbers are
-EVALUATION = "evaluation "  # before the name of an ask that was answered with metrics
+DECLINED = "declined "  # prefix for asks that were declined because of the party's values
+EVALUATION = "evaluation "  # prefix for asks that were answered with metrics
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line: a release, under the ask that it answered, or what was answered about `name`, which is a `digest`."""
+    """A line of the vault: a release under its ask, or the `digest` that was answered under `name`."""
 
     job: str
     at: float
@@ -48,22 +47,22 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True)
 class VaultContents:
-    """What a vault holds: releases by job and ask, and digests by job and name."""
+    """The contents of a vault: releases by job and ask, and digests by job and name."""
 
     spent: dict[tuple[str, str], Release]
     answered: dict[tuple[str, str], str]
     evaluations: Counter[str] = field(default_factory=Counter)  # by job
-    declines: Counter[str] = field(default_factory=Counter)  # of secure sums, for what the party's numbers are, by job
+    declines: Counter[str] = field(default_factory=Counter)  # of secure sums because of the party's values, by job
 
     def note(self, job: str, name: str, digest: str) -> None:
-        """Take up that something was answered about `name`; the first time counts."""
+        """Record an answer under `name`; only the first one counts."""
         if (job, name) not in self.answered:
             self.answered[job, name] = digest
             self.evaluations[job] += name.startswith(EVALUATION)
             self.declines[job] += name.startswith(DECLINED)
 
     def job_releases(self, job: str) -> tuple[Release, ...]:
-        """What was released in a job."""
+        """The releases in a job."""
         return merged(release for (name, _), release in self.spent.items() if name == job)
 
     @property
@@ -73,12 +72,12 @@ class VaultContents:
 
     @property
     def jobs(self) -> list[str]:
-        """The jobs in which something was released, in their order."""
+        """The jobs with releases, in order of their first release."""
         return list(dict.fromkeys(job for job, _ in self.spent))
 
 
 def parse_lines(path: Path, lines: Sequence[bytes]) -> VaultContents:
-    """What lines say; a DataError where one is damaged: then nobody knows what was spent."""
+    """Parse the lines of a vault; a DataError if one is damaged, since the spending is unknown then."""
     contents, decoder = VaultContents({}, {}), msgspec.json.Decoder(Line)
     for number, text in enumerate(lines, 1):
         try:
@@ -89,21 +88,23 @@ def parse_lines(path: Path, lines: Sequence[bytes]) -> VaultContents:
                 contents.spent.setdefault((line.job, line.ask), Release(line.rate, line.sigma, line.steps))
         except (msgspec.DecodeError, ConfigError) as error:
             raise DataError(
-                f"{path}, line {number}: damaged ({error}), so it is not known what this party has spent; restore it "
-                "from a copy, or move it away and lower privacy.epsilon by what was spent"
+                f"{path}, line {number}: damaged ({error}), so the privacy spending of this party is unknown; restore "
+                "the file from a backup, or move it away and lower privacy.epsilon by the amount spent"
             ) from None
     return contents
 
 
 def read_vault(folder: Path) -> VaultContents:
-    """What the vault in a party's folder holds, without taking part in anything."""
+    """Read the vault in a party's folder, for display only."""
     path = folder / FILE
     return parse_lines(path, disk.whole(path.read_bytes()).split(b"\n")[:-1] if path.exists() else [])
 
 
 class PartyVault:
-    """The vault in a party's folder. `limit` is what the party may spend over all jobs; `pins` are the certificates by
-    which it knows others."""
+    """The vault in a party's folder.
+
+    `limit` is the party's budget over all jobs; `pins` maps the names of other parties to certificate fingerprints.
+    """
 
     def __init__(self, folder: Path, accountant: Accountant, limit: Budget | None = None,
                  pins: Mapping[str, str] | None = None) -> None:  # fmt: skip
@@ -113,9 +114,11 @@ class PartyVault:
         self.contents = parse_lines(self._path, self._lines.read())
 
     def charge(self, job: str, ask: str, op: PrivateOp, n: int, payload: Mapping[str, Any]) -> float | None:
-        """Note that an ask of a job is answered, before it is: the epsilon that the party has spent in the job then,
-        None where the reply is not differentially private. A PartyError where it is over the job's budget, or over
-        the party's own. An ask that was paid for costs nothing again."""
+        """Record the spending for an ask before it is answered; return the job's epsilon after it.
+
+        None if the reply is not differentially private. A PartyError if it exceeds the job's budget or the party's own.
+        An ask that was charged before costs nothing again.
+        """
         budget = op.budget
         if budget is None or n == 0:
             return None
@@ -130,46 +133,46 @@ class PartyVault:
         return epsilon
 
     def once(self, job: str, name: str, digest: str) -> None:
-        """Note that something was answered about; a PartyError where it was about another before."""
+        """Record an answer under `name`; a PartyError if it was given before for another digest."""
         before = self._first(job, name, digest)
         if before != digest:
-            raise PartyError(f"it has answered {name} before, about something else, and does so only once")
+            raise PartyError(f"the party has answered {name} before, for different content, and answers it only once")
 
     def fix(self, job: str, name: str, value: str) -> None:
-        """Note a choice of the aggregator's that holds for the whole job; a PartyError where it was another before."""
+        """Record a choice of the aggregator that is fixed for a job; a PartyError if it has changed."""
         before = self._first(job, name, value)
         if before != value:
-            raise PartyError(f"the job's {name} were {before} before and are {value} now; they are fixed once per job")
+            raise PartyError(f"the job's {name} were {before} and are now {value}; they are fixed once per job")
 
     def evaluate(self, job: str, ask: str, limits: Evaluations) -> None:
-        """Note that an ask is answered with metrics, before it is; a PartyError where that is over the limits. An ask
-        that was answered counts once."""
+        """Record an evaluation before it is answered; a PartyError if it exceeds the limits. A repeat counts once."""
         name = f"{EVALUATION}{ask}"
         if (job, name) in self.contents.answered:
             return
         counts = self.contents.evaluations
         for done, most, where in ((counts[job], limits.per_job, "per_job"), (counts.total(), limits.total, "total")):
             if most is not None and done >= most:
-                over = "in a job" if where == "per_job" else "over all jobs"
+                scope = "per job" if where == "per_job" else "over all jobs"
                 raise PartyError(
-                    f"its policy answers {most} evaluations {over}, and has; see evaluate.{where} in party.toml"
+                    f"its policy allows {most} evaluations {scope}, and they are used up; see evaluate.{where} in "
+                    "party.toml"
                 )
         self._first(job, name, "answered")
 
     def may_decline(self, job: str, ask: str, most: int) -> None:
-        """A PartyError once so many secure sums were declined for what the party's numbers are, this one aside."""
+        """Raise a PartyError once `most` secure sums were declined because of the party's values, except this one."""
         if self.contents.declines.total() >= most and (job, f"{DECLINED}{ask}") not in self.contents.answered:
             raise PartyError(
-                f"its policy lets it decline {most} secure sums over all jobs for what its numbers are, since each "
-                "tells something of them, and it has; see privacy.declines in party.toml"
+                f"its policy allows it to decline {most} secure sums over all jobs because of its values, since each "
+                "reveals a bit, and they are used up; see privacy.declines in party.toml"
             )
 
     def declined(self, job: str, ask: str) -> None:
-        """Note that a secure sum was declined for what the party's numbers are; the same ask counts once."""
+        """Record that a secure sum was declined because of the party's values; a repeat counts once."""
         self._first(job, f"{DECLINED}{ask}", "declined")
 
     def _first(self, job: str, name: str, digest: str) -> str:
-        """What was noted about `name` first, on the disk; that is `digest` where nothing was before."""
+        """Return the first digest recorded under `name`; record `digest` if there was none."""
         if (job, name) not in self.contents.answered:
             self._add(Line(job, time.time(), name=name, digest=digest))
             self.contents.note(job, name, digest)
@@ -178,8 +181,8 @@ class PartyVault:
     def _add(self, line: Line) -> None:
         self._lines.add(msgspec.json.encode(line))
 
-    def of(self, job: str) -> Vault:
-        """The vault as the ops of a job see it."""
+    def for_job(self, job: str) -> Vault:
+        """The vault for the ops of a job."""
         return JobVault(self, job)
 
 
@@ -204,19 +207,21 @@ class JobVault(Vault):
 
 
 def load_secret(folder: Path) -> bytes:
-    """A party's own secret, 32 random bytes that are made once and never leave; all that nobody may guess comes from
-    it."""
+    """Load the party's secret: 32 random bytes, created once, which never leave.
+
+    Everything that nobody may guess is derived from it.
+    """
     path = folder / "secret"
     if not path.exists():
         disk.put(path, [secrets.token_bytes(32)], steps("private"))
     secret = path.read_bytes()
     if len(secret) != 32:
-        raise DataError(f"{path} is damaged: it has {len(secret)} bytes and not 32; move it away to have another made")
+        raise DataError(f"{path} is damaged: it has {len(secret)} bytes, expected 32; move it away to create a new one")
     return secret
 
 
 def report(contents: VaultContents, budget: Budget, accountant: Accountant) -> dict[str, Any]:
-    """What a party has spent, by job and in all, as plain data."""
+    """A party's privacy spending per job and in total, as plain data."""
     jobs = {
         job: {
             "epsilon": finite(accountant(contents.job_releases(job), budget.delta)),

@@ -1,9 +1,9 @@
-"""Limits on the work that one ask may make for a party: the table `[limits]` of `party.toml`.
+"""Limits on the work per ask at a party: the table `[limits]` of `party.toml`.
 
 The aggregator chooses every number in an ask: epochs, steps, widths of layers, lengths of vectors. A party checks them
-before it works. What cannot be known before is bounded while it works: time by a brake that the work looks at between
-its steps (`core.stopping`), memory by the operating system. A party does one ask at a time, on one core, so many asks
-take no more of the machine at once than one.
+before it starts. What cannot be known in advance is bounded during the work: time by a brake that is checked between
+steps (`core.stopping`), memory by the operating system. A party runs one ask at a time, on one core, so many asks load
+the machine no more than one.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from hansa.core.errors import ConfigError
 from hansa.core.op import Op, Party, Payload, Shape
 from hansa.local.solver import WORK
 
-COPIES = 3  # of a message or a reply that are held at once: as bytes, as tensors, and what is computed from them
-SPARE = 2**27  # bytes that a party needs to start, beside what its process has: threads, connections
-FULL = "can't allocate memory"  # what torch says where there is none left
+COPIES = 3  # of a message or reply in memory: bytes, tensors, and results
+SPARE = 2**27  # bytes that a party needs beyond its process at the start: threads, connections
+FULL = "can't allocate memory"  # torch's message when memory is exhausted
 
 
 @dataclass(frozen=True)
 class Workload:
-    """The table `[limits]`: the most that one ask may take; `memory`, in bytes, is by default that of the machine.
+    """The table `[limits]`: the most that one ask may take. `memory`, in bytes, defaults to the machine's.
 
-    `jobs` is how many jobs the party remembers: where there are more, it forgets those that trained longest ago.
+    `jobs` is the number of jobs whose memory the party keeps; beyond it, the oldest ones are deleted.
     """
 
     epochs: int = 10_000
@@ -55,35 +55,37 @@ class Workload:
         return machine_memory() if self.memory is None else self.memory
 
     def refuses(self, op: Op, party: Party, payload: Payload) -> str | None:
-        """Why an ask would make too much work, or None."""
+        """Why an ask would be too much work, or None."""
         problem = _malformed_work(payload.get("work"))
         if problem is not None:
             return problem
         for name, amount in op.demands(party.n, payload).items():
             limit = getattr(self, name)
             if amount > limit:
-                return f"{_most(limit, name)}, and this one wants {amount}"
+                return f"{_most(limit, name)}, and this one requests {amount}"
         return self.refuses_bytes(sum(map(_bytes, (op.expects(payload) | op.expects_maxima(payload)).values())))
 
     def refuses_bytes(self, size: int) -> str | None:
-        """Why a message or a reply of so many bytes has no room, or None."""
+        """Why a message or reply of this size does not fit into memory, or None."""
         if COPIES * size <= self.bytes:
             return None
-        return f"{_most(self.bytes, 'bytes', 'memory')}, and a message or reply of {size} takes {COPIES * size}"
+        return f"{_most(self.bytes, 'bytes', 'memory')}, and a message or reply of {size} bytes takes {COPIES * size}"
 
     def exhausted(self, error: BaseException) -> str | None:
-        """What to say of work that found no memory left; None for another error."""
+        """The reason to return for an out-of-memory error; None for other errors."""
         if not isinstance(error, MemoryError) and FULL not in str(error):
             return None
         return f"{_most(self.bytes, 'bytes', 'memory')}, and this one takes more"
 
     def confine(self) -> None:
-        """Have the operating system refuse this process more memory than that. Allocations then fail, and with them
-        the ask that made them; without a limit the system would end the whole process, or another one. A ConfigError
-        where the policy gives less than the process already has."""
+        """Limit the memory of this process by the operating system.
+
+        An allocation beyond the limit fails, and with it only the ask. Without a limit the system would kill the whole
+        process, or another one. A ConfigError if the policy allows less than the process needs.
+        """
         least = _used() + SPARE
         if self.memory is not None and self.memory < least:
-            raise ConfigError(f"limits.memory is {self.memory} bytes, and the party needs at least {least} to start")
+            raise ConfigError(f"limits.memory is {self.memory} bytes, but the party needs at least {least} to start")
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         limit = self.bytes if hard == resource.RLIM_INFINITY else min(self.bytes, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
@@ -94,16 +96,16 @@ def _most(limit: int, unit: str, name: str | None = None) -> str:
 
 
 def _used() -> int:
-    """The bytes of this process that count towards its limit; 0 where the system does not say."""
+    """The bytes of this process that count towards the limit; 0 if the system does not report them."""
     try:
-        found = re.search(r"^VmData:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+        match = re.search(r"^VmData:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     except OSError:
         return 0
-    return 1024 * int(found[1]) if found else 0
+    return 1024 * int(match[1]) if match else 0
 
 
 def machine_memory() -> int:
-    """The bytes of memory that this machine, or the container around the process, has."""
+    """The bytes of memory of this machine, or of the container."""
     size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         return min(size, int(Path("/sys/fs/cgroup/memory.max").read_text()))
@@ -117,7 +119,7 @@ def _bytes(shape: Shape) -> int:
 
 
 def _malformed_work(work: Any) -> str | None:
-    """Why a party cannot be told such fields of its local solver, or None."""
+    """Why the `work` of a payload, which sets fields of the local solver, is invalid, or None."""
     if work is None:
         return None
     if not isinstance(work, Mapping) or not set(work) <= set(WORK):
