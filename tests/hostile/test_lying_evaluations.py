@@ -76,7 +76,7 @@ def test_no_record_is_read_by_holding_it_out(tmp_path: Path) -> None:
     for name in ("active", "noisy"):
         assert not read[name]
         for line in job["rounds"][:4]:
-            assert "no job measures a model on samples that the party trains on" in line["missing"][name]
+            assert "no job may evaluate on its training samples" in line["missing"][name]
     # Test samples of its own it measures on, all of them, as often as its owner allows.
     assert sorted(read["tested"]) == [0, 1] and read["tested"][0]["samples"] == 40
     assert "its policy allows 2 evaluations per job, and they are used up" in job["rounds"][2]["missing"]["tested"]

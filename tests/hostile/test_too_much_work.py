@@ -68,10 +68,12 @@ def test_parties_refuse_what_is_too_much_stop_what_nobody_awaits_and_end_when_to
         lines = stage.operator.job(job)["rounds"]
         said = [line["missing"] for line in lines]
         for name, most in (("ann", 7), ("bob", 10000)):
-            limit = f"at most {most} epochs (limits.epochs in party.toml), and this one wants 1000000000"
+            limit = f"at most {most} epochs (limits.epochs in party.toml), and this one requests 1000000000"
             assert limit in said[0][name]
         for name in people:
-            assert "at most 1000000 steps (limits.steps in party.toml), and this one wants 1000000000" in said[1][name]
+            assert (
+                "at most 1000000 steps (limits.steps in party.toml), and this one requests 1000000000" in said[1][name]
+            )
             assert "limits.memory in party.toml" in said[2][name]
             assert "its policy allows models of at most 1000000000 parameters" in said[3][name]
         stage.processes["bob"].terminate()  # in the middle of a million steps

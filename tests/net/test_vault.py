@@ -237,9 +237,9 @@ def test_what_is_answered_once_is_answered_about_one_thing(tmp_path: Path) -> No
     vault.once("round 3", "aa")
     vault.once("round 3", "aa")
     again = PartyVault(tmp_path, spent)
-    again.of("job-2").once("round 3", "bb")
+    again.for_job("job-2").once("round 3", "bb")
     with pytest.raises(PartyError, match="answered round 3 before"):
-        again.of("job-1").once("round 3", "bb")
+        again.for_job("job-1").once("round 3", "bb")
     assert len((tmp_path / FILE).read_bytes().splitlines()) == 2
 
 
@@ -303,7 +303,7 @@ def test_under_any_floor_nothing_is_held_out_and_no_training_sample_is_measured(
     held_out = {**TASK, "party_test": share}
     party = place(f"[privacy]\n{floor}")
     for op in (Evaluate(), SecureMasked(Evaluate())):
-        assert "no job measures a model on samples that the party trains on" in party.answer(op, task=held_out)
+        assert "no job may evaluate on its training samples" in party.answer(op, task=held_out)
     ready = party.worker._ready[1]
     assert ready.n == party.n and ready.test is None
     assert isinstance(place().answer(Evaluate(), task=held_out), Reply)
@@ -331,7 +331,7 @@ def test_without_a_floor_a_job_may_hold_samples_out_in_one_way_only(place: Any) 
         (0.5, None),
     ):
         said = again.answer(Evaluate(), job="job-3", task=split(share, seed))
-        assert said.startswith("task.party_test must lie in" if seed == 0 else "task.seed must be"), said
+        assert said.startswith("task.party_test must be at least 0" if seed == 0 else "task.seed must be"), said
 
 
 @pytest.mark.parametrize(("op", "name", "shapes"), [

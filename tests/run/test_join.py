@@ -69,7 +69,7 @@ def test_test_samples_come_from_a_file_of_their_own(tmp_path: Path) -> None:
         np.savez(tmp_path / f"{name}.npz", x=np.ones((rows, 2 + (name == "wide"))), y=np.zeros(rows, dtype=np.int64))
     train, test, _ = read_samples(str(tmp_path / "train.npz"), test=str(tmp_path / "test.npz"))
     assert len(train[0]) == 5 and test is not None and len(test[0]) == 3
-    with pytest.raises(DataError, match=r"--test: the samples of .*wide.npz are \(3,\), and those of .* \(2,\)"):
+    with pytest.raises(DataError, match=r"--test: the samples of .*wide.npz have the shape \(3,\), those of .* \(2,\)"):
         read_samples(str(tmp_path / "train.npz"), test=str(tmp_path / "wide.npz"))
     with pytest.raises(DataError, match="none"):
         read_samples(str(tmp_path / "train.npz"), test=str(tmp_path / "none.npz"))
