@@ -1,4 +1,4 @@
-"""Parameters of DP-SGD that an aggregator chooses: what one that lies can read of a party with a budget."""
+"""Parameters of DP-SGD that a lying aggregator chooses: what it can read of a party with a budget."""
 
 from __future__ import annotations
 

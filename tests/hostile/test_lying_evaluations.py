@@ -1,4 +1,4 @@
-"""Evaluations as questions about samples: what an aggregator that lies can read, and what it cannot."""
+"""Evaluations as queries about samples: what a lying aggregator can read, and what it cannot."""
 
 from __future__ import annotations
 

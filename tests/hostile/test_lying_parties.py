@@ -1,4 +1,4 @@
-"""A party that sends what is no reply: it is left out by name, and the others go on."""
+"""A party that sends invalid replies: it is rejected by name, and the others go on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log is evidence: an honest one verifies, and whatever is changed in it, in a receipt or in a proof is found."""
+"""The audit log: an honest log verifies; every change in a log, receipt or proof is detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the log counts as an update, and the hash of the whole state with which a round ends."""
+"""The audit's counts of updates and other answers, and the hash of the server's state after a round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a party does on a line that is slow, stands still or breaks."""
+"""A party on a slow, stalled or broken connection."""
 
 from __future__ import annotations
 

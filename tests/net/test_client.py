@@ -1,4 +1,4 @@
-"""Requests that fail in passing are made again, with pauses; those that are refused are not."""
+"""The client repeats requests after transient errors, with back-off; it does not repeat refused ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parties that enrol anew, take long, or have gone; jobs that are stopped, or could never run."""
+"""Parties that enrol again, are slow or have left; jobs that are stopped or can never run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an aggregator that is not what it should be can send: a party refuses it in one sentence, and lives."""
+"""A hostile aggregator: a party refuses invalid responses in one sentence and keeps running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Enrolment, rotation, revocation: whose word counts, and until when."""
+"""Enrolment, rotation and revocation: which certificates are valid, and until when."""
 
 from __future__ import annotations
 

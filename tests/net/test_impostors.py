@@ -1,4 +1,4 @@
-"""Those who are not who they should be: in the handshake, and after it."""
+"""Clients and servers with a wrong identity: in the handshake and after it."""
 
 from __future__ import annotations
 

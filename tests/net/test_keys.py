@@ -1,4 +1,4 @@
-"""Who is let in and who is not: certificates in memory and in real handshakes on loopback, private files, tokens."""
+"""Keys, certificates, tokens and TLS: in memory, in private files and in real handshakes on loopback."""
 
 from __future__ import annotations
 

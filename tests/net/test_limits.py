@@ -1,4 +1,4 @@
-"""Limits, over real sockets: what is said too slowly, too often or too long is cut off, and others are still served."""
+"""Limits over real sockets: slow, frequent or long requests are refused, and other clients are still served."""
 
 from __future__ import annotations
 

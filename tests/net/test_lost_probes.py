@@ -1,4 +1,4 @@
-"""A line that loses a packet, in a network of its own: the system's probes of a silent peer are patient, and end."""
+"""TCP keep-alive with packet loss, in a network namespace: one lost probe is tolerated, a dead peer is detected."""
 
 from __future__ import annotations
 

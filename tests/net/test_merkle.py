@@ -1,4 +1,4 @@
-"""The log's tree: RFC 6962's shape, proofs that hold, and that hold for nothing else."""
+"""The Merkle tree of the log: RFC 6962's roots and proofs; a proof is valid for nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A party's own policy: what it refuses, with which reason, and what it does its own way."""
+"""A party's policy: what it refuses, with which reason, and its own settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What passes ends nothing: a store that fails for a while, a reason that is none, an authority that was made anew."""
+"""Recovery: a disk that fails for a while, an empty reason, an authority that was created anew."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signed requests: what was signed is accepted, and nothing else."""
+"""Signed requests: a valid signature is accepted, any change is refused."""
 
 from __future__ import annotations
 

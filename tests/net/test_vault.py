@@ -1,4 +1,4 @@
-"""What a deployed party spends of its privacy: kept before it replies, once for an answer, bounded by its policy."""
+"""Privacy spending of a deployed party: recorded before the reply, once per ask, bounded by the policy."""
 
 from __future__ import annotations
 

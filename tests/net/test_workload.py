@@ -1,4 +1,4 @@
-"""What a party can be made to do: its own limits, checked before it works, and work that stops when nobody waits."""
+"""A party's limits on work: checked before it starts; work stops when the aggregator no longer waits for it."""
 
 from __future__ import annotations
 
