@@ -62,7 +62,9 @@ def test_parties_refuse_what_is_too_much_stop_what_nobody_awaits_and_end_when_to
         tree = experiment(run={"rounds": 6, "deadline": 600.0, "eval_parties": False})
         job, _ = stage.operator.submit(parse(tree), "greedy")
         end = time.monotonic() + 2 * PATIENCE
-        while not all(stage.log(name).count("asked") > LONG + 1 for name in people):  # they have described their data
+        while not all(
+            stage.log(name).count("ask received") > LONG + 1 for name in people
+        ):  # they have described their data
             assert time.monotonic() < end, stage.log("ann")
             time.sleep(0.2)
         lines = stage.operator.job(job)["rounds"]
