@@ -18,7 +18,7 @@ from hansa.cli.app import app
 from hansa.core.federation import Ask, Federation, Reduced
 from hansa.experiment.config import parse, read
 from hansa.testing import PARTY_COMMAND, run_on
-from hansa.testing.party import load
+from hansa.testing.party_process import load
 from hansa.testing.processes import ProcessRuntime
 
 BASE = """

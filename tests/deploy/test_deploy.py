@@ -13,7 +13,7 @@ import pytest
 import typer
 import yaml
 
-from hansa.cli.network import app
+from hansa.cli.app import app
 from hansa.data.heart import SITES
 from hansa.net.aggregator.job import REST
 from hansa.net.aggregator.process import LAST

@@ -10,19 +10,18 @@ from hansa.core.op import Reply
 from hansa.core.round_record import Malformed
 from hansa.privacy import spent
 from hansa.testing import experiment_for
-from hansa.testing.agent import Agent
-from hansa.testing.party import load
+from hansa.testing.party_process import StdioParty, load
 from hansa.testing.processes import _outcome
 
 
-def agent() -> Agent:
-    agent = Agent(load, spent)
+def agent() -> StdioParty:
+    agent = StdioParty(load, spent)
     tree = experiment_for(hansa.DecentralizedSGD()).tree
     assert agent.handle({"type": "task", "experiment": tree, "folder": ".", "party": 0}) == {"ready": True}
     return agent
 
 
-def gossip(agent: Agent, name: str, drop: list[str]) -> torch.Tensor:
+def gossip(agent: StdioParty, name: str, drop: list[str]) -> torch.Tensor:
     """One exchange in which only the own message arrives; returns the model that the party sent."""
     op = {"kind": "op", "name": "gossip", "inner": {"name": "sgd", "steps": 1, "batch": None}}
     payload = {"dim": 62, "stats": 0, "counts": 0, "dtype": "float64", "stats_dtype": "float64"}

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from league import SPOKEN, Caller, League
 
 from hansa.core.errors import ConfigError, DataError
-from hansa.net.aggregator.server import trouble
 from hansa.net.transport import client as clients
 from hansa.net.transport import keys
 from hansa.net.transport.client import OPTIONS, Client, Refusal, Unreachable, backoff, retry_delay
+from hansa.net.transport.http import trouble
 from hansa.net.transport.signing import About, verify
 from hansa.net.transport.tls import client_context, unverified_context
 

@@ -15,7 +15,7 @@ from hansa.core.buffer_checks import variances
 from hansa.core.objective import Objective
 from hansa.core.op import Party
 from hansa.core.registry import build
-from hansa.core.replies import Rules, fault
+from hansa.core.reply_checks import Rules, fault
 from hansa.experiment.tasks import make_model
 from hansa.local import SGD
 from hansa.net.aggregator import runtime

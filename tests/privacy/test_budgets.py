@@ -14,8 +14,7 @@ from hansa.core.federation import op_config
 from hansa.local.dp_sgd import DPSGD
 from hansa.privacy import spent
 from hansa.privacy.accounting import epsilon
-from hansa.testing.agent import Agent
-from hansa.testing.party import load
+from hansa.testing.party_process import StdioParty, load
 
 SIZES = (20, 30, 50)
 ENGINES = pytest.mark.parametrize("engine", ["stacked", "reference"])
@@ -170,7 +169,7 @@ def test_a_party_in_a_process_of_its_own_pays_too_and_dropping_what_it_staged_pa
         "task": {"dataset": "digits", "model": "logistic", "dtype": "float64"},
         "partition": {"name": "iid", "parties": 20}, "algorithm": {"name": "fedavg"},
     }  # fmt: skip
-    agent = Agent(load, spent)
+    agent = StdioParty(load, spent)
     agent.handle({"type": "task", "experiment": tree, "folder": ".", "party": 0})
     assert agent.party is not None
     n, w = agent.party.n, agent.party.objective.initial

@@ -11,7 +11,7 @@ import pytest
 import hansa
 from hansa.core.errors import ConfigError, DataError
 from hansa.experiment.config import parse
-from hansa.net.operator import own_samples
+from hansa.experiment.deployed import own_samples
 from hansa.net.party.samples import preparer, read_samples
 
 COLUMNS = ["age", "chol", "pulse", "sick"]

@@ -12,7 +12,8 @@ from made_up import made_up
 from typer.testing import CliRunner
 
 import hansa
-from hansa.cli.compare import app, print_results
+from hansa.cli.app import app
+from hansa.cli.compare import print_results
 from hansa.core.errors import ConfigError
 from hansa.experiment.config import read
 from hansa.local import SGD

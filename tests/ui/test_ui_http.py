@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from league import PARTIES, PATIENCE, League, samples
 
-from hansa.cli.network import app
+from hansa.cli.app import app
 from hansa.net.aggregator.federation import ADMIN_TOKEN, new_admin_token
 from hansa.net.aggregator.live import Live, Verifier
 from hansa.ui.events import LISTENERS

@@ -76,6 +76,8 @@ class Ask:
 
     def sizes(self) -> list[int]:
         """The bytes of the message to each party; computed once for parties with equal plain values."""
+        if not self.each:
+            return [codec.size(self.message(self.parties[0]))] * len(self.parties) if self.parties else []
         computed: dict[str, int] = {}
         sizes = []
         for party in self.parties:

@@ -16,7 +16,7 @@ from hansa.core.errors import RoundAborted
 from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket
 from hansa.core.op import Op, Payload, Replies, Reply
 from hansa.core.reply_checks import Rules, clean, fault
-from hansa.core.round_record import Means, Medians, Record
+from hansa.core.round_record import Inbox, Means, Medians, Record
 from hansa.core.rows import Rows, room
 from hansa.core.sums import BlockSum, StoredReply, stored_sums
 
@@ -214,7 +214,7 @@ def arrive(ticket: Ticket, op: Op, payload: Payload, outcome: Reply | str, rules
     return Arrival(ticket, outcome)
 
 
-def mixed(inbox: list[tuple[float, dict[str, Tensor]]], name: str) -> Tensor:
+def mixed(inbox: Inbox, name: str) -> Tensor:
     """The weighted sum of one tensor over an inbox: added in float64, in order; in the tensor's type."""
     out = torch.zeros_like(inbox[0][1][name], dtype=torch.float64)
     for share, tensors in inbox:
@@ -222,13 +222,13 @@ def mixed(inbox: list[tuple[float, dict[str, Tensor]]], name: str) -> Tensor:
     return out.to(inbox[0][1][name].dtype)
 
 
-def inboxes(ask: Ask, messages: dict[int, Reply]) -> dict[int, list[tuple[float, dict[str, Tensor]]]]:
+def inboxes(ask: Ask, messages: dict[int, Reply]) -> dict[int, Inbox]:
     """The messages that each party receives in an exchange; a missing neighbour's weight goes to the receiver."""
     assert ask.mixing is not None
     weights = ask.mixing.to(torch.float64)
     present = torch.tensor([party in messages for party in ask.parties])
     lost = (weights * ~present).sum(1).tolist()
-    out: dict[int, list[tuple[float, dict[str, Tensor]]]] = {party: [] for party in messages}
+    out: dict[int, Inbox] = {party: [] for party in messages}
     for i, j in ((weights != 0) | torch.eye(len(weights), dtype=torch.bool)).nonzero().tolist():
         party, other = ask.parties[i], ask.parties[j]
         if party in messages and other in messages:

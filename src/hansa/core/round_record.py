@@ -6,9 +6,14 @@ import re
 import statistics
 from dataclasses import dataclass, field, replace
 
-from hansa.core.budget import EPSILON
-from hansa.core.federation import Gathered, Reduced
+from torch import Tensor
 
+from hansa.core import codec
+from hansa.core.budget import EPSILON
+from hansa.core.federation import Ask, Gathered, Reduced
+from hansa.core.op import Reply
+
+Inbox = list[tuple[float, dict[str, Tensor]]]  # a party's inbox in an exchange: (weight, message) of each neighbour
 LISTED = 100  # largest number of parties that a metrics line lists one by one
 NUMBER = re.compile(r"-?\b\d[\d.,e+-]*|\b(?:nan|inf)\b")
 
@@ -84,6 +89,14 @@ class Record:
             return metrics
         self.spent[party] = metrics[EPSILON]
         return {name: value for name, value in metrics.items() if name != EPSILON}
+
+    def count_ask(self, ask: Ask) -> None:
+        """Count the bytes of an ask's messages to its parties."""
+        self.bytes_down += sum(ask.sizes())
+
+    def count_inbox(self, sent: Reply, inbox: Inbox) -> None:
+        """Count the bytes of the neighbours' messages to a party, each as long as the message that the party sent."""
+        self.bytes_down += codec.size(sent.tensors) * (len(inbox) - 1)
 
     def timed(self, answer: Reduced | Gathered) -> Reduced | Gathered:
         """The answer with the simulated seconds of each gathered reply."""

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hansa.core import codec, rng
+from hansa.core import rng
 from hansa.core.federation import Ask
 from hansa.core.op import Op, unwrap
 from hansa.core.replies import expected_size
@@ -220,8 +220,7 @@ def traffic(ask: Ask) -> Array:
     """The bytes that each party of an ask receives and sends, as the wire carries them."""
     assert ask.op is not None
     up = expected_size(ask.op, ask.payload)
-    down = ask.sizes() if ask.each else [codec.size(ask.message(ask.parties[0]))]
-    total: Array = np.zeros(len(ask.parties)) + np.array(down) + up
+    total: Array = np.array(ask.sizes(), dtype=np.float64) + up
     if ask.mixing is not None:  # neighbours' messages, which are about as long as a party's own
         total += up * ((ask.mixing != 0).sum(1) - (ask.mixing.diagonal() != 0).long()).numpy()
     return total

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from hansa.core import codec
-from hansa.core.budget import EPSILON, Accountant, Spending, reports_epsilon
-from hansa.core.errors import AlgorithmError, ConfigError, PartyError, RoundAborted, nearest
-from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket, op_config, op_of
+from hansa.core.answering import report_spent
+from hansa.core.budget import Accountant, Spending
+from hansa.core.errors import AlgorithmError, ConfigError, PartyError, nearest
+from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket
 from hansa.core.objective import Objective
 from hansa.core.op import DataOp, Memory, Op, Payload, PeerOp, Replies, Reply
 from hansa.core.replies import Outcomes, arrive, combine, inboxes
@@ -18,6 +18,7 @@ from hansa.core.reply_checks import Rules
 from hansa.core.round_record import Record
 from hansa.core.runtime import Abort, Attend, Clock, Commit, Open, Plan, Request, shortened
 from hansa.core.task import Holdings
+from hansa.core.tickets import Flight, Tickets
 from hansa.local.solver import LocalSolver
 from hansa.sim.engine import Block, Job, Outcome, ReferenceEngine
 from hansa.sim.memories import Memories
@@ -96,15 +97,15 @@ def _mean_size(holdings: Holdings) -> int:
 
 
 @dataclass
-class Flight:
-    """A ticket under way in simulated time; `steps` where the party does only part, `lost` why nothing will come."""
+class TimedFlight(Flight):
+    """A ticket with a simulated time of arrival. `steps` limits the party's work; `lost` says why no reply comes."""
 
-    ticket: Ticket
-    op: Op
-    payload: Any
     arrives: float
     steps: int | None = None
     lost: str | None = None
+
+    def tree(self) -> dict[str, Any]:
+        return {"arrives": self.arrives, "steps": self.steps, "lost": self.lost}
 
 
 class Band(Protocol):
@@ -129,17 +130,15 @@ class Simulation:
         self.engine, self.rules, self.clock, self.absent, self.band = engine, rules, clock, absent, band
         self.memories = Memories(len(engine.holdings), engine.objective.device, folder)
         self._folder = folder
-        self.flights: dict[int, Flight] = {}
+        self.tickets: Tickets[TimedFlight] = Tickets(len(engine.holdings))
         self._staged: dict[int, Memory] = {}
         self._record = Record()
-        self._tickets = 0
-        self._lost = 0
 
     def answer(self, request: Request) -> Any:
         """Answer an ask, or open, commit or abort a round."""
         if isinstance(request, Open):
-            self._record, self._staged, self._lost = request.record, {}, 0
-            return frozenset(flight.ticket.party for flight in self.flights.values())
+            self._record, self._staged = request.record, {}
+            return self.tickets.begin_round()
         if isinstance(request, Commit):
             self.memories.keep(self._staged)
             self._staged = {}
@@ -163,7 +162,7 @@ class Simulation:
 
     def _collect(self, ask: Ask) -> tuple[Reduced | Gathered, dict[int, Memory]]:
         """The combined answer to an ask, and what those whose replies were accepted would remember."""
-        self._count_down(ask)
+        self._record.count_ask(ask)
         plan = self.clock.plan(ask)
         self.clock.now += plan.lasts
         self._record.seconds = plan.seconds
@@ -207,53 +206,40 @@ class Simulation:
         for party in sorted(set(ask.parties) - set(here)):
             yield party, plan.lost.get(party, "it did not answer")
         jobs = [Job(p, plan.payload_of(ask, p), kept) for p, kept in zip(here, self._memories(here), strict=True)]
+        yield from self._perform(ask.op, jobs, ask.round)
+
+    def _perform(self, op: Op, jobs: list[Job], round: int) -> Iterator[Block | tuple[int, Outcome]]:
+        """Charge the parties' privacy budgets, have the engine run the op, and report what was spent: for many parties
+        what `core.answering.answer` is for one. Those that decline say so first."""
         ready = []
         for job in jobs:
-            reason = self._charge(ask.op, job)
-            if reason is None:
+            try:
+                self._charge(op, job)
                 ready.append(job)
-            else:
-                yield job.party, reason
-        for item in self.engine.blocks(ask.op, ready, ask.round):
-            self._tell(ask.op, item)
+            except PartyError as reason:
+                yield job.party, str(reason)
+        spent = self._record.spent
+        for item in self.engine.blocks(op, ready, round):
+            if isinstance(item, Block):
+                report_spent(op, item.replies, *(spent.get(party) for party in item.replies.parties))
+            elif not isinstance(item[1], str):
+                report_spent(op, item[1][0], spent.get(item[0]))
             yield item
 
-    def _charge(self, op: Op, job: Job) -> str | None:
-        """Note what a party's reply will cost its privacy, or say why it declines. Whatever becomes of the reply, it
-        has then left the party."""
+    def _charge(self, op: Op, job: Job) -> None:
+        """Charge a party's privacy budget for its reply, whatever becomes of the reply; a PartyError where it is over
+        the budget."""
         if self.books is None or op.budget is None:
-            return None
-        try:
-            spent = self.books.charge(job.party, op, self.engine.holdings.train.size(job.party), job.payload)
-        except PartyError as reason:
-            return str(reason)
+            return
+        spent = self.books.charge(job.party, op, self.engine.holdings.train.size(job.party), job.payload)
         if spent is not None:
             self._record.spent[job.party] = spent
-        return None
-
-    def _tell(self, op: Op, item: Block | tuple[int, Outcome]) -> None:
-        """Have replies say what their parties have spent, where they may."""
-        if op.budget is None:
-            return
-        spent = self._record.spent
-        if isinstance(item, Block):
-            parties = item.replies.parties
-            if all(reports_epsilon(op, spent.get(party)) for party in parties):
-                item.replies.metrics[EPSILON] = [spent[party] for party in parties]
-        elif not isinstance(item[1], str) and reports_epsilon(op, spent.get(item[0])):
-            item[1][0].metrics[EPSILON] = spent[item[0]]
-
-    def _count_down(self, ask: Ask) -> None:
-        if ask.each:
-            self._record.bytes_down += sum(ask.sizes())
-        elif ask.parties:
-            self._record.bytes_down += codec.size(ask.message(ask.parties[0])) * len(ask.parties)
 
     def _prepare(self, ask: Ask) -> Any:
         """Every party looks at its data through the op from now on."""
         assert isinstance(ask.op, DataOp)
         holdings = self.engine.holdings
-        self._count_down(ask)
+        self._record.count_ask(ask)
         shards = [holdings.train] + ([holdings.tests] if holdings.tests is not None else [])
         for shard in shards:
             shard.x = ask.op.transform(shard.x, ask.payload)
@@ -266,8 +252,7 @@ class Simulation:
         assert isinstance(gathered, Gathered)
         messages = dict(zip(gathered.parties, gathered.replies, strict=True))
         for party, inbox in inboxes(ask, messages).items():
-            size = codec.size(messages[party].tensors)
-            self._record.bytes_down += size * (len(inbox) - 1)
+            self._record.count_inbox(messages[party], inbox)
             here = self.engine.party(party, ask.round)
             memory = staged[party] if party in staged else self.memory(party)
             self._staged[party] = op.receive(here, ask.payload_of(party), inbox, memory)
@@ -275,61 +260,35 @@ class Simulation:
     def _submit(self, ask: Ask) -> Ticket:
         (party,) = ask.parties
         assert ask.op is not None
-        ticket = Ticket(self._tickets, party, ask.round)
-        self._tickets += 1
-        self._count_down(ask)
+        self._record.count_ask(ask)
         plan = self.clock.plan(ask)
         self._record.seconds |= plan.seconds
-        self.flights[ticket.id] = Flight(ticket, ask.op, ask.payload, self.clock.now + plan.lasts,
-                                         plan.steps.get(party), plan.lost.get(party))  # fmt: skip
-        return ticket
+        arrives, steps, lost = self.clock.now + plan.lasts, plan.steps.get(party), plan.lost.get(party)
+        return self.tickets.add(TimedFlight(self.tickets.issue(ask), ask.op, ask.payload, arrives, steps, lost))
 
     def _next(self) -> Arrival:
-        if not self.flights:
-            raise AlgorithmError("next() was awaited with no ticket under way")
-        if self._lost > max(100, 10 * len(self.engine.holdings)):
-            raise RoundAborted(f"{self._lost} tickets in a row were lost")
-        flight = min(self.flights.values(), key=lambda f: (f.arrives, f.ticket.id))
-        del self.flights[flight.ticket.id]
+        self.tickets.check_next()
+        flight = min(self.tickets.flights.values(), key=lambda f: (f.arrives, f.ticket.id))
+        del self.tickets.flights[flight.ticket.id]
         self.clock.now = max(self.clock.now, flight.arrives)
         party, round = flight.ticket.party, flight.ticket.round
         outcome: Outcome = flight.lost or "it did not answer"
         if flight.lost is None and (self.absent is None or not self.absent(party, round)):
-            jobs = [Job(party, shortened(flight.payload, flight.steps), self.memory(party))]
-            declined = self._charge(flight.op, jobs[0])
-            if declined is None:
-                done = next(iter(self.engine.run(flight.op, jobs, round)))
-                self._tell(flight.op, done)
-            outcome = declined if declined is not None else done[1]
+            job = Job(party, shortened(flight.payload, flight.steps), self.memory(party))
+            for item in self._perform(flight.op, [job], round):
+                ((_, outcome),) = item.rows({party: job}) if isinstance(item, Block) else [item]
         reply = outcome if isinstance(outcome, str) else outcome[0]
         if self.band is not None and not isinstance(reply, str):
             reply = self.band.forge_one(flight.ticket, flight.op, flight.payload, reply)
         arrival = arrive(flight.ticket, flight.op, flight.payload, reply, self.rules, self._record)
-        if arrival.reply is None:
-            self._lost += 1
-            return arrival
-        self._lost = 0
-        if not isinstance(outcome, str) and outcome[1]:
+        if arrival.reply is not None and not isinstance(outcome, str) and outcome[1]:
             self._staged[party] = outcome[1]
-        return arrival
+        return self.tickets.count(arrival)
 
     def snapshot(self) -> dict[str, Any]:
         """Where the parties' memories lie on disk, and all that is under way, for a checkpoint at a round's end."""
-        payloads: dict[int, int] = {}
-        stored: list[Any] = []
-        flights = []
-        for flight in self.flights.values():
-            if id(flight.payload) not in payloads:  # parties of one round were sent one model: keep it once
-                payloads[id(flight.payload)] = len(stored)
-                stored.append(flight.payload)
-            ticket = flight.ticket
-            flights.append({
-                "id": ticket.id, "party": ticket.party, "round": ticket.round, "arrives": flight.arrives,
-                "steps": flight.steps, "lost": flight.lost, "op": op_config(flight.op),
-                "payload": payloads[id(flight.payload)],
-            })  # fmt: skip
-        return {"memories": self.memories.snapshot(), "flights": flights, "payloads": stored, "tickets": self._tickets,
-                "now": self.clock.now, "spent": self.books.tree() if self.books is not None else None}  # fmt: skip
+        return {"memories": self.memories.snapshot(), **self.tickets.snapshot(), "now": self.clock.now,
+                "spent": self.books.tree() if self.books is not None else None}  # fmt: skip
 
     def saved(self) -> None:
         """The checkpoint with the last snapshot is on disk."""
@@ -338,13 +297,8 @@ class Simulation:
     def restore(self, tree: dict[str, Any]) -> None:
         """Go on from a snapshot."""
         self.memories.restore(tree["memories"])
-        self._tickets = tree["tickets"]
         self.clock.now = tree["now"]
         if self.books is not None and tree.get("spent") is not None:
             self.books.restore(tree["spent"])
-        self.flights = {}
-        for kept in tree["flights"]:
-            op = op_of(kept["op"], where="checkpoint")
-            ticket = Ticket(kept["id"], kept["party"], kept["round"])
-            self.flights[ticket.id] = Flight(ticket, op, tree["payloads"][kept["payload"]], kept["arrives"],
-                                             kept["steps"], kept["lost"])  # fmt: skip
+        self.tickets.restore(tree, lambda ticket, op, payload, saved: TimedFlight(
+            ticket, op, payload, saved["arrives"], saved["steps"], saved["lost"]))  # fmt: skip

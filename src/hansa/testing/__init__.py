@@ -57,7 +57,7 @@ TREE: dict[str, Any] = {
     "run": {"rounds": 3, "seed": 3,
             "devices": {"compute": {"name": "exponential", "mean": 0.1}, "latency": "exponential"}},
 }  # fmt: skip
-PARTY_COMMAND = [sys.executable, "-m", "hansa.testing.party"]
+PARTY_COMMAND = [sys.executable, "-m", "hansa.testing.party_process"]
 
 
 def experiment_for(algorithm: Algorithm, **run: Any) -> Experiment:

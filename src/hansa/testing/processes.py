@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hansa.core import codec
-from hansa.core.errors import AlgorithmError, DataError, ReplayError, RoundAborted, RuntimeFailure
+from hansa.core.errors import AlgorithmError, DataError, ReplayError, RuntimeFailure
 from hansa.core.federation import Arrival, Ask, Gathered, Ticket
 from hansa.core.journal import Journal
 from hansa.core.op import Reply
@@ -20,6 +21,7 @@ from hansa.core.replies import arrive, combine, inboxes
 from hansa.core.reply_checks import Rules
 from hansa.core.round_record import Malformed, Record
 from hansa.core.runtime import Abort, Attend, Clock, Commit, Open, Plan, Request
+from hansa.core.tickets import Flight, Tickets
 
 LIMIT = 1 << 32  # no message is longer
 
@@ -79,10 +81,19 @@ class PartyProcess:
                 self._process.kill()
 
 
+@dataclass
+class ProcessFlight(Flight):
+    """A ticket under way, the call to the process of its party, and the simulated time at which it arrives."""
+
+    ask: Ask
+    call: asyncio.Task[dict[str, Any]]
+    arrives: float
+
+
 class ProcessRuntime:
     """Answers asks with parties in other processes. Use it as `async with ProcessRuntime(...) as runtime`.
 
-    `command` starts a party's process (one that calls `hansa.testing.agent.serve`).
+    `command` starts a party's process (one that calls `hansa.testing.party_process.serve`).
     """
 
     def __init__(self, parties: int, command: Sequence[str], rules: Rules | None = None) -> None:  # fmt: skip
@@ -95,16 +106,15 @@ class ProcessRuntime:
         self._record = Record()
         self._fused: dict[int, list[str]] = {}
         self._dropped: dict[int, list[str]] = {}
-        self._flights: dict[int, tuple[Ticket, Ask, asyncio.Task[dict[str, Any]], float]] = {}
-        self._tickets = self._lost = 0
+        self._tickets: Tickets[ProcessFlight] = Tickets(len(self.parties))
 
     async def __aenter__(self) -> ProcessRuntime:
         await asyncio.gather(*(party.start() for party in self.parties))
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for flight in self._flights.values():
-            flight[2].cancel()
+        for flight in self._tickets.flights.values():
+            flight.call.cancel()
         await asyncio.gather(*(party.stop() for party in self.parties))
 
     async def begin(self, tree: dict[str, Any], folder: str = ".", journal: Journal | None = None,
@@ -123,8 +133,8 @@ class ProcessRuntime:
     async def answer(self, request: Request) -> Any:
         """Answer an ask, or open, commit or abort a round."""
         if isinstance(request, Open):
-            self._record, self._lost = request.record, 0
-            return frozenset(flight[0].party for flight in self._flights.values())
+            self._record = request.record
+            return self._tickets.begin_round()
         if isinstance(request, (Commit, Abort)):
             return await self._settle(keep=isinstance(request, Commit))
         if isinstance(request, Attend):
@@ -133,6 +143,7 @@ class ProcessRuntime:
             return self._submit(request)
         if request.verb == "next":
             return await self._next(request)
+        self._record.count_ask(request)
         plan = self.clock.plan(request) if self.clock is not None else Plan()
         if self.clock is not None:
             self.clock.now += plan.lasts
@@ -171,7 +182,6 @@ class ProcessRuntime:
 
     async def _call(self, ask: Ask, party: int, plan: Plan) -> dict[str, Any]:
         message = ask.message(party)
-        self._record.bytes_down += codec.size(message)
         if party in plan.lost:
             return {"failed": plan.lost[party]}
         message["payload"] = plan.payload_of(ask, party)
@@ -183,7 +193,7 @@ class ProcessRuntime:
         calls = []
         for party, inbox in inboxes(ask, messages).items():
             tree = {"type": "deliver", "id": _name(ask), "inbox": [[share, tensors] for share, tensors in inbox]}
-            self._record.bytes_down += codec.size(messages[party].tensors) * (len(inbox) - 1)
+            self._record.count_inbox(messages[party], inbox)
             calls.append(self.parties[party].call(tree))
         for party, answer in zip(messages, await asyncio.gather(*calls), strict=True):
             if "failed" in answer:
@@ -201,49 +211,45 @@ class ProcessRuntime:
 
     def _submit(self, ask: Ask) -> Ticket:
         (party,) = ask.parties
-        ticket = Ticket(self._tickets, party, ask.round)
-        self._tickets += 1
+        assert ask.op is not None
+        ticket = self._tickets.issue(ask)
+        self._record.count_ask(ask)
         if self.journal is not None and self.journal.recall(ask) is None:
             self.journal.record(ask, {"ticket": ticket.id})
         plan = self.clock.plan(ask) if self.clock is not None else Plan()
         self._record.seconds |= plan.seconds
         arrives = (self.clock.now if self.clock is not None else 0.0) + plan.lasts
-        task = asyncio.ensure_future(self._call(ask, party, plan))
-        self._flights[ticket.id] = (ticket, ask, task, arrives)
-        return ticket
+        call = asyncio.ensure_future(self._call(ask, party, plan))
+        return self._tickets.add(ProcessFlight(ticket, ask.op, ask.payload, ask, call, arrives))
 
     async def _next(self, request: Ask) -> Arrival:
-        if not self._flights:
-            raise AlgorithmError("next() was awaited with no ticket under way")
-        if self._lost > max(100, 10 * len(self.parties)):
-            raise RoundAborted(f"{self._lost} tickets in a row were lost")
+        self._tickets.check_next()
+        flights = self._tickets.flights
         stored = self.journal.recall(request) if self.journal is not None else None
         if stored is not None:
-            ticket, ask, task, arrives = self._flights.pop(int(stored["ticket"]))
-            answer = self._replayed(ask, ticket.party, stored["answer"], await task)
+            flight = flights.pop(int(stored["ticket"]))
+            answer = self._replayed(flight.ask, flight.ticket.party, stored["answer"], await flight.call)
         else:
             if self.clock is not None:
-                chosen = min(self._flights.values(), key=lambda f: (f[3], f[0].id))
+                flight = min(flights.values(), key=lambda f: (f.arrives, f.ticket.id))
             else:
-                await asyncio.wait([f[2] for f in self._flights.values()], return_when=asyncio.FIRST_COMPLETED)
-                chosen = next(f for f in self._flights.values() if f[2].done())
-            ticket, ask, task, arrives = chosen
-            answer = await task
-            del self._flights[ticket.id]
+                await asyncio.wait([f.call for f in flights.values()], return_when=asyncio.FIRST_COMPLETED)
+                flight = next(f for f in flights.values() if f.call.done())
+            answer = await flight.call
+            del flights[flight.ticket.id]
             if self.journal is not None:
-                self.journal.record(request, {"ticket": ticket.id, "answer": answer})
+                self.journal.record(request, {"ticket": flight.ticket.id, "answer": answer})
         if self.clock is not None:
-            self.clock.now = max(self.clock.now, arrives)
-        return self._arrive(ticket, ask, answer)
+            self.clock.now = max(self.clock.now, flight.arrives)
+        return self._arrive(flight, answer)
 
-    def _arrive(self, ticket: Ticket, ask: Ask, answer: dict[str, Any]) -> Arrival:
-        assert ask.op is not None
-        arrival = arrive(ticket, ask.op, ask.payload_of(ticket.party), _outcome(answer), self.rules, self._record)
-        self._lost = 0 if arrival.reply is not None else self._lost + 1
+    def _arrive(self, flight: ProcessFlight, answer: dict[str, Any]) -> Arrival:
+        ticket, payload = flight.ticket, flight.ask.payload_of(flight.ticket.party)
+        arrival = arrive(ticket, flight.op, payload, _outcome(answer), self.rules, self._record)
         if "reply" in answer:
-            place = self._dropped if arrival.reply is None else self._fused
-            place.setdefault(ticket.party, []).append(_name(ask))
-        return arrival
+            names = self._dropped if arrival.reply is None else self._fused
+            names.setdefault(ticket.party, []).append(_name(flight.ask))
+        return self._tickets.count(arrival)
 
 
 def _name(ask: Ask) -> str:

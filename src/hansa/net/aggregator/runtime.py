@@ -20,14 +20,15 @@ from typing import Any
 
 from hansa.core import codec, disk
 from hansa.core.crash_points import reach
-from hansa.core.errors import AlgorithmError, ConfigError, DataError, RoundAborted, RuntimeFailure
-from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket, op_config, op_of
-from hansa.core.op import DataOp, Op, Reply
+from hansa.core.errors import ConfigError, DataError, RuntimeFailure
+from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket, op_config
+from hansa.core.op import DataOp, Op, Payload, Reply
 from hansa.core.replies import WEIGHT_CAP, arrive, combine, expected_size
 from hansa.core.reply_checks import Rules, fault
 from hansa.core.round_record import Malformed, Record
 from hansa.core.runtime import Abort, Attend, Commit, Open, Request, complete
 from hansa.core.sums import StoredReply
+from hansa.core.tickets import Flight, Tickets
 from hansa.net.aggregator.asks import WHERE, close_ask, decide, give_up, open_ask, take_ticket, weight_differs
 from hansa.net.aggregator.blobs import Blobs, Damaged, write_pieces
 from hansa.net.aggregator.effects import Do, Steps, Wait, Write
@@ -54,14 +55,18 @@ class Stopped(BaseException):
 
 
 @dataclass
-class Flight:
-    """A ticket under way, and the ask that submitted it."""
+class OfferedFlight(Flight):
+    """A ticket under way, the key of the ask that submitted it, and since when it is offered (monotonic seconds)."""
 
-    ticket: Ticket
     key: Key
-    op: Op
-    payload: Any
     since: float
+
+    def tree(self) -> dict[str, Any]:
+        return {"phase": self.key[2], "number": self.key[3]}
+
+    @property
+    def ask(self) -> Ask:
+        return Ask("submit", *self.key[1:], self.op, self.payload, (self.ticket.party,))
 
 
 @dataclass(frozen=True)
@@ -102,8 +107,7 @@ class Network:
         self._record = Record()
         self._base: dict[int, str] = {}
         self._tip: dict[int, str] = {}
-        self._flights: dict[int, Flight] = {}
-        self._tickets = self._lost = 0
+        self._tickets: Tickets[OfferedFlight] = Tickets(len(self.parties))
         self._written: dict[tuple[str, int | None], Blob] = {}
 
     def answer(self, request: Request) -> Any:
@@ -113,8 +117,8 @@ class Network:
     def steps(self, request: Request) -> Steps[Any]:
         """Answer an ask, say who is there, or open, commit or abort a round."""
         if isinstance(request, Open):
-            self._record, self._lost, self._fused = request.record, 0, set()
-            return frozenset(flight.ticket.party for flight in self._flights.values())
+            self._record, self._fused = request.record, set()
+            return self._tickets.begin_round()
         if isinstance(request, Commit):
             reach("round.fused")
             self._base, self.used = dict(self._tip), tuple(sorted(self._fused))
@@ -177,10 +181,7 @@ class Network:
 
     def _collect(self, ask: Ask) -> Steps[Reduced | Gathered]:
         key = self._key(ask)
-        if ask.each:
-            self._record.bytes_down += sum(ask.sizes())
-        elif ask.parties:
-            self._record.bytes_down += codec.size(ask.message(ask.parties[0])) * len(ask.parties)
+        self._record.count_ask(ask)
         text = yield Write(open_ask(key, ask.digest(), ask.parties, time.time()))
         reach("ask.opened")
         decision = Decision.of(text) if text is not None else (yield from self._ask(ask, key))
@@ -293,7 +294,7 @@ class Network:
         name = ask_name(ask.round, ask.phase, ask.index)
         known = {"task": self.task, "preparations": self.preparations}
         task = self._publish(("task", len(self.preparations) if self.task else None), lambda: known)
-        pending = {f.ticket.party: ask_name(*f.key[1:]) for f in self._flights.values()}  # one at most
+        pending = {f.ticket.party: ask_name(*f.key[1:]) for f in self.flights}  # one at most
         rules, task_file = self._limited(ask), self.messages / task.digest
         model, shown = self.models.get(ask.round), self._shows(ask, ask.payload)
         shared: tuple[Blob, Path, int, Check] | None = None
@@ -343,16 +344,14 @@ class Network:
         return self._written[name]
 
     def _submit(self, ask: Ask) -> Steps[Ticket]:
-        (party,) = ask.parties
         assert ask.op is not None
         key = self._key(ask)
-        self._record.bytes_down += codec.size(ask.message(party))
+        self._record.count_ask(ask)
         yield Write(open_ask(key, ask.digest(), ask.parties, time.time()))
-        ticket = Ticket(self._tickets, party, ask.round)
-        self._tickets += 1
-        self._flights[ticket.id] = Flight(ticket, key, ask.op, ask.payload, time.monotonic())
+        flight = OfferedFlight(self._tickets.issue(ask), ask.op, ask.payload, key, time.monotonic())
+        self._tickets.add(flight)
         self._fly(ask)
-        return ticket
+        return flight.ticket
 
     def _fly(self, ask: Ask) -> None:
         """Offer a ticket's ask to its party, unless it was answered."""
@@ -360,41 +359,34 @@ class Network:
             self.desk.offer(self._offers(ask, ask.parties))
 
     def _next(self, request: Ask) -> Steps[Arrival]:
-        if not self._flights:
-            raise AlgorithmError("next() was awaited with no ticket under way")
-        if self._lost > max(100, 10 * len(self.parties)):
-            raise RoundAborted(f"{self._lost} tickets in a row were lost")
+        self._tickets.check_next()
         key = self._key(request)
         yield Write(open_ask(key, request.digest(), (), time.time()))
-        under_way = {id: flight.key for id, flight in self._flights.items()}
+        under_way = {flight.ticket.id: flight.key for flight in self.flights}
         while (found := (yield Write(take_ticket(key, under_way)))) is None:
             if not (yield from self._give_up_absent()):
                 yield Wait(TICK)
         reach("ticket.taken")
-        flight = self._flights.pop(found)
+        flight = self._tickets.flights.pop(found)
         (row,) = self._replies(flight.key)
         self.desk.withdraw(flight.key, [flight.ticket.party])
-        ask = Ask("submit", *flight.key[1:], flight.op, flight.payload, (flight.ticket.party,))
         reply = (
             Malformed(row["why"])
             if row["rejected"]
             else row["why"] or self._reply(lambda: self.blobs.verified(row["blob"]), row["blob"])
         )
-        arrival = arrive(flight.ticket, flight.op, flight.payload, reply, self._limited(ask), self._record)
-        if arrival.reply is None:
-            self._lost += 1
-            return arrival
-        self._lost = 0
-        self._fused.add((flight.key, flight.ticket.party))
-        if row["staged"]:
-            self._tip[flight.ticket.party] = ask_name(*flight.key[1:])
-        return arrival
+        arrival = arrive(flight.ticket, flight.op, flight.payload, reply, self._limited(flight.ask), self._record)
+        if arrival.reply is not None:
+            self._fused.add((flight.key, flight.ticket.party))
+            if row["staged"]:
+                self._tip[flight.ticket.party] = ask_name(*flight.key[1:])
+        return self._tickets.count(arrival)
 
     def _give_up_absent(self) -> Steps[bool]:
         """Have the tickets of parties that have gone come back as lost; whether there were any."""
-        here = set(self.desk.present([flight.ticket.party for flight in self._flights.values()]))
+        here = set(self.desk.present([flight.ticket.party for flight in self.flights]))
         late = time.monotonic() - self.desk.absent_after  # each ticket is given that time, or one party could lose many
-        gone = [f for f in self._flights.values() if f.ticket.party not in here and f.since <= late]
+        gone = [f for f in self.flights if f.ticket.party not in here and f.since <= late]
         for flight in gone:
             why = f"it was not heard of for {self.desk.absent_after:g} s"
             yield Write(give_up(flight.key, flight.ticket.party, why))
@@ -402,25 +394,17 @@ class Network:
         return bool(gone)
 
     @property
-    def flights(self) -> list[Flight]:
+    def flights(self) -> list[OfferedFlight]:
         """The tickets under way."""
-        return list(self._flights.values())
+        return list(self._tickets.flights.values())
 
     def snapshot(self) -> dict[str, Any]:
         """What parties are to remember and the tickets under way, for a checkpoint at a round's end."""
-        payloads = {id(f.payload): f.payload for f in self._flights.values()}  # parties told the same share one
-        places = {name: place for place, name in enumerate(payloads)}
-        flights = [
-            {"id": f.ticket.id, "party": f.ticket.party, "round": f.key[1], "phase": f.key[2], "number": f.key[3],
-             "op": op_config(f.op), "payload": places[id(f.payload)]}
-            for f in self._flights.values()
-        ]  # fmt: skip
-        base = {str(party): ask for party, ask in self._base.items()}
-        return {"base": base, "flights": flights, "payloads": list(payloads.values()), "tickets": self._tickets}
+        return {"base": {str(party): ask for party, ask in self._base.items()}, **self._tickets.snapshot()}
 
     def saved(self) -> None:
         """The checkpoint with the last snapshot is on disk: what only earlier rounds needed may go."""
-        needed = {"task", *(ask_name(*flight.key[1:]) for flight in self._flights.values())}
+        needed = {"task", *(ask_name(*flight.key[1:]) for flight in self.flights)}
         kept = {name: blob for name, blob in self._written.items() if name[0] in needed}
         for blob in set(self._written.values()) - set(kept.values()):
             (self.messages / blob.digest).unlink(missing_ok=True)
@@ -428,7 +412,7 @@ class Network:
 
     def close(self) -> None:
         """Nothing of this job is asked any more."""
-        for flight in self._flights.values():
+        for flight in self.flights:
             self.desk.withdraw(flight.key, [flight.ticket.party])
         shutil.rmtree(self.messages, ignore_errors=True)
 
@@ -436,13 +420,13 @@ class Network:
         """Go on from a snapshot."""
         self._base = {int(party): ask for party, ask in tree["base"].items()}
         self._tip = dict(self._base)
-        self._tickets = tree["tickets"]
-        for kept in tree["flights"]:
-            ticket = Ticket(kept["id"], kept["party"], kept["round"])
-            key = (self.job, kept["round"], kept["phase"], kept["number"])
-            op, payload = op_of(kept["op"], where="checkpoint"), tree["payloads"][kept["payload"]]
-            self._flights[ticket.id] = Flight(ticket, key, op, payload, time.monotonic())
-            self._fly(Ask("submit", key[1], key[2], key[3], op, payload, (ticket.party,)))
+        self._tickets.restore(tree, self._flight)
+        for flight in self.flights:
+            self._fly(flight.ask)
+
+    def _flight(self, ticket: Ticket, op: Op, payload: Payload, saved: Mapping[str, Any]) -> OfferedFlight:
+        key = (self.job, ticket.round, saved["phase"], saved["number"])
+        return OfferedFlight(ticket, op, payload, key, time.monotonic())
 
 
 def _attempt(ask: Ask) -> int:

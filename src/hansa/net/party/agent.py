@@ -23,12 +23,12 @@ import torch
 
 import hansa
 from hansa.core import codec, disk
-from hansa.core.budget import EPSILON, reports_epsilon
+from hansa.core.answering import answer
 from hansa.core.crash_points import reach
 from hansa.core.determinism import set_deterministic
 from hansa.core.errors import ConfigError, DataError, HansaError, OutOfRange
 from hansa.core.federation import op_of
-from hansa.core.op import DataOp, Memory, Op, Party, Reply, Wrapper
+from hansa.core.op import DataOp, Memory, Op, Party, Payload, Reply, Wrapper
 from hansa.core.stopping import Brake, Halted, braked, go_on
 from hansa.net.audit.evidence import make_statement, payload_model_digest
 from hansa.net.party.evaluations import check_rows, evaluates
@@ -121,26 +121,33 @@ class Worker:
         party.secret = hashlib.blake2b(ask.encode(), digest_size=32, key=load_secret(self._folder)).digest()
         party.vault, party.min_cohort = self._vault.for_job(work.job), self._policy.min_cohort
         ask = hashlib.sha256(party.secret).hexdigest()  # another secret gives other noise, which costs budget again
-        if evaluates(op):
-            self._vault.evaluate(work.job, ask, limits)
-        epsilon = self._vault.charge(work.job, ask, op, party.n, payload)
-        payload, memory = (_to_device(tree, party.objective.device) for tree in (payload, memory))
+
+        def charge() -> float | None:
+            if evaluates(op):
+                self._vault.evaluate(work.job, ask, limits)
+            return self._vault.charge(work.job, ask, op, party.n, payload)
+
+        def run() -> tuple[Reply, Memory]:
+            device = party.objective.device
+            result = self._run(work.job, ask, op, party, _to_device(payload, device), _to_device(memory, device))
+            reach("party.trained")
+            return result
+
+        return answer(op, charge, run, lambda staged: self._memory.stage(work.job, work.ask, staged))
+
+    def _run(self, job: str, ask: str, op: Op, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        """Run an op. The vault counts how often an op that hides its reply fails on the data."""
         check_rows(op, party, payload, memory)
+        floor = self._policy.privacy
         hidden = (floor.secure or floor.active) and isinstance(op, Wrapper)
         if hidden:
-            self._vault.may_decline(work.job, ask, floor.declines)
+            self._vault.may_decline(job, ask, floor.declines)
         try:
-            reply, remembered = op.run(party, payload, memory)
+            return op.run(party, payload, memory)
         except Exception as error:
             if hidden and (isinstance(error, OutOfRange) or not isinstance(error, HansaError)):
-                self._vault.declined(work.job, ask)
+                self._vault.declined(job, ask)
             raise
-        if epsilon is not None and reports_epsilon(op, epsilon):
-            reply.metrics[EPSILON] = epsilon
-        reach("party.trained")
-        if remembered:
-            self._memory.stage(work.job, work.ask, remembered)
-        return reply, bool(remembered)
 
     def _input_digest(self, work: Work, memory: Memory) -> str:
         """A hash of everything that a reply depends on.

@@ -1,7 +1,8 @@
-"""A party in a process of its own: it has its data and its memory, and neither the server nor the algorithm.
+"""One party as a process: `python -m hansa.testing.party_process`, started by `hansa.testing.processes`.
 
-It reads messages from standard input and answers on standard output, each a length and an encoded tree. What it stages
-under an ask it keeps only when the aggregator confirms that the reply was fused.
+The process holds the party's data and memory, and neither the server's state nor the algorithm. It reads messages from
+standard input and answers on standard output; each message is its length and an encoded tree. Memory that was staged
+under an ask is kept only when the aggregator confirms that the reply was fused.
 """
 
 from __future__ import annotations
@@ -14,12 +15,31 @@ from typing import Any, BinaryIO
 import torch
 
 from hansa.core import codec
-from hansa.core.budget import EPSILON, Accountant, Spending, reports_epsilon
+from hansa.core.answering import answer
+from hansa.core.budget import Accountant, Spending
 from hansa.core.determinism import set_deterministic
 from hansa.core.errors import HansaError, PartyError
 from hansa.core.federation import op_of
-from hansa.core.op import DataOp, Memory, Party, PeerOp, Reply, perform
+from hansa.core.objective import Objective
+from hansa.core.op import DataOp, Memory, Party, PeerOp, Reply
+from hansa.experiment.config import parse
+from hansa.privacy import spent
 from hansa.testing.processes import LIMIT
+
+
+def load(message: dict[str, Any]) -> Party:
+    """The party that a task message names, with its own share of the experiment's data and nothing else."""
+    experiment = parse(message["experiment"], message["folder"])
+    experiment.check_deployed()
+    task = experiment.build_task()
+    objective = Objective(task.model, task.loss, experiment.run.seed, bf16=experiment.run.precision == "bf16")
+    holdings, id = task.holdings(objective), int(message["party"])
+    x, y = holdings.train.of(id)
+    test = None
+    if holdings.tests is not None:
+        test_x, test_y = holdings.tests.of(id)
+        test = (test_x.clone(), test_y.clone())
+    return Party(id, objective, (x.clone(), y.clone()), test, experiment.run.seed)
 
 
 def read_message(stream: BinaryIO) -> Any | None:
@@ -29,7 +49,7 @@ def read_message(stream: BinaryIO) -> Any | None:
         return None
     length = int.from_bytes(head, "little")
     if length > LIMIT:
-        raise HansaError(f"a message of {length} bytes is over the limit of {LIMIT}")
+        raise HansaError(f"received a message of {length} bytes; the limit is {LIMIT}")
     return codec.decode(stream.read(length))
 
 
@@ -39,11 +59,11 @@ def write_message(stream: BinaryIO, tree: Any) -> None:
     stream.flush()
 
 
-class Agent:
-    """One party: answers asks, stages its memory under them, keeps it when told to.
+class StdioParty:
+    """One party: answers asks, stages its memory under them, and keeps it when the aggregator says so.
 
-    `load` makes the party, with its own share of the data, from the message that gives it a task. The accountant
-    reckons what it spends of its privacy, which lasts as long as the task.
+    `load` makes the party, with its own share of the data, from a task message. The accountant computes the privacy
+    spending, which starts anew with each task.
     """
 
     def __init__(self, load: Callable[[dict[str, Any]], Party], accountant: Accountant) -> None:
@@ -65,18 +85,20 @@ class Agent:
         if self.party is None:
             return {"failed": "it has no task yet"}
         if kind == "ask":
-            for name in message["drop"]:
-                self.staged.pop(name, None)
+            self._drop(message["drop"])
             return self._ask(self.party, message)
         if kind == "deliver":
             return self._deliver(self.party, message)
         if kind == "settle":
             for name in message["keep"]:
                 self.memory = self.staged.pop(name, self.memory)
-            for name in message["drop"]:
-                self.staged.pop(name, None)
+            self._drop(message["drop"])
             return {"settled": True}
         return {"failed": f"it does not know messages of type {kind!r}"}
+
+    def _drop(self, names: list[str]) -> None:
+        for name in names:
+            self.staged.pop(name, None)
 
     def _now(self) -> Memory:
         """The memory as last staged, or as last kept."""
@@ -84,44 +106,45 @@ class Agent:
 
     def _ask(self, party: Party, message: dict[str, Any]) -> dict[str, Any]:
         op = op_of(message["op"], where="ask")
-        payload = message["payload"]
+        payload, ask = message["payload"], message["id"]
         party.round = message["round"]
         if isinstance(op, DataOp):
             op.apply(party, payload)
             return {"reply": Reply({}).tree()}
+
+        def stage(memory: Memory) -> None:
+            self.staged[ask] = memory
+
         try:
-            spent = self.books.charge(party.id, op, party.n, payload)
+            reply, _ = answer(op, lambda: self.books.charge(party.id, op, party.n, payload),
+                              lambda: op.run(party, payload, self._now()), stage)  # fmt: skip
         except PartyError as reason:
             return {"declined": str(reason)}
-        outcome = perform(op, party, payload, self._now())
-        if isinstance(outcome, str):
-            return {"declined": outcome}
-        reply, memory = outcome
-        if spent is not None and reports_epsilon(op, spent):
-            reply.metrics[EPSILON] = spent
-        if memory:
-            self.staged[message["id"]] = memory
         if isinstance(op, PeerOp):
-            self.waiting[message["id"]] = (op, payload)
+            self.waiting[ask] = (op, payload)
         return {"reply": reply.tree()}
 
     def _deliver(self, party: Party, message: dict[str, Any]) -> dict[str, Any]:
-        """The neighbours' messages of an exchange."""
+        """Receive the neighbours' messages of an exchange."""
         op, payload = self.waiting.pop(message["id"])
         inbox = [(float(share), tensors) for share, tensors in message["inbox"]]
         self.staged[message["id"]] = op.receive(party, payload, inbox, self._now())
         return {"received": True}
 
 
-def serve(agent: Agent) -> None:
-    """Answer messages on standard input until it ends, on one thread."""
+def serve(party: StdioParty) -> None:
+    """Answer messages from standard input until its end, on one thread."""
     torch.set_num_threads(1)
     set_deterministic(True)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a model prints must not end up among the answers
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a model that prints must not write among the answers
     while (message := read_message(sys.stdin.buffer)) is not None:
         try:
-            answer = agent.handle(message)
-        except Exception as error:  # a party that fails says so and stays; the aggregator goes on without it
-            answer = {"failed": f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"}
-        write_message(answers, answer)
+            reply = party.handle(message)
+        except Exception as error:  # a failure is reported; the process and the run go on
+            reply = {"failed": f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"}
+        write_message(answers, reply)
+
+
+if __name__ == "__main__":
+    serve(StdioParty(load, spent))
