@@ -39,7 +39,7 @@ from compare import HERE, Contestant, Found, MemoryWatch, answer_for_all, clear_
 from onestep import BATCH, PARAMETERS, RATE, WIDTHS, party
 
 import hansa
-from hansa.net.aggregator.federation import Federation, init
+from hansa.net.aggregator.federation import FederationFolder, init
 from hansa.net.local import free_port, processes
 from hansa.net.operator import Operator
 from hansa.net.transport import keys
@@ -277,7 +277,7 @@ def measure_upload(megabytes: float, limit: float) -> dict[str, float]:
     return {"megabytes": megabytes, "mib_a_second": float(np.median(rates)), "floor": float(np.median(floors))}
 
 
-async def sent(federation: Federation, blob: Blob, data: bytes) -> float:
+async def sent(federation: FederationFolder, blob: Blob, data: bytes) -> float:
     """The seconds in which a blob is sent."""
     folder = federation.folder
     tls = client_context(folder / "ca.pem", folder / "operator.pem", folder / "operator.key")
@@ -287,7 +287,7 @@ async def sent(federation: Federation, blob: Blob, data: bytes) -> float:
         return time.perf_counter() - began
 
 
-def plain_tls(federation: Federation, data: bytes) -> float:
+def plain_tls(federation: FederationFolder, data: bytes) -> float:
     """The seconds in which a process reads some bytes from a TLS connection and drops them."""
     folder, port = federation.folder, free_port()
     reader = multiprocessing.get_context("spawn").Process(target=drop, args=(str(folder), port, len(data)), daemon=True)

@@ -52,7 +52,7 @@ from crowd import Crowd, populate  # noqa: E402
 
 from hansa.core import codec  # noqa: E402
 from hansa.experiment.config import parse  # noqa: E402
-from hansa.net.aggregator.federation import Federation, init  # noqa: E402
+from hansa.net.aggregator.federation import FederationFolder, init  # noqa: E402
 from hansa.net.local import free_port  # noqa: E402
 from hansa.net.operator import ENDED, Operator  # noqa: E402
 from hansa.net.transport.pacing import POLL, RECONNECTS  # noqa: E402
@@ -148,14 +148,14 @@ def say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
 
 
-def enrolled(folder: Path, parties: int) -> Federation:
+def enrolled(folder: Path, parties: int) -> FederationFolder:
     """The federation of a folder, made where there is none."""
     if not folder.exists():
         began = time.perf_counter()
         init(folder, "load", ["p00000"], ["127.0.0.1"], free_port())
         populate(folder, parties)
         say(f"{parties} parties enrolled in {time.perf_counter() - began:.1f} s")
-    federation = Federation.open(folder)
+    federation = FederationFolder.open(folder)
     if len(federation.parties) != parties:
         raise SystemExit(f"{folder} is a federation of {len(federation.parties)} parties, not of {parties}")
     return federation

@@ -34,9 +34,9 @@ from msgspec import structs
 from hansa.core import codec, disk
 from hansa.net.aggregator import asks
 from hansa.net.aggregator.blobs import Blobs, Gap
-from hansa.net.aggregator.federation import Federation, init
-from hansa.net.aggregator.job import Runner
-from hansa.net.aggregator.job_records import JobRecords, discard, needed_blobs
+from hansa.net.aggregator.federation import FederationFolder, init
+from hansa.net.aggregator.job_records import JobFacts, JobRecords, discard, fix_facts, needed_blobs
+from hansa.net.aggregator.jobs import JobRunner
 from hansa.net.aggregator.ledger import Ledger, log_lines
 from hansa.net.aggregator.registry import Denied, Registry
 from hansa.net.audit import merkle
@@ -76,6 +76,7 @@ class Promises:
     receipts: dict[tuple[Any, ...], tuple[int, bytes]] = field(default_factory=dict)  # (ask, party): as it was given
     kept: dict[tuple[str, bytes], tuple[int, None]] = field(default_factory=dict)  # (job, receipt), by the party
     closed: dict[tuple[Any, ...], tuple[int, str]] = field(default_factory=dict)
+    facts: dict[str, tuple[int, JobFacts]] = field(default_factory=dict)
     rounds: dict[tuple[str, int], tuple[int, str]] = field(default_factory=dict)  # the model's hash
     ended: dict[str, tuple[int, str]] = field(default_factory=dict)  # the model's blob
     heads: dict[int, tuple[int, str]] = field(default_factory=dict)  # the log's roots, by its size
@@ -161,7 +162,7 @@ class Life:
             return opened[0]
 
         state = self.folder / "state"
-        self.federation = Federation.open(self.folder)
+        self.federation = FederationFolder.open(self.folder)
         disk.make_folder(state)
         self.federation.renew_server()
         self.ledger = Ledger(state / "hansa.db", self.federation.notary(), connect=connect)
@@ -235,8 +236,8 @@ class Life:
             db.log("job submitted", id)
 
         self.ledger.now(change)
-        self.promise("closed", (id, 0, "parties", 0), None)
-        self.ledger.now(asks.decide((id, 0, "parties", 0), lambda: list(PARTIES), 0.0))
+        self.promise("closed", (id, 0, "submitted", 0), None)
+        self.promise("facts", id, self.ledger.now(fix_facts(id, PARTIES)))
 
     def open(self) -> None:
         if (job := self._job()) is not None:
@@ -290,7 +291,7 @@ class Life:
     def _receipt(self, key: tuple[str, int, str, int], sent: asks.Sent, blob: Blob) -> Receipt:
         """As the aggregator gives it; one that was given before is the same."""
         before = self.promises.receipts.get((*key, sent.party))
-        receipt = asks.standing(self.ledger, key, sent, self.ledger.notary)
+        receipt = asks.earlier_receipt(self.ledger, key, sent, self.ledger.notary)
         if receipt is None:
             path = self.blobs.finish(f"party.{sent.name}", blob.digest, blob.size)
             receipt = self.ledger.now(asks.store_answer(key, sent, path))
@@ -339,7 +340,7 @@ class Life:
             return
         records, number = self.records(job, begin=True), self._closed(job) + 1
         rows = self.ledger.all("SELECT * FROM replies WHERE job = ? AND phase = 'round' AND spent = 0", job)
-        records.network.used = [((job, row["round"], "round", row["number"]), row["party"]) for row in rows]
+        records.runtime.used = [((job, row["round"], "round", row["number"]), row["party"]) for row in rows]
         before = self.ledger.one("SELECT checkpoint FROM jobs WHERE id = ?", job)
         assert before is not None
         params = torch.full((self.chance.choice((10, 300)),), self.chance.random(), dtype=torch.float64)
@@ -357,7 +358,7 @@ class Life:
             self.records(job, begin=True)
             model, _ = self.blobs.put([self._data()])
             runner: Any = SimpleNamespace(ledger=self.ledger, blobs=self.blobs)
-            Runner.end(runner, job, "finished", "all rounds", model, {})
+            JobRunner.end(runner, job, "finished", "all rounds", model, {})
             self.promise("ended", job, model)
 
     def certificate(self) -> None:
@@ -418,6 +419,8 @@ class Life:
                 continue
             row = ledger.one(f"SELECT closed FROM asks WHERE {asks.WHERE}", *key)
             need(row is not None and row["closed"] == text, f"how {key} was closed")
+        for job, (_, facts) in promises.facts.items():
+            need(ledger.now(fix_facts(job, ())) == facts, f"the parties and the secret of {job}")
         for (job, number), (_, model) in promises.rounds.items():
             row = ledger.one("SELECT model FROM rounds WHERE job = ? AND round = ?", job, number)
             need(row is not None and row["model"] == model, f"the round {number} of {job}")

@@ -13,10 +13,10 @@ from msgspec import structs
 
 from hansa.net.aggregator.asks import Sent, close_ask, open_ask, store_answer
 from hansa.net.aggregator.blobs import Blobs
-from hansa.net.aggregator.federation import Federation, init
+from hansa.net.aggregator.federation import FederationFolder, init
 from hansa.net.aggregator.ledger import Ledger
 from hansa.net.aggregator.process import Aggregator
-from hansa.net.aggregator.queue import Errand
+from hansa.net.aggregator.queue import QueuedAsk
 from hansa.net.aggregator.registry import Registry
 from hansa.net.audit.evidence import make_statement
 from hansa.net.party.store import PartyMemory, PartyStore
@@ -32,12 +32,12 @@ EXPERIMENT = {"task": {"dataset": "heart", "model": "logistic"}, "algorithm": {"
 
 
 @pytest.fixture
-def federation(tmp_path: Path) -> Federation:
+def federation(tmp_path: Path) -> FederationFolder:
     return init(tmp_path / "federation", "chaos", ("north", "south"), ["127.0.0.1"], 0)
 
 
 @pytest.fixture
-def ledger(tmp_path: Path, federation: Federation) -> Ledger:
+def ledger(tmp_path: Path, federation: FederationFolder) -> Ledger:
     ledger = Ledger(tmp_path / "hansa.db", federation.notary())
     ledger.now(
         lambda db: db.run("INSERT INTO certificates VALUES ('mark', 'north', 'party', 'valid', '', '')").rowcount
@@ -55,7 +55,9 @@ def sent(party: int = 0) -> Sent:
     return Sent(party, "north", structs.replace(UNSIGNED, signature="0" * 128), 0.0, said, "mark")
 
 
-def test_a_federation_can_be_opened_again_and_a_known_party_invited(tmp_path: Path, federation: Federation) -> None:
+def test_a_federation_can_be_opened_again_and_a_known_party_invited(
+    tmp_path: Path, federation: FederationFolder
+) -> None:
     for _ in range(2):
         ledger = Ledger(tmp_path / "hansa.db")
         registry = Registry(federation, ledger)
@@ -110,7 +112,7 @@ def test_what_a_party_was_fetching_as_it_died_is_gone_when_it_is_back(tmp_path: 
 
 
 def test_a_certificate_that_was_cut_off_in_writing_is_not_taken_up(
-    tmp_path: Path, federation: Federation, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, federation: FederationFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if the process died between opening the file and writing to it."""
 
@@ -141,7 +143,7 @@ def test_a_certificate_that_was_cut_off_in_writing_is_not_taken_up(
     serving(federation, work)
 
 
-def test_an_order_that_is_sent_twice_is_one_job(federation: Federation) -> None:
+def test_an_order_that_is_sent_twice_is_one_job(federation: FederationFolder) -> None:
     async def work(aggregator: Aggregator, url: str) -> None:
         order = Order("job", EXPERIMENT, mark="1")
         assert aggregator.runner.submit(order) == aggregator.runner.submit(order) == "job-1"
@@ -150,7 +152,7 @@ def test_an_order_that_is_sent_twice_is_one_job(federation: Federation) -> None:
     serving(federation, work)
 
 
-def serving(federation: Federation, work: Callable[[Aggregator, str], Awaitable[None]]) -> None:
+def serving(federation: FederationFolder, work: Callable[[Aggregator, str], Awaitable[None]]) -> None:
     """Do something with an aggregator in this process."""
 
     async def main() -> None:
@@ -169,7 +171,7 @@ def serving(federation: Federation, work: Callable[[Aggregator, str], Awaitable[
 
 
 @asynccontextmanager
-async def enrolled(tmp_path: Path, federation: Federation, url: str) -> AsyncIterator[PartyStore]:
+async def enrolled(tmp_path: Path, federation: FederationFolder, url: str) -> AsyncIterator[PartyStore]:
     store, token = PartyStore(tmp_path / "home"), federation.token("north")
     assert token is not None
     await store.enrol(url, token)
@@ -185,12 +187,14 @@ async def reply(client: Client) -> Receipt:
     return unpack(got, Receipt)
 
 
-def test_an_answer_that_was_fused_and_discarded_gets_its_receipt_again(tmp_path: Path, federation: Federation) -> None:
+def test_an_answer_that_was_fused_and_discarded_gets_its_receipt_again(
+    tmp_path: Path, federation: FederationFolder
+) -> None:
     async def work(aggregator: Aggregator, url: str) -> None:
         add_job(aggregator.ledger)
         aggregator.ledger.now(open_ask(KEY, "digest", (0,), 0.0))
         asked = Work(KEY[0], "job", 0, *KEY[1:], Blob("0" * 64, 1), Blob("0" * 64, 1), None, None, None, 1)
-        aggregator.desk.offer([(0, Errand(asked, tmp_path, tmp_path, 100, lambda path, answer: None))])
+        aggregator.queue.offer([(0, QueuedAsk(asked, tmp_path, tmp_path, 100, lambda path, answer: None))])
         aggregator.blobs.append("party.north", DIGEST, 0, DATA, 100)
         async with enrolled(tmp_path, federation, url) as store, store.client(url) as client:
             first = await reply(client)
@@ -201,7 +205,7 @@ def test_an_answer_that_was_fused_and_discarded_gets_its_receipt_again(tmp_path:
     serving(federation, work)
 
 
-def test_an_answer_that_comes_too_late_leaves_nothing_on_the_disk(tmp_path: Path, federation: Federation) -> None:
+def test_an_answer_that_comes_too_late_leaves_nothing_on_the_disk(tmp_path: Path, federation: FederationFolder) -> None:
     async def work(aggregator: Aggregator, url: str) -> None:
         add_job(aggregator.ledger)
         aggregator.ledger.now(open_ask(KEY, "digest", (0,), 0.0))
@@ -214,7 +218,7 @@ def test_an_answer_that_comes_too_late_leaves_nothing_on_the_disk(tmp_path: Path
     serving(federation, work)
 
 
-def test_an_answer_to_a_job_that_has_ended_is_late_and_not_kept(tmp_path: Path, federation: Federation) -> None:
+def test_an_answer_to_a_job_that_has_ended_is_late_and_not_kept(tmp_path: Path, federation: FederationFolder) -> None:
     async def work(aggregator: Aggregator, url: str) -> None:
         aggregator.runner.submit(Order("job", EXPERIMENT))
         aggregator.ledger.now(open_ask(KEY, "digest", (0,), 0.0))

@@ -15,7 +15,7 @@ import yaml
 
 from hansa.cli.app import app
 from hansa.data.heart import SITES
-from hansa.net.aggregator.job import REST
+from hansa.net.aggregator.jobs import REST
 from hansa.net.aggregator.process import LAST
 from hansa.net.transport.limits import Limits
 from hansa.net.transport.listener import GOODBYE

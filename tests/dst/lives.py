@@ -17,11 +17,13 @@ from hansa.core.runtime import complete_async
 from hansa.core.stopping import Brake
 from hansa.net.aggregator.blobs import Blobs
 from hansa.net.aggregator.effects import Do, Wait, Write
-from hansa.net.aggregator.job import Job, Runner
-from hansa.net.aggregator.ledger import SCHEMA, Ledger, Writer
-from hansa.net.aggregator.queue import Desk
+from hansa.net.aggregator.job import Job
+from hansa.net.aggregator.jobs import JobRunner
+from hansa.net.aggregator.ledger import Ledger, Writer
+from hansa.net.aggregator.queue import TaskQueue
 from hansa.net.aggregator.registry import Registry
 from hansa.net.aggregator.runtime import Stopped
+from hansa.net.aggregator.schema import SCHEMA
 from hansa.net.aggregator.server import Server
 from hansa.net.audit.evidence import Notary
 from hansa.net.party.agent import Agent, Worker
@@ -95,7 +97,7 @@ class SimulatedLedger(Direct):
 
 
 class News:
-    """The desk's condition, for tasks in place of threads."""
+    """The queue's condition, for tasks in place of threads."""
 
     def __init__(self) -> None:
         self.waiting: dict[asyncio.Future[None], None] = {}
@@ -119,7 +121,7 @@ class News:
         self.waiting.pop(future, None)
 
 
-class SimulatedRunner(Runner):
+class SimulatedRunner(JobRunner):
     """Jobs as tasks in place of threads."""
 
     process: Process
@@ -131,9 +133,9 @@ class SimulatedRunner(Runner):
                 return await asyncio.wrap_future(self.ledger.write(step.change))
             if isinstance(step, Do):
                 return step.call()
-            if job.network.stopping():
+            if job.runtime.stopping():
                 raise Stopped
-            news: Any = self.desk.changed
+            news: Any = self.queue.changed
             if not step.until():
                 await news.wait(step.seconds)
             return None
@@ -142,7 +144,7 @@ class SimulatedRunner(Runner):
             await asyncio.sleep(0)
             with job.ending():
                 state = await complete_async(
-                    job.steps(), lambda request: complete_async(job.network.steps(request), perform)
+                    job.steps(), lambda request: complete_async(job.runtime.steps(request), perform)
                 )
                 job.finish(state)
             self._ended(job)
@@ -165,18 +167,18 @@ class Aggregator:
         world = self.world
         ledger = SimulatedLedger(world.db, world.notary, self.process)
         blobs = Blobs(world.state, min_free=0)
-        desk = Desk(world.weather.absent_after, world.weather.lease)
-        desk.changed = News()  # type: ignore[assignment]
+        queue = TaskQueue(world.weather.absent_after, world.weather.lease)
+        queue.changed = News()  # type: ignore[assignment]
         registry = Registry(world.federation, ledger)
-        self.runner = SimulatedRunner(world.state, registry, ledger, blobs, desk)
+        self.runner = SimulatedRunner(world.state, registry, ledger, blobs, queue)
         self.runner.process = self.process
 
         def note(event: str, **fields: Any) -> None:
             ledger.write(lambda db: db.log(event, **fields))
 
         limits = Limits(party_rate=1e9, party_burst=10**9, party_requests=10**6)
-        admission = Admission(limits, Metrics(), note, lambda: desk.known)
-        self.app = Server(registry, ledger, blobs, desk, self.runner, admission).app()
+        admission = Admission(limits, Metrics(), note, lambda: queue.known)
+        self.app = Server(registry, ledger, blobs, queue, self.runner, admission).app()
         self.app.freeze()
         self.runner.resume()
         if not ledger.all("SELECT 1 FROM jobs"):

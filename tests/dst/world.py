@@ -2,8 +2,8 @@
 doubles and reorders, processes that die between any two steps, clocks that are wrong, and disks that forget what was
 not flushed when the power fails (of files; SQLite is in memory here, and on such a disk in `tests/chaos/power.py`).
 
-Real are: the server with its routes and checks, the client with its repetitions, the desk, the ledger's transactions in
-SQLite, blobs in files, jobs, rounds and their machine, the party's agent, worker and memory, keys and signatures.
+Real are: the server with its routes and checks, the client with its repetitions, the queue, the ledger's transactions
+in SQLite, blobs in files, jobs, rounds and their machine, the party's agent, worker and memory, keys and signatures.
 Simulated are: time, threads, TCP and TLS (who calls is known by its certificate), and death.
 """
 
@@ -42,7 +42,7 @@ from promises import Promises
 
 from hansa.core import disk
 from hansa.net.aggregator import runtime
-from hansa.net.aggregator.federation import Federation, init
+from hansa.net.aggregator.federation import FederationFolder, init
 from hansa.net.aggregator.ledger import begin
 from hansa.net.aggregator.registry import Registry
 from hansa.net.party import agent as party
@@ -109,7 +109,7 @@ class Weather:
 
 
 @functools.lru_cache(maxsize=1)
-def template() -> tuple[Path, Federation, sqlite3.Connection]:
+def template() -> tuple[Path, FederationFolder, sqlite3.Connection]:
     """A federation's folder with enrolled parties' folders, and its record; made once a process."""
     base = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
     root = Path(tempfile.mkdtemp(prefix="hansa-dst-", dir=base))
@@ -163,7 +163,7 @@ class World:
         self.db = connect(self._database())
         origin.backup(self.db)
         self.db.execute("DELETE FROM parties WHERE number >= ?", (self.weather.parties,))
-        self.federation = Federation("world", self.names, self.federation.url, folder=self.federation.folder)
+        self.federation = FederationFolder("world", self.names, self.federation.url, folder=self.federation.folder)
         self.notary = self.federation.notary()
         homes = {name: self.folder / name / "home" for name in self.names}
         self.keys = {name: keys.load_key((home / "key.pem").read_bytes()) for name, home in homes.items()}

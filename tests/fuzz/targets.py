@@ -28,8 +28,8 @@ from hansa.core.sums import StoredReply
 from hansa.data.describe import Describe, Description
 from hansa.experiment.config import parse
 from hansa.local import SGD
-from hansa.net.aggregator.federation import Federation
-from hansa.net.aggregator.job import check_order
+from hansa.net.aggregator.federation import FederationFolder
+from hansa.net.aggregator.order import check_order
 from hansa.net.audit import merkle
 from hansa.net.audit import proofs as proof
 from hansa.net.audit import verify as audit
@@ -163,7 +163,7 @@ def url(data: bytes) -> None:
 
 
 def federation(data: bytes) -> None:
-    Federation.open(_file(data, "federation.toml"))
+    FederationFolder.open(_file(data, "federation.toml"))
 
 
 def policy(data: bytes) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from hansa.core import codec
 from hansa.experiment.config import parse
-from hansa.net.aggregator.federation import Federation, init
+from hansa.net.aggregator.federation import FederationFolder, init
 from hansa.net.local import all_run, free_port
 from hansa.net.operator import Operator
 
@@ -55,7 +55,9 @@ class Stage:
                  lies: Mapping[str, str] | None = None) -> None:  # fmt: skip
         self.folder, self.tests, self.lies = folder, folder / "tests", dict(lies or {})
         folder.mkdir(parents=True, exist_ok=True)
-        self.federation: Federation = init(folder / "federation", "stage", list(parties), ["localhost"], free_port())
+        self.federation: FederationFolder = init(
+            folder / "federation", "stage", list(parties), ["localhost"], free_port()
+        )
         self.operator = Operator(self.federation)
         self._ending = contextlib.ExitStack()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}

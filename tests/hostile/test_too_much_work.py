@@ -14,7 +14,7 @@ from hansa.classical.domains import ValueProfile
 from hansa.core.federation import op_config
 from hansa.experiment.config import parse
 from hansa.local import SGD
-from hansa.net.aggregator.runtime import Network
+from hansa.net.aggregator.runtime import NetworkRuntime
 
 LONG = 4  # the round whose work is within the limits, and takes very long
 
@@ -38,9 +38,9 @@ def asks_too_much() -> None:
         return message
 
     rewrite(change)
-    offers = Network._offers
+    offers = NetworkRuntime._offers
 
-    def lying(self: Network, ask: Any, parties: Any) -> Any:
+    def lying(self: NetworkRuntime, ask: Any, parties: Any) -> Any:
         """In one round the task names a model that has no room anywhere."""
         if _honest() or ask.round != 3 or not self.task:
             return offers(self, ask, parties)
@@ -52,7 +52,7 @@ def asks_too_much() -> None:
         finally:
             self.task, self._written = honest, written
 
-    Network._offers = lying  # type: ignore[method-assign]
+    NetworkRuntime._offers = lying  # type: ignore[method-assign]
 
 
 def test_parties_refuse_what_is_too_much_stop_what_nobody_awaits_and_end_when_told(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from hansa.core.federation import op_of
 from hansa.core.labels import Labels
 from hansa.core.op import Reply
 from hansa.data.describe import Description
-from hansa.net.aggregator.federation import Federation
+from hansa.net.aggregator.federation import FederationFolder
 from hansa.net.aggregator.ledger import Ledger, Writer
 from hansa.net.aggregator.registry import Registry
 from hansa.net.audit.evidence import make_statement
@@ -60,7 +60,7 @@ def populate(folder: Path, count: int) -> None:
     crowded = f"[limits]\nconnections = {4 * count}\nper_address = {4 * count}\nstranger_burst = {4 * count}"
     lines = [crowded if line == "[limits]" else line for line in lines]  # they all come from one address
     (folder / "federation.toml").write_text("\n".join(lines) + "\n")
-    federation = Federation.open(folder)
+    federation = FederationFolder.open(folder)
     (folder / "state").mkdir(mode=0o700, exist_ok=True)
     place = folder / "crowd"
     place.mkdir(mode=0o700)
@@ -207,7 +207,7 @@ class Crowd:
 
     def __post_init__(self) -> None:
         self.context = client_context(self.folder / "ca.pem")
-        self.federation = Federation.open(self.folder).name
+        self.federation = FederationFolder.open(self.folder).name
         self._trees: dict[str, Any] = {}
         self._replies: dict[str, Callable[[int], Reply]] = {}
         self._tasks: list[asyncio.Task[None]] = []

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from hansa.core import codec
 from hansa.net.aggregator import asks
-from hansa.net.aggregator.federation import Federation, init
+from hansa.net.aggregator.federation import FederationFolder, init
 from hansa.net.aggregator.ledger import Ledger
 from hansa.net.aggregator.process import Aggregator
-from hansa.net.aggregator.queue import Errand
+from hansa.net.aggregator.queue import QueuedAsk
 from hansa.net.audit.evidence import Notary, make_statement
 from hansa.net.operator import Operator
 from hansa.net.party.agent import Agent, Worker
@@ -237,11 +237,11 @@ class League:
         self.start()
 
     def start(self) -> None:
-        federation = Federation.open(self.folder)
+        federation = FederationFolder.open(self.folder)
         table = dataclasses.replace(federation.serve, **{"host": "127.0.0.1", "port": self.port, **self._serve})
         limits = dataclasses.replace(federation.limits, **self._limits)
         self.aggregator = Aggregator(dataclasses.replace(federation, serve=table, limits=limits))
-        self.ledger, self.desk, self.runner = self.aggregator.ledger, self.aggregator.desk, self.aggregator.runner
+        self.ledger, self.queue, self.runner = self.aggregator.ledger, self.aggregator.queue, self.aggregator.runner
         ready, failed = threading.Event(), []
 
         def tell(port: int) -> None:
@@ -283,7 +283,7 @@ class League:
 
     @property
     def operator(self) -> Operator:
-        return Operator(dataclasses.replace(Federation.open(self.folder), url=self.url))
+        return Operator(dataclasses.replace(FederationFolder.open(self.folder), url=self.url))
 
     def token(self, name: str) -> Token:
         return Token.parse((self.folder / "tokens" / f"{name}.token").read_text())
@@ -331,7 +331,7 @@ class League:
         """Ask parties something, as a job would."""
         asked = asked or Asked(**given)
         self.ledger.now(asks.open_ask(asked.key, "digest", list(parties), 0.0))
-        self.desk.watch(asked.key)
+        self.queue.watch(asked.key)
         files = []
         for name, data in (("message", message), ("task", task)):
             path = self.folder / f"{name}-{hashlib.sha256(data).hexdigest()}"
@@ -340,19 +340,19 @@ class League:
         blobs = [Blob(path.name.partition("-")[2], path.stat().st_size) for path in files]
         for party in parties:
             work = Work(asked.job, "job", party, *asked.key[1:], blobs[0], blobs[1], None, None, None, 1)
-            self.desk.offer([(party, Errand(work, files[0], files[1], limit, check))])
+            self.queue.offer([(party, QueuedAsk(work, files[0], files[1], limit, check))])
         return asked
 
     def told(self, name: str, asked: Asked) -> dict[str, Any]:
         """What a party was told with an ask, as its answer repeats it; also when it is not asked any more."""
-        offer = self.desk.find(self.number(name), asked.key)
+        offer = self.queue.find(self.number(name), asked.key)
         if offer is not None:
             work = offer.work
             self._told[name, asked] = {"message": work.message.digest, "model": work.model, "shown": work.shown}
         return self._told.get((name, asked), {})
 
     def close_ask(self, asked: Asked, missing: Mapping[int, str] | None = None) -> None:
-        self.desk.withdraw(asked.key, range(8))
+        self.queue.withdraw(asked.key, range(8))
         self.ledger.now(asks.close_ask(asked.key, None, missing or {}))
 
     def replies(self, asked: Asked) -> dict[int, Any]:
@@ -369,19 +369,19 @@ class League:
 
     def join(self, name: str, samples: PartySamples, policy: str = "") -> Member:
         self.members[name] = member = Member(self, name, samples, policy)
-        self.until(lambda: bool(self.desk.present([self.number(name)])))
+        self.until(lambda: bool(self.queue.present([self.number(name)])))
         return member
 
     def number(self, name: str) -> int:
         return self.aggregator.registry.number(name)
 
     def until(self, found: Callable[[], bool]) -> None:
-        """Wait for something that the desk hears of."""
+        """Wait for something that the queue hears of."""
         end = time.monotonic() + PATIENCE
-        with self.desk.changed:
+        with self.queue.changed:
             while not found():
                 assert time.monotonic() < end, "it did not happen"
-                self.desk.changed.wait(0.05)
+                self.queue.changed.wait(0.05)
 
     def submit(self, tree: Mapping[str, Any], name: str = "job", min_parties: int | None = None) -> str:
         return self.runner.submit(Order(name, dict(tree), None, min_parties))

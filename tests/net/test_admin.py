@@ -17,7 +17,7 @@ from league import PARTIES, PATIENCE, League, samples
 from prometheus_client.parser import text_string_to_metric_families
 
 from hansa.core.errors import ConfigError
-from hansa.net.aggregator.federation import Federation, Serve, init
+from hansa.net.aggregator.federation import FederationFolder, Serve, init
 
 ADMIN = {"admin": "127.0.0.1:0"}
 
@@ -129,14 +129,14 @@ def test_a_port_that_is_taken_gets_a_sentence_and_the_federation_can_be_served_a
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(AssertionError) as failed:
         League(tmp_path / "league", admin=f"127.0.0.1:{taken.getsockname()[1]}")
     assert "serve.admin" in str(failed.value)
-    federation = Federation.open(tmp_path / "league")
+    federation = FederationFolder.open(tmp_path / "league")
     assert not (federation.folder / "state" / "hansa.db-wal").exists(), "the ledger was closed"
 
 
 def test_federations_on_one_machine_have_admin_ports_of_their_own(tmp_path: Path) -> None:
     def admin(name: str, port: int) -> Any:
         init(tmp_path / name, name, ["ann"], [], port)
-        return Federation.open(tmp_path / name).serve.admin_at
+        return FederationFolder.open(tmp_path / name).serve.admin_at
 
     assert admin("one", 8443) == ("127.0.0.1", 9464)
     assert admin("two", 8444) == ("127.0.0.1", 9465)
@@ -150,7 +150,7 @@ def test_federations_on_one_machine_have_admin_ports_of_their_own(tmp_path: Path
 def test_the_address_to_listen_on_can_be_chosen(tmp_path: Path, listen: str, host: str, port: int) -> None:
     assert Serve().listening(listen).host == host
     init(tmp_path / "f", "f", ["ann"], ["aggregator.example.org"], 8443, listen)
-    made = Federation.open(tmp_path / "f")
+    made = FederationFolder.open(tmp_path / "f")
     assert (made.serve.host, made.serve.port, made.url) == (host, port, "https://aggregator.example.org:8443")
 
 

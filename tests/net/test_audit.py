@@ -27,7 +27,7 @@ from hansa.core.labels import Labels
 from hansa.core.params import Params
 from hansa.data.describe import Description
 from hansa.net.aggregator import runtime
-from hansa.net.aggregator.federation import Federation
+from hansa.net.aggregator.federation import FederationFolder
 from hansa.net.audit import merkle
 from hansa.net.audit.entries import Fault
 from hansa.net.audit.evidence import (
@@ -55,7 +55,7 @@ class Scene:
     """The log of a federation with some history, the parties' receipts, and the aggregator's own key."""
 
     def __init__(self, league: League, folder: Path) -> None:
-        self.folder, self.notary = folder, Federation.open(league.folder).notary()
+        self.folder, self.notary = folder, FederationFolder.open(league.folder).notary()
         self.receipts, self.authority = league.folder / "homes", (league.folder / "ca.pem").read_bytes()
         self.log = folder / "audit.jsonl"
         self.entries = league.operator.export(self.log)
@@ -633,7 +633,7 @@ def test_an_answer_to_another_message_or_model_than_was_sent_is_not_taken(league
         signature = ann.key.sign(make_statement("league", "ann", ask.key, answer).signed_bytes()).hex()
         got = ann.call("POST", f"{ask.path}/reply", pack(structs.replace(answer, signature=signature)), ask.about)
         assert got.status == 400 and words in got.error
-    league.desk.withdraw(ask.key, [0])  # as after a restart, before the job has asked again
+    league.queue.withdraw(ask.key, [0])  # as after a restart, before the job has asked again
     got = ann.reply(ask, draft(blob))
     assert got.status == 503 and got.headers["Retry-After"] == "1"
     assert league.replies(ask) == {}
@@ -693,7 +693,7 @@ def test_with_a_least_cohort_only_the_receipt_has_the_numbers_of_a_rejection(lea
     said, first = make_statement("league", "cid", ask.key, cid.signed(ask, answer)), got.receipt
     kept.write_bytes(canonical({"receipt": structs.asdict(first), "statement": structs.asdict(said)}) + b"\n")
     assert verify(out, receipts=[kept]).receipts == 1
-    notary = Federation.open(league.folder).notary()
+    notary = FederationFolder.open(league.folder).notary()
     other = notary.receipt(said, first.signature, "rejected", first.index, first.size, first.root, "it is ugly")
     kept.write_bytes(canonical({"receipt": structs.asdict(other), "statement": structs.asdict(said)}) + b"\n")
     with pytest.raises(Fault, match="not the one that the receipt confirms"):
@@ -939,7 +939,7 @@ def test_a_proof_by_an_aggregator_that_lies_proves_nothing(scene: Scene, proof: 
             check(by_hand(scene, proof, change))
     key = certificates.identity_of_pem(proof.updates[0].certificate.encode()).key
     for name in ("bob", "zoe"):  # the same key, certified once more
-        other = Federation.open(scene.folder / "league").issue(key, name, "party", 9).decode()
+        other = FederationFolder.open(scene.folder / "league").issue(key, name, "party", 9).decode()
         with pytest.raises(Fault, match="signature of bob does not match"):
             check(structs.replace(proof, updates=[structs.replace(proof.updates[0], certificate=other)]))
 

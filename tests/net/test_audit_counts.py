@@ -11,7 +11,7 @@ import pytest
 from league import PARTIES, League, samples
 from msgspec import structs
 
-from hansa.net.aggregator.federation import Federation
+from hansa.net.aggregator.federation import FederationFolder
 from hansa.net.aggregator.live import Verifier
 from hansa.net.audit import merkle
 from hansa.net.audit.entries import Fault
@@ -35,7 +35,7 @@ def done(league: League, algorithm: Any, name: str, **run: Any) -> Tree:
 
 def signed(league: League, entries: list[Tree], path: Path) -> Path:
     """Entries as the aggregator itself could write them: numbered, hashed and signed anew."""
-    notary, tree, lines = Federation.open(league.folder).notary(), merkle.Frontier(), list[bytes]()
+    notary, tree, lines = FederationFolder.open(league.folder).notary(), merkle.Frontier(), list[bytes]()
     for number, entry in enumerate(entries, 1):
         line = canonical({**entry, "seq": number})
         tree.append(merkle.leaf_hash(line))

@@ -50,10 +50,10 @@ def join(league: League, *names: str) -> None:
 def silent_from_now_on(league: League, job: str) -> Caller:
     """Cid, who says what its data look like, and then nothing: each round is over at its deadline."""
     cid, ask = league.enrolled("cid"), Asked(job, 0, "describe", 0)
-    league.until(lambda: league.desk.find(2, ask.key) is not None)
+    league.until(lambda: league.queue.find(2, ask.key) is not None)
     about = Description((3,), 2, "class", False, False, Labels(0, 1, 2)).reply()
     assert cid.reply(ask, draft(cid.upload(ask, codec.encode(about.tree())))).status == 200
-    league.until(lambda: league.desk.find(2, (job, 0, "round", 0)) is not None)
+    league.until(lambda: league.queue.find(2, (job, 0, "round", 0)) is not None)
     return cid
 
 
@@ -63,7 +63,7 @@ def test_a_jump_in_the_middle_of_a_round_does_not_close_it(league: League, clock
     join(league, "ann", "bob")
     league.enrolled("cid")
     job = league.submit(tree(deadline=600.0))
-    league.until(lambda: league.desk.find(2, (job, 0, "describe", 0)) is not None)
+    league.until(lambda: league.queue.find(2, (job, 0, "describe", 0)) is not None)
     clock.off = jump
     waiting = league.runner._running[job][1]
     waiting.join(0.5)  # time to make the mistake

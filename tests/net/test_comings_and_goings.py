@@ -19,8 +19,8 @@ from hansa.core.federation import Ask
 from hansa.local import SGD
 from hansa.net.aggregator.blobs import Blobs
 from hansa.net.aggregator.ledger import Ledger
-from hansa.net.aggregator.queue import Desk
-from hansa.net.aggregator.runtime import Network
+from hansa.net.aggregator.queue import TaskQueue
+from hansa.net.aggregator.runtime import NetworkRuntime
 from hansa.net.operator import Operator
 from hansa.net.party import process
 from hansa.net.party.store import PartyMemory, PartyStore
@@ -123,7 +123,7 @@ def test_what_a_party_sends_slowly_is_a_sign_of_life(found: Callable[..., League
     while time.monotonic() < end:
         assert ann.put(ask, "0" * 64, 0, b"x").status == 204
         time.sleep(0.05)
-    assert league.desk.present([0]) == [0]
+    assert league.queue.present([0]) == [0]
 
 
 def test_a_stop_is_kept_through_a_crash(league: League, gate: Gate) -> None:  # noqa: F811
@@ -147,27 +147,27 @@ def test_a_revoked_party_is_not_waited_for_by_later_jobs(league: League) -> None
 
 
 def test_a_ticket_of_a_party_that_has_gone_is_lost_after_a_while_and_not_at_once(
-    parts: tuple[Ledger, Blobs, Desk],  # noqa: F811
+    parts: tuple[Ledger, Blobs, TaskQueue],  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    ledger, blobs, desk = parts  # nobody was heard of
-    network = Network("job-1", "job", PARTIES, ledger, blobs, desk, tmp_path / "messages")
+    ledger, blobs, queue = parts  # nobody was heard of
+    network = NetworkRuntime("job-1", "job", PARTIES, ledger, blobs, queue, tmp_path / "messages")
     model = {"w": torch.zeros(3), "stats": torch.zeros(0), "counts": torch.zeros(0, dtype=torch.int64)}
     began, arrivals = time.monotonic(), []
     for number in (0, 2):  # the same party is asked again, as an algorithm may that does not know better
         network.answer(Ask("submit", 0, "round", number, SGD(), {"model": model}, (0,)))
         arrivals.append(network.answer(Ask("next", 0, "round", number + 1)))
     assert all(arrival.reply is None for arrival in arrivals)
-    assert time.monotonic() - began >= 2 * desk.absent_after, "or a hundred would be lost in a moment, and the round"
+    assert time.monotonic() - began >= 2 * queue.absent_after, "or a hundred would be lost in a moment, and the round"
 
 
 def test_a_deadline_that_passed_while_the_aggregator_was_away_begins_again(league: League) -> None:
     members = [league.join(name, samples(k)) for k, name in enumerate(PARTIES)]
-    league.until(lambda: len(league.desk.present(range(3))) == 3)
+    league.until(lambda: len(league.queue.present(range(3))) == 3)
     for member in members:
         member.leave()  # they still count as there, and answer nothing
     job = league.submit(tree(rounds=1, deadline=2.0, quorum=3), min_parties=3)
-    league.until(lambda: league.desk.find(0, (job, 0, "describe", 0)) is not None)
+    league.until(lambda: league.queue.find(0, (job, 0, "describe", 0)) is not None)
     league.stop()
     time.sleep(2.1)
     league.start()

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from hansa.net.aggregator import queue as desks
-from hansa.net.aggregator.queue import Desk, Errand
+from hansa.net.aggregator import queue as queue_module
+from hansa.net.aggregator.queue import QueuedAsk, TaskQueue
 from hansa.net.transport.wire import Blob, Work
 
 
@@ -20,7 +20,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        monkeypatch.setattr(desks.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(queue_module.time, "monotonic", lambda: self.now)
 
 
 @pytest.fixture
@@ -28,9 +28,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-def offer(number: int = 0, round: int = 0, job: str = "job-1") -> Errand:
+def offer(number: int = 0, round: int = 0, job: str = "job-1") -> QueuedAsk:
     blob = Blob("ab" * 32, 1)
-    return Errand(
+    return QueuedAsk(
         Work(job, "job", 0, round, "round", number, blob, blob, None, None, None, 1),
         Path(),
         Path(),
@@ -40,96 +40,96 @@ def offer(number: int = 0, round: int = 0, job: str = "job-1") -> Errand:
 
 
 def test_work_is_given_out_in_the_order_in_which_it_was_offered() -> None:
-    desk = Desk(10, 10)
-    assert desk.take(0, "a") is None
-    desk.offer([(0, offer(0)), (0, offer(1)), (1, offer(2))])
-    assert desk.take(0, "a") == offer(0).work and desk.take(1, "b") == offer(2).work
-    desk.answered(offer(0).key, 0, None)
-    assert desk.take(0, "a") == offer(1).work
+    queue = TaskQueue(10, 10)
+    assert queue.take(0, "a") is None
+    queue.offer([(0, offer(0)), (0, offer(1)), (1, offer(2))])
+    assert queue.take(0, "a") == offer(0).work and queue.take(1, "b") == offer(2).work
+    queue.answered(offer(0).key, 0, None)
+    assert queue.take(0, "a") == offer(1).work
 
 
 def test_the_same_instance_gets_its_work_again_at_once_and_another_waits_for_the_lease(clock: Clock) -> None:
-    desk = Desk(100, 10)
-    desk.offer([(0, offer())])
+    queue = TaskQueue(100, 10)
+    queue.offer([(0, offer())])
     for _ in range(3):
-        assert desk.take(0, "a") == offer().work
-    assert desk.take(0, "b") is None
+        assert queue.take(0, "a") == offer().work
+    assert queue.take(0, "b") is None
     clock.now += 8
-    desk.heard(0, "a")  # it is at it
-    desk.heard(0, "b")  # which is no sign of life of the other
+    queue.heard(0, "a")  # it is at it
+    queue.heard(0, "b")  # which is no sign of life of the other
     clock.now += 8
-    assert desk.take(0, "b") is None
+    assert queue.take(0, "b") is None
     clock.now += 2.1
-    assert desk.take(0, "b") == offer().work
-    assert desk.take(0, "a") is None
+    assert queue.take(0, "b") == offer().work
+    assert queue.take(0, "a") is None
 
 
 def test_the_time_of_an_answer_counts_from_when_it_was_first_taken(clock: Clock) -> None:
-    desk, made = Desk(100, 10), offer()
-    desk.offer([(0, made)])
-    assert desk.spent(made) == 0.0
-    desk.take(0, "a")
+    queue, made = TaskQueue(100, 10), offer()
+    queue.offer([(0, made)])
+    assert queue.spent(made) == 0.0
+    queue.take(0, "a")
     clock.now += 3
-    desk.take(0, "a")
+    queue.take(0, "a")
     clock.now += 1
-    assert desk.spent(made) == pytest.approx(4)
+    assert queue.spent(made) == pytest.approx(4)
 
 
 def test_a_party_not_heard_of_is_absent_and_one_that_comes_back_is_new(clock: Clock) -> None:
-    desk = Desk(5, 10)
-    assert desk.present([0, 1]) == []
-    assert desk.heard(0) is True and desk.heard(0) is False
+    queue = TaskQueue(5, 10)
+    assert queue.present([0, 1]) == []
+    assert queue.heard(0) is True and queue.heard(0) is False
     clock.now += 5
-    assert desk.present([0, 1]) == [0]
+    assert queue.present([0, 1]) == [0]
     clock.now += 0.1
-    assert desk.present([0, 1]) == [] and desk.heard(0) is True
-    desk.gone(0)
-    assert desk.present([0]) == []
+    assert queue.present([0, 1]) == [] and queue.heard(0) is True
+    queue.gone(0)
+    assert queue.present([0]) == []
 
 
 def test_a_party_that_waits_for_work_is_there_however_long_it_waits(clock: Clock) -> None:
     async def main() -> None:
-        desk = Desk(5, 10)
-        waiting = asyncio.ensure_future(desk.wait_for_work(0, "a", 60))
+        queue = TaskQueue(5, 10)
+        waiting = asyncio.ensure_future(queue.wait_for_work(0, "a", 60))
         await asyncio.sleep(0)
         clock.now += 6
-        assert desk.present([0]) == [0]
-        desk.offer([(0, offer())])
+        assert queue.present([0]) == [0]
+        queue.offer([(0, offer())])
         await waiting
         clock.now += 5.1
-        assert desk.present([0]) == []
+        assert queue.present([0]) == []
 
     run(main())
 
 
 def test_what_a_party_was_asked_waits_for_it_when_it_was_sent_away_and_is_let_in_again() -> None:
-    desk = Desk(5, 10)
-    desk.offer([(0, offer())])
-    desk.gone(0)
-    desk.heard(0, "a")
-    assert desk.take(0, "a") == offer().work
+    queue = TaskQueue(5, 10)
+    queue.offer([(0, offer())])
+    queue.gone(0)
+    queue.heard(0, "a")
+    assert queue.take(0, "a") == offer().work
 
 
 def test_an_answer_is_seen_by_who_watches_until_it_is_withdrawn() -> None:
-    desk, key = Desk(10, 10), offer().key
-    desk.offer([(0, offer()), (1, offer())])
-    answers = desk.watch(key)
-    desk.answered(key, 0, None)
-    desk.answered(key, 1, "no")
-    desk.answered(offer(9).key, 1, None)
-    assert answers == {0: None, 1: "no"} and desk.find(0, key) is None
-    desk.withdraw(key, [0, 1])
-    desk.answered(key, 2, None)
-    assert answers == {0: None, 1: "no"} and desk.watch(key) == {}
+    queue, key = TaskQueue(10, 10), offer().key
+    queue.offer([(0, offer()), (1, offer())])
+    answers = queue.watch(key)
+    queue.answered(key, 0, None)
+    queue.answered(key, 1, "no")
+    queue.answered(offer(9).key, 1, None)
+    assert answers == {0: None, 1: "no"} and queue.find(0, key) is None
+    queue.withdraw(key, [0, 1])
+    queue.answered(key, 2, None)
+    assert answers == {0: None, 1: "no"} and queue.watch(key) == {}
 
 
 def test_a_party_finds_only_what_it_is_asked_itself() -> None:
-    desk, made = Desk(10, 10), offer()
-    desk.offer([(0, made)])
-    assert desk.find(0, made.key) is made and desk.find(1, made.key) is None
-    assert desk.take(1, "a") is None
-    desk.withdraw(made.key, [0])
-    assert desk.find(0, made.key) is None and desk.take(0, "a") is None
+    queue, made = TaskQueue(10, 10), offer()
+    queue.offer([(0, made)])
+    assert queue.find(0, made.key) is made and queue.find(1, made.key) is None
+    assert queue.take(1, "a") is None
+    queue.withdraw(made.key, [0])
+    assert queue.find(0, made.key) is None and queue.take(0, "a") is None
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
@@ -138,34 +138,34 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 
 def test_a_question_that_waits_is_answered_when_work_is_offered() -> None:
     async def main() -> None:
-        desk = Desk(10, 10)
-        asked = [asyncio.ensure_future(desk.wait_for_work(party, "a", 60)) for party in (0, 1)]
+        queue = TaskQueue(10, 10)
+        asked = [asyncio.ensure_future(queue.wait_for_work(party, "a", 60)) for party in (0, 1)]
         await asyncio.sleep(0)
-        await asyncio.to_thread(desk.offer, [(0, offer())])
+        await asyncio.to_thread(queue.offer, [(0, offer())])
         assert await asked[0] == offer().work
-        assert not asked[1].done() and list(desk._polls) == [1]
+        assert not asked[1].done() and list(queue._polls) == [1]
         asked[1].cancel()
         await asyncio.wait(asked)
-        assert desk._polls == {}
+        assert queue._polls == {}
 
     run(main())
 
 
 def test_a_question_gives_up_in_time_and_its_party_is_there_until_then() -> None:
     async def main() -> None:
-        desk = Desk(10, 10)
-        assert await desk.wait_for_work(0, "a", 0.01) is None
-        assert desk.present([0]) == [0] and desk._polls == {}
+        queue = TaskQueue(10, 10)
+        assert await queue.wait_for_work(0, "a", 0.01) is None
+        assert queue.present([0]) == [0] and queue._polls == {}
 
     run(main())
 
 
 def test_another_instance_gets_the_work_as_soon_as_the_lease_has_run_out() -> None:
     async def main() -> None:
-        desk = Desk(10, 0.1)
-        desk.offer([(0, offer())])
-        assert desk.take(0, "a") is not None
-        waiting = asyncio.ensure_future(desk.wait_for_work(0, "b", 60))
+        queue = TaskQueue(10, 0.1)
+        queue.offer([(0, offer())])
+        assert queue.take(0, "a") is not None
+        waiting = asyncio.ensure_future(queue.wait_for_work(0, "b", 60))
         await asyncio.sleep(0)
         assert not waiting.done()
         assert await waiting == offer().work
@@ -175,26 +175,26 @@ def test_another_instance_gets_the_work_as_soon_as_the_lease_has_run_out() -> No
 
 def test_who_is_sent_away_is_told_at_once_and_is_not_there_any_more() -> None:
     async def main() -> None:
-        desk = Desk(10, 10)
-        asked = [asyncio.ensure_future(desk.wait_for_work(0, name, math.inf)) for name in "ab"]
-        desk.heard(0)
+        queue = TaskQueue(10, 10)
+        asked = [asyncio.ensure_future(queue.wait_for_work(0, name, math.inf)) for name in "ab"]
+        queue.heard(0)
         await asyncio.sleep(0)
-        desk.gone(0)
+        queue.gone(0)
         assert [await each for each in asked] == [None, None]
-        assert desk.present([0]) == [] and desk._polls == {}
+        assert queue.present([0]) == [] and queue._polls == {}
 
     run(main())
 
 
 def test_an_earlier_question_of_the_same_instance_is_let_go_and_one_of_another_stays() -> None:
     async def main() -> None:
-        desk = Desk(10, 10)
-        first, other = (asyncio.ensure_future(desk.wait_for_work(0, name, 60)) for name in "ab")
+        queue = TaskQueue(10, 10)
+        first, other = (asyncio.ensure_future(queue.wait_for_work(0, name, 60)) for name in "ab")
         await asyncio.sleep(0)
-        second = asyncio.ensure_future(desk.wait_for_work(0, "a", 60))
+        second = asyncio.ensure_future(queue.wait_for_work(0, "a", 60))
         assert await first is None and not other.done() and not second.done()
-        assert desk.present([0]) == [0]
-        desk.dismiss()
+        assert queue.present([0]) == [0]
+        queue.dismiss()
         assert await other is None and await second is None
 
     run(main())
@@ -202,10 +202,10 @@ def test_an_earlier_question_of_the_same_instance_is_let_go_and_one_of_another_s
 
 def test_who_comes_for_work_after_everybody_was_sent_away_is_not_held() -> None:
     async def main() -> None:
-        desk = Desk(10, 10)
-        desk.dismiss()
+        queue = TaskQueue(10, 10)
+        queue.dismiss()
         async with asyncio.timeout(5):
-            assert await desk.wait_for_work(0, "a", 60) is None
-        assert not desk.present([0])
+            assert await queue.wait_for_work(0, "a", 60) is None
+        assert not queue.present([0])
 
     run(main())

@@ -11,7 +11,7 @@ import pytest
 from league import PATIENCE, Answered, Asked, Caller, League, samples
 
 from hansa.core.errors import ConfigError, HansaError
-from hansa.net.aggregator.federation import Federation, init
+from hansa.net.aggregator.federation import FederationFolder, init
 from hansa.net.aggregator.process import Aggregator
 from hansa.net.party.store import PartyStore
 from hansa.net.transport import certificates, keys
@@ -218,12 +218,12 @@ def test_a_question_for_work_that_is_held_open_ends_when_its_party_is_revoked(le
     got: list[Answered] = []
     asking = threading.Thread(target=lambda: got.append(ann.call("GET", f"/v1/work?instance={ann.instance}")))
     asking.start()
-    league.until(lambda: 0 in league.desk._polls)
+    league.until(lambda: 0 in league.queue._polls)
     league.operator.revoke("ann")
     asking.join(PATIENCE)
     assert got and got[0].status == 403
     league.ask(parties=(0,))
-    assert league.desk.present([0]) == [], "who is revoked is not waited for"
+    assert league.queue.present([0]) == [], "who is revoked is not waited for"
 
 
 def test_a_certificate_that_was_revoked_before_its_first_use_stays_so(league: League) -> None:
@@ -257,10 +257,10 @@ def test_an_aggregator_refuses_private_files_that_others_may_read(league: League
     try:
         if name == "server.key":  # it is made anew as it starts
             with pytest.raises(ConfigError, match="mode 0644"):
-                Federation.open(league.folder).private(name)
+                FederationFolder.open(league.folder).private(name)
         else:
             with pytest.raises(ConfigError, match=r"is accessible to others \(mode 0644\)") as caught:
-                Aggregator(Federation.open(league.folder))
+                Aggregator(FederationFolder.open(league.folder))
             assert "\n" not in str(caught.value)
     finally:
         (league.folder / name).chmod(0o600)
@@ -281,7 +281,7 @@ def test_an_operator_and_a_party_refuse_keys_that_others_may_read(league: League
 
 def test_one_process_at_a_time_serves_a_federation_or_runs_a_party(league: League, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="another process serves"):
-        Aggregator(Federation.open(league.folder))
+        Aggregator(FederationFolder.open(league.folder))
     store = PartyStore(tmp_path / "home")
     with pytest.raises(ConfigError, match="another process runs this party"):
         PartyStore(tmp_path / "home")

@@ -24,7 +24,7 @@ from league import PATIENCE, Caller, League
 
 from hansa.core.errors import ConfigError
 from hansa.core.registry import fill
-from hansa.net.aggregator.federation import TOML, Federation, Serve, init
+from hansa.net.aggregator.federation import TOML, FederationFolder, Serve, init
 from hansa.net.transport import certificates, keys
 from hansa.net.transport.limits import FIRST, Limits, LogThrottle, TokenBuckets, address_key, retry_after
 from hansa.net.transport.signing import About
@@ -503,7 +503,7 @@ def shown(
     key = keys.new_key()
     with monkeypatch.context() as patch:
         patch.setattr(certificates, "_now", lambda: now + when)
-        pem = Federation.open(league.folder).issue(key.public_key(), name, "party", days)
+        pem = FederationFolder.open(league.folder).issue(key.public_key(), name, "party", days)
     return league.certified(name, key, pem)
 
 

@@ -82,7 +82,7 @@ def test_a_round_reaches_every_one_of_many_parties_once_and_fuses_every_reply(th
 
 def test_each_of_many_parties_is_known_by_its_own_certificate(throng: League) -> None:
     with present(throng):
-        throng.until(lambda: len(throng.desk.present(range(MANY))) == MANY)
+        throng.until(lambda: len(throng.queue.present(range(MANY))) == MANY)
         assert {entry["party"] for entry in throng.events("certificate in use")} == {
             f"p{number:05}" for number in range(MANY)
         }

@@ -21,12 +21,12 @@ from league import League
 from hansa.core import crash_points as points
 from hansa.core import disk
 from hansa.core.errors import ConfigError, HansaError
-from hansa.net.aggregator import ledger as ledger_module
 from hansa.net.aggregator.blobs import Blobs
-from hansa.net.aggregator.federation import Federation, init
+from hansa.net.aggregator.federation import FederationFolder, init
 from hansa.net.aggregator.ledger import Ledger, LedgerError, connect
 from hansa.net.aggregator.process import Aggregator
 from hansa.net.aggregator.registry import Registry
+from hansa.net.aggregator.schema import SCHEMA, VERSION
 from hansa.net.party.store import PartyStore
 from hansa.net.transport.limits import Limits
 from hansa.testing.__main__ import address
@@ -112,7 +112,7 @@ def test_a_start_that_fails_is_not_taken_for_damage_by_the_next(record: Path, wh
     ledger.close()
 
 
-@pytest.mark.parametrize("start", ("PRAGMA user_version", ledger_module.SCHEMA[:20], "SELECT n FROM commits"))
+@pytest.mark.parametrize("start", ("PRAGMA user_version", SCHEMA[:20], "SELECT n FROM commits"))
 def test_a_start_that_fails_in_the_database_closes_it_and_is_not_taken_for_damage(record: Path, start: str) -> None:
     made: list[Watched] = []
 
@@ -124,7 +124,7 @@ def test_a_start_that_fails_in_the_database_closes_it_and_is_not_taken_for_damag
         Ledger(record, connect=failing)
     assert [db.closed for db in made] == [True, True]
     with contextlib.closing(sqlite3.connect(record)) as other:  # what a start may have changed before it failed
-        other.execute("PRAGMA user_version = 2")
+        other.execute(f"PRAGMA user_version = {VERSION}")
     ledger = Ledger(record)
     assert len(ledger.all("SELECT * FROM log")) == 1
     ledger.close()
@@ -182,7 +182,7 @@ def test_a_record_of_an_older_version_says_what_to_do(record: Path) -> None:
     with contextlib.closing(sqlite3.connect(record)) as db:
         db.execute("PRAGMA user_version = 1")
     record.with_suffix(".mark").unlink()
-    with pytest.raises(ConfigError, match="format 1, this is 2") as refused:
+    with pytest.raises(ConfigError, match="format 1, this is 3") as refused:
         Ledger(record)
     assert what_to_do(refused.value)
 
@@ -191,10 +191,10 @@ def test_a_federation_without_a_key_for_its_log_says_what_to_do(tmp_path: Path) 
     init(tmp_path / "f", "league", ["ann"], ["127.0.0.1"], 0)
     (tmp_path / "f" / "log.pem").unlink()
     with pytest.raises(ConfigError, match=r"cannot read .*log\.pem"):  # its key is there: somebody has removed it
-        Aggregator(Federation.open(tmp_path / "f"))
+        Aggregator(FederationFolder.open(tmp_path / "f"))
     (tmp_path / "f" / "log.key").unlink()
     with pytest.raises(ConfigError, match=r"has no log\.key and no log\.pem") as refused:
-        Aggregator(Federation.open(tmp_path / "f"))
+        Aggregator(FederationFolder.open(tmp_path / "f"))
     assert what_to_do(refused.value)
 
 
@@ -269,7 +269,7 @@ def test_a_federation_s_file_that_says_nonsense_gets_a_sentence(tmp_path: Path, 
     path = tmp_path / "federation.toml"
     path.write_text(f'name = "league"\nparties = ["ann"]\nurl = "https://127.0.0.1:1"\n{line}\n')
     with pytest.raises(ConfigError, match=said) as refused:
-        Federation.open(path)
+        FederationFolder.open(path)
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 400
 
 

@@ -28,8 +28,8 @@ from hansa.net.aggregator import runtime
 from hansa.net.aggregator.asks import give_up, open_ask, store_answer, take_ticket
 from hansa.net.aggregator.blobs import Blobs
 from hansa.net.aggregator.ledger import Ledger
-from hansa.net.aggregator.queue import Desk
-from hansa.net.aggregator.runtime import Network
+from hansa.net.aggregator.queue import TaskQueue
+from hansa.net.aggregator.runtime import NetworkRuntime
 from hansa.net.transport import client
 from hansa.net.transport.wire import Answer, Blob
 
@@ -133,9 +133,9 @@ def test_over_selection_closes_a_round_with_the_first_to_answer(league: League) 
     cid = league.enrolled("cid")
     job = league.submit(tree(cohort_size=2, over_select=0.5), min_parties=3)
     key = (job, 0, "describe", 0)
-    league.until(lambda: league.desk.find(2, key) is not None)
+    league.until(lambda: league.queue.find(2, key) is not None)
     league.ledger.now(store_answer(key, cid.sent(Asked(*key), described(league)), None))  # and from then on nothing
-    league.desk.answered(key, 2, None)
+    league.queue.answered(key, 2, None)
     ended = league.ended(job)
     assert ended["status"] == "finished"
     for line in ended["rounds"]:
@@ -216,12 +216,12 @@ def test_a_job_is_stopped_while_it_waits(league: League) -> None:
     cid = league.enrolled("cid")
     job = league.submit(tree())
     key = (job, 0, "describe", 0)
-    league.until(lambda: league.desk.find(2, key) is not None)
+    league.until(lambda: league.queue.find(2, key) is not None)
     assert league.operator.stop(job) is True
     ended = league.ended(job)
     assert ended["status"] == "stopped" and ended["reason"] == "stopped by the operator" and ended["model"] is None
     assert league.operator.stop(job) is False
-    assert league.desk.find(2, key) is None
+    assert league.queue.find(2, key) is None
     late = cid.sent(Asked(*key), draft(why="too late"))
     assert league.ledger.now(store_answer(key, late, None)).status == "late"
     league.until(lambda: list(league.aggregator.blobs) == [])  # one that was on its way as the job ended is let go of
@@ -292,17 +292,17 @@ def test_nothing_of_an_ended_job_stays_but_its_model_and_its_record(league: Leag
 
 
 @pytest.fixture
-def parts(tmp_path: Path) -> Iterator[tuple[Ledger, Blobs, Desk]]:
+def parts(tmp_path: Path) -> Iterator[tuple[Ledger, Blobs, TaskQueue]]:
     ledger = Ledger(tmp_path / "hansa.db", notary())
-    yield ledger, Blobs(tmp_path), Desk(0.2, 10)
+    yield ledger, Blobs(tmp_path), TaskQueue(0.2, 10)
     ledger.close()
 
 
 def test_a_party_that_was_given_up_and_answers_after_all_does_not_count_twice(
-    parts: tuple[Ledger, Blobs, Desk], tmp_path: Path
+    parts: tuple[Ledger, Blobs, TaskQueue], tmp_path: Path
 ) -> None:
-    ledger, blobs, desk = parts
-    network = Network("job-1", "job", PARTIES, ledger, blobs, desk, tmp_path / "messages")
+    ledger, blobs, queue = parts
+    network = NetworkRuntime("job-1", "job", PARTIES, ledger, blobs, queue, tmp_path / "messages")
     network.answer(Open(0, Record()))
     model = {"w": torch.zeros(3), "stats": torch.zeros(0), "counts": torch.zeros(0, dtype=torch.int64)}
     ask = Ask("reduce", 0, "round", 0, SGD(), {"model": model}, (0, 1, 2))
@@ -316,11 +316,11 @@ def test_a_party_that_was_given_up_and_answers_after_all_does_not_count_twice(
             return [party for party in parties if party != 0]
         return list(parties)
 
-    desk.present = present  # type: ignore[method-assign]
+    queue.present = present  # type: ignore[method-assign]
     answers: list[Any] = []
     working = threading.Thread(target=lambda: answers.append(network.answer(ask)))
     working.start()
-    while desk.find(2, key) is None:
+    while queue.find(2, key) is None:
         threading.Event().wait(0.005)
     asked.set()
     assert given_up.wait(PATIENCE)
@@ -330,7 +330,7 @@ def test_a_party_that_was_given_up_and_answers_after_all_does_not_count_twice(
         digest, size = blobs.put([codec.encode(reply.tree())])
         sent = Signer(ledger, party, PARTIES[party]).sent(key, draft(Blob(digest, size)))
         ledger.now(store_answer(key, sent, blobs.path(digest)))
-        desk.answered(key, party, None)
+        queue.answered(key, party, None)
 
     answer(0)
     answer(1)
@@ -357,7 +357,7 @@ def test_an_asynchronous_job_goes_on_without_a_party_that_has_gone(
     assert ended["status"] == "finished" and len(ended["rounds"]) == 4
 
 
-def test_a_ticket_is_given_up_once_and_its_answer_is_late_from_then_on(parts: tuple[Ledger, Blobs, Desk]) -> None:
+def test_a_ticket_is_given_up_once_and_its_answer_is_late_from_then_on(parts: tuple[Ledger, Blobs, TaskQueue]) -> None:
     ledger = parts[0]
     keys = [("job-1", 0, "round", k) for k in range(3)]
     for key in keys:

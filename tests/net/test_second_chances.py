@@ -15,7 +15,7 @@ from league import PARTIES, League
 
 from hansa.core.errors import DataError
 from hansa.net.aggregator import job
-from hansa.net.aggregator.federation import Federation, init
+from hansa.net.aggregator.federation import FederationFolder, init
 from hansa.net.aggregator.job import Job
 from hansa.net.aggregator.job_records import JobRecords
 from hansa.net.aggregator.ledger import Ledger
@@ -32,7 +32,11 @@ def ended_by(error: Exception, monkeypatch: pytest.MonkeyPatch) -> list[tuple[st
     ends: list[tuple[str, str]] = []
     runner = SimpleNamespace(closing=threading.Event(), end=lambda id, status, reason: ends.append((status, reason)))
     doing: Any = SimpleNamespace(
-        id="job-1", stopped=threading.Event(), runner=runner, _session=None, network=SimpleNamespace(close=lambda: None)
+        id="job-1",
+        stopped=threading.Event(),
+        runner=runner,
+        _tracking=SimpleNamespace(fail=lambda reason: None),
+        runtime=SimpleNamespace(close=lambda: None),
     )
     with Job.ending(doing):
         raise error
@@ -90,7 +94,7 @@ def test_a_party_that_enrols_under_another_authority_begins_anew(
 ) -> None:
     made = PartyStore(tmp_path / "home")
     for number in (1, 2):
-        federation: Federation = init(tmp_path / str(number), "league", PARTIES, ["127.0.0.1"], 1)
+        federation: FederationFolder = init(tmp_path / str(number), "league", PARTIES, ["127.0.0.1"], 1)
         ledger = Ledger(tmp_path / f"{number}.db", federation.notary())
         registry, token = Registry(federation, ledger), federation.token("ann")
         assert token is not None

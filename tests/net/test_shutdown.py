@@ -18,7 +18,7 @@ import uvloop
 from league import PARTIES, PATIENCE, SPOKEN, Asked, Caller, League, draft, samples
 
 from hansa.net.aggregator.federation import init
-from hansa.net.aggregator.job import REST
+from hansa.net.aggregator.jobs import REST
 from hansa.net.transport.signing import sign
 from hansa.net.transport.tls import client_context
 from hansa.net.transport.wire import Blob
@@ -177,9 +177,9 @@ def test_a_request_that_outlives_the_shutdown_does_not_hold_it_up(
         league = League(tmp_path / name, limits={"shutdown": 0.1}, loop=loop)
         ann, begun, go = league.enrolled("ann"), threading.Event(), threading.Event()
         ask = league.ask(parties=[0])
-        errand = league.desk.find(0, ask.key)
-        assert errand is not None
-        errand.check = lambda path, answer, begun=begun, go=go: (begun.set(), go.wait(PATIENCE))  # type: ignore
+        queued = league.queue.find(0, ask.key)
+        assert queued is not None
+        queued.check = lambda path, answer, begun=begun, go=go: (begun.set(), go.wait(PATIENCE))  # type: ignore
         blob = ann.upload(ask, b"update")
 
         def send(ann: Caller = ann, ask: Asked = ask, blob: Blob = blob) -> None:
@@ -211,7 +211,7 @@ def test_jobs_come_to_rest_together(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     now = [100.0]
     league.runner._running = {str(k): (None, Stubborn()) for k in range(4)}  # type: ignore[misc]
     with monkeypatch.context() as patch:
-        patch.setattr("hansa.net.aggregator.job.time.monotonic", lambda: now[0])
+        patch.setattr("hansa.net.aggregator.jobs.time.monotonic", lambda: now[0])
         league.runner.close()
     assert len(waits) == 4 and sum(waits) == REST
     league.runner._running = {}

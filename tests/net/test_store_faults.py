@@ -33,10 +33,10 @@ from hansa.core.errors import ConfigError, DataError, HansaError
 from hansa.core.registry import build
 from hansa.experiment.tasks import make_model
 from hansa.net.aggregator import blobs as blobs_module
-from hansa.net.aggregator import job as jobs
-from hansa.net.aggregator import runtime
+from hansa.net.aggregator import job as one_job
+from hansa.net.aggregator import jobs, runtime
 from hansa.net.aggregator.blobs import Blobs, Damaged
-from hansa.net.aggregator.federation import Federation, Serve, init
+from hansa.net.aggregator.federation import FederationFolder, Serve, init
 from hansa.net.aggregator.job_records import discard
 from hansa.net.aggregator.ledger import Ledger, LedgerError, Writer
 from hansa.net.aggregator.process import Aggregator
@@ -59,6 +59,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(client, "LEAST", 0.02)
     monkeypatch.setattr(client, "MOST", 0.1)
     monkeypatch.setattr(party, "PAUSE", 0.05)
+    monkeypatch.setattr(one_job, "PAUSE", 0.05)
     monkeypatch.setattr(jobs, "PAUSE", 0.05)
     yield
     disk.observe(None)
@@ -596,7 +597,7 @@ def test_an_aggregator_refuses_to_start_with_a_damaged_file(
     else:
         harm(path)
     with pytest.raises(HansaError) as found:
-        Aggregator(Federation.open(tmp_path / "federation")).ledger.close()
+        Aggregator(FederationFolder.open(tmp_path / "federation")).ledger.close()
     assert "\n" not in str(found.value) and path.name in str(found.value)
 
 
@@ -606,7 +607,7 @@ def test_an_aggregator_refuses_to_start_on_a_disk_that_cannot_be_written(tmp_pat
         shutil.rmtree(tmp_path / "federation" / "state", ignore_errors=True)
         Faulty(tmp_path, errno.EROFS, what, 99)
         with pytest.raises(HansaError, match="Read-only file system"):
-            Aggregator(Federation.open(tmp_path / "federation"))
+            Aggregator(FederationFolder.open(tmp_path / "federation"))
         disk.observe(None)
 
 

@@ -10,7 +10,7 @@ import pytest
 from league import PARTIES, League, samples
 
 from hansa.core.errors import ConfigError
-from hansa.net.aggregator.federation import Federation
+from hansa.net.aggregator.federation import FederationFolder
 
 TREE: dict[str, Any] = {
     "task": {"dataset": "heart", "model": "logistic", "dtype": "float64"}, "algorithm": "fedavg", "run": {"rounds": 3}
@@ -47,4 +47,4 @@ def test_trackers_of_a_federation_are_checked_when_it_is_opened(league: League) 
     path = league.folder / "federation.toml"
     path.write_text(path.read_text() + "\n[track.jsonnl]\n")
     with pytest.raises(ConfigError, match="unknown tracker 'jsonnl'; did you mean 'jsonl'"):
-        Federation.open(league.folder)
+        FederationFolder.open(league.folder)

@@ -485,8 +485,8 @@ def test_the_aggregators_own_secret_decides_who_is_drawn_is_kept_and_is_told_nob
     jobs = [league.submit(tree) for _ in range(2)]
     drawn = [[line["members"] for line in league.ended(job)["rounds"]] for job in jobs]
     assert drawn[0] != drawn[1]  # of one seed
-    find = "SELECT closed FROM asks WHERE job = ? AND phase = 'secret'"
-    secrets = [json.loads(league.ledger.one(find, job)["closed"]) for job in jobs]
+    find = "SELECT secret FROM job_facts WHERE job = ?"
+    secrets = [league.ledger.one(find, job)["secret"] for job in jobs]
     assert len({len(secret) for secret in secrets}) == 1 and secrets[0] != secrets[1]
     out = league.folder / "exported"
     league.operator.export(out)

@@ -14,7 +14,7 @@ from hansa.artifacts.saved_model import load
 from hansa.core.errors import ConfigError
 from hansa.experiment.config import read
 from hansa.experiment.deployed import replaced
-from hansa.net.aggregator.job import check_order
+from hansa.net.aggregator.order import check_order
 from hansa.net.transport.wire import Order
 from hansa.run.resume import execute
 from hansa.track.tracker import About, flat, numbers, params, tags

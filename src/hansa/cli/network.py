@@ -30,10 +30,10 @@ Party = Annotated[str, typer.Argument(help="A party by name.")]
 
 
 def _operator(federation: Path) -> Any:
-    from hansa.net.aggregator.federation import Federation
+    from hansa.net.aggregator.federation import FederationFolder
     from hansa.net.operator import Operator
 
-    return Operator(Federation.open(federation))
+    return Operator(FederationFolder.open(federation))
 
 
 def _say(as_json: bool, tree: Any, text: str) -> None:
@@ -334,9 +334,9 @@ def revoke(federation: Folder, party: Party, as_json: Json = False) -> None:
 @app.command("admin-token")
 def admin_token(federation: Folder, as_json: Json = False) -> None:
     """Make a token to start and stop jobs on the live page; one that there was ends at once."""
-    from hansa.net.aggregator.federation import Federation, new_admin_token
+    from hansa.net.aggregator.federation import FederationFolder, new_admin_token
 
-    path = new_admin_token(Federation.open(federation).folder)
+    path = new_admin_token(FederationFolder.open(federation).folder)
     _say(as_json, {"admin_token": str(path)}, f"wrote the admin's token to {path}")
 
 

@@ -17,7 +17,7 @@ from hansa.artifacts.run_folder import MODEL
 from hansa.core.errors import ConfigError
 from hansa.experiment.config import parse, read
 from hansa.experiment.tasks import divide, load_data
-from hansa.net.aggregator.federation import Federation, init
+from hansa.net.aggregator.federation import FederationFolder, init
 from hansa.net.local import all_run, free_port, processes
 from hansa.net.operator import Operator
 from hansa.run.resume import execute
@@ -72,7 +72,7 @@ def run(out: Path, rounds: int = 30) -> bool:
     began = time.monotonic()
     with processes(commands, out) as started:
         print(f"started {len(started)} processes: an aggregator at {federation.url}, and {', '.join(names)}")
-        operator = Operator(Federation.open(out / "heart"))
+        operator = Operator(FederationFolder.open(out / "heart"))
         operator.wait_until_served()
         job, notes = operator.submit(read(experiment), "heart")
         print(f"submitted {experiment} as the job {job}")

@@ -18,7 +18,7 @@ from hansa.core import codec
 from hansa.core.errors import ConfigError, DataError
 from hansa.experiment.config import Experiment
 from hansa.experiment.deployed import own_samples, replaced
-from hansa.net.aggregator.federation import Federation
+from hansa.net.aggregator.federation import FederationFolder
 from hansa.net.audit.evidence import head_line
 from hansa.net.transport import keys
 from hansa.net.transport.client import PAGE, Client, Unreachable
@@ -36,7 +36,7 @@ PAUSE = 0.3  # seconds between two looks at a job
 class Operator:
     """Commands to a federation's aggregator, each a connection of its own."""
 
-    def __init__(self, federation: Federation) -> None:
+    def __init__(self, federation: FederationFolder) -> None:
         self.federation = federation
 
     def _do(self, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:

@@ -13,7 +13,7 @@ from hansa.experiment.config import parse
 from hansa.experiment.deployed import own_samples, replaced
 from hansa.net.aggregator.blobs import Gap
 from hansa.net.aggregator.federation import ADMIN_TOKEN
-from hansa.net.aggregator.job import Runner
+from hansa.net.aggregator.jobs import JobRunner
 from hansa.net.transport import keys
 from hansa.net.transport.names import valid_name
 from hansa.net.transport.wire import Blob, Order
@@ -26,7 +26,7 @@ class AdminControl:
     """The jobs of an aggregator (`hansa.ui.page.Control`). The token is read each time it is needed: a new one counts
     at once, and where there is none nothing can be done."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: JobRunner) -> None:
         self._runner, self._path = runner, runner.registry.federation.folder / ADMIN_TOKEN
 
     @property

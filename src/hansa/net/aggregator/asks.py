@@ -110,7 +110,7 @@ def unoffered(db: Reads, key: Key, party: int, name: str) -> HansaError:
     return Unasked(f"{name} is not asked {where} (any more)")
 
 
-def standing(db: Reads, key: Key, sent: Sent, notary: Notary) -> Receipt | None:
+def earlier_receipt(db: Reads, key: Key, sent: Sent, notary: Notary) -> Receipt | None:
     """The receipt of an answer that was stored before, or is too late to be; None for one that is to be stored."""
     before = db.one(f"SELECT receipt FROM replies WHERE {WHERE} AND party = ? AND NOT given_up", *key,
                     sent.party)  # fmt: skip
@@ -152,7 +152,7 @@ def store_answer(key: Key, sent: Sent, path: Path | None, rejected: str | None =
     that signed it."""
 
     def change(db: Writer) -> Receipt:
-        receipt = standing(db, key, sent, db.notary)
+        receipt = earlier_receipt(db, key, sent, db.notary)
         if receipt is not None:
             return receipt
         if path is not None and rejected is None and not path.exists():

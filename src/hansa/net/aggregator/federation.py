@@ -141,7 +141,7 @@ def _is_loopback(host: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Federation:
+class FederationFolder:
     """What `federation.toml` says, and the files beside it."""
 
     name: str
@@ -163,7 +163,7 @@ class Federation:
         https_url(self.url)
 
     @classmethod
-    def open(cls, path: str | Path) -> Federation:
+    def open(cls, path: str | Path) -> FederationFolder:
         """The federation of a `federation.toml`, or of the folder that holds one."""
         path = Path(path)
         path = path / "federation.toml" if path.is_dir() else path
@@ -185,7 +185,7 @@ class Federation:
                     f"{path}: unknown field {name!r}; known: name, parties, url and the tables [serve], [limits], "
                     "[track]"
                 )
-        federation: Federation = fill(cls, tree, where=str(path))
+        federation: FederationFolder = fill(cls, tree, where=str(path))
         return dataclasses.replace(federation, serve=serve, limits=limits, track=track, folder=path.parent)
 
     def read(self, name: str) -> bytes:
@@ -248,7 +248,7 @@ class Federation:
 
 
 def init(folder: Path, name: str, parties: Sequence[str], hosts: Sequence[str], port: int,
-         listen: str | None = None) -> Federation:  # fmt: skip
+         listen: str | None = None) -> FederationFolder:  # fmt: skip
     """Make a new federation's folder: its file, its authority, the operator's key and a token for each party.
 
     `hosts` are the names under which parties reach the aggregator, `listen` the address of this machine (and another
@@ -256,7 +256,7 @@ def init(folder: Path, name: str, parties: Sequence[str], hosts: Sequence[str], 
     """
     url_host = hosts[0] if hosts else "localhost"
     url = f"https://{f'[{url_host}]' if ':' in url_host else url_host}:{port}"
-    federation = Federation(name, tuple(parties), url, Serve(port=port).listening(listen), folder=folder)
+    federation = FederationFolder(name, tuple(parties), url, Serve(port=port).listening(listen), folder=folder)
     if not parties:
         raise ConfigError("a federation needs parties: --parties cleveland,hungary")
     authority, certificate = certificates.make_ca(name)

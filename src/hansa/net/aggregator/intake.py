@@ -6,37 +6,37 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hansa.core.crash_points import reach
-from hansa.net.aggregator.asks import Sent, check_answered, standing, store_answer, unoffered
+from hansa.net.aggregator.asks import Sent, check_answered, earlier_receipt, store_answer, unoffered
 from hansa.net.aggregator.blobs import Blobs, Gap
 from hansa.net.aggregator.effects import Do, Steps, Write
 from hansa.net.aggregator.ledger import Ledger
-from hansa.net.aggregator.queue import Desk, Errand, Key
+from hansa.net.aggregator.queue import Key, QueuedAsk, TaskQueue
 from hansa.net.transport.wire import Receipt
 
 
 @dataclass(frozen=True)
-class Taking:
+class Intake:
     """Where answers go. `discard` forgets those of some blobs that nothing needs."""
 
     ledger: Ledger
     blobs: Blobs
-    desk: Desk
+    queue: TaskQueue
     discard: Callable[[list[str]], None]
 
-    def steps(self, key: Key, sent: Sent, owner: str, errand: Errand | None) -> Steps[Receipt]:
-        """Take a party's answer; `owner` is whose upload its blob is, `errand` what it was asked, if it still is. A
+    def steps(self, key: Key, sent: Sent, owner: str, queued: QueuedAsk | None) -> Steps[Receipt]:
+        """Take a party's answer; `owner` is whose upload its blob is, `queued` what it was asked, if it still is. A
         reply that may not be fused is refused here: the receipt says why, and its party need not wonder."""
-        receipt = standing(self.ledger, key, sent, self.ledger.notary)
+        receipt = earlier_receipt(self.ledger, key, sent, self.ledger.notary)
         if receipt is None:  # only what will be stored is made a blob
-            receipt = yield from self._store(key, sent, owner, errand)
+            receipt = yield from self._store(key, sent, owner, queued)
         reach("reply.acknowledged")
-        self.desk.answered(key, sent.party, sent.answer.why if receipt.why is None else receipt.why)
+        self.queue.answered(key, sent.party, sent.answer.why if receipt.why is None else receipt.why)
         return receipt
 
-    def _store(self, key: Key, sent: Sent, owner: str, errand: Errand | None) -> Steps[Receipt]:
-        if errand is None:
+    def _store(self, key: Key, sent: Sent, owner: str, queued: QueuedAsk | None) -> Steps[Receipt]:
+        if queued is None:
             raise unoffered(self.ledger, key, sent.party, sent.name)
-        check_answered(errand.work, sent.answer)
+        check_answered(queued.work, sent.answer)
         blob = sent.answer.blob
         if blob is None:
             receipt: Receipt = yield Write(store_answer(key, sent, None))
@@ -46,10 +46,10 @@ class Taking:
         needed = False
         try:
             try:
-                rejected: str | None = yield Do(lambda: errand.check(path, sent.answer))
+                rejected: str | None = yield Do(lambda: queued.check(path, sent.answer))
             except FileNotFoundError:  # another job that had the same bytes has just let go of them
                 raise Gap(0) from None
-            receipt = yield Write(store_answer(key, sent, path, rejected, errand.work.min_cohort))
+            receipt = yield Write(store_answer(key, sent, path, rejected, queued.work.min_cohort))
             needed = receipt.status == "accepted"
         finally:
             if not needed:

@@ -4,8 +4,10 @@ needs them any more."""
 from __future__ import annotations
 
 import json
+import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -17,7 +19,7 @@ from hansa.net.aggregator.asks import WHERE
 from hansa.net.aggregator.blobs import Blobs
 from hansa.net.aggregator.ledger import Ledger, Writer
 from hansa.net.aggregator.queue import Key
-from hansa.net.aggregator.runtime import Network
+from hansa.net.aggregator.runtime import NetworkRuntime
 from hansa.net.audit.evidence import state_digests
 
 REASON = 200  # letters, at most, of why a party is not in a round, or a round is empty, in the log's entry
@@ -25,11 +27,36 @@ ACTIVE = "status IN ('waiting', 'running', 'stopping')"
 LASTING = "(phase LIKE 'describe%' OR phase LIKE 'prepare%')"  # whose replies a job needs until it ends
 
 
+@dataclass(frozen=True)
+class JobFacts:
+    """What is drawn once for a job: the parties that take part, and the seed of all draws that parties must not guess.
+
+    Parties that are invited later do not join a running job. The secret is in no log, report or answer.
+    """
+
+    parties: tuple[str, ...]
+    secret: str
+
+
+def fix_facts(job: str, parties: Sequence[str]) -> Callable[[Writer], JobFacts]:
+    """Store a job's facts with these parties and a new secret; where they were stored before, they stay."""
+
+    def change(db: Writer) -> JobFacts:
+        row = db.one("SELECT parties, secret FROM job_facts WHERE job = ?", job)
+        if row is not None:
+            return JobFacts(tuple(json.loads(row["parties"])), row["secret"])
+        facts = JobFacts(tuple(parties), secrets.token_hex(32))
+        db.run("INSERT INTO job_facts VALUES (?, ?, ?)", job, json.dumps(facts.parties), facts.secret)
+        return facts
+
+    return change
+
+
 class JobRecords:
     """A job's metrics and checkpoints, in the ledger. Closing a round is one transaction."""
 
-    def __init__(self, job: str, ledger: Ledger, blobs: Blobs, network: Network, trains: bool = True) -> None:
-        self.job, self.ledger, self.blobs, self.network = job, ledger, blobs, network
+    def __init__(self, job: str, ledger: Ledger, blobs: Blobs, runtime: NetworkRuntime, trains: bool = True) -> None:
+        self.job, self.ledger, self.blobs, self.runtime = job, ledger, blobs, runtime
         self._trains, self._whole = trains, True
         self._line: dict[str, Any] = {}
 
@@ -54,7 +81,7 @@ class JobRecords:
         begun = self.ledger.now(change)
         self._whole = "state" in begun
         rows = self.ledger.all("SELECT round, model FROM rounds WHERE job = ?", self.job)
-        self.network.models = {0: begun["model"]} | {row["round"]: row["model"] for row in rows}
+        self.runtime.models = {0: begun["model"]} | {row["round"]: row["model"] for row in rows}
 
     def append(self, line: dict[str, Any]) -> None:
         self._line = line
@@ -69,18 +96,18 @@ class JobRecords:
         model, line = hashes["model"], self._line
         number = line["round"]
         empty = line.get("empty")
-        used = [of for of in self.network.used if not of[0][2].startswith("select")] if empty is None else []
-        members = [self.network.parties[party] for party in sorted({party for _, party in used})]
+        used = [of for of in self.runtime.used if not of[0][2].startswith("select")] if empty is None else []
+        members = [self.runtime.parties[party] for party in sorted({party for _, party in used})]
         told: dict[str, Any] = {
             name: {party: why[:REASON] for party, why in line[name].items()}
             for name in ("missing", "rejected") if name in line
         }  # fmt: skip
         told |= {"excluded": line["fusion"]["excluded"]} if "fusion" in line else {}
-        under_way = {flight.key for flight in self.network.flights}
+        under_way = {flight.key for flight in self.runtime.flights}
 
         def change(db: Writer) -> list[str]:
-            fused = [_fused(db, key, party, self.network.parties[party]) for key, party in used]
-            size = db.log("round closed", self.job, number, members=fused, before=self.network.models[number - 1],
+            fused = [_fused(db, key, party, self.runtime.parties[party]) for key, party in used]
+            size = db.log("round closed", self.job, number, members=fused, before=self.runtime.models[number - 1],
                           **hashes, empty=empty and empty[:REASON], **told)  # fmt: skip
             head = json.dumps(msgspec.structs.asdict(db.head(size, self.job, number, model)))
             row = (self.job, number, time.time(), json.dumps(members), model, head, json.dumps(line))
@@ -95,7 +122,7 @@ class JobRecords:
             return [blob for blob in [*old, *(row["blob"] for row in done)] if blob is not None]
 
         old = self.ledger.now(change)
-        self.network.models[number] = model
+        self.runtime.models[number] = model
         reach("round.closed")
         discard(self.ledger, self.blobs, old)
 

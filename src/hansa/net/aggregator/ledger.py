@@ -29,51 +29,13 @@ from typing import Any, TypeVar
 from hansa.core import disk
 from hansa.core.crash_points import reach, steps
 from hansa.core.errors import ConfigError, HansaError
+from hansa.net.aggregator import schema
 from hansa.net.audit import merkle
 from hansa.net.audit.evidence import ENTRY, Head, Notary, canonical, entry_line, head_line
 
 T = TypeVar("T")
 Rows = list[sqlite3.Row]
 
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS parties (
-    number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, joined INTEGER NOT NULL DEFAULT 0);
-CREATE TABLE IF NOT EXISTS tokens (
-    digest TEXT PRIMARY KEY, party TEXT NOT NULL, expires REAL NOT NULL, certificate TEXT,
-    void INTEGER NOT NULL DEFAULT 0);
-CREATE TABLE IF NOT EXISTS certificates (
-    fingerprint TEXT PRIMARY KEY, name TEXT NOT NULL, role TEXT NOT NULL, state TEXT NOT NULL, key TEXT NOT NULL,
-    pem BLOB NOT NULL);
-CREATE INDEX IF NOT EXISTS certificates_by_name ON certificates (name);
-CREATE TABLE IF NOT EXISTS jobs (
-    id TEXT PRIMARY KEY, name TEXT NOT NULL, submitted REAL NOT NULL, status TEXT NOT NULL, reason TEXT,
-    order_ BLOB NOT NULL, central TEXT, checkpoint TEXT, model TEXT, summary TEXT);
-CREATE TABLE IF NOT EXISTS rounds (
-    job TEXT NOT NULL, round INTEGER NOT NULL, closed REAL NOT NULL, members TEXT NOT NULL, model TEXT NOT NULL,
-    head TEXT NOT NULL, line TEXT NOT NULL, PRIMARY KEY (job, round));
-CREATE TABLE IF NOT EXISTS asks (
-    job TEXT NOT NULL, round INTEGER NOT NULL, phase TEXT NOT NULL, number INTEGER NOT NULL, digest TEXT NOT NULL,
-    parties TEXT NOT NULL, opened REAL NOT NULL, closed TEXT, PRIMARY KEY (job, round, phase, number));
-CREATE TABLE IF NOT EXISTS replies (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT,
-    job TEXT NOT NULL, round INTEGER NOT NULL, phase TEXT NOT NULL, number INTEGER NOT NULL, party INTEGER NOT NULL,
-    blob TEXT, size INTEGER NOT NULL, staged INTEGER NOT NULL, why TEXT, seconds REAL NOT NULL, entry INTEGER,
-    receipt BLOB, given_up INTEGER NOT NULL DEFAULT 0, spent INTEGER NOT NULL DEFAULT 0,
-    rejected INTEGER NOT NULL DEFAULT 0,
-    UNIQUE (job, round, phase, number, party));
-CREATE INDEX IF NOT EXISTS replies_by_blob ON replies (blob) WHERE spent = 0;
-CREATE INDEX IF NOT EXISTS replies_unspent ON replies (job, round) WHERE spent = 0;
-CREATE TABLE IF NOT EXISTS log (
-    seq INTEGER PRIMARY KEY, at REAL NOT NULL, job TEXT, round INTEGER, party TEXT, event TEXT NOT NULL,
-    detail TEXT NOT NULL);
-CREATE INDEX IF NOT EXISTS log_begun ON log (job) WHERE event = 'job begun';
-CREATE INDEX IF NOT EXISTS log_absent ON log (job) WHERE event = 'not taking part';
-CREATE TABLE IF NOT EXISTS nodes (
-    level INTEGER NOT NULL, place INTEGER NOT NULL, hash BLOB NOT NULL, PRIMARY KEY (level, place)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS commits (n INTEGER NOT NULL);
-INSERT INTO commits SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM commits);
-"""
-VERSION = 2
 LINES = 1000  # entries of the log that are handed out at once
 
 
@@ -223,16 +185,7 @@ class Ledger:
         found = "ok" if checked else self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if found != "ok":
             raise LedgerError(f"the record {path} is damaged: {' '.join(found.split())}; bring it back from a copy")
-        version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if version not in (0, VERSION):
-            raise ConfigError(
-                f"{path} was made by another version of hansa (format {version}, this is {VERSION}); finish its jobs "
-                "with the version that made it, or make a new federation with `hansa init-federation` and enrol the "
-                "parties again"
-            )
-        self._db.executescript(SCHEMA)
-        if version != VERSION:  # to set it writes, even where it stays the same
-            self._db.execute(f"PRAGMA user_version = {VERSION}")
+        schema.create(self._db, path)
         commits: int = self._db.execute("SELECT n FROM commits").fetchone()[0]
         if marked is not None and commits < marked:
             raise LedgerError(

@@ -1,6 +1,6 @@
 """What the live page shows of an aggregator: its jobs, the ask under way, the parties, the log and whether it verifies.
 
-It only reads: the record, the desk, and the machine of the ask that a job waits for. It is called only while somebody
+It only reads: the record, the queue, and the machine of the ask that a job waits for. It is called only while somebody
 looks at the page, and remembers what it has read, so that each look reads what is new. No number about a single party
 is shown; with a `min_cohort`, no reason that a party gave has one either, as in the rounds' records.
 """
@@ -18,10 +18,11 @@ from hansa.core.errors import DataError, HansaError
 from hansa.core.round_record import without_numbers
 from hansa.experiment.settings import Run
 from hansa.net.aggregator.asks import WHERE
-from hansa.net.aggregator.job import Job, Runner
+from hansa.net.aggregator.job import Job
 from hansa.net.aggregator.job_records import ACTIVE
+from hansa.net.aggregator.jobs import JobRunner
 from hansa.net.aggregator.ledger import Ledger, LedgerError, log_lines
-from hansa.net.aggregator.runtime import Network, Standing
+from hansa.net.aggregator.runtime import AskProgress, NetworkRuntime
 from hansa.net.audit.entries import Fault
 from hansa.net.audit.verify import Audit, Report
 from hansa.net.transport.wire import Order, printable, unpack
@@ -44,8 +45,8 @@ class Live:
     """An aggregator as the live page shows it (`hansa.ui.events.Source`). `about` adds what only the process itself
     knows."""
 
-    def __init__(self, runner: Runner, about: Callable[[], dict[str, Any]] = dict) -> None:
-        self._runner, self._ledger, self._registry, self._desk = runner, runner.ledger, runner.registry, runner.desk
+    def __init__(self, runner: JobRunner, about: Callable[[], dict[str, Any]] = dict) -> None:
+        self._runner, self._ledger, self._registry, self._queue = runner, runner.ledger, runner.registry, runner.queue
         self._about = about
         self._clock = time.time() - time.monotonic()  # from the one to the other, the same for all that is shown
         self._jobs: list[dict[str, Any]] = []
@@ -112,18 +113,18 @@ class Live:
 
     def _now(self, job: Job) -> dict[str, Any]:
         """The ask that a job waits for; between two asks the last one."""
-        network, standing = job.network, job.network.standing
+        runtime, progress = job.runtime, job.runtime.progress
         before = self._before.get(job.id, {"round": None, "of": {}})
-        if standing is None:
-            flights = len(network.flights)
+        if progress is None:
+            flights = len(runtime.flights)
             phase = f"{flights} tickets under way" if flights else "at work at the aggregator"
             return {**before, "phase": phase, "since": None, "until": None, "waiting": flights}
-        now = self._before[job.id] = self._standing(network, standing)
+        now = self._before[job.id] = self._progress(runtime, progress)
         return now
 
-    def _standing(self, network: Network, standing: Standing) -> dict[str, Any]:
-        key, machine, names = standing.key, standing.machine, network.parties
-        told = without_numbers if network.rules.min_cohort > 1 else str
+    def _progress(self, runtime: NetworkRuntime, progress: AskProgress) -> dict[str, Any]:
+        key, machine, names = progress.key, progress.machine, runtime.parties
+        told = without_numbers if runtime.rules.min_cohort > 1 else str
         rows = self._ledger.all(f"SELECT party, why, rejected FROM replies WHERE {WHERE}", *key)
         of = {names[p]: f"missing: {_short(told(why))}" for p, why in dict(machine.missing).items()}
         of |= {names[p]: "waited for" for p in list(machine.waiting)}
@@ -135,7 +136,7 @@ class Live:
         after = key[2].startswith(("publish", "evaluate"))  # a round that is over, whose number has been counted
         of_round = None if key[2].startswith(BEFORE) else key[1] + (not after)
         return {
-            "round": of_round, "phase": phase, "since": standing.since, "until": standing.until,
+            "round": of_round, "phase": phase, "since": progress.since, "until": progress.until,
             "asked": len(machine.parties), "answered": sum(state == "answered" for state in of.values()),
             "waiting": sum(state == "waited for" for state in of.values()),
             **counts, "of": dict(list(of.items())[:ROWS]),
@@ -147,7 +148,7 @@ class Live:
         for row in self._ledger.all("SELECT DISTINCT name, state FROM certificates WHERE role = 'party'"):
             states.setdefault(row["name"], set()).add(row["state"])
         self._look_for_rejected()
-        heard = self._desk.heard_of(row["number"] for row in rows)
+        heard = self._queue.heard_of(row["number"] for row in rows)
         found = []
         for row in rows:
             here, seen = heard[row["number"]]

@@ -18,11 +18,11 @@ from hansa.core.errors import ConfigError
 from hansa.net.aggregator.admin import Admin
 from hansa.net.aggregator.admin_control import AdminControl
 from hansa.net.aggregator.blobs import Blobs
-from hansa.net.aggregator.federation import Federation
-from hansa.net.aggregator.job import Runner
+from hansa.net.aggregator.federation import FederationFolder
+from hansa.net.aggregator.jobs import JobRunner
 from hansa.net.aggregator.ledger import Ledger
 from hansa.net.aggregator.live import Live
-from hansa.net.aggregator.queue import Desk
+from hansa.net.aggregator.queue import TaskQueue
 from hansa.net.aggregator.registry import Registry
 from hansa.net.aggregator.server import Server
 from hansa.net.transport.admission import Admission
@@ -43,7 +43,7 @@ MINUTE = 60.0  # seconds between two times at which what was left out of the log
 class Aggregator:
     """The parts of an aggregator, put together over a federation's folder."""
 
-    def __init__(self, federation: Federation) -> None:
+    def __init__(self, federation: FederationFolder) -> None:
         self.federation = federation
         self.state = federation.folder / "state"
         with contextlib.ExitStack() as undo:
@@ -56,7 +56,7 @@ class Aggregator:
                 raise ConfigError(f"cannot work in the folder {self.state}: {error.strerror}") from None
             undo.pop_all()
 
-    def _open(self, federation: Federation, undo: contextlib.ExitStack) -> None:
+    def _open(self, federation: FederationFolder, undo: contextlib.ExitStack) -> None:
         federation.check()
         federation.renew_server()
         self.tls = server_context(federation.folder / "server.pem", federation.private("server.key"),
@@ -66,15 +66,15 @@ class Aggregator:
         self.ledger = Ledger(self.state / "hansa.db", federation.notary(), self.metrics.commit_seconds.observe)
         undo.callback(self.ledger.close)
         self.blobs = Blobs(self.state, federation.serve.min_free)
-        self.desk = Desk(federation.serve.absent_after, federation.serve.lease)
+        self.queue = TaskQueue(federation.serve.absent_after, federation.serve.lease)
         self.registry = Registry(federation, self.ledger)
-        self.runner = Runner(self.state, self.registry, self.ledger, self.blobs, self.desk, self.metrics)
+        self.runner = JobRunner(self.state, self.registry, self.ledger, self.blobs, self.queue, self.metrics)
 
     async def serve(self, done: asyncio.Event, ready: Any = None) -> None:
         """Serve until `done`; `ready` is called with the port once parties can come."""
         table, limits = self.federation.serve, self._limits()
-        self.admission = admission = Admission(limits, self.metrics, self._note, lambda: self.desk.known)
-        server = Server(self.registry, self.ledger, self.blobs, self.desk, self.runner, admission)
+        self.admission = admission = Admission(limits, self.metrics, self._note, lambda: self.queue.known)
+        server = Server(self.registry, self.ledger, self.blobs, self.queue, self.runner, admission)
         app = server.app()
         app.middlewares.insert(0, admission.middleware)
         app.on_response_prepare.append(admission.close_if_last)
@@ -103,7 +103,7 @@ class Aggregator:
             admin.closing = True
             listener.stop_accepting()
             admission.closing.set()
-            self.desk.dismiss()
+            self.queue.dismiss()
             resting = asyncio.ensure_future(asyncio.to_thread(self.runner.close))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limits.shutdown):
@@ -125,7 +125,7 @@ class Aggregator:
         self.ledger.write(lambda db: db.log(event, **fields))
 
     def _connected(self) -> int:
-        return len(self.desk.present(self.registry.numbers.values()))
+        return len(self.queue.present(self.registry.numbers.values()))
 
     def _page(self, admin: Admin) -> Page:
         """The live page on the admin port."""
@@ -159,7 +159,7 @@ async def _every(seconds: float, do: Callable[[], None]) -> None:
 def serve(path: Path, as_json: bool = False, listen: str | None = None, admin: str | None = None) -> None:
     """Run an aggregator until it is told to end (SIGTERM, SIGINT); `listen` and `admin` go before its file."""
     log_to_stderr(as_json)
-    federation = Federation.open(path)
+    federation = FederationFolder.open(path)
     aggregator = Aggregator(dataclasses.replace(federation, serve=federation.serve.listening(listen, admin)))
 
     async def main() -> None:

@@ -21,7 +21,7 @@ Check = Callable[[Path, Answer], str | None]  # what is wrong with an answer's b
 
 
 @dataclass
-class Errand:
+class QueuedAsk:
     """An ask for one party. A lease says which instance of the party has taken it, and until when it is let alone.
     `check` says what is wrong with a reply, or nothing."""
 
@@ -72,13 +72,13 @@ def _wake(polls: Collection[Poll], away: bool = False) -> None:
         loop.call_soon_threadsafe(wake, [poll for poll in polls if poll.loop is loop])
 
 
-class Desk:
+class TaskQueue:
     """Offers by party. A party not heard of for `absent_after` seconds counts as absent; a lease lasts `lease`
     seconds from the last time that its holder was heard of."""
 
     def __init__(self, absent_after: float, lease: float) -> None:
         self.absent_after, self.lease = absent_after, lease
-        self._offers: dict[int, dict[Key, Errand]] = {}
+        self._offers: dict[int, dict[Key, QueuedAsk]] = {}
         self._heard: dict[int, float] = {}
         self._gone: set[int] = set()
         self._polls: dict[int, dict[Poll, None]] = {}  # in the order in which they came
@@ -86,7 +86,7 @@ class Desk:
         self._dismissed = False
         self.changed = threading.Condition()
 
-    def offer(self, offers: Iterable[tuple[int, Errand]]) -> None:
+    def offer(self, offers: Iterable[tuple[int, QueuedAsk]]) -> None:
         """Have parties asked; those that wait for work are told at once."""
         with self.changed:
             wake: list[Poll] = []
@@ -123,7 +123,7 @@ class Desk:
             for party in parties:
                 self._offers.get(party, {}).pop(key, None)
 
-    def find(self, party: int, key: Key) -> Errand | None:
+    def find(self, party: int, key: Key) -> QueuedAsk | None:
         """What a party is asked under that key; None where it is not asked."""
         with self.changed:
             return self._offers.get(party, {}).get(key)
@@ -138,7 +138,7 @@ class Desk:
                     return offer.work
         return None
 
-    def spent(self, offer: Errand) -> float:
+    def spent(self, offer: QueuedAsk) -> float:
         """The seconds since an offer was first taken."""
         return 0.0 if offer.taken is None else time.monotonic() - offer.taken
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from hansa.core.errors import ConfigError, HansaError, nearest
-from hansa.net.aggregator.federation import Federation
+from hansa.net.aggregator.federation import FederationFolder
 from hansa.net.aggregator.ledger import Ledger, Writer
 from hansa.net.transport import certificates, keys
 from hansa.net.transport.names import check_distinct, valid_name
@@ -28,7 +28,7 @@ class Denied(HansaError):
 class Registry:
     """Parties by name and number, and the certificates that count."""
 
-    def __init__(self, federation: Federation, ledger: Ledger) -> None:
+    def __init__(self, federation: FederationFolder, ledger: Ledger) -> None:
         self.federation, self.ledger = federation, ledger
         ledger.now(self._declare(federation.parties))
         ledger.now(

@@ -2,9 +2,10 @@
 
     new -> waiting -> closing -> closed
 
-It knows no clock, thread, disk or network: whoever runs it tells it what happened (`Started`, `Answered`, `Looked`,
-`Closed`) and does what it says (`Offer`, `Withdraw`, `Close`). The aggregator does so over its ledger and its desk; the
-simulation of `tests/dst` with a virtual clock, and processes that die. The same events give the same commands.
+The machine knows no clock, thread, disk or network. Its driver reports events (`Started`, `Answered`, `Looked`,
+`Closed`) and carries out commands (`Offer`, `Withdraw`, `Close`). The aggregator is one driver, with its ledger and its
+queue; the simulation in `tests/dst` is another, with a virtual clock and processes that die. The same events give the
+same commands.
 """
 
 from __future__ import annotations

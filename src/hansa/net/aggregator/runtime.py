@@ -33,7 +33,7 @@ from hansa.net.aggregator.asks import WHERE, close_ask, decide, give_up, open_as
 from hansa.net.aggregator.blobs import Blobs, Damaged, write_pieces
 from hansa.net.aggregator.effects import Do, Steps, Wait, Write
 from hansa.net.aggregator.ledger import Ledger
-from hansa.net.aggregator.queue import Check, Desk, Errand, Key
+from hansa.net.aggregator.queue import Check, Key, QueuedAsk, TaskQueue
 from hansa.net.aggregator.round import Answered, Asking, Closed, Decision, Looked, Offer, Started, Withdraw
 from hansa.net.audit.evidence import payload_model_digest
 from hansa.net.transport.wire import Answer, Blob, Work, ask_name, printable
@@ -70,7 +70,7 @@ class OfferedFlight(Flight):
 
 
 @dataclass(frozen=True)
-class Standing:
+class AskProgress:
     """An ask under way, for those who look on from other threads: they read its machine, and change nothing. `since`
     and `until` are times of the day."""
 
@@ -81,7 +81,7 @@ class Standing:
 
 
 @dataclass
-class Network:
+class NetworkRuntime:
     """Answers the asks of one job. `parties` are their names, in the order of their numbers."""
 
     job: str
@@ -89,7 +89,7 @@ class Network:
     parties: Sequence[str]
     ledger: Ledger
     blobs: Blobs
-    desk: Desk
+    queue: TaskQueue
     messages: Path  # a folder for what parties are to fetch; it may be lost
     rules: Rules = field(default_factory=Rules)
     deadline: float | None = None
@@ -103,7 +103,7 @@ class Network:
         self._fused: set[tuple[Key, int]] = set()
         self.refused: set[int] = set()
         self.preparations: list[dict[str, Any]] = []
-        self.standing: Standing | None = None  # the ask that is waited for
+        self.progress: AskProgress | None = None  # the ask that is waited for
         self._record = Record()
         self._base: dict[int, str] = {}
         self._tip: dict[int, str] = {}
@@ -146,9 +146,9 @@ class Network:
             return step.call()
         if self.stopping():
             raise Stopped
-        with self.desk.changed:
+        with self.queue.changed:
             if not step.until():
-                self.desk.changed.wait(step.seconds)
+                self.queue.changed.wait(step.seconds)
         return None
 
     def _attend(self, request: Attend) -> Steps[Sequence[int]]:
@@ -156,7 +156,7 @@ class Network:
         key, told = (self.job, request.round, request.phase, 0), False
         while True:
             row = self.ledger.one(f"SELECT closed FROM asks WHERE {WHERE}", *key)
-            here = [p for p in self.desk.present(range(len(self.parties))) if p not in self.refused | request.without]
+            here = [p for p in self.queue.present(range(len(self.parties))) if p not in self.refused | request.without]
             if row is not None or len(here) >= request.needed:
                 if told:
                     yield self._tell(None)
@@ -233,21 +233,21 @@ class Network:
         deadline = self.deadline
         if deadline is not None and ask.phase.startswith(("describe", "prepare")):
             deadline *= 2.0 ** min(_attempt(ask), 20)  # a job does not begin without it, so who is slow gets his time
-        machine = Asking(ask.parties, ask.enough, deadline, self.desk.absent_after)
-        news = self.desk.watch(key)
-        here = frozenset(self.desk.present(ask.parties))
+        machine = Asking(ask.parties, ask.enough, deadline, self.queue.absent_after)
+        news = self.queue.watch(key)
+        here = frozenset(self.queue.present(ask.parties))
         before = {row["party"]: row["why"] for row in self._replies(key)}
         looked = time.monotonic()
         commands = machine.handle(Started(looked, here, before))
         now = time.time()
-        self.standing = Standing(key, machine, now, None if deadline is None else now + deadline)
+        self.progress = AskProgress(key, machine, now, None if deadline is None else now + deadline)
         try:
             while True:
                 for command in commands:
                     if isinstance(command, Offer):
-                        self.desk.offer(self._offers(ask, command.parties))
+                        self.queue.offer(self._offers(ask, command.parties))
                     elif isinstance(command, Withdraw):
-                        self.desk.withdraw(key, ask.parties)
+                        self.queue.withdraw(key, ask.parties)
                     else:
                         decision: Decision = yield Write(close_ask(key, ask.enough, command.missing))
                         machine.handle(Closed(decision))
@@ -256,15 +256,15 @@ class Network:
                 look = min(looked + TICK, machine.until)
                 yield Wait(max(0.0, look - time.monotonic()), lambda: bool(news))
                 commands = []
-                for party, why in self.desk.take_news(key):
+                for party, why in self.queue.take_news(key):
                     commands = commands or machine.handle(Answered(party, why))
                 if not commands and time.monotonic() >= look:  # not for every answer: there may be thousands
                     looked = time.monotonic()
-                    here = frozenset(self.desk.present(machine.waiting))
+                    here = frozenset(self.queue.present(machine.waiting))
                     commands = machine.handle(Looked(looked, here))
         finally:
-            self.standing = None
-            self.desk.withdraw(key, ask.parties)
+            self.progress = None
+            self.queue.withdraw(key, ask.parties)
 
     def _limited(self, ask: Ask) -> Rules:
         """The rules for the replies of an ask. Where the run says nothing else, an update or a metric that dwarfs the
@@ -288,7 +288,7 @@ class Network:
                 weights.append(StoredReply.read(self.blobs.path(digest)).weight)
         return WEIGHT_CAP * statistics.median_low(weights) if len(weights) > 1 else None
 
-    def _offers(self, ask: Ask, parties: Sequence[int]) -> list[tuple[int, Errand]]:
+    def _offers(self, ask: Ask, parties: Sequence[int]) -> list[tuple[int, QueuedAsk]]:
         """An ask as each party gets it, with all that a party which comes late must know. What is the same for all of
         them is made once: there may be thousands."""
         name = ask_name(ask.round, ask.phase, ask.index)
@@ -311,7 +311,7 @@ class Network:
             work = Work(self.job, self.name, party, ask.round, ask.phase, ask.index, given[0], task,
                         self._base.get(party), self._tip.get(party), pending.get(party),
                         self.rules.min_cohort, model, shows)  # fmt: skip
-            out.append((party, Errand(work, given[1], task_file, given[2], given[3])))
+            out.append((party, QueuedAsk(work, given[1], task_file, given[2], given[3])))
         return out
 
     def _expected(self, ask: Ask, party: int, rules: Rules) -> tuple[int, Check]:
@@ -356,7 +356,7 @@ class Network:
     def _fly(self, ask: Ask) -> None:
         """Offer a ticket's ask to its party, unless it was answered."""
         if not self._replies(self._key(ask)):
-            self.desk.offer(self._offers(ask, ask.parties))
+            self.queue.offer(self._offers(ask, ask.parties))
 
     def _next(self, request: Ask) -> Steps[Arrival]:
         self._tickets.check_next()
@@ -369,7 +369,7 @@ class Network:
         reach("ticket.taken")
         flight = self._tickets.flights.pop(found)
         (row,) = self._replies(flight.key)
-        self.desk.withdraw(flight.key, [flight.ticket.party])
+        self.queue.withdraw(flight.key, [flight.ticket.party])
         reply = (
             Malformed(row["why"])
             if row["rejected"]
@@ -384,13 +384,15 @@ class Network:
 
     def _give_up_absent(self) -> Steps[bool]:
         """Have the tickets of parties that have gone come back as lost; whether there were any."""
-        here = set(self.desk.present([flight.ticket.party for flight in self.flights]))
-        late = time.monotonic() - self.desk.absent_after  # each ticket is given that time, or one party could lose many
+        here = set(self.queue.present([flight.ticket.party for flight in self.flights]))
+        late = (
+            time.monotonic() - self.queue.absent_after
+        )  # each ticket is given that time, or one party could lose many
         gone = [f for f in self.flights if f.ticket.party not in here and f.since <= late]
         for flight in gone:
-            why = f"it was not heard of for {self.desk.absent_after:g} s"
+            why = f"it was not heard of for {self.queue.absent_after:g} s"
             yield Write(give_up(flight.key, flight.ticket.party, why))
-            self.desk.withdraw(flight.key, [flight.ticket.party])
+            self.queue.withdraw(flight.key, [flight.ticket.party])
         return bool(gone)
 
     @property
@@ -413,7 +415,7 @@ class Network:
     def close(self) -> None:
         """Nothing of this job is asked any more."""
         for flight in self.flights:
-            self.desk.withdraw(flight.key, [flight.ticket.party])
+            self.queue.withdraw(flight.key, [flight.ticket.party])
         shutil.rmtree(self.messages, ignore_errors=True)
 
     def restore(self, tree: Mapping[str, Any]) -> None:

@@ -25,9 +25,9 @@ from hansa.net.aggregator.asks import Conflict, NotNow, Sent, Unasked, named_ask
 from hansa.net.aggregator.blobs import Blobs, Gap
 from hansa.net.aggregator.effects import Do, Wait, Write
 from hansa.net.aggregator.files import served
-from hansa.net.aggregator.intake import Taking
+from hansa.net.aggregator.intake import Intake
 from hansa.net.aggregator.ledger import LINES, Ledger, LedgerError, log_lines
-from hansa.net.aggregator.queue import Desk, Errand, Key
+from hansa.net.aggregator.queue import Key, QueuedAsk, TaskQueue
 from hansa.net.aggregator.registry import Denied, Registry
 from hansa.net.audit.evidence import make_statement, signed_by
 from hansa.net.transport import certificates, signing
@@ -100,12 +100,12 @@ class Route:
 
 
 class Server:
-    """The routes over the ledger, the blobs, the desk and the jobs."""
+    """The routes over the ledger, the blobs, the queue and the jobs."""
 
     def __init__(
-        self, registry: Registry, ledger: Ledger, blobs: Blobs, desk: Desk, jobs: Jobs, admission: Admission
+        self, registry: Registry, ledger: Ledger, blobs: Blobs, queue: TaskQueue, jobs: Jobs, admission: Admission
     ) -> None:
-        self.registry, self.ledger, self.blobs, self.desk, self.jobs = registry, ledger, blobs, desk, jobs
+        self.registry, self.ledger, self.blobs, self.queue, self.jobs = registry, ledger, blobs, queue, jobs
         self.admission, self.metrics = admission, admission.metrics
         self._seen: dict[bytes, certificates.Identity] = {}
 
@@ -278,7 +278,7 @@ class Server:
         if call.name not in self.registry.met:
             await self._written(self.registry.joined(call.name))
             self.registry.met.add(call.name)
-        if self.desk.heard(number, instance):
+        if self.queue.heard(number, instance):
             log.info("connected", extra={"party": call.name})
         return number, instance
 
@@ -286,18 +286,18 @@ class Server:
         number, instance = await self._heard(call)
         longest = self.registry.federation.serve.poll
         asked = whole(call.query("wait", f"{POLL:.0f}"), "wait: expected seconds that the question may be held open")
-        seconds = jittered(min(asked, poll_seconds(self.desk.known, longest)))
+        seconds = jittered(min(asked, poll_seconds(self.queue.known, longest)))
         self.metrics.held.inc()
         try:
             with until_disconnect(call.request):
-                work = await self.desk.wait_for_work(number, instance, seconds)
+                work = await self.queue.wait_for_work(number, instance, seconds)
         finally:
             self.metrics.held.dec()
         assert call.who is not None
         self._check(call.who)  # it may have ended while the question was held open
         if work is None and self.admission.closing.is_set():
             raise self.admission.shutting_down()
-        pace = pacing_headers(self.desk.known, longest)
+        pace = pacing_headers(self.queue.known, longest)
         return web.Response(status=204, headers={"Retry-After": "0", **pace}) if work is None else packed(work, pace)
 
     async def alive(self, call: Call) -> web.Response:
@@ -305,22 +305,22 @@ class Server:
         ended = False
         if "job" in call.request.query:  # it says what it works on
             key = named_ask(call.request.query)
-            ended = not self.desk.find(party, key) and isinstance(
+            ended = not self.queue.find(party, key) and isinstance(
                 unoffered(self.ledger, key, party, call.name), Unasked
             )
         return web.Response(status=204, headers={UNWANTED: "1"} if ended else None)
 
-    def _errand(self, call: Call) -> tuple[int, Key, Errand | None]:
+    def _queued(self, call: Call) -> tuple[int, Key, QueuedAsk | None]:
         """The ask that the path names, as the calling party was asked it."""
         key, party = _key(call), self.registry.number(call.name)
-        return party, key, self.desk.find(party, key)
+        return party, key, self.queue.find(party, key)
 
-    def _asked(self, call: Call) -> tuple[int, Errand]:
-        party, key, errand = self._errand(call)
-        if errand is None:
+    def _asked(self, call: Call) -> tuple[int, QueuedAsk]:
+        party, key, queued = self._queued(call)
+        if queued is None:
             raise unoffered(self.ledger, key, party, call.name)
-        self.desk.heard(party, errand.instance)  # a large model takes its time, and that is a sign of life
-        return party, errand
+        self.queue.heard(party, queued.instance)  # a large model takes its time, and that is a sign of life
+        return party, queued
 
     async def message(self, call: Call) -> web.StreamResponse:
         return await served(call.request, self._asked(call)[1].message, self.admission.limits.stall)
@@ -347,8 +347,8 @@ class Server:
         return web.Response(status=204, headers={"Hansa-At": str(here)})
 
     async def part(self, call: Call) -> web.Response:
-        _, errand = self._asked(call)
-        return await self._append(call, errand.limit)
+        _, queued = self._asked(call)
+        return await self._append(call, queued.limit)
 
     async def upload(self, call: Call) -> web.Response:
         return await self._append(call, CENTRAL)
@@ -368,11 +368,11 @@ class Server:
             raise signing.SignatureError(f"{call.name} has not signed what this answer says")
         if answer.why is not None:  # people will read it
             answer = msgspec.structs.replace(answer, why=printable(answer.why))
-        party, key, errand = self._errand(call)
-        seconds = self.desk.spent(errand) if errand is not None else 0.0
+        party, key, queued = self._queued(call)
+        seconds = self.queue.spent(queued) if queued is not None else 0.0
         sent = Sent(party, call.name, answer, seconds, statement, call.who.fingerprint)
-        taking = Taking(self.ledger, self.blobs, self.desk, self.jobs.discard)
-        receipt = await complete_async(taking.steps(key, sent, self._owner(call), errand), self._perform)
+        intake = Intake(self.ledger, self.blobs, self.queue, self.jobs.discard)
+        receipt = await complete_async(intake.steps(key, sent, self._owner(call), queued), self._perform)
         self.metrics.replies.labels(receipt.status).inc()
         extra = {"job": key[0], "round": key[1], "party": call.name, "detail": {"ask": ask_name(*key[1:])}}
         log.info(f"answer {receipt.status}", extra=extra)
@@ -381,7 +381,7 @@ class Server:
     # The operator
 
     async def parties(self, call: Call) -> web.Response:
-        here = set(self.desk.present(self.registry.numbers.values()))
+        here = set(self.queue.present(self.registry.numbers.values()))
         rows = self.ledger.all("SELECT number, name, joined FROM parties ORDER BY number")
         valid = {r["name"] for r in self.ledger.all("SELECT DISTINCT name FROM certificates WHERE role = 'party' AND "
                                                     "state IN ('new', 'valid')")}  # fmt: skip
@@ -400,7 +400,7 @@ class Server:
         name = call.part("party")
         count = await self._written(self.registry.revoke(name))
         self.registry.reload_of(name)
-        self.desk.gone(self.registry.number(name))
+        self.queue.gone(self.registry.number(name))
         return web.json_response({"party": name, "certificates": count})
 
     async def submit(self, call: Call) -> web.Response:

@@ -1,0 +1,74 @@
+"""The first question of a job: what do the parties' data look like, and do they fit together?"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hansa.core.driver import drive
+from hansa.core.errors import DataError, RoundAborted
+from hansa.core.federation import Federation, Gathered
+from hansa.core.round_record import Record, without_numbers
+from hansa.core.runtime import Attend, Open, Request
+from hansa.data.describe import Describe, Description, agreed
+from hansa.experiment.config import Experiment
+from hansa.net.aggregator.runtime import NetworkRuntime
+
+
+@dataclass(frozen=True)
+class DescribedData:
+    """What the parties' data have in common, None where no party takes part; by name, why other parties do not take
+    part; and the numbers of the parties with test samples of their own."""
+
+    common: Description | None
+    reasons: Mapping[str, str]
+    tested: Sequence[int]
+
+
+def describe(runtime: NetworkRuntime, experiment: Experiment, loss: str | None, classes: int | None,
+             header: tuple[str, ...]) -> Generator[Request, Any, DescribedData]:  # fmt: skip
+    """Ask all parties to describe their data. Parties that refuse, or whose data do not fit, are not asked again.
+
+    The loss, the number of classes and the columns' names (`header`) are given where they are known.
+    """
+    record, names = Record(), runtime.parties
+    answers = yield from _answers(runtime, experiment, record, Describe(loss or ("cross_entropy" if classes else None)))
+    said = dict[str, Description]()
+    for party, reply in zip(answers.parties, answers.replies, strict=True) if answers is not None else ():
+        try:
+            said[names[party]] = Description.of(reply)
+        except DataError as error:
+            record.rejected[party] = str(error)
+    prepared = experiment.task.prepare is not None
+    common, unfit = agreed(said, classes, prepared, header) if said else (None, {})
+    record.rejected |= {party: unfit[name] for party, name in enumerate(names) if name in unfit}
+    if experiment.run.min_cohort > 1:  # as in a round: no number about a single party
+        record.rejected = {party: without_numbers(why) for party, why in record.rejected.items()}
+    runtime.refused |= set(record.rejected)
+    tested = [p for p, name in enumerate(names) if p not in record.rejected and name in said and said[name].tests]
+    return DescribedData(common, {names[p]: why for p, why in (record.missing | record.rejected).items()}, tested)
+
+
+def _answers(runtime: NetworkRuntime, experiment: Experiment, record: Record,
+             op: Describe) -> Generator[Request, Any, Gathered | None]:  # fmt: skip
+    """Ask until a party answers; None where all refuse."""
+    count = len(runtime.parties)
+    fed = Federation(range(count), 0, experiment.run.seed, count, phase="describe")
+
+    async def ask() -> Gathered:
+        asked = [party for party in fed.parties if party not in runtime.refused]  # a refusal is final
+        return await fed.gather(op, parties=asked)
+
+    answers: Gathered | None = None
+    attempt = 0
+    while True:
+        attempt += 1
+        yield Open(0, record)
+        with contextlib.suppress(RoundAborted):
+            answers = yield from drive(ask(), "describe")
+        if answers is not None or len(runtime.refused | set(record.rejected)) == count:
+            return answers
+        record.missing.clear()  # no party answers at present: wait, as for the parties of a round
+        yield Attend(0, 1, f"begin-{attempt}")

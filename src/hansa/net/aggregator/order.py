@@ -1,0 +1,43 @@
+"""The check of an order before it becomes a job."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hansa.core.algorithm import Algorithm, Problem
+from hansa.core.errors import ConfigError
+from hansa.core.functions import is_function
+from hansa.core.params import Params, ParamSpec
+from hansa.core.task import Known
+from hansa.experiment.checks import check_settings
+from hansa.experiment.config import Experiment, parse
+from hansa.experiment.local_work import LocalWork
+from hansa.net.transport.wire import Order
+
+
+def check_order(order: Order, functions: tuple[str, ...], parties: list[str]) -> Experiment:
+    """The experiment of an order; a ConfigError where it cannot run across a network, as far as that can be said before
+    the parties have described their data."""
+    experiment = parse({name: table for name, table in order.experiment.items() if name != "track"})
+    experiment.check_networked()
+    if "track" in order.experiment:
+        raise ConfigError(
+            "[track]: who runs the aggregator decides what tracks its jobs; take it out of the experiment"
+        )
+    model = experiment.task.model
+    if is_function(model) and model not in functions:
+        raise ConfigError(f"task.model: the function {model!r} is not among serve.functions of federation.toml")
+    run, count = experiment.run, len(parties)
+    LocalWork(run, experiment.algorithm, Known(count, parties, (), None))
+    trusted = 0 if experiment.task.trusted is None else 1
+    problem = Problem(ParamSpec((), (), ()), Params.none(), count, (), None, run.size(count), True, trusted)
+    Algorithm.check(experiment.algorithm, problem)  # what an algorithm itself looks at depends on the data
+    own = dataclasses.replace(problem, party_tests=experiment.task.party_test > 0)  # others may turn up later
+    experiment.privacy.check(experiment.algorithm, run, own, experiment.task.prepare is not None)
+    check_settings(experiment.algorithm, run, problem, experiment.privacy.secure)
+    guard = experiment.privacy.guard(experiment.algorithm, run, problem)
+    if guard is not None:
+        guard.begin()
+    if (run.target is not None or run.patience is not None) and not run.eval_parties and order.central is None:
+        raise ConfigError("target and patience need a test set: give the task one, or let the parties evaluate")
+    return experiment
