@@ -30,8 +30,8 @@ from hansa.local import (
 )
 from hansa.schedule import Exponential
 from hansa.sim import runtime
+from hansa.sim.choice import RunSize, pick_engine
 from hansa.sim.engine import Job, ReferenceEngine
-from hansa.sim.runtime import Work, pick_engine
 from hansa.sim.stacked import StackedEngine
 from hansa.sim.workers import WorkersEngine
 
@@ -410,7 +410,7 @@ def test_what_cannot_be_stacked_trains_one_at_a_time_and_is_named_once(
 
 
 def test_auto_stacks_chains_and_small_models_in_long_runs_and_leaves_the_others_alone() -> None:
-    short, long = Work(1, 4, SGD(batch=2)), Work(100_000, 4, SGD(batch=2))
+    short, long = RunSize(1, 4, SGD(batch=2)), RunSize(100_000, 4, SGD(batch=2))
     cases = [
         (mlp, 8, short, "stacked"),  # a chain of linear layers
         (dropout, 8, short, "reference"),
@@ -431,7 +431,7 @@ def test_auto_stacks_chains_and_small_models_in_long_runs_and_leaves_the_others_
 def test_a_resumed_run_keeps_the_bits_it_began_with() -> None:
     given = task(dropout, [4] * 8)
     objective = Objective(given.model, given.loss, 0)
-    long = Work(100_000, 4, SGD(batch=2))
+    long = RunSize(100_000, 4, SGD(batch=2))
     engine = pick_engine("auto", objective, given.holdings(objective), 0, long, before="reference")
     assert engine.name == "workers"
     assert engine.plan() == ReferenceEngine(objective, given.holdings(objective), 0).plan()

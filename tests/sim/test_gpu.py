@@ -21,9 +21,9 @@ from hansa.local import DPSGD, SGD, SVRG, Batch, Carry, Context, Gradient, Local
 from hansa.models.resnet import Block
 from hansa.schedule import Exponential
 from hansa.sim import gpu
+from hansa.sim.choice import RunSize
 from hansa.sim.engine import Job, Outcome, ReferenceEngine
 from hansa.sim.rewrite import Rewritten
-from hansa.sim.runtime import Work
 from hansa.sim.stacked import StackedEngine
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -309,5 +309,5 @@ def test_a_stack_shrinks_through_few_sizes_and_wastes_little() -> None:
 def test_a_step_counts_once_for_all_parties_that_are_trained_together() -> None:
     given = task(dense, (10, 10, 13))  # 11 samples on average: 3 batches of 4
     holdings = given.holdings(Objective(given.model, given.loss, 0))
-    assert Work(rounds=100, cohort=3, solver=SGD(batch=4, epochs=2)).steps(holdings, chunk=3) == 100 * 1 * 6
-    assert Work(rounds=100, cohort=3, solver=SGD(batch=4, epochs=2)).steps(holdings, chunk=2) == 100 * 2 * 6
+    assert RunSize(rounds=100, cohort=3, solver=SGD(batch=4, epochs=2)).steps(holdings, chunk=3) == 100 * 1 * 6
+    assert RunSize(rounds=100, cohort=3, solver=SGD(batch=4, epochs=2)).steps(holdings, chunk=2) == 100 * 2 * 6

@@ -31,8 +31,9 @@ from hansa.run.plan import describe, fingerprint
 from hansa.run.recorder import Recorder, find_trackers, sample_counts
 from hansa.run.result import Result
 from hansa.server import Descent
+from hansa.sim.choice import RunSize, pick_engine
 from hansa.sim.engine import ReferenceEngine
-from hansa.sim.runtime import Simulation, Work, pick_engine
+from hansa.sim.runtime import Simulation
 from hansa.sim.stacked import StackedEngine
 
 log = logging.getLogger("hansa")
@@ -163,7 +164,7 @@ def _engine(algorithm: Algorithm, objective: Objective, holdings: Holdings, run:
             alone: bool) -> ReferenceEngine:  # fmt: skip
     """The engine of a run; `before` is the plan of a run that is resumed, which decides the engine."""
     solver = algorithm.parts().local
-    work = Work(run.rounds, run.size(len(holdings)), solver) if isinstance(solver, LocalSolver) else None
+    work = RunSize(run.rounds, run.size(len(holdings)), solver) if isinstance(solver, LocalSolver) else None
     alone = alone or before.get("lanes") == 1
     engine = pick_engine(run.engine, objective, holdings, run.seed, work, before.get("engine"), alone)
     if isinstance(engine, StackedEngine):

@@ -8,92 +8,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hansa.core.answering import report_spent
-from hansa.core.budget import Accountant, Spending
-from hansa.core.errors import AlgorithmError, ConfigError, PartyError, nearest
+from hansa.core.budget import Accountant
+from hansa.core.errors import AlgorithmError, PartyError
 from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket
-from hansa.core.objective import Objective
 from hansa.core.op import DataOp, Memory, Op, Payload, PeerOp, Replies, Reply
 from hansa.core.replies import Outcomes, arrive, combine, inboxes
 from hansa.core.reply_checks import Rules
 from hansa.core.round_record import Record
 from hansa.core.runtime import Abort, Attend, Clock, Commit, Open, Plan, Request, shortened
-from hansa.core.task import Holdings
 from hansa.core.tickets import Flight, Tickets
-from hansa.local.solver import LocalSolver
 from hansa.sim.engine import Block, Job, Outcome, ReferenceEngine
 from hansa.sim.memories import Memories
-from hansa.sim.stacked import StackedEngine, heavy
-from hansa.sim.workers import WorkersEngine, usable
-
-ENGINES = ("auto", "reference", "workers", "stacked")
-FORK_SECONDS = 0.3  # of training by one process, from which on worker processes earn back their start
-MAP_SECONDS = 5.0  # from which on vmap earns back its import
-MAP_DIM, MAP_PARTIES = 20_000, 8  # on a CPU, larger models and fewer parties train faster one party at a time
-STEP_SECONDS, FLOPS = 3e-4, 5e10  # a step's fixed cost and a core's speed, roughly
-
-
-def pick_engine(name: str, objective: Objective, holdings: Holdings, seed: int, work: Work | None = None,
-                before: str | None = None, alone: bool = False) -> ReferenceEngine:  # fmt: skip
-    """The engine by name; `auto` takes what is fastest for the model, the device and the length of the run.
-
-    `before` is the engine whose bits a resumed run began with: `auto` stays with it. A run `alone` in its process has
-    worker processes only if it asks for them by name.
-    """
-    if name not in ENGINES:
-        raise ConfigError(f"unknown engine {name!r}{nearest(name, ENGINES)}")
-    forks = objective.module is not None and usable(objective.device)
-    if name == "workers" and not forks:
-        raise ConfigError("engine='workers' needs a model on the CPU, a system that forks and more than one core")
-    seconds = work.seconds(objective, holdings) if work is not None else 0.0
-    single, stacked = ReferenceEngine(objective, holdings, seed), StackedEngine(objective, holdings, seed)
-    if alone:
-        forks, stacked.lanes = forks and name == "workers", 1
-    if name == "auto":
-        stacks = before == stacked.name if before is not None else suits(stacked, seconds)
-        engine = stacked if stacks else single
-        return WorkersEngine(engine) if forks and work is not None and seconds >= FORK_SECONDS else engine
-    if name == "stacked":
-        return WorkersEngine(stacked) if forks and seconds >= FORK_SECONDS else stacked
-    return WorkersEngine(single) if name == "workers" else single
-
-
-def suits(engine: StackedEngine, seconds: float) -> bool:
-    """Whether the stacked engine is the faster one: on a GPU, for chains of layers, and for small models in long runs
-    over many parties."""
-    objective, holdings = engine.objective, engine.holdings
-    if objective.module is None:
-        return False
-    if objective.device.type != "cpu" or engine.chain is not None:
-        return True
-    small = objective.spec.dim <= MAP_DIM and not heavy(objective)
-    return small and len(holdings) >= MAP_PARTIES and seconds >= MAP_SECONDS
-
-
-@dataclass(frozen=True)
-class Work:
-    """How much a run has to do: rounds, parties a round, and how each of them trains."""
-
-    rounds: int
-    cohort: int
-    solver: LocalSolver
-
-    def seconds(self, objective: Objective, holdings: Holdings) -> float:
-        """A rough estimate of the run's training time on one core, from the size of the model and of the data."""
-        if objective.module is None:
-            return 0.0
-        mean = _mean_size(holdings)
-        batch = self.solver.plan[2] or mean
-        steps = self.solver.count(mean)
-        step = STEP_SECONDS + 6.0 * min(batch, mean) * objective.spec.dim / FLOPS
-        return self.rounds * self.cohort * steps * step
-
-    def steps(self, holdings: Holdings, chunk: int) -> int:
-        """About how many steps the run takes if `chunk` parties step at once."""
-        return self.rounds * -(-self.cohort // chunk) * self.solver.count(_mean_size(holdings))
-
-
-def _mean_size(holdings: Holdings) -> int:
-    return max(1, len(holdings.train.x) // len(holdings))
 
 
 @dataclass
@@ -108,7 +33,7 @@ class TimedFlight(Flight):
         return {"arrives": self.arrives, "steps": self.steps, "lost": self.lost}
 
 
-class Band(Protocol):
+class HostileParties(Protocol):
     """Hostile parties: what reaches the server of the outcomes of an ask, and of a reply that arrives by itself."""
 
     def forge(self, ask: Ask, outcomes: Outcomes) -> Outcomes: ...
@@ -125,8 +50,8 @@ class Simulation:
 
     def __init__(self, engine: ReferenceEngine, rules: Rules, clock: Clock,
                  absent: Callable[[int, int], bool] | None = None, folder: Path | None = None,
-                 band: Band | None = None, accountant: Accountant | None = None) -> None:  # fmt: skip
-        self.books = Spending(accountant) if accountant is not None else None
+                 band: HostileParties | None = None, accountant: Accountant | None = None) -> None:  # fmt: skip
+        self.books = Books(accountant) if accountant is not None else None
         self.engine, self.rules, self.clock, self.absent, self.band = engine, rules, clock, absent, band
         self.memories = Memories(len(engine.holdings), engine.objective.device, folder)
         self._folder = folder
