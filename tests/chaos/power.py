@@ -216,7 +216,7 @@ class Life:
         return self._any(f"SELECT * FROM asks WHERE phase IN ('round', 'describe') AND closed IS NULL AND {RUNNING}")
 
     def upload(self, owner: str, data: bytes) -> Blob:
-        digest, at = hashlib.sha256(data).hexdigest(), self.blobs.stands(owner, hashlib.sha256(data).hexdigest())
+        digest, at = hashlib.sha256(data).hexdigest(), self.blobs.received(owner, hashlib.sha256(data).hexdigest())
         while at < len(data):
             piece = data[at : at + self.chance.choice((300, 1024, 4096))]
             at = self.blobs.append(owner, digest, at, piece, 2**20)

@@ -90,7 +90,7 @@ def test_uploads_of_a_party_leave_those_of_one_whose_name_begins_alike(tmp_path:
     blobs = Blobs(tmp_path)
     blobs.append("party.north-east", DIGEST, 0, DATA[:3], 100)
     blobs.append("party.north", hashlib.sha256(b"other").hexdigest(), 0, b"other", 100)
-    assert blobs.stands("party.north-east", DIGEST) == 3
+    assert blobs.received("party.north-east", DIGEST) == 3
     blobs.append("party.north-east", DIGEST, 3, DATA[3:], 100)
     assert blobs.finish("party.north-east", DIGEST, len(DATA)).read_bytes() == DATA
 

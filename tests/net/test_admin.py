@@ -61,9 +61,9 @@ def test_there_is_nothing_else_and_nothing_to_write(league: League) -> None:
 def test_it_is_not_ready_before_its_jobs_are_resumed_and_while_it_shuts_down(league: League) -> None:
     admin = league.aggregator.admin
     admin.starting = True
-    assert ask(league, "/readyz") == (503, "it starts: jobs are not resumed yet\n")
+    assert ask(league, "/readyz") == (503, "starting: jobs are not resumed yet\n")
     admin.starting, admin.closing = False, True
-    assert ask(league, "/readyz") == (503, "it shuts down\n")
+    assert ask(league, "/readyz") == (503, "shutting down\n")
     assert ask(league, "/healthz")[0] == 200
 
 

@@ -223,7 +223,7 @@ def test_a_chunk_again_changes_nothing_and_one_with_a_gap_says_where_to_go_on(le
     assert ann.put(ask, name, 2, data[2:4]).headers["Hansa-At"] == "4"
     for at in (2, 5, 1000):  # an overlap that goes on, and gaps
         got = ann.put(ask, name, at, data[2:])
-        assert got.status == 416 and got.headers["Hansa-At"] == "4" and "go on from there" in got.error
+        assert got.status == 416 and got.headers["Hansa-At"] == "4" and "continue from there" in got.error
     assert ann.put(ask, name, 4, data[4:]).headers["Hansa-At"] == "8"
     assert ann.reply(ask, draft(Blob(name, 8))).status == 200
     assert league.aggregator.blobs.path(name).read_bytes() == data
@@ -232,7 +232,7 @@ def test_a_chunk_again_changes_nothing_and_one_with_a_gap_says_where_to_go_on(le
 def test_an_upload_over_the_limit_leaves_nothing_on_the_disk(league: League, ann: Caller) -> None:
     ask, name = league.ask(limit=10), "ab" * 32
     got = ann.put(ask, name, 0, b"x" * 11)
-    assert got.status == 400 and "longer than the 10 bytes" in got.error and parts(league) == []
+    assert got.status == 400 and "longer than the limit of 10 bytes" in got.error and parts(league) == []
     assert ann.put(ask, name, 0, b"x" * 10).status == 204
     assert ann.put(ask, name, 10, b"x").status == 400
     assert parts(league) == []
@@ -326,7 +326,7 @@ def test_an_upload_whose_hash_was_forgotten_is_read_again(tmp_path: Path) -> Non
     data = b"x" * 100 + b"y" * 100
     Blobs(tmp_path).append("party.a", digest(data), 0, data[:100], 1000)
     blobs = Blobs(tmp_path)  # after a restart
-    assert blobs.stands("party.a", digest(data)) == 100
+    assert blobs.received("party.a", digest(data)) == 100
     blobs.append("party.a", digest(data), 100, data[100:], 1000)
     assert Blobs(tmp_path).finish("party.a", digest(data), 200).read_bytes() == data
     with pytest.raises(Gap):

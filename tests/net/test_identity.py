@@ -158,7 +158,7 @@ def test_a_lost_answer_to_a_rotation_locks_nobody_out(league: League) -> None:
 def test_nobody_rotates_into_another_party(league: League) -> None:
     ann = league.enrolled("ann")
     got = rotated(ann, keys.new_key(), "bob")
-    assert got.status == 403 and "cannot ask for a certificate of bob" in got.error
+    assert got.status == 403 and "may not request a certificate for bob" in got.error
 
 
 def test_a_party_rotates_and_a_crash_at_any_moment_does_not_lock_it_out(

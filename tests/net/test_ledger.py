@@ -275,5 +275,5 @@ def test_what_comes_after_the_end_is_told_so(tmp_path: Path) -> None:
     closing.join(10)
     assert before.result(10) == 1
     for future in (*after, ledger.write(lambda db: None)):
-        with pytest.raises(LedgerError, match="the record is closed"):
+        with pytest.raises(LedgerError, match="the ledger is closed"):
             future.result(10)

@@ -105,7 +105,7 @@ def test_an_upload_under_way_is_finished_and_nobody_new_is_let_in(league: League
     line.close()
     ended(league)
     league.start()
-    assert league.aggregator.blobs.stands("party.ann", digest) == 1000
+    assert league.aggregator.blobs.received("party.ann", digest) == 1000
     league.stop()
 
 

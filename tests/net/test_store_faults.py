@@ -157,7 +157,7 @@ def test_a_file_that_may_not_grow_is_left_as_long_as_it_was(shared: tuple[League
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     assert got.status == 507 and got.error == "the aggregator cannot store this: File too large"
-    assert league.aggregator.blobs.stands("party.ann", digest) == 2**20
+    assert league.aggregator.blobs.received("party.ann", digest) == 2**20
     assert ann.put(ask, digest, 2**20, data[2**20 :]).status == 204
     assert ann.reply(ask, draft(Blob(digest, len(data)))).receipt.status == "accepted"
 
@@ -174,7 +174,7 @@ def test_a_record_that_is_full_or_read_only_is_said_and_goes_on_when_it_can(shar
     except LedgerError as error:  # to open the ask needed one
         assert error.full
     else:
-        assert got.status == 507 and got.error == "the aggregator's record cannot be written: database or disk is full"
+        assert got.status == 507 and got.error == "the ledger cannot be written: database or disk is full"
     db.execute(f"PRAGMA max_page_count = {2**32 - 2}")
     db.execute("PRAGMA query_only = 1")
     got = answer(ann, ask, data)
@@ -188,7 +188,7 @@ def test_uploads_leave_the_last_of_the_disk_to_the_record(found: Callable[..., L
     ann = league.enrolled("ann")
     ask = league.ask()
     got = answer(ann, ask)
-    assert got.status == 507 and "bytes free, and 4,611,686,018,427,387,904 are kept" in got.error
+    assert got.status == 507 and "fewer than serve.min_free = 4,611,686,018,427,387,904" in got.error
     assert ann.reply(ask, draft(why="there is no room for it")).receipt.status == "accepted"
     assert disk.free(league.folder) > 0
     with pytest.raises(ConfigError, match="min_free must not be negative"):
@@ -474,7 +474,7 @@ def test_any_flipped_bit_of_a_database_at_rest_is_a_refusal(tmp_path: Path) -> N
     for _ in range(40):
         at = chance.randrange(len(data))
         flip(path, at)
-        with pytest.raises(LedgerError, match=f"{path} is not what it was when the aggregator ended"):
+        with pytest.raises(LedgerError, match=f"{path} has changed since the aggregator closed it"):
             Ledger(path)
         flip(path, at)
     Ledger(path).close()

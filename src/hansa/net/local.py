@@ -15,7 +15,7 @@ from hansa.core.errors import RuntimeFailure
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """A port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -25,14 +25,14 @@ def free_port() -> int:
 @contextlib.contextmanager
 def processes(commands: Sequence[tuple[str, Sequence[str], dict[str, str]]],
               folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:  # fmt: skip
-    """`hansa` commands, each with its name, its words and what it finds in its environment, as processes. Their logs
-    are files of the folder. At the end they are told to end, and waited for."""
+    """Run `hansa` commands as processes: each with a name, its arguments, and extra environment variables. Their logs
+    are files in the folder. On exit the processes get SIGTERM and are waited for."""
     started: list[subprocess.Popen[bytes]] = []
     try:
-        for name, words, given in commands:
+        for name, arguments, variables in commands:
             with open(folder / f"{name}.log", "wb") as log:
-                command = [sys.executable, "-m", "hansa.cli", *words]
-                env = {**os.environ, "OMP_NUM_THREADS": "1", **given}
+                command = [sys.executable, "-m", "hansa.cli", *arguments]
+                env = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
                 started.append(subprocess.Popen(command, stdout=log, stderr=log, env=env))
         yield started
     finally:
@@ -47,7 +47,7 @@ def processes(commands: Sequence[tuple[str, Sequence[str], dict[str, str]]],
 
 
 def all_run(started: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
-    """Say so if one of the processes has ended by itself."""
+    """Raise a RuntimeFailure if one of the processes has ended."""
     for process in started:
         if process.poll() is not None:
-            raise RuntimeFailure(f"a process ended by itself ({process.returncode}); the logs in {folder} say why")
+            raise RuntimeFailure(f"a process ended with exit code {process.returncode}; see the logs in {folder}")

@@ -1,4 +1,4 @@
-"""What an operator does with a federation: submit jobs, look at them, stop them, fetch models, invite and revoke."""
+"""The operator's commands: submit, show and stop jobs, fetch models, invite and revoke parties."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from hansa.net.transport.wire import Blob, Order, pack
 
 T = TypeVar("T")
 ENDED = ("finished", "failed", "stopped")
-AWAY = 3600.0  # seconds without an answer after which an aggregator is not waited for any more
-PAUSE = 0.3  # seconds between two looks at a job
+AWAY = 3600.0  # seconds without an answer after which waiting for an aggregator ends
+PAUSE = 0.3  # seconds between two requests for a job's state
 
 
 class Operator:
-    """Commands to a federation's aggregator, each a connection of its own."""
+    """Commands to the aggregator of a federation; each opens its own connection."""
 
     def __init__(self, federation: FederationFolder) -> None:
         self.federation = federation
@@ -69,7 +69,7 @@ class Operator:
         return self._do(lambda client: client.json("POST", path, b"", About()))
 
     def submit(self, experiment: Experiment, name: str, min_parties: int | None = None) -> tuple[str, list[str]]:
-        """Start a job: what it is called, and what of the experiment is not as in a simulation."""
+        """Start a job; gives its id, and notes on where the job differs from a simulation of the experiment."""
         experiment.check_networked()
         central, notes = own_samples(experiment)
         data = codec.encode(central)
@@ -84,21 +84,21 @@ class Operator:
         return self._do(send), notes + replaced(experiment)
 
     def jobs(self) -> list[dict[str, Any]]:
-        """All jobs, in the order of their submission."""
-        found: list[dict[str, Any]] = self._get("/v1/jobs")
-        return found
+        """All jobs, in the order of submission."""
+        jobs: list[dict[str, Any]] = self._get("/v1/jobs")
+        return jobs
 
     def job(self, id: str, after: int = 0) -> dict[str, Any]:
-        """One job with its rounds after a given one, and its summary once it has ended."""
-        found: dict[str, Any] = self._get(f"{_path(id)}?after={after}")
-        return found
+        """One job with its rounds after number `after`, and its summary once it has ended."""
+        job: dict[str, Any] = self._get(f"{_path(id)}?after={after}")
+        return job
 
     def wait(self, id: str, on_round: Callable[[dict[str, Any]], None] | None = None,
              check: Callable[[], None] = lambda: None, known: bool = False,
              on_news: Callable[[str], None] = lambda news: None) -> dict[str, Any]:  # fmt: skip
-        """The job once it has ended; each of its rounds is handed on as it is closed. `check` is called now and then,
-        and may raise what there is to say against waiting on. An aggregator that has answered before (`known`: before
-        this) may restart meanwhile, as jobs go on then; `on_news` is told when it is away and when it is back."""
+        """Wait until a job has ended; gives the job. `on_round` is called with the metrics line of each closed round.
+        `check` is called regularly, and may raise an error to end the wait. An aggregator that has answered before
+        (`known`: before this call) may restart meanwhile; `on_news` is told when it is away and when it is back."""
         after, lost = 0, None
         while True:
             check()
@@ -128,15 +128,14 @@ class Operator:
             time.sleep(PAUSE)
 
     def stop(self, id: str) -> bool:
-        """Stop a job; False for one that had ended."""
+        """Stop a job; False if it had already ended."""
         return bool(self._post(f"{_path(id)}/stop")["stopped"])
 
     def pull(self, id: str, out: Path) -> Path:
-        """Fetch a finished job's model, a chunk at a time; what it needs to predict goes into a file beside it, from
-        which `hansa.load` takes it."""
+        """Download the model of a finished job in chunks. A file beside it has what `hansa.load` needs to predict."""
         _refuse_folder(out)
         if beside(out) == out:
-            raise ConfigError(f"--out: {out} cannot be the model's file, as in model.safetensors: it ends with .json")
+            raise ConfigError(f"--out: {out} ends with .json; name a model file, for example model.safetensors")
         job = self.job(id)
         if job["model"] is None:
             raise ConfigError(f"the job {id} has no model yet: it is {job['status']}{_because(job)}")
@@ -151,7 +150,7 @@ class Operator:
         serving = (job["summary"] or {}).get("serving")
         try:
             path = self._do(fetch).replace(out)
-            if serving is not None:  # not of jobs that version 0.1.0 finished
+            if serving is not None:  # None for a job that version 0.1.0 finished
                 write_json(beside(out), serving)
             return path
         except OSError as error:
@@ -161,7 +160,7 @@ class Operator:
                             ) from None  # fmt: skip
 
     def log(self, job: str | None = None) -> list[dict[str, Any]]:
-        """The aggregator's log, all of it or what is about one job."""
+        """The aggregator's log: all entries, or those of one job."""
         out: list[dict[str, Any]] = []
         while True:
             entries = self._get(f"/v1/log?after={out[-1]['seq'] if out else 0}")
@@ -170,7 +169,7 @@ class Operator:
             out += entries
 
     def export(self, out: Path) -> int:
-        """Write the whole log, as it is now, to a file; how many entries that were."""
+        """Export the whole log, as it is now, to a file; gives the number of entries."""
         _refuse_folder(out)
         part = out.with_name(out.name + ".part")
 
@@ -183,7 +182,7 @@ class Operator:
                     headers, lines = await client.call("GET", page, limit=PAGE)
                     at = headers.get("Hansa-At", "")
                     if not re.fullmatch("[0-9]{1,15}", at) or not after < int(at) <= size:
-                        raise DataError(f"the aggregator does not say where in the log a page ends, but {at[:80]!r}")
+                        raise DataError(f"invalid response of the aggregator: a page of the log ends at {at[:80]!r}")
                     file.write(lines)
                     after = int(at)
                 file.write(head_line(json.dumps(head)))
@@ -197,12 +196,12 @@ class Operator:
         return count
 
     def parties(self) -> list[dict[str, Any]]:
-        """The parties: who has enrolled, who is connected."""
-        found: list[dict[str, Any]] = self._get("/v1/parties")
-        return found
+        """The parties, and whether each is enrolled and connected."""
+        parties: list[dict[str, Any]] = self._get("/v1/parties")
+        return parties
 
     def invite(self, party: str) -> Path:
-        """A new token for a party, in a private file."""
+        """Make a new token for a party; gives its file, which is private."""
         token = self._post(f"/v1/parties/{valid_name(party)}/invite")["token"]
         path = self.federation.folder / "tokens" / f"{party}.token"
         path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -210,7 +209,7 @@ class Operator:
         return path
 
     def revoke(self, party: str) -> int:
-        """End a party's certificates; how many that were."""
+        """Revoke a party's certificates; gives their number."""
         return int(self._post(f"/v1/parties/{valid_name(party)}/revoke")["certificates"])
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hansa.core.answering import report_spent
-from hansa.core.budget import Accountant
+from hansa.core.budget import Accountant, Spending
 from hansa.core.errors import AlgorithmError, PartyError
 from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket
 from hansa.core.op import DataOp, Memory, Op, Payload, PeerOp, Replies, Reply
@@ -51,7 +51,7 @@ class Simulation:
     def __init__(self, engine: ReferenceEngine, rules: Rules, clock: Clock,
                  absent: Callable[[int, int], bool] | None = None, folder: Path | None = None,
                  band: HostileParties | None = None, accountant: Accountant | None = None) -> None:  # fmt: skip
-        self.books = Books(accountant) if accountant is not None else None
+        self.books = Spending(accountant) if accountant is not None else None
         self.engine, self.rules, self.clock, self.absent, self.band = engine, rules, clock, absent, band
         self.memories = Memories(len(engine.holdings), engine.objective.device, folder)
         self._folder = folder

@@ -1,7 +1,7 @@
-"""The admin port: the live page, whether the aggregator lives, whether it is ready, and its metrics; plain HTTP.
+"""The admin port: live page, health, readiness and metrics, over plain HTTP.
 
-It is for the machine itself (or a network that is closed to others): there is neither TLS nor a certificate. Whoever
-reaches it may read; what the page can start and stop needs the admin's token (`hansa.ui.page`).
+It is meant for the machine itself or for a closed network: there is no TLS and no certificate. Everybody who reaches
+the port may read; to start and stop jobs on the page takes the admin token (`hansa.ui.page`).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from hansa.net.transport.prometheus import Metrics
 from hansa.ui.page import BODY, Page
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
-KEPT = 30.0  # seconds for which the size of the blobs is not counted again
-PROMPT = 5.0  # seconds in which the ledger must take a change
+KEPT = 30.0  # seconds for which the measured size of the blobs is reused
+PROMPT = 5.0  # seconds within which the ledger must commit a change
 
 
 class Admin:
-    """The admin listener. Whoever starts and ends the aggregator says so in `starting` and `closing`, and gives it the
-    live page before it listens. `logger` is aiohttp's."""
+    """The admin listener. The process that starts and stops the aggregator sets `starting` and `closing`, and sets
+    `page` before `start`. `logger` is the logger for aiohttp."""
 
     def __init__(self, state: Path, ledger: Ledger, metrics: Metrics, connected: Callable[[], int], floor: int,
                  logger: logging.Logger) -> None:  # fmt: skip
@@ -39,22 +39,22 @@ class Admin:
         self.starting, self.closing = True, False
         self.port = 0
         self._runner: web.AppRunner | None = None
-        metrics.show("connected_parties", "Parties that have been heard of lately", connected)
-        metrics.show("ledger_queue", "Changes that wait for the ledger's writer", lambda: ledger.waiting)
+        metrics.show("connected_parties", "Parties that are connected", connected)
+        metrics.show("ledger_queue", "Changes in the queue of the ledger's writer", lambda: ledger.waiting)
         metrics.show("log_entries", "Entries of the audit log", self._entries)
         metrics.show("ledger_bytes", "Bytes of the ledger's files", lambda: _bytes(state.glob("hansa.db*")))
-        metrics.show("blobs_bytes", "Bytes of blobs and of uploads under way", _kept(KEPT, lambda: _bytes(
+        metrics.show("blobs_bytes", "Bytes of blobs and of unfinished uploads", _kept(KEPT, lambda: _bytes(
             path for folder in ("blobs", "uploads") for path in (state / folder).rglob("*"))))  # fmt: skip
-        metrics.show("disk_free_bytes", "Bytes that are free on the disk of the state",
+        metrics.show("disk_free_bytes", "Free bytes on the disk of the state folder",
                      lambda: disk.free(state))  # fmt: skip
         metrics.show(
             "ready",
-            "1 where it has started, does not shut down and has room on its disk; /readyz also tries the ledger",
+            "1 if the aggregator has started, is not shutting down and has free disk; /readyz also tests the ledger",
             lambda: float(not self._unready()),
         )
 
     async def start(self, host: str, port: int) -> int:
-        """Listen; gives the port."""
+        """Start to listen; gives the port."""
         app = web.Application(client_max_size=BODY)
         if self.page is not None:
             self.page.routes(app)
@@ -67,7 +67,7 @@ class Admin:
         site = web.TCPSite(self._runner, host, port)
         try:
             await site.start()
-        except (OSError, ValueError) as error:  # the latter: a name that no machine can have
+        except (OSError, ValueError) as error:  # ValueError: an impossible host name
             await self._runner.cleanup()
             why = getattr(error, "strerror", None) or "invalid address"
             raise ConfigError(f"cannot listen on {host[:80]}:{port} (serve.admin): {why}") from None
@@ -83,7 +83,7 @@ class Admin:
             await self._runner.cleanup()
 
     async def _health(self, request: web.Request) -> web.Response:
-        return web.Response(text="the process lives\n")  # it answers from the loop that talks to parties
+        return web.Response(text="the process lives\n")  # from the event loop that also serves parties
 
     async def _ready(self, request: web.Request) -> web.Response:
         why = await asyncio.to_thread(self._why_not)
@@ -94,15 +94,15 @@ class Admin:
         return web.Response(body=text, headers={"Content-Type": TEXT})
 
     def _unready(self) -> list[str]:
-        """Why the aggregator is not ready, as far as can be said without writing anything."""
+        """Why the aggregator is not ready, checked without writing to disk."""
         why = []
         if self.starting:
-            why.append("it starts: jobs are not resumed yet")
+            why.append("starting: jobs are not resumed yet")
         if self.closing:
-            why.append("it shuts down")
+            why.append("shutting down")
         free = disk.free(self._state)
         if free < self._floor:
-            why.append(f"the disk of {self._state} has {free} bytes left, and should have {self._floor} (min_free)")
+            why.append(f"the disk of {self._state} has {free} free bytes, fewer than serve.min_free = {self._floor}")
         return why
 
     def _why_not(self) -> list[str]:
@@ -112,7 +112,7 @@ class Admin:
         except LedgerError as error:
             why.append(str(error))
         except TimeoutError:
-            why.append(f"the ledger has not taken a change for {PROMPT:g} s")
+            why.append(f"the ledger has not committed a change within {PROMPT:g} s")
         return why
 
     def _entries(self) -> float:
@@ -124,7 +124,7 @@ class Admin:
 
 
 def _touch(db: Writer) -> None:
-    """A change that changes nothing, and is written all the same."""
+    """A change without effect that is written to disk nevertheless."""
     version = db.one("PRAGMA user_version")
     assert version is not None
     db.run(f"PRAGMA user_version = {int(version[0])}")
@@ -133,13 +133,13 @@ def _touch(db: Writer) -> None:
 def _bytes(paths: Iterable[Path]) -> float:
     total = 0
     for path in paths:
-        with contextlib.suppress(OSError):  # it has just gone
+        with contextlib.suppress(OSError):  # the file was deleted meanwhile
             total += path.stat().st_size if path.is_file() else 0
     return float(total)
 
 
 def _kept(seconds: float, value: Callable[[], float]) -> Callable[[], float]:
-    """The value, counted again only after so many seconds."""
+    """The value, computed again only after that many seconds."""
     last: list[float] = []
 
     def look() -> float:

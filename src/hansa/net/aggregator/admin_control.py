@@ -1,4 +1,4 @@
-"""What may be done on an aggregator's live page with the admin's token: start and stop jobs, as the operator does."""
+"""Control of jobs on the live page: with the admin token a browser may start and stop jobs."""
 
 from __future__ import annotations
 
@@ -19,53 +19,53 @@ from hansa.net.transport.names import valid_name
 from hansa.net.transport.wire import Blob, Order
 
 log = logging.getLogger("hansa.net")
-ADMIN = "admin's token"  # by whom, as the log has it
+ADMIN = "admin's token"  # who submitted or stopped a job, as the log says it
 
 
 class AdminControl:
-    """The jobs of an aggregator (`hansa.ui.page.Control`). The token is read each time it is needed: a new one counts
-    at once, and where there is none nothing can be done."""
+    """Control of an aggregator's jobs (`hansa.ui.page.Control`). The token file is read for every request: a new token
+    is valid at once, and without the file nothing is allowed."""
 
     def __init__(self, runner: JobRunner) -> None:
         self._runner, self._path = runner, runner.registry.federation.folder / ADMIN_TOKEN
 
     @property
     def usable(self) -> bool:
-        """Whether there is a token."""
+        """Whether the token file exists."""
         return self._path.is_file()
 
     def admits(self, token: str) -> bool:
-        """Whether this is the token; the comparison takes as long for a wrong one."""
+        """Whether this is the admin token; compared in constant time."""
         try:
             right = keys.read_private(self._path).strip()
         except ConfigError as error:
-            log.warning("the admin's token cannot be used: %s", error)
+            log.warning("cannot read the admin token: %s", error)
             return False
         return len(right) >= 16 and hmac.compare_digest(right, token.encode(errors="replace"))
 
     def start(self, experiment: str, name: str) -> tuple[str, list[str]]:
-        """Submit an experiment's text, as `hansa submit` does. It comes from a browser, so it may name neither files
-        nor functions of the aggregator's machine."""
+        """Submit the text of an experiment, as `hansa submit` does. The text comes from a browser, so it may name no
+        files and no functions of the aggregator's machine."""
         try:
             tree = tomllib.loads(experiment)
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"the experiment is no TOML: {error}") from None
+            raise ConfigError(f"the experiment is not valid TOML: {error}") from None
         read = parse(tree)
         table = read.task
         if table.test is not None or isinstance(table.trusted, str):
-            raise ConfigError("task.test, task.trusted: a file cannot be named here; use `hansa submit` where it lies")
+            raise ConfigError("task.test and task.trusted may not name files here; use `hansa submit` on their machine")
         if is_function(table.dataset):
-            raise ConfigError("task.dataset: a function cannot be named here; use `hansa submit` where it is")
+            raise ConfigError("task.dataset may not name a function here; use `hansa submit` on its machine")
         if table.data_dir is not None:
-            raise ConfigError("task.data_dir: a folder cannot be named here; leave it out, or use `hansa submit`")
+            raise ConfigError("task.data_dir may not name a folder here; leave it out, or use `hansa submit`")
         read.check_networked()
         central, notes = own_samples(read)
-        runner, called, job = self._runner, valid_name(name or "job"), None
+        runner, job_name, job = self._runner, valid_name(name or "job"), None
         while job is None:
             blob = Blob(*runner.blobs.put(codec.pieces(central)))
             try:
-                job = runner.submit(Order(called, dict(tree), blob), ADMIN)
-            except Gap:  # a job that had the same samples has just ended, and they went with it
+                job = runner.submit(Order(job_name, dict(tree), blob), ADMIN)
+            except Gap:  # a job with the same samples has just ended, and they were deleted with it
                 continue
             except BaseException:
                 runner.discard([blob.digest])
@@ -77,9 +77,9 @@ class AdminControl:
         """Stop a job, as `hansa stop` does."""
         if self._runner.ledger.one("SELECT 1 FROM jobs WHERE id = ?", job) is None:
             raise ConfigError(f"there is no job {job[:80]!r}")
-        log.info("stop asked for on the admin port", extra={"job": job})
+        log.info("job stopped on the admin port", extra={"job": job})
         return self._runner.stop(job, ADMIN)
 
     def report(self) -> bytes | None:
-        """An aggregator makes none."""
+        """None: an aggregator has no report."""
         return None

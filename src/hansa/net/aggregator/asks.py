@@ -1,7 +1,7 @@
-"""The changes that an ask goes through in the ledger, each of them one transaction: opened, answered, closed.
+"""Changes of an ask in the ledger, each one transaction: open, store an answer, close.
 
-An answer is unique by (job, round, phase, number, party). The same answer again gets the same receipt, another one is
-refused and logged. Who is in an ask is decided once, when it is closed; an answer after that is late, and not fused.
+An answer is unique by (job, round, phase, number, party). The same answer again gets the same receipt; a different one
+is refused and logged. The members of an ask are decided once, when it is closed; a later answer is late and not fused.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ WHERE = "job = ? AND round = ? AND phase = ? AND number = ?"
 
 
 class Conflict(HansaError):
-    """A party answers an ask otherwise than it did before."""
+    """A party answers an ask differently than before."""
 
 
 class Unasked(HansaError):
-    """A party answers what it was not asked."""
+    """A party answers an ask that it was not sent, or that is closed."""
 
 
 def open_ask(key: Key, digest: str, parties: Sequence[int], now: float) -> Callable[[Writer], str | None]:
-    """Begin an ask, or find it begun, and perhaps closed: how. Another ask in its place is a ReplayError."""
+    """Open an ask. Where it was opened before, the result is how it was closed, None while it is open. A different ask
+    under the same key is a ReplayError."""
 
     def change(db: Writer) -> str | None:
         row = db.one(f"SELECT digest, closed FROM asks WHERE {WHERE}", *key)
@@ -58,14 +59,14 @@ def open_ask(key: Key, digest: str, parties: Sequence[int], now: float) -> Calla
 
 
 class NotNow(HansaError):
-    """A party answers an ask that is open, and that its job does not offer just now: it has just been started again, or
-    is about to close it."""
+    """A party answers an open ask that its job does not offer at the moment: the job was just restarted, or is about to
+    close the ask."""
 
 
 @dataclass(frozen=True)
 class Sent:
-    """An answer as it came in: whose it is, how long it took, what its party says of it, and which certificate's key
-    signed that."""
+    """An answer as received: its party, the seconds it took, the party's signed statement, and the fingerprint of the
+    certificate whose key signed the statement."""
 
     party: int
     name: str
@@ -76,42 +77,42 @@ class Sent:
 
 
 class Reads(Protocol):
-    """What can be asked of the record, by a change or by others."""
+    """Read access to the ledger, within a change or outside."""
 
     def one(self, sql: str, *values: Any) -> sqlite3.Row | None: ...
 
 
 @functools.lru_cache(maxsize=16)
 def _parties(text: str) -> frozenset[int]:
-    """Who is asked, as the record has it; it is looked up for each of their answers."""
+    """The parties of an ask, from its JSON; cached, since every answer looks it up."""
     return frozenset(json.loads(text))
 
 
 def whole(text: str, error: str) -> int:
-    """The whole number that a path or a query gives."""
+    """A whole number from a path or a query."""
     if not re.fullmatch(r"[0-9]{1,15}", text):
         raise DataError(error)
     return int(text)
 
 
 def named_ask(parts: Mapping[str, str]) -> Key:
-    """The ask that the parts of a path, or of a query, name."""
-    round, number = (whole(parts.get(name, ""), "the request names no ask") for name in ("round", "number"))
+    """The key of the ask that a path or a query names."""
+    round, number = (whole(parts.get(name, ""), f"the request names no valid {name}") for name in ("round", "number"))
     return parts.get("job", ""), round, parts.get("phase", ""), number
 
 
 def unoffered(db: Reads, key: Key, party: int, name: str) -> HansaError:
-    """Why a party cannot go on with an ask that is not offered to it: it may try again, or it is not asked."""
+    """The error for a party that works on an ask which is not offered to it: NotNow (try again) or Unasked."""
     ask = db.one(f"SELECT parties FROM asks WHERE {WHERE} AND closed IS NULL", *key)
     where = f"{ask_name(*key[1:])} of the job {key[0]}"
     answered = db.one(f"SELECT 1 FROM replies WHERE {WHERE} AND party = ?", *key, party) is not None
     if ask is not None and party in _parties(ask["parties"]) and not answered:
-        return NotNow(f"{where} is not offered just now; try again")
+        return NotNow(f"{where} is not offered at the moment; try again")
     return Unasked(f"{name} is not asked {where} (any more)")
 
 
 def earlier_receipt(db: Reads, key: Key, sent: Sent, notary: Notary) -> Receipt | None:
-    """The receipt of an answer that was stored before, or is too late to be; None for one that is to be stored."""
+    """The receipt of an answer that was stored before, or that is late; None for one that must be stored."""
     before = db.one(f"SELECT receipt FROM replies WHERE {WHERE} AND party = ? AND NOT given_up", *key,
                     sent.party)  # fmt: skip
     ask = db.one(f"SELECT parties, closed FROM asks WHERE {WHERE}", *key)
@@ -121,7 +122,7 @@ def earlier_receipt(db: Reads, key: Key, sent: Sent, notary: Notary) -> Receipt 
         receipt = unpack(before["receipt"], Receipt)
         if receipt.statement != sent.statement.digest():
             raise Conflict(
-                f"{sent.name} has already answered {ask_name(*key[1:])} of the job {key[0]}, and otherwise; the first "
+                f"{sent.name} has already answered {ask_name(*key[1:])} of the job {key[0]} differently; the first "
                 "answer stands"
             )
         return receipt
@@ -129,7 +130,7 @@ def earlier_receipt(db: Reads, key: Key, sent: Sent, notary: Notary) -> Receipt 
 
 
 def check_answered(work: Work, answer: Answer) -> None:
-    """That an answer was signed for what was asked; a DataError where it was not."""
+    """Raise a DataError unless an answer was signed for the message and the base model of this ask."""
     if answer.message != work.message.digest:
         raise DataError("the answer was signed for another message than the one that was sent")
     if (answer.model, answer.shown) != (work.model, work.shown):
@@ -137,19 +138,21 @@ def check_answered(work: Work, answer: Answer) -> None:
 
 
 def weight_differs(reply: Reply, answer: Answer) -> str | None:
-    """Why a reply's weight is not what its party signed, or None."""
+    """The error where a reply's weight is not the one that its party signed, or None."""
     if reply.weight == answer.weight:
         return None
-    return f"its weight is {reply.weight}, and its party signed {answer.weight}"
+    return f"its weight is {reply.weight}, but its party signed {answer.weight}"
 
 
 def store_answer(key: Key, sent: Sent, path: Path | None, rejected: str | None = None,
                  least: int = 1) -> Callable[[Writer], Receipt]:  # fmt: skip
-    """Keep an answer, once, as an entry of the log; on disk when the change is. `path` is where its blob lies; blobs
-    are discarded by the writer too, so one that is there now will stay. Of one that is `rejected`, for that reason, the
-    blob need not; where the run has a `least` cohort, only the receipt has the numbers in that reason. That its
-    certificate counts is looked at here once more, so that the log never has an answer after the end of the certificate
-    that signed it."""
+    """Store an answer, once, as an entry of the log; gives the receipt.
+
+    `path` is the file of the answer's blob. The ledger's writer also deletes blobs, so a blob that exists within the
+    change stays. `rejected` is the reason not to fuse the answer; its blob may be gone. In a run with a minimum cohort
+    (`least` over 1) only the receipt has the numbers of that reason. The certificate is checked once more here, so that
+    no answer in the log comes after the end of the certificate that signed it.
+    """
 
     def change(db: Writer) -> Receipt:
         receipt = earlier_receipt(db, key, sent, db.notary)
@@ -161,17 +164,17 @@ def store_answer(key: Key, sent: Sent, path: Path | None, rejected: str | None =
         if known is None or known["state"] != "valid":
             raise Denied(f"the certificate of {sent.name} is not valid here (any more); enrol again with a new token")
         answer, said, bad = sent.answer, sent.statement, rejected is not None
-        told = without_numbers(rejected) if rejected is not None and least > 1 else rejected
+        public = without_numbers(rejected) if rejected is not None and least > 1 else rejected
         digest, size = (answer.blob.digest, answer.blob.size) if answer.blob is not None else (None, 0)
         outcome = "rejected" if bad else "accepted" if answer.why is None else "refused"
-        detail = said.detail(answer.signature, sent.certificate) | ({"rejected": told} if bad else {})
+        detail = said.detail(answer.signature, sent.certificate) | ({"rejected": public} if bad else {})
         entry = db.log(f"{answer_kind(key[2])} {outcome}", key[0], key[1], sent.name, **detail)
         receipt = db.notary.receipt(said, answer.signature, "rejected" if bad else "accepted", entry - 1, entry,
                                     db.root(entry), rejected)  # fmt: skip
         db.run(
             "INSERT INTO replies (job, round, phase, number, party, blob, size, staged, why, seconds, entry, receipt, "
             "rejected, spent) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            *key, sent.party, digest, size, answer.staged, told if bad else answer.why, sent.seconds, entry,
+            *key, sent.party, digest, size, answer.staged, public if bad else answer.why, sent.seconds, entry,
             pack(receipt), bad, bad,
         )  # fmt: skip
         reach("reply.written")
@@ -181,8 +184,8 @@ def store_answer(key: Key, sent: Sent, path: Path | None, rejected: str | None =
 
 
 def close_ask(key: Key, enough: int | None, missing: Mapping[int, str]) -> Callable[[Writer], Decision]:
-    """Decide who is in an ask: those who have answered, the first `enough` of them; `missing` says why others are
-    not. An ask that is closed stays as it is."""
+    """Close an ask: its members are the parties that replied, the first `enough` of them. `missing` says why other
+    parties are not in. A closed ask stays as it is."""
 
     def change(db: Writer) -> Decision:
         ask = db.one(f"SELECT closed FROM asks WHERE {WHERE}", *key)
@@ -190,12 +193,12 @@ def close_ask(key: Key, enough: int | None, missing: Mapping[int, str]) -> Calla
         if ask["closed"] is not None:
             return Decision.of(ask["closed"])
         rows = db.all(f"SELECT party, why FROM replies WHERE {WHERE} ORDER BY seq", *key)
-        came = [row["party"] for row in rows if row["why"] is None]
+        replied = [row["party"] for row in rows if row["why"] is None]
         reasons = {**missing, **{row["party"]: row["why"] for row in rows if row["why"] is not None}}
         reasons |= dict.fromkeys(
-            came[enough:] if enough is not None else (), "the cohort was complete before it answered"
+            replied[enough:] if enough is not None else (), "the cohort was complete before it answered"
         )
-        members = set(came[:enough])
+        members = set(replied[:enough])
         others = {party: why for party, why in reasons.items() if party not in members}
         closed = Decision(tuple(sorted(members)), others)
         db.run(f"UPDATE asks SET closed = ? WHERE {WHERE}", closed.text(), *key)
@@ -205,8 +208,8 @@ def close_ask(key: Key, enough: int | None, missing: Mapping[int, str]) -> Calla
 
 
 def take_ticket(key: Key, flights: Mapping[int, Key]) -> Callable[[Writer], int | None]:
-    """Which of the tickets under way comes back next: the one that was before, or the first to be answered, which is
-    kept; None where none is answered yet. Tickets are answered under the key of the ask that submitted them."""
+    """Choose the ticket that arrives next: the first to be answered, or the one stored before, on a replay. None while
+    no ticket is answered. `flights` has the key of each ticket's ask, under which it is answered."""
 
     def change(db: Writer) -> int | None:
         ask = db.one(f"SELECT closed FROM asks WHERE {WHERE}", *key)
@@ -227,7 +230,7 @@ def take_ticket(key: Key, flights: Mapping[int, Key]) -> Callable[[Writer], int 
 
 
 def give_up(key: Key, party: int, why: str) -> Callable[[Writer], None]:
-    """Have a ticket come back without a reply, unless its party has answered; what it answers from now on is late."""
+    """Let a ticket arrive without a reply, unless its party has answered. A later answer is late."""
 
     def change(db: Writer) -> None:
         lost = db.run(
@@ -240,14 +243,14 @@ def give_up(key: Key, party: int, why: str) -> Callable[[Writer], None]:
     return change
 
 
-def decide(key: Key, found: Callable[[], Any], now: float) -> Callable[[Writer], Any]:
-    """Something that a run took from the world, kept so that a replay takes the same."""
+def decide(key: Key, observe: Callable[[], Any], now: float) -> Callable[[Writer], Any]:
+    """Store an observation that a run depends on, such as the parties present; a replay gets the stored one."""
 
     def change(db: Writer) -> Any:
         row = db.one(f"SELECT closed FROM asks WHERE {WHERE}", *key)
         if row is not None:
             return json.loads(row["closed"])
-        value = found()
+        value = observe()
         db.run("INSERT INTO asks VALUES (?, ?, ?, ?, '', '[]', ?, ?)", *key, now, json.dumps(value))
         return value
 

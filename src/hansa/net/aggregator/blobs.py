@@ -1,7 +1,7 @@
-"""Content-addressed files: a blob is known by its SHA-256, arrives in chunks, and is whole and on disk or not there.
+"""Content-addressed files: a blob is named by its SHA-256, is uploaded in chunks, and is either whole or absent.
 
-A blob becomes visible by one rename, after its bytes were flushed to the disk and its hash was checked; the folder is
-flushed after the rename. Chunks of an upload that was cut off stay, so that it goes on from where it stopped.
+A blob becomes visible by one rename, after its bytes were flushed to disk and its hash was checked. The folder is
+flushed after the rename. The chunks of an interrupted upload stay, so that the upload can continue.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from hansa.core.crash_points import reach, steps
 from hansa.core.errors import DataError, HansaError
 from hansa.net.transport.wire import CHUNK
 
-LARGE, AHEAD = 2**20, 4  # bytes from which on a blob is verified ahead of its use, and how many are
+LARGE, AHEAD = 2**20, 4  # blobs of at least LARGE bytes are verified ahead of their use, AHEAD of them
 
 
 class Gap(HansaError):
-    """An upload is not as far as it should be: what is missing is to be sent from byte `at` on."""
+    """An upload is incomplete: the client must continue from byte `at`."""
 
     def __init__(self, at: int, why: str | None = None) -> None:
-        super().__init__(why or f"the upload stands at byte {at}; go on from there")
+        super().__init__(why or f"the upload has {at} bytes so far; continue from there")
         self.at = at
 
 
 def write_pieces(path: Path, pieces: Iterable[bytes | memoryview]) -> tuple[str, int]:
-    """Write a file; gives the hash of its bytes and their number."""
+    """Write a file; gives the SHA-256 and the number of its bytes."""
     running = hashlib.sha256()
 
     def hashed() -> Iterator[bytes | memoryview]:
@@ -47,29 +47,29 @@ def write_pieces(path: Path, pieces: Iterable[bytes | memoryview]) -> tuple[str,
 
 
 class Damaged(DataError):
-    """A blob's bytes are not those that its name stands for."""
+    """The bytes of a blob do not have the hash that is its name."""
 
 
 class Blobs:
-    """The blobs under one folder. Everything here blocks: call it from a thread that may.
+    """The blobs of one folder. All methods block: call them from a thread that may block.
 
-    Where fewer than `min_free` bytes would be left on the disk, uploads are refused (ENOSPC), so that there is room for
-    the record of what was accepted and for checkpoints.
+    An upload that would leave fewer than `min_free` bytes free on the disk is refused (ENOSPC), so that the ledger and
+    checkpoints have room.
     """
 
     def __init__(self, folder: Path, min_free: int = 0) -> None:
         self.min_free = min_free
         self.folder, self._parts = folder / "blobs", folder / "uploads"
-        for place in (self.folder, self._parts):
-            disk.make_folder(place)
-        self._hashes: dict[Path, tuple[int, Any]] = {}  # of uploads under way: bytes so far, and their hash
-        self._begun: dict[str, set[Path]] = {}  # uploads that each owner has begun, and may have finished
+        for path in (self.folder, self._parts):
+            disk.make_folder(path)
+        self._hashes: dict[Path, tuple[int, Any]] = {}  # of unfinished uploads: bytes so far, and their hash
+        self._begun: dict[str, set[Path]] = {}  # by owner: uploads that were begun, and perhaps finished
         for part in self._parts.glob("*+*"):
             self._begun.setdefault(part.name.partition("+")[0], set()).add(part)
         self._locks = [threading.Lock() for _ in range(64)]
 
     def path(self, digest: str) -> Path:
-        """Where a blob lies."""
+        """The file of a blob."""
         return self.folder / digest[:2] / digest
 
     def __contains__(self, digest: str) -> bool:
@@ -79,7 +79,7 @@ class Blobs:
         return (path.name for path in self.folder.glob("??/*"))
 
     def put(self, pieces: Iterable[bytes | memoryview]) -> tuple[str, int]:
-        """Keep some bytes; on disk before this returns. Gives their hash and their number."""
+        """Store bytes as a blob, on disk before this returns; gives their SHA-256 and their number."""
         part = self._parts / f"own-{threading.get_ident()}"
         try:
             digest, size = write_pieces(part, pieces)
@@ -92,28 +92,28 @@ class Blobs:
         return digest, size
 
     def read(self, digest: str) -> bytes:
-        """A blob's bytes, which are those that were kept; Damaged where they are not."""
+        """The bytes of a blob; Damaged if they do not have its hash."""
         data = self.path(digest).read_bytes()
         if hashlib.sha256(data).hexdigest() != digest:
             raise self._damaged(digest)
         return data
 
     def verified(self, digest: str) -> Path:
-        """Where a blob lies, its bytes being those that were kept; Damaged where they are not."""
+        """The file of a blob, after its hash was checked; Damaged if it does not match."""
         if _hash_of(self.path(digest)).hexdigest() != digest:
             raise self._damaged(digest)
         return self.path(digest)
 
     def verifying(self, digests: Iterable[str]) -> Iterator[Callable[[], Path]]:
-        """`verified` of each, to be called. Large blobs are looked at some ahead, in threads: to hash one takes as long
-        as to add it to the others, so on two cores it costs next to nothing."""
+        """For each blob a function that returns `verified` of it. Large blobs are verified ahead, in threads: to hash a
+        blob takes as long as to add it to a sum, so with two cores the check is almost free."""
         with ThreadPoolExecutor(2, "verify") as threads:
             ahead: deque[Callable[[], Path]] = deque()
             for digest in digests:
                 path = self.path(digest)
                 large = path.exists() and path.stat().st_size >= LARGE
-                look = threads.submit(self.verified, digest).result if large else partial(self.verified, digest)
-                ahead.append(look)
+                check = threads.submit(self.verified, digest).result if large else partial(self.verified, digest)
+                ahead.append(check)
                 if len(ahead) > AHEAD:
                     yield ahead.popleft()
             yield from ahead
@@ -122,12 +122,12 @@ class Blobs:
         return Damaged(f"the file {self.path(digest)} is damaged: its bytes do not have the hash that is its name")
 
     def discard(self, digest: str) -> None:
-        """Forget a blob."""
+        """Delete a blob."""
         disk.unlink(self.path(digest))
         reach("blob.discarded")
 
     def sweep(self, keep: set[str]) -> int:
-        """Forget every blob but these, and what others left half-written; gives how many went."""
+        """Delete all blobs but these, and files left half-written; gives the number of deleted blobs."""
         gone = [digest for digest in self if digest not in keep]
         for digest in gone:
             self.discard(digest)
@@ -135,17 +135,17 @@ class Blobs:
             disk.unlink(part)
         return len(gone)
 
-    def stands(self, owner: str, digest: str) -> int:
-        """How many bytes of an upload are here. What others have sent does not count: nobody learns of it so."""
+    def received(self, owner: str, digest: str) -> int:
+        """The number of bytes received of an upload by this owner. Uploads of other owners are not revealed."""
         part = self._part(owner, digest)
         with self._turn(owner):
             return part.stat().st_size if part.exists() else 0
 
     def append(self, owner: str, digest: str, at: int, data: bytes, limit: int) -> int:
-        """Add a chunk to an upload; a chunk that is here already is left alone. Gives the bytes that are here.
+        """Append a chunk to an upload; gives the number of bytes received. A chunk that was received before is ignored.
 
-        `owner` keeps the uploads of different parties apart. A chunk that leaves a gap is a Gap. One that makes the
-        upload longer than `limit` is a DataError, and nothing of the upload stays.
+        Uploads are separate for each `owner`. A chunk beyond the end of the upload raises a Gap. A chunk that makes the
+        upload longer than `limit` raises a DataError and deletes the upload.
         """
         part = self._part(owner, digest)
         with self._turn(owner):
@@ -156,14 +156,14 @@ class Blobs:
                 raise Gap(here)
             if here + len(data) > limit:
                 self._forget(part)
-                raise DataError(f"the upload is longer than the {limit} bytes it may have")
-            if here == 0:  # a party works at one thing at a time: what it has left of others it will not go on with
+                raise DataError(f"the upload is longer than the limit of {limit} bytes")
+            if here == 0:  # a party uploads one file at a time: it will not continue an earlier one
                 for other in self._begun.get(owner, ()):
                     self._forget(other)
                 self._begun[owner] = {part}
             if (left := disk.free(self._parts) - len(data)) < self.min_free:
                 raise OSError(
-                    errno.ENOSPC, f"it would leave {max(left, 0):,} bytes free, and {self.min_free:,} are kept"
+                    errno.ENOSPC, f"{max(left, 0):,} bytes would be free, fewer than serve.min_free = {self.min_free:,}"
                 )
             count, running = self._hashes.get(part, (-1, None))
             if count != here:
@@ -175,7 +175,7 @@ class Blobs:
             return here + len(data)
 
     def finish(self, owner: str, digest: str, size: int) -> Path:
-        """Make a whole upload a blob; on disk before this returns. One that is not what it should be is discarded."""
+        """Make a complete upload a blob, on disk before this returns. An upload with another hash is deleted."""
         part = self._part(owner, digest)
         with self._turn(owner):
             here = part.stat().st_size if part.exists() else 0
@@ -186,7 +186,7 @@ class Blobs:
                 running = _hash_of(part)
             if here > size or running.hexdigest() != digest:
                 self._forget(part)
-                raise Gap(0, f"the {here} bytes that were uploaded do not have the hash {digest}; send them again")
+                raise Gap(0, f"the {here} uploaded bytes do not have the hash {digest}; send them again")
             return self._publish(part, digest)
 
     def _publish(self, part: Path, digest: str) -> Path:
@@ -198,14 +198,14 @@ class Blobs:
         return path
 
     def _part(self, owner: str, digest: str) -> Path:
-        return self._parts / f"{owner}+{digest}"  # no name has a plus, so that no owner's beginning is another's
+        return self._parts / f"{owner}+{digest}"  # names contain no plus: the owner is unambiguous
 
     def _forget(self, part: Path) -> None:
         disk.unlink(part)
         self._hashes.pop(part, None)
 
     def _turn(self, owner: str) -> threading.Lock:
-        """One thread at a time at each owner's uploads: to begin one forgets the others."""
+        """The lock of an owner's uploads: to begin one upload deletes the others."""
         return self._locks[hash(owner) % len(self._locks)]
 
 

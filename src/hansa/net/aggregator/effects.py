@@ -1,6 +1,8 @@
-"""What the aggregator's steps want of the world. A step is a generator without I/O of its own: it yields one of these
-and goes on with the result, so that a thread can run it, an event loop, or a simulation that stops the world between
-any two."""
+"""Effects that the aggregator's steps ask for: write to the ledger, do blocking work, wait.
+
+A step is a generator without I/O of its own. It yields an effect and continues with the effect's result. So a thread,
+an event loop, or a simulation that may stop between any two effects can run the same step.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +17,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Write:
-    """Make a change in the ledger; go on with its result, once it is on disk."""
+    """Make a change in the ledger; the result comes once the change is on disk."""
 
     change: Callable[[Writer], Any]
 
 
 @dataclass(frozen=True)
 class Do:
-    """Do something that may take a while, such as to flush or to hash a file; go on with its result."""
+    """Call a function that may block, for example to flush or to hash a file; continue with its result."""
 
     call: Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Wait for that, or for news where there is nothing special to wait for, but no longer than so many seconds."""
+    """Wait until `until` holds, or, by default, until something changes; at most `seconds`."""
 
     seconds: float
     until: Callable[[], bool] = lambda: False

@@ -1,4 +1,4 @@
-"""How an answer is taken: its upload made a blob, looked at, stored, and only then acknowledged."""
+"""Intake of an answer: make its upload a blob, check it, store it, and only then acknowledge it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hansa.net.transport.wire import Receipt
 
 @dataclass(frozen=True)
 class Intake:
-    """Where answers go. `discard` forgets those of some blobs that nothing needs."""
+    """Takes answers into the ledger. `discard` deletes blobs that nothing needs."""
 
     ledger: Ledger
     blobs: Blobs
@@ -24,10 +24,11 @@ class Intake:
     discard: Callable[[list[str]], None]
 
     def steps(self, key: Key, sent: Sent, owner: str, queued: QueuedAsk | None) -> Steps[Receipt]:
-        """Take a party's answer; `owner` is whose upload its blob is, `queued` what it was asked, if it still is. A
-        reply that may not be fused is refused here: the receipt says why, and its party need not wonder."""
+        """Take a party's answer; gives the receipt. `owner` owns the upload of the answer's blob. `queued` is the ask,
+        None where it is no longer offered. A reply that must not be fused is rejected here, and the receipt says why.
+        """
         receipt = earlier_receipt(self.ledger, key, sent, self.ledger.notary)
-        if receipt is None:  # only what will be stored is made a blob
+        if receipt is None:  # no blob is made of an upload that will not be stored
             receipt = yield from self._store(key, sent, owner, queued)
         reach("reply.acknowledged")
         self.queue.answered(key, sent.party, sent.answer.why if receipt.why is None else receipt.why)
@@ -47,7 +48,7 @@ class Intake:
         try:
             try:
                 rejected: str | None = yield Do(lambda: queued.check(path, sent.answer))
-            except FileNotFoundError:  # another job that had the same bytes has just let go of them
+            except FileNotFoundError:  # another job with the same bytes has just discarded them
                 raise Gap(0) from None
             receipt = yield Write(store_answer(key, sent, path, rejected, queued.work.min_cohort))
             needed = receipt.status == "accepted"

@@ -75,19 +75,19 @@ class Job:
 
     @contextlib.contextmanager
     def ending(self) -> Iterator[None]:
-        """However the job's work ends within this, it is noted; what only stops it for now leaves it to be resumed."""
+        """Note how the work inside ends. An interruption notes nothing, so that the job is resumed later."""
         status, reason = "failed", ""
         try:
             yield
             return
         except Stopped:
             if not self.stopped.is_set():
-                return  # the aggregator shuts down: the job goes on when it is back
+                return  # the aggregator shuts down: the job is resumed after the restart
             status, reason = STOPPED
         except (RoundAborted, HansaError, OSError) as error:
             passing = isinstance(error, LedgerError) or (isinstance(error, OSError) and error.errno in PASSING)
             reason = str(error)
-            if passing:  # a full disk, say: the job goes on when it can be written again
+            if passing:  # for example a full disk: the job is resumed when the disk can be written again
                 log.error("the job is interrupted: %s", error, extra={"job": self.id})
                 self.runner.closing.wait(PAUSE)
                 return
@@ -214,7 +214,7 @@ class Job:
             self._tracking.follow(self.training.history)
 
     def _note_absence(self, reasons: Mapping[str, str]) -> None:
-        """Keep in the log, once, who does not take part from the beginning, and why."""
+        """Log, once, which parties do not take part from the beginning, and why."""
 
         def change(db: Writer) -> None:
             if db.one("SELECT 1 FROM log WHERE job = ? AND event = 'not taking part'", self.id) is None:
@@ -226,7 +226,7 @@ class Job:
             log.warning("not taking part", extra={"job": self.id, "party": party, "detail": {"why": why}})
 
     def _central(self) -> dict[str, Any]:
-        """The aggregator's own samples, as they came with the order."""
+        """The aggregator's own samples, which came with the order."""
         if self.order.central is None:
             return {}
         try:

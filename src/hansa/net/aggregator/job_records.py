@@ -1,5 +1,4 @@
-"""What a deployed job leaves in the ledger: a transaction for each closed round; and the blobs that go when nothing
-needs them any more."""
+"""A deployed job in the ledger: its facts, one transaction per closed round, and the blobs that it needs."""
 
 from __future__ import annotations
 
@@ -22,9 +21,9 @@ from hansa.net.aggregator.queue import Key
 from hansa.net.aggregator.runtime import NetworkRuntime
 from hansa.net.audit.evidence import state_digests
 
-REASON = 200  # letters, at most, of why a party is not in a round, or a round is empty, in the log's entry
+REASON = 200  # most characters of a reason in the log: why a party is not in a round, or a round is empty
 ACTIVE = "status IN ('waiting', 'running', 'stopping')"
-LASTING = "(phase LIKE 'describe%' OR phase LIKE 'prepare%')"  # whose replies a job needs until it ends
+LASTING = "(phase LIKE 'describe%' OR phase LIKE 'prepare%')"  # replies that a job needs until it ends
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ def fix_facts(job: str, parties: Sequence[str]) -> Callable[[Writer], JobFacts]:
 
 
 class JobRecords:
-    """A job's metrics and checkpoints, in the ledger. Closing a round is one transaction."""
+    """The metrics and checkpoints of a job in the ledger. Closing a round is one transaction."""
 
     def __init__(self, job: str, ledger: Ledger, blobs: Blobs, runtime: NetworkRuntime, trains: bool = True) -> None:
         self.job, self.ledger, self.blobs, self.runtime = job, ledger, blobs, runtime
@@ -61,14 +60,14 @@ class JobRecords:
         self._line: dict[str, Any] = {}
 
     def _hashes(self, state: Mapping[str, Any]) -> dict[str, str]:
-        """What the log says of the server's state. The model of an algorithm that trains is its parameters, so that a
-        party that is sent them can compare the hash; that of one that brings its own (a tree, say) is the whole."""
+        """The hashes of the server's state for the log. For an algorithm that trains, `model` is the hash of the
+        parameters, which parties can compare with what they are sent; for others (a tree) it is that of the state."""
         params, whole = state_digests(state)
         return {"model": params if self._trains else whole, "state": whole}
 
     def begin(self, initial: Mapping[str, Any]) -> None:
-        """Note, once, the hashes of the state that a job begins with; from then on asks name the model's of their
-        round. A job that version 0.1.0 has begun goes on as it was: with the hash of the parameters alone."""
+        """Log, once, the hashes of the initial state; from then on asks name the model of their round. A job that
+        version 0.1.0 began continues as before: with the hash of the parameters alone."""
 
         def change(db: Writer) -> dict[str, str]:
             row = db.one("SELECT detail FROM log WHERE job = ? AND event = 'job begun'", self.job)
@@ -87,8 +86,8 @@ class JobRecords:
         self._line = line
 
     def checkpoint(self, tree: dict[str, Any]) -> None:
-        """Close a round: who is in, by which entries of the log, the hashes of the model before and after, the metrics,
-        and the log's signed head, all at once."""
+        """Close a round in one transaction: its members with their log entries, the hashes of the model before and
+        after, the metrics line, and the signed head of the log."""
         reach("model.save")
         digest, _ = self.blobs.put(codec.pieces(tree))
         reach("model.saved")
@@ -98,17 +97,17 @@ class JobRecords:
         empty = line.get("empty")
         used = [of for of in self.runtime.used if not of[0][2].startswith("select")] if empty is None else []
         members = [self.runtime.parties[party] for party in sorted({party for _, party in used})]
-        told: dict[str, Any] = {
+        reasons: dict[str, Any] = {
             name: {party: why[:REASON] for party, why in line[name].items()}
             for name in ("missing", "rejected") if name in line
         }  # fmt: skip
-        told |= {"excluded": line["fusion"]["excluded"]} if "fusion" in line else {}
+        reasons |= {"excluded": line["fusion"]["excluded"]} if "fusion" in line else {}
         under_way = {flight.key for flight in self.runtime.flights}
 
         def change(db: Writer) -> list[str]:
             fused = [_fused(db, key, party, self.runtime.parties[party]) for key, party in used]
             size = db.log("round closed", self.job, number, members=fused, before=self.runtime.models[number - 1],
-                          **hashes, empty=empty and empty[:REASON], **told)  # fmt: skip
+                          **hashes, empty=empty and empty[:REASON], **reasons)  # fmt: skip
             head = json.dumps(msgspec.structs.asdict(db.head(size, self.job, number, model)))
             row = (self.job, number, time.time(), json.dumps(members), model, head, json.dumps(line))
             db.run("INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?)", *row)
@@ -132,7 +131,7 @@ class JobRecords:
             return None
         try:
             tree: dict[str, Any] = codec.decode(self.blobs.read(row["checkpoint"]))
-        except (FileNotFoundError, DataError) as error:  # other errors pass: then it is read again
+        except (FileNotFoundError, DataError) as error:  # after other errors the job reads it again
             raise DataError(f"the checkpoint of {self.job} is damaged: {error}") from None
         return tree
 
@@ -142,14 +141,14 @@ class JobRecords:
 
 
 def _fused(db: Writer, key: Key, party: int, name: str) -> dict[str, Any]:
-    """A reply that a round fused, as the round's entry names it."""
+    """A fused reply, as the log entry of its round names it."""
     row = db.one(f"SELECT entry, blob FROM replies WHERE {WHERE} AND party = ?", *key, party)
     assert row is not None
     return {"party": name, "index": row["entry"] - 1, "update": row["blob"]}
 
 
 def needed_blobs(db: Any) -> set[str]:
-    """The blobs that must stay: models, checkpoints and samples of jobs, and replies that were not fused yet."""
+    """The blobs that must stay: models, checkpoints and samples of jobs, and replies that may still be fused."""
     rows = db.all(
         f"SELECT model AS blob FROM jobs UNION SELECT checkpoint FROM jobs WHERE {ACTIVE} UNION "
         f"SELECT central FROM jobs WHERE {ACTIVE} UNION SELECT blob FROM replies WHERE spent = 0"
@@ -158,9 +157,11 @@ def needed_blobs(db: Any) -> set[str]:
 
 
 def discard(ledger: Ledger, blobs: Blobs, candidates: list[str]) -> None:
-    """Forget those of the blobs that nothing needs. The writer does it, which also takes new answers: no answer can
-    come in between. It does it after its commit: what was made unneeded together with it might otherwise still be
-    needed after a power failure."""
+    """Delete those of the blobs that nothing needs.
+
+    The ledger's writer does it, which also stores new answers, so that no answer can come in between. It does it after
+    the commit: after a power failure, a change that was not committed might still need the blob.
+    """
     if not candidates:
         return
 

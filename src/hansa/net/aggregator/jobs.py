@@ -34,7 +34,7 @@ OPERATOR = "operator"  # whose certificate starts and stops jobs
 
 
 class JobRunner:
-    """The jobs of an aggregator: some run, others wait for their turn."""
+    """Runs the jobs of an aggregator, at most `serve.jobs` at once; others wait."""
 
     def __init__(self, folder: Path, registry: Registry, ledger: Ledger, blobs: Blobs, queue: TaskQueue,
                  metrics: Metrics | None = None) -> None:  # fmt: skip
@@ -47,7 +47,7 @@ class JobRunner:
         set_deterministic(True)
 
     def resume(self) -> None:
-        """Go on with what was under way when the aggregator stopped."""
+        """Resume the jobs that ran when the aggregator stopped."""
         plan = json.dumps({"hansa": hansa.__version__, "torch": torch.__version__, "numerics": NUMERICS,
                            "cpu": torch.backends.cpu.get_cpu_capability()})  # fmt: skip
 
@@ -56,20 +56,20 @@ class JobRunner:
             return needed_blobs(db)
 
         self.blobs.sweep(self.ledger.now(change))
-        shutil.rmtree(self.folder / "messages", ignore_errors=True)  # jobs that go on write theirs again
+        shutil.rmtree(self.folder / "messages", ignore_errors=True)  # resumed jobs write theirs again
         for row in self.ledger.all("SELECT id FROM jobs WHERE status = 'stopping'"):
             self.end(row["id"], *STOPPED)
         for row in self.ledger.all("SELECT number FROM parties WHERE joined = 1"):
-            self.queue.heard(row["number"])  # they had joined: they are given time to come back
+            self.queue.heard(row["number"])  # parties that had joined get time to reconnect
         self._start_waiting()
 
     @property
     def under_way(self) -> dict[str, Job]:
-        """The jobs that run now."""
-        return {id: job for id, (job, _) in dict(self._running).items()}  # without the lock: who looks waits for nobody
+        """The running jobs, by id."""
+        return {id: job for id, (job, _) in dict(self._running).items()}  # no lock: readers never wait
 
     def submit(self, order: Order, by: str = OPERATOR) -> str:
-        """Take up a job; its name and a number are what it is called from now on. The log says by whom."""
+        """Accept an order as a job; gives its id, which is its name and a number. The log says `by` whom."""
         check_order(order, self.functions, self.registry.names)
         if order.min_parties is not None and not 1 <= order.min_parties <= len(self.registry.names):
             raise ConfigError(f"min_parties must lie in 1..{len(self.registry.names)}, got {order.min_parties}")
@@ -78,7 +78,7 @@ class JobRunner:
             if order.mark and (same := db.one("SELECT id FROM jobs WHERE order_ = ?", pack(order))) is not None:
                 return str(same["id"])
             if order.central is not None and order.central.digest not in self.blobs:
-                raise Gap(0)  # a job that had the same has just ended
+                raise Gap(0)  # a job with the same samples has just ended
             count = db.one("SELECT count(*) AS n FROM jobs WHERE name = ?", order.name)
             assert count is not None
             id = f"{order.name}-{count['n'] + 1}"
@@ -97,14 +97,14 @@ class JobRunner:
         return id
 
     def stop(self, id: str, by: str = OPERATOR) -> bool:
-        """Stop a job for good, without a model; False for one that has ended already. The log says by whom."""
+        """Stop a job for good, without a model; False if it has already ended. The log says `by` whom."""
 
         def change(db: Writer) -> bool:
             stop = f"UPDATE jobs SET status = 'stopping' WHERE id = ? AND {ACTIVE}"
-            found = db.run(stop, id).rowcount > 0
-            if found:
+            active = db.run(stop, id).rowcount > 0
+            if active:
                 db.log("stop asked for", id, by=by)
-            return found
+            return active
 
         with self._lock:
             if not self.ledger.now(change):
@@ -118,18 +118,18 @@ class JobRunner:
 
     def end(self, id: str, status: str, reason: str, model: str | None = None,
             summary: dict[str, Any] | None = None) -> None:  # fmt: skip
-        """Note how a job ended, and forget what only it needed."""
+        """Note how a job ended, and delete the blobs that only this job needed."""
 
         def change(db: Writer) -> list[str]:
             row = db.one("SELECT checkpoint, central FROM jobs WHERE id = ?", id)
             assert row is not None
             db.run("UPDATE jobs SET status = ?, reason = ?, model = ?, summary = ? WHERE id = ?", status, reason, model,
                    json.dumps(summary) if summary is not None else None, id)  # fmt: skip
-            spent = db.all("SELECT blob FROM replies WHERE job = ? AND spent = 0", id)
+            unspent = db.all("SELECT blob FROM replies WHERE job = ? AND spent = 0", id)
             db.run("UPDATE replies SET spent = 1 WHERE job = ?", id)
             db.run("UPDATE asks SET closed = ? WHERE job = ? AND closed IS NULL", Decision((), {}).text(), id)
             db.log(f"job {status}", id, reason=reason, model=model)
-            return [b for b in [row["checkpoint"], row["central"], *(r["blob"] for r in spent)] if b is not None]
+            return [b for b in [row["checkpoint"], row["central"], *(r["blob"] for r in unspent)] if b is not None]
 
         old = self.ledger.now(change)
         reach("job.finished")
@@ -137,11 +137,11 @@ class JobRunner:
         log.info(f"job {status}", extra={"job": id, "detail": {"reason": reason}})
 
     def discard(self, blobs: list[str]) -> None:
-        """Forget those of the blobs that nothing needs."""
+        """Delete those of the blobs that nothing needs."""
         discard(self.ledger, self.blobs, blobs)
 
     def close(self) -> None:
-        """Let every job come to rest, within `REST` seconds for all of them; they go on when the aggregator is back."""
+        """Interrupt all jobs, and wait at most `REST` seconds for them; they are resumed after a restart."""
         self.closing.set()
         self.queue.news()
         end = time.monotonic() + REST
@@ -160,22 +160,22 @@ class JobRunner:
     def _start(self, id: str, order: Order) -> None:
         try:
             job = Job(id, order, self)
-        except LedgerError:  # it is started when the record can be written again
+        except LedgerError:  # the job is started when the ledger can be written again
             raise
-        except HansaError as error:  # the parts it names are not here any more
+        except HansaError as error:  # for example, a registered part of the order no longer exists
             self.end(id, "failed", str(error))
             return
-        begun = "UPDATE jobs SET status = 'running' WHERE id = ? AND status IN ('waiting', 'running')"
-        self.ledger.now(lambda db: db.run(begun, id).rowcount)
+        running = "UPDATE jobs SET status = 'running' WHERE id = ? AND status IN ('waiting', 'running')"
+        self.ledger.now(lambda db: db.run(running, id).rowcount)
         self._running[id] = (job, self._launch(job))
 
     def _launch(self, job: Job) -> threading.Thread:
-        """Have a job run, in a thread of its own."""
+        """Run a job in a thread of its own."""
 
         def work() -> None:
             try:
                 job.run()
-            except (LedgerError, OSError) as error:  # how it ended could not be noted: it is begun again, and noted
+            except (LedgerError, OSError) as error:  # its end could not be written: it is resumed
                 log.error("the job is interrupted: %s", error, extra={"job": job.id})
                 self.closing.wait(PAUSE)
             finally:
@@ -186,7 +186,7 @@ class JobRunner:
         return thread
 
     def _ended(self, job: Job) -> None:
-        """A job does not run any more: another may."""
+        """A job has left its thread: start another."""
         stopping = "SELECT 1 FROM jobs WHERE id = ? AND status = 'stopping'"
         with self._lock:
             self._running.pop(job.id, None)
@@ -194,9 +194,9 @@ class JobRunner:
             try:
                 with self._lock:
                     if job.stopped.is_set() and self.ledger.one(stopping, job.id):
-                        self.end(job.id, *STOPPED)  # it was interrupted before it could see that
+                        self.end(job.id, *STOPPED)  # it was interrupted before it saw the stop
                 self._start_waiting()
                 return
-            except (LedgerError, OSError) as error:  # the disk is full, say: there is no hurry
+            except (LedgerError, OSError) as error:  # for example a full disk: try again later
                 log.error("no job can be started: %s", error)
                 self.closing.wait(PAUSE)

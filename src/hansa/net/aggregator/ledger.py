@@ -1,15 +1,14 @@
-"""The aggregator's record: parties, certificates, jobs, asks, replies, rounds and a log, in one SQLite database.
+"""The ledger: the aggregator's SQLite database of parties, certificates, jobs, asks, replies, rounds and a log.
 
-There is one writer, a thread that takes all changes that wait, makes them in one transaction and tells their authors
-when it is on disk (`synchronous=FULL`): what was acknowledged is never lost, and many replies share one flush. The log
-only grows, and is a Merkle tree (`hansa.net.audit.merkle`): its root stands for all of it.
+A single writer thread takes all waiting changes, makes them in one transaction and reports them done once they are on
+disk (`synchronous=FULL`). So an acknowledged change is never lost, and many replies share one flush. The log is
+append-only and a Merkle tree (`hansa.net.audit.merkle`): its root commits to every entry.
 
-Beside the database a small file, `hansa.mark`, says how many commits there were; it is written after each of them and
-not flushed. A database that has fewer has lost some of what was acknowledged, by a damaged or removed write-ahead log
-say, which SQLite takes for the end of what was written; it is refused. After a clean end the mark also has the hash of
-the database, whose pages have no checksums: one that has changed meanwhile is refused too, and one that has not is not
-looked through again. The hash goes from the mark before the database is opened, so that a start that fails leaves no
-hash of what it may have changed.
+A small file beside the database, `hansa.mark`, has the number of commits. It is written after each commit and not
+flushed. A database with fewer commits has lost acknowledged changes and is refused: SQLite takes a damaged or removed
+write-ahead log for the end of the data. After a clean shutdown the mark also has the hash of the database, whose pages
+have no checksums: a database that has changed since is refused, and an unchanged one need not be checked. The hash is
+removed from the mark before the database is opened, so that a failed start leaves no outdated hash.
 """
 
 from __future__ import annotations
@@ -36,16 +35,16 @@ from hansa.net.audit.evidence import ENTRY, Head, Notary, canonical, entry_line,
 T = TypeVar("T")
 Rows = list[sqlite3.Row]
 
-LINES = 1000  # entries of the log that are handed out at once
+LINES = 1000  # most entries of the log in one response
 
 
-# What a change itself does wrong; all other errors of the database are about its files.
+# Errors of a change itself; all other errors concern the files of the database.
 ITS_OWN = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.InterfaceError, sqlite3.DataError)
-BROKEN = (sqlite3.Error, UnicodeDecodeError)  # the latter: of a message that quotes a damaged page
+BROKEN = (sqlite3.Error, UnicodeDecodeError)  # UnicodeDecodeError: SQLite's message quotes a damaged page
 
 
 class LedgerError(HansaError):
-    """The record cannot be written or read; `full` where there is no room for it."""
+    """The ledger cannot be written or read; `full` if the disk is full."""
 
     def __init__(self, why: str, full: bool = False) -> None:
         super().__init__(why)
@@ -53,7 +52,7 @@ class LedgerError(HansaError):
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """A connection whose commits are on the disk when they return."""
+    """Open a connection whose commits are on disk when they return."""
     db = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
     try:
         db.row_factory = sqlite3.Row
@@ -66,7 +65,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 class Writer:
-    """What a change is given: it may read and write, and add to the log; all of it is committed, or none."""
+    """The argument of a change, which may read, write and append to the log. All of a change is committed, or none."""
 
     def __init__(self, db: sqlite3.Connection, ledger: Ledger) -> None:
         self._db, self._ledger = db, ledger
@@ -74,11 +73,11 @@ class Writer:
 
     @property
     def notary(self) -> Notary:
-        """Who signs what the log says."""
+        """The key that signs heads of the log and receipts."""
         return self._ledger.notary
 
     def after(self, action: Callable[[Writer], None]) -> None:
-        """Have something done once this commit is on the disk, before any other change and before the result comes."""
+        """Call `action` once this commit is on disk, before the next change and before the change's result is given."""
         self.afterwards.append(action)
 
     def run(self, sql: str, *values: Any) -> sqlite3.Cursor:
@@ -93,7 +92,7 @@ class Writer:
 
     def log(self, event: str, job: str | None = None, round: int | None = None, party: str | None = None,
             **detail: Any) -> int:  # fmt: skip
-        """Add an entry; gives its number, which is the length of the log from then on."""
+        """Append an entry; gives its number, which is the new length of the log."""
         size = self.size()
         entry = (size + 1, time.time(), job, round, party, event, canonical(detail).decode())
         self.run("INSERT INTO log VALUES (?, ?, ?, ?, ?, ?, ?)", *entry)
@@ -101,20 +100,20 @@ class Writer:
         return size + 1
 
     def size(self) -> int:
-        """The number of the log's entries."""
+        """The number of entries of the log."""
         return int(self._db.execute("SELECT coalesce(max(seq), 0) FROM log").fetchone()[0])
 
     def root(self, size: int) -> str:
-        """The root of the log's first entries."""
+        """The root of the log's first `size` entries."""
         return merkle.root(_Table(self._db), size).hex()
 
     def head(self, size: int, job: str | None = None, round: int | None = None, model: str | None = None) -> Head:
-        """The signed head of the log's first entries."""
+        """The signed head of the log's first `size` entries."""
         return self.notary.head(job, round, model, size, self.root(size))
 
 
 class _Table:
-    """The tree's nodes in the database."""
+    """The nodes of the Merkle tree in the database."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
@@ -128,15 +127,15 @@ class _Table:
 
 
 class Ledger:
-    """The database. `write` hands a change to the writer; `all` and `one` read what was committed.
+    """The database. `write` queues a change for the writer; `all` and `one` read committed data.
 
-    The log begins with who signs it (`notary`), and goes on only under the same key. `connect` opens a connection, for
-    the writer and for readers. A database that did not end cleanly and is damaged, as far as SQLite can see that
-    without reading it twice (`quick_check`), is refused. `timed` is told the seconds of every commit.
+    The first entry of the log names the `notary`, whose key signs it; the log continues only with the same key.
+    `connect` opens the connections of the writer and of readers. `timed` is called with the seconds of every commit.
+    A database that was not closed cleanly is checked (`quick_check`), and refused if it is damaged.
     """
 
-    _mark: Path | None = None  # a database in memory has none
-    _doubted = False  # whether it could not be read or written once; then the next start looks at all of it
+    _mark: Path | None = None  # None for a database in memory
+    _doubted = False  # whether a read or a write has failed; then the next start checks the whole database
 
     def __init__(self, path: Path, notary: Notary | None = None, timed: Callable[[float], None] = lambda seconds: None,
                  connect: Callable[[Path], Any] = connect) -> None:  # fmt: skip
@@ -148,17 +147,17 @@ class Ledger:
             marked, digest = _marked(mark)
             if not path.exists():
                 if marked is not None:
-                    raise LedgerError(f"the record {path} is gone; bring it back from a copy, or remove {mark}")
+                    raise LedgerError(f"the ledger {path} is missing; restore it from a copy, or remove {mark}")
                 disk.write(path, ())
                 disk.sync_folder(path.parent)
                 reach("ledger.created")
             as_it_ended = digest is not None and not self._ahead()
             if as_it_ended and disk.digest(path) != digest:
-                raise LedgerError(f"the record {path} is not what it was when the aggregator ended: it was damaged or "
-                                  f"changed; bring it back from a copy, or remove {mark}")  # fmt: skip
-            if marked is not None and digest is not None:  # from now on it changes
+                raise LedgerError(f"the ledger {path} has changed since the aggregator closed it: it was damaged or "
+                                  f"edited; restore it from a copy, or remove {mark}")  # fmt: skip
+            if marked is not None and digest is not None:  # from now on the database changes
                 disk.put(mark, [_mark(marked)], steps("mark"))
-            with contextlib.ExitStack() as opened:  # what is open is closed where this fails
+            with contextlib.ExitStack() as opened:  # closes the connections if this fails
                 self._db = connect(path)
                 opened.callback(self._db.close)
                 self._reader = connect(path)
@@ -168,7 +167,7 @@ class Ledger:
                 opened.pop_all()
             self._mark = mark
         except (*BROKEN, OSError) as error:
-            raise LedgerError(f"the record {path} cannot be opened: {' '.join(str(error).split())}") from None
+            raise LedgerError(f"the ledger {path} cannot be opened: {' '.join(str(error).split())}") from None
         self._thread = threading.Thread(target=self._work, name="ledger", daemon=True)
         self._thread.start()
         if notary is not None:
@@ -179,47 +178,47 @@ class Ledger:
                 raise
 
     def _prepare(self, marked: int | None, checked: bool) -> int:
-        """Look whether the database is whole, of this version and as far as its mark says; gives how many commits there
-        were. A database that was `checked` against its hash is whole."""
+        """Check that the database is intact, of this version, and has all commits of its mark; gives the number of
+        commits. A database that was `checked` against its hash is intact."""
         path, mark = self._path, self._path.with_suffix(".mark")
-        found = "ok" if checked else self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if found != "ok":
-            raise LedgerError(f"the record {path} is damaged: {' '.join(found.split())}; bring it back from a copy")
+        verdict = "ok" if checked else self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if verdict != "ok":
+            raise LedgerError(f"the ledger {path} is damaged: {' '.join(verdict.split())}; restore it from a copy")
         schema.create(self._db, path)
         commits: int = self._db.execute("SELECT n FROM commits").fetchone()[0]
         if marked is not None and commits < marked:
             raise LedgerError(
-                f"the record {path} has {commits} of the {marked} commits that were acknowledged: its write-ahead "
-                f"log {path.name}-wal was damaged or removed, or an older copy was put in its place; bring back "
-                f"the right one, or remove {mark} to go on without what is lost"
+                f"the ledger {path} has {commits} of the {marked} commits that were acknowledged: its write-ahead "
+                f"log {path.name}-wal was damaged or removed, or an older copy was put in its place; restore the "
+                f"right one, or remove {mark} to go on without the lost commits"
             )
         return commits
 
     def write(self, change: Callable[[Writer], T]) -> Future[T]:
-        """Make a change; its result comes once it is on disk. An error in it undoes it, and only it. Once the record is
-        closed there is a LedgerError in its place."""
+        """Queue a change; its result comes once the change is on disk. An error in a change undoes only that change.
+        After `close` the result is a LedgerError."""
         future: Future[T] = Future()
-        with self._write_lock:  # nothing comes behind the end, where nobody would look at it
+        with self._write_lock:  # no change is queued after the writer's end
             if self._closed:
-                future.set_exception(LedgerError("the record is closed"))
+                future.set_exception(LedgerError("the ledger is closed"))
             else:
                 self._queue.put((change, future))
         return future
 
     @property
     def waiting(self) -> int:
-        """How many changes wait for the writer."""
+        """The number of changes that wait for the writer."""
         return self._queue.qsize()
 
     def now(self, change: Callable[[Writer], T]) -> T:
-        """As `write`, waiting for it."""
+        """Make a change and wait for its result."""
         return self.write(change).result()
 
     @property
     def notary(self) -> Notary:
-        """Who signs what the log says."""
+        """The key that signs heads of the log and receipts."""
         if self._notary is None:
-            raise LedgerError("this record was opened without the key that signs its log")
+            raise LedgerError("the ledger was opened without the key that signs its log")
         return self._notary
 
     def all(self, sql: str, *values: Any) -> Rows:
@@ -231,14 +230,14 @@ class Ledger:
             raise
         except BROKEN as error:
             self._doubted = True
-            raise LedgerError(f"the aggregator's record cannot be read: {error}") from None
+            raise LedgerError(f"the ledger cannot be read: {error}") from None
 
     def one(self, sql: str, *values: Any) -> sqlite3.Row | None:
         rows = self.all(sql, *values)
         return rows[0] if rows else None
 
     def close(self) -> None:
-        """Finish what waits, then close."""
+        """Make the waiting changes, then close the database."""
         with self._write_lock:
             self._closed = True
             self._queue.put(None)
@@ -247,11 +246,11 @@ class Ledger:
             commits = self._db.execute("SELECT n FROM commits").fetchone()[0]
             self._db.close()
             self._reader.close()
-            if self._mark is not None and not self._doubted and not self._ahead():  # nobody else has it open
+            if self._mark is not None and not self._doubted and not self._ahead():  # no other process has it open
                 disk.put(self._mark, [_mark(commits, disk.digest(self._path))], steps("mark"))
 
     def _ahead(self) -> bool:
-        """Whether there is something in the write-ahead log that is not in the database yet."""
+        """Whether the write-ahead log has data that is not in the database file yet."""
         ahead = self._path.with_name(f"{self._path.name}-wal")
         return ahead.exists() and ahead.stat().st_size > 0
 
@@ -260,7 +259,7 @@ class Ledger:
             batch = [self._queue.get()]
             while not self._queue.empty() and len(batch) < 256:
                 batch.append(self._queue.get())
-            # A change whose author has gone before its turn is left out; from its turn on it cannot be called off.
+            # A change that was cancelled before its turn is left out; from its turn on it cannot be cancelled.
             begun = time.perf_counter()
             self._commit([item for item in batch if item is not None and item[1].set_running_or_notify_cancel()])
             self._timed(time.perf_counter() - begun)
@@ -278,7 +277,7 @@ class Ledger:
                     result = change(writer)
                 except BaseException as error:
                     if isinstance(error, BROKEN) and not isinstance(error, ITS_OWN):
-                        raise  # a full disk, a damaged file: nothing of the batch is kept
+                        raise  # a full disk or a damaged file: the whole batch fails
                     self._db.execute("ROLLBACK TO change")
                     future.set_exception(error)
                 else:
@@ -295,13 +294,13 @@ class Ledger:
                     self._db.execute("ROLLBACK")
             full = getattr(error, "sqlite_errorname", "") == "SQLITE_FULL"
             self._doubted |= not full
-            failure = LedgerError(f"the aggregator's record cannot be written: {error}", full)
+            failure = LedgerError(f"the ledger cannot be written: {error}", full)
             for _, future in batch:
                 if not future.done():
                     future.set_exception(failure)
             return
         if self._mark is not None:
-            with contextlib.suppress(OSError):  # without it there is less to compare with, and nothing else
+            with contextlib.suppress(OSError):  # an old mark only makes the check at the next start weaker
                 disk.overwrite(self._mark, _mark(commits))
         for future, result, afterwards in done:
             try:
@@ -309,7 +308,7 @@ class Ledger:
                     action(Writer(self._db, self))
             except BROKEN as error:
                 self._doubted = True
-                future.set_exception(LedgerError(f"the aggregator's record cannot be read: {error}"))
+                future.set_exception(LedgerError(f"the ledger cannot be read: {error}"))
             except BaseException as error:
                 future.set_exception(error)
             else:
@@ -317,13 +316,13 @@ class Ledger:
 
 
 def _mark(commits: int, digest: str = "-") -> bytes:
-    text = f"{commits:020} {digest:64}"  # always as long: it is written over
+    text = f"{commits:020} {digest:64}"  # of fixed length: it is overwritten in place
     return f"{text} {hashlib.sha256(text.encode()).hexdigest()}\n".encode()
 
 
 def _marked(path: Path) -> tuple[int | None, str | None]:
-    """How many commits a mark speaks of, and the database's hash; None where it does not say, or where there is none,
-    or where it was cut off as it was written."""
+    """The number of commits and the hash of the database from a mark; None for what the mark does not say, and where it
+    is missing or incomplete."""
     try:
         data = path.read_bytes()
         commits, digest, _ = data.decode().split()
@@ -335,7 +334,7 @@ def _marked(path: Path) -> tuple[int | None, str | None]:
 
 
 def begin(notary: Notary) -> Callable[[Writer], None]:
-    """Begin a log with who signs it; a ConfigError where it was begun with another."""
+    """Begin a log with the notary that signs it; a ConfigError if it was begun with another one."""
 
     def change(db: Writer) -> None:
         first = db.one("SELECT detail FROM log WHERE seq = 1")
@@ -343,16 +342,16 @@ def begin(notary: Notary) -> Callable[[Writer], None]:
             db.log("log begun", **notary.beginning())
         elif json.loads(first["detail"]) != notary.beginning():
             raise ConfigError(
-                "the record was begun with another log.key, ca.pem or name of the federation than its folder has now; "
-                "put back those that it was begun with"
+                "the ledger was begun with another log.key, ca.pem or federation name than its folder has now; put the "
+                "original ones back"
             )
 
     return change
 
 
 def log_lines(db: Any, after: int, size: int) -> list[bytes]:
-    """The lines of an exported log for its entries after one and up to another: each entry, as the leaf that it is,
-    and after an entry that closes a round the round's signed head."""
+    """The lines of an exported log for the entries after number `after` up to `size`: each entry as a leaf of the tree,
+    and after an entry that closes a round the signed head of that round."""
     rows = db.all("SELECT l.*, r.head FROM log l LEFT JOIN rounds r ON l.event = 'round closed' AND r.job = l.job AND "
                   "r.round = l.round WHERE l.seq > ? AND l.seq <= ? ORDER BY l.seq", after, size)  # fmt: skip
     out = []

@@ -1,8 +1,8 @@
-"""What the live page shows of an aggregator: its jobs, the ask under way, the parties, the log and whether it verifies.
+"""The live page's view of an aggregator: jobs, the open ask, parties, the log and its verification.
 
-It only reads: the record, the queue, and the machine of the ask that a job waits for. It is called only while somebody
-looks at the page, and remembers what it has read, so that each look reads what is new. No number about a single party
-is shown; with a `min_cohort`, no reason that a party gave has one either, as in the rounds' records.
+It only reads: the ledger, the queue, and the state machine of a job's open ask. It is called only while a browser shows
+the page, and remembers what it has read, so that each call reads only new data. The page shows no number about a single
+party; with a `min_cohort`, the reasons that parties gave have no numbers either, as in the records of rounds.
 """
 
 from __future__ import annotations
@@ -28,39 +28,39 @@ from hansa.net.audit.verify import Audit, Report
 from hansa.net.transport.wire import Order, printable, unpack
 from hansa.ui.events import LONGEST, Line, Look, shown
 
-JOBS = 12  # that are shown: those under way, and the last ones
+JOBS = 12  # jobs that are shown: the active ones, then the newest
 ROWS = 200  # parties that are shown one by one
-LINES = 2000  # rounds of a job that are read at one look
-REPLIES = 50_000  # replies that are looked through at one look for those that were rejected
-VERIFYING = 0.05  # seconds of a look in which the log is verified
-REASONS = 3000  # letters of why a job ended, which may be the reasons of several parties
-STEP = 50  # its entries that are read at once
-ANEW = 600.0  # seconds after which the whole log is verified once more, if that took less than a twentieth of them
+LINES = 2000  # most rounds of a job that are read in one call
+REPLIES = 50_000  # most replies that are searched for rejections in one call
+VERIFYING = 0.05  # seconds per call for verifying the log
+REASONS = 3000  # most characters of why a job ended, which may list reasons of several parties
+STEP = 50  # entries of the log that are read at once
+ANEW = 600.0  # seconds after which the log is verified again from its start, or 20 times the last duration
 BEFORE = ("describe", "prepare")  # the phases before the first round
 PHASES = {"describe": "asking what the data look like", "prepare": "preparing the data", "select": "selecting parties",
           "round": "training", "publish": "making the model to publish", "evaluate": "evaluating"}  # fmt: skip
 
 
 class Live:
-    """An aggregator as the live page shows it (`hansa.ui.events.Source`). `about` adds what only the process itself
+    """An aggregator as the live page shows it (`hansa.ui.events.Source`). `about` adds fields that only the process
     knows."""
 
     def __init__(self, runner: JobRunner, about: Callable[[], dict[str, Any]] = dict) -> None:
         self._runner, self._ledger, self._registry, self._queue = runner, runner.ledger, runner.registry, runner.queue
         self._about = about
-        self._clock = time.time() - time.monotonic()  # from the one to the other, the same for all that is shown
+        self._clock = time.time() - time.monotonic()  # difference of the two clocks, fixed for the whole page
         self._jobs: list[dict[str, Any]] = []
-        self._rounds: dict[str, int] = {}  # by job: the last that was read
+        self._rounds: dict[str, int] = {}  # by job: the last round that was read
         self._sums: dict[str, dict[str, int]] = {}  # by job: bytes so far
-        self._wanted: dict[str, int | None] = {}  # by job: of how many rounds
-        self._before: dict[str, dict[str, Any]] = {}  # by job: the last ask that was seen
-        self._rejected: dict[int, tuple[int, str]] = {}  # by party: how often, and why it last was, or refused itself
-        self._replies = 0  # how far the replies were looked through
+        self._wanted: dict[str, int | None] = {}  # by job: the number of rounds it will have
+        self._before: dict[str, dict[str, Any]] = {}  # by job: the last ask that was shown
+        self._rejected: dict[int, tuple[int, str]] = {}  # by party: number of rejections, and the last reason
+        self._replies = 0  # number of the last reply that was searched
         self._verifier = Verifier(self._ledger, self._registry.federation.read("ca.pem"))
         self._shown: Look = ({}, {})
 
     def look(self) -> Look:
-        """How things stand. Where the record cannot be read, what was shown stays, with the reason."""
+        """The current state. If the ledger cannot be read, the last state stays, with the error."""
         try:
             rounds = self._jobs_and_rounds()
             values = {
@@ -112,7 +112,7 @@ class Live:
         return [shown(json.loads(row["line"])) for row in rows]
 
     def _now(self, job: Job) -> dict[str, Any]:
-        """The ask that a job waits for; between two asks the last one."""
+        """The open ask of a job; between two asks, the last one."""
         runtime, progress = job.runtime, job.runtime.progress
         before = self._before.get(job.id, {"round": None, "of": {}})
         if progress is None:
@@ -124,16 +124,16 @@ class Live:
 
     def _progress(self, runtime: NetworkRuntime, progress: AskProgress) -> dict[str, Any]:
         key, machine, names = progress.key, progress.machine, runtime.parties
-        told = without_numbers if runtime.rules.min_cohort > 1 else str
+        public = without_numbers if runtime.rules.min_cohort > 1 else str
         rows = self._ledger.all(f"SELECT party, why, rejected FROM replies WHERE {WHERE}", *key)
-        of = {names[p]: f"missing: {_short(told(why))}" for p, why in dict(machine.missing).items()}
+        of = {names[p]: f"missing: {_short(public(why))}" for p, why in dict(machine.missing).items()}
         of |= {names[p]: "waited for" for p in list(machine.waiting)}
         for row in rows:
             how = "answered" if row["why"] is None else "rejected" if row["rejected"] else "refused"
-            of[names[row["party"]]] = how if row["why"] is None else f"{how}: {_short(told(row['why']))}"
-        counts = {how: sum(one.startswith(how) for one in of.values()) for how in ("missing", "rejected", "refused")}
+            of[names[row["party"]]] = how if row["why"] is None else f"{how}: {_short(public(row['why']))}"
+        counts = {how: sum(text.startswith(how) for text in of.values()) for how in ("missing", "rejected", "refused")}
         phase = next((text for name, text in PHASES.items() if key[2].startswith(name)), key[2])
-        after = key[2].startswith(("publish", "evaluate"))  # a round that is over, whose number has been counted
+        after = key[2].startswith(("publish", "evaluate"))  # the round is closed, and counted already
         of_round = None if key[2].startswith(BEFORE) else key[1] + (not after)
         return {
             "round": of_round, "phase": phase, "since": progress.since, "until": progress.until,
@@ -149,22 +149,22 @@ class Live:
             states.setdefault(row["name"], set()).add(row["state"])
         self._look_for_rejected()
         heard = self._queue.heard_of(row["number"] for row in rows)
-        found = []
+        parties = []
         for row in rows:
             here, seen = heard[row["number"]]
             state = _state(states.get(row["name"], set()))
             count, reason = self._rejected.get(row["number"], (0, ""))
-            found.append({
+            parties.append({
                 "number": row["number"], "name": row["name"], "here": here and state == "enrolled",
                 "seen": None if seen is None or not row["joined"] else round(seen + self._clock),
                 "state": state, "rejected": count, "reason": reason,
             })  # fmt: skip
-        chosen = sorted(found, key=lambda one: one["here"] and not one["rejected"])[:ROWS]  # those with trouble first
-        connected = sum(one["here"] for one in found)
-        return {"parties": {"total": len(found), "here": connected}, **{f"party:{one['name']}": one for one in chosen}}
+        shown = sorted(parties, key=lambda party: party["here"] and not party["rejected"])[:ROWS]  # problems first
+        total = {"total": len(parties), "here": sum(party["here"] for party in parties)}
+        return {"parties": total, **{f"party:{party['name']}": party for party in shown}}
 
     def _look_for_rejected(self) -> None:
-        """Count what was rejected of each party, and note why it refused last, reading each reply once."""
+        """Count the rejections of each party, and keep its last reason; each reply is read once."""
         last = self._ledger.one("SELECT max(seq) AS n FROM replies")
         end = min((last["n"] if last is not None else None) or 0, self._replies + REPLIES)
         new = (
@@ -181,8 +181,8 @@ class Live:
 
 
 class Verifier:
-    """Verifies the aggregator's own log as `hansa audit` would, a little at every look; once it is through it goes on
-    with what is new, and after a while begins anew, since what was verified may have been changed."""
+    """Verifies the aggregator's own log as `hansa audit` does, a few entries per call. At the end of the log it
+    continues with new entries; after a while it starts again, since verified entries may have been changed."""
 
     def __init__(self, ledger: Ledger, authority: bytes) -> None:
         self._ledger, self._authority = ledger, authority
@@ -193,7 +193,7 @@ class Verifier:
         self._begun, self._spent = time.monotonic(), 0.0
 
     def look(self) -> dict[str, Any]:
-        """The log's length, its last signed head, how far it was verified, and what is wrong with it, if anything."""
+        """The length of the log, its last signed head, the number of verified entries, and the first fault, if any."""
         size = int(self._ledger.all("SELECT coalesce(max(seq), 0) FROM log")[0][0])
         row = self._ledger.one("SELECT head, closed FROM rounds ORDER BY rowid DESC LIMIT 1")
         head = json.loads(row["head"]) if row is not None else {}
@@ -203,8 +203,8 @@ class Verifier:
         while not self._fault and self._audit.tree.size < size and time.monotonic() - begun < VERIFYING:
             self._verify(size)
         self._spent += time.monotonic() - begun
-        kept = {name: head.get(name) for name in ("size", "root", "job", "round")}
-        return {"size": size, "head": {**kept, "at": row["closed"]} if row is not None else None,
+        shown_head = {name: head.get(name) for name in ("size", "root", "job", "round")}
+        return {"size": size, "head": {**shown_head, "at": row["closed"]} if row is not None else None,
                 "verified": self._audit.tree.size, "fault": self._fault, **_counts(self._audit.report)}  # fmt: skip
 
     def _verify(self, size: int) -> None:
@@ -219,12 +219,12 @@ class Verifier:
             self._fault = str(error)
         except LedgerError:
             raise
-        except HansaError as error:  # a certificate in it that is none, say
+        except HansaError as error:  # for example, an entry with an invalid certificate
             self._fault = str(error)
 
 
 def _counts(report: Report) -> dict[str, int]:
-    """How many answers of which kind were verified so far."""
+    """The number of verified answers of each kind."""
     return {name: getattr(report, name) for name in ("updates", "evaluations", "answers", "rejected", "refusals")}
 
 
@@ -233,7 +233,7 @@ def _short(why: str) -> str:
 
 
 def _state(states: set[str]) -> str:
-    """How it stands with a party's certificates."""
+    """The state of a party, from the states of its certificates."""
     if states & {"new", "valid"}:
         return "enrolled"
     return "revoked" if "revoked" in states else "invited"
@@ -241,17 +241,17 @@ def _state(states: set[str]) -> str:
 
 @functools.lru_cache(maxsize=JOBS)
 def _least(order: bytes) -> int:
-    """The least cohort that an order asks for."""
+    """The minimum cohort of an order; 2 if it cannot be read, to be careful."""
     try:
         table = unpack(order, Order).experiment.get("run", {})
     except DataError:
-        return 2  # who cannot say is careful
+        return 2
     least = table.get("min_cohort", 1) if isinstance(table, dict) else 2
     return least if isinstance(least, int) else 2
 
 
 def _rounds_of(order: bytes) -> int | None:
-    """How many rounds an order asks for."""
+    """The number of rounds of an order."""
     try:
         table = unpack(order, Order).experiment.get("run", {})
     except DataError:

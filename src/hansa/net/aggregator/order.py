@@ -16,13 +16,15 @@ from hansa.net.transport.wire import Order
 
 
 def check_order(order: Order, functions: tuple[str, ...], parties: list[str]) -> Experiment:
-    """The experiment of an order; a ConfigError where it cannot run across a network, as far as that can be said before
-    the parties have described their data."""
+    """Check an order as far as possible before the parties have described their data; gives its experiment.
+
+    A ConfigError says why the experiment cannot run across a network.
+    """
     experiment = parse({name: table for name, table in order.experiment.items() if name != "track"})
     experiment.check_networked()
     if "track" in order.experiment:
         raise ConfigError(
-            "[track]: who runs the aggregator decides what tracks its jobs; take it out of the experiment"
+            "[track]: the aggregator's own configuration decides how its jobs are tracked; remove the table"
         )
     model = experiment.task.model
     if is_function(model) and model not in functions:
@@ -31,8 +33,8 @@ def check_order(order: Order, functions: tuple[str, ...], parties: list[str]) ->
     LocalWork(run, experiment.algorithm, Known(count, parties, (), None))
     trusted = 0 if experiment.task.trusted is None else 1
     problem = Problem(ParamSpec((), (), ()), Params.none(), count, (), None, run.size(count), True, trusted)
-    Algorithm.check(experiment.algorithm, problem)  # what an algorithm itself looks at depends on the data
-    own = dataclasses.replace(problem, party_tests=experiment.task.party_test > 0)  # others may turn up later
+    Algorithm.check(experiment.algorithm, problem)  # not the algorithm's own check, which needs the data
+    own = dataclasses.replace(problem, party_tests=experiment.task.party_test > 0)  # as far as is known so far
     experiment.privacy.check(experiment.algorithm, run, own, experiment.task.prepare is not None)
     check_settings(experiment.algorithm, run, problem, experiment.privacy.secure)
     guard = experiment.privacy.guard(experiment.algorithm, run, problem)

@@ -1,4 +1,4 @@
-"""The aggregator as a process: it starts, serves, and ends cleanly on a signal."""
+"""The aggregator as a process: start, serve, and shut down cleanly on a signal."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from hansa.net.transport.tls import server_context
 from hansa.ui.page import Page
 
 log = logging.getLogger("hansa.net")
-FILES = 65536  # that an aggregator may have open, where the system lets it
-SPARE = 256  # of them that are not for connections: the ledger, blobs, messages
-LAST = 5.0  # seconds that requests have to end once they are called off
-MINUTE = 60.0  # seconds between two times at which what was left out of the log is summed up
+FILES = 65536  # open files that an aggregator asks the system for
+SPARE = 256  # of them, not for connections: the ledger, blobs, messages
+LAST = 5.0  # seconds for requests to end once they are cancelled
+MINUTE = 60.0  # seconds between two summaries of the events that were left out of the log
 
 
 class Aggregator:
-    """The parts of an aggregator, put together over a federation's folder."""
+    """An aggregator over the folder of a federation."""
 
     def __init__(self, federation: FederationFolder) -> None:
         self.federation = federation
@@ -71,7 +71,7 @@ class Aggregator:
         self.runner = JobRunner(self.state, self.registry, self.ledger, self.blobs, self.queue, self.metrics)
 
     async def serve(self, done: asyncio.Event, ready: Any = None) -> None:
-        """Serve until `done`; `ready` is called with the port once parties can come."""
+        """Serve until `done`; `ready` is called with the port once parties can connect."""
         table, limits = self.federation.serve, self._limits()
         self.admission = admission = Admission(limits, self.metrics, self._note, lambda: self.queue.known)
         server = Server(self.registry, self.ledger, self.blobs, self.queue, self.runner, admission)
@@ -111,7 +111,7 @@ class Aggregator:
             await resting
             admission.cancel_requests()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LAST):  # the record is still open to them
+                async with asyncio.timeout(LAST):  # they can still write to the ledger
                     await admission.drain()
             summing_up.cancel()
             admission.log_suppressed(all=True)
@@ -138,7 +138,7 @@ class Aggregator:
         return Page(Live(self.runner, about), control, table.admin_hosts, addresses=table.admin_open)
 
     def _limits(self) -> Limits:
-        """The limits, with no more connections than there can be files."""
+        """The configured limits, with at most as many connections as the process may open files."""
         limits = self.federation.limits
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         files = max(soft, min(FILES, hard))
@@ -157,7 +157,7 @@ async def _every(seconds: float, do: Callable[[], None]) -> None:
 
 
 def serve(path: Path, as_json: bool = False, listen: str | None = None, admin: str | None = None) -> None:
-    """Run an aggregator until it is told to end (SIGTERM, SIGINT); `listen` and `admin` go before its file."""
+    """Run an aggregator until SIGTERM or SIGINT; `listen` and `admin` override its file."""
     log_to_stderr(as_json)
     federation = FederationFolder.open(path)
     aggregator = Aggregator(dataclasses.replace(federation, serve=federation.serve.listening(listen, admin)))

@@ -1,7 +1,7 @@
-"""Who is to do what: the asks that wait for parties, who has taken which, and who has been heard of.
+"""In-memory task queue: asks offered to parties, their leases, and which parties are present.
 
-Parties ask for work on the event loop; jobs offer it and wait for answers in threads of their own. What is here lives
-in memory only: after a restart jobs offer again what was not answered.
+Parties poll for work on the event loop. Jobs offer asks and wait for answers in threads of their own. Nothing here is
+on disk: after a restart, jobs offer their unanswered asks again.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from pathlib import Path
 
 from hansa.net.transport.wire import Answer, Work
 
-Key = tuple[str, int, str, int]  # an ask: job, round, phase, number
-Check = Callable[[Path, Answer], str | None]  # what is wrong with an answer's blob, or None
+Key = tuple[str, int, str, int]  # of an ask: job, round, phase, number
+Check = Callable[[Path, Answer], str | None]  # why an answer's blob must be rejected, or None
 
 
 @dataclass
 class QueuedAsk:
-    """An ask for one party. A lease says which instance of the party has taken it, and until when it is let alone.
-    `check` says what is wrong with a reply, or nothing."""
+    """An ask offered to one party, with its lease: the `instance` of the party that has taken it, `until` when no other
+    instance gets it, and when it was first `taken`. `message` and `task` are files for the party to fetch."""
 
     work: Work
     message: Path
     task: Path
-    limit: int  # bytes of the answer
+    limit: int  # most bytes of the answer
     check: Check
     instance: str | None = None
     until: float = 0.0
@@ -40,14 +40,14 @@ class QueuedAsk:
 
 
 class Poll:
-    """A question for work that is held open; it belongs to a loop, and only that touches it."""
+    """A long poll for work, held open. Only its own event loop touches it. `away` ends it without work."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, instance: str) -> None:
         self.loop, self.instance, self.away = loop, instance, False
         self._ready: asyncio.Future[None] | None = None
 
     async def look(self, seconds: float) -> None:
-        """Wait until it is woken, or that long. There is one for each party, so it makes do without a task."""
+        """Wait until `wake`, at most that many seconds. There is one poll per party, so it creates no asyncio task."""
         self._ready = self.loop.create_future()
         timer = self.loop.call_later(seconds, self.wake)
         try:
@@ -61,7 +61,7 @@ class Poll:
 
 
 def _wake(polls: Collection[Poll], away: bool = False) -> None:
-    """Have those look who wait for work, all in one go; or send them away. Any thread may."""
+    """Wake polls from any thread, all of one loop at once; `away` ends them without work."""
 
     def wake(polls: list[Poll]) -> None:
         for poll in polls:
@@ -73,21 +73,21 @@ def _wake(polls: Collection[Poll], away: bool = False) -> None:
 
 
 class TaskQueue:
-    """Offers by party. A party not heard of for `absent_after` seconds counts as absent; a lease lasts `lease`
-    seconds from the last time that its holder was heard of."""
+    """Offered asks by party. A party is absent after `absent_after` seconds without contact. A lease lasts `lease`
+    seconds from the last contact with the instance that holds it."""
 
     def __init__(self, absent_after: float, lease: float) -> None:
         self.absent_after, self.lease = absent_after, lease
         self._offers: dict[int, dict[Key, QueuedAsk]] = {}
         self._heard: dict[int, float] = {}
         self._gone: set[int] = set()
-        self._polls: dict[int, dict[Poll, None]] = {}  # in the order in which they came
+        self._polls: dict[int, dict[Poll, None]] = {}  # in the order of arrival
         self._answers: dict[Key, dict[int, str | None]] = {}
         self._dismissed = False
         self.changed = threading.Condition()
 
     def offer(self, offers: Iterable[tuple[int, QueuedAsk]]) -> None:
-        """Have parties asked; those that wait for work are told at once."""
+        """Offer asks to parties; polls that are held open get them at once."""
         with self.changed:
             wake: list[Poll] = []
             for party, offer in offers:
@@ -96,20 +96,20 @@ class TaskQueue:
         _wake(wake)
 
     def watch(self, key: Key) -> dict[int, str | None]:
-        """From now on answers to an ask are noted here, until it is withdrawn: by party, why there is none, or None."""
+        """Collect the answers to an ask until it is withdrawn: by party, the reason of a refusal, None for a reply."""
         with self.changed:
             return self._answers.setdefault(key, {})
 
     def take_news(self, key: Key) -> list[tuple[int, str | None]]:
-        """The answers that were noted since the last time."""
+        """The answers to an ask since the last call."""
         with self.changed:
             news = self._answers.get(key, {})
-            found = list(news.items())
+            items = list(news.items())
             news.clear()
-            return found
+            return items
 
     def answered(self, key: Key, party: int, why: str | None) -> None:
-        """A party's answer is on disk; it need not be asked again, and the job that waits for it looks."""
+        """Note that a party's answer is on disk: remove the offer and wake the job that waits for it."""
         with self.changed:
             self._offers.get(party, {}).pop(key, None)
             if key in self._answers:
@@ -117,19 +117,19 @@ class TaskQueue:
             self.changed.notify_all()
 
     def withdraw(self, key: Key, parties: Iterable[int]) -> None:
-        """Nobody needs to answer this any more."""
+        """Stop offering an ask to these parties."""
         with self.changed:
             self._answers.pop(key, None)
             for party in parties:
                 self._offers.get(party, {}).pop(key, None)
 
     def find(self, party: int, key: Key) -> QueuedAsk | None:
-        """What a party is asked under that key; None where it is not asked."""
+        """The ask under that key as it is offered to a party, or None."""
         with self.changed:
             return self._offers.get(party, {}).get(key)
 
     def take(self, party: int, instance: str) -> Work | None:
-        """The first thing a party is to do, now leased to this instance of it; None where there is nothing."""
+        """Lease the first free ask of a party to this instance of the party; None where there is none."""
         now = time.monotonic()
         with self.changed:
             for offer in self._offers.get(party, {}).values():
@@ -139,12 +139,12 @@ class TaskQueue:
         return None
 
     def spent(self, offer: QueuedAsk) -> float:
-        """The seconds since an offer was first taken."""
+        """Seconds since an ask was first taken."""
         return 0.0 if offer.taken is None else time.monotonic() - offer.taken
 
     def heard(self, party: int, instance: str | None = None) -> bool:
-        """A party is there; what this instance of it has taken stays its own. True for one that was not there. One that
-        was sent away is there again only when an instance of it was let in."""
+        """Note a contact with a party, and renew the leases of this instance. True where the party was absent before.
+        A party that was sent away (`gone`) is present again only after a contact that names an instance."""
         now = time.monotonic()
         with self.changed:
             if instance is not None:
@@ -161,52 +161,51 @@ class TaskQueue:
         return new
 
     def gone(self, party: int) -> None:
-        """A party is not to be waited for (it was revoked); where it waits for work itself, it is sent away."""
+        """Do not wait for a party any more (it was revoked), and end its polls."""
         with self.changed:
             self._gone.add(party)
-            self._heard.pop(party, None)  # what it was asked stays, should it be let in again
+            self._heard.pop(party, None)  # its offers stay, in case it is admitted again
             wake = list(self._polls.pop(party, {}))
             self.changed.notify_all()
         _wake(wake, away=True)
 
     def _present(self, party: int, now: float) -> bool:
         heard = self._heard.get(party)
-        waits = party in self._polls  # its question for work is held open
-        return waits or (heard is not None and now - heard <= self.absent_after)
+        polls = party in self._polls
+        return polls or (heard is not None and now - heard <= self.absent_after)
 
     def present(self, parties: Iterable[int]) -> list[int]:
-        """Those of the parties that have been heard of lately."""
+        """Those of the parties that are present: they poll now, or had contact within `absent_after` seconds."""
         now = time.monotonic()
         with self.changed:
             return [party for party in parties if self._present(party, now)]
 
     def heard_of(self, parties: Iterable[int]) -> dict[int, tuple[bool, float | None]]:
-        """Of each of the parties, whether it is here now, and when it was last heard of (a clock that only goes
-        forward); None where it never was."""
+        """For each party: whether it is present, and the monotonic time of the last contact, None if there was none."""
         now = time.monotonic()
         with self.changed:
             return {party: (self._present(party, now), self._heard.get(party)) for party in parties}
 
     def news(self) -> None:
-        """Something changed: jobs that wait look again."""
+        """Wake the jobs that wait: something changed."""
         with self.changed:
             self.changed.notify_all()
 
     @property
     def known(self) -> int:
-        """How many parties there are to reckon with."""
+        """The number of parties that had contact since the start."""
         return len(self._heard)
 
     def dismiss(self) -> None:
-        """Send everybody away who waits for work, or comes to: the aggregator shuts down."""
+        """End all polls, and refuse new ones: the aggregator shuts down."""
         with self.changed:
             self._dismissed = True
             polls = [poll for party in self._polls.values() for poll in party]
         _wake(polls, away=True)
 
     async def wait_for_work(self, party: int, instance: str, seconds: float) -> Work | None:
-        """As `take`, waiting up to that long for something to do. One question of an instance is held: an earlier one
-        is of a connection that it has given up."""
+        """As `take`, waiting at most that many seconds for an ask. Only the last poll of an instance is held: an
+        earlier one is of a connection that the instance has given up."""
         loop = asyncio.get_running_loop()
         poll, end = Poll(loop, instance), loop.time() + seconds
         with self.changed:
@@ -232,7 +231,7 @@ class TaskQueue:
                 self.heard(party)
 
     def _free_in(self, party: int) -> float:
-        """The seconds until the first of a party's leases runs out."""
+        """Seconds until the first lease of a party expires."""
         now = time.monotonic()
         with self.changed:
             return min((max(offer.until - now, 0.0) + 0.01 for offer in self._offers.get(party, {}).values()),

@@ -1,7 +1,7 @@
-"""Who may talk to the aggregator: parties and their certificates, tokens, enrolment, rotation, revocation.
+"""Parties and their certificates: tokens, enrolment, rotation, revocation.
 
-A certificate counts only while it is in the ledger as valid; that the CA signed it is not enough. A new one takes the
-place of its owner's older ones when it is first used, so that an answer lost on the way locks nobody out.
+A certificate is accepted only while the ledger lists it as valid; the CA's signature is not enough. A new certificate
+replaces the owner's older ones when it is first used, so that a lost response locks no party out.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from hansa.net.transport import certificates, keys
 from hansa.net.transport.names import check_distinct, valid_name
 from hansa.net.transport.tokens import Token, new_token, secret_digest
 
-DAYS = 90  # that a party's certificate lasts
-TOKEN_DAYS = 30  # that a token can be used
+DAYS = 90  # validity of a party's certificate
+TOKEN_DAYS = 30  # validity of a token
 DECLARE = "INSERT INTO parties (number, name) VALUES ((SELECT coalesce(max(number) + 1, 0) FROM parties), ?)"
 
 
 class Denied(HansaError):
-    """Somebody who is not who he should be, or may not do this."""
+    """The client's identity is not valid, or it may not do this."""
 
 
 class Registry:
-    """Parties by name and number, and the certificates that count."""
+    """Parties by name and number, and the valid certificates."""
 
     def __init__(self, federation: FederationFolder, ledger: Ledger) -> None:
         self.federation, self.ledger = federation, ledger
@@ -36,11 +36,11 @@ class Registry:
         )
         self._valid: dict[str, str] = {}  # fingerprint: state
         self.numbers: dict[str, int] = {}
-        self.met: set[str] = set()  # who has joined
+        self.met: set[str] = set()  # parties that have joined
         self.reload()
 
     def reload(self) -> None:
-        """Take what the ledger says."""
+        """Read everything from the ledger."""
         rows = self.ledger.all("SELECT fingerprint, state FROM certificates WHERE state IN ('new', 'valid')")
         self._valid = {row["fingerprint"]: row["state"] for row in rows}
         parties = self.ledger.all("SELECT name, number, joined FROM parties")
@@ -48,7 +48,7 @@ class Registry:
         self.met = {row["name"] for row in parties if row["joined"]}
 
     def reload_of(self, name: str) -> None:
-        """Take what the ledger says of one name: thousands that come for the first time cost no more."""
+        """Read one name from the ledger: cheap also when thousands of parties enrol."""
         for row in self.ledger.all("SELECT fingerprint, state FROM certificates WHERE name = ?", name):
             if row["state"] in ("new", "valid"):
                 self._valid[row["fingerprint"]] = row["state"]
@@ -61,11 +61,11 @@ class Registry:
 
     @property
     def names(self) -> list[str]:
-        """The parties' names in the order of their numbers."""
+        """The names of the parties, in the order of their numbers."""
         return sorted(self.numbers, key=self.numbers.__getitem__)
 
     def lapsed(self) -> set[str]:
-        """The parties that cannot come: without a certificate that counts and without a token that could get one."""
+        """The parties that cannot connect: they have no valid certificate and no valid token."""
         rows = self.ledger.all(
             "SELECT name FROM parties p WHERE NOT EXISTS (SELECT 1 FROM certificates WHERE name = p.name AND role = "
             "'party' AND state IN ('new', 'valid')) AND NOT EXISTS (SELECT 1 FROM tokens WHERE party = p.name AND "
@@ -90,18 +90,18 @@ class Registry:
         return change
 
     def admits(self, who: certificates.Identity) -> bool:
-        """Whether a certificate counts now."""
+        """Whether a certificate is valid now."""
         return who.fingerprint in self._valid and time.time() < who.not_after
 
     def used(self, who: certificates.Identity) -> Callable[[Writer], None] | None:
-        """What is to be noted when a certificate is used for the first time: its owner's older ones end."""
+        """The change at the first use of a certificate: its owner's older ones end. None at later uses."""
         if self._valid.get(who.fingerprint) != "new":
             return None
 
         def change(db: Writer) -> None:
             first = db.run("UPDATE certificates SET state = 'valid' WHERE fingerprint = ? AND state = 'new'",
                            who.fingerprint).rowcount > 0  # fmt: skip
-            if first:  # not if it was revoked in between
+            if first:  # unless it was revoked meanwhile
                 db.run("UPDATE certificates SET state = 'superseded' WHERE name = ? AND role = ? AND state = 'valid' "
                        "AND fingerprint != ?", who.name, who.role, who.fingerprint)  # fmt: skip
                 db.log("certificate in use", party=who.name, certificate=who.fingerprint)
@@ -109,7 +109,7 @@ class Registry:
         return change
 
     def joined(self, name: str) -> Callable[[Writer], bool]:
-        """A party was heard of; True the first time."""
+        """Note that a party has joined; True the first time."""
 
         def change(db: Writer) -> bool:
             first = db.run("UPDATE parties SET joined = 1 WHERE name = ? AND joined = 0", name).rowcount > 0
@@ -120,19 +120,19 @@ class Registry:
         return change
 
     def enrol(self, secret: str, request: bytes) -> Callable[[Writer], tuple[str, bytes]]:
-        """A certificate for who shows a token: its name and PEM. The token is good for one key; the same request again
-        gets the same certificate."""
+        """Issue a certificate for a token; gives the party's name and the PEM. A token is valid for one key; the same
+        request again gets the same certificate."""
         name, key = certificates.read_request(request)
         digest, text = secret_digest(secret), key.public_bytes_raw().hex()
 
         def change(db: Writer) -> tuple[str, bytes]:
             token = db.one("SELECT party, expires, certificate, void FROM tokens WHERE digest = ?", digest)
             if token is None or token["party"] != name:
-                raise Denied("the token is not known here for this party; ask the operator for a new one")
+                raise Denied("unknown token for this party; ask the operator for a new one")
             if token["certificate"] is not None:
                 issued = db.one("SELECT key, pem, state FROM certificates WHERE fingerprint = ?", token["certificate"])
                 if issued is None or issued["key"] != text or issued["state"] not in ("new", "valid"):
-                    raise Denied("the token has been used; ask the operator for a new one")
+                    raise Denied("the token was already used; ask the operator for a new one")
                 return name, issued["pem"]
             if token["void"] or token["expires"] < time.time():
                 raise Denied("the token has expired; ask the operator for a new one")
@@ -144,10 +144,10 @@ class Registry:
         return change
 
     def rotate(self, who: certificates.Identity, request: bytes) -> Callable[[Writer], tuple[str, bytes]]:
-        """A new certificate for a new key of the same party; the same request again gets the same one."""
+        """Issue a certificate for a new key of the same party; the same request again gets the same one."""
         name, key = certificates.read_request(request)
         if name != who.name:
-            raise Denied(f"{who.name} cannot ask for a certificate of {name}")
+            raise Denied(f"{who.name} may not request a certificate for {name}")
         text = key.public_bytes_raw().hex()
 
         def change(db: Writer) -> tuple[str, bytes]:
@@ -169,7 +169,7 @@ class Registry:
         return pem, who.fingerprint
 
     def invite(self, name: str) -> tuple[Token, Callable[[Writer], None]]:
-        """A new token for a party, old or new; its unused older ones are void."""
+        """Make a token for a known or a new party; its unused older tokens become void."""
         token = new_token(valid_name(name), self.federation.read("ca.pem"))
 
         def change(db: Writer) -> None:
@@ -182,7 +182,7 @@ class Registry:
         return token, change
 
     def revoke(self, name: str) -> Callable[[Writer], int]:
-        """End all certificates and tokens of a party; how many certificates that were."""
+        """Revoke all certificates and tokens of a party; gives the number of certificates."""
         self.number(name)
 
         def change(db: Writer) -> int:
@@ -199,7 +199,7 @@ class Registry:
 
 
 def _enter(db: Writer, names: Sequence[str]) -> None:
-    """Enter parties that are not there yet; a name that is easily taken for another party's is refused."""
+    """Add parties that are not in the ledger. A name that is easily mistaken for another party's is refused."""
     known = {row["name"] for row in db.all("SELECT name FROM parties")}
     new = [name for name in names if name not in known]
     check_distinct(new, known)

@@ -1,4 +1,4 @@
-"""A round's ask on its way to its answer, as a state machine without I/O: events go in, commands come out.
+"""One ask of a round as a state machine without I/O: events go in, commands come out.
 
     new -> waiting -> closing -> closed
 
@@ -19,7 +19,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Decision:
-    """Who is in an ask, in the order of numbers, and why others are not."""
+    """The members of an ask, in the order of their numbers, and why other parties are not in."""
 
     members: tuple[int, ...]
     missing: Mapping[int, str]
@@ -33,13 +33,13 @@ class Decision:
         return cls(tuple(tree["in"]), {int(party): why for party, why in tree["missing"].items()})
 
 
-# Events: what happened.
+# Events
 
 
 @dataclass(frozen=True)
 class Started:
-    """The ask is in the ledger. `answers` came before, in an earlier life perhaps; `here` are the parties that can be
-    asked now, `now` is a clock that only goes forward."""
+    """The ask is in the ledger. `answers` were stored before, perhaps by an earlier process; `here` are the parties
+    that are present; `now` is a monotonic time."""
 
     now: float
     here: frozenset[int]
@@ -48,7 +48,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Answered:
-    """A party's answer is on disk: a reply, or why there is none."""
+    """A party's answer is on disk: a reply, or `why` the party refuses."""
 
     party: int
     why: str | None
@@ -56,7 +56,7 @@ class Answered:
 
 @dataclass(frozen=True)
 class Looked:
-    """Time has passed; these parties are still there."""
+    """Time has passed; these of the awaited parties are present."""
 
     now: float
     here: frozenset[int]
@@ -64,31 +64,31 @@ class Looked:
 
 @dataclass(frozen=True)
 class Closed:
-    """The ledger has decided who is in; it has the last word, for an answer may have come in between."""
+    """The ledger has decided the members. It may count an answer that the machine has not seen."""
 
     decision: Decision
 
 
 Event = Started | Answered | Looked | Closed
 
-# Commands: what is to be done, in this order.
+# Commands, to be carried out in this order
 
 
 @dataclass(frozen=True)
 class Offer:
-    """Ask these parties."""
+    """Offer the ask to these parties."""
 
     parties: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Withdraw:
-    """Nobody need answer any more."""
+    """Stop offering the ask."""
 
 
 @dataclass(frozen=True)
 class Close:
-    """Have the ledger decide who is in: those that answered by then; `missing` says why others are not."""
+    """Let the ledger decide the members: the parties that have replied. `missing` says why others are not in."""
 
     missing: Mapping[int, str]
 
@@ -97,8 +97,8 @@ Command = Offer | Withdraw | Close
 
 
 class Asking:
-    """The machine of one ask. It is over when all have answered, or enough of them, or nobody is left to wait for, or
-    its time has run out; an answer that comes after it was closed is late, and changes nothing."""
+    """The machine of one ask. The ask ends when all parties have answered, when `enough` have replied, when no party is
+    left to wait for, or after `deadline` seconds. An answer after the end changes nothing."""
 
     def __init__(self, parties: Sequence[int], enough: int | None = None, deadline: float | None = None,
                  absent_after: float = math.inf) -> None:  # fmt: skip
@@ -108,11 +108,11 @@ class Asking:
         self.missing: dict[int, str] = {}
         self.decision: Decision | None = None
         self.until = math.inf
-        self.waiting = dict.fromkeys(self.parties)  # who is still waited for, in order
+        self.waiting = dict.fromkeys(self.parties)  # parties that have not answered yet, in order
         self._replies = 0
 
     def handle(self, event: Event) -> list[Command]:
-        """Take in what happened; gives what is to be done."""
+        """Handle an event; gives the commands to carry out."""
         if isinstance(event, Started):
             assert self.state == "new"
             return self._start(event)
@@ -124,7 +124,7 @@ class Asking:
             self._answer(event.party, event.why)
         elif self.state == "waiting" and isinstance(event, Looked):
             self._look(event)
-        else:  # it was decided before
+        else:  # the ask has ended
             return []
         return self._over()
 

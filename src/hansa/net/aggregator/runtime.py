@@ -1,8 +1,8 @@
-"""The runtime across a network: a job's asks, answered by parties that come for them.
+"""The network runtime: a job's asks, answered by parties that poll for them.
 
-It is called from the job's own thread, and blocks there. Every decision that depends on the world (who answered in
-time, which ticket came back first, who was there as a round began) is in the ledger before it is acted on, so that a
-job that is begun again from its last checkpoint takes the same ones.
+It runs in the job's own thread, and blocks there. Every decision that depends on the outside world (which parties
+answered in time, which ticket arrived first, which parties were present) is in the ledger before the job acts on it.
+So a job that restarts from its last checkpoint makes the same decisions.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from hansa.net.audit.evidence import payload_model_digest
 from hansa.net.transport.wire import Answer, Blob, Work, ask_name, printable
 
 log = logging.getLogger("hansa.net")
-REASON = 1000  # letters, at most, of why a reply is rejected: it may name what the party named
-SLACK = 2**16  # bytes that a reply may be longer than expected: names of metrics
-LOOK = 1e-5  # seconds for each party between two looks at who is there
-TICK = 1.0  # seconds after which a waiting job looks whether somebody has gone absent
-# Where the run does not say: targets and features may be prices, and an update then as long as they are.
-LARGE = 1e9  # times the model's own norm (and one) that an update may have
-FAR = 1e9  # times its value (and one) that a running mean or standard deviation may move
-HEAVY = 10**9  # samples that a party may claim where the run does not say
-WORST = 1e18  # times the square of the model's norm (and one) that a metric may be
+REASON = 1000  # most characters of the reason of a rejection, which may quote names that the party chose
+SLACK = 2**16  # bytes by which a reply may exceed its expected size: names of metrics
+LOOK = 1e-5  # seconds per party between two checks of which parties are present
+TICK = 1.0  # seconds after which a waiting job checks whether a party has become absent
+# Default limits, where the run sets none. They are wide: targets may be prices, and updates as large as prices.
+LARGE = 1e9  # most norm of an update, in norms of the model (plus one)
+FAR = 1e9  # most change of a running mean or standard deviation, in multiples of its value (plus one)
+HEAVY = 10**9  # most samples that a party may claim
+WORST = 1e18  # most value of a metric, in squared norms of the model (plus one)
 
 
 class Stopped(BaseException):
-    """The operator stopped the job, or the aggregator shuts down; no algorithm may catch it."""
+    """The operator stopped the job, or the aggregator shuts down. A BaseException, so that no algorithm catches it."""
 
 
 @dataclass
@@ -71,8 +71,8 @@ class OfferedFlight(Flight):
 
 @dataclass(frozen=True)
 class AskProgress:
-    """An ask under way, for those who look on from other threads: they read its machine, and change nothing. `since`
-    and `until` are times of the day."""
+    """An open ask, for readers in other threads, which must not change its machine. `since` and `until` are seconds
+    since 1970."""
 
     key: Key
     machine: Asking
@@ -82,7 +82,7 @@ class AskProgress:
 
 @dataclass
 class NetworkRuntime:
-    """Answers the asks of one job. `parties` are their names, in the order of their numbers."""
+    """Answers the asks of one job. `parties` are the names of the parties, in the order of their numbers."""
 
     job: str
     name: str
@@ -90,10 +90,10 @@ class NetworkRuntime:
     ledger: Ledger
     blobs: Blobs
     queue: TaskQueue
-    messages: Path  # a folder for what parties are to fetch; it may be lost
+    messages: Path  # folder of messages for parties to fetch; it may be lost
     rules: Rules = field(default_factory=Rules)
     deadline: float | None = None
-    task: dict[str, Any] = field(default_factory=dict)  # what parties must know to take part
+    task: dict[str, Any] = field(default_factory=dict)  # what parties must know of the task
     stopping: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
@@ -103,7 +103,7 @@ class NetworkRuntime:
         self._fused: set[tuple[Key, int]] = set()
         self.refused: set[int] = set()
         self.preparations: list[dict[str, Any]] = []
-        self.progress: AskProgress | None = None  # the ask that is waited for
+        self.progress: AskProgress | None = None  # of the open ask
         self._record = Record()
         self._base: dict[int, str] = {}
         self._tip: dict[int, str] = {}
@@ -115,7 +115,7 @@ class NetworkRuntime:
         return complete(self.steps(request), self.perform)
 
     def steps(self, request: Request) -> Steps[Any]:
-        """Answer an ask, say who is there, or open, commit or abort a round."""
+        """Answer an ask, list the parties present, or open, commit or abort a round."""
         if isinstance(request, Open):
             self._record, self._fused = request.record, set()
             return self._tickets.begin_round()
@@ -134,12 +134,13 @@ class NetworkRuntime:
             return (yield from self._next(request))
         if request.verb == "exchange":
             raise ConfigError(
-                "parties that talk to each other would have to do so through the aggregator, in the clear"
+                "exchanges between parties are not deployed yet: the aggregator could read the messages; simulate "
+                "this algorithm with `hansa run`"
             )
         return (yield from self._collect(request))
 
     def perform(self, step: Write | Do | Wait) -> Any:
-        """Do what a step wants, in the job's thread; a job that is to stop is interrupted where it waits."""
+        """Carry out an effect in the job's thread. A job that must stop is interrupted where it waits."""
         if isinstance(step, Write):
             return self.ledger.now(step.change)
         if isinstance(step, Do):
@@ -152,29 +153,29 @@ class NetworkRuntime:
         return None
 
     def _attend(self, request: Attend) -> Steps[Sequence[int]]:
-        """The parties that are there as a round begins, once there are so many; on a replay, those that were."""
-        key, told = (self.job, request.round, request.phase, 0), False
+        """Wait until enough parties are present; gives their numbers. A replay gives the stored ones."""
+        key, reported = (self.job, request.round, request.phase, 0), False
         while True:
             row = self.ledger.one(f"SELECT closed FROM asks WHERE {WHERE}", *key)
             here = [p for p in self.queue.present(range(len(self.parties))) if p not in self.refused | request.without]
             if row is not None or len(here) >= request.needed:
-                if told:
-                    yield self._tell(None)
-                found: list[int] = yield Write(decide(key, lambda here=here: here, time.time()))  # type: ignore[misc]
-                return found
-            if not told:
+                if reported:
+                    yield self._report_waiting(None)
+                present: list[int] = yield Write(decide(key, lambda here=here: here, time.time()))  # type: ignore[misc]
+                return present
+            if not reported:
                 others = set(range(len(self.parties))) - request.without - set(here)
                 away = [self.parties[party] for party in sorted(others)]
-                yield self._tell(f"waiting for {request.needed - len(here)} of: {', '.join(away[:20])}")
-                told = True
+                yield self._report_waiting(f"waiting for {request.needed - len(here)} of: {', '.join(away[:20])}")
+                reported = True
             yield Wait(TICK)
-            yield Do(lambda: time.sleep(len(self.parties) * LOOK))  # not for each that comes: there may be thousands
+            yield Do(lambda: time.sleep(len(self.parties) * LOOK))  # not after every arrival: thousands may arrive
 
-    def _tell(self, what: str | None) -> Write:
-        """Have those who look at the job see what it waits for."""
-        if what is not None:
-            log.info(what, extra={"job": self.job})
-        return Write(lambda db: db.run("UPDATE jobs SET reason = ? WHERE id = ?", what, self.job).rowcount)
+    def _report_waiting(self, reason: str | None) -> Write:
+        """Show in the job's status what it waits for."""
+        if reason is not None:
+            log.info(reason, extra={"job": self.job})
+        return Write(lambda db: db.run("UPDATE jobs SET reason = ? WHERE id = ?", reason, self.job).rowcount)
 
     def _key(self, ask: Ask) -> Key:
         return self.job, ask.round, ask.phase, ask.index
@@ -221,18 +222,18 @@ class NetworkRuntime:
         try:
             return StoredReply.read(check())
         except FileNotFoundError:
-            raise RuntimeFailure(f"the reply {digest} is in the ledger and not among the blobs") from None
-        except Damaged as error:  # not the party's fault, and its reply is lost: better than to fuse something else
+            raise RuntimeFailure(f"the ledger has the reply {digest}, but its blob is missing") from None
+        except Damaged as error:  # the reply is lost, not by its party's fault; damaged bytes must not be fused
             log.error("%s", error, extra={"job": self.job})
             return Malformed(error)
         except DataError as error:
             return Malformed(error)
 
     def _ask(self, ask: Ask, key: Key) -> Steps[Decision]:
-        """Have an ask answered, as its machine says."""
+        """Get an ask answered, as its state machine directs."""
         deadline = self.deadline
         if deadline is not None and ask.phase.startswith(("describe", "prepare")):
-            deadline *= 2.0 ** min(_attempt(ask), 20)  # a job does not begin without it, so who is slow gets his time
+            deadline *= 2.0 ** min(_attempt(ask), 20)  # a job cannot begin without it: slow parties get more time
         machine = Asking(ask.parties, ask.enough, deadline, self.queue.absent_after)
         news = self.queue.watch(key)
         here = frozenset(self.queue.present(ask.parties))
@@ -258,7 +259,7 @@ class NetworkRuntime:
                 commands = []
                 for party, why in self.queue.take_news(key):
                     commands = commands or machine.handle(Answered(party, why))
-                if not commands and time.monotonic() >= look:  # not for every answer: there may be thousands
+                if not commands and time.monotonic() >= look:  # not after every answer: thousands may arrive
                     looked = time.monotonic()
                     here = frozenset(self.queue.present(machine.waiting))
                     commands = machine.handle(Looked(looked, here))
@@ -267,8 +268,8 @@ class NetworkRuntime:
             self.queue.withdraw(key, ask.parties)
 
     def _limited(self, ask: Ask) -> Rules:
-        """The rules for the replies of an ask. Where the run says nothing else, an update or a metric that dwarfs the
-        model, or a weight that no number of samples is, is taken for an error or an attack."""
+        """The rules for the replies of an ask. Where the run sets no limit, the defaults reject an update or a metric
+        that dwarfs the model, or an impossible weight: an error or an attack."""
         rules = self.rules.of(ask)
         rules = dataclasses.replace(rules, max_weight=rules.max_weight or HEAVY, worst=WORST, named_loss=True)
         if not ask.in_round or ask.op is None:
@@ -276,25 +277,25 @@ class NetworkRuntime:
         return dataclasses.replace(rules, growth=LARGE, max_stats=rules.max_stats or FAR)
 
     def _heaviest(self, ask: Ask, digests: Iterable[str]) -> int | None:
-        """The most that a reply to an ask counts for, given the blobs of the replies in it: so many times the median of
-        their weights. It depends on who is in the ask alone. None where the run itself says how heavy replies may be,
-        or nobody would be lighter."""
+        """The greatest weight with which a reply to an ask counts: a multiple of the median weight of its members
+        (`digests`: their blobs). It depends only on the members. None where the run sets `max_weight` itself, or where
+        there are fewer than two replies."""
         assert ask.op is not None
         if ask.op.serves or isinstance(ask.op, DataOp) or (ask.in_round and self.rules.max_weight is not None):
             return None
         weights = []
         for digest in digests:
-            with contextlib.suppress(DataError, OSError):  # which are told when the reply is read to be fused
+            with contextlib.suppress(DataError, OSError):  # reported when the reply is read to be fused
                 weights.append(StoredReply.read(self.blobs.path(digest)).weight)
         return WEIGHT_CAP * statistics.median_low(weights) if len(weights) > 1 else None
 
     def _offers(self, ask: Ask, parties: Sequence[int]) -> list[tuple[int, QueuedAsk]]:
-        """An ask as each party gets it, with all that a party which comes late must know. What is the same for all of
-        them is made once: there may be thousands."""
+        """An ask as each party gets it, with the task and its preparations. Parts that are the same for all parties are
+        made once: there may be thousands of parties."""
         name = ask_name(ask.round, ask.phase, ask.index)
         known = {"task": self.task, "preparations": self.preparations}
         task = self._publish(("task", len(self.preparations) if self.task else None), lambda: known)
-        pending = {f.ticket.party: ask_name(*f.key[1:]) for f in self.flights}  # one at most
+        pending = {f.ticket.party: ask_name(*f.key[1:]) for f in self.flights}  # at most one per party
         rules, task_file = self._limited(ask), self.messages / task.digest
         model, shown = self.models.get(ask.round), self._shows(ask, ask.payload)
         shared: tuple[Blob, Path, int, Check] | None = None
@@ -303,19 +304,19 @@ class NetworkRuntime:
             own = party in ask.each
             if shared is None or own:
                 message = self._publish((name, party if own else None), lambda party=party: ask.message(party))  # type: ignore[misc]
-                given = message, self.messages / message.digest, *self._expected(ask, party, rules)
-                shared = shared if own else given
+                offered = message, self.messages / message.digest, *self._expected(ask, party, rules)
+                shared = shared if own else offered
             else:
-                given = shared
+                offered = shared
             shows = self._shows(ask, ask.each[party]) if own and "model" in ask.each[party] else shown
-            work = Work(self.job, self.name, party, ask.round, ask.phase, ask.index, given[0], task,
+            work = Work(self.job, self.name, party, ask.round, ask.phase, ask.index, offered[0], task,
                         self._base.get(party), self._tip.get(party), pending.get(party),
                         self.rules.min_cohort, model, shows)  # fmt: skip
-            out.append((party, QueuedAsk(work, given[1], task_file, given[2], given[3])))
+            out.append((party, QueuedAsk(work, offered[1], task_file, offered[2], offered[3])))
         return out
 
     def _expected(self, ask: Ask, party: int, rules: Rules) -> tuple[int, Check]:
-        """The most bytes that a party's reply may have, and what says why it may not be fused."""
+        """The most bytes of a party's reply, and the check that says why a reply must not be fused."""
         op, payload = ask.op, ask.payload_of(party)
         assert op is not None
 
@@ -330,11 +331,11 @@ class NetworkRuntime:
         return expected_size(op, payload) + SLACK, check
 
     def _shows(self, ask: Ask, payload: Mapping[str, Any]) -> bool:
-        """Whether a payload holds the very model with which its round began, so that a party can compare the hash."""
+        """Whether a payload holds the model with which its round began, so that a party can compare the hash."""
         return ask.round in self.models and payload_model_digest(payload) == self.models[ask.round]
 
     def _publish(self, name: tuple[str, int | None], tree: Callable[[], Any]) -> Blob:
-        """A file for parties to fetch. It may be lost: a replay makes it again."""
+        """Write a file for parties to fetch. If it is lost, a replay writes it again."""
         if name not in self._written:
             part = self.messages / "part"
             blob = Blob(*write_pieces(part, codec.pieces(tree())))
@@ -354,7 +355,7 @@ class NetworkRuntime:
         return flight.ticket
 
     def _fly(self, ask: Ask) -> None:
-        """Offer a ticket's ask to its party, unless it was answered."""
+        """Offer a ticket's ask to its party, unless it is answered."""
         if not self._replies(self._key(ask)):
             self.queue.offer(self._offers(ask, ask.parties))
 
@@ -363,11 +364,11 @@ class NetworkRuntime:
         key = self._key(request)
         yield Write(open_ask(key, request.digest(), (), time.time()))
         under_way = {flight.ticket.id: flight.key for flight in self.flights}
-        while (found := (yield Write(take_ticket(key, under_way)))) is None:
+        while (ticket := (yield Write(take_ticket(key, under_way)))) is None:
             if not (yield from self._give_up_absent()):
                 yield Wait(TICK)
         reach("ticket.taken")
-        flight = self._tickets.flights.pop(found)
+        flight = self._tickets.flights.pop(ticket)
         (row,) = self._replies(flight.key)
         self.queue.withdraw(flight.key, [flight.ticket.party])
         reply = (
@@ -383,11 +384,11 @@ class NetworkRuntime:
         return self._tickets.count(arrival)
 
     def _give_up_absent(self) -> Steps[bool]:
-        """Have the tickets of parties that have gone come back as lost; whether there were any."""
+        """Give up the tickets of absent parties; gives whether there were any."""
         here = set(self.queue.present([flight.ticket.party for flight in self.flights]))
         late = (
             time.monotonic() - self.queue.absent_after
-        )  # each ticket is given that time, or one party could lose many
+        )  # every ticket gets that time, or an absent party loses many at once
         gone = [f for f in self.flights if f.ticket.party not in here and f.since <= late]
         for flight in gone:
             why = f"it was not heard of for {self.queue.absent_after:g} s"
@@ -401,11 +402,11 @@ class NetworkRuntime:
         return list(self._tickets.flights.values())
 
     def snapshot(self) -> dict[str, Any]:
-        """What parties are to remember and the tickets under way, for a checkpoint at a round's end."""
+        """The asks whose memory parties must keep, and the tickets under way, for a checkpoint after a round."""
         return {"base": {str(party): ask for party, ask in self._base.items()}, **self._tickets.snapshot()}
 
     def saved(self) -> None:
-        """The checkpoint with the last snapshot is on disk: what only earlier rounds needed may go."""
+        """The checkpoint with the last snapshot is on disk: delete messages that only earlier rounds needed."""
         needed = {"task", *(ask_name(*flight.key[1:]) for flight in self.flights)}
         kept = {name: blob for name, blob in self._written.items() if name[0] in needed}
         for blob in set(self._written.values()) - set(kept.values()):
@@ -413,7 +414,7 @@ class NetworkRuntime:
         self._written = kept
 
     def close(self) -> None:
-        """Nothing of this job is asked any more."""
+        """Withdraw all tickets, and delete the messages."""
         for flight in self.flights:
             self.queue.withdraw(flight.key, [flight.ticket.party])
         shutil.rmtree(self.messages, ignore_errors=True)
@@ -432,8 +433,8 @@ class NetworkRuntime:
 
 
 def _attempt(ask: Ask) -> int:
-    """How often what comes before the rounds was tried before: it is asked again until somebody answers."""
+    """How many times an ask before the first round was tried before: it is repeated until a party answers."""
     if ask.phase == "describe":
         return ask.index
-    phase = ask.phase.partition(".")[0]  # what follows names an exchange within a sum
+    phase = ask.phase.partition(".")[0]  # the rest names a step of a secure sum
     return int(phase.removeprefix("prepare").removeprefix("-") or 0)

@@ -343,7 +343,7 @@ class Server:
         return await self.stands(call)
 
     async def stands(self, call: Call) -> web.Response:
-        here = await asyncio.to_thread(self.blobs.stands, self._owner(call), self._digest(call))
+        here = await asyncio.to_thread(self.blobs.received, self._owner(call), self._digest(call))
         return web.Response(status=204, headers={"Hansa-At": str(here)})
 
     async def part(self, call: Call) -> web.Response:
