@@ -271,7 +271,7 @@ class Life:
             self.promise("staged", name, number)
             staged = True
         blob = self.upload(f"party.{PARTIES[party]}", b"shared" if data[0] < 25 else data)
-        answer = Answer(MESSAGE, "", blob, 1, staged, model=self.records(key[0], begin=True).network.models[key[1]])
+        answer = Answer(MESSAGE, "", blob, 1, staged, model=self.records(key[0], begin=True).runtime.models[key[1]])
         said = make_statement("league", PARTIES[party], key, answer)
         answer = structs.replace(answer, signature=key_of_party.sign(said.signed_bytes()).hex())
         sent = asks.Sent(party, PARTIES[party], answer, 0.0, said, certificates.fingerprint(certificate))
