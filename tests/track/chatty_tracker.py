@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hansa.core.registry import register
-from hansa.track.tracker import About, Log, Tracker
+from hansa.track.tracker import Log, RunInfo, Tracker
 
 
 @register("chatty")
@@ -24,14 +24,14 @@ class Chatty(Tracker):
     hangs_at: int | None = None
     starts: float = 0.0  # seconds of work
     wait: float = 30.0
-    apart: ClassVar[bool] = True
+    separate_process: ClassVar[bool] = True
 
-    def open(self, about: About, state: dict[str, Any], say: Any) -> Log:
+    def open(self, about: RunInfo, state: dict[str, Any], say: Any) -> Log:
         return ChattyLog(self, about, state, say)
 
 
 class ChattyLog(Log):
-    def __init__(self, tracker: Chatty, about: About, state: dict[str, Any], say: Any) -> None:
+    def __init__(self, tracker: Chatty, about: RunInfo, state: dict[str, Any], say: Any) -> None:
         self.tracker, self.state, self.file = tracker, {"opened": state.get("opened", 0) + 1}, Path(tracker.path)
         print("this is not an answer", flush=True)
         end = time.process_time() + tracker.starts

@@ -19,7 +19,7 @@ from small_runs import run, untimed
 
 import hansa
 from hansa.core.errors import ConfigError
-from hansa.track import About, Log, Tracker, apart, delivery
+from hansa.track import Log, RunInfo, Tracker, delivery, sinks
 
 HEARD: list[tuple[str, Any]] = []
 Hook = Callable[[str], None]
@@ -29,7 +29,7 @@ HOOK: list[Hook] = []
 class Diary(Log):
     """Keeps what it is told, after a hook that may fail or hang."""
 
-    def __init__(self, about: About, state: dict[str, Any]) -> None:
+    def __init__(self, about: RunInfo, state: dict[str, Any]) -> None:
         self.state = {**state, "run": about.run}
         self._note("open", dict(state))
 
@@ -55,7 +55,7 @@ class DiaryTracker(Tracker):
 
     wait: float = 20.0
 
-    def open(self, about: About, state: dict[str, Any], say: Any) -> Log:
+    def open(self, about: RunInfo, state: dict[str, Any], say: Any) -> Log:
         return Diary(about, state)
 
 
@@ -161,7 +161,7 @@ def test_a_tracker_at_work_is_waited_for_longer_than_an_idle_one_but_not_for_eve
     def starts(what: str) -> None:
         ended.wait(60)
         while clock.now < 3600 * hours and not clock.over:
-            way._sink.worked += 1
+            way._sink.busy_reports += 1
             clock.go(10.0)
 
     HOOK.append(starts)
@@ -176,7 +176,7 @@ def test_a_tracker_at_work_is_waited_for_longer_than_an_idle_one_but_not_for_eve
     lost = way.close(look)
     clock.over = True
     assert clock.now > 60 and (lost is not None) == given_up
-    assert lost is None or "diary did not get the run's beginning: it took longer than 6" in lost
+    assert lost is None or "diary did not get the start of the run: it took longer than 6" in lost
 
 
 def test_who_has_had_enough_of_the_wait_is_not_held_up(tmp_path: Path) -> None:
@@ -274,11 +274,11 @@ def test_a_process_that_dies_is_begun_again_and_misses_nothing(
 
 
 def test_a_process_says_that_it_is_at_work(chatty_is_known: Path) -> None:
-    sink = apart.Apart(Chatty(path=str(chatty_is_known), starts=1.0), lambda sentence: None)
+    sink = sinks.ProcessSink(Chatty(path=str(chatty_is_known), starts=1.0), lambda sentence: None)
     about = {"run": "r", "experiment": "e", "record": {}, "mark": "m"}
     sink.deliver({"do": "open", "about": about, "state": {}})
     sink.close()
-    assert sink.worked > 0
+    assert sink.busy_reports > 0
 
 
 def test_a_process_that_hangs_is_ended_with_the_run(chatty_is_known: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -21,7 +21,7 @@ from small_runs import experiment_file, run, untimed
 import hansa
 from hansa.experiment.config import read
 from hansa.run.resume import execute, resume, stored_experiment
-from hansa.track import About, track_folder
+from hansa.track import RunInfo, track_folder
 from hansa.track.mlflow import make_database
 
 mlflow = pytest.importorskip("mlflow", reason="the extra hansa[mlflow] is not installed")
@@ -238,7 +238,7 @@ def opened(server: Server, mark: str, **record: Any) -> tuple[Any, list[str]]:
     """A log in this process, and what it says."""
     said: list[str] = []
     tracker = hansa.build("tracker", "mlflow", uri=server.uri)
-    return tracker.open(About("r", "direct", record, mark), {}, said.append), said
+    return tracker.open(RunInfo("r", "direct", record, mark), {}, said.append), said
 
 
 def test_steps_and_times_are_the_rounds_own_and_an_event_that_comes_twice_is_there_once(mlflow_server: Server) -> None:

@@ -95,7 +95,7 @@ def test_trackers_are_parts_that_can_be_listed_and_written_down() -> None:
 @pytest.mark.skipif(bool(ABSENT), reason=f"extras that are not installed: {', '.join(ABSENT)}")
 def test_what_a_tracker_needs_is_imported_only_where_it_is_used() -> None:
     code = (
-        "import sys, hansa.track, hansa.track.apart\n"
+        "import sys, hansa.track, hansa.track.sinks\n"
         "hansa.track.trackers(['jsonl', 'console', 'mlflow', 'tensorboard'])\n"
         "print([m for m in ('mlflow', 'tensorboard', 'pandas', 'torch', 'matplotlib') if m in sys.modules])"
     )

@@ -17,7 +17,7 @@ from hansa.experiment.deployed import replaced
 from hansa.net.aggregator.order import check_order
 from hansa.net.transport.wire import Order
 from hansa.run.resume import execute
-from hansa.track.tracker import About, flat, numbers, params, tags
+from hansa.track.tracker import RunInfo, flat, numbers, params, tags
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_round_as_numbers_and_a_configuration_as_names() -> None:
     assert flat({"a": {"b": 1, "c": [1, 2]}, "d": None, "e": "x"}) == {"a.b": "1", "a.c": "[1, 2]", "e": "x"}
     record = {"algorithm": {"name": "fedavg", "local": {"lr": 0.1}}, "run": {"rounds": 2}, "hansa": "0",
               "experiment": {"tree": {"task": {"dataset": {"name": "digits"}}, "partition": "iid"}}}  # fmt: skip
-    about = About("r", "e", record, "m", tags={"mine": "1"})
+    about = RunInfo("r", "e", record, "m", tags={"mine": "1"})
     assert params(about) == {"algorithm.name": "fedavg", "algorithm.local.lr": "0.1", "run.rounds": "2",
                              "task.dataset.name": "digits", "partition": "iid"}  # fmt: skip
     assert tags(about) == {"hansa.version": "0", "hansa.algorithm": "fedavg", "hansa.dataset": "digits",

@@ -13,9 +13,9 @@ import pytest
 
 from hansa.core.errors import ConfigError
 from hansa.ui import folder
-from hansa.ui.events import KEPT, LISTENERS, RECENT, ROUNDS, WAITING, Board, Listener, shown
-from hansa.ui.folder import RunFolder
-from hansa.ui.launch import Showing
+from hansa.ui.events import KEPT, RECENT, ROUNDS, SUBSCRIBERS, WAITING, EventStream, Subscriber, shown
+from hansa.ui.folder import RunFolderSource
+from hansa.ui.launch import LivePage
 from hansa.ui.page import Page
 
 
@@ -27,7 +27,7 @@ def on_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], Non
     return run
 
 
-async def heard(listener: Listener) -> list[tuple[str, dict[str, Any], str]]:
+async def heard(listener: Subscriber) -> list[tuple[str, dict[str, Any], str]]:
     """What waits for one who looks: kind, data and id."""
     out = []
     while True:
@@ -38,7 +38,7 @@ async def heard(listener: Listener) -> list[tuple[str, dict[str, Any], str]]:
         out.append((fields["event"], json.loads(fields["data"]), fields["id"]))
 
 
-def joined(board: Board, last: str = "") -> Listener:
+def joined(board: EventStream, last: str = "") -> Subscriber:
     listener = board.join(last)
     assert listener is not None
     return listener
@@ -46,7 +46,7 @@ def joined(board: Board, last: str = "") -> Listener:
 
 @on_a_loop
 async def test_who_looks_gets_everything_and_then_only_what_changes() -> None:
-    board = Board()
+    board = EventStream()
     board.update({"a": 1, "b": 2}, {"job": [{"round": 1}]})
     listener = joined(board)
     board.update({"a": 1, "b": 3}, {"job": [{"round": 2}]})
@@ -60,7 +60,7 @@ async def test_who_looks_gets_everything_and_then_only_what_changes() -> None:
 
 @on_a_loop
 async def test_who_comes_back_gets_what_he_missed_or_everything_where_that_is_not_kept() -> None:
-    board = Board()
+    board = EventStream()
     board.update({"n": 0}, {})
     seen = board.id
     for n in range(1, 4):
@@ -80,7 +80,7 @@ async def test_who_comes_back_gets_what_he_missed_or_everything_where_that_is_no
 
 @on_a_loop
 async def test_who_takes_nothing_is_let_go_and_nobody_else_notices() -> None:
-    board = Board()
+    board = EventStream()
     slow, quick = joined(board), joined(board)
     for n in range(WAITING + 5):
         board.update({"n": n}, {})
@@ -92,8 +92,8 @@ async def test_who_takes_nothing_is_let_go_and_nobody_else_notices() -> None:
 
 @on_a_loop
 async def test_so_many_may_look_and_no_more() -> None:
-    board = Board()
-    all = [joined(board) for _ in range(LISTENERS)]
+    board = EventStream()
+    all = [joined(board) for _ in range(SUBSCRIBERS)]
     assert board.join("") is None
     board.leave(all[0])
     assert board.join("") is not None
@@ -103,7 +103,7 @@ async def test_so_many_may_look_and_no_more() -> None:
 
 @on_a_loop
 async def test_at_the_end_everybody_still_gets_what_waits_for_him() -> None:
-    board = Board()
+    board = EventStream()
     listener = joined(board)
     board.update({"last": True}, {})
     board.close()
@@ -125,7 +125,7 @@ async def test_a_source_that_fails_does_not_keep_the_aggregator_from_ending() ->
 
 @on_a_loop
 async def test_the_rounds_of_a_long_job_are_thinned_and_the_last_ones_are_whole() -> None:
-    board = Board()
+    board = EventStream()
     for at in range(0, 5000, 50):
         board.update({}, {"job": [{"round": n} for n in range(at + 1, at + 51)]})
     ((_, data, _),) = await heard(joined(board))
@@ -163,7 +163,7 @@ def line(round: int, **more: Any) -> dict[str, Any]:
 
 
 def test_a_runs_folder_is_read_as_it_grows(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path, "token", lambda: None)
+    run = RunFolderSource(tmp_path, "token", lambda: None)
     values, rounds = run.look() or ({}, {})
     assert rounds == {tmp_path.name: []} and values["jobs"][0]["rounds"] is None
     (tmp_path / "experiment.json").write_text(json.dumps({"run": {"rounds": 7}}))
@@ -181,7 +181,7 @@ def test_a_runs_folder_is_read_as_it_grows(tmp_path: Path) -> None:
 
 
 def test_a_run_that_goes_back_to_its_checkpoint_is_shown_anew(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path, "token", lambda: None)
+    run = RunFolderSource(tmp_path, "token", lambda: None)
     write(tmp_path, line(1), line(2), line(3))
     run.look()
     write(tmp_path, line(1), line(2))
@@ -202,18 +202,18 @@ def test_a_port_that_is_taken_gets_a_sentence_and_leaves_no_process(tmp_path: Pa
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
-            Showing(tmp_path, port)
+            LivePage(tmp_path, port)
     with pytest.raises(ConfigError, match=r"0\.\.65535"):
-        Showing(tmp_path, 65536)
+        LivePage(tmp_path, 65536)
 
 
 def test_a_page_that_was_killed_does_not_stop_the_run(tmp_path: Path) -> None:
     seen: list[dict[str, Any]] = []
-    with Showing(tmp_path) as page:
+    with LivePage(tmp_path) as page:
         watch = page.watching(seen.append)
         watch(line(1))
-        page._process.kill()
-        page._process.wait()
+        page._child.kill()
+        page._child.wait()
         watch(line(2))
         page.ended("finished")
     assert [each["round"] for each in seen] == [1, 2]

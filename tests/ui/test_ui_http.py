@@ -18,7 +18,7 @@ from league import PARTIES, PATIENCE, League, samples
 from hansa.cli.app import app
 from hansa.net.aggregator.federation import ADMIN_TOKEN, new_admin_token
 from hansa.net.aggregator.live import Live, Verifier
-from hansa.ui.events import LISTENERS
+from hansa.ui.events import SUBSCRIBERS
 from hansa.ui.page import BODY, FILES, HEADERS, WRONG
 
 ADMIN = {"admin": "127.0.0.1:0"}
@@ -203,7 +203,7 @@ def test_who_comes_back_is_told_what_he_missed(league: League) -> None:
 
 
 def test_so_many_listen_and_the_next_is_told_to_come_later(league: League) -> None:
-    all = [Events(league) for _ in range(LISTENERS)]
+    all = [Events(league) for _ in range(SUBSCRIBERS)]
     for events in all:
         events.next()
     status, headers, data = ask(league, "/events")

@@ -66,9 +66,9 @@ def _page(folder: Path, ui: bool, port: int | None, stay: bool, as_json: bool) -
 
     if not ui and port is None and not stay:
         return nullcontext()
-    from hansa.ui.launch import Showing
+    from hansa.ui.launch import LivePage
 
-    page = Showing(folder, port or 0, stay)
+    page = LivePage(folder, port or 0, stay)
     typer.echo(f"live page: {page.url}", err=as_json)
     return page
 

@@ -13,7 +13,6 @@ outlive the aggregator, however that ended.
 from __future__ import annotations
 
 import importlib
-import os
 import signal
 import subprocess
 import sys
@@ -26,6 +25,7 @@ import torch
 from torch import Tensor
 
 from hansa.core import codec, errors
+from hansa.core.child import protected_output
 from hansa.core.errors import DataError, HansaError, RuntimeFailure
 from hansa.secure.byte_tensors import as_bytes, as_tensor
 from hansa.secure.paillier import PublicKey
@@ -90,8 +90,7 @@ class _Child:
 def serve() -> None:
     """Compute what standard input asks for until it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupted aggregator ends this process itself
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what is printed must not be taken for an answer
+    answers = protected_output()  # what is printed must not be taken for an answer
     while True:
         try:
             message = codec.decode(_receive(sys.stdin.buffer))

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import queue
 import shutil
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +16,7 @@ from typing import Any, BinaryIO, Protocol
 
 from hansa.artifacts.run_folder import LOCK, SUMMARY, read_json
 from hansa.core import disk
+from hansa.core.child import ChildProcess
 from hansa.core.errors import ConfigError
 from hansa.experiment.config import Experiment
 from hansa.study.worker import Loader, run_one, sentence
@@ -181,33 +179,21 @@ class Here:
 
 
 class Worker:
-    """A worker process, and what it says, by a thread of its own into one queue for all."""
+    """A worker process; a thread puts its messages into the queue of the pool, and None when the process has ended."""
 
     def __init__(self, heard: queue.SimpleQueue[tuple[Worker, dict[str, Any] | None]], log: Path, lock: BinaryIO | None,
                  modules: Sequence[str]) -> None:  # fmt: skip
         self.job: Job | None = None
         self.began = 0.0
         threads = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-        with open(log, "ab") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "hansa.study.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=errors, text=True, env={**os.environ, **threads, "PYTHONPATH": os.pathsep.join(sys.path)},
-                pass_fds=() if lock is None else (lock.fileno(),),
-            )  # fmt: skip
+        self._child = ChildProcess("hansa.study.worker", environment=threads, log=log,
+                                   pass_fds=() if lock is None else (lock.fileno(),))  # fmt: skip
         self._send({"path": sys.path, "modules": list(modules)})
-        threading.Thread(target=self._listen, args=(heard,), daemon=True).start()
-
-    def _listen(self, heard: queue.SimpleQueue[tuple[Worker, dict[str, Any] | None]]) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            heard.put((self, json.loads(line)))
-        heard.put((self, None))
+        self._child.forward(lambda message: heard.put((self, message)))
 
     def _send(self, message: dict[str, Any]) -> None:
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it died; the listener says so
-            self.process.stdin.write(json.dumps(message) + "\n")
-            self.process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it died; the reading thread reports that
+            self._child.send(message)
 
     def start(self, job: Job) -> None:
         self.job, self.began = job, time.monotonic()
@@ -215,14 +201,8 @@ class Worker:
         self._send({"tree": experiment.tree, "place": experiment.folder, "run_dir": str(job.run_dir.resolve())})
 
     def stop(self) -> int:
-        """End the process; gives its exit status."""
-        self.process.kill()
-        status = self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-        return status
+        """End the process; return its exit status."""
+        return self._child.close()
 
 
 class Pool:

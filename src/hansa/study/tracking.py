@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hansa.artifacts.run_folder import EXPERIMENT, RunFolder
-from hansa.track.session import TRACKING, Memory, Session
-from hansa.track.tracker import About, Tracker, trackers
+from hansa.track.session import TRACKING, Session, TrackingState
+from hansa.track.tracker import RunInfo, Tracker, trackers
 
 if TYPE_CHECKING:
     from hansa.study.results import Outcome, Results
@@ -32,12 +32,12 @@ class StudySession:
 
     def __init__(self, name: str, folder: Path, chosen: Sequence[Tracker], tree: dict[str, Any]) -> None:
         self.name, self.folder = name, Path(folder)
-        self._memory = Memory(self.folder / TRACKING)
+        self._memory = TrackingState(self.folder / TRACKING)
         place = str(self.folder.resolve()).encode()
         mark = self._memory.about.get("mark") or hashlib.sha256(place).hexdigest()[:32]
         known: dict[str, Any] = {"run": name, "experiment": name, "mark": mark}
         self._memory.begin(known, chosen)
-        self._about = About(record={"experiment": {"tree": tree}}, folder=str(self.folder.resolve()), study=True,
+        self._about = RunInfo(record={"experiment": {"tree": tree}}, folder=str(self.folder.resolve()), study=True,
                             tags={"hansa.study": name}, **known)  # fmt: skip
         self._session = Session(chosen, self._memory)
         self._begun, self._cells, self._failed = False, 0, 0
@@ -62,7 +62,7 @@ class StudySession:
         folder = outcome.run_dir
         record = RunFolder(folder).experiment() if folder is not None and (folder / EXPERIMENT).exists() else {}
         record = {**record, "experiment": record.get("experiment") or {"tree": cell.tree}}
-        self._session.open(About(
+        self._session.open(RunInfo(
             run=f"{cell.algorithm}, {cell.setting}, seed {cell.seed}" if cell.setting else
                 f"{cell.algorithm}, seed {cell.seed}",
             experiment=self.name, record=record, mark=mark, folder=None if folder is None else str(folder.resolve()),

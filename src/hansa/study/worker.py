@@ -1,18 +1,10 @@
-"""A worker process of a study: does one run after another, tells how they go, and dies with its parent.
-
-It reads a run a line from standard input, as JSON, and writes what happens to standard output, as JSON lines. Where the
-input ends, its parent is gone, however that came, and it ends at once.
-"""
+"""A worker process of a study: does one run after another, reports their progress, and ends with its parent."""
 
 from __future__ import annotations
 
 import importlib
 import json
-import os
-import queue
-import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -20,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hansa.artifacts.run_folder import EXPERIMENT
+from hansa.core.child import ParentConnection
 from hansa.core.determinism import threads
 from hansa.core.errors import HansaError
 from hansa.data.dataset import Data
@@ -74,36 +67,21 @@ def sentence(error: BaseException) -> str:
 
 
 def main() -> None:
-    """Work until the parent says no more, or is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, who ends this process
-    out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what a run prints goes to the log
-
-    def tell(message: dict[str, Any]) -> None:
-        out.write(json.dumps(message) + "\n")
-        out.flush()
-
-    work: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-
-    def listen() -> None:
-        for line in sys.stdin:
-            work.put(json.loads(line))
-        os._exit(0)
-
-    threading.Thread(target=listen, daemon=True).start()
-    setup, load = work.get(), Loader()
+    """Do runs, one after another, until the parent ends."""
+    parent = ParentConnection()  # what a run prints goes to the log
+    messages = parent.until_parent_ends()
+    setup, load = next(messages), Loader()
     sys.path[:] = setup["path"]
     for module in setup["modules"]:
         importlib.import_module(module)
-    while True:
-        job = work.get()
+    for job in messages:
         try:
-            run_one(job["tree"], job["place"], Path(job["run_dir"]), load, lambda done: tell({"round": done}))
-            tell({"done": True})
+            run_one(job["tree"], job["place"], Path(job["run_dir"]), load, lambda done: parent.send({"round": done}))
+            parent.send({"done": True})
         except (Exception, SystemExit) as error:
             if not isinstance(error, HansaError):
                 traceback.print_exc()
-            tell({"failed": sentence(error)})
+            parent.send({"failed": sentence(error)})
 
 
 if __name__ == "__main__":

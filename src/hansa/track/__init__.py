@@ -11,11 +11,11 @@ from hansa.core.lazy import exports
 
 if TYPE_CHECKING:
     from hansa.track.session import Session, begin, remembered, track_folder
-    from hansa.track.tracker import About, Log, Tracker, trackers
+    from hansa.track.tracker import Log, RunInfo, Tracker, trackers
 
 # Imported when asked for: a tracker's own process needs none of what a run needs.
 _HOMES = {
-    "About": ".tracker",
+    "RunInfo": ".tracker",
     "Log": ".tracker",
     "Session": ".session",
     "Tracker": ".tracker",
@@ -26,8 +26,8 @@ _HOMES = {
 }
 
 __all__ = [
-    "About",
     "Log",
+    "RunInfo",
     "Session",
     "Tracker",
     "begin",

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from hansa.core.registry import register
-from hansa.track.tracker import About, Line, Log, Say, Tracker
+from hansa.track.tracker import Line, Log, RunInfo, Say, Tracker
 
 SHOWN = ("accuracy", "auc", "loss", "train_loss", "party_accuracy_worst_tenth")
 
@@ -19,12 +19,12 @@ SHOWN = ("accuracy", "auc", "loss", "train_loss", "party_accuracy_worst_tenth")
 class ToConsole(Tracker):
     """A line a round: on standard error, or where Hansa's own log goes."""
 
-    def open(self, about: About, state: dict[str, Any], say: Say) -> Log:
+    def open(self, about: RunInfo, state: dict[str, Any], say: Say) -> Log:
         return ConsoleLog(about, state)
 
 
 class ConsoleLog(Log):
-    def __init__(self, about: About, state: dict[str, Any]) -> None:
+    def __init__(self, about: RunInfo, state: dict[str, Any]) -> None:
         self.about, self.state = about, state
         self._log = logging.getLogger("hansa")
         self._total = (about.record.get("run") or {}).get("rounds")

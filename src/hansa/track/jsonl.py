@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hansa.core.registry import register
-from hansa.track.tracker import About, Line, Log, Say, Tracker, params, tags
+from hansa.track.tracker import Line, Log, RunInfo, Say, Tracker, params, tags
 
 DEFAULT = "runs/events.jsonl"
 
@@ -26,12 +26,12 @@ class JsonLines(Tracker):
     path: str = DEFAULT
     takes: ClassVar[str | None] = "path"
 
-    def open(self, about: About, state: dict[str, Any], say: Say) -> Log:
+    def open(self, about: RunInfo, state: dict[str, Any], say: Say) -> Log:
         return JsonLinesLog(Path(state.get("path") or Path(self.path).resolve()), about)
 
 
 class JsonLinesLog(Log):
-    def __init__(self, path: Path, about: About) -> None:
+    def __init__(self, path: Path, about: RunInfo) -> None:
         self.path, self.about, self.state = path, about, {"path": str(path)}
         path.parent.mkdir(parents=True, exist_ok=True)
         self._last = -1

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from hansa.core.errors import ConfigError, HansaError
 from hansa.core.registry import register
-from hansa.track.tracker import About, Line, Log, Say, Tracker, draw_partition, numbers, params, tags
+from hansa.track.tracker import Line, Log, RunInfo, Say, Tracker, draw_partition, numbers, params, tags
 
 DATABASE = "runs/mlflow.db"
 MARK = "replies"  # a metric that every round has
@@ -47,7 +47,7 @@ class MLflow(Tracker):
     experiment: str | None = None
     model: str | None = None
     wait: float = 60.0
-    apart: ClassVar[bool] = True
+    separate_process: ClassVar[bool] = True
     needs: ClassVar[str | None] = "mlflow"
     takes: ClassVar[str | None] = "uri"
 
@@ -55,13 +55,13 @@ class MLflow(Tracker):
         if not self.wait > 0:
             raise ConfigError(f"wait must be positive, got {self.wait}")
 
-    def open(self, about: About, state: dict[str, Any], say: Say) -> Log:
+    def open(self, about: RunInfo, state: dict[str, Any], say: Say) -> Log:
         uri = state.get("uri") or self.uri or os.environ.get("MLFLOW_TRACKING_URI")
         return MLflowLog(self, uri or f"sqlite:///{Path(DATABASE).resolve()}", about, state, say)
 
 
 class MLflowLog(Log):
-    def __init__(self, tracker: MLflow, uri: str, about: About, state: dict[str, Any], say: Say) -> None:
+    def __init__(self, tracker: MLflow, uri: str, about: RunInfo, state: dict[str, Any], say: Say) -> None:
         for name, value in PATIENCE.items():
             os.environ.setdefault(name, value)
         import mlflow

@@ -19,7 +19,7 @@ from hansa.core import disk
 from hansa.core.errors import ConfigError, DataError
 from hansa.core.registry import to_config
 from hansa.track.delivery import Delivery
-from hansa.track.tracker import About, Line, Tracker, trackers
+from hansa.track.tracker import Line, RunInfo, Tracker, trackers
 
 log = logging.getLogger("hansa")
 TRACKING = "tracking.json"  # in a run's folder: its trackers, and where in them the run is
@@ -43,7 +43,7 @@ class FinishedRun(Protocol):
     def keep_personal(self, folder: Path) -> None: ...
 
 
-class Memory:
+class TrackingState:
     """What trackers want remembered, in a file that only its owner can read (addresses may hold passwords)."""
 
     def __init__(self, path: Path | None) -> None:
@@ -97,7 +97,7 @@ class Memory:
 class Session:
     """The trackers of one run, or of a run after another (a study's)."""
 
-    def __init__(self, chosen: Sequence[Tracker], memory: Memory) -> None:
+    def __init__(self, chosen: Sequence[Tracker], memory: TrackingState) -> None:
         self.trackers, self._memory = tuple(chosen), memory
         self._open: dict[Delivery, bool] = {}  # whether the run that is open is of interest to each
         self._sent = 0
@@ -114,7 +114,7 @@ class Session:
         """Whether all trackers have the end of a run."""
         return all(self._memory.runs(t).get(mark, {}).get("ended") == "finish" for t in self.trackers)
 
-    def open(self, about: About, again: bool = False) -> None:
+    def open(self, about: RunInfo, again: bool = False) -> None:
         """Begin a run, or go on with one; trackers that have its end already are told nothing, unless it is to be
         opened `again`."""
         self._sent = 0
@@ -179,7 +179,7 @@ def begin(chosen: Sequence[Tracker], record: dict[str, Any], folder: Path | None
           run: str = "", memory_at: Path | None = None) -> Session:  # fmt: skip
     """Track a run of this process, from its beginning or from where it goes on; `held` counts what each party holds. A
     run without a folder of its own may have a name, and a file to remember by."""
-    memory = Memory(memory_at if folder is None else folder / TRACKING)
+    memory = TrackingState(memory_at if folder is None else folder / TRACKING)
     name = (record.get("experiment") or {}).get("name")
     algorithm = str(record["algorithm"]["name"])
     title = folder.resolve().name if folder is not None else run or name or algorithm
@@ -187,14 +187,14 @@ def begin(chosen: Sequence[Tracker], record: dict[str, Any], folder: Path | None
     known = memory.about or fresh
     memory.begin(known, chosen)
     session = Session(chosen, memory)
-    session.open(About(record=record, folder=None if folder is None else str(folder.resolve()),
+    session.open(RunInfo(record=record, folder=None if folder is None else str(folder.resolve()),
                        partition=held, **known))  # fmt: skip
     return session
 
 
 def remembered(folder: Path | None) -> tuple[Tracker, ...]:
     """The trackers of a run that goes on."""
-    return () if folder is None else Memory(folder / TRACKING).trackers
+    return () if folder is None else TrackingState(folder / TRACKING).trackers
 
 
 def track_folder(folder: str | Path, chosen: Any = None) -> list[str]:
@@ -205,7 +205,7 @@ def track_folder(folder: str | Path, chosen: Any = None) -> list[str]:
     record, history = store.experiment(), store.history()
     if not (folder / SUMMARY).exists():
         raise ConfigError(f"{folder} has not finished; `hansa resume {folder}` goes on, and tracks it")
-    memory = Memory(folder / TRACKING)
+    memory = TrackingState(folder / TRACKING)
     picked = trackers(chosen) or memory.trackers
     if not picked:
         raise ConfigError(f"say where {folder} is to be tracked, as in --track mlflow")
@@ -213,7 +213,7 @@ def track_folder(folder: str | Path, chosen: Any = None) -> list[str]:
     known = memory.about or {"run": folder.resolve().name, "experiment": name, "mark": secrets.token_hex(16)}
     memory.begin(known, picked)
     session = Session(picked, memory)
-    session.open(About(record=record, folder=str(folder.resolve()), **known))
+    session.open(RunInfo(record=record, folder=str(folder.resolve()), **known))
     session.follow(history)
     session.finish(read_json(folder / SUMMARY), folder)
     return session.close(f"{folder}/metrics.jsonl")

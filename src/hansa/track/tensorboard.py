@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hansa.core.registry import register
-from hansa.track.tracker import About, Line, Log, Say, Tracker, draw_partition, numbers, params, tags
+from hansa.track.tracker import Line, Log, RunInfo, Say, Tracker, draw_partition, numbers, params, tags
 
 MARK = "replies"  # a scalar that every round has
 
@@ -20,12 +20,12 @@ class TensorBoard(Tracker):
     """Event files in `folder`/RUN, by default in the folder `tensorboard` of the run: `tensorboard --logdir runs`."""
 
     folder: str | None = None
-    apart: ClassVar[bool] = True
+    separate_process: ClassVar[bool] = True
     needs: ClassVar[str | None] = "tensorboard"
     takes: ClassVar[str | None] = "folder"
     wait = 30.0
 
-    def open(self, about: About, state: dict[str, Any], say: Say) -> Log:
+    def open(self, about: RunInfo, state: dict[str, Any], say: Say) -> Log:
         if about.parent is not None:
             place = Path(about.parent["folder"]) / about.run
         elif self.folder is None and about.folder is not None:
@@ -36,7 +36,7 @@ class TensorBoard(Tracker):
 
 
 class TensorBoardLog(Log):
-    def __init__(self, about: About, folder: Path) -> None:
+    def __init__(self, about: RunInfo, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self.about, self.state = about, {"folder": str(folder)}

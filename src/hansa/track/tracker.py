@@ -17,7 +17,7 @@ Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class About:
+class RunInfo:
     """A run that is tracked, as plain data. `record` is its `experiment.json`; `mark` is its own and stays when it goes
     on; `partition` counts what each party holds. A run of a study names its `parent` (what a `Log` remembers of it);
     the study itself is a run with `study` set.
@@ -61,7 +61,7 @@ class Tracker(Part):
     """Base of trackers: a part that opens a log for a run."""
 
     kind: ClassVar[str] = "tracker"
-    apart: ClassVar[bool] = False  # whether it works in a process of its own: what it imports is slow, or may hang
+    separate_process: ClassVar[bool] = False  # True for a tracker whose imports are slow, or that may hang
     needs: ClassVar[str | None] = None  # a package that is not always there, by the name of the extra as well
     takes: ClassVar[str | None] = None  # the field that may follow the name, as in "mlflow:URI"
     wait: float = 10.0  # seconds after the run for what has not been delivered
@@ -71,7 +71,7 @@ class Tracker(Part):
         if self.needs is not None and importlib.util.find_spec(self.needs) is None:
             raise ConfigError(f"the tracker {self.name!r} needs a package: pip install 'hansa[{self.needs}]'")
 
-    def open(self, about: About, state: dict[str, Any], say: Say) -> Log:
+    def open(self, about: RunInfo, state: dict[str, Any], say: Say) -> Log:
         """Begin, or go on with, a run: `state` is empty, or what a log of it remembered. `say` tells the user."""
         raise TypeError(f"the tracker {self.name!r} tracks nothing")
 
@@ -131,7 +131,7 @@ def flat(tree: Any, at: str = "") -> dict[str, str]:
     return {at: tree if isinstance(tree, str) else json.dumps(tree)}
 
 
-def params(about: About) -> dict[str, str]:
+def params(about: RunInfo) -> dict[str, str]:
     """A run's configuration as dotted names: the algorithm and the run with all their fields, the task, the partition;
     of a study, all that its file says."""
     record = about.record
@@ -145,7 +145,7 @@ def params(about: About) -> dict[str, str]:
     return flat({name: value for name, value in found.items() if value})
 
 
-def tags(about: About) -> dict[str, str]:
+def tags(about: RunInfo) -> dict[str, str]:
     """What runs are found by: version, plan, algorithm, data set, partition, engine; and the run's own tags."""
     record = about.record
     tree = (record.get("experiment") or {}).get("tree") or {}
@@ -167,7 +167,7 @@ def tags(about: About) -> dict[str, str]:
     return {k: v for k, v in found.items() if v} | about.tags
 
 
-def draw_partition(about: About, path: str) -> bool:
+def draw_partition(about: RunInfo, path: str) -> bool:
     """Draw what each party holds, if that is known; whether it is."""
     if about.partition is None:
         return False

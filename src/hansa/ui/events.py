@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 KEPT = 256  # changes for those who come back
 WAITING = 64  # events that wait for one who looks
-LISTENERS = 32  # who look at the same time
+SUBSCRIBERS = 32  # who look at the same time
 ROUNDS = 1000  # of a job; of more, every second of the older ones goes
 RECENT = 200  # rounds that are kept whole
 Line = dict[str, Any]
@@ -70,7 +70,7 @@ def written(event: str, data: Any, id: str | None = None) -> bytes:
     return f"{head}event: {event}\ndata: {json.dumps(data, separators=(',', ':'), allow_nan=False)}\n\n".encode()
 
 
-class Listener:
+class Subscriber:
     """One who looks: what waits for him. `cut` is called when he is let go because he takes nothing."""
 
     def __init__(self) -> None:
@@ -108,13 +108,13 @@ class Listener:
         return self._events.popleft() if self._events else None
 
 
-class Board:
+class EventStream:
     """What is shown. It belongs to one event loop."""
 
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
         self._rounds: dict[str, list[Line]] = {}
-        self._listeners: set[Listener] = set()
+        self._listeners: set[Subscriber] = set()
         self.watched = asyncio.Event()  # somebody looks
         self.closed = False
         self._begin()
@@ -168,11 +168,11 @@ class Board:
         for listener in self._listeners:
             listener.tell(event)
 
-    def join(self, last: str) -> Listener | None:
+    def join(self, last: str) -> Subscriber | None:
         """Somebody looks, who has seen the change of that id as the last; None where there are too many already."""
-        if self.closed or len(self._listeners) >= LISTENERS:
+        if self.closed or len(self._listeners) >= SUBSCRIBERS:
             return None
-        listener = Listener()
+        listener = Subscriber()
         life, _, number = last.partition("-")
         missed = self._number - int(number) if life == self._life and re.fullmatch("[0-9]{1,15}", number) else -1
         if 0 <= missed <= min(len(self._changes), WAITING - 1):
@@ -184,7 +184,7 @@ class Board:
         self.watched.set()
         return listener
 
-    def leave(self, listener: Listener) -> None:
+    def leave(self, listener: Subscriber) -> None:
         self._listeners.discard(listener)
         if not self._listeners:
             self.watched.clear()

@@ -20,7 +20,7 @@ PARTIES = 200  # that are shown of those that were missing or rejected
 CHUNK = 2**22  # bytes of metrics that are read at one look
 
 
-class RunFolder:
+class RunFolderSource:
     """The folder of a run (`hansa.ui.events.Source`, and `hansa.ui.page.Control`). `on_stop` is called when somebody
     with the token wants it stopped."""
 

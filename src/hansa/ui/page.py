@@ -22,7 +22,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from hansa.core.errors import HansaError
-from hansa.ui.events import Board, Source
+from hansa.ui.events import EventStream, Source
 
 log = logging.getLogger("hansa.ui")
 EVERY = 0.5  # seconds between two looks while somebody looks on
@@ -94,7 +94,7 @@ class Page:
     `addresses`, by any address as well."""
 
     def __init__(self, source: Source, control: Control, hosts: Sequence[str] = (), addresses: bool = False) -> None:
-        self.source, self.control, self.board = source, control, Board()
+        self.source, self.control, self.board = source, control, EventStream()
         self._hosts, self._addresses = frozenset(host.lower() for host in hosts), addresses
         self._looking, self._looked = asyncio.Lock(), -math.inf
         self._wrong: list[float] = []  # when the last wrong tokens came
