@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from weather import Climate, campaign
-
-from hansa.testing.proxy import Faults
+from weather import Climate, Faults, campaign
 
 
 def test_rounds_over_bad_lines_close_with_those_who_answered_and_everybody_comes_back(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """`make weather`: a federation whose parties reach their aggregator over lines that delay, lose, break, fall silent and
 are cut off, with slow strangers at the door; what must hold of its rounds, its sockets and its model.
 
-Real processes; each party has a fault proxy of its own (`hansa.testing.proxy`). Every round some parties drop out; for
-some rounds a part of them is cut off altogether. The seed says who and how; when a byte goes the machine decides.
+Real processes; each party has a fault proxy of its own (`tests/net/tcp_proxy.py`). Every round some parties drop out;
+for some rounds a part of them is cut off altogether. The seed says who and how; when a byte goes the machine decides.
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ import chaos_kit
 import mortal
 import numpy as np
 
+sys.path.append(str(Path(__file__).parents[1] / "net"))  # the fault proxy
+
+from tcp_proxy import Faults, Proxy
+
 from hansa.core import codec
 from hansa.experiment.config import Experiment, read
 from hansa.net.aggregator.federation import init
@@ -38,7 +42,6 @@ from hansa.net.local import free_port
 from hansa.net.operator import ENDED, Operator
 from hansa.net.transport.tls import client_context, unverified_context
 from hansa.run.simulate import simulate
-from hansa.testing.proxy import Faults, Proxy
 
 PATIENCE = 120.0  # seconds without a closed round after which a job counts as stuck
 STUCK = 60.0  # seconds that a socket may be held for somebody who says nothing, a question for work or not

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 from league import PATIENCE, Asked, Caller, League, Member, draft, samples
+from tcp_proxy import Faults, Proxy, ProxyThread
 
 from hansa.net.party import agent as parties
 from hansa.net.transport import client as clients
 from hansa.net.transport.client import Client, Unreachable
 from hansa.net.transport.tls import client_context
 from hansa.net.transport.wire import CHUNK, Blob
-from hansa.testing.proxy import Faults, Proxy, ProxyThread
 
 
 @pytest.fixture

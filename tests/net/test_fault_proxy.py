@@ -17,11 +17,12 @@ import sys
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
+import fault_proxy
 import pytest
+import tcp_proxy as module
+from tcp_proxy import BUFFER, NEAR, SEGMENT, Dice, Faults, Proxy, ProxyThread, parse_faults
 
 from hansa.core.errors import ConfigError
-from hansa.testing import proxy as module
-from hansa.testing.proxy import BUFFER, NEAR, SEGMENT, Dice, Faults, Proxy, ProxyThread, parse_faults
 
 SOON = 20.0  # seconds after which what should come has not
 WHILE = 0.15  # seconds for which what should not come is looked for
@@ -134,7 +135,7 @@ class Clocked:
             self.slept.append(seconds)
             await sleep(min(seconds, 0.01))
 
-        monkeypatch.setattr("hansa.testing.proxy.asyncio.sleep", noted)
+        monkeypatch.setattr("tcp_proxy.asyncio.sleep", noted)
 
 
 def test_latency_is_waited_for_in_both_directions_and_for_the_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -508,10 +509,8 @@ def test_without_a_loop_of_ones_own_it_runs_in_a_thread() -> None:
 def test_bad_words_are_answered_in_one_sentence(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from hansa.testing.__main__ import main
-
     with pytest.raises(SystemExit) as ended:
-        main(["proxy", *words])
+        fault_proxy.main(words)
     out, err = capsys.readouterr()
     assert ended.value.code == 2 and out == "" and err.count("\n") == 1 and re.search(said, err)
 
@@ -571,9 +570,9 @@ def test_faults_on_the_command_line_are_in_milliseconds() -> None:
 
 def test_by_hand_it_tells_each_fault_and_counts_at_the_end() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        words = ["proxy", "--to", f"127.0.0.1:{server.getsockname()[1]}", "--latency", "1", "--reset", "0.999999",
+        words = ["--to", f"127.0.0.1:{server.getsockname()[1]}", "--latency", "1", "--reset", "0.999999",
                  "--down", "reset=0", "--seed", "4", "--json"]  # fmt: skip
-        process = subprocess.Popen([sys.executable, "-m", "hansa.testing", *words], stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen([sys.executable, fault_proxy.__file__, *words], stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         port = json.loads(process.stdout.readline())["port"]
         with socket.create_connection(("127.0.0.1", port), SOON) as client:
@@ -589,7 +588,6 @@ def test_by_hand_it_tells_each_fault_and_counts_at_the_end() -> None:
 
 
 def test_by_hand_it_speaks_to_people_too(capsys: pytest.CaptureFixture[str]) -> None:
-    from hansa.testing.__main__ import configured, parser
-
-    configured(parser().parse_args(["proxy", "--to", "a:1"])).note("loss", connection=3, way="up", seconds=0.2)
+    options = fault_proxy.parser().parse_args(["--to", "a:1"])
+    fault_proxy.configured(options).note("loss", connection=3, way="up", seconds=0.2)
     assert re.fullmatch(r" +\d+\.\d{3}  loss  connection=3 way=up seconds=0\.2\n", capsys.readouterr().out)

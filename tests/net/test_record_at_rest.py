@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fault_proxy import address
 from league import League
 
 from hansa.core import crash_points as points
@@ -29,7 +30,6 @@ from hansa.net.aggregator.registry import Registry
 from hansa.net.aggregator.schema import SCHEMA, VERSION
 from hansa.net.party.store import PartyStore
 from hansa.net.transport.limits import Limits
-from hansa.testing.__main__ import address
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@
         proxy.heal()
 
 It stands between real processes and never looks at, alters or reorders their bytes. `ProxyThread` is the same for code
-without an event loop, `python -m hansa.testing proxy` by hand.
+without an event loop, `python tests/net/fault_proxy.py` by hand.
 
 What cannot be had between two sockets is told apart from what can: a client's connection is accepted by the proxy's
 kernel before anybody else has a say, and TCP's own keep-alives are answered by it; a lost segment is what a program
