@@ -1,0 +1,63 @@
+"""The small experiment on which the conformance checks run, and comparisons of its results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hansa.core import codec
+from hansa.core.algorithm import Algorithm
+from hansa.core.registry import to_config
+from hansa.experiment.config import Experiment, parse
+from hansa.run.result import Result
+from hansa.run.simulate import simulate
+
+PARTIES = 4
+TREE: dict[str, Any] = {
+    "task": {"dataset": "breast-cancer", "model": "logistic", "prepare": "standardise", "party_test": 0.2,
+             "dtype": "float64", "trusted": 40},
+    "partition": {"name": "quantity", "parties": PARTIES, "alpha": 1.0, "min_size": 20},
+    "run": {"rounds": 3, "seed": 3,
+            "devices": {"compute": {"name": "exponential", "mean": 0.1}, "latency": "exponential"}},
+}  # fmt: skip
+
+
+def experiment_for(algorithm: Algorithm, **run: Any) -> Experiment:
+    """The experiment of the checks with an algorithm; `run` replaces fields of its `[run]` table."""
+    return parse({**TREE, "algorithm": to_config(algorithm), "run": {**TREE["run"], **run}})
+
+
+def simulated(experiment: Experiment, **settings: Any) -> Result:
+    """Simulate an experiment; `settings` replace arguments of `hansa.simulate`."""
+    return simulate(experiment.algorithm, experiment.build_task(), **{**experiment.settings(), **settings})
+
+
+def published(result: Result) -> dict[str, Any]:
+    """The final state of a run as a tree."""
+    return result.state.tree()
+
+
+def leaves(tree: Any) -> list[Tensor]:
+    """All tensors of a tree, in order."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    values = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (list, tuple)) else []
+    return [leaf for value in values for leaf in leaves(value)]
+
+
+def finite(tree: Any) -> bool:
+    """Whether all floating-point numbers of a tree are finite."""
+    return all(bool(torch.isfinite(tensor).all()) for tensor in leaves(tree) if tensor.is_floating_point())
+
+
+def same_bits(a: Any, b: Any) -> bool:
+    """Whether two trees are equal to the last bit."""
+    return codec.encode(a) == codec.encode(b)
+
+
+def close(a: Any, b: Any, tolerance: float) -> bool:
+    """Whether the tensors of two trees have the same shapes and differ by at most `tolerance`."""
+    pairs = list(zip(leaves(a), leaves(b), strict=True))
+    return all(x.shape == y.shape and torch.allclose(x.double(), y.double(), rtol=0, atol=tolerance) for x, y in pairs)
