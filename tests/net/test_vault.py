@@ -451,7 +451,7 @@ def test_the_command_shows_what_is_spent(
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 2
-    assert "is no party's folder" in capsys.readouterr().err
+    assert "is not the folder of a party" in capsys.readouterr().err
 
 
 # Over the network

@@ -142,7 +142,7 @@ def test_who_waits_no_longer_is_told_that_the_job_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(operate.Operator, "wait", interrupted)
         got = command("wait", "x", job)
-    assert got.exit_code == 130 and f"{job} goes on; wait for it with: hansa wait x {job}" in got.stderr
+    assert got.exit_code == 130 and f"{job} continues; wait for it with: hansa wait x {job}" in got.stderr
 
 
 def test_a_model_that_was_pulled_can_be_loaded_and_predicts(

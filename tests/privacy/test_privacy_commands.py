@@ -62,7 +62,7 @@ def test_central_privacy_counts_rounds_and_parties(
     (("--epsilon", "-1", *SGD), "epsilon must be positive"),
     (("--epsilon", "3", "--delta", "2", *SGD), "delta must lie between 0 and 1"),
     (("--sigma", "-1", *SGD), "sigma must not be negative"),
-    (("--sigma", "1", "--accountant", "moments", *SGD), "--accountant is rdp or pld"),
+    (("--sigma", "1", "--accountant", "moments", *SGD), "--accountant must be rdp or pld"),
 ])  # fmt: skip
 def test_bad_input_is_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], args: tuple[str, ...], said: str

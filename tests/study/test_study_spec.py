@@ -245,8 +245,8 @@ def test_no_figure_of_the_table_is_cut_off_on_a_narrow_console(
 
 @pytest.mark.parametrize(
     ("flags", "message"),
-    [([], "say what to compare"), (["nowhere.toml"], "there is no file nowhere.toml"),
-     (["-a", "fedavg", "--seeds", "many"], "--seeds takes how many"),
+    [([], "nothing to compare"), (["nowhere.toml"], "there is no file nowhere.toml"),
+     (["-a", "fedavg", "--seeds", "many"], "--seeds takes a number of seeds"),
      (["-a", "fedavg", "--tune", "lr"], "--tune takes"),
      (["-a", "fedavg", "--grid", "run.cohort="], "--grid takes"), (["--report", "nowhere"], "holds no results"),
      (["-a", "fedavg", "--dataset", "mnist", "--data-dir", "nowhere"], "mnist")],

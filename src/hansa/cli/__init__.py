@@ -1,4 +1,4 @@
-"""The command line. A user's mistake is one sentence on standard error and exit code 2, never a traceback."""
+"""The command line. A mistake of the user gives one sentence on standard error and exit code 2, no traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands."""
+"""The commands for simulations, parts and data; the other modules add theirs to `app`."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ app = typer.Typer(
 REPORTED = ("rounds", "accuracy", "loss", "bytes_up", "bytes_down", "seconds", "simulated_seconds", "run_dir",
             "stopped", "empty_rounds")  # fmt: skip
 
-Set = Annotated[list[str] | None, typer.Option("--set", help="Change a field: --set algorithm.local.lr=0.05")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on the last line.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="Set a field: --set algorithm.local.lr=0.05; repeatable.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, on the last line.")]
 Track = Annotated[
     list[str] | None,
-    typer.Option("--track", help="Track the run: console, jsonl[:FILE], tensorboard[:FOLDER] or mlflow[:URI]."),
+    typer.Option("--track", help="Tracker: console, jsonl[:FILE], tensorboard[:FOLDER] or mlflow[:URI]; repeatable."),
 ]
-Ui = Annotated[bool, typer.Option("--ui", help="Show the run live on a page of this machine; its address is printed.")]
-UiPort = Annotated[int | None, typer.Option("--ui-port", metavar="PORT", help="The page's port; by default any.")]
-Stay = Annotated[bool, typer.Option("--stay", help="Keep the page after the run's end, until Ctrl-C.")]
-DataDir = Annotated[str | None, typer.Option("--data-dir", help="Where data files lie (or HANSA_DATA).")]
+Ui = Annotated[bool, typer.Option("--ui", help="Serve a live page of the run on this machine; prints its address.")]
+UiPort = Annotated[
+    int | None, typer.Option("--ui-port", metavar="PORT", help="Port of the live page. Default: any free port.")
+]
+Stay = Annotated[bool, typer.Option("--stay", help="Keep the live page after the run has ended, until Ctrl-C.")]
+DataDir = Annotated[str | None, typer.Option("--data-dir", help="Folder of the data files. Default: HANSA_DATA.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -44,10 +46,11 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 
 def changes(sets: list[str] | None, data_dir: str | None) -> dict[str, Any]:
+    """The fields that `--set` and `--data-dir` change, by dotted names."""
     from hansa.experiment.config import parse_set
 
-    given = parse_set(sets or [])
-    return given if data_dir is None else {**given, "task.data_dir": data_dir}
+    fields = parse_set(sets or [])
+    return fields if data_dir is None else {**fields, "task.data_dir": data_dir}
 
 
 def _print_result(result: Any, as_json: bool) -> None:
@@ -61,7 +64,7 @@ def _print_result(result: Any, as_json: bool) -> None:
 
 
 def _page(folder: Path, ui: bool, port: int | None, stay: bool, as_json: bool) -> AbstractContextManager[Any]:
-    """The live page of a run, where one is asked for; it says where it is."""
+    """Start the live page if an option asks for it, and print its address; otherwise a context of None."""
     from contextlib import nullcontext
 
     if not ui and port is None and not stay:
@@ -74,17 +77,17 @@ def _page(folder: Path, ui: bool, port: int | None, stay: bool, as_json: bool) -
 
 
 def _fail_without_effect(result: Any) -> None:
-    """Exit with code 1 and the reason where no round of a run changed the model."""
+    """Exit with code 1 and the reason if no round of a run changed the model."""
     from hansa.report.diagnosis import without_effect
 
-    why = without_effect(result.history)
-    if why is not None:
-        typer.echo(f"error: {why}", err=True)
+    reason = without_effect(result.history)
+    if reason is not None:
+        typer.echo(f"error: {reason}", err=True)
         raise typer.Exit(1)
 
 
 def _linger(page: Any, result: Any) -> None:
-    """Have the live page, where there is one, show the end, and stay where that is wanted."""
+    """Show the end of the run on the live page, if there is one; with --stay, keep the page until Ctrl-C."""
     if page is None:
         return
     page.ended("finished", str(result.summary["stopped"]))
@@ -95,13 +98,13 @@ def _linger(page: Any, result: Any) -> None:
 
 @app.command()
 def run(
-    experiment: Annotated[Path, typer.Argument(help="An experiment file (TOML).")],
+    experiment: Annotated[Path, typer.Argument(help="Experiment file (TOML).")],
     sets: Set = None,
     as_json: Json = False,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder of the run; by default runs/NAME-TIME.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder of the run. Default: runs/NAME-TIME.")] = None,
     data_dir: DataDir = None,
     engine: Annotated[
-        str | None, typer.Option("--engine", help="How parties train: auto, reference, workers or stacked.")
+        str | None, typer.Option("--engine", help="Simulation engine: auto, reference, workers or stacked.")
     ] = None,
     track: Track = None,
     ui: Ui = False,
@@ -114,16 +117,16 @@ def run(
     from hansa.report.run_report import run_report
     from hansa.run.resume import execute, new_folder
 
-    given = changes(sets, data_dir)
-    read_in = read(experiment, given if engine is None else {**given, "run.engine": engine})
+    fields = changes(sets, data_dir)
+    parsed = read(experiment, fields if engine is None else {**fields, "run.engine": engine})
     if track:
         from hansa.track import trackers
 
-        read_in = dataclasses.replace(read_in, track=trackers([*read_in.track, *track], "--track"))
+        parsed = dataclasses.replace(parsed, track=trackers([*parsed.track, *track], "--track"))
     folder = out or new_folder(experiment.stem)
     with _page(folder, ui, ui_port, stay, as_json) as page:
-        with watching(read_in.run.rounds, quiet=as_json, hint=f"hansa resume {folder}") as watch:
-            result = execute(read_in, folder, watch if page is None else page.watching(watch))
+        with watching(parsed.run.rounds, quiet=as_json, hint=f"hansa resume {folder}") as watch:
+            result = execute(parsed, folder, watch if page is None else page.watching(watch))
         run_report(folder)
         _print_result(result, as_json)
         _linger(page, result)
@@ -132,24 +135,26 @@ def run(
 
 @app.command()
 def resume(
-    run_dir: Annotated[Path, typer.Argument(help="The folder of a run that was stopped.")],
-    force: Annotated[bool, typer.Option("--force", help="Go on under another plan; bits may differ.")] = False,
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a stopped run.")],
+    force: Annotated[
+        bool, typer.Option("--force", help="Resume even if the plan differs; the bits may differ.")
+    ] = False,
     as_json: Json = False,
     track: Track = None,
     ui: Ui = False,
     ui_port: UiPort = None,
     stay: Stay = False,
 ) -> None:
-    """Go on with a run from its last checkpoint, tracked as before."""
+    """Resume a run from its last checkpoint, with the same trackers."""
     from hansa.cli.progress import watching
     from hansa.report.run_report import run_report
-    from hansa.run.resume import resume as go_on
+    from hansa.run.resume import resume as resume_run
     from hansa.run.resume import stored_experiment
 
     rounds = stored_experiment(run_dir).run.rounds
     with _page(run_dir, ui, ui_port, stay, as_json) as page:
         with watching(rounds, quiet=as_json, hint=f"hansa resume {run_dir}") as watch:
-            result = go_on(run_dir, force, watch if page is None else page.watching(watch), track)
+            result = resume_run(run_dir, force, watch if page is None else page.watching(watch), track)
         run_report(run_dir)
         _print_result(result, as_json)
         _linger(page, result)
@@ -157,25 +162,23 @@ def resume(
 
 
 @app.command(name="track")
-def track_run(
-    run_dir: Annotated[Path, typer.Argument(help="The folder of a run that has finished.")], track: Track = None
-) -> None:
-    """Track a run that has finished, or send what its trackers did not get: console, jsonl, tensorboard, mlflow."""
+def track_run(run_dir: Annotated[Path, typer.Argument(help="Folder of a finished run.")], track: Track = None) -> None:
+    """Send a finished run to trackers, or send them what they missed: console, jsonl, tensorboard, mlflow."""
     from rich.console import Console
 
-    from hansa.cli.progress import spoken
+    from hansa.cli.progress import logging_to
     from hansa.core.errors import RuntimeFailure
     from hansa.track import track_folder
 
-    with spoken(Console()):
+    with logging_to(Console()):
         lost = track_folder(run_dir, track)
     if lost:
         raise RuntimeFailure("; ".join(lost))
 
 
 @app.command()
-def show(run_dir: Annotated[Path, typer.Argument(help="The folder of a run.")], as_json: Json = False) -> None:
-    """Print a run: its configuration, its last rounds, its summary."""
+def show(run_dir: Annotated[Path, typer.Argument(help="Folder of a run.")], as_json: Json = False) -> None:
+    """Print the configuration, the last rounds and the summary of a run."""
     from hansa.cli.show import show_run
 
     show_run(run_dir, as_json)
@@ -183,9 +186,9 @@ def show(run_dir: Annotated[Path, typer.Argument(help="The folder of a run.")], 
 
 @app.command()
 def algorithms(
-    name: Annotated[str | None, typer.Argument(help="One of them, in full.")] = None, as_json: Json = False
+    name: Annotated[str | None, typer.Argument(help="Name of an algorithm.")] = None, as_json: Json = False
 ) -> None:
-    """List the algorithms, or one with its paper, fields, types and defaults."""
+    """List the algorithms, or describe one: its paper, fields, types and defaults."""
     from hansa.cli.parts import show_parts
 
     show_parts("algorithm", name, as_json)
@@ -193,19 +196,17 @@ def algorithms(
 
 @app.command()
 def datasets(
-    name: Annotated[str | None, typer.Argument(help="One of them, in full.")] = None, as_json: Json = False
+    name: Annotated[str | None, typer.Argument(help="Name of a data set.")] = None, as_json: Json = False
 ) -> None:
-    """List the data sets, or one with its fields."""
+    """List the data sets, or describe one and its fields."""
     from hansa.cli.parts import show_parts
 
     show_parts("dataset", name, as_json)
 
 
 @app.command()
-def models(
-    name: Annotated[str | None, typer.Argument(help="One of them, in full.")] = None, as_json: Json = False
-) -> None:
-    """List the models, or one with its fields."""
+def models(name: Annotated[str | None, typer.Argument(help="Name of a model.")] = None, as_json: Json = False) -> None:
+    """List the models, or describe one and its fields."""
     from hansa.cli.parts import show_parts
 
     show_parts("model", name, as_json)
@@ -214,12 +215,12 @@ def models(
 @app.command()
 def parts(
     kind: Annotated[
-        str | None, typer.Argument(help="local, server, fusion, select, partition, ...; without one, the kinds.")
+        str | None, typer.Argument(help="Kind: local, server, fusion, select, partition, ... Default: list all kinds.")
     ] = None,
-    name: Annotated[str | None, typer.Argument(help="One of them, in full.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Name of a part.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List the kinds of parts, or the registered parts of one, or one of them with its fields."""
+    """List the kinds of parts, or the registered parts of a kind, or describe one part and its fields."""
     from hansa.cli.parts import show_kinds, show_parts
 
     if kind is None:
@@ -230,13 +231,13 @@ def parts(
 
 @app.command()
 def partition(
-    experiment: Annotated[Path, typer.Argument(help="An experiment file (TOML).")],
+    experiment: Annotated[Path, typer.Argument(help="Experiment file (TOML).")],
     sets: Set = None,
-    out: Annotated[Path, typer.Option("--out", help="Where to draw it (PNG, SVG or PDF).")] = Path("partition.png"),
+    out: Annotated[Path, typer.Option("--out", help="File for the picture (PNG, SVG or PDF).")] = Path("partition.png"),
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Draw and count what each party of an experiment holds."""
+    """Draw and count the samples of each party of an experiment."""
     from hansa.cli.parts import show_partition
     from hansa.experiment.config import read
 
@@ -245,10 +246,10 @@ def partition(
 
 @app.command()
 def demo(
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many random splits to average over.")] = 10,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Number of random splits to average over.")] = 10,
     out: Annotated[Path, typer.Option("--out", help="Folder for the report.")] = Path("runs/demo"),
 ) -> None:
-    """Four hospitals learn to predict heart disease without sharing a patient."""
+    """Demo: four hospitals learn to predict heart disease without sharing patient data."""
     from hansa.demo.hospitals import show
 
     show(out, seeds)

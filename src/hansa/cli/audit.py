@@ -1,4 +1,4 @@
-"""The commands that look at an exported log, and at proofs from it, without the aggregator."""
+"""The commands that verify an exported log, and make and check proofs, without the aggregator."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import typer
 
 from hansa.cli.app import Json, app
 
-audit = typer.Typer(no_args_is_help=True, help="Look at an exported log: is it whole, and what does it prove?")
+audit = typer.Typer(no_args_is_help=True, help="Verify an exported audit log; make and check proofs from it.")
 app.add_typer(audit, name="audit")
 
-Log = Annotated[Path, typer.Argument(metavar="LOG", help="A log that `hansa log FEDERATION --out LOG` wrote.")]
+Log = Annotated[Path, typer.Argument(metavar="LOG", help="Log exported by `hansa log FEDERATION --out LOG`.")]
 Authority = Annotated[
-    Path | None, typer.Option("--ca", help="The federation's ca.pem; without it, the one in the file is trusted.")
+    Path | None, typer.Option("--ca", help="ca.pem of the federation. Default: trust the one in the file.")
 ]
 
 
 @contextmanager
 def _faults(as_json: bool) -> Iterator[None]:
-    """A fault is one sentence and the exit code 1; bad input is the exit code 2, as everywhere."""
+    """Print a fault as one sentence and exit with code 1. Invalid input has exit code 2, as in all commands."""
     from hansa.net.audit.entries import Fault
 
     try:
@@ -37,7 +37,8 @@ def _faults(as_json: bool) -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
-def _given(path: Path | None) -> bytes | None:
+def _read_authority(path: Path | None) -> bytes | None:
+    """The certificate authority of `--ca`, checked."""
     from hansa.core.errors import DataError
     from hansa.net.transport import certificates
 
@@ -62,51 +63,51 @@ def verify(
     authority: Authority = None,
     receipts: Annotated[
         list[Path] | None,
-        typer.Option("--receipts", help="A party's folder, or its receipts: they must be in the log. Repeatable."),
+        typer.Option("--receipts", help="Folder of a party, or its receipts; each must be in the log. Repeatable."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check a whole log: every hash, signature, certificate and round."""
-    from hansa.net.audit.verify import verify as look
+    """Verify a whole log: every hash, signature, certificate and round."""
+    from hansa.net.audit.verify import verify as verify_log
 
     with _faults(as_json):
-        report = look(log, _given(authority), receipts or [])
+        report = verify_log(log, _read_authority(authority), receipts or [])
     _verdict(as_json, asdict(report), report.text, authority)
 
 
 @audit.command()
 def prove(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="A job, as the log names it.")],
-    party: Annotated[str, typer.Argument(metavar="PARTY", help="A party by name.")],
-    round: Annotated[int, typer.Argument(metavar="ROUND", help="A round of the job, from 1 on.")],
-    log: Annotated[Path, typer.Option("--log", help="The exported log.")],
-    out: Annotated[Path, typer.Option("--out", help="Where to write the proof.")] = Path("proof.json"),
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Job, as named in the log.")],
+    party: Annotated[str, typer.Argument(metavar="PARTY", help="Name of a party.")],
+    round: Annotated[int, typer.Argument(metavar="ROUND", help="Round of the job, from 1.")],
+    log: Annotated[Path, typer.Option("--log", help="Exported log.")],
+    out: Annotated[Path, typer.Option("--out", help="File for the proof.")] = Path("proof.json"),
     authority: Authority = None,
     as_json: Json = False,
 ) -> None:
-    """Prove that a party's update was fused in a round, for who does not have the log."""
+    """Prove that a party's update was fused in a round, to someone without the log."""
     import msgspec
 
-    from hansa.net.audit.proofs import check as look
-    from hansa.net.audit.proofs import prove as make
+    from hansa.net.audit.proofs import check as check_proof
+    from hansa.net.audit.proofs import prove as make_proof
 
     with _faults(as_json):
-        proof = make(log, job, party, round, _given(authority))
-        proved = look(proof)
+        proof = make_proof(log, job, party, round, _read_authority(authority))
+        proved = check_proof(proof)
     out.write_bytes(msgspec.json.encode(proof) + b"\n")
     _verdict(as_json, {"proof": str(out), **asdict(proved)}, lambda: f"wrote {out}: {proved.text()}", authority)
 
 
 @audit.command()
 def check(
-    proof: Annotated[Path, typer.Argument(metavar="PROOF", help="A file that `hansa audit prove` wrote.")],
+    proof: Annotated[Path, typer.Argument(metavar="PROOF", help="File written by `hansa audit prove`.")],
     authority: Authority = None,
     as_json: Json = False,
 ) -> None:
-    """Check a proof by itself, and say what it proves."""
-    from hansa.net.audit.proofs import check as look
+    """Check a proof without the log, and print what it proves."""
+    from hansa.net.audit.proofs import check as check_proof
     from hansa.net.audit.proofs import read_proof
 
     with _faults(as_json):
-        proved = look(read_proof(proof), _given(authority))
+        proved = check_proof(read_proof(proof), _read_authority(authority))
     _verdict(as_json, asdict(proved), proved.text, authority)

@@ -1,4 +1,4 @@
-"""The command that compares algorithms."""
+"""The command `hansa compare`: run a study, show its progress, print its results."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ if TYPE_CHECKING:
     from hansa.study.pool import Job
     from hansa.study.results import Results
 
-INTERVAL = 0.1  # seconds between two drawings, at least
+INTERVAL = 0.1  # seconds between two refreshes, at least
 
 
-class Board:
-    """All runs of a study on the terminal: how many are done, how long the rest takes, and the rounds of those under
-    way. Where there is no terminal it shows nothing."""
+class StudyProgress:
+    """Progress of a study on the terminal: finished runs, remaining time, and the rounds of the runs under way.
+
+    Without a terminal it shows nothing.
+    """
 
     def __init__(self, console: Console) -> None:
         columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=16), MofNCompleteColumn(),
@@ -82,7 +84,7 @@ class Board:
             self._progress.update(self._all, note=note)
         self._progress.refresh()
 
-    def __enter__(self) -> Board:
+    def __enter__(self) -> StudyProgress:
         self._progress.start()
         return self
 
@@ -91,7 +93,7 @@ class Board:
 
 
 def lists(items: list[str] | None, flag: str) -> dict[str, list[Any]] | None:
-    """`NAME=V1,V2` pairs of `--grid` and `--tune`."""
+    """Parse the `NAME=V1,V2` of `--grid` and `--tune`."""
     import tomllib
 
     from hansa.core.errors import ConfigError
@@ -111,7 +113,7 @@ def lists(items: list[str] | None, flag: str) -> dict[str, list[Any]] | None:
 
 
 def seeds_of(text: str | None) -> int | list[int] | None:
-    """`3` is three seeds, `0,5,7` are these."""
+    """Parse `--seeds`: `3` means three seeds, `0,5,7` means these."""
     from hansa.core.errors import ConfigError
 
     if text is None:
@@ -119,54 +121,64 @@ def seeds_of(text: str | None) -> int | list[int] | None:
     try:
         numbers = [int(each) for each in text.split(",")]
     except ValueError:
-        raise ConfigError(f"--seeds takes how many, or a list as in 0,5,7; got {text!r}") from None
+        raise ConfigError(f"--seeds takes a number of seeds, or a list as in 0,5,7; got {text!r}") from None
     return numbers if len(numbers) > 1 else numbers[0]
 
 
 def names(items: list[str] | None) -> list[str] | None:
-    """Names by commas, or by repeating the flag."""
+    """Names separated by commas, or given by repeating the option."""
     return [name.strip() for item in items for name in item.split(",")] if items else None
 
 
 @app.command()
 def compare(
-    study: Annotated[Path | None, typer.Argument(help="A study file (TOML); flags are laid over it.")] = None,
+    study: Annotated[Path | None, typer.Argument(help="Study file (TOML); options override its fields.")] = None,
     algorithms: Annotated[
-        list[str] | None, typer.Option("--algorithms", "-a", help="By commas: fedavg,fedprox,scaffold.")
+        list[str] | None,
+        typer.Option("--algorithms", "-a", help="Algorithms, separated by commas: fedavg,fedprox,scaffold."),
     ] = None,
-    dataset: Annotated[str | None, typer.Option("--dataset", help="By default digits.")] = None,
-    model: Annotated[str | None, typer.Option("--model", help="By default 2nn for digits and the MNISTs.")] = None,
+    dataset: Annotated[str | None, typer.Option("--dataset", help="Data set. Default: digits.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Model. Default: 2nn for digits and the MNISTs.")] = None,
     partition: Annotated[
-        list[str] | None, typer.Option("--partition", help="iid, dirichlet:0.1, shards:2, quantity:0.5; repeatable.")
+        list[str] | None,
+        typer.Option("--partition", help="Partition: iid, dirichlet:0.1, shards:2, quantity:0.5; repeatable."),
     ] = None,
-    parties: Annotated[int | None, typer.Option("--parties", help="How many, in every partition.")] = None,
+    parties: Annotated[int | None, typer.Option("--parties", help="Number of parties in every partition.")] = None,
     adversary: Annotated[
-        list[str] | None, typer.Option("--adversary", help="none, alie:0.2, sign-flip; repeatable.")
+        list[str] | None, typer.Option("--adversary", help="Adversary: none, alie:0.2, sign-flip; repeatable.")
     ] = None,
-    seeds: Annotated[str | None, typer.Option("--seeds", help="How many, or a list: 0,5,7. By default 3.")] = None,
-    rounds: Annotated[int | None, typer.Option("--rounds")] = None,
-    cohort: Annotated[float | None, typer.Option("--cohort", help="The share of parties a round selects.")] = None,
-    target: Annotated[float | None, typer.Option("--target", help="How soon does each reach it?")] = None,
-    metric: Annotated[str | None, typer.Option("--metric", help="What to compare by: accuracy, loss, auc, ...")] = None,
+    seeds: Annotated[str | None, typer.Option("--seeds", help="Number of seeds, or a list: 0,5,7. Default: 3.")] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", help="Number of rounds of each run.")] = None,
+    cohort: Annotated[
+        float | None, typer.Option("--cohort", help="Fraction of the parties selected per round.")
+    ] = None,
+    target: Annotated[
+        float | None, typer.Option("--target", help="Metric value for the rounds-to-target column.")
+    ] = None,
+    metric: Annotated[
+        str | None, typer.Option("--metric", help="Metric to compare by: accuracy, loss, auc, ...")
+    ] = None,
     grid: Annotated[
-        list[str] | None, typer.Option("--grid", help="A further axis: --grid run.cohort=0.1,0.5; repeatable.")
+        list[str] | None, typer.Option("--grid", help="Another field to vary: --grid run.cohort=0.1,0.5; repeatable.")
     ] = None,
     tune: Annotated[
-        list[str] | None, typer.Option("--tune", help="Tune first: --tune local.lr=0.03,0.1,0.3; repeatable.")
+        list[str] | None, typer.Option("--tune", help="Field to tune before: --tune local.lr=0.03,0.1,0.3; repeatable.")
     ] = None,
-    jobs: Annotated[int | None, typer.Option("--jobs", "-j", help="Runs side by side; by default one a core.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", help="Number of runs at the same time. Default: one per core.")
+    ] = None,
     sets: Set = None,
     data_dir: DataDir = None,
-    out: Annotated[Path | None, typer.Option("--out", help="The study's folder; by default runs/NAME.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder of the study. Default: runs/NAME.")] = None,
     report: Annotated[
-        Path | None, typer.Option("--report", help="Make the report of this study's folder anew, and nothing else.")
+        Path | None, typer.Option("--report", help="Only write the report of this study folder again.")
     ] = None,
     track: Track = None,
     as_json: Json = False,
 ) -> None:
-    """Compare algorithms over partitions, adversaries, fields and seeds: a table, a report, tests of significance.
+    """Compare algorithms over partitions, adversaries, fields and seeds: a table, a report, significance tests.
 
-    What was run before is not run again; a study that was stopped goes on with the same command.
+    Finished runs are not repeated: run the same command again to continue a stopped study.
     """
     from hansa.core.errors import ConfigError
     from hansa.core.registry import nest
@@ -190,15 +202,15 @@ def compare(
     if study is not None:
         plan = read_study(study, over)
     elif keys["algorithms"] is None:
-        raise ConfigError("say what to compare: a study file, or --algorithms fedavg,fedprox,scaffold")
+        raise ConfigError("nothing to compare; give a study file, or --algorithms fedavg,fedprox,scaffold")
     else:
         plan = parse_study(lay({"study": {"seeds": 3}}, over), "")
     plan, more = named(plan, out), trackers(track, "--track")
     try:
-        with Board(Console()) as board:
-            results = perform(plan, None if as_json else board)
+        with StudyProgress(Console()) as progress:
+            results = perform(plan, None if as_json else progress)
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted; the same command goes on where it was\n")
+        sys.stderr.write("interrupted; run the same command again to continue\n")
         raise typer.Exit(130) from None
     assert plan.folder is not None
     written = write_report(results, plan.folder)
@@ -211,19 +223,19 @@ def compare(
 
 
 def write_report(results: Results, folder: Path) -> list[Path]:
-    """The study's report, in its folder."""
+    """Write the report of a study into its folder; return the files."""
     from hansa.report import study_report
 
     return study_report.write(results, folder)
 
 
 def print_results(results: Results, written: Sequence[Path], as_json: bool) -> None:
-    """The study in one JSON object, or as a table."""
+    """Print a study as one JSON object, or as tables."""
     if as_json:
         typer.echo(json.dumps(as_tree(results, written)))
         return
     console = Console()
-    for table in tables(results):  # on a narrow console its lines are broken: a figure is never cut off
+    for table in tables(results):  # a narrow console breaks lines; numbers are never cut off
         needed = Measurement.get(console, console.options.update(max_width=10_000), table).minimum
         Console(width=max(needed, console.width)).print(table, highlight=False)
         console.print()
@@ -235,7 +247,7 @@ def print_results(results: Results, written: Sequence[Path], as_json: bool) -> N
 
 
 def tables(results: Results) -> Iterator[Table]:
-    """A table a setting, a row an algorithm, the best first."""
+    """One table per setting with one row per algorithm, the best first."""
     from hansa.metrics.measures import measure_of, written
 
     target = results.study.target
@@ -261,12 +273,12 @@ def tables(results: Results) -> Iterator[Table]:
             mark = "*" if row["best"] else "~" if row["leads"] else " "
             cells = []
             for name in shown:
-                found = row[name]
-                if name == "bytes_up" and found is not None and found.mean is not None:
-                    cells.append(human_bytes(found.mean))
+                estimate = row[name]
+                if name == "bytes_up" and estimate is not None and estimate.mean is not None:
+                    cells.append(human_bytes(estimate.mean))
                 else:
                     digits = 1 if "to_target" in name else 3
-                    cells.append(written(found, digits, measure_of(name, results.metric)))
+                    cells.append(written(estimate, digits, measure_of(name, results.metric)))
             table.add_row(Text(f"{mark} {row['algorithm']}"), *cells, style="bold" if row["best"] else None)
         for column in table.columns[1:]:
             column.min_width = max(len(str(text)) for text in (column.header, *column.cells))
@@ -274,14 +286,14 @@ def tables(results: Results) -> Iterator[Table]:
 
 
 def timed(results: Results) -> bool:
-    """Whether simulated time says more than the number of rounds."""
+    """Whether rounds differ in simulated time, so that the time is worth a column."""
     from hansa.report.plots import uneven
 
     return any(uneven(outcome.history) for outcome in results.outcomes)
 
 
 def notes(results: Results) -> list[str]:
-    """What a reader of the table must know."""
+    """The notes below the tables: marks, intervals, tuning at an edge, failed runs."""
     from hansa.metrics.measures import TO_TARGET, measure_of
 
     count = len(results.study.seeds)
@@ -296,7 +308,9 @@ def notes(results: Results) -> list[str]:
     for trial in results.trials:
         if trial.edge:
             values = ", ".join(f"{name}={value}" for name, value in trial.values.items())
-            out.append(f"{trial.algorithm}, {trial.setting}: the best of the values tried is at an edge ({values})")
+            out.append(
+                f"{trial.algorithm}, {trial.setting}: the best value is at the edge of the values tried ({values})"
+            )
     by_reason: dict[str, list[str]] = {}
     for outcome in results.failed:
         by_reason.setdefault(outcome.failed or "", []).append(outcome.cell.label)
@@ -307,12 +321,12 @@ def notes(results: Results) -> list[str]:
 
 
 def as_tree(results: Results, written: Sequence[Path]) -> dict[str, Any]:
-    """A study's results as plain data."""
+    """The results of a study as plain data."""
     from dataclasses import asdict
 
     rows = []
     for row in results.table():
-        estimates = {name: None if found is None else asdict(found) for name, found in row.items()
+        estimates = {name: None if value is None else asdict(value) for name, value in row.items()
                      if name not in ("setting", "algorithm", "best", "leads")}  # fmt: skip
         rows.append({**{name: row[name] for name in ("setting", "algorithm", "best", "leads")}, **estimates})
     ranks = results.ranks()

@@ -1,4 +1,4 @@
-"""The commands of a federation across organisations."""
+"""The commands of a deployed federation: aggregator, parties and operator."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from hansa.cli.app import DataDir, Json, Set, app, changes
 from hansa.cli.show import print_rounds
 
 console = Console()
-Folder = Annotated[Path, typer.Argument(metavar="FEDERATION", help="federation.toml, or the folder that holds it.")]
-JobId = Annotated[str, typer.Argument(metavar="JOB", help="A job, as `hansa jobs` lists it.")]
+Folder = Annotated[Path, typer.Argument(metavar="FEDERATION", help="federation.toml, or its folder.")]
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="Job, as listed by `hansa jobs`.")]
 Listen = Annotated[
     str | None,
     typer.Option(
-        "--listen", metavar="ADDRESS[:PORT]", help="The address of this machine to listen on. Default: every address."
+        "--listen", metavar="ADDRESS[:PORT]", help="Address of this machine to listen on. Default: all addresses."
     ),
 ]
-Party = Annotated[str, typer.Argument(help="A party by name.")]
+Party = Annotated[str, typer.Argument(help="Name of a party.")]
 
 
 def _operator(federation: Path) -> Any:
@@ -42,17 +42,20 @@ def _say(as_json: bool, tree: Any, text: str) -> None:
 
 @app.command("init-federation")
 def init_federation(
-    name: Annotated[str, typer.Argument(help="What it is called; a folder of that name is made.")],
-    parties: Annotated[str, typer.Option("--parties", help="Their names, by commas; the order gives their numbers.")],
+    name: Annotated[str, typer.Argument(help="Name of the federation, and of its new folder.")],
+    parties: Annotated[
+        str, typer.Option("--parties", help="Names, separated by commas; their order gives the party numbers.")
+    ],
     host: Annotated[
-        list[str] | None, typer.Option("--host", help="A name or address under which parties reach the aggregator.")
+        list[str] | None,
+        typer.Option("--host", help="Name or address at which parties reach the aggregator; repeatable."),
     ] = None,
-    port: Annotated[int, typer.Option("--port", help="The port under which they reach it.")] = 8443,
+    port: Annotated[int, typer.Option("--port", help="Port at which parties reach the aggregator.")] = 8443,
     listen: Listen = None,
-    out: Annotated[Path | None, typer.Option("--out", help="The folder; by default the name.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder of the federation. Default: its name.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Make a federation: its file, its certificate authority, a one-time enrolment token for each party."""
+    """Create a federation: its file, its certificate authority, a one-time enrolment token per party."""
     from hansa.net.aggregator.federation import init
 
     names = [party.strip() for party in parties.split(",") if party.strip()]
@@ -61,10 +64,10 @@ def init_federation(
     tokens = {party: str(folder / "tokens" / f"{party}.token") for party in names}
     tree = {"federation": str(folder / "federation.toml"), "url": federation.url, "tokens": tokens,
             "admin_token": str(folder / "admin-token")}  # fmt: skip
-    lines = [f"made {folder}/federation.toml, for an aggregator at {federation.url}",
-             f"the admin's token, to start and stop jobs on the live page, lies in {folder}/admin-token",
-             f"hand each party its token, by a way that nobody else reads: {folder}/tokens/*.token",
-             f"then: hansa serve {folder}/federation.toml"]  # fmt: skip
+    lines = [f"created {folder}/federation.toml, for an aggregator at {federation.url}",
+             f"admin token, to start and stop jobs on the live page: {folder}/admin-token",
+             f"send each party its token over a private channel: {folder}/tokens/*.token",
+             f"then run: hansa serve {folder}/federation.toml"]  # fmt: skip
     _say(as_json, tree, "\n".join(lines))
 
 
@@ -76,16 +79,18 @@ def serve(
         typer.Option(
             "--listen",
             metavar="ADDRESS[:PORT]",
-            help="The address of this machine to listen on. Default: host and port in [serve] of federation.toml.",
+            help="Address of this machine to listen on. Default: host and port in [serve] of federation.toml.",
         ),
     ] = None,
     admin: Annotated[
         str | None,
-        typer.Option("--admin", metavar="HOST:PORT", help='The admin port; "" for none. Default: admin in [serve].'),
+        typer.Option(
+            "--admin", metavar="HOST:PORT", help='Address of the admin port; "" for none. Default: admin in [serve].'
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Run a federation's aggregator, until SIGTERM or Ctrl-C. Jobs that were under way go on."""
+    """Run the aggregator of a federation until SIGTERM or Ctrl-C. Unfinished jobs continue."""
     from hansa.net.aggregator.process import serve as run
 
     run(federation, as_json, listen, admin)
@@ -93,22 +98,23 @@ def serve(
 
 @app.command()
 def join(
-    data: Annotated[str, typer.Option("--data", help="A CSV or NPZ file, or my_data:load, which returns (x, y).")],
-    url: Annotated[str | None, typer.Argument(help="The aggregator: https://HOST:PORT.")] = None,
+    data: Annotated[str, typer.Option("--data", help="CSV or NPZ file, or MODULE:FUNCTION that returns (x, y).")],
+    url: Annotated[str | None, typer.Argument(help="Aggregator: https://HOST:PORT.")] = None,
     token_file: Annotated[
-        Path | None, typer.Option("--token-file", help="The one-time token, to enrol; asked for where it is needed.")
+        Path | None,
+        typer.Option("--token-file", help="File with the one-time enrolment token. Default: ask for the token."),
     ] = None,
     state: Annotated[
-        Path | None, typer.Option("--state", help="The party's own folder: key, policy, memory. Default: its name.")
+        Path | None, typer.Option("--state", help="Folder of the party: key, policy, memory. Default: its name.")
     ] = None,
-    target: Annotated[str | None, typer.Option("--target", help="The target's column in a CSV file.")] = None,
+    target: Annotated[str | None, typer.Option("--target", help="Column of the target in a CSV file.")] = None,
     test: Annotated[
-        str | None, typer.Option("--test", help="A CSV or NPZ file of test samples, which no job trains on.")
+        str | None, typer.Option("--test", help="CSV or NPZ file of test samples; no job trains on them.")
     ] = None,
-    rotate: Annotated[bool, typer.Option("--rotate", help="Begin with a new key and certificate.")] = False,
+    rotate: Annotated[bool, typer.Option("--rotate", help="Replace the key and the certificate first.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Run a party: make a key, enrol once with a token, then stay and work as its policy allows."""
+    """Run a party: enrol once with a token, then do the work that the party's policy allows."""
     from hansa.core.errors import ConfigError
     from hansa.net.party.process import join as run
     from hansa.net.transport import keys
@@ -124,10 +130,10 @@ def join(
     elif not enrolled:
         if url is None:
             raise ConfigError(
-                "say where the aggregator is (https://HOST:PORT), or which enrolled party goes on (--state)"
+                "give the aggregator's address (https://HOST:PORT), or the folder of an enrolled party (--state)"
             )
         if not sys.stdin.isatty():
-            raise ConfigError("to enrol, give the token in a file: --token-file; there is no terminal to ask for it")
+            raise ConfigError("there is no terminal to ask for the enrolment token; give it in a file: --token-file")
         token = Token.parse(typer.prompt("token", hide_input=True))
     run(state or Path(token.party if token else "."), data, url, token, target, rotate, as_json, test)
 
@@ -135,22 +141,22 @@ def join(
 @app.command()
 def submit(
     federation: Folder,
-    experiment: Annotated[Path, typer.Argument(help="An experiment file (TOML), as `hansa run` takes it.")],
+    experiment: Annotated[Path, typer.Argument(help="Experiment file (TOML), as for `hansa run`.")],
     sets: Set = None,
     data_dir: DataDir = None,
-    name: Annotated[str | None, typer.Option("--name", help="What the job is called; by default as its file.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the job. Default: the name of its file.")] = None,
     min_parties: Annotated[
-        int | None, typer.Option("--min-parties", help="Begin once so many are connected; by default all.")
+        int | None, typer.Option("--min-parties", help="Start when this many parties are connected. Default: all.")
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Stay until it has ended.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the job has ended.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Start a job with an experiment's tables; what the parties' own data replace is said."""
+    """Start a job from an experiment file; print which tables the parties' own data replace."""
     from hansa.experiment.config import read
 
     operator = _operator(federation)
-    read_in = read(experiment, changes(sets, data_dir))
-    job, notes = operator.submit(read_in, name or experiment.stem, min_parties)
+    parsed = read(experiment, changes(sets, data_dir))
+    job, notes = operator.submit(parsed, name or experiment.stem, min_parties)
     if not as_json:
         typer.echo(f"job {job}")
         for note in notes:
@@ -159,7 +165,7 @@ def submit(
         if as_json:
             typer.echo(json.dumps({"job": job, "notes": notes}))
         return
-    _wait(operator, federation, job, read_in.run.metric, as_json, notes=notes)
+    _wait(operator, federation, job, parsed.run.metric, as_json, notes=notes)
 
 
 @app.command()
@@ -170,15 +176,18 @@ def wait(federation: Folder, job: JobId, as_json: Json = False) -> None:
     _wait(operator, federation, job, run.get("metric") if isinstance(run, dict) else None, as_json)
 
 
-def _wait(operator: Any, federation: Path, job: str, metric: str | None, as_json: bool, **told: Any) -> None:
-    """Print a job's rounds as they are closed, with the run's own metric, and how it ended; that it failed is said
-    once, with the exit code 1. Who is left out of a round, or counts for less, is said when it changes."""
-    said: dict[str, str] = {}
+def _wait(operator: Any, federation: Path, job: str, metric: str | None, as_json: bool, **extra: Any) -> None:
+    """Print the rounds of a job as they close, then how it ended. Exit with code 1 if it failed or was stopped.
+
+    Reasons why parties are left out of a round, or count for less, are printed when they change. `extra` is added to
+    the JSON object.
+    """
+    printed: dict[str, str] = {}
 
     def show(line: dict[str, Any]) -> None:
         if not as_json:
             _print_line(line, metric)
-            _print_reasons(line, said)
+            _print_reasons(line, printed)
 
     def news(text: str) -> None:
         typer.echo(text, err=True)
@@ -186,13 +195,13 @@ def _wait(operator: Any, federation: Path, job: str, metric: str | None, as_json
     try:
         ended = operator.wait(job, show, known=True, on_news=news)
     except KeyboardInterrupt:
-        news(f"the job {job} goes on; wait for it with: hansa wait {federation} {job}")
+        news(f"the job {job} continues; wait for it with: hansa wait {federation} {job}")
         raise typer.Exit(130) from None
     finished = ended["status"] == "finished"
     if as_json:
         tree = {name: value for name, value in ended.items() if name not in ("rounds", "experiment")}
         summary = {name: value for name, value in (tree["summary"] or {}).items() if name != "serving"}
-        typer.echo(json.dumps({**tree, "summary": summary or None, **told}))
+        typer.echo(json.dumps({**tree, "summary": summary or None, **extra}))
     elif finished:
         _print_reasons({"not taking part": ended["absent"]}, {})
         typer.echo(f"finished: {ended['reason']}")
@@ -209,27 +218,27 @@ def _print_line(line: dict[str, Any], metric: str | None) -> None:
     typer.echo(f"round {line['round']}: {line['replies']}/{line['asked']} replies {numbers}{empty}")
 
 
-def _print_reasons(line: dict[str, Any], said: dict[str, str]) -> None:
-    """Print which parties are left out, or count for less than they claim, and why, unless it was said before."""
+def _print_reasons(line: dict[str, Any], printed: dict[str, str]) -> None:
+    """Print which parties are left out, or count for less than they claim, and why, unless printed before."""
     from hansa.report.diagnosis import grouped
 
     for kind in ("missing", "rejected", "capped", "not taking part"):
         text = grouped(line.get(kind, {}))
-        if text and said.get(kind) != text:
+        if text and printed.get(kind) != text:
             typer.echo(f"  {kind}: {text}")
-        said[kind] = text
+        printed[kind] = text
 
 
 @app.command()
 def jobs(federation: Folder, as_json: Json = False) -> None:
-    """List the jobs of a federation, and its parties."""
+    """List the jobs and the parties of a federation."""
     operator = _operator(federation)
-    found, parties = operator.jobs(), operator.parties()
+    listed, parties = operator.jobs(), operator.parties()
     if as_json:
-        typer.echo(json.dumps({"jobs": found, "parties": parties}))
+        typer.echo(json.dumps({"jobs": listed, "parties": parties}))
         return
     table = Table("job", "status", "rounds", "submitted", "")
-    for job in found:
+    for job in listed:
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job["submitted"]))
         table.add_row(job["job"], job["status"], str(job["round"]), at, escape(job["reason"] or ""))
     console.print(table)
@@ -243,12 +252,14 @@ def jobs(federation: Folder, as_json: Json = False) -> None:
 def log(
     federation: Folder,
     job: Annotated[
-        str | None, typer.Argument(metavar="JOB", help="One job: its rounds and what happened in it.")
+        str | None, typer.Argument(metavar="JOB", help="Job: print only its rounds and its entries.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Write the whole log to a file, for `hansa audit`.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Export the whole log to a file, for `hansa audit`.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Print the aggregator's log, or one job's rounds and its part of the log; or export all of it."""
+    """Print the aggregator's audit log, or the rounds and entries of one job, or export the log."""
     operator = _operator(federation)
     if out is not None:
         count = operator.export(out)
@@ -273,7 +284,7 @@ def log(
 
 
 def _detail(detail: dict[str, Any]) -> str:
-    """What an entry says, where it is short; of a long one (signatures, hashes) only the reasons in it."""
+    """The detail of an entry; of a long one (signatures, hashes) only the reasons."""
     text = json.dumps(detail)
     if len(text) < 200:
         return text
@@ -282,7 +293,7 @@ def _detail(detail: dict[str, Any]) -> str:
 
 
 def _answers(entries: list[dict[str, Any]]) -> str:
-    """The signed answers in the log's entries, counted by kind."""
+    """The number of signed answers in the log's entries, by kind."""
     from hansa.net.audit.evidence import ANSWERS, answer_kind
 
     count = Counter(
@@ -297,10 +308,10 @@ def _answers(entries: list[dict[str, Any]]) -> str:
 
 @app.command()
 def stop(federation: Folder, job: JobId, as_json: Json = False) -> None:
-    """Stop a job for good: its closed rounds stay in the log, its checkpoint goes, and it will have no model."""
+    """Stop a job for good: its closed rounds stay in the log, its checkpoint is deleted, it gets no model."""
     stopped = _operator(federation).stop(job)
     _say(
-        as_json, {"job": job, "stopped": stopped}, f"{job} is being stopped" if stopped else f"{job} had ended already"
+        as_json, {"job": job, "stopped": stopped}, f"{job} is being stopped" if stopped else f"{job} had already ended"
     )
 
 
@@ -308,45 +319,45 @@ def stop(federation: Folder, job: JobId, as_json: Json = False) -> None:
 def pull(
     federation: Folder,
     job: JobId,
-    out: Annotated[Path, typer.Option("--out", help="Where to write the model.")] = Path("model.safetensors"),
+    out: Annotated[Path, typer.Option("--out", help="File for the model.")] = Path("model.safetensors"),
     as_json: Json = False,
 ) -> None:
     """Fetch the model of a finished job."""
     path = _operator(federation).pull(job, out)
-    text = f"wrote {path}; in Python, hansa.load({str(path)!r}).predict(x) uses it"
+    text = f"wrote {path}; use it in Python: hansa.load({str(path)!r}).predict(x)"
     _say(as_json, {"job": job, "model": str(path)}, text)
 
 
 @app.command()
 def invite(federation: Folder, party: Party, as_json: Json = False) -> None:
-    """Make a new one-time token for a party, a new one or one that must enrol again."""
+    """Create a one-time enrolment token, for a new party or one that must enrol again."""
     path = _operator(federation).invite(party)
     _say(as_json, {"party": party, "token": str(path)}, f"wrote the token of {party} to {path}")
 
 
 @app.command()
 def revoke(federation: Folder, party: Party, as_json: Json = False) -> None:
-    """End a party's certificates: from now on it is turned away."""
+    """Revoke the certificates of a party: from now on the aggregator refuses it."""
     count = _operator(federation).revoke(party)
     _say(as_json, {"party": party, "certificates": count}, f"revoked {count} certificates of {party}")
 
 
 @app.command("admin-token")
 def admin_token(federation: Folder, as_json: Json = False) -> None:
-    """Make a token to start and stop jobs on the live page; one that there was ends at once."""
+    """Create an admin token, to start and stop jobs on the live page. The old token becomes invalid."""
     from hansa.net.aggregator.federation import FederationFolder, new_admin_token
 
     path = new_admin_token(FederationFolder.open(federation).folder)
-    _say(as_json, {"admin_token": str(path)}, f"wrote the admin's token to {path}")
+    _say(as_json, {"admin_token": str(path)}, f"wrote the admin token to {path}")
 
 
 @app.command("demo-net")
 def demo_net(
-    out: Annotated[Path, typer.Option("--out", help="A new folder for it.")] = Path("runs/demo-net"),
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="How many rounds.")] = 30,
+    out: Annotated[Path, typer.Option("--out", help="New folder for the demo.")] = Path("runs/demo-net"),
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Number of rounds.")] = 30,
     as_json: Json = False,
 ) -> None:
-    """Four hospitals and an aggregator as five processes on this machine, over mutual TLS."""
+    """Demo: four hospitals and an aggregator, five processes on this machine, over mutual TLS."""
     from hansa.demo.network import run
 
     same = run(out, rounds)

@@ -1,4 +1,4 @@
-"""What is registered, with papers, fields, types and defaults; and what each party of an experiment holds."""
+"""Print registered parts with their fields, and the samples of each party of an experiment."""
 
 from __future__ import annotations
 
@@ -31,20 +31,23 @@ console = Console()
 
 
 def show_kinds(as_json: bool) -> None:
-    """All kinds of parts, with the names of those that are registered."""
-    found = {kind: list(registered(kind)) for kind in KINDS}
+    """Print all kinds of parts, with the names of the registered parts."""
+    names_of = {kind: list(registered(kind)) for kind in KINDS}
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(names_of))
         return
     table = Table("kind", "what it is", "parts")
-    for kind, names in found.items():
+    for kind, names in names_of.items():
         table.add_row(kind, noun(kind), ", ".join(names) or "none")
     console.print(table)
-    console.print("hansa parts KIND lists those of a kind with their fields, hansa parts KIND NAME one in full")
+    console.print("hansa parts KIND lists the parts of a kind with their fields; hansa parts KIND NAME describes one")
 
 
 def rows(cls: type[Part], prefix: str = "") -> list[tuple[str, str, str]]:
-    """Name, type and default of each field as text; those of a part that is the default follow it, by dotted names."""
+    """Name, type and default of each field, as text.
+
+    The fields of a default that is itself a part follow, by dotted names.
+    """
     out = []
     for name, hint in field_types(cls).items():
         default = field_default(cls, name)
@@ -69,7 +72,7 @@ def fields(cls: type[Part]) -> list[tuple[str, str, Any]]:
 
 
 def show_parts(kind: str, name: str | None, as_json: bool) -> None:
-    """All parts of a kind, or one in full."""
+    """Print all parts of a kind, or describe one."""
     chosen = registered(kind) if name is None else {name: lookup(kind, name)}
     if as_json:
         described = [
@@ -96,7 +99,7 @@ def show_parts(kind: str, name: str | None, as_json: bool) -> None:
 
 
 def show_partition(experiment: Experiment, out: Path, as_json: bool) -> None:
-    """Draw what each party holds, and print the counts."""
+    """Draw the samples of each party, and print their counts."""
     task = experiment.build_task()
     rows, joined = held(task)
     names = list(task.names) if task.names is not None else [str(k) for k in range(len(rows))]

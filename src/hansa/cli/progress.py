@@ -1,4 +1,4 @@
-"""What a run says on the terminal while it runs: its own lines, and one at the foot of how far it is."""
+"""Progress of a run on the terminal: its log lines, and a progress bar below them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rich.console import Console
 from hansa.report.progress import Bar, Watch
 
 
-class Lines(logging.Handler):
-    """What the run says of itself (which engine it picked and why, what it had to do otherwise), a line each."""
+class ConsoleHandler(logging.Handler):
+    """Prints log records on a console: which engine a run uses and why, what it could not do as configured."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -24,28 +24,28 @@ class Lines(logging.Handler):
 
 
 @contextmanager
-def spoken(console: Console) -> Iterator[None]:
-    """The run's own lines on the console, inside."""
-    log, lines = logging.getLogger("hansa"), Lines(console)
-    before = log.level
-    log.addHandler(lines)
+def logging_to(console: Console) -> Iterator[None]:
+    """Print Hansa's log on the console, inside `with`."""
+    log, handler = logging.getLogger("hansa"), ConsoleHandler(console)
+    level = log.level
+    log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:
         yield
     finally:
-        log.removeHandler(lines)
-        log.setLevel(before)
+        log.removeHandler(handler)
+        log.setLevel(level)
 
 
 @contextmanager
 def watching(rounds: int, quiet: bool, hint: str) -> Iterator[Watch | None]:
-    """What to call with each round's metrics; an interrupted run says how to go on."""
+    """Give a function to call with each metrics line, or None if quiet. Ctrl-C prints `hint` and exits with 130."""
     try:
         if quiet:
             yield None
             return
         console = Console()
-        with spoken(console), Bar(rounds, console) as bar:
+        with logging_to(console), Bar(rounds, console) as bar:
             yield bar.watch
     except KeyboardInterrupt:
         sys.stderr.write(f"interrupted; go on with: {hint}\n")

@@ -1,4 +1,4 @@
-"""Runs on the terminal: what a run's folder holds, and a summary when it is done."""
+"""Print a run folder, or the summary of a finished run, as tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ console = Console()
 
 
 def print_summary(summary: dict[str, Any]) -> None:
-    """A finished run, as a table."""
+    """Print the summary of a finished run."""
     table = Table(show_header=False, box=None)
     for name, value in rows_of(summary):
         table.add_row(name, value)
@@ -32,7 +32,7 @@ def print_summary(summary: dict[str, Any]) -> None:
 
 
 def show_run(run_dir: Path, as_json: bool) -> None:
-    """Print a run's folder: configuration, rounds, summary; a run under way shows what it has."""
+    """Print the configuration, rounds and summary of a run folder; the run may be unfinished."""
     store = RunFolder(run_dir)
     experiment, history = store.experiment(), store.history()
     summary = read_json(run_dir / SUMMARY) if (run_dir / SUMMARY).exists() else None
@@ -51,9 +51,9 @@ def show_run(run_dir: Path, as_json: bool) -> None:
 
 
 def print_configuration(record: dict[str, Any]) -> None:
-    """What a run was told: the tables of its file, or, where it was made in Python, its algorithm and settings."""
-    told = {name: record.get(name) for name in ("algorithm", "run", "privacy")}
-    tables = (record["experiment"] or {}).get("tree") or told
+    """Print the tables of a run's experiment file; of a run from Python, its algorithm and settings."""
+    settings = {name: record.get(name) for name in ("algorithm", "run", "privacy")}
+    tables = (record["experiment"] or {}).get("tree") or settings
     table = Table("field", "value", box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     for name, value in _flat(tables):
         table.add_row(escape(name), escape(value))
@@ -61,14 +61,14 @@ def print_configuration(record: dict[str, Any]) -> None:
 
 
 def _flat(tree: Any, prefix: str = "") -> list[tuple[str, str]]:
-    """The fields of tables in tables by dotted names, with their values as text."""
+    """The fields of nested tables, by dotted names, with their values as text."""
     if not isinstance(tree, dict):
         return [(prefix, tree if isinstance(tree, str) else json.dumps(tree))]
     return [row for name, value in tree.items() for row in _flat(value, f"{prefix}.{name}" if prefix else name)]
 
 
 def print_rounds(history: list[dict[str, Any]]) -> None:
-    """Rounds as a table: the first and the last of many."""
+    """Print rounds as a table; of many, the first and the last."""
     known = ("train_loss", "loss", "accuracy", "auc", "rmse", "r2", "epsilon")
     numbers = [k for k in known if any(line.get(k) is not None for line in history)]
     timed = uneven(history)
