@@ -166,7 +166,7 @@ def test_it_stops_a_job_with_the_token_and_with_no_other(browser: Any, league: L
     expect(page.get_by_label("The admin's token")).to_be_focused()
     page.get_by_label("The admin's token").fill("a wrong one")
     page.get_by_role("button", name="Use it").click()
-    expect(page.locator("#answer")).to_contain_text("Refused: this is not the admin's token")
+    expect(page.locator("#answer")).to_contain_text("Refused: this is not the admin token")
     expect(page.get_by_label("The admin's token")).to_have_attribute("aria-invalid", "true")
     expect(page.locator("#start-form")).to_be_hidden()
     assert not asked and league.shown(job)["status"] == "running"

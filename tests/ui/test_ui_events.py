@@ -39,7 +39,7 @@ async def heard(listener: Subscriber) -> list[tuple[str, dict[str, Any], str]]:
 
 
 def joined(board: EventStream, last: str = "") -> Subscriber:
-    listener = board.join(last)
+    listener = board.subscribe(last)
     assert listener is not None
     return listener
 
@@ -94,11 +94,11 @@ async def test_who_takes_nothing_is_let_go_and_nobody_else_notices() -> None:
 async def test_so_many_may_look_and_no_more() -> None:
     board = EventStream()
     all = [joined(board) for _ in range(SUBSCRIBERS)]
-    assert board.join("") is None
-    board.leave(all[0])
-    assert board.join("") is not None
+    assert board.subscribe("") is None
+    board.unsubscribe(all[0])
+    assert board.subscribe("") is not None
     board.close()
-    assert board.join("") is None
+    assert board.subscribe("") is None
 
 
 @on_a_loop
@@ -118,9 +118,9 @@ async def test_a_source_that_fails_does_not_keep_the_aggregator_from_ending() ->
             raise RuntimeError("no more")
 
     page = Page(Broken(), None)  # type: ignore[arg-type]
-    listener = joined(page.board)
+    listener = joined(page.stream)
     await page.close()
-    assert page.board.closed and listener.over
+    assert page.stream.closed and listener.over
 
 
 @on_a_loop

@@ -228,14 +228,14 @@ def test_one_who_reads_nothing_is_cut_off_and_holds_nobody_up(league: League) ->
         slow.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
         quick = Events(league)
         quick.next()
-        until(lambda: page.board.looking == 2)
+        until(lambda: page.stream.subscribers == 2)
         began = time.monotonic()
         for n in range(300):  # a board that changes far quicker than any does
-            league._loop.call_soon_threadsafe(page.board.update, {"n": n, "much": f"{n}" * 30_000}, {})
+            league._loop.call_soon_threadsafe(page.stream.update, {"n": n, "much": f"{n}" * 30_000}, {})
             if n % 20 == 0:
                 while quick.next()[1]["values"].get("n") != n:
                     pass
-        until(lambda: page.board.looking == 1)
+        until(lambda: page.stream.subscribers == 1)
         assert time.monotonic() - began < PATIENCE
     quick.close()
 

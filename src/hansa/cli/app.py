@@ -35,7 +35,10 @@ UiPort = Annotated[
     int | None, typer.Option("--ui-port", metavar="PORT", help="Port of the live page. Default: any free port.")
 ]
 Stay = Annotated[bool, typer.Option("--stay", help="Keep the live page after the run has ended, until Ctrl-C.")]
-DataDir = Annotated[str | None, typer.Option("--data-dir", help="Folder of the data files. Default: HANSA_DATA.")]
+DataDir = Annotated[
+    str | None,
+    typer.Option("--data-dir", help="Folder of the data files. Default: the environment variable HANSA_DATA."),
+]
 
 
 @app.callback(invoke_without_command=True)

@@ -1,9 +1,9 @@
-"""What the live page shows, and those who look at it: a board of named values and of rounds, and server-sent events.
+"""The content of the live page, named values and rounds, and its stream of server-sent events.
 
-Who looks gets a snapshot, then changes. Every change has a number; who comes back and names the last one that he saw
-gets what he missed, or a new snapshot where that is not kept any more. All of it is bounded: the changes that are kept,
-the rounds of a job, those who look and what waits for each of them. Who does not take what is there for him is let go,
-and nobody waits for him.
+A subscriber gets a snapshot, then changes. Every change has a number; reconnecting clients resume from Last-Event-ID,
+or get a new snapshot if the changes they missed are no longer kept. Everything is bounded: the changes that are kept,
+the rounds of a job, the subscribers, and the events that wait for each of them. A subscriber that does not read is
+dropped, and delays nobody.
 """
 
 from __future__ import annotations
@@ -18,32 +18,36 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-KEPT = 256  # changes for those who come back
-WAITING = 64  # events that wait for one who looks
-SUBSCRIBERS = 32  # who look at the same time
-ROUNDS = 1000  # of a job; of more, every second of the older ones goes
-RECENT = 200  # rounds that are kept whole
+KEPT = 256  # changes kept for clients that reconnect
+WAITING = 64  # events that may wait for one subscriber
+SUBSCRIBERS = 32  # at the same time
+ROUNDS = 1000  # of a job; beyond that, every second one of the older rounds is dropped
+RECENT = 200  # latest rounds, none of which is dropped
 Line = dict[str, Any]
 Look = tuple[Mapping[str, Any], Mapping[str, Sequence[Line]]]
 
 NUMBERS = ("round", "asked", "replies", "bytes_up", "bytes_down", "simulated_seconds", "seconds", "epsilon", "delta")
 METRICS = re.compile(r"(train_)?loss|accuracy|auc|rmse|mae|r2|party_(accuracy|loss)_worst_tenth|attack_success")
-LONGEST = 300  # letters of a reason
-MANY = 50  # parties of a round that are named with a reason
+LONGEST = 300  # characters of a reason
+MANY = 50  # parties of a round that are shown with a reason
 
 
 class Source(Protocol):
-    """Whoever has something to show."""
+    """What a live page shows: a simulation, or an aggregator."""
 
     def look(self) -> Look | None:
-        """Everything there is to show now, by name, and of each job the rounds since the last look; None where all
-        that was shown before does not hold any more, and is to be looked at anew. It is called in a thread, by one at a
-        time."""
+        """Return all current values by name, and the new rounds of each job since the last call.
+
+        None means that everything returned before is invalid: call again to start anew. Called in a thread, one call at
+        a time.
+        """
 
 
 def shown(line: Mapping[str, Any]) -> Line:
-    """What is shown of a round: numbers about all of it, and why parties are not in it. Numbers about single parties
-    (their metrics, what a fusion found about them) are not."""
+    """The part of a metrics line that the page shows: numbers about the whole round, and why parties are not in it.
+
+    Numbers about single parties (their metrics, a fusion's findings) are left out.
+    """
     out: Line = {}
     for name, value in line.items():
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -53,34 +57,34 @@ def shown(line: Mapping[str, Any]) -> Line:
         out["empty"] = str(line["empty"])[:LONGEST]
     for name in ("missing", "rejected"):
         if line.get(name):
-            told = list(line[name].items())[:MANY]
-            out[name] = {str(party): str(why)[:LONGEST] for party, why in told}
+            first = list(line[name].items())[:MANY]
+            out[name] = {str(party): str(why)[:LONGEST] for party, why in first}
             out[f"{name}_count"] = len(line[name])
     return out
 
 
 def thinned(lines: list[Line]) -> list[Line]:
-    """The rounds, fewer of the older ones where there are too many."""
+    """The rounds, without every second one of the older rounds if there are too many."""
     return lines if len(lines) <= ROUNDS else lines[:-RECENT:2] + lines[-RECENT:]
 
 
-def written(event: str, data: Any, id: str | None = None) -> bytes:
-    """An event as it goes over the line."""
+def encoded(event: str, data: Any, id: str | None = None) -> bytes:
+    """A server-sent event as bytes."""
     head = "" if id is None else f"id: {id}\n"
     return f"{head}event: {event}\ndata: {json.dumps(data, separators=(',', ':'), allow_nan=False)}\n\n".encode()
 
 
 class Subscriber:
-    """One who looks: what waits for him. `cut` is called when he is let go because he takes nothing."""
+    """A client of the event stream, with the events that wait for it. `cut` is called to drop a client that is slow."""
 
     def __init__(self) -> None:
         self.cut: Callable[[], None] = lambda: None
         self._events: deque[bytes] = deque()
         self._news = asyncio.Event()
-        self.over = False  # nothing more comes: the end, or he was too slow
+        self.over = False  # no more events: the stream was closed, or the client was too slow
 
-    def tell(self, event: bytes) -> None:
-        """Have an event wait for him; one for whom too many wait is let go."""
+    def put(self, event: bytes) -> None:
+        """Queue an event; drop the client if too many events wait."""
         if self.over:
             return
         self._events.append(event)
@@ -90,43 +94,45 @@ class Subscriber:
         self._news.set()
 
     def end(self, at_once: bool = True) -> None:
-        """Nothing more comes; what waits is dropped as well, or still taken."""
+        """Send no more events; those that wait are dropped too (`at_once`) or still sent."""
         self.over = True
         if at_once:
             self._events.clear()
         self._news.set()
 
     async def next(self, seconds: float) -> bytes | None:
-        """The next event, or a sign of life after so many seconds; None at the end."""
+        """Wait for the next event; return a `beat` event after a number of seconds, and None at the end."""
         try:
             async with asyncio.timeout(seconds):
                 while not self._events and not self.over:
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
-            return written("beat", {"at": time.time()})
+            return encoded("beat", {"at": time.time()})
         return self._events.popleft() if self._events else None
 
 
 class EventStream:
-    """What is shown. It belongs to one event loop."""
+    """The values and rounds on the live page, and the subscribers to their changes. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
         self._rounds: dict[str, list[Line]] = {}
-        self._listeners: set[Subscriber] = set()
-        self.watched = asyncio.Event()  # somebody looks
+        self._subscribers: set[Subscriber] = set()
+        self.watched = asyncio.Event()  # set while there are subscribers
         self.closed = False
         self._begin()
 
     def _begin(self) -> None:
         self._life, self._number = secrets.token_hex(4), 0
-        self._changes: deque[bytes] = deque(maxlen=KEPT)  # the last of them has the board's number
-        self._whole: str | None = None  # all that is shown, as it is sent
+        self._changes: deque[bytes] = deque(maxlen=KEPT)  # the last change has the number `_number`
+        self._encoded: str | None = None  # the whole content, encoded for snapshots
 
     def update(self, values: Mapping[str, Any], rounds: Mapping[str, Sequence[Line]]) -> None:
-        """Show these values, and no others; and of each job named here these rounds after the ones that are shown.
-        Those who look are told what has changed."""
+        """Replace all values, append rounds to their jobs, and send subscribers the differences.
+
+        A job that `rounds` does not name is removed.
+        """
         changed = {name: value for name, value in values.items() if self._values.get(name) != value}
         changed |= {name: None for name in self._values if name not in values}
         new = {job: list(lines) for job, lines in rounds.items() if lines or job not in self._rounds}
@@ -134,63 +140,64 @@ class EventStream:
         self._values = dict(values)
         self._rounds = {job: thinned([*self._rounds.get(job, ()), *lines]) for job, lines in rounds.items()}
         if changed or new or gone:
-            told = {job: thinned(lines) for job, lines in new.items()} | dict.fromkeys(gone)
+            sent = {job: thinned(lines) for job, lines in new.items()} | dict.fromkeys(gone)
             self._number += 1
-            self._whole = None
-            event = written("change", {"at": time.time(), "values": changed, "rounds": told}, self.id)
+            self._encoded = None
+            event = encoded("change", {"at": time.time(), "values": changed, "rounds": sent}, self.id)
             self._changes.append(event)
-            self._tell(event)
+            self._send(event)
 
     def reset(self) -> None:
-        """What was shown does not hold any more; all begins anew."""
+        """Forget everything, and start anew with an empty snapshot."""
         self._values, self._rounds = {}, {}
         self._begin()
-        self._tell(self._snapshot())
+        self._send(self._snapshot())
 
     @property
     def id(self) -> str:
-        """The last change."""
+        """The id of the last change."""
         return f"{self._life}-{self._number}"
 
     @property
-    def looking(self) -> int:
-        """How many look."""
-        return len(self._listeners)
+    def subscribers(self) -> int:
+        """The number of subscribers."""
+        return len(self._subscribers)
 
     def _snapshot(self) -> bytes:
-        """Everything; but for the time it is written once, however many come."""
-        if self._whole is None:
+        """The whole content as an event. It is encoded once, except for the time, however many clients come."""
+        if self._encoded is None:
             tree = {"values": self._values, "rounds": self._rounds}
-            self._whole = json.dumps(tree, separators=(",", ":"), allow_nan=False)[1:]
-        return f'id: {self.id}\nevent: snapshot\ndata: {{"at":{time.time()},{self._whole}\n\n'.encode()
+            self._encoded = json.dumps(tree, separators=(",", ":"), allow_nan=False)[1:]
+        return f'id: {self.id}\nevent: snapshot\ndata: {{"at":{time.time()},{self._encoded}\n\n'.encode()
 
-    def _tell(self, event: bytes) -> None:
-        for listener in self._listeners:
-            listener.tell(event)
+    def _send(self, event: bytes) -> None:
+        for subscriber in self._subscribers:
+            subscriber.put(event)
 
-    def join(self, last: str) -> Subscriber | None:
-        """Somebody looks, who has seen the change of that id as the last; None where there are too many already."""
-        if self.closed or len(self._listeners) >= SUBSCRIBERS:
+    def subscribe(self, last: str) -> Subscriber | None:
+        """Add a client whose last event had the id `last`; None if there are too many already."""
+        if self.closed or len(self._subscribers) >= SUBSCRIBERS:
             return None
-        listener = Subscriber()
+        subscriber = Subscriber()
         life, _, number = last.partition("-")
         missed = self._number - int(number) if life == self._life and re.fullmatch("[0-9]{1,15}", number) else -1
         if 0 <= missed <= min(len(self._changes), WAITING - 1):
             for event in list(self._changes)[len(self._changes) - missed :]:
-                listener.tell(event)
+                subscriber.put(event)
         else:
-            listener.tell(self._snapshot())
-        self._listeners.add(listener)
+            subscriber.put(self._snapshot())
+        self._subscribers.add(subscriber)
         self.watched.set()
-        return listener
+        return subscriber
 
-    def leave(self, listener: Subscriber) -> None:
-        self._listeners.discard(listener)
-        if not self._listeners:
+    def unsubscribe(self, subscriber: Subscriber) -> None:
+        """Remove a client."""
+        self._subscribers.discard(subscriber)
+        if not self._subscribers:
             self.watched.clear()
 
     def close(self) -> None:
-        """The end: those who look are let go once they have what waits for them."""
+        """End the stream once every subscriber has the events that wait for it."""
         self.closed = True
-        for listener in self._listeners:
-            listener.end(at_once=False)
+        for subscriber in self._subscribers:
+            subscriber.end(at_once=False)

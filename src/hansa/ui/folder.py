@@ -1,6 +1,6 @@
-"""A simulated run as the live page shows it: its folder, read by a process of its own while the run writes it.
+"""The content of the live page of a simulation, read from the run's folder while the run writes it.
 
-The run does nothing for it. Whoever started the page says how the run ended, which the folder alone does not tell.
+The run does no work for the page. How the run ended is not in the folder; the process that started the page sends it.
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ from hansa.core.errors import ConfigError
 from hansa.ui.events import LONGEST, Line, Look, shown
 
 METRICS, EXPERIMENT, REPORT = "metrics.jsonl", "experiment.json", "report.html"  # as `hansa.run` names them
-PARTIES = 200  # that are shown of those that were missing or rejected
-CHUNK = 2**22  # bytes of metrics that are read at one look
+PARTIES = 200  # missing or rejected parties that are shown
+CHUNK = 2**22  # bytes of metrics that one look reads
 
 
 class RunFolderSource:
-    """The folder of a run (`hansa.ui.events.Source`, and `hansa.ui.page.Control`). `on_stop` is called when somebody
-    with the token wants it stopped."""
+    """The folder of a run, as a `hansa.ui.events.Source` and a `hansa.ui.page.Control`.
+
+    `on_stop` is called when somebody with the token presses Stop.
+    """
 
     def __init__(self, path: Path, token: str, on_stop: Callable[[], None]) -> None:
         self.path, self._token, self._on_stop = path, token, on_stop
-        self.status, self.reason = "running", ""  # as whoever started it says
-        self.linked = False  # whether the report can be had here
+        self.status, self.reason = "running", ""  # as the run reports them
+        self.linked = False  # whether the page links to the report
         self._begin()
 
     def _begin(self) -> None:
@@ -37,11 +39,11 @@ class RunFolderSource:
 
     @property
     def ended(self) -> bool:
-        """Whether the run has ended, however it did."""
+        """Whether the run has finished, failed or stopped."""
         return self.status not in ("running", "stopping")
 
     def look(self) -> Look | None:
-        """How the run stands; None where it went back to a checkpoint."""
+        """As `Source.look`; None if the run went back to a checkpoint."""
         lines = self._new_lines()
         if lines is None:
             self._begin()
@@ -55,13 +57,13 @@ class RunFolderSource:
             job |= {"report": str(self.path / REPORT), "linked": self.linked}
         about = {"kind": "simulation", "title": name, "version": hansa.__version__, "trouble": None, "starts": False,
                  "stops": True, "ended": self.ended and not self.linked}  # fmt: skip
-        chosen = sorted(self._parties.values(), key=lambda one: -one["rejected"])[:PARTIES]
+        parties = sorted(self._parties.values(), key=lambda party: -party["rejected"])[:PARTIES]
         values = {"about": about, "jobs": [job], "parties": {"total": len(self._parties)},
-                  **{f"party:{one['name']}": dict(one) for one in chosen}}  # fmt: skip
+                  **{f"party:{party['name']}": dict(party) for party in parties}}  # fmt: skip
         return values, {name: [shown(line) for line in lines]}
 
     def _new_lines(self) -> list[Line] | None:
-        """The rounds since the last look; None where they do not follow those that were read."""
+        """The rounds since the last look; None if they do not follow the rounds that were read."""
         try:
             with open(self.path / METRICS, "rb") as file:
                 if file.seek(0, 2) < self._at:
@@ -97,20 +99,22 @@ class RunFolderSource:
     def _rounds(self) -> int | None:
         try:
             rounds = json.loads((self.path / EXPERIMENT).read_bytes())["run"]["rounds"]
-        except (OSError, ValueError, KeyError, TypeError):  # it is not there yet
+        except (OSError, ValueError, KeyError, TypeError):  # not written yet
             return None
         return rounds if isinstance(rounds, int) else None
 
-    # What may be done with it
+    # Control of the run
 
     def admits(self, token: str) -> bool:
+        """Whether this is the token of the page."""
         return hmac.compare_digest(self._token.encode(), token.encode(errors="replace"))
 
     def start(self, experiment: str, name: str) -> tuple[str, list[str]]:
-        raise ConfigError("the page of a simulation starts nothing; use `hansa run`")
+        """Refused: a simulation has one run."""
+        raise ConfigError("the page of a simulation cannot start jobs; use `hansa run`")
 
     def stop(self, job: str) -> bool:
-        """Have the run stopped after the round that it is in; it can be resumed."""
+        """Stop the run after its current round; it can be resumed."""
         if self.ended:
             return False
         self.status = "stopping"
@@ -118,5 +122,6 @@ class RunFolderSource:
         return True
 
     def report(self) -> bytes | None:
+        """The report of the run, once it has ended."""
         path = self.path / REPORT
         return path.read_bytes() if self.ended and path.exists() else None
