@@ -1,6 +1,6 @@
-"""Tracking: what a run tells of itself as it goes on, to the console, a file, TensorBoard or MLflow.
+"""Tracking: send the rounds and results of a run to the console, a file, TensorBoard or MLflow while it runs.
 
-Tracking is no part of a run: it changes no bit of it, and a tracker that fails, or hangs, neither stops nor slows it.
+Tracking is not part of a run: it changes no bit, and a tracker that fails or hangs neither stops nor slows the run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hansa.track.session import Session, begin, remembered, track_folder
     from hansa.track.tracker import Log, RunInfo, Tracker, trackers
 
-# Imported when asked for: a tracker's own process needs none of what a run needs.
+# Imported on first use: the process of a tracker must not import what only a run needs.
 _HOMES = {
     "RunInfo": ".tracker",
     "Log": ".tracker",

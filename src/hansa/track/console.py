@@ -1,4 +1,4 @@
-"""A line a round, for logs that are no terminal."""
+"""A tracker that prints one line per round, for logs without a terminal."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ SHOWN = ("accuracy", "auc", "loss", "train_loss", "party_accuracy_worst_tenth")
 @register("console")
 @dataclass(frozen=True)
 class ToConsole(Tracker):
-    """A line a round: on standard error, or where Hansa's own log goes."""
+    """One line per round, on standard error or in Hansa's log."""
 
-    def open(self, about: RunInfo, state: dict[str, Any], say: Say) -> Log:
-        return ConsoleLog(about, state)
+    def open(self, info: RunInfo, state: dict[str, Any], say: Say) -> Log:
+        return ConsoleLog(info, state)
 
 
 class ConsoleLog(Log):
-    def __init__(self, about: RunInfo, state: dict[str, Any]) -> None:
-        self.about, self.state = about, state
+    """A run on the console."""
+
+    def __init__(self, info: RunInfo, state: dict[str, Any]) -> None:
+        self.info, self.state = info, state
         self._log = logging.getLogger("hansa")
-        self._total = (about.record.get("run") or {}).get("rounds")
+        self._total = (info.record.get("run") or {}).get("rounds")
         self._last = 0
 
     def _print(self, text: str) -> None:
@@ -39,14 +41,14 @@ class ConsoleLog(Log):
     def rounds(self, lines: list[Line]) -> None:
         for line in lines:
             if line["round"] > self._last:
-                self._print(f"{self.about.run}: {sentence(line, self._total)}")
+                self._print(f"{self.info.run}: {sentence(line, self._total)}")
                 self._last = line["round"]
 
     def finish(self, summary: dict[str, Any], folder: str) -> None:
-        self._print(f"{self.about.run}: finished ({summary.get('stopped')})")
+        self._print(f"{self.info.run}: finished ({summary.get('stopped')})")
 
     def fail(self, reason: str) -> None:
-        self._print(f"{self.about.run}: failed ({reason})")
+        self._print(f"{self.info.run}: failed ({reason})")
 
 
 def sentence(line: Line, total: int | None) -> str:

@@ -1,4 +1,4 @@
-"""Events as JSON lines in a file of the user's choosing."""
+"""A tracker that writes events as JSON lines to a file."""
 
 from __future__ import annotations
 
@@ -18,54 +18,56 @@ DEFAULT = "runs/events.jsonl"
 @register("jsonl")
 @dataclass(frozen=True)
 class JsonLines(Tracker):
-    """One JSON object a line for every start, round, finish and failure, by default in runs/events.jsonl.
+    """One JSON object per line for every start, round, finish and failure, by default in runs/events.jsonl.
 
-    Each has the run's name and mark, so that several runs may share a file. A line is there whole or not at all.
+    Each has the run's name and mark, so that several runs can share a file. A line is written whole or not at all.
     """
 
     path: str = DEFAULT
     takes: ClassVar[str | None] = "path"
 
-    def open(self, about: RunInfo, state: dict[str, Any], say: Say) -> Log:
-        return JsonLinesLog(Path(state.get("path") or Path(self.path).resolve()), about)
+    def open(self, info: RunInfo, state: dict[str, Any], say: Say) -> Log:
+        return JsonLinesLog(Path(state.get("path") or Path(self.path).resolve()), info)
 
 
 class JsonLinesLog(Log):
-    def __init__(self, path: Path, about: RunInfo) -> None:
-        self.path, self.about, self.state = path, about, {"path": str(path)}
+    """A run in a file of JSON lines."""
+
+    def __init__(self, path: Path, info: RunInfo) -> None:
+        self.path, self.info, self.state = path, info, {"path": str(path)}
         path.parent.mkdir(parents=True, exist_ok=True)
         self._last = -1
-        for event in self._before():
-            if event.get("mark") == about.mark:
+        for event in self._written():
+            if event.get("mark") == info.mark:
                 self._last = max(self._last, event.get("round", 0))
         if self._last < 0:
-            self._write({"event": "start", "params": params(about), "tags": tags(about)})
+            self._write({"event": "start", "params": params(info), "tags": tags(info)})
             self._last = 0
 
-    def _before(self) -> list[dict[str, Any]]:
-        """What is there; a line that a kill cut short is cut off."""
+    def _written(self) -> list[dict[str, Any]]:
+        """The events in the file; removes an incomplete last line, which a killed process left."""
         if not self.path.exists():
             return []
-        found, whole = [], 0
+        events, whole = [], 0
         with open(self.path, "rb") as file:
             for line in file:
                 if not line.endswith(b"\n"):
                     os.truncate(self.path, whole)
                     break
                 whole += len(line)
-                found.append(json.loads(line))
-        return found
+                events.append(json.loads(line))
+        return events
 
     def _write(self, *events: dict[str, Any]) -> None:
-        about = {"run": self.about.run, "mark": self.about.mark, "time": round(time.time(), 3)}
-        data = b"".join(json.dumps({**about, **event}).encode() + b"\n" for event in events)
+        common = {"run": self.info.run, "mark": self.info.mark, "time": round(time.time(), 3)}
+        data = b"".join(json.dumps({**common, **event}).encode() + b"\n" for event in events)
         with open(self.path, "ab", buffering=0) as file:
-            before = file.tell()
+            size = file.tell()
             try:
                 if file.write(data) != len(data):
                     raise OSError("the disk is full")
             except BaseException:
-                file.truncate(before)
+                file.truncate(size)
                 raise
 
     def rounds(self, lines: list[Line]) -> None:

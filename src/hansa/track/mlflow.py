@@ -1,4 +1,4 @@
-"""MLflow: parameters, metrics round by round, tags, files, and the final model, registered so that it can be served."""
+"""MLflow: parameters, metrics per round, tags, files, and the final model, registered so that it can be served."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from hansa.track.tracker import Line, Log, RunInfo, Say, Tracker, draw_partition
 
 DATABASE = "runs/mlflow.db"
 MARK = "replies"  # a metric that every round has
-KEY, VALUE, TAG = 250, 6000, 5000  # characters of a parameter's name, of its value, and of a tag's, at most
-STUDY = (".html", ".md", ".csv", ".toml", ".png", ".svg")  # of a study's files, those that are logged
-METRICS = 900  # in one request, at most: MLflow takes 1,000, and would divide more of them in the middle of a round
-MODEL = ("model.safetensors", "model.json", "personal.safetensors")  # as a run's folder has them
+KEY, VALUE, TAG = 250, 6000, 5000  # maximal characters of a parameter name, a parameter value and a tag value
+STUDY = (".html", ".md", ".csv", ".toml", ".png", ".svg")  # suffixes of the files of a study that are logged
+METRICS = 900  # per request: MLflow accepts 1,000, and would split a longer list in the middle of a round
+MODEL = ("model.safetensors", "model.json", "personal.safetensors")  # as named in a run folder
 FILES = ("report.html", "experiment.json", "metrics.jsonl", "summary.json", *MODEL[:2])
-# A busy server may take its time over a request; whatever fails is tried again as an event.
+# A busy server may be slow; a request that fails is repeated with its whole event.
 PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "30", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
-# Errors that another attempt would not cure.
+# Errors that another attempt cannot fix.
 FINAL = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "PERMISSION_DENIED", "UNAUTHENTICATED", "ENDPOINT_NOT_FOUND",
          "RESOURCE_ALREADY_EXISTS", "FEATURE_DISABLED", "NOT_IMPLEMENTED")  # fmt: skip
 
@@ -39,8 +39,8 @@ class MLflow(Tracker):
 
     `uri` is by default MLFLOW_TRACKING_URI, or else the SQLite database runs/mlflow.db with the files beside it.
     `experiment` is by default the experiment's name. The final model is registered as `model`, by default under the
-    experiment's name; with `model = ""` it is not. What is left after the run is given up
-    when for `wait` seconds nothing was delivered, nor worked on.
+    experiment's name; with `model = ""` it is not registered. After the run, events that wait are given up when MLflow
+    was idle for `wait` seconds.
     """
 
     uri: str | None = None
@@ -55,20 +55,22 @@ class MLflow(Tracker):
         if not self.wait > 0:
             raise ConfigError(f"wait must be positive, got {self.wait}")
 
-    def open(self, about: RunInfo, state: dict[str, Any], say: Say) -> Log:
+    def open(self, info: RunInfo, state: dict[str, Any], say: Say) -> Log:
         uri = state.get("uri") or self.uri or os.environ.get("MLFLOW_TRACKING_URI")
-        return MLflowLog(self, uri or f"sqlite:///{Path(DATABASE).resolve()}", about, state, say)
+        return MLflowLog(self, uri or f"sqlite:///{Path(DATABASE).resolve()}", info, state, say)
 
 
 class MLflowLog(Log):
-    def __init__(self, tracker: MLflow, uri: str, about: RunInfo, state: dict[str, Any], say: Say) -> None:
+    """A run at MLflow."""
+
+    def __init__(self, tracker: MLflow, uri: str, info: RunInfo, state: dict[str, Any], say: Say) -> None:
         for name, value in PATIENCE.items():
             os.environ.setdefault(name, value)
         import mlflow
         from mlflow import MlflowClient
 
-        self.tracker, self.about, self._say = tracker, about, say
-        self.experiment = _plain(tracker.experiment or about.experiment)
+        self.tracker, self.info, self._say = tracker, info, say
+        self.experiment = _plain(tracker.experiment or info.experiment)
         self._uri = uri
         path = re.fullmatch(r"sqlite:///(?!:memory:)([^?]+)", uri)
         database = Path(path[1]).resolve() if path else None
@@ -77,95 +79,95 @@ class MLflowLog(Log):
         mlflow.set_tracking_uri(uri)
         self._client = MlflowClient(uri)
         files = None if database is None else database.with_suffix("").as_uri()
-        self.run = self._client.get_run(state["run"]) if "run" in state else self._found_or_made(files)
+        self.run = self._client.get_run(state["run"]) if "run" in state else self._find_or_create(files)
         self.state = {**state, "uri": uri, "run": self.run.info.run_id}
-        self._last = self._told()
+        self._last = self._last_round()
         self._log_params()
         self._client.update_run(self.run.info.run_id, status="RUNNING")
 
-    def _found_or_made(self, files: str | None) -> Any:
-        """The run; one whose making was not answered is found again by its mark."""
-        client, about = self._client, self.about
-        found = client.get_experiment_by_name(self.experiment)
-        if found is None:
-            place = None if files is None else f"{files}/{re.sub(r'[^A-Za-z0-9_.-]', '_', self.experiment)}"
-            id = client.create_experiment(self.experiment, artifact_location=place)
+    def _find_or_create(self, files: str | None) -> Any:
+        """The MLflow run. If it was created but the reply was lost, it is found by its mark."""
+        client, info = self._client, self.info
+        experiment = client.get_experiment_by_name(self.experiment)
+        if experiment is None:
+            location = None if files is None else f"{files}/{re.sub(r'[^A-Za-z0-9_.-]', '_', self.experiment)}"
+            id = client.create_experiment(self.experiment, artifact_location=location)
         else:
-            id = found.experiment_id
-        made = client.search_runs([id], f"tags.`hansa.mark` = '{about.mark}'", max_results=1)
-        if made:
-            return made[0]
-        labels = {k: v[:TAG] for k, v in tags(about).items()} | {"hansa.mark": about.mark}
-        if about.parent is not None:
-            labels["mlflow.parentRunId"] = about.parent["run"]
-        run = client.create_run(id, start_time=int(time.time() * 1000), tags=labels, run_name=about.run)
-        self._say(f"run {about.run} of experiment {self.experiment}: {run.info.run_id}")
+            id = experiment.experiment_id
+        created = client.search_runs([id], f"tags.`hansa.mark` = '{info.mark}'", max_results=1)
+        if created:
+            return created[0]
+        labels = {k: v[:TAG] for k, v in tags(info).items()} | {"hansa.mark": info.mark}
+        if info.parent is not None:
+            labels["mlflow.parentRunId"] = info.parent["run"]
+        run = client.create_run(id, start_time=int(time.time() * 1000), tags=labels, run_name=info.run)
+        self._say(f"run {info.run} of experiment {self.experiment}: {run.info.run_id}")
         return run
 
-    def _told(self) -> int:
-        """The last round that is there."""
+    def _last_round(self) -> int:
+        """The last round that MLflow has."""
         if MARK not in self.run.data.metrics:
             return 0
         history = self._client.get_metric_history(self.run.info.run_id, MARK)
         return int(max(metric.step for metric in history))
 
     def _log_params(self) -> None:
-        """Log what is not there yet; of two names that are the same to MLflow the first."""
+        """Log the parameters that MLflow does not have. If MLflow takes two names for the same, the first wins."""
         from mlflow.entities import Param
 
-        found: dict[str, str] = {}
-        for name, value in params(self.about).items():
-            found.setdefault(_key(name), value[:VALUE])
-        listed = [Param(name, value) for name, value in found.items() if value and name not in self.run.data.params]
+        values: dict[str, str] = {}
+        for name, value in params(self.info).items():
+            values.setdefault(_key(name), value[:VALUE])
+        listed = [Param(name, value) for name, value in values.items() if value and name not in self.run.data.params]
         if listed:
             self._client.log_batch(self.run.info.run_id, params=listed)
 
     def rounds(self, lines: list[Line]) -> None:
         from mlflow.entities import Metric
 
-        began = self.run.info.start_time  # times follow from the run's own: an event that comes twice is the same twice
+        began = self.run.info.start_time  # times are relative to the run's start: a repeated event is identical
         batch: list[Metric] = []
         for line in lines:
             if line["round"] <= self._last:
                 continue
-            found, at = numbers(line), began + int(1000 * line.get("seconds", 0.0))
-            if len(batch) + len(found) > METRICS:
+            metrics, at = numbers(line), began + int(1000 * line.get("seconds", 0.0))
+            if len(batch) + len(metrics) > METRICS:
                 self._client.log_batch(self.run.info.run_id, metrics=batch)
                 batch = []
-            batch += [Metric(_key(name), value, at, line["round"]) for name, value in found.items()]
+            batch += [Metric(_key(name), value, at, line["round"]) for name, value in metrics.items()]
         if batch:
             self._client.log_batch(self.run.info.run_id, metrics=batch)
         self._last = max(self._last, lines[-1]["round"])
 
     def finish(self, summary: dict[str, Any], folder: str) -> None:
-        id, place = self.run.info.run_id, Path(folder)
+        id, path = self.run.info.run_id, Path(folder)
         with tempfile.TemporaryDirectory() as scratch:
-            for path in self._files(place, Path(scratch)):
-                self._client.log_artifact(id, str(path))
-        if self.about.study and (place / "plots").is_dir():
-            self._client.log_artifacts(id, str(place / "plots"), "plots")
+            for file in self._files(path, Path(scratch)):
+                self._client.log_artifact(id, str(file))
+        if self.info.study and (path / "plots").is_dir():
+            self._client.log_artifacts(id, str(path / "plots"), "plots")
         if summary.get("stopped"):
             self._client.set_tag(id, "hansa.stopped", str(summary["stopped"])[:TAG])
-        if self.about.parent is None and not self.about.study and self.tracker.model != "":
-            self._log_model(place)
+        if self.info.parent is None and not self.info.study and self.tracker.model != "":
+            self._log_model(path)
         self._client.set_terminated(id, "FINISHED")
 
     def _files(self, folder: Path, scratch: Path) -> Iterator[Path]:
-        """The files of a run; a study brings its own."""
-        if self.about.study:
+        """The files to log of a run, or of a study."""
+        if self.info.study:
             yield from sorted(path for path in folder.iterdir() if path.is_file() and path.suffix in STUDY)
             return
-        if self.about.parent is None and not (folder / "report.html").exists():
+        if self.info.parent is None and not (folder / "report.html").exists():
             from hansa.report.run_report import run_report
 
             run_report(folder)
         yield from (folder / name for name in FILES if (folder / name).exists())
         picture = scratch / "partition.png"
-        if draw_partition(self.about, str(picture)):
+        if draw_partition(self.info, str(picture)):
             yield picture
 
     def _log_model(self, folder: Path) -> None:
-        """Log and register the model; where it cannot be served, say why and leave it at its file."""
+        """Log and register the model. If it cannot be served, say why; its file is logged in any case."""
         if "model" in self.state:
             return
         from mlflow.exceptions import MlflowException
@@ -182,10 +184,10 @@ class MLflowLog(Log):
         self._say(f"the model is registered as {self.state['model']}")
 
     def _registered_before(self, name: str) -> str | None:
-        """The model, if it was registered and nobody was told."""
+        """The model, if it was registered but the reply was lost."""
         quoted = name.replace("'", "\\'")
-        made = self._client.search_model_versions(f"name = '{quoted}' and run_id = '{self.run.info.run_id}'")
-        return f"models:/{name}/{min(int(each.version) for each in made)}" if made else None
+        versions = self._client.search_model_versions(f"name = '{quoted}' and run_id = '{self.run.info.run_id}'")
+        return f"models:/{name}/{min(int(each.version) for each in versions)}" if versions else None
 
     def _registered(self, folder: Path, name: str) -> str:
         import mlflow
@@ -193,16 +195,18 @@ class MLflowLog(Log):
         from hansa.artifacts.saved_model import load
         from hansa.track import served
 
-        beside = (self.about.record.get("experiment") or {}).get("folder") or "."
+        beside = (self.info.record.get("experiment") or {}).get("folder") or "."
         with tempfile.TemporaryDirectory() as scratch:
             files = Path(scratch) / "hansa"
             files.mkdir()
-            for each in MODEL:
-                if (folder / each).exists():
-                    shutil.copy(folder / each, files / each)
+            for file in MODEL:
+                if (folder / file).exists():
+                    shutil.copy(folder / file, files / file)
             model = load(files, beside)
             if model.personal and not model.memories:
-                raise ConfigError("each party has a model of its own, and they are not here, or too large")
+                raise ConfigError(
+                    "each party has its own model, and these models are not in the run folder, or are too large"
+                )
             example = served.example(model.about)
             signature = served.signature(model, example)
             with mlflow.start_run(run_id=self.run.info.run_id):
@@ -228,22 +232,25 @@ class MLflowLog(Log):
 
 
 def make_database(path: Path) -> None:
-    """Make a database, if there is none, whole or not at all: MLflow makes it step by step, and can neither go on where
-    it was killed, nor make it together with another process."""
+    """Create a database if there is none, as a whole or not at all.
+
+    MLflow creates it step by step. It can neither continue where it was killed, nor create it together with another
+    process.
+    """
     if path.exists():
         return
     from mlflow import MlflowClient
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".mlflow-") as scratch:
-        made = Path(scratch, "new.db")
-        MlflowClient(f"sqlite:///{made}").search_experiments(max_results=1)
+        new = Path(scratch, "new.db")
+        MlflowClient(f"sqlite:///{new}").search_experiments(max_results=1)
         with contextlib.suppress(FileExistsError):  # another process was first
-            os.link(made, path)
+            os.link(new, path)
 
 
 def _key(name: str) -> str:
-    """A name as MLflow takes it: it is part of a path there."""
+    """A name that MLflow accepts: it becomes part of a path."""
     return re.sub(r"[^\w\-. ]", "_", name)[:KEY]
 
 

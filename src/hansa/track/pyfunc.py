@@ -1,4 +1,4 @@
-"""What MLflow runs, in a process of its own, to serve a model (its "models from code"): it goes with every model."""
+"""The code that MLflow runs to serve a model ("models from code"); MLflow stores it with every model."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from mlflow.pyfunc import PythonModel
 
 
 class HansaModel(PythonModel):  # type: ignore[misc]
-    """The final model of a run; samples are prepared as in training."""
+    """The final model of a run; it prepares samples as in training."""
 
     def load_context(self, context: Any) -> None:
         from hansa.artifacts.saved_model import load

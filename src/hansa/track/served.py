@@ -1,4 +1,4 @@
-"""A saved model as MLflow serves it: signature, example, and the code that a fresh process needs."""
+"""What MLflow needs to serve a saved model: signature, example, and the user's own code."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ VERSION = hansa.__version__
 
 
 def example(about: dict[str, Any]) -> np.ndarray[Any, Any]:
-    """Samples that show what goes in: of the aggregator's own test set, or zeros."""
-    given, kind = about["example"], np.dtype(about["features"])
-    return np.array(given, dtype=kind) if given else np.zeros((1, *about["shape"]), dtype=kind)
+    """Example inputs: samples of the aggregator's own test set, or zeros."""
+    samples, dtype = about["example"], np.dtype(about["features"])
+    return np.array(samples, dtype=dtype) if samples else np.zeros((1, *about["shape"]), dtype=dtype)
 
 
 def signature(model: SavedModel, samples: np.ndarray[Any, Any]) -> Any:
-    """Samples of one shape and type in, a row of numbers for each out; `party` where each has a model of its own."""
+    """The signature: samples in, a row of numbers per sample out, and `party` if each party has its own model."""
     from mlflow.models import ModelSignature
     from mlflow.types import ParamSchema, ParamSpec, Schema, TensorSpec
 
@@ -35,17 +35,17 @@ def signature(model: SavedModel, samples: np.ndarray[Any, Any]) -> Any:
 
 
 def code_of(about: dict[str, Any], beside: str) -> list[str] | None:
-    """The file, or the package, with the function that makes the model, where that is the user's own."""
+    """The file or package with the function that makes the model, if it is the user's own."""
     if not isinstance(about["model"], str):
         return None
     top = about["model"].partition(":")[0].partition(".")[0]
     if top == "hansa":
         return None
-    for place in (os.getcwd(), beside):
-        if place not in sys.path:
-            sys.path.insert(0, place)
-    found = importlib.util.find_spec(top)
-    if found is None or found.origin is None:
-        raise ConfigError(f"the module {top!r} has no file that could go with the model")
-    origin = Path(found.origin)
-    return [str(origin.parent if found.submodule_search_locations else origin)]
+    for folder in (os.getcwd(), beside):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+    spec = importlib.util.find_spec(top)
+    if spec is None or spec.origin is None:
+        raise ConfigError(f"the module {top!r} has no file to store with the model")
+    origin = Path(spec.origin)
+    return [str(origin.parent if spec.submodule_search_locations else origin)]

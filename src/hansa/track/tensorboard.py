@@ -1,4 +1,4 @@
-"""TensorBoard: scalars round by round, the configuration as hyper-parameters, the partition as a picture."""
+"""TensorBoard: scalars per round, the configuration as hyper-parameters, the partition as a picture."""
 
 from __future__ import annotations
 
@@ -25,30 +25,32 @@ class TensorBoard(Tracker):
     takes: ClassVar[str | None] = "folder"
     wait = 30.0
 
-    def open(self, about: RunInfo, state: dict[str, Any], say: Say) -> Log:
-        if about.parent is not None:
-            place = Path(about.parent["folder"]) / about.run
-        elif self.folder is None and about.folder is not None:
-            place = Path(about.folder) / "tensorboard"
+    def open(self, info: RunInfo, state: dict[str, Any], say: Say) -> Log:
+        if info.parent is not None:
+            folder = Path(info.parent["folder"]) / info.run
+        elif self.folder is None and info.folder is not None:
+            folder = Path(info.folder) / "tensorboard"
         else:
-            place = Path(self.folder or "runs/tensorboard") / about.run
-        return TensorBoardLog(about, Path(state.get("folder") or place.resolve()))
+            folder = Path(self.folder or "runs/tensorboard") / info.run
+        return TensorBoardLog(info, Path(state.get("folder") or folder.resolve()))
 
 
 class TensorBoardLog(Log):
-    def __init__(self, about: RunInfo, folder: Path) -> None:
+    """A run in a folder of TensorBoard event files."""
+
+    def __init__(self, info: RunInfo, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.about, self.state = about, {"folder": str(folder)}
+        self.info, self.state = info, {"folder": str(folder)}
         self._last = written(folder)
         folder.mkdir(parents=True, exist_ok=True)
         self._writer = SummaryWriter(str(folder))
         if self._last == 0:
-            text = "\n".join(f"    {name} = {value}" for name, value in {**tags(about), **params(about)}.items())
+            text = "\n".join(f"    {name} = {value}" for name, value in {**tags(info), **params(info)}.items())
             self._writer.add_text("configuration", text, 0)
             with tempfile.TemporaryDirectory() as scratch:
                 picture = f"{scratch}/partition.png"
-                if draw_partition(about, picture):
+                if draw_partition(info, picture):
                     from matplotlib.image import imread
 
                     self._writer.add_image("partition", imread(picture)[..., :3], 0, dataformats="HWC")
@@ -57,9 +59,9 @@ class TensorBoardLog(Log):
     def rounds(self, lines: list[Line]) -> None:
         for line in lines:
             if line["round"] > self._last:
-                found = numbers(line)
-                for name in sorted(found, key=lambda name: name == MARK):  # last: with it the round is there whole
-                    self._writer.add_scalar(name, found[name], line["round"])
+                scalars = numbers(line)
+                for name in sorted(scalars, key=lambda name: name == MARK):  # written last: it marks a complete round
+                    self._writer.add_scalar(name, scalars[name], line["round"])
         self._writer.flush()
         self._last = max(self._last, lines[-1]["round"])
 
@@ -67,7 +69,7 @@ class TensorBoardLog(Log):
         from torch.utils.tensorboard.summary import hparams
 
         final = {f"final/{name}": value for name, value in numbers(summary).items()}
-        for event in hparams({k: v[:200] for k, v in params(self.about).items()}, final):
+        for event in hparams({k: v[:200] for k, v in params(self.info).items()}, final):
             self._writer.file_writer.add_summary(event)
         for name, value in final.items():
             self._writer.add_scalar(name, value, self._last)
@@ -83,7 +85,7 @@ class TensorBoardLog(Log):
 
 
 def written(folder: Path) -> int:
-    """The last round that a folder's event files have whole."""
+    """The last round that is complete in the event files of a folder."""
     if not any(folder.glob("events.out.tfevents.*")):
         return 0
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

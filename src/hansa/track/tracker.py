@@ -1,4 +1,4 @@
-"""What a tracker is, and how one is named: `mlflow`, `mlflow:URI`, `[track.mlflow]`, `MLflow(uri=...)`."""
+"""The interface of trackers, and their names: `mlflow`, `mlflow:URI`, `[track.mlflow]`, `MLflow(uri=...)`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class RunInfo:
-    """A run that is tracked, as plain data. `record` is its `experiment.json`; `mark` is its own and stays when it goes
-    on; `partition` counts what each party holds. A run of a study names its `parent` (what a `Log` remembers of it);
-    the study itself is a run with `study` set.
+    """The description of a tracked run, as plain data.
+
+    `record` is the run's `experiment.json`. `mark` identifies the run, also after a resume. `partition` has the number
+    of samples of each party. The run of a study's cell has a `parent`: the `state` of the study's `Log`. The study
+    itself is a run with `study` set.
     """
 
     run: str
@@ -35,62 +37,69 @@ class RunInfo:
 
 
 class Log:
-    """One run at one tracker. Every method may raise: it is then called again with the same, until it succeeds or the
-    run is over. `state` is what must be remembered to go on with the same run in another process.
+    """One run at one tracker.
+
+    Every method may raise; it is then called again with the same arguments, until it succeeds or the run is over.
+    `state` is what must be remembered to continue the same run in another process.
     """
 
     state: dict[str, Any]
 
     def rounds(self, lines: list[Line]) -> None:
-        """Take in rounds, in order. Those of a run that went on may have been there before: they are left out."""
+        """Add rounds, in order. Skip rounds that the tracker already has: a resumed run sends them again."""
         raise NotImplementedError
 
     def finish(self, summary: dict[str, Any], folder: str) -> None:
-        """The run has ended well; its files lie in a folder."""
+        """The run has finished; `folder` has its files."""
         raise NotImplementedError
 
     def fail(self, reason: str) -> None:
-        """The run has ended otherwise."""
+        """The run has failed or was interrupted."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""
 
 
 class Tracker(Part):
-    """Base of trackers: a part that opens a log for a run."""
+    """Base class of trackers: a part that opens a `Log` for a run."""
 
     kind: ClassVar[str] = "tracker"
     separate_process: ClassVar[bool] = False  # True for a tracker whose imports are slow, or that may hang
-    needs: ClassVar[str | None] = None  # a package that is not always there, by the name of the extra as well
-    takes: ClassVar[str | None] = None  # the field that may follow the name, as in "mlflow:URI"
-    wait: float = 10.0  # seconds after the run for what has not been delivered
+    needs: ClassVar[str | None] = None  # an optional package; the extra of Hansa has the same name
+    takes: ClassVar[str | None] = None  # the field given after the name, as in "mlflow:URI"
+    wait: float = 10.0  # seconds after the run to deliver the remaining events
 
     def check(self) -> None:
-        """Refuse, with what would help, where a package is missing."""
+        """Raise a ConfigError if a package is missing."""
         if self.needs is not None and importlib.util.find_spec(self.needs) is None:
-            raise ConfigError(f"the tracker {self.name!r} needs a package: pip install 'hansa[{self.needs}]'")
+            raise ConfigError(
+                f"the tracker {self.name!r} needs a package that is not installed: pip install 'hansa[{self.needs}]'"
+            )
 
-    def open(self, about: RunInfo, state: dict[str, Any], say: Say) -> Log:
-        """Begin, or go on with, a run: `state` is empty, or what a log of it remembered. `say` tells the user."""
-        raise TypeError(f"the tracker {self.name!r} tracks nothing")
+    def open(self, info: RunInfo, state: dict[str, Any], say: Say) -> Log:
+        """Begin or continue a run; `state` is empty, or that of an earlier log of this run. `say` informs the user."""
+        raise TypeError(f"the tracker {self.name!r} does not implement open()")
 
 
-def trackers(given: Any, where: str = "track") -> tuple[Tracker, ...]:
-    """Trackers as they are given: parts, names (`"mlflow"`, `"mlflow:URI"`), tables, lists of these, or a table with a
-    table for each as in `[track.mlflow]`. What a tracker needs is checked."""
-    if isinstance(given, Mapping) and "name" not in given:
-        given = [_titled(name, table, where) for name, table in given.items()]
-    listed = [] if given is None else [given] if isinstance(given, (str, Mapping, Tracker)) else given
+def trackers(chosen: Any, where: str = "track") -> tuple[Tracker, ...]:
+    """Build trackers, and check that their packages are installed.
+
+    `chosen` has parts, names (`"mlflow"`, `"mlflow:URI"`) or tables, one or a list, or is a table of tables as
+    `[track.mlflow]` makes it.
+    """
+    if isinstance(chosen, Mapping) and "name" not in chosen:
+        chosen = [_named(name, table, where) for name, table in chosen.items()]
+    listed = [] if chosen is None else [chosen] if isinstance(chosen, (str, Mapping, Tracker)) else chosen
     if not isinstance(listed, Iterable):
-        raise ConfigError(f"{where}: expected trackers by name, as in ['mlflow', 'tensorboard'], got {given!r}")
-    found = tuple(_one(each, where) for each in listed)
-    for tracker in found:
+        raise ConfigError(f"{where}: expected trackers by name, as in ['mlflow', 'tensorboard'], got {chosen!r}")
+    built = tuple(_build(item, where) for item in listed)
+    for tracker in built:
         tracker.check()
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(built))
 
 
-def _titled(name: str, table: Any, where: str) -> Any:
+def _named(name: str, table: Any, where: str) -> Any:
     if isinstance(table, Mapping):
         return {**table, "name": name}
     if isinstance(table, str):
@@ -98,56 +107,58 @@ def _titled(name: str, table: Any, where: str) -> Any:
     raise ConfigError(f"{where}.{name}: expected a table, as in [{where}.{name}], got {table!r}")
 
 
-def _one(given: Any, where: str) -> Tracker:
-    if isinstance(given, str):
-        name, colon, target = given.partition(":")
+def _build(item: Any, where: str) -> Tracker:
+    if isinstance(item, str):
+        name, colon, target = item.partition(":")
         cls = lookup("tracker", name, where)
         takes = getattr(cls, "takes", None)
         if colon and (takes is None or not target):
-            more = f"{name}:{takes.upper()}" if takes is not None else f"{name!r} alone"
-            raise ConfigError(f"{where}: expected {more}, got {given!r}")
-        given = {"name": name, **({str(takes): target} if colon else {})}
-    tracker: Tracker = from_config("tracker", given, where=where)
+            expected = f"{name}:{takes.upper()}" if takes is not None else f"{name!r} alone"
+            raise ConfigError(f"{where}: expected {expected}, got {item!r}")
+        item = {"name": name, **({str(takes): target} if colon else {})}
+    tracker: Tracker = from_config("tracker", item, where=where)
     return tracker
 
 
 def numbers(line: Line) -> dict[str, float]:
-    """What of a round is a number; of who was missing or rejected, how many."""
+    """The finite numbers of a metrics line, and how many parties were missing or rejected."""
     plain = {k: v for k, v in line.items() if isinstance(v, (int, float)) and not isinstance(v, bool) and k != "round"}
-    found = {k: float(v) for k, v in plain.items() if math.isfinite(v)}
-    found |= {name: float(len(line[name])) for name in ("missing", "rejected") if line.get(name)}
-    return found | ({"empty": 1.0} if "empty" in line else {})
+    out = {k: float(v) for k, v in plain.items() if math.isfinite(v)}
+    out |= {name: float(len(line[name])) for name in ("missing", "rejected") if line.get(name)}
+    return out | ({"empty": 1.0} if "empty" in line else {})
 
 
-def flat(tree: Any, at: str = "") -> dict[str, str]:
+def flat(tree: Any, prefix: str = "") -> dict[str, str]:
     """A tree as dotted names and texts; lists of plain values stay whole."""
     if isinstance(tree, Mapping):
         out: dict[str, str] = {}
         for name, value in tree.items():
-            out |= flat(value, f"{at}.{name}" if at else str(name))
+            out |= flat(value, f"{prefix}.{name}" if prefix else str(name))
         return out
     if tree is None:
         return {}
-    return {at: tree if isinstance(tree, str) else json.dumps(tree)}
+    return {prefix: tree if isinstance(tree, str) else json.dumps(tree)}
 
 
-def params(about: RunInfo) -> dict[str, str]:
-    """A run's configuration as dotted names: the algorithm and the run with all their fields, the task, the partition;
-    of a study, all that its file says."""
-    record = about.record
+def params(info: RunInfo) -> dict[str, str]:
+    """The configuration of a run by dotted names: algorithm and run with all fields, task, partition, adversary.
+
+    Of a study, all fields of its file.
+    """
+    record = info.record
     tree = (record.get("experiment") or {}).get("tree") or {}
-    if about.study:
+    if info.study:
         return flat(tree)
-    found = {"algorithm": record.get("algorithm"), "run": record.get("run"), "task": tree.get("task"),
+    tables = {"algorithm": record.get("algorithm"), "run": record.get("run"), "task": tree.get("task"),
              "partition": tree.get("partition")}  # fmt: skip
     if record.get("adversary"):
-        found["adversary"] = record["adversary"]
-    return flat({name: value for name, value in found.items() if value})
+        tables["adversary"] = record["adversary"]
+    return flat({name: value for name, value in tables.items() if value})
 
 
-def tags(about: RunInfo) -> dict[str, str]:
-    """What runs are found by: version, plan, algorithm, data set, partition, engine; and the run's own tags."""
-    record = about.record
+def tags(info: RunInfo) -> dict[str, str]:
+    """The tags to search runs by: version, plan, algorithm, data set, partition, engine, seed; and the run's own."""
+    record = info.record
     tree = (record.get("experiment") or {}).get("tree") or {}
 
     def name(value: Any) -> str:
@@ -155,7 +166,7 @@ def tags(about: RunInfo) -> dict[str, str]:
 
     plan = record.get("plan") or {}
     partition = tree.get("partition")
-    found = {
+    out = {
         "hansa.version": str(record.get("hansa", "")),
         "hansa.plan": ", ".join(f"{k} {v}" for k, v in plan.items()),
         "hansa.algorithm": name(record.get("algorithm")),
@@ -164,19 +175,19 @@ def tags(about: RunInfo) -> dict[str, str]:
         "hansa.engine": str(plan.get("engine", "")),
         "hansa.seed": str((record.get("run") or {}).get("seed", "")),
     }
-    return {k: v for k, v in found.items() if v} | about.tags
+    return {k: v for k, v in out.items() if v} | info.tags
 
 
-def draw_partition(about: RunInfo, path: str) -> bool:
-    """Draw what each party holds, if that is known; whether it is."""
-    if about.partition is None:
+def draw_partition(info: RunInfo, path: str) -> bool:
+    """Draw the samples of each party to a file; False if they are unknown."""
+    if info.partition is None:
         return False
     import numpy as np
 
     from hansa.data.picture import draw
 
-    counts, classes = np.array(about.partition["counts"]), about.partition["classes"]
+    counts, classes = np.array(info.partition["counts"]), info.partition["classes"]
     edges = np.cumsum(counts.sum(1))
     targets = np.repeat(np.tile(np.arange(counts.shape[1]), len(counts)), counts.ravel())
-    draw(np.split(np.arange(len(targets)), edges[:-1]), targets, classes, path, about.partition["names"])
+    draw(np.split(np.arange(len(targets)), edges[:-1]), targets, classes, path, info.partition["names"])
     return True
