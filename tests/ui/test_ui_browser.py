@@ -162,17 +162,17 @@ def test_it_stops_a_job_with_the_token_and_with_no_other(browser: Any, league: L
     page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.accept()))
     stop = page.get_by_role("button", name=f"Stop {job}")
     stop.click()
-    expect(page.locator("#answer")).to_have_text("Give the admin's token first.")
-    expect(page.get_by_label("The admin's token")).to_be_focused()
-    page.get_by_label("The admin's token").fill("a wrong one")
+    expect(page.locator("#answer")).to_have_text("Enter the admin token first.")
+    expect(page.get_by_label("Admin token")).to_be_focused()
+    page.get_by_label("Admin token").fill("a wrong one")
     page.get_by_role("button", name="Use it").click()
     expect(page.locator("#answer")).to_contain_text("Refused: this is not the admin token")
-    expect(page.get_by_label("The admin's token")).to_have_attribute("aria-invalid", "true")
+    expect(page.get_by_label("Admin token")).to_have_attribute("aria-invalid", "true")
     expect(page.locator("#start-form")).to_be_hidden()
     assert not asked and league.shown(job)["status"] == "running"
-    page.get_by_label("The admin's token").fill(token(league))
+    page.get_by_label("Admin token").fill(token(league))
     page.keyboard.press("Enter")
-    expect(page.locator("#answer")).to_contain_text("The token is right")
+    expect(page.locator("#answer")).to_contain_text("The token is valid")
     stop.focus()
     page.keyboard.press("Enter")
     expect(page.locator("#now-status")).to_have_text("stopped")
@@ -188,7 +188,7 @@ def test_it_stops_a_job_with_the_token_and_with_no_other(browser: Any, league: L
 
 def test_it_starts_a_job_from_a_file(sight: Sight, league: League, tmp_path: Path) -> None:
     page = sight.page
-    page.get_by_label("The admin's token").fill(token(league))
+    page.get_by_label("Admin token").fill(token(league))
     page.get_by_role("button", name="Use it").click()
     (tmp_path / "small.toml").write_text('[task]\nparties = ["x"]\nmodel = "logistic"\n[run]\nrounds = 2\n')
     page.get_by_label("An experiment file").set_input_files(tmp_path / "small.toml")
@@ -285,7 +285,7 @@ def test_a_screen_reader_finds_its_way(sight: Sight, job: str) -> None:
     for picture in page.get_by_role("img").all():
         assert re.search(r"by round: .* is .* in round \d+", picture.get_attribute("aria-label") or "")
     assert page.get_by_role("progressbar", name=re.compile("Round .* closed")).count() == 1
-    assert page.get_by_label("The admin's token, to start and stop jobs").get_attribute("type") == "password"
+    assert page.get_by_label("Admin token, to start and stop jobs").get_attribute("type") == "password"
     unnamed = "all => all.filter(e => !e.labels?.length && !e.textContent.trim()).length"
     assert page.locator("button, input, textarea").evaluate_all(unnamed) == 0
     live = page.locator("[aria-live]").evaluate_all("all => all.map(e => [e.id, e.getAttribute('aria-live')])")
@@ -384,7 +384,7 @@ def test_a_simulation_is_shown_and_stopped_and_can_be_resumed(
     expect(page.locator("#now-status")).to_have_text("stopped")
     expect(page.locator("#now-reason")).to_have_text(re.compile("go on with: hansa resume"))
     expect(page.locator("#link-text")).to_have_text("the run has ended; this is how it ended")
-    assert len(asked) == 1 and "with a checkpoint; hansa resume goes on" in asked[0]
+    assert len(asked) == 1 and "with a checkpoint; hansa resume continues it" in asked[0]
     assert process.wait(timeout=120) == 130
     done = len((tmp_path / "seen" / "metrics.jsonl").read_text().splitlines())
     shown = page.locator("#now-round").inner_text()

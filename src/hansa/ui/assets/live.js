@@ -12,7 +12,7 @@ const COLUMNS = [["round", "Round"], ["replies", "Replies"], ["asked", "Asked"],
 let values = {}, rounds = {}, chosen = null, token = new URLSearchParams(location.hash.slice(1)).get("token") || "";
 let source = null, last = "", heard = 0, offset = 0, connected = false, due = false, drawn = "", said = {}, spoke = -1e9;
 
-// Small things
+// Helpers
 
 const about = () => values.about || {};
 const jobs = () => values.jobs || [];
@@ -48,7 +48,7 @@ function show(element, shown) {
   if (element.hidden === shown) element.hidden = !shown;
 }
 
-// Children of a parent by key: new ones are made, those that stay are kept (and with them the focus), others go.
+// Children of a parent by key: create new ones, keep those that stay (with their focus), remove the others.
 function keyed(parent, keys, make) {
   const there = new Map([...parent.children].map((child) => [child.dataset.key, child]));
   keys.forEach((key, place) => {
@@ -104,13 +104,13 @@ function head(table, names) {
   names.forEach((name, at) => { const [text, kind] = Array.isArray(name) ? name : [name, ""]; put(row.children[at], text); row.children[at].className = kind; });
 }
 
-// What is shown
+// Drawing
 
 function draw() {
   due = false;
   const a = about(), j = job();
   if (a.title) { put($("title"), a.title); document.title = `${a.title}: Hansa, live`; put($("foot"), `Hansa ${a.version}`); }
-  const trouble = a.trouble || (a.starting ? "The aggregator starts; jobs are not resumed yet." : a.closing ? "The aggregator shuts down; jobs go on when it is back." : "");
+  const trouble = a.trouble || (a.starting ? "The aggregator is starting; jobs are not resumed yet." : a.closing ? "The aggregator is shutting down; jobs continue when it is back." : "");
   put($("trouble"), trouble);
   show($("trouble"), !!trouble);
   show($("now-none"), !j);
@@ -183,7 +183,7 @@ function drawCurves(j) {
   if (share.length) figures.push(Curves.figure(share.length > 1 ? "Scores" : "Score", share.some((c) => c.name === "R²") ? "" : "share", share, short));
   if (loss.length) figures.push(Curves.figure("Loss", "", loss, short));
   if (lines.length) {
-    figures.push(Curves.figure("Bytes a round", "count", series([["bytes_up", "from parties"], ["bytes_down", "to parties"]]), bytes));
+    figures.push(Curves.figure("Bytes per round", "count", series([["bytes_up", "from parties"], ["bytes_down", "to parties"]]), bytes));
     figures.push(Curves.figure("Cohort", "count", series([["replies", "replies used"], ["asked", "asked"]]), short));
   }
   const privacy = series([["epsilon", "ε"]]);
@@ -301,16 +301,16 @@ function connect() {
   });
 }
 
-// What is done
+// Actions
 
 async function ask(path, body) {
   try {
     const got = await fetch(path, { method: "POST", headers: { Authorization: `Bearer ${token}`, "Content-Type": "application/json" }, body: JSON.stringify(body) });
     const tree = await got.json();
     if (got.status === 401) { token = ""; soon(); }
-    return got.ok ? tree : { error: tree.error || `it was answered with ${got.status}` };
+    return got.ok ? tree : { error: tree.error || `the server answered with status ${got.status}` };
   } catch (error) {
-    return { error: "the request did not get through" };
+    return { error: "the request failed" };
   }
 }
 
@@ -327,11 +327,11 @@ function choose(name) {
 }
 
 async function stop(name) {
-  if (!token) { answer("Give the admin's token first.", true); $("token").focus(); return; }
-  const after = about().kind === "simulation" ? "It ends after the round that it is in, with a checkpoint; hansa resume goes on." : "It cannot go on afterwards: its checkpoint is deleted, and there will be no model. Its closed rounds stay in the record and the log. To train again, it must be submitted again.";
+  if (!token) { answer("Enter the admin token first.", true); $("token").focus(); return; }
+  const after = about().kind === "simulation" ? "It ends after its current round, with a checkpoint; hansa resume continues it." : "It cannot go on afterwards: its checkpoint is deleted, and there will be no model. Its closed rounds stay in the record and the log. To train again, it must be submitted again.";
   if (!confirm(`Stop ${name}?\n\n${after}`)) return;
   const got = await ask("stop", { job: name });
-  answer(got.error ? `${name} was not stopped: ${got.error}` : got.stopped ? `${name} is being stopped.` : `${name} had ended already.`, !!got.error);
+  answer(got.error ? `${name} was not stopped: ${got.error}` : got.stopped ? `${name} is being stopped.` : `${name} had already ended.`, !!got.error);
 }
 
 $("token-form").addEventListener("submit", async (event) => {
@@ -341,7 +341,7 @@ $("token-form").addEventListener("submit", async (event) => {
   if (got.error) token = "";
   $("token").value = "";
   $("token").setAttribute("aria-invalid", String(!!got.error));
-  answer(got.error ? `Refused: ${got.error}.` : "The token is right: jobs can be started and stopped.", !!got.error);
+  answer(got.error ? `Refused: ${got.error}.` : "The token is valid: you can start and stop jobs.", !!got.error);
   draw();
   if (got.error) $("token").focus();
 });
@@ -359,7 +359,7 @@ $("start-form").addEventListener("submit", async (event) => {
   button.disabled = true;
   const got = await ask("start", { name: $("start-name").value, experiment: $("start-text").value });
   button.disabled = false;
-  answer(got.error ? `It was not started: ${got.error}` : `Started ${got.job}. ${got.notes.join(". ")}.`, !!got.error);
+  answer(got.error ? `The job was not started: ${got.error}` : `Started ${got.job}. ${got.notes.join(". ")}.`, !!got.error);
   if (!got.error) { chosen = got.job; event.target.reset(); }
 });
 
