@@ -17,7 +17,7 @@ from hansa.core.objective import Objective
 from hansa.fusion import WeightedMean
 from hansa.local import SGD
 from hansa.schedule import Exponential
-from hansa.sim.engine import Job, ReferenceEngine
+from hansa.sim.engine import PartyWork, ReferenceEngine
 
 ENGINES = ["reference", "stacked"]
 
@@ -137,7 +137,7 @@ def models(parties: list[tuple[Tensor, Tensor]], local: SGD, round: int = 0) -> 
     given = hansa.Task(net, "cross_entropy", parties, classes=3)
     objective = Objective(net, "cross_entropy", 0)
     engine = ReferenceEngine(objective, given.holdings(objective), 0)
-    jobs = [Job(k, {"model": objective.initial._asdict()}, {}) for k in range(len(parties))]
+    jobs = [PartyWork(k, {"model": objective.initial._asdict()}, {}) for k in range(len(parties))]
     replies = [outcome[0] for _, outcome in engine.run(local, jobs, round)]  # type: ignore[index]
     ends = torch.stack([objective.initial.w + reply.tensors["w"] for reply in replies])
     return ends, torch.tensor([reply.weight for reply in replies]), objective.initial.w

@@ -51,7 +51,7 @@ MAY_IMPORT = {
     "net": {"core", "artifacts", "experiment", "net.transport", "net.audit", "net.aggregator"},
     "demo": {"core", "algorithms", "local", "models", "data", "artifacts", "report", "experiment", "run", "net",
              "net.aggregator"},
-    "testing": {"core", "experiment", "privacy", "run", "sim", "net", "net.aggregator"},
+    "testing": {"core", "experiment", "fusion", "local", "privacy", "run", "sim", "net", "net.aggregator"},
 }  # fmt: skip
 EVERYTHING = {"cli"}  # commands, which put the pieces together
 LEAN = {"core", "local", "fusion", "server", "select", "schedule", "transforms", "adversary", "sim"}

@@ -14,7 +14,7 @@ from hansa.core.op import Memory, Payload
 from hansa.core.registry import register
 from hansa.local import SGD, Batch, Carry, Context, Gradient, LocalSolver
 from hansa.schedule import Exponential
-from hansa.sim.engine import Block, Job, Outcome, ReferenceEngine
+from hansa.sim.engine import Block, Outcome, PartyWork, ReferenceEngine
 from hansa.sim.stack import Stack
 from hansa.sim.stacked import StackedEngine
 from hansa.sim.workers import WorkersEngine
@@ -177,7 +177,7 @@ def outcomes(engine: ReferenceEngine, solver: LocalSolver, round: int = 1) -> di
     payload: dict[str, Any] = {"model": engine.objective.initial._asdict()}
     if isinstance(solver, hansa.SVRG):
         payload["gradient"] = torch.linspace(-1, 1, engine.objective.spec.dim, dtype=torch.float64)
-    return dict(engine.run(solver, [Job(party, payload, {}) for party in range(len(SIZES))], round))
+    return dict(engine.run(solver, [PartyWork(party, payload, {}) for party in range(len(SIZES))], round))
 
 
 @pytest.mark.parametrize("chunk", [1, 3, None])
@@ -246,7 +246,7 @@ def test_worker_processes_hold_as_many_parties_as_a_window() -> None:
     objective = Objective(given.model, given.loss, 0)
     holdings = given.holdings(objective)
     payload = {"model": objective.initial._asdict()}
-    jobs = [Job(party, payload, {}) for party in range(300)]
+    jobs = [PartyWork(party, payload, {}) for party in range(300)]
     engine = WorkersEngine(StackedEngine(objective, holdings, 0))
     try:
         (block,) = engine.blocks(SGD(batch=1), jobs, 0)
@@ -270,7 +270,7 @@ def test_parties_of_very_different_sizes_cost_no_idle_steps() -> None:
     solver = SGD(batch=8)
     needed = taken = 0
     loads = [0] * engine.lanes
-    for at, chunk in enumerate(engine.arrange(solver, [Job(k, payload, {}) for k in range(400)])):
+    for at, chunk in enumerate(engine.arrange(solver, [PartyWork(k, payload, {}) for k in range(400)])):
         stack = Stack(engine, [solver], chunk, 0)
         needed += sum(solver.count(int(sizes[job.party])) for job in chunk)
         taken += sum(stack.plan.active)
@@ -285,7 +285,7 @@ def test_chunks_of_any_size_give_the_same_updates(chunk: int) -> None:
     objective = Objective(given.model, given.loss, 0)
     engine = StackedEngine(objective, given.holdings(objective), 0, chunk)
     payload = {"model": objective.initial._asdict()}
-    jobs = [Job(party, payload, {}) for party in range(len(SIZES))]
+    jobs = [PartyWork(party, payload, {}) for party in range(len(SIZES))]
     for party, outcome in engine.run(SGD(batch=4), jobs, 0):
         alone = engine.one(SGD(batch=4), jobs[party], 0)
         assert isinstance(alone, str) == isinstance(outcome, str) == (SIZES[party] == 0)

@@ -31,7 +31,7 @@ from hansa.local import (
 from hansa.schedule import Exponential
 from hansa.sim import runtime
 from hansa.sim.choice import RunSize, pick_engine
-from hansa.sim.engine import Job, ReferenceEngine
+from hansa.sim.engine import PartyWork, ReferenceEngine
 from hansa.sim.stacked import StackedEngine
 from hansa.sim.workers import WorkersEngine
 
@@ -134,7 +134,7 @@ def compare(given: hansa.Task, solver: LocalSolver, chunk: int | None = 4, round
     together.one = None  # type: ignore[assignment,method-assign]  # training a party alone would agree for the wrong reason
     sent = payload(alone, solver)
     told = [{**sent, "work": works[k % len(works)]} if works else sent for k in range(len(alone.holdings))]
-    jobs = [Job(k, told[k], memory(alone, solver, k)) for k in range(len(alone.holdings))]
+    jobs = [PartyWork(k, told[k], memory(alone, solver, k)) for k in range(len(alone.holdings))]
     first, second = dict(alone.run(solver, jobs, round)), dict(together.run(solver, jobs, round))
     assert together._refused is None
     assert list(first) == list(second) == [job.party for job in jobs]
@@ -277,7 +277,7 @@ def test_batch_norm_averages_statistics_and_takes_the_largest_count() -> None:
     given = task(batch_norm, sizes)
     alone, _ = pair(given)
     sent = payload(alone, SGD())
-    replies = [r[0] for _, r in alone.run(SGD(batch=2), [Job(0, sent, {}), Job(1, sent, {})], 0)]  # type: ignore[index]
+    replies = [r[0] for _, r in alone.run(SGD(batch=2), [PartyWork(0, sent, {}), PartyWork(1, sent, {})], 0)]  # type: ignore[index]
     done = hansa.simulate(hansa.FedAvg(local=SGD(batch=2)), given, rounds=1, seed=4, engine="reference")
     expected = (replies[0].tensors["stats"] * 4 + replies[1].tensors["stats"] * 12) / 16
     assert torch.allclose(done.state.params.stats, expected, atol=1e-15)

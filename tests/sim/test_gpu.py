@@ -22,7 +22,7 @@ from hansa.models.resnet import Block
 from hansa.schedule import Exponential
 from hansa.sim import gpu
 from hansa.sim.choice import RunSize
-from hansa.sim.engine import Job, Outcome, ReferenceEngine
+from hansa.sim.engine import Outcome, PartyWork, ReferenceEngine
 from hansa.sim.rewrite import Rewritten
 from hansa.sim.stacked import StackedEngine
 
@@ -126,7 +126,7 @@ def outcomes(engine: ReferenceEngine, solver: LocalSolver, round: int) -> dict[i
     payload: dict[str, Any] = {"model": engine.objective.initial._asdict()}
     if isinstance(solver, SVRG):
         payload["gradient"] = torch.linspace(-1, 1, engine.objective.spec.dim, dtype=torch.float64, device=device)
-    return dict(engine.run(solver, [Job(party, payload, {}) for party in range(len(engine.holdings))], round))
+    return dict(engine.run(solver, [PartyWork(party, payload, {}) for party in range(len(engine.holdings))], round))
 
 
 @contextmanager

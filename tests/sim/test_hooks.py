@@ -18,7 +18,7 @@ from hansa.core.params import ParamSpec
 from hansa.local import DPSGD, SGD, LocalSolver, Proximal
 from hansa.local.solver import Batch, Carry, Context
 from hansa.local.step_rule import ClipRule, StepRule
-from hansa.sim.engine import Job, Outcome, ReferenceEngine
+from hansa.sim.engine import Outcome, PartyWork, ReferenceEngine
 from hansa.sim.stacked import StackedEngine
 
 
@@ -142,7 +142,7 @@ def grouped() -> nn.Module:
 
 def outcomes(engine: ReferenceEngine, op: Op) -> dict[int, Outcome]:
     payload = {"model": engine.objective.initial._asdict()}
-    return dict(engine.run(op, [Job(party, payload, {}) for party in range(len(engine.holdings))], 1))
+    return dict(engine.run(op, [PartyWork(party, payload, {}) for party in range(len(engine.holdings))], 1))
 
 
 @pytest.mark.parametrize("recorded", [False, True], ids=["", "recorded"])

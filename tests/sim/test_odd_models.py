@@ -14,7 +14,7 @@ from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Wrapper
 from hansa.core.registry import register
 from hansa.local import SGD, Carry, Context, LocalSolver
-from hansa.sim.engine import Job, Outcome, ReferenceEngine
+from hansa.sim.engine import Outcome, PartyWork, ReferenceEngine
 from hansa.sim.stacked import StackedEngine
 from hansa.sim.workers import WorkersEngine
 
@@ -44,7 +44,7 @@ def engines(given: hansa.Task, chunk: int | None = None) -> list[ReferenceEngine
 def outcomes(engine: ReferenceEngine, op: Op) -> dict[int, Outcome]:
     payload = {"model": engine.objective.initial._asdict()}
     try:
-        return dict(engine.run(op, [Job(k, payload, {}) for k in range(len(engine.holdings))], 1))
+        return dict(engine.run(op, [PartyWork(k, payload, {}) for k in range(len(engine.holdings))], 1))
     finally:
         engine.close()
 

@@ -15,7 +15,7 @@ from torch import nn
 import hansa
 from hansa.core.errors import PartyError, RuntimeFailure
 from hansa.core.objective import Objective
-from hansa.sim.engine import Job, ReferenceEngine
+from hansa.sim.engine import PartyWork, ReferenceEngine
 from hansa.sim.workers import WorkersEngine
 from hansa.testing import same_bits
 
@@ -111,9 +111,9 @@ def make(workers: int = 2) -> WorkersEngine:
     return WorkersEngine(ReferenceEngine(objective, given.holdings(objective), 0), workers)
 
 
-def jobs(engine: WorkersEngine, parties: tuple[int, ...] = (0, 1, 3, 4)) -> list[Job]:
+def jobs(engine: WorkersEngine, parties: tuple[int, ...] = (0, 1, 3, 4)) -> list[PartyWork]:
     payload = {"model": engine.objective.initial._asdict()}
-    return [Job(party, payload, {}) for party in parties]
+    return [PartyWork(party, payload, {}) for party in parties]
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])

@@ -90,7 +90,7 @@ _ways: weakref.WeakKeyDictionary[Objective, Way] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelPoint:
     """A model at one point: what gradients are taken of. `stacked` inside `torch.func.vmap` over parties."""
 
     objective: Objective
@@ -121,7 +121,7 @@ def clipped_sum(ctx: Context, w: Tensor, batch: Batch, key: Tensor, clip: float,
     `clip`. `at_once` samples are worked on at a time, which bounds memory and changes nothing else. The model's
     buffers do not move. `prepare` was called for the model before.
     """
-    model = Model(ctx.objective, ctx.spec.split(w.detach()), ctx.buffers, ctx.stacked)
+    model = ModelPoint(ctx.objective, ctx.spec.split(w.detach()), ctx.buffers, ctx.stacked)
     way = _ways[ctx.objective]
     count = len(batch.x)
     if count == 0:
@@ -171,7 +171,7 @@ def _clipped(spec: ParamSpec, found: Mapping[str, Gradients], mask: Tensor | Non
     return torch.cat([sums[entry.name].reshape(-1) for entry in spec.weights])
 
 
-def _gradients(model: Model, way: Way, x: Tensor, y: Tensor, key: Tensor, at: int) -> dict[str, Gradients]:
+def _gradients(model: ModelPoint, way: Way, x: Tensor, y: Tensor, key: Tensor, at: int) -> dict[str, Gradients]:
     """The gradients of a piece of a batch, which begins at its sample `at`."""
     if way.layers is not None:
         return _by_layer(model, way.layers, x, y, key)
@@ -180,7 +180,7 @@ def _gradients(model: Model, way: Way, x: Tensor, y: Tensor, key: Tensor, at: in
     return {name: _held(held, model.wide) for name, held in apart(model, x, y, keys).items()}
 
 
-def _alone(model: Model, x: Tensor, y: Tensor, key: Tensor, at: int) -> dict[str, Gradients]:
+def _alone(model: ModelPoint, x: Tensor, y: Tensor, key: Tensor, at: int) -> dict[str, Gradients]:
     """The same, sample by sample; not a number for a sample that has none."""
     held: dict[str, list[Tensor]] = {name: [] for name in model.weights}
     for k in range(len(x)):
@@ -240,14 +240,14 @@ def _of_product(rows: Tensor, back: Tensor, dtype: torch.dtype) -> Gradients:
     return Gradients(entered * came, length, summed)
 
 
-def _mapped(model: Model, x: Tensor, y: Tensor, keys: Tensor) -> dict[str, Tensor]:
+def _mapped(model: ModelPoint, x: Tensor, y: Tensor, keys: Tensor) -> dict[str, Tensor]:
     """Each sample's gradient, by vmap."""
     over = torch.func.vmap(torch.func.grad(model.loss_of_one), in_dims=(None, 0, 0, 0))
     found: dict[str, Tensor] = over(model.weights, x, y, keys)
     return found
 
 
-def _each(model: Model, x: Tensor, y: Tensor, keys: Tensor) -> dict[str, Tensor]:
+def _each(model: ModelPoint, x: Tensor, y: Tensor, keys: Tensor) -> dict[str, Tensor]:
     """Each sample's gradient, one after another."""
     leaves = {name: weight.detach().requires_grad_() for name, weight in model.weights.items()}
     found = []
@@ -258,7 +258,7 @@ def _each(model: Model, x: Tensor, y: Tensor, keys: Tensor) -> dict[str, Tensor]
     return {name: torch.stack(rows) for name, rows in zip(leaves, zip(*found, strict=True), strict=True)}
 
 
-def _by_layer(model: Model, layers: Sequence[Layer], x: Tensor, y: Tensor, key: Tensor) -> dict[str, Gradients]:
+def _by_layer(model: ModelPoint, layers: Sequence[Layer], x: Tensor, y: Tensor, key: Tensor) -> dict[str, Gradients]:
     """All samples' gradients, from one backward pass to the outputs of the layers."""
     names = {id(weight): name for name, weight in model.weights.items()}
     dtype = model.objective.dtype
@@ -328,7 +328,7 @@ def prepare(objective: Objective, x: Tensor, y: Tensor) -> None:
         x = rng.normal(key, x.shape).to(x.dtype)
     initial = objective.initial
     w = initial.w + 0.1 * rng.normal(key, initial.w.shape).to(initial.w.dtype)  # a weight of zero would hide others
-    model = Model(objective, objective.spec.split(w), (initial.stats, initial.counts))
+    model = ModelPoint(objective, objective.spec.split(w), (initial.stats, initial.counts))
     keys = key.expand(PROBE)
     try:
         wanted = _each(model, x, y, keys)
@@ -339,7 +339,7 @@ def prepare(objective: Objective, x: Tensor, y: Tensor) -> None:
     _ways[objective] = Way(layers, layers is None and _maps(model, x, y, keys, wanted))
 
 
-def _maps(model: Model, x: Tensor, y: Tensor, keys: Tensor, wanted: Mapping[str, Tensor]) -> bool:
+def _maps(model: ModelPoint, x: Tensor, y: Tensor, keys: Tensor, wanted: Mapping[str, Tensor]) -> bool:
     if any(isinstance(layer, nn.RNNBase) for layer in model.objective.network().modules()):
         return False  # slow where it works
     try:
@@ -349,7 +349,9 @@ def _maps(model: Model, x: Tensor, y: Tensor, keys: Tensor, wanted: Mapping[str,
     return all(_near(found[name], wanted[name]) for name in wanted)
 
 
-def _layers(model: Model, x: Tensor, y: Tensor, key: Tensor, wanted: Mapping[str, Tensor]) -> tuple[Layer, ...] | None:
+def _layers(
+    model: ModelPoint, x: Tensor, y: Tensor, key: Tensor, wanted: Mapping[str, Tensor]
+) -> tuple[Layer, ...] | None:
     """The layers by whose inputs and outputs the samples' gradients are told apart, if that gives what is wanted.
 
     A model that drops at random is not asked: what is dropped would depend on how a batch is cut to pieces.

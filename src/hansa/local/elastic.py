@@ -22,7 +22,7 @@ OWN, BEGUN = "elastic/x", "elastic/begun"
 
 
 @dataclass(frozen=True)
-class Worker(SGD):
+class ElasticWorker(SGD):
     """A party that keeps its own model x_i, at first the centre z, and sends x_i - z as it was before it trained."""
 
     def remember(self, spec: ParamSpec) -> Memory:
@@ -39,7 +39,7 @@ class Worker(SGD):
 
 @register("elastic")
 @dataclass(frozen=True)
-class Elastic(Worker):
+class Elastic(ElasticWorker):
     """The first step is also pulled to the centre, x_i <- x_i - lr g(x_i) - alpha (x_i - z). Zhang et al. 2015.
 
     The other steps of the round (the period tau is `steps`) are plain SGD. `alpha` comes with the model.
@@ -61,7 +61,7 @@ class Elastic(Worker):
 
 @register("overlap")
 @dataclass(frozen=True)
-class Overlapped(Worker):
+class Overlapped(ElasticWorker):
     """Pull the own model to the anchor, x_i <- (1 - alpha) x_i + alpha z, then send it and train. Wang et al. 2020.
 
     The pulled model is sent before the steps of this round, so that sending does not wait for training: on the virtual

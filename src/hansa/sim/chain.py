@@ -58,7 +58,7 @@ def _filled(value: Any, previous: Tensor, weights: Mapping[str, Tensor]) -> Any:
 
 
 @dataclass(frozen=True)
-class Call:
+class LayerCall:
     """One call of a model's forward pass."""
 
     func: Callable[..., Any]
@@ -90,13 +90,13 @@ class _Watch(TorchFunctionMode):
     def __init__(self, names: Mapping[int, str], x: Tensor) -> None:
         super().__init__()
         self.names, self.last, self.kept = names, x, True
-        self.calls: list[Call] = []
+        self.calls: list[LayerCall] = []
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (),
                            kwargs: Mapping[str, Any] | None = None) -> Any:  # fmt: skip
         out = func(*args, **(kwargs or {}))
         if isinstance(out, Tensor):
-            call = Call(func, tuple(map(self._mark, args)), {k: self._mark(v) for k, v in (kwargs or {}).items()})
+            call = LayerCall(func, tuple(map(self._mark, args)), {k: self._mark(v) for k, v in (kwargs or {}).items()})
             self.kept &= [*call.args, *call.kwargs.values()].count(_PREVIOUS) == 1
             self.calls.append(call)
             self.last = out
@@ -132,7 +132,7 @@ class Link:
 
     weight: str = ""
     bias: str | None = None
-    calls: tuple[Call, ...] = ()
+    calls: tuple[LayerCall, ...] = ()
 
     @functools.cached_property
     def relu(self) -> bool:
@@ -190,7 +190,7 @@ def _by_party(values: Tensor, like: Tensor) -> Tensor:
 class Chain:
     """A model as its calls: linear layers, and what stands between them."""
 
-    def __init__(self, objective: Objective, calls: list[Call]) -> None:
+    def __init__(self, objective: Objective, calls: list[LayerCall]) -> None:
         self.objective = objective
         self.links: list[Link] = []
         for call in calls:
@@ -374,7 +374,7 @@ def chain_of(objective: Objective, x: Tensor, y: Tensor) -> Chain | None:
         if len(one) != len(other):
             return None
         calls = [
-            Call(a.func, _merged(a.args, b.args), {k: _merged(v, b.kwargs[k]) for k, v in a.kwargs.items()})
+            LayerCall(a.func, _merged(a.args, b.args), {k: _merged(v, b.kwargs[k]) for k, v in a.kwargs.items()})
             for a, b in zip(one, other, strict=True)
         ]
         chain = Chain(objective, calls)

@@ -69,7 +69,7 @@ class VirtualClock:
         if deadline is not None:
             budget = np.where(talk > deadline, -1.0, deadline if overlaps else deadline - talk)
         compute, fit = self._compute(ask, parties, counts, budget)
-        outcome = Outcome(parties, np.maximum(talk, compute) if overlaps else talk + compute, counts)
+        outcome = AskTiming(parties, np.maximum(talk, compute) if overlaps else talk + compute, counts)
         if isinstance(op, LocalSolver) and trains:
             drops = self.late == "drop" and ask.verb != "submit"  # a ticket has no round to be late for
             divides = not drops and op.paced and op.has("steps")
@@ -155,7 +155,7 @@ class VirtualClock:
         return numbers
 
 
-class Outcome:
+class AskTiming:
     """What is to become of each party of an ask, as it is worked out."""
 
     def __init__(self, parties: Array, seconds: Array, counts: Array) -> None:

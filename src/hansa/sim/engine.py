@@ -19,7 +19,7 @@ Outcome = tuple[Reply, Memory] | str
 
 
 @dataclass
-class Job:
+class PartyWork:
     """One party's share of an ask."""
 
     party: int
@@ -37,7 +37,7 @@ class Block:
     replies: Replies
     memory: dict[str, Tensor]
 
-    def rows(self, jobs: dict[int, Job]) -> Iterator[tuple[int, Outcome]]:
+    def rows(self, jobs: dict[int, PartyWork]) -> Iterator[tuple[int, Outcome]]:
         """The same one by one, in tensors of their own."""
         for k, party in enumerate(self.replies.parties):
             yield party, (self.replies.copy(k), {**jobs[party].memory, **self.remembered(k)})
@@ -68,13 +68,13 @@ class ReferenceEngine:
         """How parties train, in a few words."""
         return "one party at a time, as a deployed party trains"
 
-    def blocks(self, op: Op, jobs: list[Job], round: int) -> Iterator[Block | tuple[int, Outcome]]:
+    def blocks(self, op: Op, jobs: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
         """The parties' outcomes, one by one or in stacks, replies in the order of the jobs."""
         with threads(1):
             for job in jobs:
                 yield job.party, self.one(op, job, round)
 
-    def run(self, op: Op, jobs: list[Job], round: int) -> Iterator[tuple[int, Outcome]]:
+    def run(self, op: Op, jobs: list[PartyWork], round: int) -> Iterator[tuple[int, Outcome]]:
         """Each party's outcome, in the order of the jobs."""
         given = {job.party: job for job in jobs}
         done: dict[int, Outcome] = {}
@@ -86,7 +86,7 @@ class ReferenceEngine:
     def close(self) -> None:
         """Give back what the engine holds (processes, shared memory)."""
 
-    def one(self, op: Op, job: Job, round: int) -> Outcome:
+    def one(self, op: Op, job: PartyWork, round: int) -> Outcome:
         with named(op, job.party, round):
             memory = {name: value.clone() for name, value in job.memory.items()}  # the op may write into it
             return perform(op, self.party(job.party, round), job.payload, memory)

@@ -51,20 +51,20 @@ def _padded(size: int) -> int:
 
 
 @dataclass(frozen=True)
-class Layout:
+class RowLayout:
     """Names, types and shapes of the tensors in a memory, and which of them live on the run's device (not the CPU)."""
 
     entries: tuple[tuple[str, torch.dtype, tuple[int, ...], bool], ...]
 
     @classmethod
-    def of(cls, memory: Memory) -> Layout:
+    def of(cls, memory: Memory) -> RowLayout:
         for name, value in memory.items():
             if not isinstance(value, Tensor):
                 raise AlgorithmError(f"a memory holds named tensors, but {name!r} is a {type(value).__name__}")
         return cls(tuple((n, t.dtype, tuple(t.shape), t.device.type != "cpu") for n, t in memory.items()))
 
     @classmethod
-    def of_json(cls, text: bytes) -> Layout:
+    def of_json(cls, text: bytes) -> RowLayout:
         return cls(tuple((n, getattr(torch, d), tuple(shape), away) for n, d, shape, away in json.loads(text)))
 
     def json(self) -> bytes:
@@ -104,7 +104,7 @@ class Layout:
         return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)] or [{} for _ in rows]
 
 
-class Log:
+class MemoryLog:
     """A file that grows; a nameless temporary one where no path is given."""
 
     def __init__(self, path: Path | None, keep: int = 0) -> None:
@@ -184,9 +184,9 @@ class Memories(Mapping[int, Memory]):
 
     def _forget(self) -> None:
         self._generation = -1
-        self._log: Log | None = None
-        self._layouts: list[Layout] = []  # numbers begin at 1
-        self._numbers: dict[Layout, int] = {}
+        self._log: MemoryLog | None = None
+        self._layouts: list[RowLayout] = []  # numbers begin at 1
+        self._numbers: dict[RowLayout, int] = {}
         self._layout = np.zeros(self._parties, dtype=np.int32)  # of each party's memory; 0 where it has none
         self._at = np.zeros(self._parties, dtype=np.int64)  # where its row lies in the log
         self._limit = SLACK  # the length from which a log is looked through for rows out of date
@@ -252,9 +252,9 @@ class Memories(Mapping[int, Memory]):
 
     def _write(self, memories: Mapping[int, Memory]) -> None:
         """Append memories to the log."""
-        alike: dict[Layout, list[int]] = {}
+        alike: dict[RowLayout, list[int]] = {}
         for party in sorted(memories):
-            alike.setdefault(Layout.of(memories[party]), []).append(party)
+            alike.setdefault(RowLayout.of(memories[party]), []).append(party)
         if alike and self._log is None:
             self._begin()
         for layout, parties in alike.items():
@@ -301,12 +301,12 @@ class Memories(Mapping[int, Memory]):
         except (ValueError, IndexError, AttributeError) as error:
             raise DataError(f"{log.path} is damaged: {error}") from None
 
-    def _take_in(self, log: Log, at: int) -> int:
+    def _take_in(self, log: MemoryLog, at: int) -> int:
         """Read the block that begins at a place; gives where the next one begins."""
         kind, number, count = _HEAD.unpack(log.read(at, ALIGN).tobytes())
         at += ALIGN
         if kind.rstrip(b"\0") == _LAYOUT:
-            self._number(Layout.of_json(log.read(at, count).tobytes()))
+            self._number(RowLayout.of_json(log.read(at, count).tobytes()))
             return at + _padded(count)
         if kind.rstrip(b"\0") != _ROWS:
             raise ValueError("a block of an unknown kind")
@@ -318,13 +318,13 @@ class Memories(Mapping[int, Memory]):
 
     def _begin(self, generation: int = 0, keep: int = 0) -> None:
         self._generation = generation
-        self._log = Log(None if self._folder is None else self._folder / f"memories-{generation}.log", keep)
+        self._log = MemoryLog(None if self._folder is None else self._folder / f"memories-{generation}.log", keep)
 
-    def _number(self, layout: Layout) -> None:
+    def _number(self, layout: RowLayout) -> None:
         self._layouts.append(layout)
         self._numbers[layout] = len(self._layouts)
 
-    def _declare(self, layout: Layout) -> None:
+    def _declare(self, layout: RowLayout) -> None:
         assert self._log is not None
         text = layout.json()
         self._log.append(_HEAD.pack(_LAYOUT, self._numbers[layout], len(text)), text)

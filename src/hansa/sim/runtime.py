@@ -17,7 +17,7 @@ from hansa.core.reply_checks import Rules
 from hansa.core.round_record import Record
 from hansa.core.runtime import Abort, Attend, Clock, Commit, Open, Plan, Request, shortened
 from hansa.core.tickets import Flight, Tickets
-from hansa.sim.engine import Block, Job, Outcome, ReferenceEngine
+from hansa.sim.engine import Block, Outcome, PartyWork, ReferenceEngine
 from hansa.sim.memories import Memories
 
 
@@ -130,10 +130,10 @@ class Simulation:
         here = [p for p in ask.parties if p not in plan.lost and (away is None or not away(p, ask.round))]
         for party in sorted(set(ask.parties) - set(here)):
             yield party, plan.lost.get(party, "it did not answer")
-        jobs = [Job(p, plan.payload_of(ask, p), kept) for p, kept in zip(here, self._memories(here), strict=True)]
+        jobs = [PartyWork(p, plan.payload_of(ask, p), kept) for p, kept in zip(here, self._memories(here), strict=True)]
         yield from self._perform(ask.op, jobs, ask.round)
 
-    def _perform(self, op: Op, jobs: list[Job], round: int) -> Iterator[Block | tuple[int, Outcome]]:
+    def _perform(self, op: Op, jobs: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
         """Charge the parties' privacy budgets, have the engine run the op, and report what was spent: for many parties
         what `core.answering.answer` is for one. Those that decline say so first."""
         ready = []
@@ -151,7 +151,7 @@ class Simulation:
                 report_spent(op, item[1][0], spent.get(item[0]))
             yield item
 
-    def _charge(self, op: Op, job: Job) -> None:
+    def _charge(self, op: Op, job: PartyWork) -> None:
         """Charge a party's privacy budget for its reply, whatever becomes of the reply; a PartyError where it is over
         the budget."""
         if self.books is None or op.budget is None:
@@ -199,7 +199,7 @@ class Simulation:
         party, round = flight.ticket.party, flight.ticket.round
         outcome: Outcome = flight.lost or "it did not answer"
         if flight.lost is None and (self.absent is None or not self.absent(party, round)):
-            job = Job(party, shortened(flight.payload, flight.steps), self.memory(party))
+            job = PartyWork(party, shortened(flight.payload, flight.steps), self.memory(party))
             for item in self._perform(flight.op, [job], round):
                 ((_, outcome),) = item.rows({party: job}) if isinstance(item, Block) else [item]
         reply = outcome if isinstance(outcome, str) else outcome[0]

@@ -16,7 +16,7 @@ from hansa.core.op import Payload, Replies
 from hansa.local.solver import Batch, Carry, Context, LocalSolver, step_noise
 from hansa.local.step_rule import ClipRule, StepRule
 from hansa.sim.chain import Chain
-from hansa.sim.engine import Block, Job
+from hansa.sim.engine import Block, PartyWork
 from hansa.sim.schedule import BatchSchedule, regular, schedule, shares
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Stack:
 
     engine: StackedEngine
     solvers: list[LocalSolver]
-    jobs: list[Job]
+    jobs: list[PartyWork]
     round: int
 
     def __post_init__(self) -> None:

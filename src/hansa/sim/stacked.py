@@ -27,7 +27,7 @@ from hansa.core.task import Holdings
 from hansa.local.solver import Batch, Context, LocalSolver
 from hansa.sim import gpu
 from hansa.sim.chain import Chain, chain_of, elsewhere
-from hansa.sim.engine import Block, Failure, Job, Outcome, ReferenceEngine, first_line, named
+from hansa.sim.engine import Block, Failure, Outcome, PartyWork, ReferenceEngine, first_line, named
 from hansa.sim.rewrite import Rewritten
 from hansa.sim.stack import Stack
 
@@ -99,7 +99,7 @@ class StackedEngine(ReferenceEngine):
         self.look()
         return self._chain
 
-    def blocks(self, op: Op, jobs: list[Job], round: int) -> Iterator[Block | tuple[int, Outcome]]:
+    def blocks(self, op: Op, jobs: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
         if not isinstance(unwrap(op)[1], LocalSolver):
             yield from super().blocks(op, jobs, round)
             return
@@ -123,7 +123,7 @@ class StackedEngine(ReferenceEngine):
                 for job in window:
                     yield job.party, alone[job.party]
 
-    def arrange(self, op: Op, jobs: list[Job]) -> list[list[Job]]:
+    def arrange(self, op: Op, jobs: list[PartyWork]) -> list[list[PartyWork]]:
         """Chunks of parties, each sorted by the number of steps, the longest first.
 
         Parties of about the same length go together, as many chunks of them as there are cores, so that worker
@@ -147,13 +147,13 @@ class StackedEngine(ReferenceEngine):
         groups = [order]
         self.look()
         if not self.pads:
-            alike: dict[Any, list[Job]] = {}  # parties whose batches are of one size, step by step
+            alike: dict[Any, list[PartyWork]] = {}  # parties whose batches are of one size, step by step
             for job in order:
                 size = self.holdings.train.size(job.party)
                 batch = solver.at(job.payload.get("work") or {}).plan[2]
                 alike.setdefault((size, min(size, batch or size)), []).append(job)
             groups = list(alike.values())
-        chunks: list[list[Job]] = []
+        chunks: list[list[PartyWork]] = []
         for group in groups:
             waves = -(-len(group) // (self.lanes * self.width(solver)))
             wide = -(-len(group) // waves)
@@ -162,7 +162,7 @@ class StackedEngine(ReferenceEngine):
                 chunks += [wave[lane :: self.lanes] for lane in range(min(self.lanes, len(wave)))]
         return chunks
 
-    def work(self, op: Op, jobs: list[Job], round: int) -> Iterator[Block | tuple[int, Outcome]]:
+    def work(self, op: Op, jobs: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
         """Train a chunk of parties, each with the wrappers around the solver."""
         layers, solver = unwrap(op)
         assert isinstance(solver, LocalSolver)
@@ -170,7 +170,7 @@ class StackedEngine(ReferenceEngine):
             with threads(1):
                 yield from [(job.party, self.one(op, job, round)) for job in jobs]
             return
-        ready: list[Job] = []
+        ready: list[PartyWork] = []
         given: dict[int, list[Any]] = {}  # the payload that each layer was given
         for job in jobs:
             payload = job.payload
@@ -182,7 +182,7 @@ class StackedEngine(ReferenceEngine):
                     for layer in layers:
                         given[job.party].append(payload)
                         payload = layer.before(self.party(job.party, round), payload, job.memory)
-                ready.append(Job(job.party, payload, job.memory))
+                ready.append(PartyWork(job.party, payload, job.memory))
             except PartyError as reason:
                 if isinstance(reason, Failure):
                     raise
@@ -207,7 +207,7 @@ class StackedEngine(ReferenceEngine):
                     outcome = str(reason)
                 yield party, outcome
 
-    def _train(self, solver: LocalSolver, jobs: list[Job], round: int) -> Block | list[tuple[int, Outcome]]:
+    def _train(self, solver: LocalSolver, jobs: list[PartyWork], round: int) -> Block | list[tuple[int, Outcome]]:
         """Train a chunk in the fastest way that suits the model and the solver."""
         chain, base, given = self.chain, solver, jobs
         try:
@@ -287,19 +287,19 @@ def by_hooks(op: Op) -> bool:
     return usual and isinstance(solver, LocalSolver) and not solver.own_run
 
 
-def resolved(solver: LocalSolver, jobs: list[Job]) -> tuple[list[LocalSolver], list[Job]]:
+def resolved(solver: LocalSolver, jobs: list[PartyWork]) -> tuple[list[LocalSolver], list[PartyWork]]:
     """The solver that each party is told to use, one for all where they are told the same, and jobs that say no more
     about it. Payloads that then are the same become one."""
     works = [job.payload.get("work") or {} for job in jobs]
     if not any("work" in job.payload for job in jobs):
         return [solver], jobs
     first: Any = None
-    rest: list[Job] = []
+    rest: list[PartyWork] = []
     for job in jobs:
         payload = {name: value for name, value in job.payload.items() if name != "work"}
         if first is None or payload.keys() != first.keys() or any(payload[k] is not first[k] for k in payload):
             first = payload
-        rest.append(Job(job.party, first, job.memory))
+        rest.append(PartyWork(job.party, first, job.memory))
     same = all(work == works[0] for work in works)
     return [solver.at(works[0])] if same else [solver.at(work) for work in works], rest
 

@@ -28,7 +28,7 @@ from hansa.core.errors import ConfigError, DataError, HansaError, PartyError, Ru
 from hansa.core.federation import op_config, op_of
 from hansa.core.op import Memory, Op, Replies, Reply, unwrap
 from hansa.local.solver import LocalSolver
-from hansa.sim.engine import Block, Failure, Job, Outcome, ReferenceEngine, first_line
+from hansa.sim.engine import Block, Failure, Outcome, PartyWork, ReferenceEngine, first_line
 from hansa.sim.stacked import ROOM, StackedEngine, cores
 
 ERRORS: dict[str, type[HansaError]] = {kind.__name__: kind for kind in (ConfigError, DataError, PartyError, Failure)}
@@ -107,7 +107,7 @@ class WorkersEngine(ReferenceEngine):
     def why(self) -> str:
         return f"{self.workers} worker processes, {self.inner.why()}"
 
-    def blocks(self, op: Op, jobs: list[Job], round: int) -> Iterator[Block | tuple[int, Outcome]]:
+    def blocks(self, op: Op, jobs: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
         if not isinstance(unwrap(op)[1], LocalSolver) or len(jobs) < 2 or not _travels(op):
             yield from self.inner.blocks(op, jobs, round)
             return
@@ -116,7 +116,7 @@ class WorkersEngine(ReferenceEngine):
         for at in range(0, len(jobs), window):
             yield from self._train(op, jobs[at : at + window], round)
 
-    def _prepare(self, op: Op, jobs: list[Job]) -> None:
+    def _prepare(self, op: Op, jobs: list[PartyWork]) -> None:
         """Have workers that see the data as they are now, and room for what these jobs move."""
         layers, solver = unwrap(op)
         assert isinstance(solver, LocalSolver)
@@ -154,7 +154,7 @@ class WorkersEngine(ReferenceEngine):
             self._processes.append(process)
             self._pipes.append(ours)
 
-    def _train(self, op: Op, jobs: list[Job], round: int) -> Iterator[Block | tuple[int, Outcome]]:
+    def _train(self, op: Op, jobs: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
         """Have the workers train a window of parties, chunk by chunk, the longest first, to whoever is free."""
         assert self._room is not None
         names = _common(jobs)
@@ -162,11 +162,11 @@ class WorkersEngine(ReferenceEngine):
         common = {"op": op_config(op), "round": round, "payload": shared}
         slot_of = {job.party: slot for slot, job in enumerate(jobs)}
         waiting = self._arrange(op, jobs)[::-1]
-        busy: dict[int, list[Job]] = {}
+        busy: dict[int, list[PartyWork]] = {}
         stacks: list[dict[str, Any]] = []
         alone: dict[int, dict[str, Any]] = {}
 
-        def message(chunk: list[Job]) -> bytes:
+        def message(chunk: list[PartyWork]) -> bytes:
             parties = [job.party for job in chunk]
             slots = [slot_of[party] for party in parties]
             told = {"parties": torch.tensor(parties), "slots": torch.tensor(slots), **common}
@@ -196,13 +196,13 @@ class WorkersEngine(ReferenceEngine):
             raise ERRORS.get(first["kind"], PartyError)(first["error"])
         yield from self._collect(jobs, stacks, alone)
 
-    def _arrange(self, op: Op, jobs: list[Job]) -> list[list[Job]]:
+    def _arrange(self, op: Op, jobs: list[PartyWork]) -> list[list[PartyWork]]:
         if isinstance(self.inner, StackedEngine):
             return self.inner.arrange(op, jobs)
         size = self.holdings.train.size
         return [[job] for job in sorted(jobs, key=lambda job: (-size(job.party), job.party))]
 
-    def _own_part(self, job: Job, slot: int, common: set[str]) -> dict[str, Any]:
+    def _own_part(self, job: PartyWork, slot: int, common: set[str]) -> dict[str, Any]:
         """What only one party is told; its tensors lie in its slot, where its answer will be laid."""
         assert self._room is not None
         at = self._head + slot * self._apart
@@ -210,7 +210,7 @@ class WorkersEngine(ReferenceEngine):
         tree, _ = self._room.lay({"memory": job.memory, "payload": payload}, at, at + self._apart)
         return dict(tree)
 
-    def _collect(self, jobs: list[Job], stacks: list[dict[str, Any]],
+    def _collect(self, jobs: list[PartyWork], stacks: list[dict[str, Any]],
                  alone: dict[int, dict[str, Any]]) -> Iterator[Block | tuple[int, Outcome]]:  # fmt: skip
         """The answers in the order of the jobs: those that were stacked as one stack, where no other has replied."""
         assert self._room is not None
@@ -258,7 +258,7 @@ class WorkersEngine(ReferenceEngine):
             out[party] = {"weight": stack["weights"][k], "metrics": numbers, **laid}
         return out
 
-    def _alone(self, job: Job, answer: dict[str, Any]) -> tuple[Reply, Memory]:
+    def _alone(self, job: PartyWork, answer: dict[str, Any]) -> tuple[Reply, Memory]:
         assert self._room is not None
         read = {part: {name: value.clone() for name, value in self._room.read(answer[part]).items()}
                 for part in ("tensors", "maxima", "memory")}  # fmt: skip
@@ -271,7 +271,7 @@ class WorkersEngine(ReferenceEngine):
         except OSError:
             self._lost(worker, "was given work")
 
-    def _receive(self, worker: int, chunk: list[Job]) -> dict[str, Any]:
+    def _receive(self, worker: int, chunk: list[PartyWork]) -> dict[str, Any]:
         try:
             answers: dict[str, Any] = codec.decode(self._pipes[worker].recv_bytes())
         except (EOFError, OSError):
@@ -310,7 +310,7 @@ class WorkersEngine(ReferenceEngine):
         round = message["round"]
         shared = self._room.read(message["payload"])
         slots = dict(zip(message["parties"].tolist(), message["slots"].tolist(), strict=True))
-        jobs = [Job(party, shared, {}) for party in slots]
+        jobs = [PartyWork(party, shared, {}) for party in slots]
         for job, own in zip(jobs, message.get("own", []), strict=False):
             # Its slot will be written to, so what the job needs is taken out of it first.
             job.memory = _copy(self._room.read(own["memory"]))
@@ -380,7 +380,7 @@ class WorkersEngine(ReferenceEngine):
         self._head = self._apart = self._slots = 0
 
 
-def _common(jobs: list[Job]) -> set[str]:
+def _common(jobs: list[PartyWork]) -> set[str]:
     """The names under which all jobs' payloads hold the same object."""
     first, others = jobs[0].payload, [job.payload for job in jobs if job.payload is not jobs[0].payload]
     return {name for name, value in first.items() if all(other.get(name) is value for other in others)}

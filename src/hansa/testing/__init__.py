@@ -19,7 +19,9 @@ from hansa.testing.algorithms import (
 )
 from hansa.testing.arrivals import RecordedArrivals
 from hansa.testing.experiments import PARTIES, TREE, experiment_for, leaves, published, same_bits
+from hansa.testing.fusions import check_fusion
 from hansa.testing.pools import PARTY_COMMAND, NetworkPool, PartyPool, history_on, party_samples, run_on
+from hansa.testing.solvers import check_solver
 
 __all__ = [
     "PARTIES",
@@ -31,10 +33,12 @@ __all__ = [
     "check_algorithm",
     "check_codec",
     "check_engines",
+    "check_fusion",
     "check_missing_party",
     "check_network",
     "check_processes",
     "check_replay",
+    "check_solver",
     "experiment_for",
     "history_on",
     "leaves",
