@@ -1,4 +1,4 @@
-"""Local solvers: what a party does with the model."""
+"""Local solvers: how a party trains the model on its own samples."""
 
 from hansa.local.adam import Adam
 from hansa.local.dp_sgd import DPSGD

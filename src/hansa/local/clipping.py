@@ -1,20 +1,19 @@
-"""Sums of clipped gradients: each sample's gradient is cut to a length before it is added to the others'.
+"""Sums of clipped gradients: the gradient of each sample is clipped to a length before it is added.
 
-Three ways, the fastest that a model allows. Where all parameters are those of linear and convolutional layers, one
-backward pass gives what arrives at each layer's output for each sample; with what went into the layer it gives the
-length of each sample's gradient (Goodfellow 2015) and, the rows scaled, the clipped sum as one matrix product: no
-sample's gradient is ever held. Convolutions are linear layers on patches of the image. Where a layer sees many rows of
-one sample, its gradients are held instead if that is less work. Other models are mapped over their samples by
-`torch.func.vmap`, and what cannot be mapped (recurrent layers) goes one sample at a time.
+There are three methods; `prepare` selects the fastest that a model allows. If linear and convolutional layers hold all
+parameters, one backward pass gives the gradient at each layer's output for each sample. With the layer's input this
+gives the length of each sample's gradient (Goodfellow 2015) and the clipped sum as one matrix product, without storing
+any sample's gradient. Convolutions are linear layers on patches of the image. Where a layer sees many rows per sample,
+its gradients are stored instead if that is less work. Other models are mapped over their samples by `torch.func.vmap`,
+and models that cannot be mapped (recurrent layers) go one sample at a time.
 
-Whatever a gradient's length, what is added is no longer than the bound. A gradient is kept as a number times a vector
-whose entries are at most 1 (its largest entry, and the rest in units of it), so that no square of an entry and no
-product of two lengths leaves the range of floating-point numbers. Lengths and sums are float64: in float32 the rounding
-of a sum of many samples could outgrow what one of them changes. (Stacked parties of a simulation, which nobody attacks,
-stay in the type of the model.) What cannot be shown to be within the bound counts as nothing: a sample whose gradient
-is not finite adds zero, which is within every bound, and that is decided by this sample alone. The same holds at a
-deployed party for a sample to which the model cannot be applied (a character that it has no row for): were the work to
-fail, the failure would tell that such a sample was drawn.
+The bound holds for gradients of any length. A gradient is stored as its largest entry times a vector whose entries are
+at most 1, so that no square of an entry and no product of two lengths overflows. Lengths and sums are float64: in
+float32 the rounding error of a sum of many samples could exceed the effect of one sample. (Stacked parties of a
+simulation, which nobody attacks, use the type of the model.) A gradient that cannot be shown to be within the bound
+adds zero, as one that is not finite does, and this depends on that sample alone. The same holds at a deployed party for
+a sample that the model cannot take (a character without an embedding): a failure would reveal that such a sample was
+drawn.
 """
 
 from __future__ import annotations
@@ -39,14 +38,16 @@ from hansa.core.stopping import go_on
 if TYPE_CHECKING:
     from hansa.local.solver import Batch, Context
 
-ROOM = 2**26  # bytes of gradients held at a time
-PROBE = 3  # samples that a model's ways are tried on
+ROOM = 2**26  # bytes of gradients stored at a time
+PROBE = 3  # samples for trying the methods on a model
 
 
 class Gradients(NamedTuple):
-    """The gradients of one parameter, one for each of B samples, held or not, each a scale [B] times a unit: bounds on
-    the units' lengths [B], and the sum of the units, each times a factor [B], leaving out those that do not count (None
-    where all do)."""
+    """The gradients of one parameter for B samples, stored or not, each a `scale` [B] times a unit.
+
+    `length` [B] bounds the lengths of the units. `summed` returns the sum of the units, each times a factor [B], over
+    the samples that count (None: all).
+    """
 
     scale: Tensor
     length: Tensor
@@ -55,8 +56,7 @@ class Gradients(NamedTuple):
 
 @dataclass(frozen=True)
 class Layer:
-    """A linear or convolutional layer: the names of its parameters, how a convolution cuts its patches, and the shape
-    of what it gives for one sample."""
+    """A linear or convolutional layer: its parameters' names, its patches, and the shape of its output per sample."""
 
     weight: str
     bias: str | None
@@ -64,8 +64,8 @@ class Layer:
     output: torch.Size
 
     def gradients(self, entered: Tensor, back: Tensor, dtype: torch.dtype) -> Iterable[tuple[str, Gradients]]:
-        """The gradients of its parameters, given what went in and the gradients of what came out."""
-        if self.patches is None:  # one row a sample, or many, as of a sequence
+        """The gradients of the layer's parameters, from its input and the gradients of its output."""
+        if self.patches is None:  # one row per sample, or many, as in a sequence
             rows = entered.reshape(len(back), -1, entered.shape[-1])
             back = back.reshape(len(back), -1, back.shape[-1])
         else:
@@ -77,9 +77,11 @@ class Layer:
 
 @dataclass(frozen=True)
 class Way:
-    """How a model's samples are told apart: by its layers in the order of their calls, where they hold all of its
-    parameters and no more than one row of a batch meets another; else by vmap, where it maps. `works` where the model
-    could be tried at all."""
+    """How per-sample gradients of a model are computed.
+
+    By its `layers`, in the order of their calls, if they hold all parameters and no row of a batch affects another;
+    else by vmap if `maps`; else one sample at a time. `works` is False if the model failed on the trial samples.
+    """
 
     layers: tuple[Layer, ...] | None
     maps: bool
@@ -91,7 +93,7 @@ _ways: weakref.WeakKeyDictionary[Objective, Way] = weakref.WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class ModelPoint:
-    """A model at one point: what gradients are taken of. `stacked` inside `torch.func.vmap` over parties."""
+    """A model with its weights and buffers. `stacked` is True inside `torch.func.vmap` over parties."""
 
     objective: Objective
     weights: dict[str, Tensor]
@@ -114,12 +116,11 @@ class ModelPoint:
 
 def clipped_sum(ctx: Context, w: Tensor, batch: Batch, key: Tensor, clip: float, per_layer: bool = False,
                 at_once: int | None = None) -> Tensor:  # fmt: skip
-    """The sum over a batch of the samples' gradients g * min(1, clip / |g|), the length taken over all parameters; in
-    float64, unless parties are stacked.
+    """The sum of g * min(1, clip / |g|) over the samples' gradients g; in float64, unless parties are stacked.
 
-    With `per_layer`, each of a model's L layers is cut to clip / sqrt(L) by itself, so that the whole is no longer than
-    `clip`. `at_once` samples are worked on at a time, which bounds memory and changes nothing else. The model's
-    buffers do not move. `prepare` was called for the model before.
+    The length is over all parameters. With `per_layer`, each of the model's L layers is clipped to clip / sqrt(L), so
+    that the whole is no longer than `clip`. `at_once` is the number of samples processed at a time: it bounds memory
+    and changes nothing else. The model's buffers do not change. Call `prepare` for the model first.
     """
     model = ModelPoint(ctx.objective, ctx.spec.split(w.detach()), ctx.buffers, ctx.stacked)
     way = _ways[ctx.objective]
@@ -144,7 +145,7 @@ def clipped_sum(ctx: Context, w: Tensor, batch: Batch, key: Tensor, clip: float,
 
 
 def layers_of(spec: ParamSpec) -> list[list[str]]:
-    """The names of a model's parameters, those of one layer together."""
+    """The names of a model's parameters, grouped by layer."""
     grouped: dict[str, list[str]] = {}
     for entry in spec.weights:
         grouped.setdefault(entry.name.rpartition(".")[0], []).append(entry.name)
@@ -161,27 +162,27 @@ def _clipped(spec: ParamSpec, found: Mapping[str, Gradients], mask: Tensor | Non
         most = scales.amax(0)
         shares = scales / torch.where(most > 0, most, 1.0)
         lengths = torch.stack([found[name].length for name in names])
-        length = torch.linalg.vector_norm(shares * lengths, dim=0)  # in units of the largest entry of all
+        length = torch.linalg.vector_norm(shares * lengths, dim=0)  # in units of the largest entry
         factor = torch.minimum(most, bound / length)
-        sound = factor * length <= bound * (1 + 8 * torch.finfo(length.dtype).eps)  # False also for what is no number
+        sound = factor * length <= bound * (1 + 8 * torch.finfo(length.dtype).eps)  # False for NaN too
         factor = torch.where(sound, factor if mask is None else factor * mask, 0.0)
-        counts = None if not stacked and bool(sound.all()) else sound  # the common case is spared a pass
+        counts = None if not stacked and bool(sound.all()) else sound  # saves a pass in the common case
         shares = torch.where(sound, shares, 0.0)
         sums |= {name: found[name].summed(factor * share, counts) for name, share in zip(names, shares, strict=True)}
     return torch.cat([sums[entry.name].reshape(-1) for entry in spec.weights])
 
 
 def _gradients(model: ModelPoint, way: Way, x: Tensor, y: Tensor, key: Tensor, at: int) -> dict[str, Gradients]:
-    """The gradients of a piece of a batch, which begins at its sample `at`."""
+    """The gradients of a part of a batch that begins at sample `at`."""
     if way.layers is not None:
         return _by_layer(model, way.layers, x, y, key)
-    keys = rng.fold(key, at + torch.arange(len(x), device=x.device))  # what a model drops is each sample's own
+    keys = rng.fold(key, at + torch.arange(len(x), device=x.device))  # each sample has its own dropout
     apart = _mapped if way.maps or model.stacked else _each
     return {name: _held(held, model.wide) for name, held in apart(model, x, y, keys).items()}
 
 
 def _alone(model: ModelPoint, x: Tensor, y: Tensor, key: Tensor, at: int) -> dict[str, Gradients]:
-    """The same, sample by sample; not a number for a sample that has none."""
+    """As `_gradients`, sample by sample; NaN for a sample that the model cannot take."""
     held: dict[str, list[Tensor]] = {name: [] for name in model.weights}
     for k in range(len(x)):
         try:
@@ -194,7 +195,7 @@ def _alone(model: ModelPoint, x: Tensor, y: Tensor, key: Tensor, at: int) -> dic
 
 
 def _scaled(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row as its largest entry [B] times a row [B, d] of entries that are at most 1."""
+    """Split each row into its largest entry [B] and a row [B, d] with entries of at most 1."""
     rows = rows.flatten(1)
     scale = rows.abs().amax(1) if rows.shape[1] else rows.new_zeros(len(rows))
     return scale, rows / torch.where(scale == 0, 1.0, scale).unsqueeze(1)
@@ -214,10 +215,10 @@ def _only(counts: Tensor | None, rows: Tensor) -> Tensor:
 
 
 def _of_product(rows: Tensor, back: Tensor, dtype: torch.dtype) -> Gradients:
-    """The gradients back^T rows of a matrix that met rows [B, T, I] and whose outputs' gradients are [B, T, O].
+    """The gradients back^T rows of a matrix, from its inputs [B, T, I] and its outputs' gradients [B, T, O].
 
-    Where the T parts of a gradient nearly cancel, little is left of its length but rounding: as much as that can be is
-    added, and as much as can have been rounded to zero, so that no gradient is taken to be shorter than it is.
+    If the T terms of a gradient nearly cancel, its computed length is mostly rounding error. The largest possible
+    rounding error is added to the length, so that no gradient counts as shorter than it is.
     """
     (_, times, inner), outer = rows.shape, back.shape[2]
     if 2 * times * times > inner * outer:
@@ -248,7 +249,7 @@ def _mapped(model: ModelPoint, x: Tensor, y: Tensor, keys: Tensor) -> dict[str, 
 
 
 def _each(model: ModelPoint, x: Tensor, y: Tensor, keys: Tensor) -> dict[str, Tensor]:
-    """Each sample's gradient, one after another."""
+    """Each sample's gradient, one sample at a time."""
     leaves = {name: weight.detach().requires_grad_() for name, weight in model.weights.items()}
     found = []
     for one in zip(x, y, keys, strict=True):
@@ -259,7 +260,7 @@ def _each(model: ModelPoint, x: Tensor, y: Tensor, keys: Tensor) -> dict[str, Te
 
 
 def _by_layer(model: ModelPoint, layers: Sequence[Layer], x: Tensor, y: Tensor, key: Tensor) -> dict[str, Gradients]:
-    """All samples' gradients, from one backward pass to the outputs of the layers."""
+    """All samples' gradients, by one backward pass to the layers' outputs."""
     names = {id(weight): name for name, weight in model.weights.items()}
     dtype = model.objective.dtype
     nudges = [torch.zeros(len(x), *layer.output, dtype=dtype, device=x.device) for layer in layers]
@@ -278,9 +279,11 @@ def _by_layer(model: ModelPoint, layers: Sequence[Layer], x: Tensor, y: Tensor, 
 
 
 class _Taps(TorchFunctionMode):
-    """Notes what goes into a model's layers and adds a nudge to what comes out of each: the gradient of the nudge is
-    that of the output. Without nudges it notes the layers themselves; `only` while no parameter is used elsewhere and
-    nothing of the data is looked at."""
+    """Records the inputs of a model's layers and adds a nudge to each output.
+
+    The gradient of a nudge is the gradient of the output. Without nudges it records the layers; `only` stays True while
+    no other function uses a parameter and no code reads values of the data.
+    """
 
     def __init__(self, names: Mapping[int, str], nudges: Sequence[Tensor] | None = None) -> None:
         super().__init__()
@@ -300,7 +303,7 @@ class _Taps(TorchFunctionMode):
         return out
 
     def _note(self, func: Callable[..., Any], args: Sequence[Any], given: Mapping[str, Any], out: Any) -> None:
-        if isinstance(out, (bool, int, float)):  # a shape is a number; a value of the data would be a branch
+        if isinstance(out, (bool, int, float)):  # shapes are allowed; reading a value of the data means a branch
             self.only &= getattr(func, "__name__", "") in ("size", "dim", "numel", "__get__", "__len__")
         used = [self.names[id(value)] for value in pytree.tree_leaves((args, given)) if id(value) in self.names]
         if not used:
@@ -318,8 +321,10 @@ class _Taps(TorchFunctionMode):
 
 
 def prepare(objective: Objective, x: Tensor, y: Tensor) -> None:
-    """Find out, once for a model, how the gradients of samples that look like these are told apart: by trying, on a few
-    samples that are the same at every party."""
+    """Select, once per model, the method for per-sample gradients.
+
+    The methods are tried on a few generated samples, which are the same at every party.
+    """
     if objective in _ways:
         return
     key = torch.zeros((), dtype=torch.int64, device=objective.device)
@@ -327,12 +332,12 @@ def prepare(objective: Objective, x: Tensor, y: Tensor) -> None:
     if x.is_floating_point():
         x = rng.normal(key, x.shape).to(x.dtype)
     initial = objective.initial
-    w = initial.w + 0.1 * rng.normal(key, initial.w.shape).to(initial.w.dtype)  # a weight of zero would hide others
+    w = initial.w + 0.1 * rng.normal(key, initial.w.shape).to(initial.w.dtype)  # a zero could hide others
     model = ModelPoint(objective, objective.spec.split(w), (initial.stats, initial.counts))
     keys = key.expand(PROBE)
     try:
         wanted = _each(model, x, y, keys)
-    except Exception:  # training itself will say what is wrong
+    except Exception:  # training will report the error
         _ways[objective] = Way(None, maps=True, works=False)
         return
     layers = _layers(model, x, y, key, wanted)
@@ -341,7 +346,7 @@ def prepare(objective: Objective, x: Tensor, y: Tensor) -> None:
 
 def _maps(model: ModelPoint, x: Tensor, y: Tensor, keys: Tensor, wanted: Mapping[str, Tensor]) -> bool:
     if any(isinstance(layer, nn.RNNBase) for layer in model.objective.network().modules()):
-        return False  # slow where it works
+        return False  # slow, even where it works
     try:
         found = _mapped(model, x, y, keys)
     except Exception:
@@ -352,9 +357,9 @@ def _maps(model: ModelPoint, x: Tensor, y: Tensor, keys: Tensor, wanted: Mapping
 def _layers(
     model: ModelPoint, x: Tensor, y: Tensor, key: Tensor, wanted: Mapping[str, Tensor]
 ) -> tuple[Layer, ...] | None:
-    """The layers by whose inputs and outputs the samples' gradients are told apart, if that gives what is wanted.
+    """The layers whose inputs and outputs give the per-sample gradients; None if they do not give those `wanted`.
 
-    A model that drops at random is not asked: what is dropped would depend on how a batch is cut to pieces.
+    Models with dropout are excluded: what is dropped would depend on how a batch is divided.
     """
     if model.objective.draws or model.objective.bf16:
         return None
@@ -372,7 +377,7 @@ def _layers(
             lengths = torch.linalg.vector_norm(rows.flatten(1), dim=1)
             if not (_near(got, rows) and _near(scale * length, lengths, slack=50)):
                 return None
-    except Exception:  # not told apart so after all
+    except Exception:  # this method does not work for the model
         return None
     return tuple(taps.layers)
 

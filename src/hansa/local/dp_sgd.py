@@ -20,39 +20,39 @@ from hansa.local.solver import Batch, Carry, Context, LocalSolver, Sampler, chec
 from hansa.local.step_rule import ClipRule, StepRule
 from hansa.schedule import Constant, Schedule
 
-CLIPS = (1e-6, 1e6)  # below, the noise is a rounding error of ordinary gradients; above, nothing is clipped
-SIGMAS = (1e-6, 1e6)  # noise that hides anything, and less than hides everything
-FINE = 24  # bits of the noise's deviation that are sent
-RUNNING = ("running_mean", "running_var", "num_batches_tracked")  # what layers keep of the samples they have seen
+CLIPS = (1e-6, 1e6)  # below, rounding errors exceed the noise; above, nothing is clipped
+SIGMAS = (1e-6, 1e6)  # below, the noise hides nothing; above, it hides everything
+FINE = 24  # the noisy sum is rounded to 2^-24 of the noise's scale
+RUNNING = ("running_mean", "running_var", "num_batches_tracked")  # statistics that layers collect from samples
 
 
 @register("dp-sgd")
 @dataclass(frozen=True)
 class DPSGD(LocalSolver):
-    """DP-SGD: every sample's gradient is clipped, and noise covers what is left of any one. Abadi et al. 2016.
+    """DP-SGD: clip the gradient of every sample, then add Gaussian noise to the sum. Abadi et al. 2016.
 
-    At each step each of the n samples joins with probability q = min(1, batch / n), by a draw of its own (Poisson
-    sampling); w <- w - lr / (q n) * (sum of g_i min(1, clip / |g_i|) + N(0, sigma^2 clip^2 I)), where g_i is the
-    gradient of one sample's loss over all parameters. The divisor is the expected size of a batch, not the size that
-    was drawn; an empty batch still adds noise and steps. A round takes `steps`, or `epochs` times n / batch rounded up.
-    `schedule` scales lr by round. `batch` left out means all samples at every step. With `momentum` the step goes along
+    At each step each of the n samples joins independently with probability q = min(1, batch / n) (Poisson sampling).
+    The step is w <- w - lr / (q n) * (sum of g_i min(1, clip / |g_i|) + N(0, sigma^2 clip^2 I)), where g_i is the
+    gradient of one sample's loss over all parameters. The divisor is the expected batch size, not the actual size; an
+    empty batch still takes a step of noise. A round takes `steps`, or `epochs` times n / batch rounded up. `schedule`
+    scales lr by round. `batch` left out means all samples at every step. With `momentum` the step goes along
     v <- momentum * v + direction, which costs no privacy.
 
-    `per_layer` clips each of the model's L layers to clip / sqrt(L) by itself; the whole is bounded by `clip` all the
-    same. `microbatch` is how many samples are worked on at a time: it bounds memory, and does not change the result
-    (it is not the clipping of averages of several samples that goes by that name elsewhere). `delta` is the one that
-    the guarantee is stated for, `epsilon` what a party may spend in a run, without limit where it is left out: a party
-    whose coming steps would cost more declines.
+    `per_layer` clips each of the model's L layers to clip / sqrt(L), so that `clip` bounds the whole gradient too.
+    `microbatch` is the number of samples processed at a time: it bounds memory and does not change the result. (In
+    other libraries a microbatch is an average of samples that is clipped as one; here it is not.) `delta` is the delta
+    of the guarantee. `epsilon` is the budget of a party in a run (None: no limit): a party declines when its next steps
+    would exceed its budget.
 
-    What leaves the party is the update alone, with neither a training loss nor buffers that moved. The number of
-    samples, which is the weight of the reply and gives q, is taken as public: the guarantee covers what is in a sample
-    and which ones joined. At a deployed party draws and noise come from the party's own secret, which the aggregator
-    does not know; in a simulation they are a function of (seed, round, party, step).
+    A party sends its update only: no training loss, and no changed buffers. The number of samples is public, because
+    it is the weight of the reply and determines q. The guarantee covers the content of a sample and whether it joined.
+    At a deployed party the draws and the noise come from a secret that the aggregator does not know. In a simulation
+    they are a function of (seed, round, party, step).
 
-    All that a step takes of the data is the noisy sum; the rest is made of that sum and of what the aggregator knows,
-    so that the guarantee does not depend on the rate, the model or the data. Clipped sum and noise are float64, and a
-    deployed party rounds their sum to 2^-24 of the noise: in the digits below, floating-point noise is not normal
-    (Mironov 2012). `clip` lies in 1e-6 to 1e6: beyond, it is the learning rate that should change.
+    A step uses the data only through the noisy sum. Everything else is public, so the guarantee does not depend on the
+    learning rate, the model or the data. Clipped sum and noise are float64, and a deployed party rounds their sum to
+    2^-24 of the noise's scale: below that, floating-point noise is not normal (Mironov 2012). `clip` must lie in 1e-6
+    to 1e6; for other scales, change the learning rate.
     """
 
     lr: float = 0.1
@@ -86,7 +86,7 @@ class DPSGD(LocalSolver):
             )
         if self.microbatch is not None and self.microbatch < 1:
             raise ConfigError(f"microbatch must be at least 1, or left out, got {self.microbatch}")
-        _ = self.budget  # which checks its fields
+        _ = self.budget  # checks epsilon and delta
 
     @property
     def budget(self) -> Budget:

@@ -1,4 +1,4 @@
-"""Workers with models of their own, tied to a centre: the L of EASGD and of Overlap-Local-SGD.
+"""Parties that keep their own models, tied to a centre: the local solvers of EASGD and Overlap-Local-SGD.
 
 Zhang, Choromanska and LeCun 2015; Wang, Liang and Joshi 2020.
 """
@@ -23,13 +23,13 @@ OWN, BEGUN = "elastic/x", "elastic/begun"
 
 @dataclass(frozen=True)
 class ElasticWorker(SGD):
-    """A party that keeps its own model x_i, at first the centre z, and sends x_i - z as it was before it trained."""
+    """Base: the party keeps its own model x_i, at first the centre z, and sends x_i - z from before training."""
 
     def remember(self, spec: ParamSpec) -> Memory:
         return {OWN: torch.zeros(spec.dim, dtype=spec.dtype), BEGUN: torch.zeros((), dtype=spec.dtype)}
 
     def own(self, z: Tensor, memory: Memory) -> Tensor:
-        """The party's model; the centre where it has none yet."""
+        """The party's model; the centre in its first round."""
         return torch.where(memory[BEGUN] > 0, memory[OWN], z)
 
     def finish(self, ctx: Context, start: Tensor, w: Tensor, carry: Carry,
@@ -40,7 +40,7 @@ class ElasticWorker(SGD):
 @register("elastic")
 @dataclass(frozen=True)
 class Elastic(ElasticWorker):
-    """The first step is also pulled to the centre, x_i <- x_i - lr g(x_i) - alpha (x_i - z). Zhang et al. 2015.
+    """SGD whose first step also moves to the centre, x_i <- x_i - lr g(x_i) - alpha (x_i - z). Zhang et al. 2015.
 
     The other steps of the round (the period tau is `steps`) are plain SGD. `alpha` comes with the model.
     """
@@ -62,10 +62,10 @@ class Elastic(ElasticWorker):
 @register("overlap")
 @dataclass(frozen=True)
 class Overlapped(ElasticWorker):
-    """Pull the own model to the anchor, x_i <- (1 - alpha) x_i + alpha z, then send it and train. Wang et al. 2020.
+    """Move the party's model to the anchor, x_i <- (1 - alpha) x_i + alpha z, then send it and train. Wang et al. 2020.
 
-    The pulled model is sent before the steps of this round, so that sending does not wait for training: on the virtual
-    clock a round lasts as long as the longer of the two. With alpha = 1 all models would equal the anchor when they are
+    The party sends its model before the steps of the round, so that sending does not wait for training. On the virtual
+    clock a round lasts as long as the longer of the two. With alpha = 1 every model would equal the anchor when it is
     sent, and the anchor would never move.
     """
 

@@ -1,4 +1,4 @@
-"""Updates that count more where the loss is high: the L of q-FedSGD and q-FedAvg (Li, Sanjabi, Beirami, Smith 2020)."""
+"""Updates weighted by loss: the local solvers of q-FedSGD and q-FedAvg (Li, Sanjabi, Beirami and Smith 2020)."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from hansa.local.sgd import SGD
 from hansa.local.solver import Carry, Context
 
 FLOOR = 1e-10  # added to a loss before it is raised to a power
-TINY = 1e-20  # added to a rate, so that one of 0 moves nothing
+TINY = 1e-20  # added to a learning rate, so that a rate of 0 gives no division by zero
 WHY = "whose server divides by the sum of the parties' h"
 
 
 @register("fair")
 @dataclass(frozen=True)
 class Fair(SGD):
-    """Local SGD whose update is weighed by the party's loss F_k at the global model. Li et al. 2020.
+    """Local SGD whose update is weighted by the party's loss F_k at the global model. Li et al. 2020.
 
     With L = 1/lr and dw = L (w_t - w_k) the party sends -F^q dw and h = q F^(q-1) ||dw||^2 + L F^q. F is the mean loss
-    on all local samples before training; a negative one has no power, and its reply is rejected as not finite.
+    on all local samples before training. For a negative F the power is undefined, and the reply is rejected as not
+    finite.
     """
 
     q: float = 1.0
@@ -54,7 +55,7 @@ class Fair(SGD):
 @register("fair-gradient")
 @dataclass(frozen=True)
 class FairGradient(Gradient):
-    """The gradient over all local samples, weighed by the party's loss. Li et al. 2020 (q-FedSGD).
+    """The gradient over all local samples, weighted by the party's loss. Li et al. 2020 (q-FedSGD).
 
     As `fair` with dw the gradient at the global model; `lr` is 1/L.
     """
@@ -89,7 +90,7 @@ class FairGradient(Gradient):
 
 
 def weighed(dw: Tensor, loss: Tensor, q: float, lipschitz: Any) -> dict[str, Tensor]:
-    """What the server needs of one party: its step times F^q, pointing downhill, and its part of the step's length."""
+    """A party's reply: its step times F^q, pointing downhill, and h, its term of the step size."""
     positive = torch.where(loss < 0, torch.nan, loss).to(torch.float64) + FLOOR  # powers leave float32 early
     scale = positive**q
     h = q * positive ** (q - 1) * (dw * dw).sum() + lipschitz * scale

@@ -1,4 +1,4 @@
-"""The gradient on all local data and no step: the L of FedSGD (McMahan et al. 2017, section 2)."""
+"""One gradient over all local samples: the local solver of FedSGD (McMahan et al. 2017, section 2)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hansa.local.solver import Carry, Context, LocalSolver, Sampler
 class Gradient(LocalSolver):
     """One gradient over all local samples, at the global model. McMahan et al. 2017.
 
-    The reply is the negative gradient, so that it points downhill as every update does.
+    The reply is the negative gradient, which points downhill as every update does.
     """
 
     sampler: ClassVar[Sampler] = "full"

@@ -1,4 +1,4 @@
-"""Updates divided by how far a party went: the L of FedNova (Wang, Liu, Liang, Joshi and Poor 2020)."""
+"""Normalised updates: the local solver of FedNova (Wang, Liu, Liang, Joshi and Poor 2020)."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Normalised(Proximal):
 
     a_i is the weight that each local gradient has in the update: its sum is tau for SGD, (tau - rho (1 - rho^tau) /
     (1 - rho)) / (1 - rho) with momentum rho, (1 - (1 - lr mu)^tau) / (lr mu) with a proximal term. The party sends the
-    divided update and `tau`, its part in the effective number of steps: ||a||_1 with momentum, tau otherwise. A party
-    with a learning rate of its own weighs its gradients by that rate over the common one, which comes with the model:
-    both numbers are multiplied by this quotient.
+    divided update and `tau`, its contribution to the effective number of steps: ||a||_1 with momentum, tau otherwise.
+    The common learning rate comes with the model. A party with another learning rate multiplies both numbers by the
+    quotient of its own rate and the common rate.
     """
 
     mu: float = 0.0

@@ -1,4 +1,4 @@
-"""Layers that stay at the party: the L of FedPer (Arivazhagan, Aggarwal, Singh and Choudhary 2019)."""
+"""Personal layers: the local solver of FedPer (Arivazhagan, Aggarwal, Singh and Choudhary 2019)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HEAD, BEGUN = "personal/head", "personal/begun"
 
 
 class Division(NamedTuple):
-    """Which coordinates of the parameter vector all parties share, and which are each party's own."""
+    """The coordinates that all parties share (`base`) and those that each party keeps (`head`)."""
 
     base: Tensor
     head: Tensor
@@ -39,7 +39,7 @@ class Division(NamedTuple):
 
 @functools.lru_cache(maxsize=8)
 def divide(spec: ParamSpec, layers: int, head: tuple[str, ...]) -> Division:
-    """A model's coordinates in two: the last `layers` layers, or the parameters named by `head`, and all others."""
+    """Divide a model: the head is its last `layers` layers, or the parameters named by `head`."""
     order = list(dict.fromkeys(entry.name.rpartition(".")[0] for entry in spec.weights))
     last = order[max(0, len(order) - layers) :] if layers else []
     names = [entry.name for entry in spec.weights]
@@ -61,9 +61,9 @@ def _inside(name: str, layer: str) -> bool:
 @register("personal")
 @dataclass(frozen=True)
 class Personal(LocalSolver):
-    """Any solver on the shared base and the party's own head together; only the base is sent. Arivazhagan et al. 2019.
+    """Train the shared base and the party's own head by any solver; send only the base. Arivazhagan et al. 2019.
 
-    The party remembers its head. One that takes part for the first time begins with the common initial head.
+    The party remembers its head. In its first round a party starts with the common initial head.
     """
 
     inner: LocalSolver = SGD()
@@ -155,7 +155,7 @@ class Personal(LocalSolver):
 
 
 def own_model(division: Division, initial: Tensor, base: Tensor, memory: Memory) -> Tensor:
-    """A party's whole vector: the shared base and its own head, the initial one if it has none yet."""
+    """A party's whole vector: the shared base and its own head (the initial head in its first round)."""
     head = initial.index_select(0, division.head.to(initial.device))
     if HEAD in memory:
         head = torch.where(memory[BEGUN] > 0, memory[HEAD], head)

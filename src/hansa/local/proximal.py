@@ -1,4 +1,4 @@
-"""Proximal local training: the L of FedProx (Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith 2020)."""
+"""Proximal SGD: the local solver of FedProx (Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith 2020)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from hansa.local.step_rule import StepRule
 @register("proximal")
 @dataclass(frozen=True)
 class Proximal(SGD):
-    """SGD on F_k(w) + mu/2 ||w - w_t||^2: steps are drawn back to the global model. Li et al. 2020.
+    """SGD on F_k(w) + mu/2 ||w - w_t||^2, which pulls each step toward the global model. Li et al. 2020.
 
-    With `gamma` a party stops as soon as its point is gamma-inexact, ||grad h_k(w)|| <= gamma ||grad h_k(w_t)|| on all
-    its samples, and reports the inexactness that it reached (`gamma`) and the steps it took (`steps_taken`). That takes
-    one more gradient, over all samples, a step. gamma = 1 lets it do nothing, gamma = 0 asks for the exact minimum.
+    With `gamma` a party stops as soon as its parameters are gamma-inexact, ||grad h_k(w)|| <= gamma ||grad h_k(w_t)||
+    on all of its samples. It reports the inexactness that it reached (`gamma`) and its number of steps (`steps_taken`).
+    This costs one more gradient over all samples per step. With gamma = 1 a party takes no step; gamma = 0 requires the
+    exact minimum.
     """
 
     mu: float = 0.1
@@ -55,7 +56,7 @@ class Proximal(SGD):
             carry["toward"] = self.mu * w
         if self.gamma is not None:
             first = torch.linalg.vector_norm(ctx.full_gradient(w))
-            going = (first > self.gamma * first).to(first.dtype)  # where it begins may be inexact enough
+            going = (first > self.gamma * first).to(first.dtype)  # the first parameters may be inexact enough
             carry |= {"first": first, "now": first, "going": going, "taken": torch.zeros_like(first)}
         return w, carry
 

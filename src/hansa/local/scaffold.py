@@ -1,4 +1,7 @@
-"""Steps corrected for client drift: the L of SCAFFOLD (Karimireddy, Kale, Mohri, Reddi, Stich and Suresh 2020)."""
+"""SGD with control variates: the local solver of SCAFFOLD (Karimireddy et al. 2020).
+
+Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning".
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,8 @@ OWN = "scaffold/c"
 class Controlled(SGD):
     """SGD along g(y) - c_i + c, with the party's control variate c_i and the server's c. Karimireddy et al. 2020.
 
-    The party remembers c_i. After K steps it becomes, by `option`, I: the gradient at the server's model on all local
-    samples; II: c_i - c + (x - y) / (K lr), which costs nothing but holds for plain SGD steps only.
+    The party remembers c_i and replaces it after K steps. `option` I: the gradient at the server's model on all local
+    samples. `option` II: c_i - c + (x - y) / (K lr), which costs nothing but is valid for plain SGD steps only.
     """
 
     option: Literal["I", "II"] = "II"
@@ -47,8 +50,8 @@ class Controlled(SGD):
         return {OWN: torch.zeros(spec.dim, dtype=spec.dtype)}
 
     def most(self, n: int, payload: Payload, longest: float | None) -> dict[str, float]:
-        # Updates of this length come from gradients that are no longer than it over the rate, own rates and a schedule
-        # aside.
+        # An update of length `longest` comes from gradients of length at most longest / lr. The factor allows for
+        # schedules and for learning rates of single parties.
         return {} if longest is None else {"c": 2 * buffer_checks.OWN * longest / self.lr}
 
     def start(self, ctx: Context, w: Tensor, payload: Payload, memory: Memory) -> tuple[Tensor, Carry]:
@@ -62,6 +65,6 @@ class Controlled(SGD):
             change = ctx.full_gradient(start) - memory[OWN]
         else:
             taken = torch.as_tensor(ctx.steps * ctx.rate, dtype=w.dtype, device=w.device)
-            moved = (taken > 0).to(w.dtype)  # at a rate of 0 there was no step, and nothing is learned
+            moved = (taken > 0).to(w.dtype)  # a rate of 0 means no step, and no change of c_i
             change = delta * (-moved / taken.clamp(min=torch.finfo(w.dtype).tiny)) - moved * carry["c"]
         return {"w": delta, "c": change}, {OWN: memory[OWN] + change}

@@ -1,4 +1,4 @@
-"""Stochastic gradient descent at the party: the L of FedAvg (McMahan et al. 2017, Algorithm 1, ClientUpdate)."""
+"""Stochastic gradient descent: the local solver of FedAvg (McMahan et al. 2017, Algorithm 1, ClientUpdate)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Local solvers: what a party does with the model, written for one party as pure functions over the parameter vector.
+"""Base of local solvers: pure functions over the parameter vector of one party.
 
-A solver never loops over batches, moves data or knows how many parties train beside it; an engine does that, one party
-at a time or many at once (`torch.func.vmap`). `LocalSolver.run` is the reference: the very function that a deployed
-party runs.
+A solver never loops over batches, moves data or knows how many parties train with it. An engine does that, for one
+party at a time or for many at once (`torch.func.vmap`). `LocalSolver.run` is the reference implementation, which a
+deployed party runs too.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from hansa.core.stopping import go_on
 from hansa.local.clipping import clipped_sum
 from hansa.local.step_rule import StepRule
 
-Carry = dict[str, Tensor]  # what a solver keeps between the steps of one round
-Sampler = Literal["shuffle", "full", "poisson"]  # how the samples of a step are chosen
-WORK = ("lr", "batch", "epochs", "steps")  # the fields of a solver that one party may be told to use
-NOISE = 2**32  # folded into a step's key for its noise: the model's own draws use the numbers from 1 on
+Carry = dict[str, Tensor]  # state of a solver between the steps of one round
+Sampler = Literal["shuffle", "full", "poisson"]  # how the samples of a step are selected
+WORK = ("lr", "batch", "epochs", "steps")  # fields that an ask may set for a single party
+NOISE = 2**32  # folded into a step's key for its noise; the model's own draws use indices from 1
 
 
 class Batch(NamedTuple):
-    """Samples with a mask of those that count; None where all do."""
+    """Samples, and a mask of those that count (None: all of them)."""
 
     x: Tensor
     y: Tensor
     mask: Tensor | None
 
 
-Rule = Callable[[Tensor, Batch], tuple[Tensor, Tensor]]  # an engine's own way to the gradient and the mean loss
+Rule = Callable[[Tensor, Batch], tuple[Tensor, Tensor]]  # an engine's function for the gradient and the mean loss
 
 
 @dataclass
 class Context:
-    """What a solver may see of the party it trains for.
+    """What a solver may see of its party.
 
-    `n` is the number of samples, `steps` the number of steps that will really be taken and `rate` the learning rate
-    (tensors when parties are stacked; a solver must not branch on them). `load` gives all of the party's samples,
-    `key` is for what is drawn outside the steps.
+    `n` is the number of samples, `steps` the number of steps that the party will take, `rate` the learning rate. They
+    are tensors when parties are stacked: a solver must not branch on them. `load` returns all samples of the party.
+    `key` seeds random draws outside the steps.
     """
 
     objective: Objective
@@ -62,7 +62,7 @@ class Context:
     stacked: bool = False
     rule: Rule | None = None
     seen: Tensor | None = None  # the loss at the last gradient
-    private: Callable[..., bytes] | None = None  # at a deployed party: bytes for a purpose that nobody else knows
+    private: Callable[..., bytes] | None = None  # at a deployed party: secret bytes by purpose
 
     @property
     def spec(self) -> ParamSpec:
@@ -82,7 +82,7 @@ class Context:
         return batch.x if self.stacked else self.objective.laid_out(batch.x)
 
     def gradient(self, w: Tensor, batch: Batch, key: Tensor, update_buffers: bool = True) -> Tensor:
-        """The gradient of the mean loss on a batch. The model's buffers move on unless told not to."""
+        """The gradient of the mean loss on a batch. Updates the model's buffers, unless `update_buffers` is False."""
         if self.rule is not None:
             gradient, loss = self.rule(w, batch)
             self.seen = loss if update_buffers else self.seen
@@ -111,7 +111,7 @@ class Context:
         return clipped_sum(self, w, batch, key, clip, per_layer, at_once)
 
     def noise(self, key: Tensor) -> Tensor:
-        """A standard normal vector as long as the model: in float64 from the party's secret where it has one."""
+        """A standard normal vector of the model's length; in float64 from the party's secret, if it has one."""
         if self.private is None:
             return step_noise(key, self.spec)
         return rng.secret_normal(self.private("noise", int(key)), self.spec.dim).to(self.objective.device)
@@ -133,26 +133,27 @@ def step_noise(key: Tensor, spec: ParamSpec) -> Tensor:
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
-    """The mean over the samples that count."""
+    """The mean over the samples that the mask selects."""
     return values.mean() if mask is None else (values * mask).sum() / mask.sum()
 
 
 class LocalSolver(Op):
     """Base of local solvers. Subclasses are frozen dataclasses and override what differs from plain descent.
 
-    A step is w <- w - rate * (gradient + pull * w - toward): `pull` is a number, `toward` an entry of the carry that
-    stays the same for the whole round. Weight decay, proximal terms and control variates are no more than that, and an
-    engine takes such steps inside the backward pass.
+    By default a step is w <- w - rate * (gradient + pull * w - toward): `pull` is a number, `toward` an entry of the
+    carry that is constant in a round. This covers weight decay, proximal terms and control variates. A solver whose
+    steps have this form declares it by `step_rule`, and an engine may take such steps inside the backward pass. A
+    subclass that overrides `direction` or `step` does not inherit `step_rule`: it declares its own, or has none.
     """
 
     kind: ClassVar[str] = "local"
     sampler: ClassVar[Sampler] = "shuffle"
-    noisy: ClassVar[bool] = False  # whether its steps draw from their keys, beside what the model draws
+    noisy: ClassVar[bool] = False  # whether its steps draw random numbers of their own
     measures: ClassVar[frozenset[str] | None] = frozenset({"train_loss"})
     update: ClassVar[str | None] = "w"
-    sends: ClassVar[tuple[str, ...]] = ("w",)  # the vectors, as long as the model, that a reply carries
-    numbers: ClassVar[tuple[str, ...]] = ()  # the single numbers that it carries beside them
-    partner: ClassVar[tuple[str, str] | None] = None  # the one algorithm that it is a half of, and why
+    sends: ClassVar[tuple[str, ...]] = ("w",)  # vectors of the model's length in a reply
+    numbers: ClassVar[tuple[str, ...]] = ()  # single numbers in a reply
+    partner: ClassVar[tuple[str, str] | None] = None  # the only algorithm that it works with, and why
     paced: ClassVar[bool] = True
     # What a subclass overrides, set when the class is made.
     rated: ClassVar[bool] = False  # `rate`: the solver has a learning rate
@@ -170,18 +171,18 @@ class LocalSolver(Op):
             cls.step_rule = LocalSolver.step_rule  # type: ignore[method-assign]
 
     def check(self, spec: ParamSpec) -> None:
-        """Refuse, with the reason, a model that it cannot train. Called before anything runs."""
+        """Raise ConfigError for a model that the solver cannot train. Called before the run starts."""
 
     def prepare(self, objective: Objective, x: Tensor, y: Tensor) -> None:
-        """Find out what there is to know of a model before the first step on samples that look like these."""
+        """Examine a model before the first step; `x` and `y` show what its samples look like."""
 
     def rate(self, round: int) -> float:
-        """The learning rate in a round; 0 for solvers that have none."""
+        """The learning rate in a round; 0 for solvers without one."""
         return 0.0
 
     @property
     def pull(self) -> float:
-        """How strongly a step draws the parameters to zero."""
+        """The factor of w in the default direction, as of weight decay."""
         return 0.0
 
     @property
@@ -190,42 +191,45 @@ class LocalSolver(Op):
         return None
 
     def remember(self, spec: ParamSpec) -> Memory:
-        """What a party remembers before its first round."""
+        """A party's memory before its first round."""
         return {}
 
     def start(self, ctx: Context, w: Tensor, payload: Payload, memory: Memory) -> tuple[Tensor, Carry]:
-        """The point to start from and the first carry."""
+        """Return the first parameters and the first carry."""
         return w, {}
 
     def direction(self, ctx: Context, w: Tensor, batch: Batch, carry: Carry, key: Tensor) -> Tensor:
-        """The direction to descend along; by default gradient + pull * w - toward."""
+        """Return the direction of descent; by default gradient + pull * w - toward."""
         direction = ctx.gradient(w, batch, key)
         if self.pull:
             direction.add_(w, alpha=self.pull)
         return direction.sub_(carry["toward"]) if "toward" in carry else direction
 
     def step(self, ctx: Context, w: Tensor, direction: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
-        """One step."""
+        """Take one step; return the new parameters and the new carry."""
         return descend(w, direction, ctx.rate), carry
 
     def finish(self, ctx: Context, start: Tensor, w: Tensor, carry: Carry,
                memory: Memory) -> tuple[dict[str, Tensor], Memory]:  # fmt: skip
-        """What to send, by default the update w - start, and what to remember."""
+        """Return the tensors to send (by default the update w - start) and the new memory."""
         return {"w": w - start}, memory
 
     def report(self, carry: Carry) -> dict[str, Tensor]:
-        """Numbers to report with the reply, beside the training loss."""
+        """Return the metrics to report beside the training loss."""
         return {}
 
     @property
     def plan(self) -> tuple[int, int | None, int | None, bool]:
         """Epochs, steps, batch size and whether short batches are dropped."""
-        given = vars(self)
-        return given.get("epochs", 1), given.get("steps"), given.get("batch"), given.get("drop_last", False)
+        fields = vars(self)
+        return fields.get("epochs", 1), fields.get("steps"), fields.get("batch"), fields.get("drop_last", False)
 
     def batches(self, n: int, seed: int, round: int, party: int) -> list[np.ndarray[Any, Any]]:
-        """The samples of each step: shuffled epochs, the last batch of an epoch possibly short. Under Poisson sampling
-        each sample joins each step by a draw of its own: batches vary in length, and may be empty."""
+        """The indices of the samples of each step.
+
+        Epochs are shuffled, and the last batch of an epoch may be short. Under Poisson sampling each sample joins each
+        step with a fixed probability: batches vary in length, and may be empty.
+        """
         if self.sampler == "full":
             return [np.arange(n)]
         if self.sampler == "poisson":
@@ -246,8 +250,11 @@ class LocalSolver(Op):
         return out if steps is None else out[:steps]
 
     def drawn(self, party: Party) -> list[np.ndarray[Any, Any]]:
-        """The samples of each step at a party. A secret choice is made from the party's secret where it has one: who
-        knows which samples joined, knows more than the guarantee of Poisson sampling allows."""
+        """The indices of the samples of each step at a party.
+
+        Poisson sampling draws from the party's secret, if it has one: its privacy guarantee holds only while nobody
+        knows which samples joined a step.
+        """
         n = party.n
         if self.sampler == "poisson" and party.secret:
             return self._joining(n, lambda step: rng.secret_uniform(party.private("poisson", step), n))
@@ -262,12 +269,12 @@ class LocalSolver(Op):
         return out
 
     def rate_of(self, n: int) -> float:
-        """The probability with which each of n samples joins a step, under Poisson sampling: batch / n, at most 1."""
+        """The probability that a sample joins a step under Poisson sampling: batch / n, at most 1."""
         size = self.plan[2]
         return 1.0 if size is None else min(1.0, size / n)
 
     def count(self, n: int) -> int:
-        """How many steps a party with n samples takes: the length of `batches`."""
+        """The number of steps of a party with n samples: the length of `batches`."""
         if self.sampler == "full":
             return 1
         epochs, steps, size, drop_last = self.plan
@@ -277,20 +284,22 @@ class LocalSolver(Op):
         return epochs * max(1, n // size if drop_last else -(-n // size))
 
     def has(self, name: str) -> bool:
-        """Whether a party can be told such a field."""
+        """Whether the solver has such a field."""
         return name in vars(self)
 
     def at(self, work: Mapping[str, Any]) -> Self:
-        """The solver with the fields that one party is told to use (`WORK`). A ConfigError for others: what bounds and
-        hides a reply is a field of the op, which a party's policy has seen."""
+        """The solver with the fields that an ask sets for one party (`WORK`).
+
+        Other fields raise ConfigError: clipping and noise belong to the op, which the party's policy has checked.
+        """
         if other := sorted(set(work) - set(WORK)):
             raise ConfigError(f"work: {', '.join(other)} cannot be set for one party; it takes {', '.join(WORK)}")
-        told: Self = fill(type(self), work, "work", base=self) if work else self
-        return told
+        solver: Self = fill(type(self), work, "work", base=self) if work else self
+        return solver
 
     @property
     def kernel(self) -> LocalSolver:
-        """The solver as far as a single step goes: whatever its learning rate and however many steps it takes."""
+        """The solver without learning rate and number of steps: equal kernels have equal steps."""
         neutral = {"lr": 1e-6, "epochs": 1, "steps": None}
         return self.at({name: value for name, value in neutral.items() if self.has(name)})
 
@@ -298,7 +307,7 @@ class LocalSolver(Op):
         return self.train(party, payload, memory)
 
     def train(self, party: Party, payload: Payload, memory: Memory, rule: Rule | None = None) -> tuple[Reply, Memory]:
-        """All of a party's steps, one after another; an engine may bring its own way to a gradient."""
+        """Take all steps of a party, one after another. `rule` is an engine's own function for gradients."""
         if "work" in payload:
             rest = {name: value for name, value in payload.items() if name != "work"}
             return self.at(payload["work"]).train(party, rest, memory, rule)
@@ -339,7 +348,7 @@ class LocalSolver(Op):
 
     @property
     def tells_loss(self) -> bool:
-        """Whether its replies carry the training loss."""
+        """Whether replies carry the training loss."""
         return self.measures is None or "train_loss" in self.measures
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
@@ -364,13 +373,13 @@ def _depth(cls: type[LocalSolver], method: str) -> int:
 
 
 def descend(w: Tensor, direction: Tensor, rate: float | Tensor) -> Tensor:
-    """One step along a direction; the rate is a tensor where parties of unequal rates are stacked, or on a GPU."""
+    """Take one step. The rate is a tensor where stacked parties have different rates, and on a GPU."""
     return w - direction * rate if isinstance(rate, Tensor) else torch.sub(w, direction, alpha=rate)
 
 
 def local_reply(objective: Objective, tensors: dict[str, Tensor], buffers: tuple[Tensor, Tensor], n: int,
                 metrics: dict[str, float]) -> Reply:  # fmt: skip
-    """A reply with the model's buffers beside what the solver sends."""
+    """Make a reply of the solver's tensors and the model's buffers."""
     stats, counts = buffers
     if objective.spec.stats:
         tensors = {**tensors, "stats": stats}
@@ -379,7 +388,7 @@ def local_reply(objective: Objective, tensors: dict[str, Tensor], buffers: tuple
 
 
 def check_local(lr: float, epochs: int, steps: int | None, batch: int | None) -> None:
-    """The checks that all solvers with these fields share."""
+    """Check the fields that most solvers have."""
     if not lr > 0:
         raise ConfigError(f"lr must be positive, got {lr}")
     if epochs < 1:

@@ -1,4 +1,4 @@
-"""Variance-reduced local steps: the second phase of FSVRG (Konecny, McMahan, Ramage and Richtarik 2016)."""
+"""Variance-reduced steps: the second phase of FSVRG (Konecny, McMahan, Ramage and Richtarik 2016)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class SVRG(LocalSolver):
 
     w <- w - (h / n) * (S [gradient_i(w) - gradient_i(w_t)] + g), where g is the full gradient over all parties,
     sent with the model. S is the identity unless the payload carries `frequency`, the share of all samples that has
-    each feature: then S = frequency / local frequency on the coordinates of that feature, and 1 where the party
-    never saw it. `steps` cuts the pass short.
+    each feature: then S = frequency / local frequency on the coordinates of that feature, and 1 where no sample of
+    the party has the feature. `steps` ends the pass early.
     """
 
     h: float = 1.0
@@ -57,7 +57,7 @@ class SVRG(LocalSolver):
 
 
 def present(data: Batch) -> Tensor:
-    """In how many of the party's samples each feature is not zero."""
+    """The number of the party's samples in which each feature is not zero."""
     seen = data.x != 0
     if data.mask is not None:
         seen = seen & (data.mask > 0).view(-1, *([1] * (data.x.dim() - 1)))
@@ -65,7 +65,7 @@ def present(data: Batch) -> Tensor:
 
 
 def feature_entry(spec: ParamSpec, features: int) -> str:
-    """The one parameter whose columns are the features; the full form is for linear models only."""
+    """The name of the parameter whose columns are the features; ConfigError unless the model is linear."""
     names = [e.name for e in spec.weights if len(e.shape) == 2]
     fits = [e.name for e in spec.weights if len(e.shape) == 2 and e.shape[1] == features]
     if len(names) != 1 or len(fits) != 1:
@@ -77,7 +77,7 @@ def feature_entry(spec: ParamSpec, features: int) -> str:
 
 
 def spread(spec: ParamSpec, by_feature: Tensor) -> Tensor:
-    """A factor for each feature as a factor for each coordinate; coordinates of no feature get 1."""
+    """Expand factors per feature to factors per coordinate; coordinates of no feature get 1."""
     name = feature_entry(spec, by_feature.shape[-1])
     pieces = [
         by_feature.expand(e.shape).reshape(-1) if e.name == name else torch.ones(e.numel, dtype=by_feature.dtype,

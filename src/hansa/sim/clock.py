@@ -1,4 +1,4 @@
-"""Simulated time: what an ask takes, who is too late for it and who is lost on the way, drawn by name for replay."""
+"""Simulated time: how long an ask takes, which parties are late and which drop out; the same in every replay."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from hansa.local.solver import LocalSolver
 from hansa.sim.devices import Devices
 from hansa.sim.distributions import Array, Constant, keys_of
 
-DRAWS = 2**22  # step times that are drawn at once
+DRAWS = 2**22  # step times drawn at a time
 
 
 @dataclass
 class VirtualClock:
-    """A clock that moves when parties have answered, by what the run's devices take.
+    """A clock that advances when parties have answered, by the times of the run's devices.
 
-    `shards` are the parties' training samples, whose sizes say how many steps a party takes. `deadline` bounds the
-    seconds of an exchange that trains; `late` says what becomes of those that cannot finish.
+    `shards` are the parties' training samples; their sizes give the numbers of steps. `deadline` bounds the seconds of
+    an ask that trains. `late` says what happens to parties that cannot finish.
     """
 
     seed: int
@@ -38,10 +38,10 @@ class VirtualClock:
 
     def __post_init__(self) -> None:
         self.devices.check(len(self.shards))
-        self._absent: Array | None = None  # a flag for each party; None where everybody is there
+        self._absent: Array | None = None  # one flag per party; None if all are available
 
     def available(self, round: int) -> Sequence[int]:
-        """The parties that are there as a round begins; the others cannot answer in it."""
+        """The parties available at the start of a round; others cannot answer in it."""
         present = self.devices.availability.present(self.seed, len(self.shards), round, self.now)
         self._absent = None
         if len(present) < len(self.shards):
@@ -50,17 +50,17 @@ class VirtualClock:
         return present
 
     def wait(self) -> None:
-        """Nobody was available: move on to when somebody may be."""
+        """No party was available: advance to the time when one may be."""
         self.now += self.devices.availability.wait(self.seed, len(self.shards), self.now)
 
     def plan(self, ask: Ask) -> Plan:
-        """What becomes of an ask, before it is answered. Only a round's own asks take simulated time."""
+        """Plan the timing of an ask before it is answered. Only asks within a round take simulated time."""
         if not ask.in_round or not ask.parties or ask.op is None:
             return Plan()
         parties = np.asarray(ask.parties)
         layers, op = unwrap(ask.op)
         overlaps = any(part.overlaps for part in (*layers, op))
-        selects = ask.phase.startswith("select")  # which takes time, but nobody is lost by it
+        selects = ask.phase.startswith("select")  # selection takes time, but loses no party
         trains = isinstance(op, LocalSolver) and not selects
         deadline = self.deadline if trains else None
         talk = self._talk(ask, parties)
@@ -71,7 +71,7 @@ class VirtualClock:
         compute, fit = self._compute(ask, parties, counts, budget)
         outcome = AskTiming(parties, np.maximum(talk, compute) if overlaps else talk + compute, counts)
         if isinstance(op, LocalSolver) and trains:
-            drops = self.late == "drop" and ask.verb != "submit"  # a ticket has no round to be late for
+            drops = self.late == "drop" and ask.verb != "submit"  # a ticket belongs to no round, so it cannot be late
             divides = not drops and op.paced and op.has("steps")
             slow = self._stragglers(ask, parties)
             if drops:
@@ -92,7 +92,7 @@ class VirtualClock:
         return outcome.plan(isinstance(op, LocalSolver))
 
     def _talk(self, ask: Ask, parties: Array) -> Array:
-        """The seconds that each party's communication takes."""
+        """Seconds of communication per party."""
         devices = self.devices
         keys = keys_of(self.seed, parties, "latency", ask.round, ask.phase, ask.index)
         talk = devices.latency.draw(keys, parties)
@@ -101,7 +101,7 @@ class VirtualClock:
         return talk
 
     def _amounts(self, ask: Ask, op: Op, parties: Array) -> tuple[Array, Array]:
-        """How many steps each party takes, and into how many equal pieces (epochs, or steps) they fall."""
+        """The number of steps per party, and the number of equal units (epochs, or steps) they form."""
         none = np.zeros(len(parties), dtype=np.int64)
         idle = self.devices.compute == Constant(0.0) and not self.devices.stragglers and self.deadline is None
         if idle or not isinstance(op, LocalSolver):
@@ -118,7 +118,7 @@ class VirtualClock:
         return counts, units
 
     def _compute(self, ask: Ask, parties: Array, counts: Array, budget: Array) -> tuple[Array, Array]:
-        """The seconds that each party's steps take, and how many of them it has done within its budget."""
+        """Seconds of computation per party, and the number of steps that fit its time budget."""
         total, fit = np.zeros(len(parties)), np.where(budget >= 0, counts, 0)
         if self.devices.compute == Constant(0.0) or not counts.any():
             return total, fit
@@ -129,7 +129,7 @@ class VirtualClock:
         for at in range(0, len(parties), rows):
             some = slice(at, at + rows)
             each = self.devices.compute.draw(rng.keys_of_steps(keys[some], most), parties[some])
-            passed = np.cumsum(each, axis=1) * speed[some, None]  # a running sum does not depend on how many follow
+            passed = np.cumsum(each, axis=1) * speed[some, None]  # a running sum does not depend on later steps
             within = (passed <= budget[some, None]).sum(1)
             last = np.take_along_axis(passed, np.maximum(counts[some, None] - 1, 0), 1)[:, 0]
             total[some] = np.where(counts[some] > 0, last, 0.0)
@@ -137,7 +137,7 @@ class VirtualClock:
         return total, fit
 
     def _stragglers(self, ask: Ask, parties: Array) -> Array:
-        """Who cannot finish: a fixed share of those asked together; each ticket is drawn by itself."""
+        """Which parties are stragglers: a fixed share of the asked parties; tickets are drawn one by one."""
         share, m = self.devices.stragglers, len(parties)
         if share == 0:
             return np.zeros(m, dtype=bool)
@@ -149,24 +149,24 @@ class VirtualClock:
         return slow
 
     def _chance(self, ask: Ask, parties: Array, purpose: str) -> Array:
-        """A uniform number for each party, the same in all of a round's asks; a ticket has its own."""
+        """One uniform number per party, the same in all asks of a round; a ticket has its own."""
         ticket = (ask.index,) if ask.verb == "submit" else ()
         numbers: Array = rng.uniform(keys_of(self.seed, parties, purpose, ask.round, *ticket), ()).numpy()
         return numbers
 
 
 class AskTiming:
-    """What is to become of each party of an ask, as it is worked out."""
+    """The timing and the fate of each party of an ask, while the clock computes them."""
 
     def __init__(self, parties: Array, seconds: Array, counts: Array) -> None:
         self.parties, self.counts, self.seconds = parties, counts, seconds
-        self.until = seconds.copy()  # how long the aggregator waits for each
+        self.until = seconds.copy()  # how long the aggregator waits for each party
         self.steps = counts.copy()
         self.lost: dict[int, str] = {}
-        self.unseen: set[int] = set()  # those of whose time the aggregator learns nothing
+        self.unseen: set[int] = set()  # parties whose time the aggregator does not learn
 
     def lose(self, who: Array, reason: str, until: Array | float, seen: bool = True) -> None:
-        """Some parties' replies do not count; the aggregator waits for them until `until`."""
+        """Drop the replies of some parties; the aggregator waits for them until `until`."""
         if who.any():
             self.until = np.where(who, until, self.until)
             some = self.parties[who].tolist()
@@ -175,8 +175,11 @@ class AskTiming:
                 self.unseen.update(some)
 
     def end(self, over: Array, deadline: float, fit: Array | None) -> None:
-        """Some parties are not done at the deadline: they count with the steps that fit before it, if told how many
-        and there is one; else they are lost."""
+        """End the work of parties that are not done at the deadline.
+
+        `fit` has the number of steps that fit before the deadline: such a party counts with these steps. A party
+        without a step, and every party if `fit` is None, is lost.
+        """
         self.seconds[over] = self.until[over] = deadline
         if fit is None:
             self.lose(over, f"it was not done before the deadline of {deadline:g} s", deadline)
@@ -185,7 +188,7 @@ class AskTiming:
             self.lose(over & (fit < 1), f"it could not do one step before the deadline of {deadline:g} s", deadline)
 
     def first(self, count: int) -> None:
-        """Only the first so many replies count; nobody waits for the others."""
+        """Keep only the first `count` replies; nobody waits for the others."""
         here = np.array([party not in self.lost for party in self.parties.tolist()])
         order = np.argsort(np.where(here, self.until, np.inf), kind="stable")[: here.sum()]
         if len(order) > count:
@@ -196,7 +199,7 @@ class AskTiming:
             self.lose(late, "the cohort was complete before it answered", done, seen=False)
 
     def plan(self, trains: bool) -> Plan:
-        """What the runtime needs to know; parties' seconds where they train."""
+        """The plan for the runtime; with seconds per party if they train."""
         seconds = dict(zip(self.parties.tolist(), self.seconds.tolist(), strict=True)) if trains else {}
         for party in self.unseen:
             seconds.pop(party, None)
@@ -208,7 +211,7 @@ class AskTiming:
 
 
 def amount(solver: LocalSolver, n: int) -> tuple[int, int]:
-    """The steps of a party with n samples, and the number of epochs, or of single steps, that they are planned in."""
+    """The steps of a party with n samples, and the number of units (epochs, or single steps) they form."""
     if n == 0:
         return 0, 1
     epochs, steps, *_ = solver.plan
@@ -217,10 +220,10 @@ def amount(solver: LocalSolver, n: int) -> tuple[int, int]:
 
 
 def traffic(ask: Ask) -> Array:
-    """The bytes that each party of an ask receives and sends, as the wire carries them."""
+    """The bytes on the wire that each party of an ask receives and sends."""
     assert ask.op is not None
     up = expected_size(ask.op, ask.payload)
     total: Array = np.array(ask.sizes(), dtype=np.float64) + up
-    if ask.mixing is not None:  # neighbours' messages, which are about as long as a party's own
+    if ask.mixing is not None:  # messages of neighbours, about as long as a party's own
         total += up * ((ask.mixing != 0).sum(1) - (ask.mixing.diagonal() != 0).long()).numpy()
     return total

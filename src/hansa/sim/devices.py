@@ -1,4 +1,4 @@
-"""The parties' devices in simulated time: how fast they are, how far away, when they are there, whether they stay."""
+"""The parties' devices in simulated time: speed, latency, bandwidth, availability and dropout."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from hansa.core.errors import ConfigError
 from hansa.core.registry import Part, register
 from hansa.sim.distributions import Array, Constant, Distribution, keys_of
 
-MARGIN = 1e-9  # of a period: so much after a party has come back, rounding cannot make it absent
+MARGIN = 1e-9  # of a period; added to a wait, so that rounding cannot make a returned party absent
 
 
 class Availability(Part):
-    """Base of availabilities: who can be asked in a round."""
+    """Base of availabilities: which parties can take part in a round."""
 
     kind: ClassVar[str] = "availability"
 
     def present(self, seed: int, parties: int, round: int, now: float) -> Sequence[int]:
-        """The parties that are available when a round begins at simulated time `now`, in the order of their ids."""
+        """The parties that are available when a round begins at simulated time `now`, ordered by id."""
         raise TypeError(f"the availability {self.name!r} does not say who is there")
 
     def wait(self, seed: int, parties: int, now: float) -> float:
-        """Where nobody is available: the seconds until somebody is; 0 where a new round may find somebody at once."""
+        """Seconds until a party becomes available, if none is; 0 if the next round may find one at once."""
         return 0.0
 
 
@@ -59,7 +59,7 @@ class Bernoulli(Availability):
 @register("day-night")
 @dataclass(frozen=True)
 class DayNight(Availability):
-    """Each party for `share` of every `period` of simulated seconds, from a phase of its own that is drawn once."""
+    """Each party for `share` of every `period` of simulated seconds, with a phase drawn once per party."""
 
     period: float = 86400.0
     share: float = 0.5
@@ -85,17 +85,17 @@ class DayNight(Availability):
 @register("devices")
 @dataclass(frozen=True)
 class Devices(Part):
-    """The parties' machines and networks, which a simulation's clock draws from.
+    """The parties' machines and networks, from which the virtual clock draws times.
 
-    A local step takes `compute` seconds, drawn for every step, times the party's `speed`, drawn once; an exchange
-    takes `latency` seconds, down and up together, and its bytes at the party's `bandwidth` (bytes a second, drawn
-    once; left out, they take no time). This is the run-time model of Wang and Joshi 2019: a round lasts as long as
+    A local step takes `compute` seconds, drawn per step, times the party's `speed`, drawn once. An exchange takes
+    `latency` seconds, down and up together, plus its bytes divided by the party's `bandwidth` (bytes per second, drawn
+    once; without `bandwidth`, bytes take no time). This is the run-time model of Wang and Joshi 2019: a round lasts as long as
     its slowest party.
 
-    `availability` says whom a round can select. A selected party vanishes in the middle of the round with probability
+    `availability` says which parties a round can select. A selected party drops out during the round with probability
     `dropout`. `stragglers` is the share of a round's parties that cannot finish their local work (Li et al. 2020,
-    FedProx): such a party does e of its E epochs, e uniform in 1..E-1 (or so many of its `steps`), in the time that
-    all of them would take; which parties depends on seed and round only, so algorithms can be compared.
+    FedProx): such a party does e of its E epochs, e uniform in 1..E-1 (or of its `steps`), in the time of all E epochs.
+    The choice of stragglers depends on seed and round only, so that algorithms can be compared.
     """
 
     kind: ClassVar[str] = "devices"
@@ -113,7 +113,7 @@ class Devices(Part):
                 raise ConfigError(f"{name} must lie in 0..1, got {getattr(self, name)}")
 
     def check(self, parties: int) -> None:
-        """Refuse what cannot serve so many parties."""
+        """Raise ConfigError for a distribution that does not fit the number of parties."""
         for name, positive in (("compute", False), ("speed", True), ("latency", False), ("bandwidth", True)):
             distribution: Distribution | None = getattr(self, name)
             try:

@@ -1,4 +1,4 @@
-"""Distributions of what simulated devices take: seconds, factors, bytes a second.
+"""Distributions for simulated devices: seconds, factors, bytes per second.
 
 A draw is a function of its key alone, so that a party's value depends neither on who else is drawn nor on how often.
 """
@@ -28,17 +28,17 @@ class Distribution(Part):
     kind: ClassVar[str] = "distribution"
 
     def draw(self, keys: Tensor, parties: Array) -> Array:
-        """A number for each key, in float64: keys are [parties] or [parties, draws]."""
+        """Draw one float64 number per key; keys are [parties] or [parties, draws]."""
         raise TypeError(f"the distribution {self.name!r} draws nothing")
 
     def check(self, parties: int, positive: bool) -> None:
-        """Refuse, with the reason, what cannot serve so many parties; `positive` where 0 would make no sense."""
+        """Raise ConfigError if the distribution does not fit; with `positive`, values must exceed 0."""
 
 
 @register("constant")
 @dataclass(frozen=True)
 class Constant(Distribution):
-    """The same value always."""
+    """Always the same value."""
 
     value: float
 
@@ -82,7 +82,7 @@ class Lognormal(Distribution):
             raise ConfigError(f"sigma must not be negative, got {self.sigma}")
 
     def draw(self, keys: Tensor, parties: Array) -> Array:
-        # Box and Muller 1958, in numpy: torch's vectorised functions may round by an element's place in the tensor.
+        # Box and Muller 1958, in numpy: torch's vectorised functions may round by an element's position in the tensor.
         radius = np.sqrt(-2.0 * np.log1p(-_uniform(rng.fold(keys, 0))))
         normal = radius * np.cos(2.0 * math.pi * _uniform(rng.fold(keys, 1)))
         return np.exp(math.log(self.mean) - self.sigma**2 / 2 + self.sigma * normal)
@@ -91,7 +91,7 @@ class Lognormal(Distribution):
 @register("trace")
 @dataclass(frozen=True)
 class Trace(Distribution):
-    """Values measured elsewhere: each draw picks one of a CSV file.
+    """Measured values: each draw picks one value of a CSV file.
 
     The column `seconds`, or the only one, holds the values. A column `party` with the parties' numbers, from 0, gives
     each party its own. The file is looked for from the working directory.
@@ -101,7 +101,7 @@ class Trace(Distribution):
 
     @functools.cached_property
     def _values(self) -> tuple[Array, dict[int, Array] | None]:
-        """All values, and by party which of them are its own; None where they are everybody's."""
+        """All values, and the indices of each party's own values (None: shared by all parties)."""
         values, owners = read_trace(self.file)
         if owners is None:
             return values, None
@@ -128,7 +128,7 @@ class Trace(Distribution):
 
 
 def read_trace(file: str) -> tuple[Array, Array | None]:
-    """The values of a trace and, where it has a column `party`, whose each of them is."""
+    """The values of a trace and, if it has a column `party`, the party of each value."""
     try:
         with open(file, newline="", encoding="utf-8") as opened:
             lines = [(at, [cell.strip() for cell in row]) for at, row in enumerate(csv.reader(opened), 1) if any(row)]
@@ -168,7 +168,7 @@ def _number(text: str) -> float | None:
 
 
 def _uniform(keys: Tensor) -> Array:
-    """A uniform number in [0, 1) for each key."""
+    """Draw one uniform number in [0, 1) per key."""
     numbers: Array = rng.uniform(keys, ()).numpy()
     return numbers
 
@@ -179,5 +179,5 @@ def _check_mean(mean: float) -> None:
 
 
 def keys_of(seed: int, parties: Array, *name: int | str) -> Tensor:
-    """A key for each party, of the stream that is named."""
+    """One key per party, of the named stream."""
     return rng.fold(torch.tensor(rng.key(seed, *name)), torch.from_numpy(parties))

@@ -1,4 +1,4 @@
-"""Engines: how a simulation has parties do their work. The reference goes one by one, as a deployed party does."""
+"""Engines: how a simulation computes the parties' work. The reference engine trains one party at a time."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ class PartyWork:
 
 @dataclass
 class Block:
-    """Replies of several parties, stacked, and what each of them would remember beside what it does already.
+    """Stacked replies of several parties, and the changed entries of each party's memory.
 
-    The tensors may be reused by the engine as soon as it is asked for what comes next.
+    The engine may overwrite the tensors as soon as the caller asks for the next item.
     """
 
     replies: Replies
     memory: dict[str, Tensor]
 
     def rows(self, jobs: dict[int, PartyWork]) -> Iterator[tuple[int, Outcome]]:
-        """The same one by one, in tensors of their own."""
+        """The outcomes one by one, with tensors of their own."""
         for k, party in enumerate(self.replies.parties):
             yield party, (self.replies.copy(k), {**jobs[party].memory, **self.remembered(k)})
 
     def remembered(self, k: int) -> Memory:
-        """What one party would remember."""
+        """The changed memory entries of one party."""
         return {name: value[k].clone() for name, value in self.memory.items()}
 
 
 class ReferenceEngine:
-    """One party after another, on one thread, through the very function that a deployed party runs."""
+    """Train one party after another, on one thread, by the function that a deployed party runs."""
 
     name = "reference"
 
@@ -65,26 +65,26 @@ class ReferenceEngine:
         return Party(id, self.objective, self.holdings.train.of(id), test, self.seed, round)
 
     def why(self) -> str:
-        """How parties train, in a few words."""
+        """How this engine trains parties, in a few words, for the log."""
         return "one party at a time, as a deployed party trains"
 
     def blocks(self, op: Op, jobs: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
-        """The parties' outcomes, one by one or in stacks, replies in the order of the jobs."""
+        """Yield the parties' outcomes, one by one or in stacks, with replies in the order of `jobs`."""
         with threads(1):
             for job in jobs:
                 yield job.party, self.one(op, job, round)
 
     def run(self, op: Op, jobs: list[PartyWork], round: int) -> Iterator[tuple[int, Outcome]]:
-        """Each party's outcome, in the order of the jobs."""
-        given = {job.party: job for job in jobs}
+        """Yield each party's outcome, in the order of `jobs`."""
+        by_party = {job.party: job for job in jobs}
         done: dict[int, Outcome] = {}
         for item in self.blocks(op, jobs, round):
-            done.update(item.rows(given) if isinstance(item, Block) else [item])
+            done.update(item.rows(by_party) if isinstance(item, Block) else [item])
         for job in jobs:
             yield job.party, done[job.party]
 
     def close(self) -> None:
-        """Give back what the engine holds (processes, shared memory)."""
+        """Release processes and shared memory."""
 
     def one(self, op: Op, job: PartyWork, round: int) -> Outcome:
         with named(op, job.party, round):
@@ -93,12 +93,12 @@ class ReferenceEngine:
 
 
 class Failure(PartyError):
-    """A party's work failed for a reason that is no decision of its own."""
+    """A party's work failed, rather than being declined by the party."""
 
 
 @contextmanager
 def named(op: Op, party: int, round: int) -> Iterator[None]:
-    """The user's own code inside: if it fails, say what it said, and where."""
+    """Wrap user code: an exception becomes a Failure that names party, op and round."""
     try:
         yield
     except HansaError:
@@ -108,7 +108,7 @@ def named(op: Op, party: int, round: int) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error, with a way out where the cause is known."""
+    """The first line of an error, with advice where the cause is known."""
     text = str(error).strip().splitlines()[0] if str(error).strip() else ""
     if not isinstance(error, RuntimeError):
         text = f"{type(error).__name__}: {text}".removesuffix(": ")

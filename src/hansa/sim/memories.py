@@ -1,17 +1,17 @@
-"""What simulated parties remember, on disk: a million memories need no RAM, and a crash leaves the checkpoint's.
+"""Memories of simulated parties, on disk: a million memories fit, and a resumed run finds those of its checkpoint.
 
-Memories live in a log, a file that only grows. A committed round appends the rows of the parties it touched, and RAM
-holds only where each party's last row lies (12 bytes a party). Large memories (whole models) stay in RAM, or on the GPU
-where they were made, up to a limit: they are written at checkpoints, and when they are too many. A checkpoint names
-the log and its length once all of it is on disk; going on from a checkpoint cuts the log back to that length and reads
-it again, so what came after the checkpoint never was. When more than half of a log is out of date, the rows that count
-move to a new one, and the old log goes as soon as a checkpoint names the new one. Without a run's folder the log is a
-nameless temporary file.
+Memories are stored in an append-only log. A committed round appends the rows of the parties that it changed. RAM holds
+only the position of each party's last row (12 bytes per party). Large memories (whole models) stay in RAM, or on the
+GPU where they were made, up to a limit; they are written at checkpoints, and when the limit is reached. A checkpoint
+names the log and its length once all of it is on disk. A resumed run truncates the log to that length and reads it
+again, which discards everything after the checkpoint. When more than half of a log is out of date, its valid rows move
+to a new log; the old log is deleted as soon as a checkpoint names the new one. Without a run folder the log is an
+unnamed temporary file.
 
 A log is a sequence of blocks: a head (kind, number of a layout, count), then either a layout (names, types and shapes
-of a memory's tensors, as JSON) or the ids of some parties and a row for each. Everything begins at a multiple of 64
-bytes, as torch's own tensors do: how a matrix product rounds may depend on it. Rows are read, not mapped: mapped pages
-would count as the process's memory.
+of a memory's tensors, as JSON) or the ids of some parties and one row per party. Everything begins at a multiple of 64
+bytes, as torch's own tensors do, because the rounding of a matrix product may depend on alignment. Rows are read, not
+mapped: mapped pages would count as memory of the process.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from hansa.core.errors import AlgorithmError, DataError
 from hansa.core.op import Memory
 
 ALIGN = 64
-CHUNK = 2**25  # bytes that are packed, or moved to a new log, at once
-SLACK = 2**26  # bytes out of date that are not worth a new log
-LARGE = 2**14  # bytes of a memory that is worth keeping in RAM
-WARM = 2**30  # bytes of such memories that stay there
-WARM_GPU = 2**33  # the same on a GPU
+CHUNK = 2**25  # bytes that are packed, or moved to a new log, at a time
+SLACK = 2**26  # a log of up to so many bytes is not rewritten
+LARGE = 2**14  # memories of at least so many bytes stay in RAM
+WARM = 2**30  # limit of the bytes of memories in RAM
+WARM_GPU = 2**33  # limit of the bytes of memories on a GPU
 _HEAD = struct.Struct("<8sqq40x")
 _LAYOUT, _ROWS = b"layout", b"rows"
 
@@ -52,7 +52,7 @@ def _padded(size: int) -> int:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Names, types and shapes of the tensors in a memory, and which of them live on the run's device (not the CPU)."""
+    """Names, types and shapes of a memory's tensors, and which of them are on the run's device (not the CPU)."""
 
     entries: tuple[tuple[str, torch.dtype, tuple[int, ...], bool], ...]
 
@@ -72,7 +72,7 @@ class RowLayout:
 
     @cached_property
     def spans(self) -> list[tuple[int, int]]:
-        """Where each tensor begins and ends in a row."""
+        """The first and last byte of each tensor in a row."""
         out, at = [], 0
         for _, dtype, shape, _ in self.entries:
             size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
@@ -87,7 +87,7 @@ class RowLayout:
 
     @torch.no_grad()
     def pack(self, memories: Sequence[Memory]) -> Tensor:
-        """Memories as rows of bytes."""
+        """Pack memories into rows of bytes."""
         rows = torch.zeros(len(memories), self.stride, dtype=torch.uint8)
         for (name, *_), (begin, end) in zip(self.entries, self.spans, strict=True):
             values = torch.stack([memory[name] for memory in memories]).cpu()
@@ -95,7 +95,7 @@ class RowLayout:
         return rows
 
     def unpack(self, rows: Tensor, device: torch.device) -> list[Memory]:
-        """The memories that were packed, each tensor on the device that it had."""
+        """Unpack memories; each tensor returns to the device that it was on."""
         columns: list[Sequence[Tensor]] = []
         for (_, dtype, shape, away), (begin, end) in zip(self.entries, self.spans, strict=True):
             values = rows[:, begin:end].view(dtype).view(len(rows), *shape)
@@ -105,7 +105,7 @@ class RowLayout:
 
 
 class MemoryLog:
-    """A file that grows; a nameless temporary one where no path is given."""
+    """An append-only file; an unnamed temporary file if no path is given."""
 
     def __init__(self, path: Path | None, keep: int = 0) -> None:
         if path is None:
@@ -120,7 +120,7 @@ class MemoryLog:
         os.ftruncate(self._file, keep)
 
     def append(self, *parts: Any) -> None:
-        """Write at the end, each part padded."""
+        """Append parts, each padded to the alignment."""
         for part in parts:
             view, at = memoryview(part), self.end
             view = view.cast("B") if view.nbytes else view[:0]
@@ -130,7 +130,7 @@ class MemoryLog:
             self.end += _padded(memoryview(part).nbytes)
 
     def rows(self, at: Array, size: int) -> Tensor:
-        """The rows of `size` bytes that begin at the given places; many side by side are read at once."""
+        """Read the rows of `size` bytes at the given positions; adjacent rows are read together."""
         rows = torch.empty(len(at), size, dtype=torch.uint8)
         if not rows.numel():
             return rows
@@ -149,16 +149,16 @@ class MemoryLog:
         return into
 
     def _read_into(self, into: Array, at: int) -> None:
-        view: Any = into  # mypy does not take an array for a buffer
+        view: Any = into  # for mypy an array is not a buffer
         done = os.preadv(self._file, (view,), at)
-        while done < into.nbytes:  # the system gives very long reads in parts
+        while done < into.nbytes:  # the system may return long reads in parts
             more = os.preadv(self._file, (view[done:],), at + done)
             if more == 0:
                 raise DataError(f"{self.path} is damaged: it ends in the middle of a block")
             done += more
 
     def sync(self) -> None:
-        """On disk, with its name and its whole length, before this returns."""
+        """Write the file and its directory entry to disk before returning."""
         os.ftruncate(self._file, self.end)
         os.fsync(self._file)
         if self.path is not None and not self._named:
@@ -176,7 +176,7 @@ def _bytes(memory: Memory) -> int:
 
 
 class Memories(Mapping[int, Memory]):
-    """The parties' memories by party. `device` is where tensors go back to that were not on the CPU."""
+    """Mapping of party to memory. Tensors that were not on the CPU return to `device`."""
 
     def __init__(self, parties: int, device: torch.device | None = None, folder: Path | None = None) -> None:
         self._parties, self._folder, self._device = parties, folder, device or torch.device("cpu")
@@ -187,12 +187,14 @@ class Memories(Mapping[int, Memory]):
         self._log: MemoryLog | None = None
         self._layouts: list[RowLayout] = []  # numbers begin at 1
         self._numbers: dict[RowLayout, int] = {}
-        self._layout = np.zeros(self._parties, dtype=np.int32)  # of each party's memory; 0 where it has none
-        self._at = np.zeros(self._parties, dtype=np.int64)  # where its row lies in the log
-        self._limit = SLACK  # the length from which a log is looked through for rows out of date
+        self._layout = np.zeros(
+            self._parties, dtype=np.int32
+        )  # the layout's number per party; 0 for a party without memory
+        self._at = np.zeros(self._parties, dtype=np.int64)  # the position of each party's row in the log
+        self._limit = SLACK  # length at which a log is checked for rows out of date
         self._warm: dict[int, Memory] = {}  # memories in RAM
-        self._size = 0  # their bytes
-        self._new: set[int] = set()  # those among them that are not in the log
+        self._size = 0  # bytes of the memories in RAM
+        self._new: set[int] = set()  # parties whose memory in RAM is not in the log yet
 
     def __getitem__(self, party: int) -> Memory:
         if party not in self:
@@ -211,7 +213,7 @@ class Memories(Mapping[int, Memory]):
         return sum(1 for _ in self)
 
     def recall(self, parties: Sequence[int]) -> list[Memory]:
-        """The memory of each party, not to be written to; an empty one where it has none."""
+        """The memory of each party, read-only; empty for a party without one."""
         out: list[Memory] = [self._warm.get(party, {}) for party in parties]
         if self._log is None or not out:
             return out
@@ -226,7 +228,7 @@ class Memories(Mapping[int, Memory]):
         return out
 
     def keep(self, memories: Mapping[int, Memory]) -> None:
-        """Parties remember this from now on."""
+        """Set the memories of parties."""
         small = {}
         for party, memory in memories.items():
             size = _bytes(memory)
@@ -246,7 +248,7 @@ class Memories(Mapping[int, Memory]):
             self._tidy()
 
     def _write_new(self) -> None:
-        """Append the memories in RAM that the log does not have yet."""
+        """Append the memories in RAM that are not in the log yet."""
         self._write({party: self._warm[party] for party in self._new})
         self._new = set()
 
@@ -267,7 +269,7 @@ class Memories(Mapping[int, Memory]):
                 self._append(np.array(some, dtype=np.int64), self._numbers[layout], rows)
 
     def snapshot(self) -> dict[str, int]:
-        """Where the memories lie, on disk before this returns; for a checkpoint. Empty while there are none."""
+        """Write all memories to disk; return their location for a checkpoint (empty if there are none)."""
         self._write_new()
         self._tidy()
         if self._log is None:
@@ -276,14 +278,14 @@ class Memories(Mapping[int, Memory]):
         return {"generation": self._generation, "length": self._log.end}
 
     def saved(self) -> None:
-        """The checkpoint with the last snapshot is on disk: logs that it does not name can go."""
+        """Delete old logs: the checkpoint with the last snapshot is on disk."""
         if self._folder is not None:
             for path in self._folder.glob("memories-*.log"):
                 if self._log is None or path != self._log.path:
                     path.unlink()
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Remember what was remembered at the snapshot, and nothing since."""
+        """Restore the memories of a snapshot and discard all later ones."""
         self._forget()
         if not snapshot:
             return
@@ -302,7 +304,7 @@ class Memories(Mapping[int, Memory]):
             raise DataError(f"{log.path} is damaged: {error}") from None
 
     def _take_in(self, log: MemoryLog, at: int) -> int:
-        """Read the block that begins at a place; gives where the next one begins."""
+        """Read the block at a position; return the position of the next block."""
         kind, number, count = _HEAD.unpack(log.read(at, ALIGN).tobytes())
         at += ALIGN
         if kind.rstrip(b"\0") == _LAYOUT:
@@ -341,7 +343,7 @@ class Memories(Mapping[int, Memory]):
         self._at[parties] = at + stride * np.arange(len(parties))
 
     def _tidy(self) -> None:
-        """Move the rows that count to a new log if more than half of this one is out of date."""
+        """Move the valid rows to a new log if more than half of this log is out of date."""
         if self._log is None or self._log.end < self._limit:
             return
         strides = np.array([0, *(layout.stride for layout in self._layouts)])
@@ -352,7 +354,7 @@ class Memories(Mapping[int, Memory]):
         self._begin(self._generation + 1)
         for layout in self._layouts:
             self._declare(layout)
-        live = live[np.lexsort((self._at[live], self._layout[live]))]  # by layout, then as they lie
+        live = live[np.lexsort((self._at[live], self._layout[live]))]  # by layout, then by position
         for same in np.split(live, np.flatnonzero(np.diff(self._layout[live])) + 1):
             number = int(self._layout[same[0]])
             stride = self._layouts[number - 1].stride

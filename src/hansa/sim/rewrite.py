@@ -1,7 +1,7 @@
-"""Layers rewritten so that parties stack well: convolutions as patches times matrices, recurrent layers as cells.
+"""Layers rewritten for stacks of parties: convolutions as matrix products of patches, recurrent layers as cells.
 
-Per-party filters are grouped convolutions otherwise, the slow way on a GPU, and the fused kernels of recurrent layers
-know no `vmap`.
+Under `vmap`, filters per party become grouped convolutions, which are slow on a GPU, and the fused kernels of recurrent
+layers do not support `vmap`.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-BUSY = 96  # products at a time that keep a GPU busy
+BUSY = 96  # concurrent products that keep a GPU busy
 
 
 class Rewritten(TorchFunctionMode):
-    """While active, convolutions and recurrent layers are computed in ways that stack well."""
+    """While active, computes convolutions and recurrent layers in forms that stack well."""
 
     def __init__(self, parties: int) -> None:
         super().__init__()
         self.parties = parties
-        self._still = patch.object(nn.RNNBase, "flatten_parameters", lambda layer: None)  # it looks for real memory
+        self._still = patch.object(nn.RNNBase, "flatten_parameters", lambda layer: None)  # it needs real memory
 
     def __enter__(self) -> Rewritten:
         self._still.start()
@@ -48,11 +48,11 @@ class Rewritten(TorchFunctionMode):
 
 def convolve(parties: int, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any,
              dilation: Any) -> Tensor:  # fmt: skip
-    """A convolution as patches times a matrix.
+    """Compute a convolution as patches times a matrix.
 
-    Patches are gathered so that their derivative is a sum without collisions, and the bits repeat. They are padded to a
-    multiple of four numbers, which tensor cores ask for, and few parties are split by samples: the product that makes
-    the weights' gradient would otherwise keep few of the GPU's processors busy.
+    Patches are gathered so that the derivative is a sum without atomic additions, which gives the same bits each time.
+    They are padded to a multiple of four numbers, as tensor cores require. Small stacks are split by samples:
+    otherwise the product for the weights' gradient would use few of the GPU's processors.
     """
     (up, left), (down, across), (apart, aside) = padding, stride, dilation
     count, channels = x.shape[0], x.shape[1]
@@ -83,8 +83,10 @@ def convolve(parties: int, x: Tensor, weight: Tensor, bias: Tensor | None, strid
 
 
 class Patches(torch.autograd.Function):
-    """All patches [n, rows, columns, high * wide * channels] of images [n, height, width, channels], in one copy. Their
-    derivative is a sum of shifted images, without collisions."""
+    """All patches [n, rows, columns, high * wide * channels] of images [n, height, width, channels], in one copy.
+
+    The derivative is a sum of shifted images, without atomic additions.
+    """
 
     generate_vmap_rule = True
 
@@ -137,7 +139,7 @@ _CELLS: dict[Any, Any] = {
 
 def unroll(cell: Callable[..., tuple[Tensor, ...]], x: Tensor, start: Any, weights: Sequence[Tensor], biased: bool,
            layers: int, dropout: float, training: bool, both: bool, batch_first: bool) -> Any:  # fmt: skip
-    """A recurrent layer as a loop over its cells. Returns the outputs and the last states, as the fused layer does."""
+    """Compute a recurrent layer as a loop over cells; return outputs and last states as the fused layer does."""
     start = tuple(start) if isinstance(start, (tuple, list)) else (start,)
     x = x.transpose(0, 1) if batch_first else x  # [time, batch, features]
     directions, each = (2 if both else 1), (4 if biased else 2)

@@ -1,4 +1,4 @@
-"""Which samples each party of a stack trains on at each step, worked out for all of them at once."""
+"""The batches of all parties of a stack, computed at once."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from hansa.local.solver import LocalSolver
 
 
 class Shape:
-    """What a stack's batches look like, given the parties' sizes: all but which samples they hold."""
+    """The shapes of a stack's batches, from the parties' sizes; which samples they hold comes later."""
 
     def __init__(self, solvers: Sequence[LocalSolver], sizes: np.ndarray[Any, Any], device: torch.device) -> None:
-        plans = [_plan(solver) for solver in solvers]  # one for all, or one a party
+        plans = [_plan(solver) for solver in solvers]  # one for all, or one per party
         epochs, steps, size = (np.array([plan[at] for plan in plans]) for at in range(3))
         drop_last = plans[0][3]
         batch = np.minimum(sizes, size)
-        each = np.maximum(sizes // batch, 1) if drop_last else -(-sizes // batch)  # steps of an epoch
+        each = np.maximum(sizes // batch, 1) if drop_last else -(-sizes // batch)  # steps per epoch
         counts = np.where(steps > 0, steps, epochs * each)
         at = np.arange(counts.max())
-        place = (at % each[:, None]) * batch[:, None]  # where in its epoch a batch begins [K, S]
+        place = (at % each[:, None]) * batch[:, None]  # the start of each batch in its epoch [K, S]
         lengths = np.where(at < counts[:, None], np.minimum(batch[:, None], sizes[:, None] - place), 0)
         self.steps: list[int] = counts.tolist()
         self.widths, self.active, self.full = _look(lengths, counts)
         self.widest = int(sizes.max())
         self.epochs = int((-(-counts // each)).max())
-        self.shuffles = bool((batch < sizes).any())  # else each step takes all samples, in order
+        self.shuffles = bool((batch < sizes).any())  # otherwise each step takes all samples, in order
         epoch = np.minimum(at // each[:, None], self.epochs - 1)
         self.sizes, self.batch, self.epoch, self.place, self.lengths = _send(
             device, sizes, batch, epoch, place, lengths
@@ -53,7 +53,7 @@ class Shape:
 
 
 def _plan(solver: LocalSolver) -> tuple[int, int, int, bool]:
-    """A solver's plan in numbers: 0 steps where epochs count, a batch larger than any for the whole set."""
+    """A solver's plan as numbers: steps is 0 if epochs are given; a very large batch means all samples."""
     epochs, steps, size, drop_last = solver.plan if solver.sampler == "shuffle" else (1, None, None, False)
     return epochs, steps or 0, size or np.iinfo(np.int64).max, drop_last
 
@@ -62,16 +62,16 @@ def _plan(solver: LocalSolver) -> tuple[int, int, int, bool]:
 class BatchSchedule:
     """The batches of a stack of parties, sorted so that those with the most steps come first.
 
-    `rows` [K, S, B] are rows of the data; beyond a batch's length they repeat a row of the party's own. `lengths`
-    [K, S] are the batches' lengths: 0 once a party has finished, and for a batch that was drawn empty.
+    `rows` [K, S, B] are row indices of the data; beyond a batch's length they repeat a row of the same party. `lengths`
+    [K, S] are the batch lengths: 0 for a party that has finished, and for an empty Poisson batch.
     """
 
     rows: Tensor
     lengths: Tensor
     steps: list[int]
-    widths: list[int]  # of the widest batch of each step
-    active: list[int]  # how many parties take each step: they are the first so many
-    full: list[bool]  # whether the batches of all of those are as wide as the widest
+    widths: list[int]  # length of the longest batch of each step
+    active: list[int]  # number of parties that take each step: the first n
+    full: list[bool]  # whether those parties' batches all have that length
 
     @property
     def mask(self) -> Tensor:
@@ -80,24 +80,26 @@ class BatchSchedule:
 
 
 def mask(lengths: Tensor, width: int) -> Tensor:
-    """Which samples of batches so wide count [K, S, B], by the batches' lengths [K, S]."""
+    """Which samples count [K, S, B], from the batches' lengths [K, S] and the padded width B."""
     return torch.arange(width, device=lengths.device) < lengths.unsqueeze(-1)
 
 
 def shares(lengths: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-    """The part of each sample in its party's mean loss."""
+    """The weight of each sample in the mean loss of its party."""
     return mask(lengths, width).to(dtype) / lengths.clamp(min=1).to(dtype).unsqueeze(-1)
 
 
 def regular(solver: LocalSolver) -> bool:
-    """Whether a solver's batches follow from the sizes of the parties: they are neither its own nor drawn."""
+    """Whether a solver's batches follow from the parties' sizes: neither overridden nor Poisson-sampled."""
     return not solver.own_batches and solver.sampler != "poisson"
 
 
 def schedule(solvers: Sequence[LocalSolver], shards: PartyShards, parties: list[int], seed: int, round: int,
              device: torch.device) -> BatchSchedule:  # fmt: skip
-    """The batches that `solver.batches` gives each of these parties, which all have samples. `solvers` is one for all
-    of them, or one a party, alike but for how much they do."""
+    """The batches that `solver.batches` returns for each of these parties, which must all have samples.
+
+    `solvers` is one solver for all parties, or one per party; they may differ in the amount of work only.
+    """
     if not regular(solvers[0]):
         return _listed(solvers, shards, parties, seed, round, device)
     ids = np.asarray(parties)
@@ -128,7 +130,7 @@ def _send(device: torch.device, *arrays: np.ndarray[Any, Any]) -> list[Tensor]:
 
 def _listed(solvers: Sequence[LocalSolver], shards: PartyShards, parties: list[int], seed: int, round: int,
             device: torch.device) -> BatchSchedule:  # fmt: skip
-    """The same from a solver's own lists."""
+    """As `schedule`, from the lists that the solvers' `batches` returns."""
     each = solvers if len(solvers) > 1 else [solvers[0]] * len(parties)
     batches = [solver.batches(shards.size(party), seed, round, party)
                for solver, party in zip(each, parties, strict=True)]  # fmt: skip

@@ -1,11 +1,10 @@
-"""Worker processes: another engine's work, spread over one process a core.
+"""Worker processes: the work of another engine, distributed over one process per core.
 
-The parties of a cohort go to the workers in the chunks that the inner engine arranges: one party each for the reference
-(whose bits they give, however many workers there are), a stack of parties for the stacked engine. Workers are forked
-once, when the first cohort trains, and again if the data were prepared since. Tensors travel through one piece of
-shared memory, with a slot for each party, the rest of a message through a pipe. A worker is written to only while it
-reads, so neither side can block the other; it holds no file but its pipe, so it ends when the parent does, however
-that ends.
+The inner engine divides a cohort into chunks for the workers: single parties for the reference engine, whose bits do
+not depend on the number of workers, and stacks of parties for the stacked engine. Workers are forked once, when the
+first cohort trains, and again if the data changed since. Tensors go through one region of shared memory with one slot
+per party; the rest of a message goes through a pipe. The parent writes to a worker only while the worker reads, so
+neither side can block the other. A worker has no open file but its pipe, so it ends whenever the parent ends.
 """
 
 from __future__ import annotations
@@ -32,24 +31,26 @@ from hansa.sim.engine import Block, Failure, Outcome, PartyWork, ReferenceEngine
 from hansa.sim.stacked import ROOM, StackedEngine, cores
 
 ERRORS: dict[str, type[HansaError]] = {kind.__name__: kind for kind in (ConfigError, DataError, PartyError, Failure)}
-SLOTS = 64  # parties under way at a time where each trains alone, at most
+SLOTS = 64  # largest number of parties at a time where each trains alone
 _ALIGN = 64
-_HERE = "$at"  # in a message: a tensor that lies in shared memory
+_HERE = "$at"  # in a message: a tensor in shared memory
 
 
 class Room:
-    """A piece of shared memory that tensors are laid into and looked at, without copies through a pipe."""
+    """A region of shared memory for tensors, which are read as views without a copy."""
 
     def __init__(self, size: int) -> None:
         try:
-            memory = mmap.mmap(-1, size)  # pages are taken when first written
+            memory = mmap.mmap(-1, size)  # pages are allocated when first written
         except OSError as error:
             raise RuntimeFailure(f"no {size / 2**30:.1f} GiB of shared memory for workers: {error.strerror}") from None
         self.bytes = torch.frombuffer(memory, dtype=torch.uint8)
 
     def lay(self, tree: Any, at: int, end: int) -> tuple[Any, int]:
-        """A tree with its tensors laid into the room from `at` on, and where the free part begins. A tensor that does
-        not fit stays in the tree."""
+        """Write a tree's tensors into the region from `at` on; return the tree of positions and the next free byte.
+
+        A tensor that does not fit stays in the tree.
+        """
         if isinstance(tree, Tensor):
             size = tree.numel() * tree.element_size()
             if at + size > end or tree.device.type != "cpu":
@@ -66,12 +67,12 @@ class Room:
         return tree, at
 
     def look(self, at: int, shape: Any, dtype: torch.dtype) -> Tensor:
-        """A tensor in the room, as a view."""
+        """A tensor in the region, as a view."""
         size = torch.Size(shape).numel() * dtype.itemsize
         return self.bytes[at : at + size].view(dtype).view(torch.Size(shape))
 
     def read(self, tree: Any) -> Any:
-        """A tree with its tensors as views of the room."""
+        """A tree whose tensors are views of the region."""
         if isinstance(tree, dict):
             if _HERE in tree:
                 return self.look(tree[_HERE], tree["shape"], getattr(torch, tree["dtype"]))
@@ -79,13 +80,13 @@ class Room:
         return tree
 
     def rows(self, at: int, shape: Any, dtype: torch.dtype, count: int, apart: int) -> Tensor:
-        """The tensors that lie at the same place of consecutive slots, as one view [count, ...]."""
+        """The tensors at the same position of consecutive slots, as one view [count, ...]."""
         first = self.look(at, shape, dtype)
         return first.as_strided((count, *first.shape), (apart // dtype.itemsize, *first.stride()))
 
 
 class WorkersEngine(ReferenceEngine):
-    """An engine's work by several processes. Close it when done."""
+    """Distribute an engine's work over processes. Call `close` at the end."""
 
     def __init__(self, inner: ReferenceEngine, workers: int | None = None) -> None:
         super().__init__(inner.objective, inner.holdings, inner.seed)
@@ -117,7 +118,7 @@ class WorkersEngine(ReferenceEngine):
             yield from self._train(op, jobs[at : at + window], round)
 
     def _prepare(self, op: Op, jobs: list[PartyWork]) -> None:
-        """Have workers that see the data as they are now, and room for what these jobs move."""
+        """Start workers that see the current data, with enough shared memory for this cohort."""
         layers, solver = unwrap(op)
         assert isinstance(solver, LocalSolver)
         payload = jobs[0].payload
@@ -141,21 +142,23 @@ class WorkersEngine(ReferenceEngine):
         self._head, self._apart = -(-head // _ALIGN) * _ALIGN, apart
         self._slots = slots
         if isinstance(self.inner, StackedEngine):
-            self.inner.look()  # once, before the processes part
+            self.inner.look()  # once, before the fork
         self._room = Room(self._head + self._slots * self._apart)
         context = multiprocessing.get_context("fork")
         for _ in range(self.workers):
             ours, theirs = context.Pipe()
             process = context.Process(target=self._serve, args=(theirs,), daemon=True)
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # a worker uses one thread, and no other's lock
+                warnings.simplefilter(
+                    "ignore", DeprecationWarning
+                )  # a worker uses one thread, and no lock of another thread
                 process.start()
             theirs.close()
             self._processes.append(process)
             self._pipes.append(ours)
 
     def _train(self, op: Op, jobs: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
-        """Have the workers train a window of parties, chunk by chunk, the longest first, to whoever is free."""
+        """Have the workers train a window of parties: the longest chunk first, each to the next free worker."""
         assert self._room is not None
         names = _common(jobs)
         shared, _ = self._room.lay({name: jobs[0].payload[name] for name in names}, 0, self._head)
@@ -179,7 +182,7 @@ class WorkersEngine(ReferenceEngine):
         for worker, data in [(worker, message(chunk)) for worker, chunk in busy.items()]:
             self._send(worker, data)
         while busy:
-            ahead = message(waiting[-1]) if waiting else b""  # made while the workers work
+            ahead = message(waiting[-1]) if waiting else b""  # encoded while the workers are busy
             for pipe in wait([self._pipes[worker] for worker in busy]):
                 worker = self._pipes.index(pipe)  # type: ignore[arg-type]
                 chunk = busy.pop(worker)
@@ -191,7 +194,7 @@ class WorkersEngine(ReferenceEngine):
                 stacks += [_listed(stack) for stack in answered["stacks"]]
                 alone.update({int(party): answer for party, answer in answered["alone"].items()})
         failed = [party for party in alone if "error" in alone[party]]
-        if failed:  # all answers are in, so the one to name does not depend on who was first
+        if failed:  # all outcomes are in, so the named party does not depend on timing
             first = alone[min(failed)]
             raise ERRORS.get(first["kind"], PartyError)(first["error"])
         yield from self._collect(jobs, stacks, alone)
@@ -203,7 +206,7 @@ class WorkersEngine(ReferenceEngine):
         return [[job] for job in sorted(jobs, key=lambda job: (-size(job.party), job.party))]
 
     def _own_part(self, job: PartyWork, slot: int, common: set[str]) -> dict[str, Any]:
-        """What only one party is told; its tensors lie in its slot, where its answer will be laid."""
+        """The part of a message for one party; its tensors use the slot that the reply will use later."""
         assert self._room is not None
         at = self._head + slot * self._apart
         payload = {name: value for name, value in job.payload.items() if name not in common}
@@ -212,7 +215,7 @@ class WorkersEngine(ReferenceEngine):
 
     def _collect(self, jobs: list[PartyWork], stacks: list[dict[str, Any]],
                  alone: dict[int, dict[str, Any]]) -> Iterator[Block | tuple[int, Outcome]]:  # fmt: skip
-        """The answers in the order of the jobs: those that were stacked as one stack, where no other has replied."""
+        """Yield the outcomes in the order of `jobs`; as one stack if all replies came in stacks."""
         assert self._room is not None
         declined = {party: answer["declined"] for party, answer in alone.items() if "declined" in answer}
         layouts = [(stack["tensors"], stack["maxima"], stack["memory"]) for stack in stacks]
@@ -245,7 +248,7 @@ class WorkersEngine(ReferenceEngine):
         yield Block(Replies(parties, tensors, weights, maxima, metrics), memory)
 
     def _apart_from(self, stack: dict[str, Any]) -> dict[int, dict[str, Any]]:
-        """A stack's answers one by one."""
+        """A stack's replies one by one."""
         out = {}
         for k, (party, slot) in enumerate(zip(stack["parties"], stack["slots"], strict=True)):
             base = self._head + slot * self._apart
@@ -286,9 +289,9 @@ class WorkersEngine(ReferenceEngine):
         raise RuntimeFailure(f"worker {worker} ended (exit code {code}) while it {doing}; was there enough memory?")
 
     def _serve(self, pipe: Connection) -> None:
-        """A worker's life: learn what the cohort is asked, train one chunk after another, end with the parent."""
+        """Main loop of a worker: read a message, train a chunk, reply; exit when the parent ends."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        own = pipe.fileno()  # every other file is the parent's: its lock, its metrics, its ends of the pipes
+        own = pipe.fileno()  # close the parent's files: its lock, its metrics, its ends of the pipes
         os.closerange(3, own)
         os.closerange(own + 1, max(os.sysconf("SC_OPEN_MAX"), 1 << 16))
         torch.set_num_threads(1)
@@ -312,7 +315,7 @@ class WorkersEngine(ReferenceEngine):
         slots = dict(zip(message["parties"].tolist(), message["slots"].tolist(), strict=True))
         jobs = [PartyWork(party, shared, {}) for party in slots]
         for job, own in zip(jobs, message.get("own", []), strict=False):
-            # Its slot will be written to, so what the job needs is taken out of it first.
+            # The reply will overwrite the slot, so copy the party's inputs first.
             job.memory = _copy(self._room.read(own["memory"]))
             job.payload = {**shared, **_copy(self._room.read(own["payload"]))} if own["payload"] else shared
         stacks: list[dict[str, Any]] = []
@@ -339,7 +342,7 @@ class WorkersEngine(ReferenceEngine):
         return {"stacks": stacks, "alone": alone}
 
     def _stack(self, block: Block, slots: list[int]) -> dict[str, Any]:
-        """A stack's answer, its tensors laid into the parties' slots at once."""
+        """Write a stack's tensors into the parties' slots; return the message about them."""
         assert self._room is not None
         replies, at = block.replies, 0
         index, most = torch.tensor(slots), max(slots) + 1
@@ -356,7 +359,7 @@ class WorkersEngine(ReferenceEngine):
         return out
 
     def _fits(self, block: Block) -> bool:
-        """Whether a party's part of a stack fits its slot."""
+        """Whether one party's part of a stack fits into a slot."""
         trees = (block.replies.tensors, block.replies.maxima, block.memory)
         return sum(_size(value[0]) for tree in trees for value in tree.values()) <= self._apart
 
@@ -370,7 +373,7 @@ class WorkersEngine(ReferenceEngine):
 
     def close(self) -> None:
         for pipe in self._pipes:
-            pipe.close()  # a worker that waits for work reads the end and goes
+            pipe.close()  # an idle worker reads the end of the pipe and exits
         for process in self._processes:
             process.join(timeout=2)
             if process.is_alive():
@@ -381,13 +384,13 @@ class WorkersEngine(ReferenceEngine):
 
 
 def _common(jobs: list[PartyWork]) -> set[str]:
-    """The names under which all jobs' payloads hold the same object."""
+    """The names under which all payloads hold the same object."""
     first, others = jobs[0].payload, [job.payload for job in jobs if job.payload is not jobs[0].payload]
     return {name for name, value in first.items() if all(other.get(name) is value for other in others)}
 
 
 def _travels(op: Op) -> bool:
-    """Whether an op can be told to another process: its name is registered."""
+    """Whether an op can be sent to another process: its name must be registered."""
     try:
         op_of(op_config(op), where="worker")
     except HansaError:
@@ -396,7 +399,7 @@ def _travels(op: Op) -> bool:
 
 
 def _size(tree: Any) -> int:
-    """The bytes of a tree's tensors, each rounded up."""
+    """The bytes of a tree's tensors, each rounded up to the alignment."""
     if isinstance(tree, Tensor):
         return -(-tree.numel() * tree.element_size() // _ALIGN) * _ALIGN
     values = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (tuple, list)) else ()
@@ -404,7 +407,7 @@ def _size(tree: Any) -> int:
 
 
 def _listed(stack: dict[str, Any]) -> dict[str, Any]:
-    """A stack's answer with its numbers as lists."""
+    """A stack's message with its numbers as lists."""
     lists = {name: stack[name].tolist() for name in ("parties", "slots", "weights")}
     return {**stack, **lists, "metrics": {name: values.tolist() for name, values in stack["metrics"].items()}}
 
@@ -416,16 +419,15 @@ def _copy(tree: Any) -> Any:
 
 
 def keep_memory() -> None:
-    """Have the C library keep freed memory instead of giving it back: a step frees and takes the same megabytes again,
-    and each page taken anew costs a fault."""
+    """Make the C library keep freed memory: each step allocates the same megabytes, and new pages cost page faults."""
     try:
         library = ctypes.CDLL(None)
         library.mallopt(-3, 2**30)  # M_MMAP_THRESHOLD
         library.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
-    except (OSError, AttributeError):  # not the GNU library: nothing to tell
+    except (OSError, AttributeError):  # not the GNU C library
         return
 
 
 def usable(device: torch.device) -> bool:
-    """Whether workers can be forked here: more than one core, and no GPU, whose threads do not survive a fork."""
+    """Whether workers can be forked: more than one core, and no GPU, whose threads do not survive a fork."""
     return device.type == "cpu" and hasattr(os, "fork") and not torch.cuda.is_available() and cores() > 1
