@@ -89,7 +89,9 @@ def test_a_field_on_the_command_line_keeps_the_files_adversary(tmp_path: Path) -
 @pytest.mark.parametrize("name", ["adversary.fraction", "adversary.1.fraction"])
 def test_the_command_line_does_not_reach_into_a_list_of_groups(name: str, tmp_path: Path) -> None:
     path = write(tmp_path, '[[adversary]]\nkind = "alie"\n[[adversary]]\nkind = "gambler"')
-    with pytest.raises(hansa.ConfigError, match=r"2 of them\), and --set cannot reach into the list"):
+    with pytest.raises(
+        hansa.ConfigError, match=r"a list of 2 groups of attackers .*, and --set cannot change an entry of a list"
+    ):
         read(path, {name: 0.3})
 
 
@@ -234,9 +236,9 @@ def test_a_backdoor_needs_a_scale_where_the_step_is_not_the_mean_of_the_updates(
 
 def test_parties_in_processes_of_their_own_refuse_adversaries() -> None:
     experiment = parse({**TREE, "adversary": "label-flip"})
-    with pytest.raises(hansa.ConfigError, match="adversaries are simulated"):
+    with pytest.raises(hansa.ConfigError, match="adversaries exist only in a simulation"):
         load({"experiment": experiment.tree, "folder": ".", "party": 0})
-    with pytest.raises(hansa.ConfigError, match="adversaries are simulated"):
+    with pytest.raises(hansa.ConfigError, match="adversaries exist only in a simulation"):
         asyncio.run(run_on(experiment, ProcessRuntime(2, PARTY_COMMAND)))
 
 

@@ -82,7 +82,7 @@ def test_a_fusion_that_looks_at_each_update_is_refused_and_a_bound_offered_in_it
     algorithm = hansa.FedAvg(fusion=build("fusion", name))
     assert f"{name} needs more than their sum" in refusal(algorithm, small(8))
     told = refusal(algorithm, small(8), privacy={"secure": "masking"})
-    assert f"{name} looks at what each party sends, which a secure sum hides" in told and "privacy.bound" in told
+    assert f"{name} looks at the update of each party, which a secure sum hides" in told and "privacy.bound" in told
     hansa.simulate(hansa.FedAvg(), small(8), rounds=1, privacy={"secure": "masking", "bound": 0.1})
 
 

@@ -50,7 +50,7 @@ PAIRS: list[tuple[Any, dict[str, Any], str]] = [
     ({"bits": 8}, {}, "is a field of a secure sum"),
     ({"secure": "masking", "active": True, "neighbours": 2}, {}, "neighbours"),
     ({"secure": Masking(), "bits": 8}, {}, "set its field there"),
-    (None, {"cohort": 0.5, "cohort_size": 2}, "both say how many parties"),
+    (None, {"cohort": 0.5, "cohort_size": 2}, "both set how many parties"),
     (None, {"force": True}, "give resume=True too"),
 ]
 

@@ -96,9 +96,9 @@ def test_a_stated_number_of_classes_allows_labels_that_look_odd(folder: Path) ->
     for name in "abct":
         write(folder, name, COLUMNS, lambda y: int(y) + 1)
     assert run(folder, classes=3).training.holdings.classes == 3
-    with pytest.raises(ConfigError, match="classes goes with the loss 'cross_entropy'"):
+    with pytest.raises(ConfigError, match="classes needs the loss 'cross_entropy'"):
         run(folder, classes=3, loss="mse")
-    with pytest.raises(ConfigError, match="classes go with parties as files"):
+    with pytest.raises(ConfigError, match="classes apply to parties as files"):
         parse({"task": {"dataset": "digits", "model": "logistic", "classes": 10}})
 
 

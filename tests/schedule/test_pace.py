@@ -163,7 +163,7 @@ class Hiding:
 
 
 def test_a_pace_that_goes_by_a_hidden_loss_is_refused_and_others_are_not() -> None:
-    with pytest.raises(ConfigError, match=r"'adacomm' goes by the parties' training loss, which is hidden here"):
+    with pytest.raises(ConfigError, match=r"'adacomm' needs the parties' training loss, which is hidden here"):
         adapted(AdaComm(3), 2, protocol=Hiding())
     plain, hidden = (adapted(Random(1, 9), 3, protocol=protocol).state.params.w for protocol in (None, Hiding()))
     assert torch.allclose(plain, hidden)

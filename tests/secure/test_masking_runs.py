@@ -117,7 +117,7 @@ def test_what_cannot_be_masked_is_refused_before_anything_runs() -> None:
     for select in ("weighted", "power-of-choice", "tiers"):  # which ask parties one by one for samples and losses
         with pytest.raises(ConfigError, match=f"{select}' goes by what the aggregator learns of single parties"):
             hansa.simulate(hansa.FedAvg(), task(), cohort_size=3, select=select, privacy={"secure": "masking"})
-    with pytest.raises(ConfigError, match="looks at what each party sends"):
+    with pytest.raises(ConfigError, match="looks at the update of each party"):
         hansa.simulate(hansa.FedAvg(fusion="median"), task(), privacy={"secure": "masking"})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="unknown field 'treshold'; did you mean 'threshold'"):
         hansa.simulate(hansa.FedAvg(), task(), privacy={"secure": "masking", "treshold": 0.8})

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import hansa
-from hansa.core.algorithm import Algorithm, State
+from hansa.core.algorithm import Algorithm, Parts, State
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Party, Payload, Reply
 from hansa.local import LocalSolver
@@ -61,6 +61,9 @@ class Census(Algorithm):
 
     name: ClassVar[str] = "census"
     local: LocalSolver = StepsTaken()
+
+    def parts(self) -> Parts:
+        return Parts(local=self.local)
 
     @property
     def verbs(self) -> frozenset[str]:

@@ -82,7 +82,7 @@ def test_the_slowest_of_m_exponential_parties_takes_the_harmonic_number_times_th
             lambda: hansa.simulate(hansa.FedAvg(), task(), devices={"speed": Constant(0.0)}),
             "run.devices.speed: value must be positive",
         ),
-        (lambda: hansa.simulate(hansa.FedBuff(), task(), deadline=1.0), "no round to be late for"),
+        (lambda: hansa.simulate(hansa.FedBuff(), task(), deadline=1.0), "is asynchronous and has no deadlines"),
     ],
 )
 def test_what_makes_no_sense_is_refused(make: Callable[[], Any], fault: str) -> None:

@@ -109,7 +109,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"adversaries": ["alice"]}, "unknown adversary 'alice'; did you mean 'alie'"),
     ({"adversaries": ["alie:2"]}, r"the run \(fedavg, dirichlet:0.3, alie:2, seed 0\)"),
     ({"grid": {"run.cohort": 0.1}}, "study.grid: 'run.cohort' needs a list of values"),
-    ({"grid": {"run.cohort": [2.0]}}, r"the run \(fedavg, .*run.cohort=2.*cohort is a fraction"),
+    ({"grid": {"run.cohort": [2.0]}}, r"the run \(fedavg, .*run.cohort=2.*cohort must be a fraction"),
     ({"grid": {"run.seed": [1]}}, "say study.seeds instead of 'run.seed'"),
     ({"grid": {"local.lr": [0.1, 0.1]}}, "has a value twice"),
     ({"grid": [1]}, "study.grid is a table"),

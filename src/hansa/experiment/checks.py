@@ -1,4 +1,4 @@
-"""What an algorithm and the settings of a run need of each other, checked before anything runs."""
+"""Check that an algorithm and the settings of a run fit together, before anything runs."""
 
 from __future__ import annotations
 
@@ -10,40 +10,43 @@ from hansa.fusion import Fusion
 
 
 def check_settings(algorithm: Algorithm, run: Run, problem: Problem, protocol: SumProtocol | None = None) -> None:
-    """Refuse, with the reason, an algorithm and settings of a run that cannot work together."""
+    """Raise a ConfigError for an algorithm and settings of a run that cannot work together."""
     run.select.check(algorithm, problem)
     if run.select.watches and protocol is not None:
         raise ConfigError(
-            f"this selector ({run.select.name}) looks at the loss of each party that trained, which a secure sum "
-            "hides; choose another selector"
+            f"run.select: the selector {run.select.name!r} needs the loss of each party that trained, which a secure "
+            "sum hides; choose another selector"
         )
     if protocol is not None and algorithm.verbs - {"reduce"}:
         fusion = algorithm.parts().fusion or algorithm
         raise ConfigError(
-            f"{algorithm.name}: {fusion.name} looks at what each party sends, which a secure sum hides; use the fusion "
-            "'mean' and have each party bound the norm of its own update (privacy.bound), or no secure sum"
+            f"{algorithm.name}: {fusion.name} looks at the update of each party, which a secure sum hides; use the "
+            "fusion 'mean' and have each party bound the norm of its own update (privacy.bound), or no secure sum"
         )
     needed = run.rules().needed(problem.cohort_size)
     if needed > problem.cohort_size:
-        raise ConfigError(f"the quorum of {needed} can never be met: a round asks {problem.cohort_size} parties")
+        raise ConfigError(
+            f"run.quorum: the quorum of {needed} can never be met: a round asks {problem.cohort_size} parties"
+        )
     rule = algorithm.parts().fusion
     used = rule.used(problem.cohort_size) if isinstance(rule, Fusion) else problem.cohort_size
     if isinstance(rule, Fusion) and run.min_cohort > 1 and used < run.min_cohort:
         raise ConfigError(
-            f"run.min_cohort: {rule.name} makes the new model of the updates of {used} of {problem.cohort_size} "
-            f"parties, and {run.min_cohort} is the least; use another fusion"
+            f"run.min_cohort is {run.min_cohort}, but {rule.name} makes the new model of the updates of {used} of "
+            f"{problem.cohort_size} parties; use another fusion"
         )
     if run.over_select and algorithm.participation != "cohort":
-        raise ConfigError(f"run.over_select: {algorithm.name} has no cohort that a few more could join; leave it out")
+        raise ConfigError(f"run.over_select: {algorithm.name} has no cohort to enlarge; leave it out")
     if run.over_select and run.select.independent:
         raise ConfigError(
-            f"run.over_select: {run.select.name} draws each party by itself, so no cohort can be exceeded; leave it out"
+            f"run.over_select: {run.select.name} draws each party by itself, so the cohort has no fixed size; leave it "
+            "out"
         )
     if algorithm.participation == "own":
         if run.min_cohort > 1:
             raise ConfigError(
-                f"run.min_cohort: {algorithm.name} takes updates one by one as they come, so no cohort hides any of "
-                "them; leave it out, or use another algorithm"
+                f"run.min_cohort: {algorithm.name} applies updates one by one as they arrive, so no cohort hides a "
+                "single one; leave it out, or use another algorithm"
             )
         if run.deadline is not None:
-            raise ConfigError(f"{algorithm.name} is asynchronous: there is no round to be late for; leave out deadline")
+            raise ConfigError(f"run.deadline: {algorithm.name} is asynchronous and has no deadlines; leave it out")

@@ -1,5 +1,4 @@
-"""Experiments as files: the TOML tables [task], [partition], [algorithm], [adversary], [privacy], [run] and [track],
-checked at once."""
+"""Read experiment files: the TOML tables [task], [partition], [algorithm], [adversary], [privacy], [run], [track]."""
 
 from __future__ import annotations
 
@@ -31,10 +30,10 @@ TABLES = ("task", "partition", "algorithm", "adversary", "privacy", "run", "trac
 
 @dataclass(frozen=True)
 class TaskTable:
-    """The [task] table. `dataset` and `model` name a registered part or `"my_module:function"`; `parties` lists a file
-    a party (CSV, NPZ) instead of a data set. `party_test` holds that share of each party's samples out as its own test.
-    `trusted` keeps so many samples of a data set at the aggregator, for rules that judge updates by them; with a file a
-    party it is a file. `classes` says how many classes the targets of the files have, where no party may hold some.
+    """The [task] table. `dataset` and `model` name a registered part or `"my_module:function"`; `parties` lists one
+    file per party (CSV, NPZ) instead of a data set. `party_test` is the share of each party's samples that is held out
+    as its own test. `trusted` is the number of samples that the aggregator keeps, for rules that judge updates by them;
+    with one file per party, it is a file. `classes` is the number of classes, if no party has samples of some classes.
     """
 
     dataset: str | dict | None = None  # type: ignore[type-arg]
@@ -52,25 +51,30 @@ class TaskTable:
 
     def __post_init__(self) -> None:
         if (self.dataset is None) == (not self.parties):
-            raise ConfigError("give either dataset, or parties as a list of CSV or NPZ files")
+            raise ConfigError("give either dataset, or parties as a list of CSV or NPZ files, and not both")
         if not 0.0 <= self.party_test < 1.0:
-            raise ConfigError(f"party_test is a share in 0..1, got {self.party_test}")
+            raise ConfigError(f"party_test must lie in 0..1 (1 excluded), got {self.party_test}")
         if self.dataset is not None and not (self.test is None and self.target is None and self.classes is None):
-            raise ConfigError("test, target and classes go with parties as files; a data set brings its own")
+            raise ConfigError(
+                "test, target and classes apply to parties as files; a data set has its own: leave them out"
+            )
         if self.classes is not None and self.classes < 2:
             raise ConfigError(f"classes must be at least 2, got {self.classes}; for numbers, set loss = 'mse'")
         if self.classes is not None and self.loss in ("mse", "mae", "bce"):
-            raise ConfigError(f"classes goes with the loss 'cross_entropy', not with {self.loss!r}")
+            raise ConfigError(
+                f"classes needs the loss 'cross_entropy', and loss is {self.loss!r}; leave one of them out"
+            )
         if isinstance(self.trusted, int) and self.trusted < 1:
-            raise ConfigError(f"trusted must be at least 1 sample, got {self.trusted}")
+            raise ConfigError(f"trusted must be at least 1 (samples), got {self.trusted}")
         if self.trusted is not None and isinstance(self.trusted, int) != (self.dataset is not None):
-            raise ConfigError("trusted is a number of samples of a data set, or a file beside the parties' files")
+            raise ConfigError("trusted must be a number of samples for a data set, and a file for parties as files")
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """What an experiment file says, read and checked. `tree` is the plain data, to record and to send; `track`, the
-    trackers of a run, is no part of it.
+    """The content of an experiment file, checked.
+
+    `tree` is the same as plain data, for records and messages, without the trackers (`track`).
     """
 
     task: TaskTable
@@ -82,75 +86,75 @@ class Experiment:
     adversary: tuple[Adversary, ...] = ()
     track: tuple[Tracker, ...] = ()
     privacy: Privacy = Privacy()
-    name: str = ""  # of the file
+    name: str = ""  # of the file, without its ending
 
     def build_task(self, data: Data | None = None) -> Task:
-        """Load the data, unless they are given, divide them among the parties, make the model."""
+        """Load the data (unless `data` has them), divide them among the parties, make the model."""
         return make_task(self, data)
 
     def check_deployed(self) -> None:
-        """Refuse what there is only in a simulation; for parties that are processes of their own."""
+        """Refuse what exists only in a simulation. For parties in processes of their own."""
         if self.adversary:
             raise ConfigError(
-                "adversaries are simulated: parties that run as processes of their own attack nobody; take [adversary] "
-                "out of the experiment, or simulate it"
+                "[adversary]: adversaries exist only in a simulation; remove the table from the experiment, or "
+                "simulate the experiment"
             )
 
     def check_networked(self) -> None:
-        """As `check_deployed`, for parties across a network."""
+        """`check_deployed`, and refuse what cannot run across a network."""
         self.check_deployed()
         if "exchange" in self.algorithm.verbs:
             raise ConfigError(
-                f"{self.algorithm.name} has parties talk to each other, and across a network they would have to do so "
-                "through the aggregator, which would see all of it; simulate it, or use another algorithm"
+                f"{self.algorithm.name}: its parties send messages to each other, which would pass through the "
+                "aggregator in the clear; simulate it, or use another algorithm"
             )
         if self.run.precision == "tf32":
-            raise ConfigError("run.precision: 'tf32' is of a simulation; between organisations use 'float32' or 'bf16'")
+            raise ConfigError("run.precision: 'tf32' exists only in a simulation; use 'float32' or 'bf16'")
 
     def settings(self) -> dict[str, Any]:
-        """What `simulate` is given beside the algorithm and the task."""
+        """The arguments of `simulate`, without the algorithm and the task."""
         settings = {f.name: getattr(self.run, f.name) for f in dataclasses.fields(self.run)}
         return {**settings, "adversary": self.adversary, "privacy": self.privacy}
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A file's tables, as plain data."""
+    """Read a TOML file as plain data."""
     try:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
-        raise ConfigError(f"there is no file {path}") from None
+        raise ConfigError(f"there is no file {path}; check the path") from None
     except IsADirectoryError:
         raise ConfigError(f"{path} is a folder; expected a TOML file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
-    except (ValueError, RecursionError) as error:  # ValueError: no TOML, or a number too long
+    except (ValueError, RecursionError) as error:  # ValueError: invalid TOML, or a number with too many digits
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
 def read(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
-    """Read an experiment file; `overrides` are dotted names, as in `--set`."""
+    """Read an experiment file; `overrides` maps dotted names to values, as `--set` does."""
     path = Path(path)
     tree = read_toml(path)
     changes = _named(nest(overrides or {}))
     listed, change = tree.get("adversary"), changes.get("adversary")
     if isinstance(listed, list) and isinstance(change, Mapping) and "name" not in change:
         raise ConfigError(
-            f"adversary.{next(iter(change))}: the file lists its groups of attackers ([[adversary]], {len(listed)} of "
-            "them), and --set cannot reach into the list; change the file, or set adversary.kind for one group in "
-            "place of all"
+            f"adversary.{next(iter(change))}: the file has a list of {len(listed)} groups of attackers "
+            "([[adversary]]), and --set cannot change an entry of a list; change the file, or set adversary.kind to "
+            "replace all groups by one"
         )
     return dataclasses.replace(parse(merge(_named(tree), changes), folder=str(path.parent)), name=path.stem)
 
 
 def parse(tree: Mapping[str, Any], folder: str = ".") -> Experiment:
-    """Check an experiment given as plain data."""
+    """Check an experiment that is given as plain data."""
     for name, table in tree.items():
         if name not in TABLES:
             raise ConfigError(f"unknown table [{name}]{nearest(name, TABLES)}")
         if not isinstance(table, (Mapping, str)) and not (name in ("adversary", "track") and isinstance(table, list)):
             raise ConfigError(f"[{name}] must be a table, got {table!r}")
     if "task" not in tree:
-        raise ConfigError("the experiment has no [task] table; it names the data set and the model")
+        raise ConfigError("the experiment has no [task] table; add one that names the data set and the model")
     task: TaskTable = fill(TaskTable, _table(tree, "task"), where="task")
     partition = from_config("partition", tree["partition"], where="partition") if "partition" in tree else None
     algorithm = from_config("algorithm", tree.get("algorithm", "fedavg"), where="algorithm")
@@ -161,14 +165,16 @@ def parse(tree: Mapping[str, Any], folder: str = ".") -> Experiment:
     if algorithm.trains and task.model is None:
         raise ConfigError(f"{algorithm.name} trains a model: set task.model, one of {', '.join(registered('model'))}")
     if task.parties and partition is not None:
-        raise ConfigError("[partition] divides a data set; with a file a party there is nothing to divide")
+        raise ConfigError(
+            "[partition] divides a data set, and task.parties has one file per party; leave one of them out"
+        )
     track: tuple[Tracker, ...] = ()
     if "track" in tree:
         from hansa.track import trackers
 
         track = trackers(tree["track"])
-    own = {name: table for name, table in tree.items() if name != "track"}
-    return Experiment(task, partition, algorithm, run, own, folder, adversaries(tree.get("adversary")), track,
+    recorded = {name: table for name, table in tree.items() if name != "track"}
+    return Experiment(task, partition, algorithm, run, recorded, folder, adversaries(tree.get("adversary")), track,
                       privacy(tree.get("privacy")))  # fmt: skip
 
 
@@ -180,12 +186,12 @@ def _table(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _named(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The tree with the adversary's `kind` under `name`, so that another kind drops the fields of the old one."""
+    """Rename the adversary's `kind` to `name`, so that another kind drops the fields of the old one."""
     return {**tree, "adversary": named(tree["adversary"])} if "adversary" in tree else dict(tree)
 
 
 def merge(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The tree with changes laid over it; a new name for a part drops the old part's fields."""
+    """Apply changes to a tree; a new name for a part drops the fields of the old part."""
     out = dict(tree)
     for name, change in changes.items():
         old = out.get(name)
@@ -201,7 +207,7 @@ def merge(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
 
 
 def parse_set(items: list[str]) -> dict[str, Any]:
-    """`NAME=VALUE` pairs of `--set`; values are TOML, plain words pass as texts."""
+    """Parse the `NAME=VALUE` pairs of `--set`; values are TOML, and plain words are texts."""
     out: dict[str, Any] = {}
     for item in items:
         name, equals, text = item.partition("=")

@@ -1,4 +1,4 @@
-"""A deployed experiment: the samples that the aggregator keeps, and the settings that do not apply."""
+"""Deployed experiments: the aggregator's own samples, and the settings that do not apply."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from hansa.experiment.config import Experiment
 from hansa.experiment.settings import Run
 from hansa.experiment.tasks import keep_trusted, load_data, read_files
 
+# Settings of a run that apply to simulations only.
 SIMULATED = ("engine", "device", "compile", "devices", "late", "checkpoint_seconds")
 
 
 def own_samples(experiment: Experiment) -> tuple[dict[str, Any], list[str]]:
-    """The samples that are the aggregator's own, for its test and for rules that need some, and what is to be said."""
+    """The aggregator's own samples (its test set, its trusted samples), and notes for the operator."""
     table = experiment.task
     if table.parties:
         files = {kind: str(name) for kind, name in (("test", table.test), ("trusted", table.trusted)) if name}
@@ -24,30 +25,28 @@ def own_samples(experiment: Experiment) -> tuple[dict[str, Any], list[str]]:
         data = load_data(experiment)
     except HansaError as error:
         if isinstance(table.trusted, int):
-            raise DataError(f"task.trusted: samples are to be kept at the aggregator, but: {error}") from None
-        return {}, [f"task.dataset: parties bring their own data; no central test set, for {error}"]
-    kept = None
+            raise DataError(f"task.trusted: the aggregator's trusted samples cannot be loaded: {error}") from None
+        return {}, [f"task.dataset: each party brings its own data instead; there is no central test set: {error}"]
+    trusted = None
     if isinstance(table.trusted, int):
-        data, kept = keep_trusted(data, table.trusted, experiment.run.seed)
-    what = ", ".join(name for name, given in (("test set", data.test), ("trusted samples", kept)) if given is not None)
-    keeps = f"; the aggregator keeps its {what}" if what else ""
-    tree = {"test": data.test, "trusted": kept, "classes": data.classes, "loss": table.loss or data.loss}
+        data, trusted = keep_trusted(data, table.trusted, experiment.run.seed)
+    own = [name for name, pair in (("test set", data.test), ("trusted samples", trusted)) if pair is not None]
+    keeps = f"; the aggregator keeps its {', '.join(own)}" if own else ""
+    tree = {"test": data.test, "trusted": trusted, "classes": data.classes, "loss": table.loss or data.loss}
     return tree, [f"task.dataset: each party brings its own data instead{keeps}"]
 
 
 def replaced(experiment: Experiment) -> list[str]:
-    """What of an experiment the parties' own data and machines take the place of, a sentence each."""
+    """One sentence for each setting that the parties' own data and machines replace."""
     notes = []
     if experiment.partition is not None:
-        notes.append("partition: the parties' data are divided as they are")
+        notes.append("partition: does not apply; each party has its own data")
     if experiment.track:
-        notes.append(
-            "track: left out; who runs the aggregator decides what tracks its jobs ([track] in federation.toml)"
-        )
-    plain = Run()
-    given = [name for name in SIMULATED if getattr(experiment.run, name) != getattr(plain, name)]
-    if given:
-        notes.append(f"run.{', run.'.join(given)}: of a simulation; parties work on their own machines, in real time")
+        notes.append("track: does not apply; [track] in federation.toml says what tracks the aggregator's jobs")
+    default = Run()
+    ignored = [name for name in SIMULATED if getattr(experiment.run, name) != getattr(default, name)]
+    if ignored:
+        notes.append(f"run.{', run.'.join(ignored)}: simulation only; parties work on their own machines, in real time")
     if experiment.run.deadline is not None:
         notes.append(f"run.deadline: {experiment.run.deadline:g} real seconds for each exchange with the parties")
     notes.append(

@@ -1,4 +1,4 @@
-"""The settings of a run: what belongs neither to the task nor to the algorithm."""
+"""The settings of a run, which belong neither to the task nor to the algorithm."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from hansa.sim.devices import Devices
 class Run:
     """The [run] table of an experiment, and the keywords of `hansa.simulate`.
 
-    `cohort` is the fraction of parties a round selects, max(floor(C * K), 1); `cohort_size` a count instead.
-    `pace` says how much local work parties do, round by round; `own` gives single parties, by name or number, a local
-    lr, batch, epochs or steps of their own. `quorum` is a fraction of those asked or a count, and no
-    fewer than `min_cohort` parties are ever summed. A running mean or standard deviation v of the model (BatchNorm) may
-    move by `max_stats` times 1 + |v|. `over_select` asks that share of parties beyond the cohort, and the
-    first to answer make the round. A run stops after
-    `rounds`, when `metric` reaches `target`, when it has not improved in `patience` evaluations, or when bytes or
-    seconds are spent. `precision` says how matrix products are computed (parameters stay in the model's own type);
-    `compile` whether the steps of stacked parties on a GPU are compiled, which takes seconds and is earned back in long
-    runs. Updates that a fusion looks at one by one lie on disk where they take over `reply_memory` bytes. `devices`
-    are the parties' machines and networks in simulated time; an exchange that trains may take `deadline` simulated
-    seconds. A party that cannot finish counts with the steps it has done (`late = "partial"`) or not at all (`"drop"`).
+    `cohort` is the fraction C of the K parties that a round selects, max(floor(C * K), 1); `cohort_size` is a count
+    instead. `pace` sets the amount of local work per round; `own` sets lr, batch, epochs or steps of single parties, by
+    name or number. `quorum` is the number of replies that a round needs, as a count or as a fraction of the parties
+    asked; no sum has fewer than `min_cohort` parties. A running mean or standard deviation v of the model (BatchNorm)
+    may change by at most `max_stats` times 1 + |v|. `over_select` is the share of parties asked beyond the cohort; the
+    round uses the first replies. A run stops after `rounds`, when `metric` reaches `target`, when it has not improved
+    in `patience` evaluations, or when the byte or time budget is spent. `precision` is the precision of matrix products
+    (parameters keep the model's own type); `compile` says whether the steps of stacked parties on a GPU are compiled,
+    which takes seconds and pays in long runs. Updates that a fusion needs one by one are stored on disk if they take
+    more than `reply_memory` bytes. `devices` describes the parties' machines and networks in simulated time; an ask
+    that trains may take `deadline` simulated seconds. A party that cannot finish in time counts with the steps that it
+    has done (`late = "partial"`) or is missing (`"drop"`).
     """
 
     rounds: int = 10
@@ -72,10 +72,12 @@ class Run:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0.0 <= self.cohort <= 1.0:
-            raise ConfigError(f"cohort is a fraction of the parties in 0..1, got {self.cohort}; cohort_size is a count")
+            raise ConfigError(
+                f"cohort must be a fraction of the parties in 0..1, got {self.cohort}; for a count, set cohort_size"
+            )
         if self.cohort != 1.0 and self.cohort_size is not None:
             raise ConfigError(
-                f"cohort = {self.cohort} and cohort_size = {self.cohort_size} both say how many parties a round "
+                f"cohort = {self.cohort} and cohort_size = {self.cohort_size} both set how many parties a round "
                 "selects; leave one out"
             )
         for name in (
@@ -94,7 +96,7 @@ class Run:
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} must be positive, got {value}")
         if self.over_select < 0:
-            raise ConfigError(f"over_select is a share beyond the cohort, as in 0.3, got {self.over_select}")
+            raise ConfigError(f"over_select must not be negative, got {self.over_select}; try 0.3")
         if not 0 <= self.checkpoint_seconds <= 10:
             raise ConfigError(f"checkpoint_seconds must lie in 0..10, got {self.checkpoint_seconds}")
         for party, table in self.own.items():
@@ -106,7 +108,7 @@ class Run:
             raise ConfigError(f"unknown metric {self.metric!r}{nearest(self.metric, known_metrics())}")
 
     def size(self, parties: int) -> int:
-        """How many parties a round selects: max(floor(C * K), 1), or the count."""
+        """How many parties a round selects: max(floor(C * K), 1), or `cohort_size`."""
         if self.cohort_size is not None:
             if self.cohort_size > parties:
                 raise ConfigError(f"cohort_size is {self.cohort_size}, but there are {parties} parties")
@@ -114,14 +116,14 @@ class Run:
         return max(math.floor(self.cohort * parties + 1e-9), 1)
 
     def asked(self, parties: int) -> int:
-        """How many parties a round asks: the cohort, and those beyond it who may come first."""
+        """How many parties a round asks: the cohort, and the share of `over_select` beyond it."""
         return min(parties, math.ceil(self.size(parties) * (1 + self.over_select) - 1e-9))
 
     def clock(self, holdings: Holdings) -> VirtualClock:
-        """The simulated time of a run, from its start."""
+        """The simulated clock of a run, at its start."""
         return VirtualClock(self.seed, holdings.train, self.devices, self.deadline, self.late)
 
     def rules(self, spec: ParamSpec | None = None) -> Rules:
-        """What is demanded of replies; of the buffers of a model too, where it is known."""
+        """The rules that replies must keep; with a model's `spec`, also for its buffers."""
         return Rules(self.quorum, self.min_cohort, self.max_norm, self.max_weight, self.reply_memory, self.max_stats,
                      () if spec is None else variances(spec))  # fmt: skip
