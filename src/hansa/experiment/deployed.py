@@ -30,8 +30,8 @@ def own_samples(experiment: Experiment) -> tuple[dict[str, Any], list[str]]:
     trusted = None
     if isinstance(table.trusted, int):
         data, trusted = keep_trusted(data, table.trusted, experiment.run.seed)
-    own = [name for name, pair in (("test set", data.test), ("trusted samples", trusted)) if pair is not None]
-    keeps = f"; the aggregator keeps its {', '.join(own)}" if own else ""
+    kinds = [name for name, pair in (("test set", data.test), ("trusted samples", trusted)) if pair is not None]
+    keeps = f"; the aggregator keeps its {', '.join(kinds)}" if kinds else ""
     tree = {"test": data.test, "trusted": trusted, "classes": data.classes, "loss": table.loss or data.loss}
     return tree, [f"task.dataset: each party brings its own data instead{keeps}"]
 
