@@ -1,4 +1,4 @@
-"""Running statistics and counters that a party sends beside its update: bounded, as the update is."""
+"""Limits on the running statistics and counters that a party sends beside its update."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def net() -> nn.Module:
 
 
 def replied() -> tuple[Reply, dict[str, Any], Rules]:
-    """An honest reply, what its party was sent, and the rules of a deployed job."""
+    """An honest reply, the payload of its ask, and the rules of a deployed job."""
     objective = Objective(net, "cross_entropy", 0)
     payload = {"model": objective.initial._asdict()}
     reply, _ = OP.run(Party(0, objective, (X, Y), None, 0), payload, {})

@@ -21,7 +21,7 @@ Round = Callable[[Federation, State], Any]
 
 
 class Foreign:
-    """Something to await that is not the federation."""
+    """An awaitable that is not the federation."""
 
     def __await__(self) -> Generator[object, Any, None]:
         yield object()

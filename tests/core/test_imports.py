@@ -1,4 +1,4 @@
-"""Imports point one way (DESIGN section 6), few packages are needed to train (section 7), and nothing unpickles."""
+"""Imports point one way, training needs few packages, and no file unpickles."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ UNSAFE_BUILTINS = {"eval", "exec", "compile", "__import__"}
 
 
 def unsafe(tree: ast.AST, path: Path) -> list[str]:
-    """What a file does that could run code from bytes or texts it is given."""
+    """The imports and calls of a file that could run code from input."""
     found = [name for name in imports(tree, path) if name.partition(".")[0] in UNSAFE_MODULES]
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):

@@ -1,4 +1,4 @@
-"""The initial model is a function of the seed alone, whatever other threads do meanwhile."""
+"""The initial model is a function of the seed alone, even with other threads."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_threads_that_make_models_at_once_draw_what_each_draws_alone(seeds: tupl
 
 
 def test_a_model_made_of_another_is_made() -> None:
-    """A factory that asks for a model itself neither waits for itself nor loses its place in its own stream."""
+    """A factory may make another model: it neither deadlocks nor disturbs its own random stream."""
 
     def nested() -> nn.Module:
         first = nn.Linear(3, 4)

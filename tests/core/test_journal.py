@@ -1,4 +1,4 @@
-"""Answers are stored; a replay is fed from them and fails loudly when it asks something else."""
+"""The journal: a replay is answered from it; a replay with a different ask is an error."""
 
 from pathlib import Path
 

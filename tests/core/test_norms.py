@@ -1,4 +1,4 @@
-"""Lengths of vectors of any magnitude, and what is divided by them or compared with them."""
+"""Norms of vectors of any magnitude, and the code that divides by norms or compares them."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from hansa.core.params import Params, ParamSpec
 
 
 class Tied(nn.Module):
-    """Embedding and read-out share one matrix."""
+    """A model whose embedding and output layer share one matrix."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Tied(nn.Module):
 
 
 class Mixed(nn.Module):
-    """A trainable and a frozen parameter, buffers of several types, one of them unsaved."""
+    """A trainable and a frozen parameter, and buffers of several types; one buffer is not in the state dict."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -137,7 +137,7 @@ def test_bytes_are_those_of_the_encoded_replies() -> None:
 
 
 def plain_blocks(rows: list[torch.Tensor], weights: list[int]) -> torch.Tensor:
-    """The sum as DESIGN section 1 has it, written out: in order, in blocks of fixed size, block sums in order."""
+    """The sum by definition: in order, in blocks of fixed size, block sums in order."""
     total = torch.zeros_like(rows[0], dtype=torch.float64)
     for at in range(0, len(rows), BLOCK):
         block = torch.zeros_like(total)
@@ -365,7 +365,7 @@ def test_the_length_of_an_update_is_bounded_by_the_model_that_its_party_was_sent
 
 
 class Own(SGD):
-    """A solver with a metric of its own, whose range it declares."""
+    """A solver that declares its own metric and the metric's range."""
 
     measures = None
     ranges: ClassVar[dict[str, tuple[float, float]]] = {"kept": (0.0, 1.0)}
@@ -418,7 +418,7 @@ def test_no_mean_of_metrics_within_their_ranges_overflows(given: list[tuple[floa
 
 
 def test_a_capped_reply_may_hold_what_its_own_samples_make() -> None:
-    """One with thousands of times the others' samples was rejected: its counter was held against the capped weight."""
+    """A party with far more samples was once rejected: its counter was compared with the capped weight."""
     steps = {500: 16, 10**6: 31_250}
     payload = {"model": {**MODEL, "counts": torch.zeros(1, dtype=torch.int64)}}
     outcomes = [(k, Reply({"w": torch.full((3,), float(k))}, n, {"counts": torch.tensor([steps[n]])}))

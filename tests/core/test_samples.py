@@ -1,4 +1,4 @@
-"""Samples are checked where they enter: shapes of targets, class numbers, values that are not finite."""
+"""Checks on samples: shapes of targets, class numbers, values that are not finite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replies in files: read where they lie, checked as strictly as in memory, and summed to the same bits."""
+"""Replies in files: the same checks as in memory, and sums with the same bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of lines that only grow, on disks that are full for a while."""
+"""Append-only files of lines (`disk.LineLog`), on a disk that is full for a while."""
 
 from __future__ import annotations
 

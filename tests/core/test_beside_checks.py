@@ -1,4 +1,4 @@
-"""Numbers that travel beside an update are bounded where they arrive: no limit on the update's norm sees them."""
+"""Limits on tensors beside an update, which the limit on the update's norm does not cover."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def found(op: Any, rules: Rules | None = None, **numbers: Any) -> str | None:
 
 @pytest.mark.parametrize("wrap", [lambda op: op, lambda op: Clip(op, 5.0)], ids=["bare", "clipped"])
 def test_a_number_of_steps_is_not_negative_and_no_more_than_the_work_allows(wrap: Any) -> None:
-    """A negative tau would turn every party's update around, a large one would make every step as long."""
+    """A negative tau would reverse the update of every party; a large tau would enlarge every step."""
     for op, most in ((Normalised(steps=20), 2_000), (Normalised(steps=20, momentum=0.9), 20_000),
                      (Normalised(epochs=2, batch=5), 400)):  # fmt: skip
         assert found(wrap(op), tau=20.0) is None
@@ -37,7 +37,7 @@ def test_a_number_of_steps_is_not_negative_and_no_more_than_the_work_allows(wrap
 
 @pytest.mark.parametrize("op", [Fair(), FairGradient()])
 def test_what_a_server_divides_by_is_not_negative(op: Any) -> None:
-    """A negative h could make the sum of all parties' h as small as its sender likes, and the step as long."""
+    """With a negative h a party could make the sum of all h small, and so the step large."""
     assert found(op, h=1e6) is None
     assert found(op, h=-100.0) == "its h is negative"
 
