@@ -100,8 +100,8 @@ def test_next_to_no_noise_promises_nothing_and_very_much_costs_little(rate: floa
 
 
 def test_a_divergence_whose_series_does_not_end_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accounting, "MOST", 0)
-    assert accounting._broken(1.5, 0.1, 1.0) == math.inf
+    monkeypatch.setattr(accounting, "MOST_TERMS", 0)
+    assert accounting._fractional_order(1.5, 0.1, 1.0) == math.inf
 
 
 def test_an_epsilon_that_promises_nothing_is_not_reckoned_by_distributions() -> None:

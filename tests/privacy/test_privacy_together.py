@@ -100,7 +100,7 @@ def test_what_the_guarantee_would_not_cover_is_refused() -> None:
     assert "running statistics (BatchNorm)" in refusal(task=batch_norm, privacy={"bound": 1.0})
     assert "counts batches (BatchNorm)" in refusal(task=batch_norm, privacy={"secure": "masking"})
     adaptive = {"dp": {**NOISY["dp"], "quantile": 0.5}}
-    assert "takes 2 sums a round" in refusal(hansa.FSVRG(), privacy=adaptive)
+    assert "takes 2 sums per round" in refusal(hansa.FSVRG(), privacy=adaptive)
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedper"])

@@ -115,7 +115,7 @@ def test_what_cannot_be_masked_is_refused_before_anything_runs() -> None:
     with pytest.raises(ConfigError, match=r"could overflow: 5 parties .* take 76 bits, and 64 are the most"):
         hansa.simulate(hansa.FedAvg(), task(), privacy={"secure": "masking", "bits": 53})
     for select in ("weighted", "power-of-choice", "tiers"):  # which ask parties one by one for samples and losses
-        with pytest.raises(ConfigError, match=f"{select}' goes by what the aggregator learns of single parties"):
+        with pytest.raises(ConfigError, match=f"{select}' depends on what the aggregator learns about single parties"):
             hansa.simulate(hansa.FedAvg(), task(), cohort_size=3, select=select, privacy={"secure": "masking"})
     with pytest.raises(ConfigError, match="looks at the update of each party"):
         hansa.simulate(hansa.FedAvg(fusion="median"), task(), privacy={"secure": "masking"})  # type: ignore[arg-type]

@@ -125,7 +125,7 @@ def test_a_party_checks_its_share_against_the_verification_key(monkeypatch: pyte
     at = here.at
     here.at = lambda k, op, payload: said.setdefault((k, op.name), at(k, op, payload))  # type: ignore
     assert torch.equal(here.reduce(Say()).sums["w"], plain([0, 1, 3, 4]))
-    assert said[2, SEND] == "the share of the key is not the one that its verification key is of"
+    assert said[2, SEND] == "the share of the key does not match its verification key"
 
 
 @pytest.mark.parametrize("total", [1, 0, -1, 2**62, 80_000, 4])

@@ -1,4 +1,4 @@
-"""Privacy: the settings of a run, and what differential privacy needs."""
+"""The privacy settings of a run, central differential privacy and its accounting."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ __all__ = ["CentralDP", "Privacy", "privacy", "spent"]
 
 
 def spent(releases: Sequence[Release], delta: float) -> float:
-    """The epsilon of a party's releases, by the accountant that runs use; what it needs is imported when it is used."""
+    """The epsilon of a party's releases, by the accountant that runs use (`rdp`)."""
     from hansa.privacy.accounting import epsilon
 
     return epsilon(releases, delta)

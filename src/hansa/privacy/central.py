@@ -1,4 +1,4 @@
-"""Central differential privacy: the settings, and what a party sends under it.
+"""Central differential privacy: the settings, and the reply that a party sends under it.
 
 McMahan, Ramage, Talwar and Zhang 2018 (DP-FedAvg); Andrew, Thakkar, McMahan and Ramaswamy 2021 (adaptive clipping).
 """
@@ -22,17 +22,17 @@ from hansa.select import Selector
 from hansa.transforms.clip import clipped
 
 CLIP_RATE = 0.2
-UNCLIPPED = "dp.unclipped"  # the tensor that says whether a party's update was short enough
+UNCLIPPED = "dp.unclipped"  # the tensor that tells whether a party's update was short enough
 
 
 @register("contribution")
 @dataclass(frozen=True)
 class Contribution(Wrapper):
-    """A party's part of a differentially private sum: its reply, no longer than `clip`, and no other number of it.
+    """A party's contribution to a differentially private sum: its update, clipped to `clip`, and nothing else.
 
-    A reply that is not finite is sent as zeros: were it rejected, a round could tell that it was there. With `cap` it
-    counts min(n / cap, 1), for n samples, otherwise 1. With `unit` it says whether it had to be clipped:
-    half a unit where not, minus half a unit where so.
+    A reply that is not finite is sent as zeros, because a rejection would reveal that the party took part. With `cap`
+    the contribution is multiplied by min(n / cap, 1) for n samples. With `unit` it also tells whether the update was
+    clipped: minus half a unit if it was, half a unit if not.
     """
 
     inner: Op
@@ -61,11 +61,11 @@ class Contribution(Wrapper):
         return self.inner.expects(payload) | flag
 
     def beside(self, payload: Payload) -> frozenset[str]:
-        return frozenset()  # all of it is one vector, with one noise
+        return frozenset()  # all numbers form one vector, with one noise
 
 
-class Setting(Protocol):
-    """What privacy looks at of a run's settings."""
+class RunSettings(Protocol):
+    """The settings of a run that privacy depends on."""
 
     @property
     def rounds(self) -> int: ...
@@ -90,23 +90,24 @@ class Setting(Protocol):
 @register("central")
 @dataclass(frozen=True)
 class CentralDP(Part):
-    """Parties' updates are clipped, and noise hides in their sum that any one of them took part. McMahan et al. 2018.
+    """Clipped updates with noise in their sum: party-level differential privacy. McMahan et al. 2018.
 
-    The update of each party is clipped to the length `clip` as a whole, and Gaussian noise of `sigma` times that is
-    added to the sum, which is divided by the expected and not by the real size of the cohort. Given `epsilon` and no
-    `sigma`, the noise is what the run's rounds need; given both, the run ends before a round that would overspend;
-    given `sigma` alone, epsilon is only reckoned. `delta` left out is 1 / K^1.1 for K parties. Only the selector
-    `poisson` makes a cohort smaller than all spend less.
+    Each party's whole update is clipped to the length `clip`. Gaussian noise of `sigma` times `clip` is added to the
+    sum, and the sum is divided by the expected cohort size, not the actual one. With `epsilon` alone, `sigma` is
+    calibrated for all rounds of the run. With both, the run ends before a round that would exceed `epsilon`. With
+    `sigma` alone, epsilon is only computed. The default of `delta` is 1 / K^1.1 for K parties. Sampling lowers the
+    cost of a round only with the selector `poisson`.
 
-    Parties count alike, or min(n / `weight_cap`, 1) for n samples; the sum is then divided as if all counted 1, unless
-    `total_weight` says what all of them count together. With `quantile` the clip follows that quantile of the parties'
-    lengths (Andrew et al. 2021), from `clip` on: S <- S exp(-`clip_rate` (b - quantile)), where b is the part that was
-    not clipped, with noise of `sigma_b` on their number (left out: a twentieth of the cohort, sigma at least).
-    `clip = None` clips nothing, and goes with `sigma = 0` only.
+    All parties have the same weight, or with `weight_cap` the weight min(n / `weight_cap`, 1) for n samples. The sum is
+    then divided as if all weights were 1, unless `total_weight` gives the total weight of all parties. With `quantile`
+    the clip starts at `clip` and follows that quantile of the parties' update lengths (Andrew et al. 2021):
+    S <- S exp(-`clip_rate` (b - quantile)), where b is the fraction of updates that were not clipped. The number of
+    unclipped updates has noise of `sigma_b` (default: a twentieth of the cohort, at least sigma). `clip = None` clips
+    nothing, and requires `sigma = 0`.
 
-    `noise` is added by the "server", or by the "parties" before a secure sum hides what they send, which is the default
-    where there is one. The aggregator knows whom `poisson` draws: what is promised against it is less than against who
-    sees only models, and a round's record says it as `epsilon_aggregator`.
+    The "server" adds the `noise`, or the "parties" do before a secure sum hides their updates; with a secure sum the
+    parties are the default. The aggregator knows which parties `poisson` selected, so its epsilon is larger than that
+    of somebody who sees only models. The metrics line gives it as `epsilon_aggregator`.
     """
 
     kind: ClassVar[str] = "dp"
@@ -125,7 +126,7 @@ class CentralDP(Part):
 
     def __post_init__(self) -> None:
         if self.epsilon is None and self.sigma is None:
-            raise ConfigError("give epsilon, which the run may spend, or sigma, the noise of a round, or both")
+            raise ConfigError("give epsilon, the budget of the run, or sigma, the noise of a round, or both")
         for name in ("epsilon", "clip", "weight_cap", "total_weight"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
@@ -139,7 +140,7 @@ class CentralDP(Part):
         if self.clip is None and self.sigma != 0:
             raise ConfigError("without a clip there is no length that noise could hide; set clip, or sigma = 0")
         if self.epsilon is not None and self.sigma == 0:
-            raise ConfigError("sigma = 0 hides nothing, so that no epsilon is kept; leave out one of them")
+            raise ConfigError("sigma = 0 hides nothing, so no epsilon can be guaranteed; leave out one of them")
         if self.total_weight is not None and self.weight_cap is None:
             raise ConfigError("total_weight is the sum of min(n / weight_cap, 1) over all parties; set weight_cap too")
         if self.quantile is None and self.sigma_b is not None:
@@ -150,15 +151,15 @@ class CentralDP(Part):
             if not 0 <= self.quantile <= 1:
                 raise ConfigError(f"quantile must lie in 0..1, got {self.quantile}")
             if self.clip is None:
-                raise ConfigError("quantile moves the clip from where it begins; set clip")
+                raise ConfigError("quantile needs a clip to start from; set clip")
 
     def by_parties(self, secure: Channel | None) -> bool:
-        """Whether parties add the noise."""
+        """Whether the parties add the noise."""
         return self.noise == "parties" or (self.noise is None and secure is not None)
 
-    def check(self, algorithm: Algorithm, run: Setting, problem: Problem, secure: Channel | None,
+    def check(self, algorithm: Algorithm, run: RunSettings, problem: Problem, secure: Channel | None,
               prepares: bool) -> None:  # fmt: skip
-        """Refuse, with the reason, what the guarantee would not cover. Called before anything runs."""
+        """Refuse, with the reason, settings that the guarantee would not cover. Called before the run starts."""
         self._check_algorithm(algorithm, problem)
         select = run.select
         if not select.blind:
@@ -168,13 +169,13 @@ class CentralDP(Part):
             )
         if run.over_select:
             raise ConfigError(
-                "run.over_select: a party that answers first keeps another out of the sum, which central differential "
-                "privacy does not cover; leave it out"
+                "run.over_select: a party that replies first keeps another out of the sum, which central differential "
+                "privacy does not cover; leave over_select out"
             )
         if run.pace.watches:
             raise ConfigError(
-                f"run.pace: {run.pace.name!r} goes by the parties' training loss, which central differential privacy "
-                "does not let out; use 'fixed'"
+                f"run.pace: {run.pace.name!r} depends on the parties' training loss, which central differential "
+                "privacy does not release; use 'fixed'"
             )
         if run.eval_parties and problem.party_tests:
             raise ConfigError(
@@ -183,18 +184,18 @@ class CentralDP(Part):
             )
         if prepares:
             raise ConfigError(
-                "task.prepare: what it learns of the parties' data are sums without noise, which central differential "
-                "privacy does not cover; scale the data beforehand, and leave it out"
+                "task.prepare: it computes sums without noise over the parties' data, which central differential "
+                "privacy does not cover; scale the data beforehand, and leave task.prepare out"
             )
         if self.noise == "parties" and secure is None:
             raise ConfigError(
-                "privacy.dp.noise: a party's part of the noise is too little for what it sends in the clear; name a "
+                "privacy.dp.noise: a party's share of the noise is too small to protect an update in the clear; name a "
                 "secure sum, as in privacy.secure = 'masking', or let the server add the noise"
             )
         if self.noise == "server" and secure is not None:
             raise ConfigError(
                 "privacy.dp.noise: behind a secure sum the aggregator would see the sum without noise before it adds "
-                "some; leave it out, and the parties add it before their updates are hidden"
+                "noise; leave the setting out, and the parties add the noise before their updates are hidden"
             )
 
     def _check_algorithm(self, algorithm: Algorithm, problem: Problem) -> None:
@@ -210,27 +211,27 @@ class CentralDP(Part):
         if not algorithm.trains or algorithm.sums < 1 or solver is None or solver.kind != "local":
             form = f" in the form {form!r}" if (form := getattr(algorithm, "form", None)) else ""
             raise ConfigError(
-                f"{name}: parties send more than updates of a model{form}, and central differential privacy knows how "
-                "to clip only those; use an algorithm that averages updates, such as fedavg"
+                f"{name}: parties send more than updates of a model{form}, and central differential privacy can clip "
+                "only updates; use an algorithm that averages updates, such as fedavg"
             )
         if solver.numbers:
             raise ConfigError(
-                f"{name}: beside the update parties send {' and '.join(solver.numbers)}, to which no clip of the "
-                "update's length applies; use fedavg or another algorithm that averages updates"
+                f"{name}: beside the update parties send {' and '.join(solver.numbers)}, which a clip of the update's "
+                "length does not bound; use fedavg or another algorithm that averages updates"
             )
         if len(solver.sends) > 1:
             raise ConfigError(
-                f"{name}: beside the update parties send how their control variates changed, of which they remember "
-                "the exact values, while the server would get them clipped and with noise; use fedavg or another "
-                "algorithm that averages updates"
+                f"{name}: beside the update parties send changes of their control variates; parties keep the exact "
+                "values, while the server would get clipped values with noise; use fedavg or another algorithm that "
+                "averages updates"
             )
         if problem.spec.stats or problem.spec.counts:
             raise ConfigError(
-                "the model has running statistics (BatchNorm), which are no update whose length could be clipped; use "
-                "a model without, such as one with GroupNorm"
+                "the model has running statistics (BatchNorm), which are not part of the update and cannot be clipped; "
+                "use a model without them, such as one with GroupNorm"
             )
         if self.quantile is not None and algorithm.sums > 1:
             raise ConfigError(
-                f"{name}: it takes {algorithm.sums} sums a round, whose lengths have nothing to do with each other, "
-                "and quantile follows those of one; leave out quantile"
+                f"{name}: it takes {algorithm.sums} sums per round with unrelated lengths, and quantile can follow "
+                "only one of them; leave out quantile"
             )

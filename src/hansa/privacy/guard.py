@@ -1,4 +1,4 @@
-"""Central differential privacy at work: sums with noise, what they cost, and the clip that follows a quantile."""
+"""Central differential privacy in a run: noisy sums, their cost, and the clip that follows a quantile."""
 
 from __future__ import annotations
 
@@ -18,27 +18,29 @@ from hansa.core.budget import Release, check_delta, finite, merged
 from hansa.core.errors import AlgorithmError, ConfigError, RoundAborted
 from hansa.core.federation import Ask, Federation, Reduced
 from hansa.core.op import Op
-from hansa.privacy.central import UNCLIPPED, CentralDP, Contribution, Setting
+from hansa.privacy.central import UNCLIPPED, CentralDP, Contribution, RunSettings
 from hansa.secure.channel import Channel
 from hansa.secure.encoding import FixedPoint
 
 log = logging.getLogger("hansa")
-Kept = dict[str, Any]  # what is kept between rounds, and checkpointed: sigma, the clip, what was released
-STEPS = 2.0  # of a fixed point, the least noise of a party: rounded, less than that is no Gaussian any more
-TAIL = 8.0  # standard deviations that a party's noise never reaches
+Kept = dict[str, Any]  # the state between rounds, in the checkpoint: sigma, the clip, the releases
+STEPS = 2.0  # the least noise of a party, in steps of the fixed point: rounding would distort a narrower Gaussian
+TAIL = 8.0  # a party's noise is assumed to stay within this many standard deviations
 
 
 @functools.lru_cache(maxsize=64)
 def _calibrated(epsilon: float, delta: float, rate: float, rounds: int, sums: int, accountant: Any) -> float:
-    from hansa.privacy.accounting import calibrate  # which needs packages that only this does
+    from hansa.privacy.accounting import calibrate
 
     return calibrate(epsilon, delta, rate, rounds, accountant, times=sums)
 
 
 @dataclass(frozen=True)
 class Guard:
-    """The private sums of a run: `cohort` of `parties` on average, each with a probability of `rate` as far as that
-    makes rounds cheaper, and `sums` of them a round."""
+    """The private sums of a run: `cohort` of `parties` parties on average, and `sums` sums per round.
+
+    `rate` is the sampling rate of the accountant: 1 unless the selector draws parties independently.
+    """
 
     dp: CentralDP
     secure: Channel | None
@@ -47,17 +49,19 @@ class Guard:
     rate: float
     sums: int
     rounds: int
-    values: int  # numbers that a party sends
+    values: int  # numbers that a party sends per sum
 
     @classmethod
-    def of(cls, dp: CentralDP, algorithm: Algorithm, run: Setting, problem: Problem, secure: Channel | None) -> Guard:
-        """For a run that `CentralDP.check` has let pass."""
-        whole = problem.cohort_size == problem.parties
+    def of(
+        cls, dp: CentralDP, algorithm: Algorithm, run: RunSettings, problem: Problem, secure: Channel | None
+    ) -> Guard:
+        """The guard of a run that `CentralDP.check` has accepted."""
+        all_parties = problem.cohort_size == problem.parties
         rate = problem.cohort_size / problem.parties if run.select.independent else 1.0
-        if rate == 1.0 and not whole:
+        if rate == 1.0 and not all_parties:
             log.warning(
-                "differential privacy: a cohort of fixed size is reckoned as if every party took part in every round; "
-                "run.select = 'poisson' would make rounds cheaper"
+                "differential privacy: a cohort of fixed size is accounted as if every party took part in every round; "
+                "run.select = 'poisson' would lower the cost of a round"
             )
         values = problem.spec.dim + (dp.quantile is not None)
         return cls(dp, secure, problem.parties, problem.cohort_size, rate, algorithm.sums, run.rounds, values)
@@ -67,10 +71,10 @@ class Guard:
         return self.dp.delta if self.dp.delta is not None else self.parties**-1.1
 
     def begin(self) -> Kept:
-        """What is kept before the first round; a ConfigError where the settings allow for none."""
+        """The state before the first round; a ConfigError if the settings allow no round."""
         dp = self.dp
         if dp.delta is None and self.parties == 1:
-            raise ConfigError("privacy.dp.delta: with a single party there is no default; set it")
+            raise ConfigError("privacy.dp.delta has no default with a single party; set it")
         check_delta(self.delta)
         sigma = dp.sigma
         if sigma is None:
@@ -79,8 +83,8 @@ class Guard:
         kept: Kept = {"sigma": sigma, "clip": dp.clip, "spent": []}
         if dp.quantile is not None and sigma > 0 and not self.sigma_b(sigma) > sigma / 2:
             raise ConfigError(
-                f"privacy.dp.sigma_b: {self.sigma_b(sigma):g} is too little beside a sigma of {sigma:g}, of which it "
-                "takes a part; it must be over half of that"
+                f"privacy.dp.sigma_b is {self.sigma_b(sigma):g}, too small for a sigma of {sigma:g}; it must be more "
+                "than half of sigma"
             )
         spent = self.spent(kept)
         if spent is not None:
@@ -94,7 +98,7 @@ class Guard:
         return kept
 
     def _check_room(self, secure: Channel, sigma: float, clip: float) -> None:
-        """Refuse a fixed point that is too coarse for a party's noise, or has no room for it."""
+        """Refuse a fixed point that is too coarse for a party's noise, or has too small a range."""
         own = self.deviation(sigma, clip) / math.sqrt(secure.least(self.cohort))
         scale = FixedPoint(secure.range, secure.bits).scale
         if own * scale < STEPS:
@@ -104,23 +108,26 @@ class Guard:
             )
         if clip + TAIL * own > secure.range:
             raise ConfigError(
-                f"privacy.range: an update of length {clip:g} with a party's noise of {own:.3g} can leave the range of "
-                f"{secure.range:g}; raise it to {clip + TAIL * own:.3g} or more"
+                f"privacy.range is {secure.range:g}; an update of length {clip:g} with a party's noise of {own:.3g} "
+                f"can exceed it; raise it to {clip + TAIL * own:.3g} or more"
             )
 
     def sigma_b(self, sigma: float) -> float:
-        """The noise on the number of parties that were not clipped."""
+        """The noise on the number of unclipped updates."""
         return max(self.cohort / 20, sigma) if self.dp.sigma_b is None else self.dp.sigma_b
 
     def tight(self, sigma: float) -> float:
-        """The noise multiplier of the update, where the number of the unclipped takes a part of the privacy: with
-        both, (z^-2 - (2 sigma_b)^-2)^(-1/2) and sigma_b, a round costs as much as one sum with z = sigma."""
+        """The noise multiplier of the update, larger than sigma if the number of unclipped updates is released too.
+
+        With (z^-2 - (2 sigma_b)^-2)^(-1/2) for the update and sigma_b for the number, both together cost as much as
+        one sum with z = sigma.
+        """
         if self.dp.quantile is None or sigma == 0:
             return sigma
         return sigma / math.sqrt(1 - (sigma / (2 * self.sigma_b(sigma))) ** 2)
 
     def unit(self, sigma: float, clip: float | None) -> float | None:
-        """What being clipped or not counts, so that the noise of the update is sigma_b units."""
+        """The unit of the clipped-or-not flag, chosen so that the noise of the update is sigma_b units."""
         if self.dp.quantile is None or clip is None:
             return None
         return self.tight(sigma) * clip / self.sigma_b(sigma) if sigma > 0 else 1.0
@@ -128,8 +135,8 @@ class Guard:
     def deviation(self, sigma: float, clip: float | None) -> float:
         """The standard deviation of the noise on each number of the sum.
 
-        In fixed point a party's numbers are rounded, by half a step each (a whole one where that is random), which
-        may lengthen what it sends; the noise grows with it.
+        Fixed point rounds a party's numbers by up to half a step (by up to a step with stochastic rounding). That may
+        lengthen the vector beyond the clip, and the noise grows accordingly.
         """
         if sigma == 0 or clip is None:
             return 0.0
@@ -141,48 +148,48 @@ class Guard:
         return noise + sigma * rounding
 
     def sigma(self, kept: Kept) -> float:
-        """The noise multiplier of a sum: a run that goes on for more rounds keeps what it began with."""
+        """The noise multiplier of a sum; a run that is extended keeps the sigma with which it began."""
         return float(kept["sigma"] if self.dp.sigma is None else self.dp.sigma)
 
     def epsilon(self, kept: Kept, coming: int = 0, known: bool = False) -> float:
-        """What was spent, and what so many further rounds would add to it; `known` to whoever knows who was drawn."""
+        """The epsilon of all releases and `coming` more rounds; with `known`, for an observer who knows the cohorts."""
         from hansa.privacy.accounting import epsilon
 
         done = [Release(rate, noise, int(steps)) for rate, noise, steps in kept["spent"]]
-        all_of = [*done, Release(self.rate, self.sigma(kept), coming, self.sums)]
+        releases = [*done, Release(self.rate, self.sigma(kept), coming, self.sums)]
         if known:
-            all_of = [dataclasses.replace(release, rate=1.0) for release in all_of]
-        return epsilon(all_of, self.delta, self.dp.accountant)
+            releases = [dataclasses.replace(release, rate=1.0) for release in releases]
+        return epsilon(releases, self.delta, self.dp.accountant)
 
     def spent(self, kept: Kept) -> str | None:
-        """Why there can be no further round, or None."""
+        """The reason why no further round is possible, or None."""
         most = self.dp.epsilon
         if most is None or self.epsilon(kept, coming=1) <= most:
             return None
         return f"the privacy budget is spent: epsilon {most:g} at delta {self.delta:g}"
 
     def round(self, kept: Kept) -> PrivateSums:
-        """What takes over `reduce` for a round."""
+        """The protocol that replaces `reduce` in a round."""
         return PrivateSums(self, kept)
 
     @property
     def answers_nobody(self) -> bool:
-        """Whether a round to which nobody was drawn has an answer: noise, where the server adds it."""
+        """Whether a round without selected parties has a result (noise alone): only if the server adds the noise."""
         return self.secure is None
 
     async def reduce(self, fed: Federation, ask: Ask) -> Reduced:
-        """Outside the rounds nothing is summed: it would not be covered."""
+        """Refuse sums outside the rounds: the guarantee would not cover them."""
         raise AlgorithmError("under differential privacy only a round's own updates may be summed")
 
 
 class PrivateSums:
-    """A round's private sums, and what they cost."""
+    """The private sums of one round, and their cost."""
 
     def __init__(self, guard: Guard, kept: Kept) -> None:
         self.guard, self.kept = guard, kept
         self.sigma = guard.sigma(kept)
         self.clip: float | None = kept["clip"]
-        self.done = 0  # sums that were made
+        self.done = 0  # sums so far
         self._next = self.clip
 
     async def reduce(self, fed: Federation, ask: Ask) -> Reduced:
@@ -190,7 +197,7 @@ class PrivateSums:
         assert ask.op is not None
         _check_op(ask.op, ask)
         if self.done == guard.sums:
-            raise AlgorithmError(f"the algorithm says that a round takes {guard.sums} sums of updates, and takes more")
+            raise AlgorithmError(f"the algorithm declares {guard.sums} sums of updates per round, and asks for more")
         op = Contribution(ask.op, self.clip, guard.dp.weight_cap, guard.unit(self.sigma, self.clip))
         asked = dataclasses.replace(ask, op=op, uniform=True)
         sums = await self._sums(fed, asked)
@@ -209,7 +216,7 @@ class PrivateSums:
         noise = guard.deviation(self.sigma, self.clip)
         if guard.secure is not None:
             if not ask.parties:
-                raise RoundAborted("no party was drawn, and the noise is theirs to add")
+                raise RoundAborted("no party was selected, so nobody can add the noise")
             own = noise / math.sqrt(guard.secure.least(len(ask.parties)))
             if own:
                 own = max(own, STEPS / FixedPoint(guard.secure.range, guard.secure.bits).scale)
@@ -227,44 +234,44 @@ class PrivateSums:
         return {name: value + noise * _normal(secret + name.encode(), value) for name, value in sums.items()}
 
     def _follow(self, total: float) -> None:
-        """Move the clip towards the quantile, given the sum over the parties of plus or minus half a unit."""
+        """Move the clip towards the quantile; `total` sums the parties' flags, plus or minus half a unit each."""
         guard, clip = self.guard, self.clip
         unit = guard.unit(self.sigma, clip)
         assert guard.dp.quantile is not None and clip is not None and unit is not None
         unclipped = total / unit / guard.cohort + 0.5
         self._next = clip * math.exp(-guard.dp.clip_rate * (unclipped - guard.dp.quantile))
-        if guard.secure is not None:  # which has room for so much
+        if guard.secure is not None:  # the clip and the noise must fit the range
             widest = guard.tight(self.sigma) / math.sqrt(guard.secure.least(guard.cohort))
             self._next = min(self._next, guard.secure.range / (1 + TAIL * widest))
 
     def after(self, committed: bool) -> Kept:
-        """What is kept after the round. A sum that was made has been told to others, whatever became of the round."""
+        """The state after the round. Every sum that was made counts as released, even if the round was aborted."""
         kept = dict(self.kept)
         if self.done:
             guard = self.guard
             done = [Release(rate, noise, int(steps)) for rate, noise, steps in kept["spent"]]
-            all_of = merged([*done, Release(guard.rate, self.sigma, 1, self.done)])
-            kept["spent"] = [[release.rate, release.noise, release.steps] for release in all_of]
+            releases = merged([*done, Release(guard.rate, self.sigma, 1, self.done)])
+            kept["spent"] = [[release.rate, release.noise, release.steps] for release in releases]
         if committed:
             kept["clip"] = self._next
         return kept
 
     def line(self, kept: Kept) -> dict[str, Any]:
-        """What the round's record says: what has been spent with it, and how that was reckoned."""
+        """The fields of the metrics line: the epsilon spent so far, and its delta and sampling rate."""
         guard = self.guard
         out = {"epsilon": finite(guard.epsilon(kept)), "delta": guard.delta, "sampling_rate": guard.rate}
-        if guard.secure is not None and guard.rate < 1:  # it is the aggregator that draws
+        if guard.secure is not None and guard.rate < 1:  # the aggregator knows whom it sampled
             out["epsilon_aggregator"] = finite(guard.epsilon(kept, known=True))
         return out | ({"clip": self.clip} if guard.dp.quantile is not None else {})
 
 
 def _normal(secret: bytes, like: Tensor) -> Tensor:
-    """Standard normal numbers in the shape of a tensor."""
+    """Standard normal numbers in the shape of `like`."""
     return rng.secret_normal(secret, like.numel()).view(like.shape).to(like.device)
 
 
 def _check_op(op: Op, ask: Ask) -> None:
-    """Refuse what is no update of the model, for methods that say less about themselves than they ask."""
+    """Refuse an op that sends more than an update, also if its algorithm does not declare that."""
     expected = op.expects(ask.payload)
     if (
         op.update is None
@@ -273,6 +280,6 @@ def _check_op(op: Op, ask: Ask) -> None:
         or not all(t.is_floating_point for _, t in expected.values())
     ):
         raise ConfigError(
-            f"{op.name!r} sends numbers that are no update of the model, and central differential privacy does not "
-            "know how to clip them; use an algorithm that averages updates, such as fedavg"
+            f"{op.name!r} sends numbers that are not an update of the model, and central differential privacy cannot "
+            "clip them; use an algorithm that averages updates, such as fedavg"
         )

@@ -1,4 +1,4 @@
-"""The [privacy] table: how updates are hidden, what noise they carry, and how long they may be."""
+"""The [privacy] table: secure sum, differential privacy, and the bound on the length of updates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hansa.core.algorithm import Algorithm, Problem
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Ask, Federation, Reduced, SumProtocol
 from hansa.core.registry import Part, convert, from_config, to_config
-from hansa.privacy.central import CentralDP, Setting
+from hansa.privacy.central import CentralDP, RunSettings
 from hansa.privacy.guard import Guard
 from hansa.secure.channel import Channel
 from hansa.transforms import Clip
@@ -19,9 +19,9 @@ from hansa.transforms import Clip
 
 @dataclass(frozen=True)
 class BoundedSum:
-    """Sums of updates that each party has scaled down to the length `bound`, by another protocol or in the clear.
+    """Sums of updates that each party clips to the length `bound`, by another protocol or in the clear.
 
-    What travels beside the updates is not scaled: it is no update.
+    Numbers beside the update are not clipped.
     """
 
     bound: float
@@ -38,10 +38,10 @@ class BoundedSum:
 
 @dataclass(frozen=True)
 class Privacy:
-    """What the parties' updates are protected by.
+    """The protection of the parties' updates.
 
-    `secure` is a sum that hides each of them, `dp` the differential privacy of what comes out, and `bound` the length
-    to which each party clips its update, with or without a secure sum.
+    `secure` is the secure sum that hides single updates, `dp` the differential privacy of the sum, and `bound` the
+    length to which each party clips its update, with or without a secure sum.
     """
 
     secure: Channel | None = None
@@ -53,27 +53,26 @@ class Privacy:
             raise ConfigError(f"privacy.bound is a length and must be positive, got {self.bound}")
         if self.bound is not None and self.dp is not None:
             raise ConfigError(
-                "privacy.bound: differential privacy bounds the updates already, by dp.clip; leave one out"
+                "privacy.bound: differential privacy already bounds the updates by dp.clip; leave one out"
             )
 
     @property
     def protocol(self) -> SumProtocol | None:
-        """What takes over `reduce`, if anything does; under differential privacy `guard` does, around the secure
-        sum."""
+        """The protocol that replaces `reduce`, if any. Under differential privacy `guard` wraps the secure sum."""
         return self.secure if self.bound is None else BoundedSum(self.bound, self.secure)
 
-    def guard(self, algorithm: Algorithm, run: Setting, problem: Problem) -> Guard | None:
-        """The private sums of a run, where there is differential privacy."""
+    def guard(self, algorithm: Algorithm, run: RunSettings, problem: Problem) -> Guard | None:
+        """The private sums of a run; None without differential privacy."""
         return None if self.dp is None else Guard.of(self.dp, algorithm, run, problem, self.secure)
 
-    def check(self, algorithm: Algorithm, run: Setting, problem: Problem, prepares: bool = False) -> None:
-        """Refuse, with the reason, what cannot work together. Called before anything runs."""
+    def check(self, algorithm: Algorithm, run: RunSettings, problem: Problem, prepares: bool = False) -> None:
+        """Refuse, with the reason, settings that cannot be combined. Called before the run starts."""
         self._check_local(algorithm, run, prepares)
         if run.max_weight is not None and (self.secure is not None or self.dp is not None):
-            instead = "privacy.max_weight" if self.dp is None else "privacy.dp.weight_cap"
+            setting = "privacy.max_weight" if self.dp is None else "privacy.dp.weight_cap"
             raise ConfigError(
                 f"run.max_weight: the aggregator does not see the weight of a party whose update is protected; set "
-                f"{instead}, which each party keeps to itself"
+                f"{setting}, which each party applies itself"
             )
         if self.dp is not None:
             self.dp.check(algorithm, run, problem, self.secure, prepares)
@@ -85,14 +84,13 @@ class Privacy:
         least = self.secure.least(problem.cohort_size)
         if run.min_cohort > least:
             raise ConfigError(
-                f"run.min_cohort: a secure sum of {least} of {problem.cohort_size} parties could be opened, and "
-                f"{run.min_cohort} is the least; {self.secure.hint_for(run.min_cohort, problem.cohort_size)}"
+                f"run.min_cohort is {run.min_cohort}, but a secure sum of {least} of {problem.cohort_size} parties "
+                f"could be opened; {self.secure.hint_for(run.min_cohort, problem.cohort_size)}"
             )
         if not run.select.blind:
             raise ConfigError(
-                f"run.select: {run.select.name!r} goes by what the aggregator learns of single parties (their losses, "
-                "how many samples they have, how fast they are), which a secure sum hides; use 'uniform' or "
-                "'poisson'"
+                f"run.select: {run.select.name!r} depends on what the aggregator learns about single parties (losses, "
+                "numbers of samples, speed), which a secure sum hides; use 'uniform' or 'poisson'"
             )
         if run.max_norm is not None:
             raise ConfigError(
@@ -101,48 +99,50 @@ class Privacy:
             )
         if run.metric is not None and run.metric.startswith("party_"):
             raise ConfigError(
-                f"run.metric: {run.metric!r} is made of the metrics of single parties, which a secure sum hides; use "
+                f"run.metric: {run.metric!r} depends on the metrics of single parties, which a secure sum hides; use "
                 f"{run.metric.split('_')[1]!r}, the mean over all test samples"
             )
 
     @staticmethod
-    def _check_local(algorithm: Algorithm, run: Setting, prepares: bool) -> None:
-        """What a party's epsilon would not cover, where its local solver has one."""
+    def _check_local(algorithm: Algorithm, run: RunSettings, prepares: bool) -> None:
+        """Refuse settings that the epsilon of a private local solver would not cover."""
         local = algorithm.parts().local
         if local is None or local.budget is None:
             return
         if prepares:
             raise ConfigError(
-                f"task.prepare: what it learns of the parties' data are sums without noise, which the epsilon of "
-                f"{local.name!r} does not cover; scale the data beforehand, and leave it out"
+                f"task.prepare: it computes sums without noise over the parties' data, which the epsilon of "
+                f"{local.name!r} does not cover; scale the data beforehand, and leave task.prepare out"
             )
         if run.pace.watches:
             raise ConfigError(
-                f"run.pace: {run.pace.name!r} goes by the parties' training loss, which {local.name!r} does not let "
-                "out; use 'fixed'"
+                f"run.pace: {run.pace.name!r} depends on the parties' training loss, which {local.name!r} does not "
+                "release; use 'fixed'"
             )
 
     def _check_bound(self, algorithm: Algorithm, problem: Problem) -> None:
         if not algorithm.trains or algorithm.verbs != {"reduce"}:
             raise ConfigError(
                 f"privacy.bound: parties bound updates that are summed, and {algorithm.name} does something else with "
-                "what they send; leave it out (run.max_norm rejects updates that the aggregator sees)"
+                "the replies; leave privacy.bound out (run.max_norm rejects updates that the aggregator sees)"
             )
         if problem.spec.stats:
             raise ConfigError(
-                "privacy.bound: the model has running statistics (BatchNorm), which are no update whose length could "
-                "be bounded; use a model without, such as one with GroupNorm"
+                "privacy.bound: the model has running statistics (BatchNorm), which are not part of the update and "
+                "cannot be bounded; use a model without them, such as one with GroupNorm"
             )
 
     def tree(self) -> dict[str, Any]:
-        """As plain data, to record."""
+        """The settings as plain data, for the records of a run."""
         parts = {name: to_config(part) for name in ("secure", "dp") if (part := getattr(self, name)) is not None}
         return parts | ({} if self.bound is None else {"bound": self.bound})
 
 
 def privacy(given: Any) -> Privacy:
-    """The settings, from the table of an experiment, or as they are. Fields beside `secure`, `dp` and `bound` are those
-    of the channel that `secure` names."""
+    """The settings from an experiment's table; a `Privacy` is returned unchanged.
+
+    Fields beside `secure`, `dp` and `bound` belong to the secure sum that `secure` names.
+    """
     if given is None or isinstance(given, Privacy):
         return given or Privacy()
     if not isinstance(given, Mapping):
@@ -157,14 +157,16 @@ def privacy(given: Any) -> Privacy:
         )
     if secure is None or isinstance(secure, Part):
         if fields:
-            raise ConfigError(f"privacy.{next(iter(fields))}: the secure sum is made already; set its field there")
+            raise ConfigError(
+                f"privacy.{next(iter(fields))}: `secure` is an object, not a name; set the field on that object"
+            )
         return Privacy(secure, dp, bound)  # type: ignore[arg-type]
     table = {"name": secure} if isinstance(secure, str) else dict(secure)
     return Privacy(from_config("secure", {**fields, **table}, where="privacy"), dp, bound)
 
 
 def _dp(given: Any) -> CentralDP | None:
-    """Differential privacy as a part, a name, or a table whose `kind` is the name."""
+    """Differential privacy from a part, a name, or a table whose `kind` is the name."""
     if given is None:
         return None
     if isinstance(given, Mapping):

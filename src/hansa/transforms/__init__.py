@@ -1,4 +1,4 @@
-"""What is done to a reply on its way out of a party."""
+"""Transforms of a reply before it leaves a party."""
 
 from hansa.transforms.clip import Clip
 

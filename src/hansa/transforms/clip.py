@@ -1,4 +1,4 @@
-"""Replies of bounded length: how much one party can change a sum."""
+"""Clipping: a bound on the length of a party's update, and so on its influence on a sum."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from hansa.core.norms import l2_norm, max_abs
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Wrapper
 from hansa.core.registry import register
 
-ROUNDING = 1e-12  # of a float64 length, with a margin
+ROUNDING = 1e-12  # relative rounding error of a float64 length, with a margin
 
 
 @register("clip")
 @dataclass(frozen=True)
 class Clip(Wrapper):
-    """Scale a reply's update down to the length `clip` where it is longer. McMahan, Ramage, Talwar and Zhang 2018.
+    """Scale an update that is longer than `clip` down to that length. McMahan, Ramage, Talwar and Zhang 2018.
 
-    The length is the L2 norm of the update, whose direction stays. What travels beside it (FedNova's tau, q-FedAvg's h,
-    control variates) has another meaning and stays as it is, as do weight and metrics. An aggregator that sees the
-    reply rejects an update that is longer.
+    The length is the L2 norm of the update; its direction stays. Numbers beside the update (FedNova's tau, q-FedAvg's
+    h, control variates), the weight and the metrics stay unchanged. An aggregator that sees the reply rejects a longer
+    update.
     """
 
     inner: Op
@@ -48,9 +48,9 @@ class Clip(Wrapper):
 
 
 def clipped(tensors: Mapping[str, Tensor], clip: float) -> tuple[dict[str, Tensor], bool]:
-    """The tensors with a joint length of `clip` at most, and whether they had it before.
+    """The tensors, scaled to a joint length of at most `clip`, and whether they had it before.
 
-    Those that are not finite stay as they are: such a reply is rejected where it arrives.
+    Tensors that are not finite stay unchanged: the receiver rejects such a reply.
     """
     if l2_norm(tensors.values()) <= clip:
         return dict(tensors), True
@@ -59,8 +59,8 @@ def clipped(tensors: Mapping[str, Tensor], clip: float) -> tuple[dict[str, Tenso
         return dict(tensors), False
     units = {name: tensor.double() / scale for name, tensor in tensors.items()}
     slack = max(ROUNDING, *(2 * torch.finfo(tensor.dtype).eps for tensor in tensors.values()))
-    factor = clip / l2_norm(units.values()) * (1 - slack)  # so that no rounding leaves them longer than promised
-    cut = {name: (unit * factor).to(tensors[name].dtype) for name, unit in units.items()}
-    if l2_norm(cut.values()) > clip:  # the bound is no larger than the smallest numbers of that type
-        cut = {name: torch.zeros_like(tensor) for name, tensor in cut.items()}
-    return cut, False
+    factor = clip / l2_norm(units.values()) * (1 - slack)  # the slack makes up for rounding
+    scaled = {name: (unit * factor).to(tensors[name].dtype) for name, unit in units.items()}
+    if l2_norm(scaled.values()) > clip:  # the bound is below the precision of the type
+        scaled = {name: torch.zeros_like(tensor) for name, tensor in scaled.items()}
+    return scaled, False
