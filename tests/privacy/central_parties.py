@@ -41,7 +41,7 @@ def steps(updates: Sequence[Tensor], rounds: int = 1, dp: Any = None, sizes: Seq
 
 
 def moved(*given: Any, **settings: Any) -> Tensor:
-    """Where the model stands after `steps`: it began at zero."""
+    """The model after `steps` steps from zero."""
     return steps(*given, **settings).state.params.w
 
 

@@ -1,4 +1,4 @@
-"""Accounting: the numbers of the literature, the edges, and that composition adds up."""
+"""Privacy accounting: published values, edge cases, and composition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bound on updates: it shortens what is an update, and leaves alone what travels beside it."""
+"""A bound on updates: it clips the update, and does not change the numbers beside it."""
 
 from __future__ import annotations
 

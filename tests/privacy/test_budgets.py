@@ -1,4 +1,4 @@
-"""The privacy budget of a party in a run: what it spends, when it stops, and that nothing gives it back."""
+"""The privacy budget of a party in a run: what it spends, when it stops, and that no budget is given back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Central differential privacy (card 7.2): what one party can change, the noise, the denominator, and what it costs."""
+"""Central differential privacy (card 7.2): one party's influence, the noise, the denominator, and the cost."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_parties_over_the_cap_count_alike_and_the_rest_by_their_samples() -> Non
 
 
 def chi_square(draws: Tensor, deviation: float) -> float:
-    """How many standard deviations the sum of squares lies from what it should be."""
+    """The deviation of the sum of squares from its expectation, in standard deviations."""
     n = draws.numel()
     return (float((draws / deviation).square().sum()) - n) / math.sqrt(2 * n)
 
@@ -114,7 +114,7 @@ def guard(dp: CentralDP, algorithm: hansa.Algorithm | None = None, parties: int 
 
 
 def clips(dp: CentralDP, updates: list[Tensor], rounds: int) -> tuple[list[float], Tensor]:
-    """The clip of each round, and the last sum, where every party sends the same in every round."""
+    """The clip of each round and the last sum, if every party sends the same update in every round."""
     private = guard(dp, parties=len(updates))
     kept, out, total = private.begin(), [], torch.zeros(())
     for round in range(rounds):

@@ -1,4 +1,4 @@
-"""`hansa privacy`: sigma from epsilon, epsilon from sigma, and one sentence for what cannot be."""
+"""`hansa privacy`: sigma from epsilon, epsilon from sigma, and one sentence for invalid input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes together under [privacy], in numbers, and what does not, with the sentence that says why."""
+"""Combinations under [privacy]: their numbers, and refusals with the reason."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_the_table_of_a_file_says_all_of_it() -> None:
 
 
 def deviations(updates: Any, protected: dict[str, Any], clean: dict[str, Any], expected: float, **given: Any) -> float:
-    """How many standard deviations the sum of squares of the noise lies from what it should be."""
+    """The deviation of the noise's sum of squares from its expectation, in standard deviations."""
     noise = moved(updates, 1, privacy(protected), **given) - moved(updates, 1, privacy(clean), **given)
     n = noise.numel()
     return (float((noise * len(updates) / expected).square().sum()) - n) / math.sqrt(2 * n)

@@ -23,7 +23,7 @@ def run(privacy: Any = None, **settings: Any) -> Any:
 
 @pytest.mark.parametrize("privacy", [{"secure": "masking"}, {"bound": 1e-3}, {"dp": {"kind": "central", "sigma": 1.0}}])
 def test_a_protocol_beside_settings_of_privacy_is_refused(privacy: dict[str, Any]) -> None:
-    """In 0.1.0 the protocol ran, and the secure sum and the bound were left out without a word."""
+    """In 0.1.0 the protocol ran, and the secure sum and the bound were left out silently."""
     with pytest.raises(ConfigError, match="protocol= takes over every sum"):
         run(privacy, protocol=Masking())
 

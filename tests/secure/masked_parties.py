@@ -25,7 +25,7 @@ PHASES = ("secure-keys", "secure-shares", "secure-masked", "secure-unmask")
 
 @dataclass(frozen=True)
 class Count(Op):
-    """Whole numbers that a party has; no update of a model."""
+    """Integers of a party; not an update of a model."""
 
     size: int = 3
     name = "test-count"
@@ -38,7 +38,7 @@ class Count(Op):
 
 
 class Diary(Vault):
-    """A vault as a deployed party has it: what was answered once is not answered otherwise."""
+    """A vault like that of a deployed party: it refuses a second, different answer."""
 
     def __init__(self) -> None:
         self.said: dict[str, str] = {}
@@ -56,7 +56,7 @@ def party(id: int, numbers: Any, vault: Vault | None = None, secret: bytes = b""
 
 @dataclass
 class Parties:
-    """Some parties, by number; `leaves` says before which exchange some of them are gone for good."""
+    """Parties by id; `leaves` says before which exchange some of them leave for good."""
 
     numbers: Mapping[int, Any]
     leaves: Mapping[int, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Arithmetic in a process of its own: the same results and errors, whatever becomes of the process."""
+"""Arithmetic in a child process: the same results and errors, also if the process dies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def in_a_thread(work: Callable[[], Any]) -> Any:
 
 
 def pid() -> int:
-    """The child of this thread, which it has from its first call on."""
+    """The process id of this thread's child, which its first call starts."""
     found: int = child_process._own.child._process.pid
     return found
 
@@ -163,7 +163,7 @@ def test_a_child_that_is_killed_is_replaced_and_one_that_keeps_ending_is_reporte
 
 
 def test_other_threads_go_on_while_a_large_power_is_computed() -> None:
-    """One power of large numbers holds Python's lock to its end. Here it takes seconds; the others count on."""
+    """One power of large numbers holds Python's lock until it is done. Here it takes seconds; other threads go on."""
     exponent, done, begun = Stream(b"x").bits(2**18), threading.Event(), threading.Event()
 
     def work() -> None:

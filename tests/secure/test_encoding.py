@@ -1,4 +1,4 @@
-"""Replies as whole numbers: the sum of the vectors stands for the weighted sum, and what has no room is refused."""
+"""Replies as integers: the sum of vectors decodes to the weighted sum; values that do not fit are refused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Something(Op):
 
 @dataclass(frozen=True)
 class Moments(Op):
-    """An op whose numbers are no update."""
+    """An op whose numbers are not an update."""
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         return {"sum": ((2,), torch.float64)}

@@ -1,4 +1,4 @@
-"""Sums of encrypted replies: equal to the plain ones, whoever is missing, and no party's numbers are ever seen."""
+"""Encrypted sums equal plain sums, whichever party is missing, and reveal no single party's numbers."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Count(Op):
 
 
 class Notes(Vault):
-    """A vault that remembers, as that of a deployed party does."""
+    """A vault that remembers, like that of a deployed party."""
 
     def __init__(self) -> None:
         self.noted: dict[str, str] = {}
@@ -102,7 +102,7 @@ class Notes(Vault):
 
 @dataclass
 class World:
-    """Parties at the other end of a wire, of which an aggregator notes all that passes it."""
+    """Parties behind a wire; the aggregator records every message."""
 
     channel: Channel
     gone: Callable[[str, int], bool] = lambda op, party: False
@@ -120,7 +120,7 @@ class World:
         return Party(k, None, empty, None, 0, self.round, vault=self.vaults[k])  # type: ignore[arg-type]
 
     def at(self, k: int, op: Op, payload: Payload) -> Reply | str:
-        """What a party answers, by way of the wire."""
+        """The reply of a party, encoded and decoded as on the wire."""
         done = perform(op, self.party(k), codec.decode(codec.encode(dict(payload))), self.memories[k])
         if isinstance(done, str):
             return done
@@ -363,7 +363,7 @@ def test_no_party_opens_a_second_vector_for_a_sum(name: str) -> None:
 
 
 def test_a_functional_secret_encrypts_one_vector() -> None:
-    """Two vectors under one secret would show their difference."""
+    """Two vectors under one secret would reveal their difference."""
     here = world("functional")
     here.reduce(Say())
     sent = next(m for m in here.sent if m["op"]["name"] == "secure-functional")
@@ -505,7 +505,7 @@ def test_long_work_and_short_keys_are_warned_of(caplog: pytest.LogCaptureFixture
     "session", [None, 5, "", "x" * 101, "x" * 10**7], ids=["none", "number", "empty", "long", "huge"]
 )
 def test_a_sum_without_a_short_name_is_neither_opened_nor_written_down(session: Any) -> None:
-    """What a party answers once it keeps for good: in 0.1.0 an aggregator could fill its disk with long names."""
+    """A party stores session names for good: in 0.1.0 an aggregator could fill its disk with long names."""
     here = world("paillier")
     here.reduce(Say())
     opened = next(sent for sent in here.sent if sent["op"]["name"] == "secure-paillier-open")

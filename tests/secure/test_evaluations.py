@@ -1,4 +1,4 @@
-"""Evaluation inside a secure sum: the metrics of the plain run, and nothing of a single party."""
+"""Evaluation inside a secure sum: the metrics of the plain run, and no metric of a single party."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_parties_without_test_samples_are_not_asked_and_one_alone_is_not_measure
 
 
 def test_no_more_parties_are_asked_than_in_a_round() -> None:
-    """So a sum that has room for a round has room for its evaluation."""
+    """So a secure sum that fits a round also fits its evaluation."""
     one = last(task=task((5,) * 8), privacy=CHANNELS["masking"], cohort_size=3, rounds=1)
     assert "accuracy" in one and one["accuracy"] * 15 == pytest.approx(round(one["accuracy"] * 15), abs=1e-6)
 

@@ -1,4 +1,4 @@
-"""Encryption for inner products: card 7.5 of the specification."""
+"""Functional encryption for inner products: card 7.5 of the specification."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_missing_party_has_the_weight_0_and_needs_no_ciphertext() -> None:
 
 
 def test_values_of_different_places_do_not_combine() -> None:
-    """Otherwise one value of a party could be added to each value of another, which shows their differences."""
+    """Otherwise one value of a party could be added to each value of another, which reveals their differences."""
     there = functional.base(b"round 1", 1)
     mixed = [*sealed([5, 6, 7, 8])[:2], *sealed([5, 6, 7, 8], there)[2:]]
     for at in (AT, there):

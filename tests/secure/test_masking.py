@@ -1,4 +1,4 @@
-"""Secure sums by masks: card 7.3 of the specification."""
+"""Secure sums by masking: card 7.3 of the specification."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def numbers(parties: int, size: int = 3) -> dict[int, np.ndarray[Any, Any]]:
 
 
 def expected(leaves: dict[int, str], parties: int, needed: int, phases: tuple[str, ...] = PHASES) -> set[int] | None:
-    """Whose numbers the sum is to hold; None where some exchange is left with too few."""
+    """The parties of the sum; None if too few are left in some exchange."""
     there, summed = set(range(parties)), set[int]()
     for phase in phases:
         there -= {id for id, before in leaves.items() if before == phase}
@@ -126,7 +126,7 @@ def test_each_sum_of_a_round_has_keys_of_its_own() -> None:
 
 
 def masked(seed: int, id: int = 1, size: int = 4000) -> np.ndarray[Any, Any]:
-    """What a party of three sends whose numbers are all zero."""
+    """The masked numbers of one of three parties, whose numbers are all zero."""
     run = Parties({k: np.zeros(size) for k in range(3)}, seed=seed)
     sent: dict[int, np.ndarray[Any, Any]] = {}
     answer = run.answer

@@ -1,4 +1,4 @@
-"""An aggregator that looks at all it is sent finds no update in it; one that lies is refused."""
+"""A curious aggregator finds no update in what it receives; a lying aggregator is refused."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_colluding_below_the_threshold_do_not_learn_a_partys_secret() -> Non
 
 
 class Victim:
-    """A party that a lying aggregator asks, through the exchanges of an honest one up to some point."""
+    """A party that takes part in honest exchanges first, and is then asked by a lying aggregator."""
 
     def __init__(self, active: bool = False, neighbours: int = 4, n: int = 5) -> None:
         self.n, self.active, self.neighbours = n, active, neighbours
@@ -121,7 +121,7 @@ class Victim:
 
 
 def of_the_aggregator() -> torch.Tensor:
-    """Public keys to which the aggregator has the secret ones."""
+    """Public keys whose secret keys the aggregator knows."""
     return torch.tensor(list(key_agreement.public(b"a" * 32) + key_agreement.public(b"b" * 32)), dtype=torch.uint8)
 
 
@@ -267,7 +267,7 @@ def test_an_active_aggregator_cannot_put_its_own_keys_in_a_partys_place() -> Non
 
 
 class Acquainted(Diary):
-    """Knows everybody by the same name."""
+    """A vault that gives every party the same name."""
 
     asked = 0
 

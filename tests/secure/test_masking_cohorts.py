@@ -1,4 +1,4 @@
-"""A party counts the parties of a masked sum itself, and takes keys only from those who signed them for this sum."""
+"""A party counts the parties of a masked sum itself, and accepts only keys that were signed for this sum."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Circle:
 
 
 def listed(keys: list[Reply], active: bool) -> dict[str, Any]:
-    """What an aggregator tells of advertised keys."""
+    """The payload with the advertised keys."""
     names = {"keys": "keys"} | ({"certificates": "certificate", "signatures": "signature"} if active else {})
     rows = {name: torch.stack([reply.tensors[sent] for reply in keys]) for name, sent in names.items()}
     return {"ids": torch.arange(len(keys)), **rows}
@@ -91,7 +91,7 @@ def ask_of(here: Circle) -> tuple[Op, Payload]:
 
 
 def test_the_cohort_is_counted_again_at_every_exchange() -> None:
-    """The policy may have changed since, and the aggregator says which of the party's memories to build on."""
+    """The policy may have changed meanwhile, and the aggregator chooses which of the party's memories is used."""
     here = Circle(4, 4, threshold=1.0)
     here.share()
     victim = here.parties[0]

@@ -1,4 +1,4 @@
-"""Algorithms over masked sums, as they are: the same result to the precision of the fixed point, on every engine."""
+"""Unchanged algorithms over masked sums: the same result to the precision of the fixed point, on every engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paillier's cryptosystem, whole and in shares: card 7.4 of the specification."""
+"""Paillier's cryptosystem, with one key and with shares of a key: card 7.4 of the specification."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_ciphertext_is_one_of_paillier_whatever_the_table_holds() -> None:
 
 
 def test_nobody_chooses_what_randomises() -> None:
-    """In 0.1.0 whoever made a key could choose h^n = -1, by which ciphertexts hide nothing."""
+    """In 0.1.0 the maker of a key could choose h^n = -1, with which ciphertexts hide nothing."""
     assert PUBLIC.tensor().numel() == 1024 // 8
     assert PublicKey(PUBLIC.n).hn == PUBLIC.hn != OTHER.public.hn
     readable = {(1 + 5 * PUBLIC.n) % PUBLIC.square, -(1 + 5 * PUBLIC.n) % PUBLIC.square}

@@ -1,4 +1,4 @@
-"""Quantities of very different sizes in one secure sum: each is summed as it is, or refused, and none is clipped."""
+"""Quantities of very different sizes in one secure sum: each is summed or refused, and none is clipped."""
 
 from __future__ import annotations
 

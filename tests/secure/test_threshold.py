@@ -1,4 +1,4 @@
-"""Keys in shares: enough of them decrypt, fewer do not, and neither a dealer nor an owner can cheat unseen."""
+"""Threshold keys: enough shares decrypt, fewer do not, and a cheating dealer or owner is detected."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_dealing_survives_the_wire_and_its_name_tells_all_of_it() -> None:
 
 
 def test_what_few_shares_hold_is_consistent_with_any_key() -> None:
-    """Two shares of three that are needed lie on a polynomial with any value at 0."""
+    """Two of three needed shares fit polynomials with any value at 0."""
     modulus = P * Q * (P // 2) * (Q // 2)
     (a, fa), (b, fb) = ((share.index, share.value) for share in SHARES[:2])
     for secret in (0, 1, 12345):  # f(x) = secret + c x + d x^2 through both
@@ -101,7 +101,7 @@ def test_a_dealing_with_a_single_wrong_verification_key_is_refused(total: int, d
 
 
 def test_a_dealing_whose_threshold_is_another_is_refused() -> None:
-    """Also where the owners of a few shares could not notice: their shares are what their verification keys say."""
+    """Also if the owners of some shares cannot notice it: their shares match their verification keys."""
     with pytest.raises(DataError, match="are inconsistent"):
         dataclasses.replace(DEALING, needed=2).check()
     for value in (0, KEY.square, P, 5 * KEY.n):
@@ -143,7 +143,7 @@ def test_a_proof_says_nothing_about_another_share_vector_or_dealing() -> None:
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_a_wrong_partial_decryption_has_no_proof(data: st.DataObject) -> None:
-    """Whatever is wrong with it, and although its owner proves it as it would a right one."""
+    """Whatever is wrong with it, and although its owner proves it like a correct one."""
     share, parts = SHARES[0], parts_of(SHARES[0])
     at = data.draw(st.integers(0, 3))
     wrong = data.draw(st.sampled_from([
@@ -162,7 +162,7 @@ def test_a_wrong_partial_decryption_has_no_proof(data: st.DataObject) -> None:
 
 
 def test_two_errors_that_undo_each_other_are_found() -> None:
-    """Products to random powers: what one ciphertext has too much the other may have too little."""
+    """The products have random powers: otherwise the errors of two partial decryptions could cancel."""
     share, parts = SHARES[0], parts_of(SHARES[0])
     more = 1 + 7 * KEY.n
     lie = [parts[0] * more % KEY.square, parts[1] * pow(more, -1, KEY.square) % KEY.square, *parts[2:]]
@@ -170,7 +170,7 @@ def test_two_errors_that_undo_each_other_are_found() -> None:
 
 
 def test_an_error_that_a_proof_cannot_show_does_no_harm() -> None:
-    """A partial decryption with the other sign is as good: the interpolation squares it."""
+    """A partial decryption with the opposite sign is also correct: the interpolation squares it."""
     share, parts = SHARES[0], parts_of(SHARES[0])
     turned = [KEY.square - value for value in parts]
     assert DEALING.proven(1, TEXTS, turned, share.prove(TEXTS, turned, b"secret"))
@@ -180,7 +180,7 @@ def test_an_error_that_a_proof_cannot_show_does_no_harm() -> None:
 
 
 def test_proofs_of_different_vectors_do_not_share_their_randomness() -> None:
-    """One random number in two proofs would give the share away."""
+    """One random number in two proofs would reveal the share."""
     share = SHARES[0]
     answers = {share.prove(some, [share.partial(t) for t in some], b"secret") for some in (TEXTS[:1], TEXTS[1:2])}
     first, second = ((int.from_bytes(a[:32], "little"), int.from_bytes(a[32:], "little")) for a in answers)

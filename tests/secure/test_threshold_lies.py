@@ -1,4 +1,4 @@
-"""Threshold sums among liars: parties that deal, name keys or open sums wrongly, and aggregators that ask for it."""
+"""Threshold sums with lying parties (dealers, holders, openers) and lying aggregators."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def lying(liars: dict[int, dict[str, Change]]) -> World:
 
 
 def raised(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Partial decryptions by which the sum would come out larger, with the proof of the right ones."""
+    """Partial decryptions that would enlarge the sum, with the proof of the correct ones."""
     values = from_rows(tensors["partial"])
     key = 1 + 2**1000
     return {**tensors, "partial": to_rows([value * key % 2**2047 | 1 for value in values], 256)}
@@ -90,7 +90,7 @@ def test_a_dealer_whose_key_is_wrong_is_named_and_another_deals(change: Change) 
 
 
 def test_a_dealer_whose_modulus_is_no_product_of_two_safe_primes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three primes, with the exponent of two; the next dealer does as agreed."""
+    """A modulus of three primes with the exponent of two; the next dealer is honest."""
     third = prime(Stream(b"one"), 256) * prime(Stream(b"other"), 256)
     assert third.bit_length() == 512
     primes = iter([P, third, P, Q])
@@ -115,7 +115,7 @@ def test_a_dealer_that_sends_single_parties_wrong_shares_is_found_out_by_them() 
 
 
 def test_a_party_checks_its_share_against_the_verification_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A box that only it can open, with another number in it: the dealer is the only one who can make it."""
+    """A valid envelope with a wrong share: only the dealer can make it."""
     from hansa.secure import envelopes
 
     seal, count = envelopes.seal, iter(range(100))
@@ -130,7 +130,7 @@ def test_a_party_checks_its_share_against_the_verification_key(monkeypatch: pyte
 
 @pytest.mark.parametrize("total", [1, 0, -1, 2**62, 80_000, 4])
 def test_one_partys_word_on_the_key_counts_for_nothing(total: int) -> None:
-    """In 0.1.0 the first party's total and needed were believed."""
+    """In 0.1.0 the aggregator trusted the first party's total and needed."""
     here = lying({0: {READY: lambda t: {**t, "name": torch.ones_like(t["name"]), "total": torch.tensor(total)}}})
     assert torch.equal(here.reduce(Say()).sums["w"], plain(ALL))
     assert torch.equal(here.reduce(Say()).sums["w"], plain(ALL))
