@@ -89,8 +89,8 @@ class Devices(Part):
 
     A local step takes `compute` seconds, drawn per step, times the party's `speed`, drawn once. An exchange takes
     `latency` seconds, down and up together, plus its bytes divided by the party's `bandwidth` (bytes per second, drawn
-    once; without `bandwidth`, bytes take no time). This is the run-time model of Wang and Joshi 2019: a round lasts as long as
-    its slowest party.
+    once; without `bandwidth`, bytes take no time). This is the run-time model of Wang and Joshi 2019: a round lasts as
+    long as its slowest party.
 
     `availability` says which parties a round can select. A selected party drops out during the round with probability
     `dropout`. `stragglers` is the share of a round's parties that cannot finish their local work (Li et al. 2020,
