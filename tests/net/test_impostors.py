@@ -152,7 +152,7 @@ def test_what_bob_signed_does_not_come_from_ann(league: League, ann: Caller) -> 
     bob, ask = league.enrolled("bob"), league.ask()
     for signer, sender in ((bob, ann), (ann, bob)):
         got = sender.call("POST", f"{ask.path}/reply", pack(draft(why="no")), ask.about, key=signer.key)
-        assert got.status == 401 and "does not fit its content and sender" in got.error
+        assert got.status == 401 and "does not match its content and sender" in got.error
     assert league.replies(ask) == {} and [e["party"] for e in league.events("denied")] == ["ann", "bob"]
 
 

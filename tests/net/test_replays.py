@@ -122,7 +122,7 @@ def test_one_partys_requests_over_anothers_connection_are_refused_and_logged(
     tape = Taped(league, ask, ann)
     for data in (tape.put, tape.reply):
         got = sent(league, bob, data)
-        assert got.status == 401 and "does not fit" in got.error
+        assert got.status == 401 and "does not match its content" in got.error
     assert fused(league, ask) == [] and list((league.folder / "state" / "uploads").iterdir()) == []
     assert sent(league, ann, tape.put).status == 204 and sent(league, ann, tape.reply).status == 200
     assert sent(league, bob, tape.reply).status == 401  # what was accepted already, too
