@@ -195,7 +195,7 @@ def test_a_log_goes_on_only_under_the_key_it_was_begun_with(tmp_path: Path) -> N
         (entry,) = ledger.all("SELECT * FROM log")
         assert entry["event"] == "log begun" and json.loads(entry["detail"]) == mine.beginning()
         ledger.close()
-    with pytest.raises(ConfigError, match="put back those that it was begun with"):
+    with pytest.raises(ConfigError, match="put the original ones back"):
         Ledger(tmp_path / "hansa.db", notary())
     Ledger(tmp_path / "hansa.db", mine).close()
     bare = Ledger(tmp_path / "hansa.db")
