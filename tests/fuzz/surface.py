@@ -12,7 +12,7 @@ import targets as readers
 from league import PLENTY, SPOKEN, Asked, League
 from served import dial, hear, say, statuses
 
-from hansa.net.aggregator import server
+from hansa.net.aggregator import party_routes
 from hansa.net.transport import certificates, signing, wire
 from hansa.net.transport.signing import About
 
@@ -91,7 +91,7 @@ class Surface:
         self._failures = Failures()
         logging.getLogger().addHandler(self._failures)
         logging.getLogger("hansa").setLevel(logging.INFO)
-        server.POLL = 0.05  # questions for work are not held open for long
+        party_routes.POLL = 0.05  # questions for work are not held open for long
         self._league = League(Path(self._kept.name) / "league", limits=PLENTY)
         self._everybody = Everybody(self._league)
 

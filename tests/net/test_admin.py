@@ -17,7 +17,8 @@ from league import PARTIES, PATIENCE, League, samples
 from prometheus_client.parser import text_string_to_metric_families
 
 from hansa.core.errors import ConfigError
-from hansa.net.aggregator.federation import FederationFolder, Serve, init
+from hansa.net.aggregator.federation import FederationFolder, init
+from hansa.net.aggregator.serve_settings import Serve
 
 ADMIN = {"admin": "127.0.0.1:0"}
 

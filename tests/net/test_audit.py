@@ -614,7 +614,7 @@ def test_an_answer_signed_as_another_or_for_something_else_is_401_and_logged(lea
     ]
     for answer in wrong:
         got = ann.call("POST", f"{ask.path}/reply", pack(answer), ask.about)
-        assert got.status == 401 and "has not signed" in got.error
+        assert got.status == 401 and "does not match this answer" in got.error
     stolen = structs.replace(right, blob=Blob(blob.digest, blob.size))
     got = bob.call("POST", f"{ask.path}/reply", pack(stolen), ask.about)
     assert got.status == 401
@@ -981,9 +981,9 @@ def test_the_commands_say_it_in_a_line_and_by_their_exit_code(scene: Scene, tmp_
 
 
 def test_an_export_is_of_pages_and_shows_heads(scene: Scene, league: League, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hansa.net.aggregator import server
+    from hansa.net.aggregator import operator_routes
 
-    monkeypatch.setattr(server, "LINES", 7)
+    monkeypatch.setattr(operator_routes, "LINES", 7)
     for _ in range(5):
         league.ledger.now(lambda db: [db.log("something", why="x") for _ in range(6)])
     out = league.folder / "out.jsonl"
@@ -995,9 +995,9 @@ def test_a_page_of_an_export_ends_where_it_is_large_and_says_so(
     league: League, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from hansa.net import operator as operate
-    from hansa.net.aggregator import server
+    from hansa.net.aggregator import operator_routes
 
-    monkeypatch.setattr(server, "PAGE", 5000)
+    monkeypatch.setattr(operator_routes, "PAGE", 5000)
     monkeypatch.setattr(operate, "PAGE", 5000 + 2500)  # what the operator takes at once
     league.ledger.now(lambda db: [db.log("something", why="x" * 2000) for _ in range(20)])
     size = league.ledger.now(lambda db: db.size())
@@ -1010,9 +1010,9 @@ def test_a_page_of_an_export_ends_where_it_is_large_and_says_so(
 def test_an_aggregator_that_does_not_say_where_a_page_ends_is_not_asked_for_ever(
     league: League, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hansa.net.aggregator import server
+    from hansa.net.aggregator import operator_routes
 
-    monkeypatch.setattr(server, "LINES", 0)
+    monkeypatch.setattr(operator_routes, "LINES", 0)
     with pytest.raises(DataError, match="where in the log a page ends"):
         league.operator.export(league.folder / "out.jsonl")
 

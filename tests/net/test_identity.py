@@ -298,7 +298,7 @@ def test_the_state_is_private(league: League) -> None:
 def test_a_party_of_another_version_is_told_and_goes(league: League, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "PROTOCOLS", (max(PROTOCOLS) + 1,))
     store = PartyStore(league.folder / "homes" / "ann")
-    with pytest.raises(Refusal, match=r"this aggregator speaks version 2 .* version 3; bring both") as caught:
+    with pytest.raises(Refusal, match=r"this aggregator speaks version 2 .* version 3; install the same") as caught:
         asyncio.run(store.enrol(league.url, league.token("ann")))
     assert caught.value.status == 426
     store._lock.close()

@@ -24,7 +24,8 @@ from league import PATIENCE, Caller, League
 
 from hansa.core.errors import ConfigError
 from hansa.core.registry import fill
-from hansa.net.aggregator.federation import TOML, FederationFolder, Serve, init
+from hansa.net.aggregator.federation import TOML, FederationFolder, init
+from hansa.net.aggregator.serve_settings import Serve
 from hansa.net.transport import certificates, keys
 from hansa.net.transport.limits import FIRST, Limits, LogThrottle, TokenBuckets, address_key, retry_after
 from hansa.net.transport.signing import About

@@ -172,7 +172,7 @@ def test_the_authoritys_certificate_is_public_and_needs_no_version(scene: Scene)
 def test_another_version_of_the_protocol_is_426_with_a_sentence(scene: Scene, spoken: str) -> None:
     for caller, path in ((scene.operator, "/v1/jobs"), (scene.league.nobody(), "/v1/jobs")):
         got = caller.call("GET", path, headers={"Hansa-Protocol": spoken})
-        assert got.status == 426 and "bring both to the same version of hansa" in got.error
+        assert got.status == 426 and "install the same version of hansa on both sides" in got.error
 
 
 @pytest.mark.parametrize("spoken", [SPOKEN, f"{SPOKEN},9", f"0, {SPOKEN}"])

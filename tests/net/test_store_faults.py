@@ -36,10 +36,11 @@ from hansa.net.aggregator import blobs as blobs_module
 from hansa.net.aggregator import job as one_job
 from hansa.net.aggregator import jobs, runtime
 from hansa.net.aggregator.blobs import Blobs, Damaged
-from hansa.net.aggregator.federation import FederationFolder, Serve, init
+from hansa.net.aggregator.federation import FederationFolder, init
 from hansa.net.aggregator.job_records import discard
 from hansa.net.aggregator.ledger import Ledger, LedgerError, Writer
 from hansa.net.aggregator.process import Aggregator
+from hansa.net.aggregator.serve_settings import Serve
 from hansa.net.audit.receipt_file import read_receipts
 from hansa.net.party import agent as party
 from hansa.net.party.receipts import Receipts

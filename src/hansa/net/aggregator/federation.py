@@ -1,11 +1,8 @@
-"""A federation's folder at the aggregator: `federation.toml`, the certificate authority, tokens, and the state."""
+"""The folder of a federation at the aggregator: `federation.toml`, certificate authority, tokens and state."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import ipaddress
-import re
 import secrets
 import tomllib
 from collections import Counter
@@ -16,6 +13,7 @@ from pathlib import Path
 from hansa.core import disk
 from hansa.core.errors import ConfigError
 from hansa.core.registry import fill
+from hansa.net.aggregator.serve_settings import ADMIN, Serve
 from hansa.net.audit.evidence import Notary
 from hansa.net.transport import certificates, keys
 from hansa.net.transport.client import https_url
@@ -24,125 +22,54 @@ from hansa.net.transport.names import check_distinct, valid_name
 from hansa.net.transport.tokens import Token, new_token
 from hansa.track.tracker import Tracker, trackers
 
-LOG_DAYS = 3650  # that the certificate of the log's key lasts
-SERVER_DAYS = 365  # that the aggregator's own certificate lasts; it is made anew as it starts
+LOG_DAYS = 3650  # validity of the certificate of the log's key
+SERVER_DAYS = 365  # validity of the aggregator's own certificate, which is renewed at every start
 TOML = """\
 # The federation {name}. `hansa serve {folder}/federation.toml` runs its aggregator.
 name = "{name}"
-parties = [{parties}]  # a party's number is its place here; new ones are added by `hansa invite`
+parties = [{parties}]  # a party's number is its position here; `hansa invite` adds new parties
 url = "{url}"  # where parties and the operator reach the aggregator
 
 [limits]
 # connections = 16384     # in all; a quarter of them without a certificate
 # per_address = 512       # connections from one address (IPv6: a /64); raise it for parties behind one NAT or balancer
-# handshakes = 256        # TLS handshakes at the same time, an eighth of them of one address; others wait
-# handshake = 10          # seconds that one may take
-# head = 10               # seconds that the head of a request may take
-# stall = 30              # seconds for every 128 KiB of a body to come, or of an answer to be taken
-# idle = 25               # seconds after which a connection is closed on which nothing is asked
-# stranger_rate = 20      # connections and requests a second without a certificate, from one address
-# stranger_burst = 200    # of them that may come at once
-# wrong_token = 10        # what a wrong enrolment token costs of them
+# handshakes = 256        # TLS handshakes at the same time, at most an eighth of them from one address; others wait
+# handshake = 10          # seconds for one handshake
+# head = 10               # seconds for the head of a request
+# stall = 30              # seconds for every 128 KiB of a request's body or of a response
+# idle = 25               # seconds after which a connection without requests is closed
+# stranger_rate = 20      # connections and requests per second without a certificate, from one address
+# stranger_burst = 200    # of them at once
+# wrong_token = 10        # cost of a wrong enrolment token, in such requests
 # party_connections = 16  # of one certificate, at the same time
 # party_requests = 8      # of one certificate, at the same time
-# party_rate = 200        # requests a second of one certificate
-# party_burst = 1000      # of them that may come at once
-# bodies = 536870912      # bytes of request bodies in memory, in all; a quarter of them of one certificate
-# shutdown = 20           # seconds that requests under way have to end when the aggregator shuts down
+# party_rate = 200        # requests per second of one certificate
+# party_burst = 1000      # of them at once
+# bodies = 536870912      # bytes of request bodies in memory, in all; at most a quarter of one certificate
+# shutdown = 20           # seconds for open requests to end when the aggregator shuts down
 
 [serve]
-host = "{host}"  # the address of this machine to listen on; `hansa serve --listen` goes before it
+host = "{host}"  # the address of this machine to listen on; `hansa serve --listen` overrides it
 port = {port}
-# absent_after = 300  # seconds without a word after which a party is not waited for
-# poll = 300          # seconds that a party's question for work is held open, at most: 25, and longer for many parties
-# lease = 60          # seconds that a party's second instance leaves the work of the first alone
-# jobs = 4            # that run at the same time; others wait
-# min_free = 268435456  # bytes of the disk that uploads leave free, for the record and for checkpoints
-# functions = []      # models of your own that a job may name: ["my_models:net"]
+# absent_after = 300  # seconds without contact after which the aggregator does not wait for a party
+# poll = 300          # most seconds that a party's poll for work is held open: 25, and longer for many parties
+# lease = 60          # seconds before another instance of a party may take over its ask
+# jobs = 4            # jobs that run at the same time; others wait
+# min_free = 268435456  # bytes that uploads leave free on the disk, for the ledger and for checkpoints
+# functions = []      # functions that a job may name as its model: ["my_models:net"]
 admin = "{admin}"  # the live page, health, readiness and Prometheus metrics over plain HTTP; "" for none
-# admin_open = false  # whether `admin` may be an address that other machines reach
-# admin_hosts = []    # names under which the live page may be reached there, beside addresses
+# admin_open = false  # whether `admin` may be an address that other machines can reach
+# admin_hosts = []    # host names under which the live page may be opened, besides addresses
 
-# [track.mlflow]        # every job is a run there; also jsonl, tensorboard (docs: tracking)
+# [track.mlflow]        # track every job as a run; also jsonl, tensorboard (docs: tracking)
 # uri = "http://127.0.0.1:5000"
 """
-ADMIN_TOKEN = "admin-token"  # its file
-ADMIN = 9464  # the admin port beside port 8443
-
-
-@dataclass(frozen=True)
-class Serve:
-    """The [serve] table."""
-
-    host: str = "0.0.0.0"
-    port: int = 8443
-    absent_after: float = 300.0
-    poll: float = 300.0
-    lease: float = 60.0
-    jobs: int = 4
-    functions: tuple[str, ...] = ()
-    min_free: int = 2**28
-    admin: str = f"127.0.0.1:{ADMIN}"
-    admin_open: bool = False
-    admin_hosts: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.port < 65536:
-            raise ConfigError(f"port must lie in 0..65535, got {self.port}")
-        if self.admin:
-            host, port = self.admin_at
-            if not self.admin_open and not _is_loopback(host):
-                raise ConfigError(
-                    f"admin: others than this machine could reach {host}:{port}, where there are neither TLS nor "
-                    "certificates; use 127.0.0.1, or set admin_open = true if the network is closed to them"
-                )
-        for name in ("absent_after", "poll", "lease", "jobs"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
-        if self.min_free < 0:
-            raise ConfigError(f"min_free must not be negative, got {self.min_free}")
-
-    @property
-    def admin_at(self) -> tuple[str, int]:
-        """Host and port of the admin listener."""
-        host, port = _address(self.admin, None) or ("", None)
-        if not host or port is None:
-            raise ConfigError(
-                f'admin: expected HOST:PORT as in 127.0.0.1:{ADMIN}, or "" for none; got {self.admin[:80]!r}'
-            )
-        return host, port
-
-    def listening(self, listen: str | None = None, admin: str | None = None) -> Serve:
-        """The table with other addresses to listen on: ADDRESS or ADDRESS:PORT for parties, HOST:PORT for the admin."""
-        at = (self.host, self.port) if listen is None else _address(listen, self.port)
-        if at is None or at[1] is None:
-            raise ConfigError(
-                f"--listen: expected ADDRESS or ADDRESS:PORT of this machine, as in 10.0.0.5, 127.0.0.1:8443 or "
-                f"[::]:8443; got {str(listen)[:80]!r}"
-            )
-        return dataclasses.replace(self, host=at[0], port=at[1], admin=self.admin if admin is None else admin)
-
-
-def _address(text: str, port: int | None) -> tuple[str, int | None] | None:
-    """The host and port of HOST:PORT, [HOST]:PORT or HOST, which has that port; None where it is none of them."""
-    with contextlib.suppress(ValueError):
-        return str(ipaddress.ip_address(text)), port  # an IPv6 address needs no brackets where no port follows
-    found = re.fullmatch(r"(?:\[([^\[\]]+)\]|([^\[\]:]+))(?::([0-9]{1,5}))?", text)
-    if found is None or int(found[3] or 0) > 65535:
-        return None
-    return found[1] or found[2], port if found[3] is None else int(found[3])
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+ADMIN_TOKEN = "admin-token"  # file of the admin token
 
 
 @dataclass(frozen=True)
 class FederationFolder:
-    """What `federation.toml` says, and the files beside it."""
+    """The settings of `federation.toml`, and the files beside it."""
 
     name: str
     parties: tuple[str, ...]
@@ -158,24 +85,24 @@ class FederationFolder:
             valid_name(name)
         twice = [name for name, count in Counter(self.parties).items() if count > 1]
         if twice:
-            raise ConfigError(f"parties: {min(twice)!r} is there twice")
+            raise ConfigError(f"parties: {min(twice)!r} is listed twice")
         check_distinct(self.parties)
         https_url(self.url)
 
     @classmethod
     def open(cls, path: str | Path) -> FederationFolder:
-        """The federation of a `federation.toml`, or of the folder that holds one."""
+        """Open the federation of a `federation.toml`, or of the folder that holds one."""
         path = Path(path)
         path = path / "federation.toml" if path.is_dir() else path
         try:
             tree = tomllib.loads(path.read_text())
         except FileNotFoundError:
             raise ConfigError(f"there is no file {path}; `hansa init-federation NAME` makes one") from None
-        except (OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, no TOML, a number too long
+        except (OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, no TOML, a too long number
             raise ConfigError(f"cannot read {path}: {error}") from None
         for name in ("serve", "limits"):
             if not isinstance(tree.get(name, {}), dict):
-                raise ConfigError(f"{path}: {name} must be a table, which begins with the line [{name}]")
+                raise ConfigError(f"{path}: {name} must be a table, with the heading [{name}]")
         serve = fill(Serve, tree.pop("serve", {}), where=f"{path}: serve")
         limits = fill(Limits, tree.pop("limits", {}), where=f"{path}: limits")
         track = trackers(tree.pop("track", None), where=f"{path}: track")
@@ -189,19 +116,19 @@ class FederationFolder:
         return dataclasses.replace(federation, serve=serve, limits=limits, track=track, folder=path.parent)
 
     def read(self, name: str) -> bytes:
-        """One of the folder's public files."""
+        """The content of one of the folder's public files."""
         try:
             return (self.folder / name).read_bytes()
         except OSError as error:
             raise ConfigError(f"cannot read {self.folder / name}: {error.strerror}") from error
 
     def private(self, name: str) -> Path:
-        """One of its private files, which nobody else may read."""
+        """The path of one of the folder's private files; a ConfigError if other users may read it."""
         keys.read_private(self.folder / name)
         return self.folder / name
 
     def token(self, party: str) -> Token | None:
-        """The token that was made for a party with the federation, if it still lies there."""
+        """The token that was made for a party with the federation, if its file still exists."""
         path = self.folder / "tokens" / f"{party}.token"
         if not path.exists():
             return None
@@ -211,24 +138,24 @@ class FederationFolder:
             raise ConfigError(f"{path}: {error}; remove it, and make a new one with `hansa invite`") from None
 
     def check(self) -> None:
-        """That the authority's key and certificate and the operator's certificate are what they were; the error names
-        the file that is not."""
+        """Check that the authority's key and certificate match, and the operator's certificate; the error names the
+        invalid file."""
         authority = self.folder / "ca.pem"
         key, shown = keys.read_key(self.folder / "ca.key"), certificates.read_certificate(authority, authority)
         if not certificates.matches_key(key, shown):
-            raise ConfigError(f"the key {self.folder / 'ca.key'} and the certificate {authority} do not go together")
+            raise ConfigError(f"the key {self.folder / 'ca.key'} does not match the certificate {authority}")
         certificates.read_certificate(self.folder / "operator.pem", authority)
 
     def issue(self, key: keys.PublicKey, name: str, role: str, days: int, hosts: Sequence[str] = ()) -> bytes:
-        """A certificate by the federation's authority."""
+        """Issue a certificate by the federation's authority."""
         authority = keys.read_key(self.folder / "ca.key")
         return certificates.issue(authority, self.read("ca.pem"), key, name, role, self.name, days, hosts)
 
     def notary(self) -> Notary:
-        """The key that signs the log, with the certificates that show whose it is."""
+        """The key that signs the log, with its certificates."""
         if not any((self.folder / name).exists() for name in ("log.pem", "log.key")):
             raise ConfigError(
-                f"{self.folder} has no log.key and no log.pem, as federations that an older version of hansa made; "
+                f"{self.folder} has no log.key and no log.pem: an older version of hansa made this federation; "
                 "finish its jobs with the version that made it, or make a new federation with `hansa init-federation` "
                 "and enrol the parties again"
             )
@@ -239,7 +166,7 @@ class FederationFolder:
         return Notary(self.name, key, certificate, authority)
 
     def renew_server(self) -> None:
-        """A fresh certificate for the aggregator itself, for the hosts in `hosts`."""
+        """Make a new certificate for the aggregator itself, for the host names in the file `hosts`."""
         hosts = self.read("hosts").decode().split()
         key = keys.new_key()
         certificate = self.issue(key.public_key(), "aggregator", "server", SERVER_DAYS, hosts)
@@ -251,8 +178,8 @@ def init(folder: Path, name: str, parties: Sequence[str], hosts: Sequence[str], 
          listen: str | None = None) -> FederationFolder:  # fmt: skip
     """Make a new federation's folder: its file, its authority, the operator's key and a token for each party.
 
-    `hosts` are the names under which parties reach the aggregator, `listen` the address of this machine (and another
-    port, where one is mapped to it) on which it listens: by default all addresses.
+    Parties reach the aggregator under the names in `hosts`. `listen` is the address of this machine (with another port,
+    where one is mapped to it) on which the aggregator listens: by default all addresses.
     """
     url_host = hosts[0] if hosts else "localhost"
     url = f"https://{f'[{url_host}]' if ':' in url_host else url_host}:{port}"
@@ -263,7 +190,7 @@ def init(folder: Path, name: str, parties: Sequence[str], hosts: Sequence[str], 
     names = list(dict.fromkeys([*hosts, "localhost", "127.0.0.1", "::1"]))
     certificates.issue(
         authority, certificate, keys.new_key().public_key(), "aggregator", "server", name, 1, names
-    )  # all are hosts
+    )  # checks that all names are valid hosts
     try:
         disk.make_folder(folder.parent)
         folder.mkdir(mode=0o700)
@@ -290,19 +217,18 @@ def init(folder: Path, name: str, parties: Sequence[str], hosts: Sequence[str], 
         keys.write_private(folder / "tokens" / f"{party}.token", token.text().encode() + b"\n")
     text = TOML.format(name=name, folder=folder, parties=", ".join(f'"{p}"' for p in parties), url=url,
                        host=federation.serve.host, port=federation.serve.port, admin=_admin_beside(port))  # fmt: skip
-    disk.put(folder / "federation.toml", [text.encode()], mode=disk.SHARED)  # last: with it the federation is there
+    disk.put(folder / "federation.toml", [text.encode()], mode=disk.SHARED)  # last: only now the folder is complete
     return federation
 
 
 def new_admin_token(folder: Path) -> Path:
-    """Make the token with which jobs are started and stopped on the live page, in the place of the one that was; gives
-    its file."""
+    """Make a new admin token, with which jobs are started and stopped on the live page; gives its file."""
     path = folder / ADMIN_TOKEN
     keys.write_private(path, secrets.token_urlsafe(32).encode() + b"\n")
     return path
 
 
 def _admin_beside(port: int) -> str:
-    """Where the admin listener of a new federation is: federations on one machine that differ in their port do not get
-    in each other's way. Beside a port of the range that systems hand out it is any that is free."""
+    """The admin address of a new federation. It depends on the port, so that several federations fit on one machine.
+    For a port in the ephemeral range it is any free port."""
     return f"127.0.0.1:{port + ADMIN - 8443 if 0 < port < 2**15 else 0}"
