@@ -13,18 +13,18 @@ from hansa.sim.stacked import StackedEngine, heavy
 from hansa.sim.workers import WorkersEngine, usable
 
 ENGINES = ("auto", "reference", "workers", "stacked")
-FORK_SECONDS = 0.3  # of training by one process, from which on worker processes earn back their start
-MAP_SECONDS = 5.0  # from which on vmap earns back its import
+FORK_SECONDS = 0.3  # least training time of one process for which starting worker processes pays
+MAP_SECONDS = 5.0  # least training time for which importing vmap pays
 MAP_DIM, MAP_PARTIES = 20_000, 8  # on a CPU, larger models and fewer parties train faster one party at a time
-STEP_SECONDS, FLOPS = 3e-4, 5e10  # a step's fixed cost and a core's speed, roughly
+STEP_SECONDS, FLOPS = 3e-4, 5e10  # rough fixed cost of a step, and speed of a core
 
 
 def pick_engine(name: str, objective: Objective, holdings: Holdings, seed: int, work: RunSize | None = None,
                 before: str | None = None, alone: bool = False) -> ReferenceEngine:  # fmt: skip
-    """The engine by name; `auto` takes what is fastest for the model, the device and the length of the run.
+    """Make the engine of that name; `auto` picks the fastest for the model, the device and the length of the run.
 
-    `before` is the engine whose bits a resumed run began with: `auto` stays with it. A run `alone` in its process has
-    worker processes only if it asks for them by name.
+    `before` is the engine that a resumed run began with; `auto` keeps it, so that the bits stay the same. A run that is
+    `alone` in its process gets worker processes only by name.
     """
     if name not in ENGINES:
         raise ConfigError(f"unknown engine {name!r}{nearest(name, ENGINES)}")
@@ -45,8 +45,8 @@ def pick_engine(name: str, objective: Objective, holdings: Holdings, seed: int, 
 
 
 def suits(engine: StackedEngine, seconds: float) -> bool:
-    """Whether the stacked engine is the faster one: on a GPU, for chains of layers, and for small models in long runs
-    over many parties."""
+    """Whether the stacked engine is the fastest: on a GPU, for chains of layers, and for small models in long runs with
+    many parties."""
     objective, holdings = engine.objective, engine.holdings
     if objective.module is None:
         return False
@@ -58,14 +58,14 @@ def suits(engine: StackedEngine, seconds: float) -> bool:
 
 @dataclass(frozen=True)
 class RunSize:
-    """How much a run has to do: rounds, parties a round, and how each of them trains."""
+    """The amount of work of a run: rounds, parties per round, and their local solver."""
 
     rounds: int
     cohort: int
     solver: LocalSolver
 
     def seconds(self, objective: Objective, holdings: Holdings) -> float:
-        """A rough estimate of the run's training time on one core, from the size of the model and of the data."""
+        """Estimate the training time on one core, from the size of the model and of the data."""
         if objective.module is None:
             return 0.0
         mean = _mean_size(holdings)
@@ -75,7 +75,7 @@ class RunSize:
         return self.rounds * self.cohort * steps * step
 
     def steps(self, holdings: Holdings, chunk: int) -> int:
-        """About how many steps the run takes if `chunk` parties step at once."""
+        """Estimate the number of steps of the run if `chunk` parties step at once."""
         return self.rounds * -(-self.cohort // chunk) * self.solver.count(_mean_size(holdings))
 
 

@@ -1,4 +1,4 @@
-"""The simulation runtime: answers an algorithm's asks in one process, without an event loop, deterministically."""
+"""The simulation runtime: answers asks in one process, deterministically, without an event loop."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ class TimedFlight(Flight):
 
 
 class HostileParties(Protocol):
-    """Hostile parties: what reaches the server of the outcomes of an ask, and of a reply that arrives by itself."""
+    """Hostile parties: they replace outcomes of an ask (`forge`), or the reply to a ticket (`forge_one`)."""
 
     def forge(self, ask: Ask, outcomes: Outcomes) -> Outcomes: ...
     def forge_one(self, ticket: Ticket, op: Op, payload: Payload, reply: Reply) -> Reply: ...
 
 
 class Simulation:
-    """All parties in one process. `absent(party, round)` takes parties away from a round's work; a `band` of hostile
-    parties changes what is sent, not what they remember. Where there is an `accountant`, parties keep to their privacy
-    budgets and the record says what they have spent.
+    """All parties in one process. `absent(party, round)` says which parties miss a round. A `band` of hostile parties
+    changes the replies that are sent, not the parties' memory. With an `accountant`, parties keep to their privacy
+    budgets, and the record has what they have spent.
 
-    What parties remember goes to `folder`, where a checkpoint can find it again; by default to a temporary file.
+    The parties' memory is stored in `folder`, where a checkpoint finds it; by default in a temporary file.
     """
 
     def __init__(self, engine: ReferenceEngine, rules: Rules, clock: Clock,
                  absent: Callable[[int, int], bool] | None = None, folder: Path | None = None,
                  band: HostileParties | None = None, accountant: Accountant | None = None) -> None:  # fmt: skip
-        self.books = Spending(accountant) if accountant is not None else None
+        self.spending = Spending(accountant) if accountant is not None else None
         self.engine, self.rules, self.clock, self.absent, self.band = engine, rules, clock, absent, band
         self.memories = Memories(len(engine.holdings), engine.objective.device, folder)
         self._folder = folder
@@ -72,7 +72,7 @@ class Simulation:
             self._staged = {}
             return None
         if isinstance(request, Attend):
-            raise AlgorithmError("who is there is asked only where time is real")
+            raise AlgorithmError("a simulation does not wait for parties to be present (Attend)")
         if request.verb == "submit":
             return self._submit(request)
         if request.verb == "next":
@@ -86,7 +86,7 @@ class Simulation:
         return self._record.timed(answer)
 
     def _collect(self, ask: Ask) -> tuple[Reduced | Gathered, dict[int, Memory]]:
-        """The combined answer to an ask, and what those whose replies were accepted would remember."""
+        """The combined answer to an ask, and the new memories of the parties whose replies were fused."""
         self._record.count_ask(ask)
         plan = self.clock.plan(ask)
         self.clock.now += plan.lasts
@@ -115,27 +115,27 @@ class Simulation:
         return answer, {party: kept for party, kept in memories.items() if party in self._record.fused}
 
     def memory(self, party: int) -> Memory:
-        """A party's memory, with what it staged this round."""
+        """A party's memory, with what it has staged in this round."""
         return self._memories([party])[0]
 
     def _memories(self, parties: Sequence[int]) -> list[Memory]:
-        """The same for each of many parties, read at once."""
-        kept = iter(self.memories.recall([p for p in parties if p not in self._staged]))
-        return [self._staged[p] if p in self._staged else next(kept) for p in parties]
+        """The memories of many parties, read at once."""
+        stored = iter(self.memories.recall([p for p in parties if p not in self._staged]))
+        return [self._staged[p] if p in self._staged else next(stored) for p in parties]
 
     def _run(self, ask: Ask, plan: Plan) -> Iterator[Block | tuple[int, Outcome]]:
-        """The parties' outcomes, replies in the order of ids; those absent or lost say so first."""
+        """The parties' outcomes: first the reasons of absent and lost parties, then replies in the order of ids."""
         assert ask.op is not None
-        away = self.absent if ask.in_round else None
-        here = [p for p in ask.parties if p not in plan.lost and (away is None or not away(p, ask.round))]
+        absent = self.absent if ask.in_round else None
+        here = [p for p in ask.parties if p not in plan.lost and (absent is None or not absent(p, ask.round))]
         for party in sorted(set(ask.parties) - set(here)):
             yield party, plan.lost.get(party, "it did not answer")
         jobs = [PartyWork(p, plan.payload_of(ask, p), kept) for p, kept in zip(here, self._memories(here), strict=True)]
         yield from self._perform(ask.op, jobs, ask.round)
 
     def _perform(self, op: Op, jobs: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
-        """Charge the parties' privacy budgets, have the engine run the op, and report what was spent: for many parties
-        what `core.answering.answer` is for one. Those that decline say so first."""
+        """Charge the parties' privacy budgets, run the op with the engine, and report the spending: the sequence of
+        `core.answering.answer`, for many parties. Parties that decline come first."""
         ready = []
         for job in jobs:
             try:
@@ -152,16 +152,16 @@ class Simulation:
             yield item
 
     def _charge(self, op: Op, job: PartyWork) -> None:
-        """Charge a party's privacy budget for its reply, whatever becomes of the reply; a PartyError where it is over
-        the budget."""
-        if self.books is None or op.budget is None:
+        """Charge a party's privacy budget for its reply, also if the reply is lost later; a PartyError if the budget is
+        exceeded."""
+        if self.spending is None or op.budget is None:
             return
-        spent = self.books.charge(job.party, op, self.engine.holdings.train.size(job.party), job.payload)
+        spent = self.spending.charge(job.party, op, self.engine.holdings.train.size(job.party), job.payload)
         if spent is not None:
             self._record.spent[job.party] = spent
 
     def _prepare(self, ask: Ask) -> Any:
-        """Every party looks at its data through the op from now on."""
+        """Transform the data of all parties."""
         assert isinstance(ask.op, DataOp)
         holdings = self.engine.holdings
         self._record.count_ask(ask)
@@ -211,19 +211,19 @@ class Simulation:
         return self.tickets.count(arrival)
 
     def snapshot(self) -> dict[str, Any]:
-        """Where the parties' memories lie on disk, and all that is under way, for a checkpoint at a round's end."""
+        """The state for a checkpoint at the end of a round: memories on disk, tickets, clock, privacy spending."""
         return {"memories": self.memories.snapshot(), **self.tickets.snapshot(), "now": self.clock.now,
-                "spent": self.books.tree() if self.books is not None else None}  # fmt: skip
+                "spent": self.spending.tree() if self.spending is not None else None}  # fmt: skip
 
     def saved(self) -> None:
         """The checkpoint with the last snapshot is on disk."""
         self.memories.saved()
 
     def restore(self, tree: dict[str, Any]) -> None:
-        """Go on from a snapshot."""
+        """Continue from a snapshot."""
         self.memories.restore(tree["memories"])
         self.clock.now = tree["now"]
-        if self.books is not None and tree.get("spent") is not None:
-            self.books.restore(tree["spent"])
+        if self.spending is not None and tree.get("spent") is not None:
+            self.spending.restore(tree["spent"])
         self.tickets.restore(tree, lambda ticket, op, payload, saved: TimedFlight(
             ticket, op, payload, saved["arrives"], saved["steps"], saved["lost"]))  # fmt: skip

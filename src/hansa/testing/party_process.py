@@ -68,7 +68,7 @@ class StdioParty:
 
     def __init__(self, load: Callable[[dict[str, Any]], Party], accountant: Accountant) -> None:
         self.load, self._accountant = load, accountant
-        self.books = Spending(accountant)
+        self.spending = Spending(accountant)
         self.party: Party | None = None
         self.memory: Memory = {}
         self.staged: dict[str, Memory] = {}
@@ -80,7 +80,7 @@ class StdioParty:
         if kind == "task":
             self.party = self.load(message)
             self.memory, self.staged, self.waiting = {}, {}, {}
-            self.books = Spending(self._accountant)
+            self.spending = Spending(self._accountant)
             return {"ready": True}
         if self.party is None:
             return {"failed": "it has no task yet"}
@@ -116,7 +116,7 @@ class StdioParty:
             self.staged[ask] = memory
 
         try:
-            reply, _ = answer(op, lambda: self.books.charge(party.id, op, party.n, payload),
+            reply, _ = answer(op, lambda: self.spending.charge(party.id, op, party.n, payload),
                               lambda: op.run(party, payload, self._now()), stage)  # fmt: skip
         except PartyError as reason:
             return {"declined": str(reason)}

@@ -1,7 +1,7 @@
-"""A runtime on asyncio whose parties are separate processes: the contract that the network runtime fills.
+"""A runtime on asyncio with parties in separate processes, for tests of the runtime contract.
 
-The aggregator side knows a party only by what it sends and receives. Replies may arrive in any order; they are fused in
-the order of ids, so the result is that of the simulation's reference engine, bit for bit.
+The aggregator's side sees only the messages of a party. Replies may arrive in any order and are fused in the order of
+ids, so the result equals that of the simulation's reference engine, bit for bit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hansa.core.round_record import Malformed, Record
 from hansa.core.runtime import Abort, Attend, Clock, Commit, Open, Plan, Request
 from hansa.core.tickets import Flight, Tickets
 
-LIMIT = 1 << 32  # no message is longer
+LIMIT = 1 << 32  # most bytes of a message
 
 
 class PartyProcess:
@@ -41,7 +41,7 @@ class PartyProcess:
         )
 
     async def call(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Send a message and wait for the answer; a process that has ended is a party that does not answer."""
+        """Send a message and wait for the answer. A process that has ended counts as a party that does not answer."""
         process = self._process
         if process is None or process.stdin is None or process.stdout is None:
             raise RuntimeFailure(f"the process of party {self.id} was not started")
@@ -52,7 +52,7 @@ class PartyProcess:
                 await process.stdin.drain()
                 length = int.from_bytes(await process.stdout.readexactly(8), "little")
                 if length > LIMIT:
-                    self.kill()  # nothing that follows could be understood
+                    self.kill()  # the rest of the stream cannot be read
                     return {"malformed": f"its answer is {length} bytes long, over the limit of {LIMIT}"}
                 answer = codec.decode(await process.stdout.readexactly(length))
             except (asyncio.IncompleteReadError, ConnectionError):
@@ -60,7 +60,7 @@ class PartyProcess:
             except DataError as error:
                 return {"malformed": str(error)}
             except asyncio.CancelledError:
-                self.kill()  # an answer left unread would be taken for the next one
+                self.kill()  # an unread answer would be taken for the next one
                 raise
         return answer if isinstance(answer, dict) else {"malformed": "its answer is not a table"}
 
@@ -77,7 +77,7 @@ class PartyProcess:
     def kill(self) -> None:
         """End the process at once, as a crash would."""
         if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):  # it may have ended by itself just now
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
                 self._process.kill()
 
 
@@ -119,9 +119,9 @@ class ProcessRuntime:
 
     async def begin(self, tree: dict[str, Any], folder: str = ".", journal: Journal | None = None,
                     clock: Clock | None = None) -> None:  # fmt: skip
-        """Give every party the task; each keeps its own share of the data and forgets what it remembered.
+        """Give every party the task: each loads its own share of the data and forgets its memory.
 
-        `clock`, if given, decides in simulated time which ticket comes back next; otherwise the first to be done does.
+        With a `clock`, simulated time decides which ticket arrives next; otherwise the first finished one does.
         """
         self._reset(journal, clock)
         messages = [{"type": "task", "experiment": tree, "folder": folder, "party": p.id} for p in self.parties]
@@ -138,7 +138,7 @@ class ProcessRuntime:
         if isinstance(request, (Commit, Abort)):
             return await self._settle(keep=isinstance(request, Commit))
         if isinstance(request, Attend):
-            raise AlgorithmError("who is there is asked only where time is real")
+            raise AlgorithmError("this runtime does not wait for parties to be present (Attend)")
         if request.verb == "submit":
             return self._submit(request)
         if request.verb == "next":
@@ -152,15 +152,15 @@ class ProcessRuntime:
         answer = combine(request, ((p, _outcome(outcomes[p])) for p in request.parties), self.rules, self._record)
         for party in request.parties:
             if "reply" in outcomes[party]:
-                place = self._fused if party in self._record.fused else self._dropped
-                place.setdefault(party, []).append(_name(request))
+                names = self._fused if party in self._record.fused else self._dropped
+                names.setdefault(party, []).append(_name(request))
         if request.verb == "exchange":
             assert isinstance(answer, Gathered)
             return await self._relay(request, dict(zip(answer.parties, answer.replies, strict=True)))
         return self._record.timed(answer)
 
     async def _outcomes(self, ask: Ask, plan: Plan) -> dict[int, dict[str, Any]]:
-        """Each party's raw answer: from the journal if this ask was answered before, else from the parties."""
+        """The parties' raw answers: from the journal if the ask was answered before, else from the parties."""
         stored = self.journal.recall(ask) if self.journal is not None else None
         answers = await asyncio.gather(*(self._call(ask, party, plan) for party in ask.parties))
         outcomes = dict(zip(ask.parties, answers, strict=True))
@@ -171,12 +171,12 @@ class ProcessRuntime:
         return outcomes
 
     def _replayed(self, ask: Ask, party: int, before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-        """The recorded answer. The party did the work again, which rebuilt its memory; it must agree."""
+        """The recorded answer. The party repeated the work, which rebuilt its memory; the answers must be equal."""
         if "reply" in before and "reply" in now and codec.encode(before) != codec.encode(now):
-            raise ReplayError(f"party {party} answers {_name(ask)} otherwise than it did before")
+            raise ReplayError(f"party {party} answers {_name(ask)} differently than before")
         if "reply" in before and "reply" not in now:
-            raise ReplayError(f"party {party} answered {_name(ask)} before, and now: {_outcome(now)}")
-        if "reply" in now and "reply" not in before:  # it was missing then
+            raise ReplayError(f"party {party} answered {_name(ask)} before, but now: {_outcome(now)}")
+        if "reply" in now and "reply" not in before:  # the party was missing in the original run
             self._dropped.setdefault(party, []).append(_name(ask))
         return before
 
@@ -185,11 +185,11 @@ class ProcessRuntime:
         if party in plan.lost:
             return {"failed": plan.lost[party]}
         message["payload"] = plan.payload_of(ask, party)
-        dropped = self._dropped.pop(party, [])  # so that the party does not build on what was rejected
+        dropped = self._dropped.pop(party, [])  # so that the party does not build on a rejected reply
         return await self.parties[party].call({"type": "ask", "id": _name(ask), "drop": dropped, **message})
 
     async def _relay(self, ask: Ask, messages: dict[int, Reply]) -> None:
-        """Carry the neighbours' messages of an exchange to each party."""
+        """Deliver the neighbours' messages of an exchange to each party."""
         calls = []
         for party, inbox in inboxes(ask, messages).items():
             tree = {"type": "deliver", "id": _name(ask), "inbox": [[share, tensors] for share, tensors in inbox]}
@@ -200,7 +200,7 @@ class ProcessRuntime:
                 self._record.missing[party] = answer["failed"]
 
     async def _settle(self, keep: bool) -> None:
-        """Tell the parties which of their replies were fused; what they staged under others they forget."""
+        """Tell the parties which of their replies were fused; memory staged under other asks is dropped."""
         calls = []
         for party in sorted({*self._fused, *self._dropped}):
             fused, dropped = self._fused.get(party, []), self._dropped.get(party, [])
@@ -253,12 +253,12 @@ class ProcessRuntime:
 
 
 def _name(ask: Ask) -> str:
-    """The ask's identity, under which a party stages its memory."""
+    """The name of an ask, under which a party stages its memory."""
     return f"{ask.round}/{ask.phase}/{ask.index}"
 
 
 def _outcome(answer: dict[str, Any]) -> Reply | str:
-    """A reply, or why there is none."""
+    """The reply of an answer, or the reason why there is none."""
     if "reply" in answer:
         try:
             return Reply.of_tree(answer["reply"])
