@@ -1,12 +1,13 @@
-"""Models that are a chain of layers, trained without automatic differentiation where that is faster.
+"""Chains: models that are a sequence of layers, trained without automatic differentiation where that is faster.
 
-A model's forward pass is watched once. If each call takes the result of the one before and no other, it can be replayed
-from the flat parameter vectors of a whole stack of parties [K, d]: linear layers become batched matrix products,
-functions of single elements run on all rows at once. The backward pass writes a layer's gradient where it belongs by
-the very product that makes it: into a gradient or, for plain SGD, straight into the weights, so that none is stored.
+A model's forward pass is recorded once. If each call takes the result of the previous call and of no other, the chain
+can be computed from the parameters of a whole stack of parties [K, d]: linear layers become batched matrix products,
+elementwise functions run on all rows at once. In the backward pass the matrix product that computes a layer's gradient
+also writes it to its destination: into a gradient or, for steps of a StepRule, directly into the weights, so that no
+gradient is stored.
 
-With one party, the calls between linear layers may be anything (convolutions, pooling, norms): they are differentiated
-by PyTorch, and only linear layers take their step inside the backward pass.
+With one party, the calls between linear layers may be anything (convolutions, pooling, norms): PyTorch differentiates
+them, and only linear layers take their step inside the backward pass.
 """
 
 from __future__ import annotations
@@ -29,25 +30,25 @@ from hansa.local.solver import Batch
 from hansa.local.step_rule import StepRule
 
 _RELU: frozenset[Any] = frozenset([torch.relu, F.relu, Tensor.relu, torch.relu_, Tensor.relu_])
-# Functions of single elements. Anything else might look across rows, and so across parties.
+# Elementwise functions. Any other function might mix rows, and so parties.
 _ELEMENTWISE: frozenset[Any] = _RELU | frozenset(
     [torch.tanh, Tensor.tanh, F.tanh, torch.sigmoid, Tensor.sigmoid, F.sigmoid, F.gelu, F.silu, F.elu, F.leaky_relu,
      F.softplus, F.hardtanh, F.relu6]
 )  # fmt: skip
 _FLATTEN: frozenset[Any] = frozenset([Tensor.flatten, torch.flatten])
-ROUNDING = 8  # of the last place: what a length may be off after clipping
-_PREVIOUS, _ROWS = object(), object()  # in a call's arguments: the last result, the number of rows
+ROUNDING = 8  # units in the last place: the largest error of a length after clipping
+_PREVIOUS, _ROWS = object(), object()  # in a call's arguments: the previous result, the number of rows
 
 
 @dataclass(frozen=True)
 class Name:
-    """In a call's arguments: one of the model's parameters."""
+    """In a call's arguments: a parameter of the model."""
 
     name: str
 
 
 def _filled(value: Any, previous: Tensor, weights: Mapping[str, Tensor]) -> Any:
-    """An argument of a call, with what it stands for in its place."""
+    """An argument of a call, with placeholders replaced by their values."""
     if value is _PREVIOUS:
         return previous
     if value is _ROWS:
@@ -66,18 +67,18 @@ class LayerCall:
     kwargs: dict[str, Any]
 
     def __call__(self, previous: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        given = {name: _filled(value, previous, weights) for name, value in self.kwargs.items()}
-        out: Tensor = self.func(*(_filled(value, previous, weights) for value in self.args), **given)
+        kwargs = {name: _filled(value, previous, weights) for name, value in self.kwargs.items()}
+        out: Tensor = self.func(*(_filled(value, previous, weights) for value in self.args), **kwargs)
         return out
 
     @property
     def names(self) -> list[str]:
-        """The parameters that it uses."""
+        """The parameters that the call uses."""
         return [value.name for value in (*self.args, *self.kwargs.values()) if isinstance(value, Name)]
 
     @property
     def by_row(self) -> bool:
-        """Whether each row of its result depends on the same row of what it is given, and on no parameter."""
+        """Whether each row of the result depends on the same row of the input only, and on no parameter."""
         if self.func in _FLATTEN:
             start = self.args[1] if len(self.args) > 1 else self.kwargs.get("start_dim", 0)
             return isinstance(start, int) and start >= 1
@@ -85,7 +86,7 @@ class LayerCall:
 
 
 class _Watch(TorchFunctionMode):
-    """Notes the calls that a module makes; `kept` while each takes the result of the one before."""
+    """Records the calls of a module; `kept` is True while each call takes the result of the previous one."""
 
     def __init__(self, names: Mapping[int, str], x: Tensor) -> None:
         super().__init__()
@@ -100,7 +101,7 @@ class _Watch(TorchFunctionMode):
             self.kept &= [*call.args, *call.kwargs.values()].count(_PREVIOUS) == 1
             self.calls.append(call)
             self.last = out
-        else:  # a shape is a number; a value of the data would be a branch
+        else:  # shapes are allowed; reading a value of the data means a branch
             self.kept &= getattr(func, "__name__", "") in ("size", "dim", "__get__", "__len__")
         return out
 
@@ -116,7 +117,7 @@ class _Watch(TorchFunctionMode):
 
 
 def _merged(a: Any, b: Any) -> Any:
-    """Two recordings of an argument, with two rows and with three, as one: a number that follows them becomes them."""
+    """Merge an argument recorded with two rows and with three: the pair (2, 3) becomes the number of rows."""
     if isinstance(a, (tuple, list)) and type(a) is type(b) and len(a) == len(b):
         return type(a)(_merged(p, q) for p, q in zip(a, b, strict=True))
     if a is b or a == b:
@@ -136,20 +137,20 @@ class Link:
 
     @functools.cached_property
     def relu(self) -> bool:
-        """Whether it is one ReLU, whose derivative needs no help."""
+        """Whether the link is a single ReLU, which is differentiated without autograd."""
         return len(self.calls) == 1 and self.calls[0].func in _RELU
 
     @functools.cached_property
     def names(self) -> list[str]:
-        """The parameters that its calls use."""
+        """The parameters that the calls use."""
         return [name for call in self.calls for name in call.names]
 
 
 @dataclass(frozen=True)
 class ChainStep:
-    """What becomes of a parameter: keep * it + times * gradient, + rate * toward where a step is drawn somewhere.
+    """The new value of a parameter: keep * value + times * gradient + rate * toward.
 
-    With a rate for each party, `keep` may be one number each too, and the gradients come multiplied by the rates.
+    With one rate per party, `keep` may have one number per party too, and gradients are already times the rates.
     """
 
     keep: float | Tensor
@@ -158,12 +159,12 @@ class ChainStep:
     rate: float | Tensor = 0.0
 
     def multiply(self, into: dict[str, Tensor], name: str, left: Tensor, right: Tensor) -> None:
-        """A parameter's step, given its gradients as a product [K, a, b] x [K, b, c]."""
+        """Take a parameter's step; its gradients are the product [K, a, b] x [K, b, c]."""
         keep = self._kept(into[name])
         self._draw(into[name].baddbmm_(left, right, beta=keep, alpha=self.times), name)
 
     def add(self, into: dict[str, Tensor], name: str, gradient: Tensor) -> None:
-        """A parameter's step, given its gradients [K, ...]."""
+        """Take a parameter's step; its gradients are [K, ...]."""
         keep, at = self._kept(into[name]), into[name]
         at.mul_(keep).add_(gradient, alpha=self.times) if keep else torch.mul(gradient, self.times, out=at)
         self._draw(at, name)
@@ -183,12 +184,12 @@ class ChainStep:
 
 
 def _by_party(values: Tensor, like: Tensor) -> Tensor:
-    """A number for each party, so that it multiplies a tensor [K, ...]."""
+    """Reshape one number per party so that it multiplies a tensor [K, ...]."""
     return values.view(-1, *[1] * (like.dim() - 1))
 
 
 class Chain:
-    """A model as its calls: linear layers, and what stands between them."""
+    """A model as a sequence of linear layers and the calls between them."""
 
     def __init__(self, objective: Objective, calls: list[LayerCall]) -> None:
         self.objective = objective
@@ -205,11 +206,11 @@ class Chain:
         layers = [link for link in self.links if link.weight]
         used = [name for link in layers for name in (link.weight, link.bias) if name is not None] + self.others
         self.whole = bool(layers) and sorted(used) == sorted(entry.name for entry in objective.spec.weights)
-        self.flat = True  # whether each linear layer has seen one row of a sample, and no more
+        self.flat = True  # whether each linear layer got one row per sample
         self._shares: dict[int, Tensor] = {}
 
     def takes(self, rule: StepRule, parties: int) -> bool:
-        """Whether the chain can take a solver's steps for a stack of so many parties."""
+        """Whether the chain can take the steps of a rule for a stack of this many parties."""
         return self.stacks and self.flat if rule.clip is not None else self.stacks or parties == 1
 
     @torch.no_grad()
@@ -236,7 +237,7 @@ class Chain:
         return out, losses
 
     def alone(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The gradient and the mean loss of one party: a rule for `Context`."""
+        """The gradient and the mean loss of one party; a `rule` for Context."""
         n = len(batch.x)
         if n not in self._shares:
             self._shares[n] = torch.full((1, n), 1.0 / n, dtype=w.dtype)
@@ -245,7 +246,7 @@ class Chain:
 
     def _sweep(self, weights: dict[str, Tensor], into: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor,
                step: ChainStep, bound: float | None = None) -> Tensor:  # fmt: skip
-        """Forward and back: `into` takes its step, layer by layer from the last."""
+        """Forward and backward pass; the parameters `into` take their step, from the last layer to the first."""
         k = len(share)
         held: list[Any] = []
         alone = {name: weights[name][0].data.requires_grad_() for name in self.others}
@@ -271,7 +272,7 @@ class Chain:
                         h = call(h, alone)
                 held.append((leaf, h))
                 h = h.detach()
-            else:  # nothing before it needs a gradient
+            else:  # no earlier link needs a gradient
                 for call in link.calls:
                     h = call(h, alone)
                 held.append(None)
@@ -294,7 +295,7 @@ class Chain:
             elif held[place] is not None:
                 leaf, out = held[place]
                 leaves = [alone[name] for name in link.names] + ([leaf] if place else [])
-                with torch.enable_grad():  # a scalar: for others autograd imports symbolic algebra
+                with torch.enable_grad():  # a scalar: for other shapes autograd imports sympy
                     total = (out * back).sum()
                 found = torch.autograd.grad(total, leaves)
                 for name, gradient in zip(link.names, found, strict=False):
@@ -307,7 +308,7 @@ class Chain:
 
     @staticmethod
     def _take(into: dict[str, Tensor], step: ChainStep, layer: tuple[Link, Tensor, Tensor]) -> None:
-        """A linear layer's step, given the gradients of its outputs and what went in."""
+        """Take a linear layer's step, from the gradients of its outputs and its inputs."""
         link, above, rows = layer
         step.multiply(into, link.weight, above.transpose(1, 2), rows)
         if link.bias is not None:
@@ -316,18 +317,20 @@ class Chain:
     @staticmethod
     def _clipped(due: list[tuple[Link, Tensor, Tensor]], share: Tensor, clip: float,
                  rate: float | Tensor) -> Iterator[tuple[Link, Tensor, Tensor]]:  # fmt: skip
-        """The same for each layer, with every sample's gradient cut to a length of at most `clip`; see
-        `local.clipping`. What was not cut to that length counts as nothing. Rates that differ between parties are
-        multiplied in."""
+        """The layers' gradients with each sample's gradient clipped to a length of at most `clip`.
+
+        See `local.clipping`. A gradient that is longer after clipping, by rounding, counts as zero. Rates that differ
+        between parties are multiplied in.
+        """
         length = torch.zeros_like(share, dtype=torch.float64)
         inside = []
         for link, above, rows in due:
             entered = row_norms(rows)
             inside.append(entered if link.bias is None else torch.hypot(entered, torch.ones_like(entered)))
             length = torch.hypot(length, row_norms(above) * inside[-1])
-        factor = clip / length.clamp(min=clip)  # 0 of an infinite length
+        factor = clip / length.clamp(min=clip)  # 0 for an infinite length
         cut = [(above * factor.unsqueeze(2)).to(share.dtype) for _, above, _ in due]
-        left = torch.zeros_like(length)  # what remains, rounded as it is
+        left = torch.zeros_like(length)  # the length after clipping, with rounding
         for above, entered in zip(cut, inside, strict=True):
             left = torch.hypot(left, row_norms(above) * entered)
         sound = (left <= clip * (1 + ROUNDING * torch.finfo(share.dtype).eps)) & torch.isfinite(length)
@@ -339,7 +342,7 @@ class Chain:
             yield link, above * times.unsqueeze(2), rows
 
     def _loss(self, output: Tensor, y: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradient of the summed losses times shares to the output, and those losses."""
+        """The gradient of sum(losses * share) with respect to the output, and losses * share."""
         if self.objective.loss == "cross_entropy" and output.dim() == 2 and y.dim() == 1:
             back = torch.log_softmax(output, 1)
             index = y.unsqueeze(1)
@@ -356,7 +359,7 @@ class Chain:
 
 
 def chain_of(objective: Objective, x: Tensor, y: Tensor) -> Chain | None:
-    """The model as a chain of calls, if it is one and replaying it gives the model's own gradient on these samples."""
+    """The model as a chain, or None. The chain must give the model's own gradient on these samples."""
     module, spec = objective.module, objective.spec
     if module is None or spec.stats or spec.counts or spec.frozen or len(x) < 3 or objective.bf16:
         return None
@@ -381,19 +384,19 @@ def chain_of(objective: Objective, x: Tensor, y: Tensor) -> Chain | None:
         return chain if chain.whole and all(_agrees(chain, x[:n], y[:n]) for n in {1, 3, len(x)}) else None
     except HansaError:
         raise
-    except Exception:  # not a chain after all; whatever is wrong with the model, training it will say
+    except Exception:  # not a chain; training will report an error of the model
         return None
 
 
 def elsewhere(objective: Objective) -> Tensor:
-    """Weights near the initial ones of which none is zero: a layer that starts at zero would hide the others."""
+    """Weights near the initial ones, none of them zero: a layer of zeros would hide errors in others."""
     initial = objective.initial.w
     draw = rng.normal(torch.zeros((), dtype=torch.int64, device=initial.device), initial.shape)
     return initial + 0.1 * draw.to(initial.dtype)
 
 
 def _agrees(chain: Chain, x: Tensor, y: Tensor) -> bool:
-    """Whether the chain's gradient is the model's, at weights of which none is zero."""
+    """Whether the chain and the model have the same gradient, at weights that are not zero."""
     objective = chain.objective
     key = torch.zeros((), dtype=torch.int64)
     w = elsewhere(objective)

@@ -1,15 +1,15 @@
-"""Stacks of parties on a GPU: one step traced, compiled and recorded once, then replayed for every step and round.
+"""Stacks of parties on a GPU: one step is traced, compiled and recorded, then replayed for every step and round.
 
 The step of all parties is traced to a flat list of tensor operations (`make_fx` over `vmap` over `grad`), compiled by
-PyTorch's compiler and recorded as a CUDA graph over fixed buffers: parameters, the step's samples, a counter that the
-graph itself moves on. A round then fills the buffers and replays the graph; the host has nothing to do in between.
+PyTorch's compiler and recorded as a CUDA graph over fixed buffers: parameters, the step's samples, and a counter that
+the graph increments. A round fills the buffers and replays the graph, without work on the host between steps.
 
-Two rewrites make it fast. Convolutions become patches times matrices: per-party filters are grouped convolutions
-otherwise, the slow way. And for plain SGD each parameter keeps a tensor of its own, large dense layers taking their
-step inside the matrix product that makes their gradient, so that no gradient is stored.
+Two rewrites make this fast. Convolutions become matrix products of patches, because filters per party would be grouped
+convolutions, which are slow. For plain SGD each parameter has its own tensor, and large dense layers take their step
+inside the matrix product that computes their gradient, so that no gradient is stored.
 
-Recurrent layers, whose fused kernels know no `vmap`, are unrolled to a loop over cells; they are recorded without being
-compiled, which would take minutes. Random layers are not compiled either.
+Recurrent layers, whose fused kernels do not support `vmap`, are unrolled to a loop over cells. They are recorded but
+not compiled, which would take minutes. Random layers are not compiled either.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from hansa.sim.stacked import StackedEngine
 
 log = logging.getLogger("hansa")
-SHRINK = 1.2  # by what factor a stack shrinks when its parties finish; what lies between is idle
-LARGE = 2**14  # weights a party, from which on a dense layer's step is worth a product of its own
+SHRINK = 1.2  # factor between recorded stack sizes; finished parties idle until the next smaller size
+LARGE = 2**14  # weights per party from which a dense layer steps inside its product
 
 
 class Program:
-    """A step of K parties over fixed buffers, recorded for K and for the smaller stacks left as parties finish."""
+    """A step of K parties over fixed buffers, recorded for K and for smaller stacks, as parties finish."""
 
     def __init__(self, engine: StackedEngine, solver: LocalSolver, parties: int, width: int, padded: bool,
                  state: Any) -> None:  # fmt: skip
@@ -59,18 +59,18 @@ class Program:
         self._traced: dict[int, Callable[[list[Tensor], list[Tensor]], list[Tensor]]] = {}
         self._recorded: dict[int, Callable[[], None]] = {}
         recurrent = any(isinstance(layer, nn.RNNBase) for layer in engine.objective.network().modules())
-        # Random layers and noise hash with 64-bit numbers that the compiler takes for 32-bit ones: only recorded.
+        # Random layers and noise hash with 64-bit integers, which the compiler treats as 32-bit: record only.
         self._compiles = engine.compiles and not recurrent and not engine.objective.draws and not solver.noisy
 
     def make_room(self, steps: int) -> None:
-        """Have buffers for so many steps; longer ones lie elsewhere, so what was recorded is of no use."""
+        """Have buffers for this many steps. New buffers have new addresses, so old recordings are discarded."""
         if steps > len(self.rows):
             self.rows, self.share, self.keys = (v.new_zeros(steps, *v.shape[1:])
                                                 for v in (self.rows, self.share, self.keys))  # fmt: skip
             self._recorded, self._traced = {}, {}
 
     def fill(self, stack: Stack, state: Any) -> None:
-        """Put a stack's samples and its first state into the buffers."""
+        """Copy a stack's samples and its first state into the buffers."""
         count, (_, steps, wide) = len(stack.jobs), stack.plan.rows.shape
         self.make_room(steps)
         self.share[:steps].zero_()
@@ -79,7 +79,7 @@ class Program:
         if self.engine.objective.draws or self.solver.noisy:
             self.keys[:steps, :count] = stack.keys.transpose(0, 1)
         if not self.fused:
-            self.of_party[1].zero_()  # those beyond the stack take no step
+            self.of_party[1].zero_()  # parties beyond the stack take no step
             for to, value in zip(self.of_party, stack.of_party, strict=False):
                 to[:count] = value
         self.of_party[-1][:count] = stack.rate
@@ -87,7 +87,7 @@ class Program:
         pytree.tree_map(lambda to, value: to[:count].copy_(value), self.state, state)
 
     def replay(self, active: list[int]) -> None:
-        """Take the steps: each with the smallest recorded stack that holds the parties still training."""
+        """Take all steps, each with the smallest recorded stack that holds the parties still in training."""
         self.at.zero_()
         for count in active:
             size = min(level(count), self.parties)
@@ -98,7 +98,7 @@ class Program:
             self._recorded[size]()
 
     def step(self, count: int) -> Callable[[], None]:
-        """One step of the first `count` parties, on the buffers, moving the counter on."""
+        """One step of the first `count` parties, on the buffers; increments the counter."""
         advance = self.advance(count)
         state = pytree.tree_leaves(pytree.tree_map(lambda v: v[:count], self.state))
 
@@ -113,8 +113,11 @@ class Program:
         return step
 
     def advance(self, count: int) -> Callable[[list[Tensor], list[Tensor]], list[Tensor]]:
-        """A step of the first `count` parties: the next state, from the state (whose large layers it changes in place)
-        and the step's rows, shares and keys. Traced once."""
+        """A function that takes one step of the first `count` parties; traced once.
+
+        It returns the next state, from the state (whose large layers it changes in place) and the step's rows, shares
+        and keys.
+        """
         if count not in self._traced:
             self._traced[count] = self._trace(count)
         return self._traced[count]
@@ -148,7 +151,7 @@ class Program:
             new = list(state)
             for place, value in zip(plain, found, strict=False):
                 new[place] = value
-            for k, place in enumerate(lifted):  # a large layer takes its step inside the product
+            for k, place in enumerate(lifted):  # a large layer steps inside the product
                 left, right = found[len(plain) + 2 * k : len(plain) + 2 * k + 2]
                 new[place].baddbmm_(left, right, alpha=-1.0)
             return new
@@ -157,7 +160,7 @@ class Program:
 
     def _descend(self, count: int, state: Any, rows: Tensor, share: Tensor, keys: Tensor, of_party: Any, round: Tensor,
                  at: Tensor, x: Tensor, y: Tensor) -> Any:  # fmt: skip
-        """Plain SGD on each parameter's own tensor. Parties that have finished have no share, and so no gradient."""
+        """Plain SGD on one tensor per parameter. Finished parties have a share of 0, and so no gradient."""
         objective = self.engine.objective
         buffers = (objective.initial.stats, objective.initial.counts)
 
@@ -180,7 +183,7 @@ class Program:
 
     def _general(self, count: int, state: Any, rows: Tensor, share: Tensor, keys: Tensor, of_party: Any, round: Tensor,
                  at: Tensor, x: Tensor, y: Tensor) -> Any:  # fmt: skip
-        """Any solver's step on the parameter vectors. Parties that have finished keep what they have."""
+        """Any solver's step on the parameter vectors. Finished parties keep their state."""
         objective, solver = self.engine.objective, self.solver
 
         def one(state: Any, rows: Tensor, share: Tensor, key: Tensor, n: Tensor, steps: Tensor, first: Tensor,
@@ -204,7 +207,7 @@ class Program:
 
 
 def level(count: int) -> int:
-    """The size of the recorded stack for so many parties: few sizes, close to the number, the same in every run."""
+    """The recorded stack size for this many parties: one of few sizes, close to `count`, the same in every run."""
     size = 1
     while size < count:
         size = max(size + 1, int(size * SHRINK))
@@ -212,7 +215,7 @@ def level(count: int) -> int:
 
 
 def roomy(solver: LocalSolver, n: int) -> int:
-    """What a batch drawn from n samples hardly ever exceeds: six standard deviations above its expected length."""
+    """A width that Poisson batches of n samples rarely exceed: expected length plus six standard deviations."""
     size = solver.plan[2]
     return n if size is None else min(n, size + math.ceil(6 * math.sqrt(size)))
 
@@ -220,9 +223,9 @@ def roomy(solver: LocalSolver, n: int) -> int:
 def compiled(graph: torch.fx.GraphModule, complaints: set[str]) -> Callable[..., Any]:
     """Compile a traced step. If the compiler fails, log the reason once and run the step as it was traced.
 
-    Each step is tried by itself, so that what is compiled does not depend on what was trained before.
+    Each step is tried separately, so that the choice does not depend on earlier training.
     """
-    # The compiler's model of memory can give a concatenation other strides than the GPU does: a view may not exist.
+    # The compiler may assume other strides for a concatenation than the GPU has, so that a view fails.
     for node in graph.graph.nodes:
         if node.target is torch.ops.aten.view.default:
             node.target = torch.ops.aten.reshape.default
@@ -247,15 +250,15 @@ def compiled(graph: torch.fx.GraphModule, complaints: set[str]) -> Callable[...,
 
 
 def compiler_reason(error: Exception) -> str:
-    """The first line of a compiler's error that says something: not "backend='inductor' raised:"."""
+    """The first informative line of a compiler's error: not "backend='inductor' raised:"."""
     lines = [line.strip() for line in str(error).splitlines()]
     return next((line for line in lines if line and not line.endswith("raised:")), type(error).__name__)[:300]
 
 
 def lift_products(graph: torch.fx.GraphModule, weights: int) -> list[int]:
-    """Take the steps of large dense layers out of a traced step: instead of w - rate * (a @ b) it gives a and rate * b.
+    """Take the steps of large dense layers out of a traced step: output a and rate * b for w - rate * (a @ b).
 
-    Returns the places of those weights among the outputs; the others come first, then a and b of each.
+    Returns the positions of those weights among the outputs; the other outputs come first, then a and b of each.
     """
     aten = torch.ops.aten
     (out,) = [node for node in graph.graph.nodes if node.op == "output"]
@@ -294,8 +297,7 @@ def lift_products(graph: torch.fx.GraphModule, weights: int) -> list[int]:
 
 
 def fuses(stack: Stack) -> bool:
-    """Whether steps can be taken on each parameter's own tensor: plain SGD steps, a model without buffers, and nothing
-    to carry or to remember beside the parameters."""
+    """Whether steps can use one tensor per parameter: plain SGD, no buffers, and no state but the parameters."""
     spec, rule = stack.engine.objective.spec, stack.solver.step_rule
     if rule is None or rule.clip is not None or rule.pull or spec.stats or spec.counts or stack.memory:
         return False
@@ -303,7 +305,7 @@ def fuses(stack: Stack) -> bool:
 
 
 def repeats(stack: Stack) -> bool:
-    """Whether a stack can be trained by one recording of all of its steps: parties of one size, from one model."""
+    """Whether one recording can train the stack: parties of equal size that start from the same model."""
     solver, sizes = stack.solver, stack.sizes
     if len(stack.solvers) > 1 or not regular(solver) or not stack.engine.pads or len(set(sizes)) > 1:
         return False
@@ -311,8 +313,10 @@ def repeats(stack: Stack) -> bool:
 
 
 class Epochs:
-    """All steps of a stack of equal parties, with the choice of their samples and the making of their updates, as one
-    recording: a round writes who trains and from which model, and replays it."""
+    """All steps of a stack of equal parties as one recording, from the choice of samples to the trained parameters.
+
+    A round writes the parties' ids and the model into buffers and replays the recording.
+    """
 
     def __init__(self, engine: StackedEngine, solver: LocalSolver, count: int, size: int) -> None:
         objective = engine.objective
@@ -384,7 +388,7 @@ def train_alike(stack: Stack) -> Block:
 
 
 def recorded(work: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    """Work over fixed buffers on a GPU as a CUDA graph. It is done once or twice on the way."""
+    """Record work over fixed buffers as a CUDA graph. Recording itself does the work once or twice."""
     if device.type != "cuda":
         return work
     aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -409,16 +413,16 @@ def train(stack: Stack) -> Block:
     layout = tuple((v.shape[1:], v.dtype) for v in pytree.tree_leaves(state))
     width = plan.rows.shape[2]
     padded = not all(plan.full) or len(set(plan.widths)) > 1  # every step is recorded as wide as the widest
-    if solver.sampler == "poisson":  # each round's batches have other lengths, and should need no other recording
+    if solver.sampler == "poisson":  # batch lengths vary per round; one recording must fit them all
         width, padded = max(width, roomy(solver, max(stack.sizes))), True
     longest = max(*plan.steps, solver.count(int(np.diff(engine.holdings.train.offsets).max())))
-    # Which size is recorded depends on the stack alone: what trained before may not change the bits.
+    # The recorded size depends on this stack alone: earlier training must not change the bits.
     parties = count if len(set(plan.steps)) == 1 else level(count)
     key = (solver.kernel, parties, width, padded, fused, layout, engine.holdings.train.x.data_ptr())
     program = engine.programs.get(key)
     if program is None:
         program = engine.programs[key] = Program(engine, solver, parties, width, padded, state)
-        program.make_room(longest)  # so that none is longer
+        program.make_room(longest)  # for the longest party
     program.fill(stack, state)
     program.replay(plan.active)
     state = pytree.tree_map(lambda v: v[:count], program.state)

@@ -187,9 +187,7 @@ class Memories(Mapping[int, Memory]):
         self._log: MemoryLog | None = None
         self._layouts: list[RowLayout] = []  # numbers begin at 1
         self._numbers: dict[RowLayout, int] = {}
-        self._layout = np.zeros(
-            self._parties, dtype=np.int32
-        )  # the layout's number per party; 0 for a party without memory
+        self._layout = np.zeros(self._parties, dtype=np.int32)  # layout number per party; 0: no memory
         self._at = np.zeros(self._parties, dtype=np.int64)  # the position of each party's row in the log
         self._limit = SLACK  # length at which a log is checked for rows out of date
         self._warm: dict[int, Memory] = {}  # memories in RAM

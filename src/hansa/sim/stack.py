@@ -1,4 +1,4 @@
-"""One chunk of parties under training, their parameter vectors stacked to [parties, d]."""
+"""A stack: one chunk of parties in training, with parameters [parties, d]."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def chain_gradient(chain: Chain, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """The rule of a chain for a solver's gradients, inside vmap."""
+    """A chain's gradient and loss for one party, inside vmap."""
     mask = torch.ones(len(batch.x), dtype=w.dtype) if batch.mask is None else batch.mask
     found: tuple[Tensor, Tensor] = ChainGradient.apply(w, batch.x, batch.y, mask / mask.sum(), chain)  # type: ignore[no-untyped-call]
     return found
@@ -40,7 +40,7 @@ class ChainGradient(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is kept: there is no second derivative."""
+        """Save nothing: there is no second derivative."""
 
     @staticmethod
     def vmap(info: Any, dims: tuple[int | None, ...], w: Tensor, x: Tensor, y: Tensor, share: Tensor,
@@ -80,7 +80,7 @@ def _no_samples() -> Batch:
 class Stack:
     """One chunk of parties under training, the longest first.
 
-    `solvers` is one for all of them, or one a party, alike but for the rate and how much they do.
+    `solvers` is one for all parties, or one per party; they may differ in rate and amount of work only.
     """
 
     engine: StackedEngine
@@ -93,7 +93,7 @@ class Stack:
         shards, self.device, self.dtype = engine.holdings.train, engine.objective.device, engine.objective.dtype
         self.solver = self.solvers[0]
         self.solver.prepare(engine.objective, shards.x, shards.y)
-        if not regular(self.solver):  # its steps may depend on more than the size, by which the chunk was sorted
+        if not regular(self.solver):  # its steps may depend on more than the size
             each = self.solvers if len(self.solvers) > 1 else self.solvers * len(self.jobs)
             taken = [len(solver.batches(shards.size(job.party), engine.seed, self.round, job.party))
                      for solver, job in zip(each, self.jobs, strict=True)]  # fmt: skip
@@ -128,7 +128,7 @@ class Stack:
 
     def block(self, tensors: dict[str, Tensor], buffers: tuple[Tensor, Tensor], seen: Tensor,
               memory: dict[str, Tensor], metrics: dict[str, Tensor] | None = None) -> Block:  # fmt: skip
-        """The replies: what the solver sends, the model's buffers, and the mean loss over the steps."""
+        """The replies: the solver's tensors, the model's buffers, and the mean loss over the steps."""
         spec = self.engine.objective.spec
         if spec.stats:
             tensors = {**tensors, "stats": buffers[0]}
@@ -182,7 +182,7 @@ class Stack:
 
     @functools.cached_property
     def of_party(self) -> tuple[Tensor, ...]:
-        """Each party's number of samples, number of steps, first row and key; its rate where they differ."""
+        """Samples, steps, first row and key per party; and rates, if they differ."""
         offsets = self.engine.holdings.train.offsets
         first = [int(offsets[job.party]) for job in self.jobs]
         return (
@@ -206,7 +206,7 @@ class Stack:
 
     def context(self, buffers: tuple[Tensor, Tensor], n: Tensor, steps: Tensor, first: Tensor, key: Tensor,
                 *rate: Tensor) -> Context:  # fmt: skip
-        """What a solver sees of one party, inside vmap."""
+        """The context of one party, inside vmap."""
         shards, widest = self.engine.holdings.train, max(self.sizes)
         equal = min(self.sizes) == widest
 
@@ -223,7 +223,7 @@ class Stack:
 
     @functools.cached_property
     def memory(self) -> dict[str, Tensor]:
-        """What the parties remember of the solver, stacked."""
+        """The parties' memories of the solver, stacked."""
         zero = self.solver.remember(self.engine.objective.spec)
         return {name: torch.stack([job.memory.get(name, value).to(self.device) for job in self.jobs])
                 for name, value in zero.items()}  # fmt: skip
@@ -266,7 +266,7 @@ class Stack:
     def finish(self, start: Tensor, state: Any) -> Block:
         """The replies, from the first parameters and the last state, by the solver's `finish` and `report`."""
         w, carry, buffers, seen = state
-        if not self.solver.own_finish:  # works on a whole stack as it does on one party
+        if not self.solver.own_finish:  # the base version works on a whole stack too
             tensors, after = self.solver.finish(self._common(), start, w, carry, self.memory)
             return self.block(tensors, buffers, seen, after, self.solver.report(carry))
 
@@ -278,11 +278,11 @@ class Stack:
         return self.block(tensors, buffers, seen, after, metrics)
 
     def _common(self) -> Context:
-        """What a solver sees where a hook is called once for all parties."""
+        """The context for a hook that is called once for all parties."""
         return CommonContext(self.engine.objective, 0, 0, self.round, self.rate, _no_samples, _NO_BUFFERS, stacked=True)
 
     def train(self) -> Block:
-        """Any solver, its pure functions mapped over the parties."""
+        """Train by any solver, with its hooks mapped over the parties by vmap."""
         solver, shards = self.solver, self.engine.holdings.train
 
         def step(w: Tensor, carry: Any, buffers: Any, seen: Tensor, x: Tensor, y: Tensor, mask: Tensor | None,
@@ -309,12 +309,12 @@ class Stack:
 
 
 def without_model(payload: Payload) -> Payload:
-    """What a payload holds beside the model."""
+    """A payload without the model."""
     return {name: value for name, value in payload.items() if name != "model"}
 
 
 def stack_payloads(payloads: list[Any], dtype: torch.dtype) -> tuple[Any, Any]:
-    """Payloads as one tree, shared leaves as they are and others stacked, with the vmap dimension of each leaf."""
+    """Merge payloads into one tree, shared leaves unchanged and others stacked; and each leaf's vmap dimension."""
     flat = [pytree.tree_flatten(p, is_leaf=lambda leaf: leaf is None) for p in payloads]
     if any(spec != flat[0][1] for _, spec in flat):
         raise ValueError("the parties are not sent values of the same names")

@@ -1,9 +1,10 @@
-"""The stacked engine: a chunk of parties trains at once, their parameter vectors stacked to [parties, d].
+"""The stacked engine: a chunk of parties trains at once, with parameters stacked to [parties, d].
 
-Models that are chains of linear layers run as batched matrix products (`sim.chain`), others by `torch.func.vmap`. A
-chunk's parties are sorted by their number of steps: those that have finished leave the stack, so unequal parties cost
-no idle steps; samples are padded and masked only within a step. Models that mix the rows of a batch (BatchNorm) get no
-padding rows: only parties of equal size are stacked. What cannot be stacked falls back to one party at a time.
+Models that are chains of linear layers run as batched matrix products (`sim.chain`), others by `torch.func.vmap`. The
+parties of a chunk are sorted by their number of steps, and parties that have finished leave the stack: unequal parties
+cost no idle steps. Samples are padded and masked only within a step. Models that mix the rows of a batch (BatchNorm)
+cannot be padded: for them only parties of equal size are stacked. Models that cannot be stacked train one party at a
+time.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from hansa.sim.rewrite import Rewritten
 from hansa.sim.stack import Stack
 
 log = logging.getLogger("hansa")
-ROOM = 2**28  # bytes of updates held at a time
-CACHE = 4 * 2**20  # bytes of a chunk's parameters on a CPU: they are read and written at every step
-SAMPLE = 40  # samples that a model's ways are tried on
-WIDEST = 256  # parties in a chunk, at most
+ROOM = 2**28  # bytes of updates in memory at a time
+CACHE = 4 * 2**20  # bytes of a chunk's parameters on a CPU, to fit its cache
+SAMPLE = 40  # samples for trying a model as a chain
+WIDEST = 256  # largest number of parties in a chunk
 
 
 class StackedEngine(ReferenceEngine):
-    """Many parties at once where the model allows it, one at a time where it does not."""
+    """Train many parties at once where the model allows it, one at a time where it does not."""
 
     name = "stacked"
 
@@ -48,7 +49,7 @@ class StackedEngine(ReferenceEngine):
         size = max(1, objective.spec.dim * objective.dtype.itemsize)
         on_cpu = objective.device.type == "cpu"
         self.chunk = chunk or max(1, min(WIDEST, CACHE // size) if on_cpu else min(WIDEST, 2**32 // (8 * size)))
-        self.lanes = cores() if on_cpu else 1  # chunks alike, so that processes can share them
+        self.lanes = cores() if on_cpu else 1  # equal chunks, one per worker process
         self.window = max(BLOCK, min(32 * BLOCK, ROOM // size // BLOCK * BLOCK))  # parties arranged together
         if chunk is None and on_cpu and objective.module is not None and heavy(objective):
             self.chunk = 1  # a CPU does not stack convolutions well
@@ -56,8 +57,8 @@ class StackedEngine(ReferenceEngine):
         self.records = objective.device.type == "cuda"
         self.compiles = False
         self._unrecorded: set[type] = set()
-        self.complaints: set[str] = set()  # reasons for which the compiler failed, each logged once
-        self.programs: dict[Any, Any] = {}  # what was recorded for a GPU
+        self.complaints: set[str] = set()  # reasons of compiler failures, each logged once
+        self.programs: dict[Any, Any] = {}  # recordings for a GPU
         self.differ: set[type] = set()  # solvers whose `start` reads values that differ between parties
         self._weights: dict[str, Tensor] = {}
         self.pads = True
@@ -83,7 +84,7 @@ class StackedEngine(ReferenceEngine):
         return f"up to {self.chunk} parties at once by vmap"
 
     def look(self) -> None:
-        """Find out, once, whether the model mixes rows and whether it is a chain of calls."""
+        """Examine the model once: whether it mixes rows, and whether it is a chain."""
         if not self._looked:
             self._looked = True
             train = self.holdings.train
@@ -91,11 +92,11 @@ class StackedEngine(ReferenceEngine):
             if self.objective.device.type == "cpu":
                 self._chain = chain_of(self.objective, train.x[:SAMPLE], train.y[:SAMPLE])
             if self._chain is not None and not self.pads:
-                self._chain.stacks = False  # the loss, or a layer, looks across rows
+                self._chain.stacks = False  # the loss or a layer mixes rows
 
     @property
     def chain(self) -> Chain | None:
-        """The model as a chain of calls, if it is one."""
+        """The model as a chain, if it is one."""
         self.look()
         return self._chain
 
@@ -124,9 +125,9 @@ class StackedEngine(ReferenceEngine):
                     yield job.party, alone[job.party]
 
     def arrange(self, op: Op, jobs: list[PartyWork]) -> list[list[PartyWork]]:
-        """Chunks of parties, each sorted by the number of steps, the longest first.
+        """Divide parties into chunks, each sorted by the number of steps, the longest first.
 
-        Parties of about the same length go together, as many chunks of them as there are cores, so that worker
+        Parties with similar numbers of steps are spread over as many chunks as there are cores, so that worker
         processes finish together.
         """
         solver = unwrap(op)[1]
@@ -147,7 +148,7 @@ class StackedEngine(ReferenceEngine):
         groups = [order]
         self.look()
         if not self.pads:
-            alike: dict[Any, list[PartyWork]] = {}  # parties whose batches are of one size, step by step
+            alike: dict[Any, list[PartyWork]] = {}  # parties with equal batch sizes at every step
             for job in order:
                 size = self.holdings.train.size(job.party)
                 batch = solver.at(job.payload.get("work") or {}).plan[2]
@@ -163,7 +164,7 @@ class StackedEngine(ReferenceEngine):
         return chunks
 
     def work(self, op: Op, jobs: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
-        """Train a chunk of parties, each with the wrappers around the solver."""
+        """Train a chunk of parties, and apply the wrappers around the solver to each."""
         layers, solver = unwrap(op)
         assert isinstance(solver, LocalSolver)
         if not by_hooks(op):
@@ -171,7 +172,7 @@ class StackedEngine(ReferenceEngine):
                 yield from [(job.party, self.one(op, job, round)) for job in jobs]
             return
         ready: list[PartyWork] = []
-        given: dict[int, list[Any]] = {}  # the payload that each layer was given
+        given: dict[int, list[Any]] = {}  # the payload of each wrapper
         for job in jobs:
             payload = job.payload
             try:
@@ -189,7 +190,7 @@ class StackedEngine(ReferenceEngine):
                 yield job.party, str(reason)
         if not ready:
             return
-        with threads(1):  # two threads collapse as soon as another process wants a core
+        with threads(1):  # two threads are slow as soon as another process needs a core
             done = self._train(solver, ready, round)
             if isinstance(done, Block) and not layers:
                 yield done
@@ -208,13 +209,13 @@ class StackedEngine(ReferenceEngine):
                 yield party, outcome
 
     def _train(self, solver: LocalSolver, jobs: list[PartyWork], round: int) -> Block | list[tuple[int, Outcome]]:
-        """Train a chunk in the fastest way that suits the model and the solver."""
+        """Train a chunk by the fastest method for the model and the solver."""
         chain, base, given = self.chain, solver, jobs
         try:
             solvers, jobs = resolved(solver, jobs)
             solver = solvers[0]
             if solver.sampler == "poisson" and len({one.plan[2] for one in solvers}) > 1:
-                # its steps divide by the batch size that a party was told
+                # its steps divide by each party's own batch size
                 return [(job.party, self.one(base, job, round)) for job in given]
             rule = solver.step_rule
             if chain is not None and rule is not None and chain.takes(rule, len(jobs)):
@@ -233,16 +234,16 @@ class StackedEngine(ReferenceEngine):
                     done = self._record(solver, lambda: gpu.train(stack))
                 return stack.train() if done is None else done
         except PartyError:
-            pass  # one of them declines: alone, it will say so again
+            pass  # a party declined; it will decline again when it trains alone
         except HansaError:
             raise
         except Exception as error:
-            # A failure has one author: train the chunk's parties alone, which names the party or succeeds.
+            # Train the parties one at a time: the one that failed is named, or all succeed.
             log.warning("a chunk could not be trained at once (%s); its parties train one at a time", first_line(error))
         return [(job.party, self.one(base, job, round)) for job in given]
 
     def _record(self, solver: LocalSolver, train: Callable[[], Block]) -> Block | None:
-        """A stack trained by a recording; None, and never again for that solver, where its steps cannot be recorded."""
+        """Train a stack by a recording; None if recording fails, and then no recording again for that solver."""
         try:
             return train()
         except HansaError:
@@ -253,12 +254,12 @@ class StackedEngine(ReferenceEngine):
             return None
 
     def width(self, solver: LocalSolver) -> int:
-        """How many parties a chunk holds: fewer where a solver passes over the parameters several times a step."""
+        """Parties per chunk: fewer where a solver passes over the parameters several times per step."""
         wide = self._given is not None or self.chain is None or solver.step_rule is not None
         return self.chunk if wide else max(1, self.chunk // 4)
 
     def weights(self, count: int) -> dict[str, Tensor]:
-        """Memory for the parameters of so many parties, used again by every chunk.
+        """Memory for the parameters of this many parties, reused by every chunk.
 
         Each parameter has a tensor of its own: inside one long vector, matrices would not be aligned for fast access.
         """
@@ -280,16 +281,20 @@ class StackedEngine(ReferenceEngine):
 
 
 def by_hooks(op: Op) -> bool:
-    """Whether an engine may call the hooks of a solver and its wrappers; one that overrides `run`, `train` or `drawn`
-    trains one party at a time."""
+    """Whether an engine may call the hooks of a solver and its wrappers one by one.
+
+    A solver that overrides `run`, `train` or `drawn`, or a wrapper that overrides `run`, trains one party at a time.
+    """
     layers, solver = unwrap(op)
     usual = all(type(layer).run is Wrapper.run for layer in layers)
     return usual and isinstance(solver, LocalSolver) and not solver.own_run
 
 
 def resolved(solver: LocalSolver, jobs: list[PartyWork]) -> tuple[list[LocalSolver], list[PartyWork]]:
-    """The solver that each party is told to use, one for all where they are told the same, and jobs that say no more
-    about it. Payloads that then are the same become one."""
+    """The solver of each party (one for all if equal), with the payloads' `work` applied and removed.
+
+    Payloads that are equal afterwards become one object.
+    """
     works = [job.payload.get("work") or {} for job in jobs]
     if not any("work" in job.payload for job in jobs):
         return [solver], jobs
@@ -305,18 +310,18 @@ def resolved(solver: LocalSolver, jobs: list[PartyWork]) -> tuple[list[LocalSolv
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 
 def heavy(objective: Objective) -> bool:
-    """Whether a model has layers that a CPU does not stack well: convolutions, recurrent nets."""
+    """Whether a model has layers that are slow in stacks on a CPU: convolutions, recurrent layers."""
     kinds = (nn.RNNBase, nn.modules.conv._ConvNd)
     return any(isinstance(layer, kinds) for layer in objective.network().modules())
 
 
 def merge(blocks: list[Block]) -> Block:
-    """Blocks as one, in the order of the parties' ids."""
+    """Merge blocks into one, ordered by party id."""
     parties = [party for block in blocks for party in block.replies.parties]
     order = sorted(range(len(parties)), key=parties.__getitem__)
     if len(blocks) == 1 and order == list(range(len(parties))):
@@ -345,12 +350,12 @@ def merge(blocks: list[Block]) -> Block:
 
 
 def mixes_rows(objective: Objective, holdings: Holdings) -> bool:
-    """Whether a sample's loss or a buffer depends on other rows of the batch, as under BatchNorm. Found by trying."""
+    """Whether a sample's loss or a buffer depends on other rows of the batch, as with BatchNorm; by trial."""
     x, y = holdings.train.x[:3], holdings.train.y[:3]
     norms = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
     if objective.module is None or len(x) < 3 or any(isinstance(m, norms) for m in objective.module.modules()):
         return True
-    if x.is_floating_point():  # rows that differ, whatever the data
+    if x.is_floating_point():  # random rows, which differ for any data
         x = rng.normal(torch.ones((), dtype=torch.int64, device=x.device), x.shape).to(x.dtype)
     buffers = (objective.initial.stats, objective.initial.counts)
     key = torch.zeros((), dtype=torch.int64, device=objective.device)
@@ -361,7 +366,7 @@ def mixes_rows(objective: Objective, holdings: Holdings) -> bool:
             three, (stats_three, _) = objective.losses(weights, buffers, x, y, key)
     except HansaError:
         raise
-    except Exception:  # training itself will say what is wrong
+    except Exception:  # training will report the error
         return True
     tight = objective.dtype == torch.float64
     rtol, atol = (1e-9, 1e-12) if tight else (1e-3, 1e-5)
@@ -370,8 +375,10 @@ def mixes_rows(objective: Objective, holdings: Holdings) -> bool:
 
 
 def obstacle(objective: Objective, holdings: Holdings, unrolls: bool = False) -> str | None:
-    """Why the model cannot be stacked, naming the layer, or None. Found by trying two copies on two samples. Recurrent
-    layers can only be stacked where they are unrolled."""
+    """Why the model cannot be stacked, naming the layer, or None; by trial with two copies on two samples.
+
+    Recurrent layers can be stacked only where they are unrolled.
+    """
     module = objective.network()
     for name, layer in module.named_modules():
         if isinstance(layer, nn.RNNBase) and not unrolls:

@@ -149,9 +149,7 @@ class WorkersEngine(ReferenceEngine):
             ours, theirs = context.Pipe()
             process = context.Process(target=self._serve, args=(theirs,), daemon=True)
             with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore", DeprecationWarning
-                )  # a worker uses one thread, and no lock of another thread
+                warnings.simplefilter("ignore", DeprecationWarning)  # a worker uses one thread only
                 process.start()
             theirs.close()
             self._processes.append(process)
