@@ -175,10 +175,10 @@ def test_tensors_read_back_lie_where_torch_would_put_them_and_are_the_readers_ow
 def test_what_was_on_the_runs_device_goes_back_there() -> None:
     kept = Memories(2, torch.device("meta"))  # a device that every machine has
     kept.keep({0: {"here": torch.ones(2)}})
-    layout = module.Layout((("there", torch.float32, (2,), True), ("here", torch.float32, (2,), False)))
+    layout = module.RowLayout((("there", torch.float32, (2,), True), ("here", torch.float32, (2,), False)))
     (memory,) = layout.unpack(torch.zeros(1, layout.stride, dtype=torch.uint8), torch.device("meta"))
     assert memory["there"].device.type == "meta" and memory["here"].device.type == "cpu"
-    assert module.Layout.of(memory) == layout
+    assert module.RowLayout.of(memory) == layout
     assert kept[0]["here"].device.type == "cpu"
 
 
