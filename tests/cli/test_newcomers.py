@@ -81,7 +81,7 @@ def test_who_was_drawn_independently_is_not_recorded() -> None:
 
 
 def test_a_folder_of_a_finished_run_is_not_said_to_be_resumable(done: Path, tmp_path: Path) -> None:
-    with pytest.raises(hansa.ConfigError, match="which has finished") as caught:
+    with pytest.raises(hansa.ConfigError, match="that has finished") as caught:
         run("run", str(tmp_path / "digits.toml"), "--out", str(done))
     assert "resume" not in str(caught.value)
     (done / "summary.json").unlink()
@@ -90,7 +90,7 @@ def test_a_folder_of_a_finished_run_is_not_said_to_be_resumable(done: Path, tmp_
 
 
 def test_a_file_in_the_place_of_a_run_is_one_sentence(done: Path) -> None:
-    with pytest.raises(hansa.ConfigError, match=r"metrics\.jsonl is a file; expected the folder of a run"):
+    with pytest.raises(hansa.ConfigError, match=r"metrics\.jsonl is a file; expected a run folder"):
         run("show", str(done / "metrics.jsonl"))
     with pytest.raises(hansa.ConfigError, match="is a folder; expected a TOML file"):
         run("run", str(done))

@@ -164,7 +164,7 @@ def test_a_model_that_was_pulled_can_be_loaded_and_predicts(
     assert command("pull", "x", job, "--out", str(folder / "model.safetensors")).exit_code == 0
     assert torch.equal(hansa.load(folder).predict(x), first)
     out.with_suffix(".json").unlink()  # as version 0.1.0 left it
-    with pytest.raises(hansa.ConfigError, match=r"needs heart\.json beside it.*hansa pull"):
+    with pytest.raises(hansa.ConfigError, match=r"has no heart\.json next to it.*hansa pull"):
         hansa.load(out).predict(x)
     with pytest.raises(hansa.ConfigError, match=r"ends with \.json"):
         league.operator.pull(job, tmp_path / "model.json")

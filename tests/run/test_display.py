@@ -160,10 +160,10 @@ def test_a_run_that_is_not_finished_shows_what_it_has(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"is not a run: it has no experiment\.json$"):
+    with pytest.raises(ConfigError, match=r"is not a run folder: it has no experiment\.json$"):
         hansa.load(tmp_path)
     hansa.simulate(hansa.FedAvg(), task(), rounds=1).save(tmp_path / "inside")
-    with pytest.raises(ConfigError, match=r"the last of the 1 runs in it is .*inside$"):
+    with pytest.raises(ConfigError, match=r"the latest of the 1 runs in it is .*inside$"):
         hansa.load(tmp_path)
 
 

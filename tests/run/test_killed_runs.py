@@ -154,7 +154,7 @@ def test_a_folder_that_holds_a_run_is_not_overwritten_and_one_that_does_not_is_n
     with pytest.raises(hansa.ConfigError, match="already holds a run"):
         run(tmp_path / "run")
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
-    with pytest.raises(hansa.ConfigError, match=r"is not a run: it has no experiment\.json"):
+    with pytest.raises(hansa.ConfigError, match=r"is not a run folder: it has no experiment\.json"):
         run(tmp_path / "other", resume=True)
 
 

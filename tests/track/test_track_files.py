@@ -75,7 +75,7 @@ def test_console_says_a_round_a_line_and_the_last_line_is_still_the_json_object(
             ["run", "small.toml", "--track", "tensorbord"],
             "--track: unknown tracker 'tensorbord'; did you mean 'tensorb",
         ),
-        (["track", "nowhere", "--track", "console"], "nowhere is not a run: it has no experiment.json"),
+        (["track", "nowhere", "--track", "console"], "nowhere is not a run folder: it has no experiment.json"),
     ],
 )
 def test_the_command_line_refuses_in_one_sentence(

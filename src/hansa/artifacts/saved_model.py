@@ -1,7 +1,7 @@
-"""A trained model without the run that made it: what `model.safetensors` needs beside it to predict, and that done.
+"""Saved models: predict with `model.safetensors` and `model.json`, without the run that made them.
 
-`model.json` of a run's folder says how the model is made (a registered one by its fields, a function by its name), what
-a sample looks like and, where the aggregator has a test set of its own, two samples of it; it has no party's samples.
+`model.json` says how to make the model (a registered model by its fields, a function by its name) and the shape of a
+sample. If the aggregator has a test set, it has two samples of it as an example. It never has samples of a party.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from hansa.core.predictor import Predictor
 from hansa.core.registry import Part, build, from_config, to_config
 from hansa.core.task import Known, Task
 
-EXAMPLES = 2  # samples that show what goes in
-SMALL = 10_000  # numbers of them, at most
+EXAMPLES = 2  # test samples in `model.json`
+SMALL = 10_000  # largest count of numbers in these samples
 Make = Callable[[], nn.Module]
 
 
 def describe(task: Task, objective: Objective, holdings: Known, seed: int) -> dict[str, Any]:
-    """What a saved model needs beside its tensors, as plain data."""
+    """What a saved model needs to predict, beside its tensors, as plain data."""
     example = None
     if task.test is not None and math.prod(holdings.shape) * EXAMPLES <= SMALL:
         example = torch.as_tensor(task.test[0][:EXAMPLES]).tolist()
@@ -54,8 +54,10 @@ def _features(holdings: Known, objective: Objective) -> torch.dtype:
 
 
 def named(model: Make | None) -> dict[str, Any] | str | None:
-    """How another process can make a model: a registered one by its fields, a function of a module by its name; None
-    where it cannot (a lambda, a function of a notebook), or where there is no model."""
+    """How another process can make a model: a registered model by its fields, a function of a module by its name.
+
+    None if it cannot (a lambda, a function of a notebook), or if there is no model.
+    """
     if isinstance(model, functools.partial) and model.func is double:
         model = model.args[0]
     if isinstance(model, Part):
@@ -66,14 +68,14 @@ def named(model: Make | None) -> dict[str, Any] | str | None:
 
 @dataclass
 class SavedModel:
-    """A final model, of a run just made or read back: `predict` gives the same bits."""
+    """The final model of a run. After saving and loading, `predict` gives the same bits."""
 
     about: dict[str, Any]
     predictor: Predictor
     objective: Objective
     payload: Payload
     preparation: tuple[DataOp, Payload] | None
-    memories: Mapping[int, Any]  # what parties add to the model, where each has one of its own
+    memories: Mapping[int, Any]  # the parties' own parts of the model, if each party has its own model
 
     @property
     def personal(self) -> bool:
@@ -81,7 +83,7 @@ class SavedModel:
         return self.predictor.personal
 
     def predict(self, x: Any, party: int | None = None) -> Tensor:
-        """Outputs (class scores, or values) for samples; `party` says whose model, where each has one of its own."""
+        """Outputs (class scores, or values) for samples; `party` says whose model, if each party has its own."""
         samples = torch.as_tensor(x, device=self.objective.device)
         if samples.is_floating_point() and self.objective.module is not None:
             samples = samples.to(self.objective.dtype)
@@ -102,36 +104,37 @@ class SavedModel:
             return self.payload
         if party is None or party not in range(self.about["parties"]):
             raise ConfigError(
-                f"each party has a model of its own: say whose, from party=0 to party={self.about['parties'] - 1}"
+                f"each party has its own model: set party, from party=0 to party={self.about['parties'] - 1}"
             )
         if not self.memories:
             raise ConfigError(
-                "each party has a model of its own, and they are not here: result.save(...) and trackers keep them, "
-                "where they are not too large; parties of a federation keep them themselves"
+                "each party has its own model, and these models are not saved here: result.save(...) and trackers save "
+                "them if they are not too large; deployed parties keep their own"
             )
         return self.predictor.own(self.objective, self.payload, dict(self.memories.get(party, {})))
 
 
 def tensors(place: Path) -> dict[str, Any]:
-    """What the file of the final model holds, in the folder of a run or by itself."""
+    """The content of a model file, given by its own path or by its run folder."""
     path = place if place.is_file() else place / MODEL
     try:
         tree = codec.decode(path.read_bytes())
     except FileNotFoundError:
         raise ConfigError(
-            f"{place} has no model yet: the run is not finished; `hansa resume` goes on with it"
+            f"{place} has no model yet: the run is not finished; continue it with `hansa resume`"
         ) from None
     except DataError as error:
         raise DataError(f"{path} is damaged: {error}") from None
     if not isinstance(tree, dict) or "predictor" not in tree:
-        raise DataError(f"{path} holds no model of Hansa's")
+        raise DataError(f"{path} is not a model that Hansa has saved")
     return tree
 
 
 def load(place: str | Path, folder: str = ".", make: Make | None = None) -> SavedModel:
-    """The final model of a run's folder, of one with its files of the model alone, or of a model's file with what it
-    needs beside it; functions that make models are looked for in `folder` as well, unless `make` gives an untrained
-    model."""
+    """Load the final model from a run folder, or from a model file with its `.json` file next to it.
+
+    A function that makes the model is looked up in the modules of `folder` as well, unless `make` gives one.
+    """
     place = Path(place)
     tree, about = tensors(place), read_json(beside(place) if place.is_file() else place / SERVING)
     objective = Objective(
@@ -144,12 +147,12 @@ def load(place: str | Path, folder: str = ".", make: Make | None = None) -> Save
     if "preparation" in tree:
         op = op_of(tree["preparation"]["op"], "preparation")
         if not isinstance(op, DataOp):
-            raise DataError(f"{place} is damaged: its preparation is no preparation")
+            raise DataError(f"{place} is damaged: its preparation is invalid")
         preparation = (op, tree["preparation"]["payload"])
-    own = (place.parent if place.is_file() else place) / PERSONAL
-    memories = codec.decode(own.read_bytes()) if own.exists() else {}
-    mine = {int(party): memory for party, memory in memories.items()}
-    return SavedModel(about, build("predictor", tree["predictor"]), objective, payload, preparation, mine)
+    personal = (place.parent if place.is_file() else place) / PERSONAL
+    memories = codec.decode(personal.read_bytes()) if personal.exists() else {}
+    by_party = {int(party): memory for party, memory in memories.items()}
+    return SavedModel(about, build("predictor", tree["predictor"]), objective, payload, preparation, by_party)
 
 
 def _factory(about: dict[str, Any], tree: dict[str, Any], beside: str, make: Make | None) -> Make | None:
@@ -160,23 +163,23 @@ def _factory(about: dict[str, Any], tree: dict[str, Any], beside: str, make: Mak
         made = load_function(model, "model", beside) if isinstance(model, str) else from_config("model", model, "model")
     elif "params" in tree or tree["predictor"] == "personal":
         raise ConfigError(
-            "the model's function is a lambda, or of a notebook or script, so no other process can make the model; "
-            "define it in a module of its own, or give it to hansa.load(folder), as in model(make_model)"
+            "the function that makes the model is a lambda, or defined in a notebook or script, so another process "
+            "cannot find it; define it in a module, or pass it, as in hansa.load(folder).model(make_model)"
         )
     else:
         return None
     return functools.partial(double, made) if about["dtype"] == "float64" else made
 
 
-def _params(objective: Objective, found: dict[str, Tensor], folder: Path) -> Params:
+def _params(objective: Objective, stored: dict[str, Tensor], folder: Path) -> Params:
     module, spec = objective.network(), objective.spec
     wanted = {entry.name: entry.shape for entry in (*spec.weights, *spec.stats, *spec.counts, *spec.frozen)}
-    saved = {name: tuple(tensor.shape) for name, tensor in found.items()}
+    saved = {name: tuple(tensor.shape) for name, tensor in stored.items()}
     for name in sorted({*wanted, *saved}):
         if wanted.get(name) != saved.get(name):
             raise ConfigError(
-                f"the model of {folder} is not the one that its function makes: {name} is "
-                f"{saved.get(name, 'not there')} in the folder and {wanted.get(name, 'not there')} in the module"
+                f"the model in {folder} does not fit the model that its function makes: {name} is "
+                f"{saved.get(name, 'missing')} in the folder and {wanted.get(name, 'missing')} in the module"
             )
-    module.load_state_dict(found, strict=False)  # tensors that layers share are saved once
+    module.load_state_dict(stored, strict=False)  # tensors that layers share are saved once
     return spec.flatten(module)

@@ -1,4 +1,4 @@
-"""Runs: settings, rounds, checkpoints, results."""
+"""Runs: the training loop, simulate, resume, results."""
 
 from hansa.experiment.settings import Run
 from hansa.run.result import Result

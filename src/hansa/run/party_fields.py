@@ -1,4 +1,4 @@
-"""What the line of a round tells of the parties: of a single one no more than `run.min_cohort` allows."""
+"""Fields of the metrics line about single parties, as far as `run.min_cohort` allows them."""
 
 from __future__ import annotations
 
@@ -15,24 +15,23 @@ Name = Callable[[int], str]
 
 
 def refusals(record: Record, least: int, name: Name) -> dict[str, Any]:
-    """Who did not answer, was rejected or counts for less than its weight, and why; with a min_cohort no number of
-    theirs."""
+    """Parties that did not reply, were rejected or capped, and why; with a min_cohort the reasons have no numbers."""
     out: dict[str, Any] = {}
-    for kind, who in (("missing", record.missing), ("rejected", record.rejected), ("capped", record.capped)):
-        if who:
-            out[kind] = {name(p): reason if least == 1 else without_numbers(reason) for p, reason in who.items()}
+    for kind, parties in (("missing", record.missing), ("rejected", record.rejected), ("capped", record.capped)):
+        if parties:
+            out[kind] = {name(p): reason if least == 1 else without_numbers(reason) for p, reason in parties.items()}
     return out
 
 
 def unused(record: Record, least: int, name: Name) -> dict[str, str]:
-    """The same in one table, by party, of those whose replies are not used."""
-    told = refusals(record, least, name)
-    return {party: reason for kind in told if kind != "capped" for party, reason in told[kind].items()}
+    """Parties whose replies are not used, and why."""
+    kinds = refusals(record, least, name)
+    return {party: reason for kind in kinds if kind != "capped" for party, reason in kinds[kind].items()}
 
 
 def caught(findings: Sequence[Finding], record: Record, attackers: Set[int]) -> dict[str, float]:
-    """Where the attackers are known: which part of those excluded or rejected were attackers (precision), and of the
-    attackers were excluded or rejected (recall)."""
+    """How well attackers were found: the share of attackers among the parties excluded or rejected (precision), and the
+    share of the attackers that were excluded or rejected (recall)."""
     seen = {*record.fused, *record.rejected, *(p for finding in findings for p in finding.parties)}
     without = {*record.rejected, *(p for finding in findings for p in finding.excluded)}
     right, hostile = len(without & attackers), len(seen & attackers)
@@ -41,7 +40,7 @@ def caught(findings: Sequence[Finding], record: Record, attackers: Set[int]) -> 
 
 
 def fused(findings: Sequence[Finding], least: int, name: Name) -> dict[str, Any]:
-    """What the fusion found about single parties, by name; with a min_cohort only whom it left out."""
+    """What the fusion found out about single parties, by name; with a min_cohort only which ones it excluded."""
     out: dict[str, Any] = {}
     for finding in findings:
         excluded = [name(p) for p in finding.excluded]
@@ -56,8 +55,10 @@ def fused(findings: Sequence[Finding], least: int, name: Name) -> dict[str, Any]
 
 
 def over_parties(answers: Gathered, least: int, name: Name) -> dict[str, Any]:
-    """Each party's metrics on its own test samples: mean, worst tenth, variance, and the mean over samples. With a
-    min_cohort, only what is made of so many parties."""
+    """The parties' metrics on their own test samples: mean, worst tenth and variance over parties, mean over samples.
+
+    With a min_cohort, only numbers that at least so many parties contribute to.
+    """
     out: dict[str, Any] = {}
     for metric in sorted({m for reply in answers.replies for m in reply.metrics}):
         pairs = [(r.metrics[metric], r.weight) for r in answers.replies if metric in r.metrics]

@@ -1,4 +1,4 @@
-"""What a run gives back."""
+"""The result of a run."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from hansa.core.registry import build
 from hansa.report.display import Displayed, totals
 from hansa.run.loop import Training
 
-PERSONAL_BYTES = 2**28  # of parties' own models that are kept with a run, at most
+PERSONAL_BYTES = 2**28  # largest size of the parties' own models that a run saves
 
 
 @dataclass(repr=False)
 class Result(Displayed):
-    """A finished run: `params` by name, `history` with an entry a round, `model()` the trained module.
+    """A finished run: `params` by name, `history` with one metrics line per round, `model()` the trained module.
 
-    In a notebook it shows itself as a table and curves; `to_frame()` and `plot()` give them to work on.
+    A notebook shows a result as a table and curves; `to_frame()` and `plot()` return them.
     """
 
     training: Training
@@ -50,18 +50,18 @@ class Result(Displayed):
 
     @property
     def memories(self) -> Mapping[int, dict[str, Tensor]]:
-        """What the simulated parties remember, read when asked for (in deployment it never leaves them)."""
+        """What the simulated parties remember (in a deployment it never leaves the parties)."""
         return getattr(self.training.runtime, "memories", {})
 
     def model(self, party: int | None = None) -> nn.Module:
-        """The trained module, in evaluation mode; a party's own where each has one."""
+        """The trained module, in evaluation mode; the module of `party` if each party has its own."""
         if self.training.task.model is None or not self.training.algorithm.trains:
             raise ConfigError(f"{self.training.algorithm.name} trains no torch module; use result.predict(x)")
         return self._final().model(party)
 
     def predict(self, x: Any, party: int | None = None) -> Tensor:
-        """Outputs (class scores, or values) for samples; they are prepared (imputed, scaled) as in training. Where each
-        party has a model of its own, `party` says whose."""
+        """Outputs (class scores, or values) for samples, which are prepared (imputed, scaled) as in training; `party`
+        says whose model, if each party has its own."""
         return self._final().predict(x, party)
 
     @property
@@ -77,7 +77,7 @@ class Result(Displayed):
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The run in one line: rounds, metrics of the last evaluation, bytes, seconds, simulated seconds."""
+        """The summary of the run: rounds, metrics of the last evaluation, bytes, seconds, simulated seconds."""
         progress = self.training.progress
         return totals(self.history) | {
             "rounds": progress.round, "bytes_up": progress.bytes_up, "bytes_down": progress.bytes_down,
@@ -98,32 +98,36 @@ class Result(Displayed):
         return {"predictor": name, **model}
 
     def described(self) -> dict[str, Any]:
-        """What the saved model needs to predict in another process, as plain data."""
+        """What the saved model needs to predict, as plain data."""
         training = self.training
         return saved_model.describe(training.task, training.objective, training.holdings, training.run.seed)
 
     def save(self, path: str | Path, replace: bool = False) -> Path:
-        """Write the model, the metrics and the summary to a folder that `hansa show` and `hansa.load` can read. A
-        folder that holds a run already is refused, unless it is to be replaced."""
-        store = RunFolder(path)
+        """Write model, metrics and summary to a run folder, for `hansa show` and `hansa.load`.
+
+        A ConfigError if the folder holds a run already, unless `replace` is set.
+        """
+        folder = RunFolder(path)
         if replace:
-            store.remove()
-        store.create(self.experiment)
-        write_atomic(store.path / METRICS, b"".join(json.dumps(line).encode() + b"\n" for line in self.history))
-        store.finish(self.saved_model(), self.described(), {**self.summary, "run_dir": str(store.path)})
-        self.keep_personal(store.path)
-        return store.path
+            folder.remove()
+        folder.create(self.experiment)
+        write_atomic(folder.path / METRICS, b"".join(json.dumps(line).encode() + b"\n" for line in self.history))
+        folder.finish(self.saved_model(), self.described(), {**self.summary, "run_dir": str(folder.path)})
+        self.keep_personal(folder.path)
+        return folder.path
 
     def keep_personal(self, folder: Path) -> None:
-        """Keep what simulated parties add to the model in a folder, where each has one of its own and they are small.
-        Those of a federation keep it themselves."""
+        """Save the own models of simulated parties to a folder, if they have any and these are small.
+
+        Deployed parties keep their own.
+        """
         if not self.personal or not self.memories:
             return
-        kept, size = {}, 0
+        by_party, size = {}, 0
         for party in range(len(self.training.holdings)):
             memory = dict(self.memories.get(party, {}))
             size += sum(tensor.nbytes for tensor in memory.values())
             if size > PERSONAL_BYTES:
                 return
-            kept[str(party)] = memory
-        write_atomic(folder / PERSONAL, codec.encode(kept))
+            by_party[str(party)] = memory
+        write_atomic(folder / PERSONAL, codec.encode(by_party))

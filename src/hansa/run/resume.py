@@ -1,4 +1,4 @@
-"""Run an experiment file, and go on with one that was stopped."""
+"""Run an experiment, and resume a run that was stopped."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from hansa.run.simulate import simulate
 
 
 def new_folder(name: str, under: str = "runs") -> Path:
-    """A folder for a new run, named by the experiment and the time."""
+    """The path of a new run folder, named after the experiment and the time."""
     stamp = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
-    path, again = Path(under) / stamp, 1
+    path, number = Path(under) / stamp, 1
     while path.exists():
-        again += 1
-        path = Path(under) / f"{stamp}-{again}"
+        number += 1
+        path = Path(under) / f"{stamp}-{number}"
     return path
 
 
@@ -34,22 +34,24 @@ def execute(experiment: Experiment, run_dir: Path, on_round: Watch | None = None
 
 
 def stored_experiment(run_dir: str | Path) -> Experiment:
-    """The experiment that a run's folder records."""
+    """The experiment of a run folder."""
     record: dict[str, Any] | None = RunFolder(run_dir).experiment()["experiment"]
     if record is None:
         raise ConfigError(
-            f"{run_dir} was made from Python, so its task is not recorded; call hansa.simulate(..., run_dir=..., "
-            "resume=True) with the same task"
+            f"{run_dir} was made from Python, so its task is not stored; resume it with hansa.simulate(..., "
+            "run_dir=..., resume=True) and the same task"
         )
     return dataclasses.replace(parse(record["tree"], record["folder"]), name=record.get("name", ""))
 
 
 def resume(run_dir: str | Path, force: bool = False, on_round: Watch | None = None, track: Any = None) -> Result:
-    """Go on with a run from its last checkpoint. Under the same plan the final model has the same bits. It is tracked
-    as before, or by the trackers that are given."""
+    """Continue a run from its last checkpoint; under the same plan the final model has the same bits.
+
+    The run keeps its trackers, unless `track` names others.
+    """
     experiment = stored_experiment(run_dir)
     if (Path(run_dir) / SUMMARY).exists():
-        raise ConfigError(f"{run_dir} has finished; `hansa show {run_dir}` prints it")
+        raise ConfigError(f"the run {run_dir} has finished; `hansa show {run_dir}` prints it")
     record = {"tree": experiment.tree, "folder": experiment.folder, "name": experiment.name}
     return simulate(experiment.algorithm, experiment.build_task(), run_dir=run_dir, resume=True, force=force,
                     on_round=on_round, track=track, experiment=record, **experiment.settings())  # fmt: skip

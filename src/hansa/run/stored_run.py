@@ -1,4 +1,4 @@
-"""A run's folder, read back: to look at it, to work on its numbers, to use its model."""
+"""Load runs and models from disk."""
 
 from __future__ import annotations
 
@@ -17,36 +17,41 @@ from hansa.report.display import Displayed, totals
 
 @dataclass(frozen=True, repr=False)
 class StoredRun(Displayed):
-    """What a run left in its folder: its record (`experiment`), its `history` and `summary`, and its model. A run that
-    is not finished has the rounds that it has, and no model yet. It shows itself as a `Result` does."""
+    """A run loaded from its run folder: its record (`experiment`), its `history` and `summary`, and its model.
+
+    A run that is not finished has the rounds so far, and no model. A notebook shows it as it shows a `Result`.
+    """
 
     run_dir: Path
     experiment: dict[str, Any]
-    rounds: tuple[dict[str, Any], ...]
-    summed: dict[str, Any]
+    lines: tuple[dict[str, Any], ...]
+    stored_summary: dict[str, Any]
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        return list(self.rounds)
+        return list(self.lines)
 
     @property
     def summary(self) -> dict[str, Any]:
-        return dict(self.summed)
+        return dict(self.stored_summary)
 
     @property
     def params(self) -> dict[str, Tensor]:
         """The trained model's tensors by name; none for methods that train no torch module."""
-        found: dict[str, Tensor] = saved_model.tensors(self.run_dir).get("params", {})
-        return found
+        params: dict[str, Tensor] = saved_model.tensors(self.run_dir).get("params", {})
+        return params
 
     def model(self, make: saved_model.Make | None = None, party: int | None = None) -> nn.Module:
-        """The trained module, in evaluation mode; a party's own where each has one. `make` gives an untrained one, as
-        the task's model did; it is needed only where that was a lambda, or a function of a notebook or script."""
+        """The trained module, in evaluation mode; the module of `party` if each party has its own.
+
+        `make` makes an untrained module, as the task's model did. It is needed only if the task's model was a lambda,
+        or a function of a notebook or script.
+        """
         return self._final(make).model(party)
 
     def predict(self, x: Any, make: saved_model.Make | None = None, party: int | None = None) -> Tensor:
-        """Outputs (class scores, or values) for samples, as `Result.predict` gave them: prepared (imputed, scaled) as
-        in training; `make` and `party` as for `model`."""
+        """Outputs (class scores, or values) for samples, the same as from `Result.predict`; `make` and `party` as for
+        `model`."""
         return self._final(make).predict(x, party)
 
     def _final(self, make: saved_model.Make | None) -> saved_model.SavedModel:
@@ -55,7 +60,7 @@ class StoredRun(Displayed):
 
 
 class StoredModel(StoredRun):
-    """The model of a finished job or run without its rounds: a file that `hansa pull` has written, or a folder."""
+    """A model without its run: a model file that `hansa pull` has written, or a folder with one."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, {}, (), {})
@@ -70,25 +75,24 @@ class StoredModel(StoredRun):
         about = beside(self.run_dir) if self.run_dir.is_file() else self.run_dir / SERVING
         if not about.exists():
             raise ConfigError(
-                f"{self.run_dir} needs {about.name} beside it, which says how its model is made; pull the model again "
-                "with `hansa pull`, or work on its tensors: hansa.load(...).params"
+                f"{self.run_dir} has no {about.name} next to it, which says how to make the model; pull the model "
+                "again with `hansa pull`, or use its tensors: hansa.load(...).params"
             )
         return saved_model.load(self.run_dir, ".", make)
 
 
 def load(path: str | Path) -> StoredRun:
-    """Read the folder of a run that `hansa run`, `hansa.simulate(run_dir=...)` or `result.save(...)` has written, or
-    the model that `hansa pull` has fetched, which is a file."""
+    """Load a run folder that `hansa run`, `hansa.simulate(run_dir=...)` or `result.save(...)` has written, or a model
+    file that `hansa pull` has written."""
     path = Path(path)
-    place = path.parent if path.is_file() and path.name == MODEL else path
-    if path.is_file() and not (place / EXPERIMENT).exists():
-        saved_model.tensors(path)  # refused where it is no model
+    root = path.parent if path.is_file() and path.name == MODEL else path
+    if path.is_file() and not (root / EXPERIMENT).exists():
+        saved_model.tensors(path)  # raises an error if it is not a model
         return StoredModel(path)
-    if not (place / EXPERIMENT).exists() and (place / MODEL).exists():
-        return StoredModel(place)
-    store = RunFolder(place)
-    experiment, history = store.experiment(), store.history()
-    done = (store.path / SUMMARY).exists()
-    return StoredRun(
-        store.path, experiment, tuple(history), read_json(store.path / SUMMARY) if done else totals(history)
-    )
+    if not (root / EXPERIMENT).exists() and (root / MODEL).exists():
+        return StoredModel(root)
+    folder = RunFolder(root)
+    experiment, history = folder.experiment(), folder.history()
+    finished = (folder.path / SUMMARY).exists()
+    summary = read_json(folder.path / SUMMARY) if finished else totals(history)
+    return StoredRun(folder.path, experiment, tuple(history), summary)
