@@ -1,21 +1,21 @@
 """The demonstration: four hospitals learn to recognise heart disease without sharing a patient.
 
-The patients are those of UCI Heart Disease, who were seen in four hospitals. Three regimes train one model, logistic
-regression, through one code path: *local-only* (each hospital by itself, scaling learned on its own patients),
-*federated* (FedAvg over the four; scaling learned from sums) and *centralised* (all patients in one place, which
-hospitals may not do). For each seed a quarter of each hospital's patients, stratified by diagnosis, is held out, and
-all regimes are measured on the same held-out patients, hospital by hospital.
+The patients are those of UCI Heart Disease, who were seen in four hospitals. Three regimes train the same
+model, logistic regression, with the same code: *local-only* (each hospital alone, with scaling learned on its own
+patients), *federated* (FedAvg over the four, with scaling learned from sums) and *centralised* (all patients in one
+place, which hospitals may not do). For each seed a quarter of each hospital's patients, stratified by diagnosis, is
+held out. All regimes are measured on the same held-out patients, per hospital.
 
-What was chosen, once for all regimes: learning rate 0.1, the library's default; 20 rounds of 5 passes over the training
-patients, 100 in all; each pass one gradient step over the whole local set, so that every regime takes the same number
-of steps (with small batches, pooled patients would mean seven times the steps of the smallest hospital). The seeds are
-0, 1, 2, ... The setting was not chosen for the lead of federated over local-only in mean AUC, which was there in all
-settings looked at: 0.7 to 4.7 points over 100 splits (learning rates 0.03 to 0.3; 1, 5 or 10 passes a round; 10 to 2000
-passes; longer training widens it, as small hospitals overfit on their own), and 0.7 to 1.1 points over 10 splits with
-batches of 16 or 32. Here it is 1.2 points over 10 splits and 1.1 over 100.
+All regimes have the same setting: learning rate 0.1, the library's default; 20 rounds of 5 passes over the training
+patients, 100 passes in total; each pass is one gradient step over the whole local set, so that every regime takes the
+same number of steps (with small batches, the pooled patients would need seven times the steps of the smallest
+hospital). The seeds are 0, 1, 2, ... The setting was not chosen to favour federated over local-only: federated has the
+higher mean AUC in all settings tried, by 0.7 to 4.7 points over 100 splits (learning rates 0.03 to 0.3; 1, 5 or 10
+passes per round; 10 to 2000 passes; longer training widens the gap, because small hospitals overfit alone), and by 0.7
+to 1.1 points over 10 splits with batches of 16 or 32. Here it is 1.2 points over 10 splits and 1.1 over 100.
 
-The reference engine trains, one party after another: a step on a few hundred rows of 22 columns is far shorter than
-what stacking parties costs.
+The reference engine trains one party after another: a step on a few hundred rows of 22 columns is much shorter than the
+overhead of stacking parties.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ TEST_SHARE = 0.25
 
 @dataclass(frozen=True)
 class Hospital:
-    """One party: how many patients it has, how many of them are ill, and the two counts in its held-out quarter."""
+    """One party: its number of patients, how many of them are ill, and the same counts of its held-out quarter."""
 
     name: str
     patients: int
@@ -70,12 +70,12 @@ class Hospital:
 
 @dataclass(frozen=True)
 class Demo:
-    """What the demonstration found.
+    """The results of the demonstration.
 
-    `scores[score][regime]` has a row a seed and a column a hospital; NaN where a score is undefined (the AUC of a test
-    set with one class). `curves[metric]` is the federated model's mean over hospitals, a row a seed and a column a
-    round. `bytes_up` and `bytes_down` are each round's traffic of training; `prepared` is what learning the scaling
-    took before it, up and down.
+    `scores[score][regime]` has one row per seed and one column per hospital; NaN if a score is undefined (the AUC of a
+    test set with one class). `curves[metric]` is the federated model's mean over hospitals, with one row per seed and
+    one column per round. `bytes_up` and `bytes_down` are the training traffic per round; `prepared` is the traffic of
+    learning the scaling before the first round, up and down.
     """
 
     hospitals: tuple[Hospital, ...]
@@ -89,17 +89,17 @@ class Demo:
     report: Path
 
     def by_seed(self, score: str, regime: str) -> np.ndarray:
-        """The mean over hospitals, one value a seed; hospitals whose score is undefined are left out."""
+        """The mean over hospitals, one value per seed, without hospitals whose score is undefined."""
         return _mean(self.scores[score][regime], axis=1)
 
     def cell(self, score: str, regime: str, hospital: int | None = None) -> tuple[float, float]:
-        """Mean and standard deviation over seeds: of one hospital, or of the mean over hospitals."""
+        """Mean and standard deviation over seeds, for one hospital or for the mean over hospitals."""
         values = self.by_seed(score, regime) if hospital is None else self.scores[score][regime][:, hospital]
         known = values[~np.isnan(values)]
         return float(_mean(known, axis=0)), float(known.std(ddof=1)) if len(known) > 1 else float("nan")
 
     def gain(self, score: str, hospital: int | None = None) -> float:
-        """By how much federated is above local-only."""
+        """How much higher federated scores than local-only."""
         return self.cell(score, "federated", hospital)[0] - self.cell(score, "local-only", hospital)[0]
 
 
@@ -112,12 +112,12 @@ def hospitals(out: Path, seeds: int = 10, on_progress: Callable[[int, int], None
     from hansa.demo.report import write
 
     if seeds < 1:
-        raise ConfigError(f"seeds is {seeds}; the demonstration needs at least 1")
+        raise ConfigError(f"seeds is {seeds}; it must be at least 1")
     out = Path(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"cannot make the folder {out}: {error.strerror}") from None
+        raise ConfigError(f"cannot make the folder {out}: {error.strerror}; choose another with --out") from None
     started = time.monotonic()
     data: Data = build("dataset", "heart").load(None)
     assert data.parties is not None and data.party_names is not None
@@ -145,7 +145,7 @@ def hospitals(out: Path, seeds: int = 10, on_progress: Callable[[int, int], None
 
 
 class _Trial:
-    """The training runs, seed by seed, and what they scored."""
+    """The training runs of all seeds, and their scores."""
 
     def __init__(self, data: Data, on_progress: Callable[[int, int], None] | None, seeds: int) -> None:
         assert data.parties is not None and data.party_names is not None
@@ -157,20 +157,20 @@ class _Trial:
         self._tick()
 
     def run(self, seed: int) -> None:
-        """All three regimes on one split."""
+        """Train all three regimes on one split."""
         train, test = split(self.data, seed)
         alone = [self._train([a], [b], [n], seed) for a, b, n in zip(train, test, self.names, strict=True)]
         together = self._train(train, test, self.names, seed, eval_every=1)
         pooled = self._train([_union(train)], [_union(test)], ["all patients"], seed)
         self.federated.append(together)
-        found = {
+        metrics = {
             "local-only": [_measure(result, [own])[0] for result, own in zip(alone, test, strict=True)],
             "federated": _measure(together, test),
             "centralised": _measure(pooled, test),
         }
         for score in SCORES:
             for regime in REGIMES:
-                self.scores[score][regime].append([m.get(score, float("nan")) for m in found[regime]])
+                self.scores[score][regime].append([m.get(score, float("nan")) for m in metrics[regime]])
         self.hospitals = [
             Hospital(label(name), len(rows), int(self.data.y[rows].sum()), len(y), int(y.sum()))
             for name, rows, (_, y) in zip(self.names, self.rows, test, strict=True)
@@ -200,19 +200,19 @@ class _Trial:
 
 
 def split(data: Data, seed: int) -> tuple[list[Pair], list[Pair]]:
-    """Each hospital's training and held-out patients; the quarter held out has the hospital's share of the ill."""
+    """Each hospital's training patients and held-out patients, stratified by diagnosis."""
     assert data.parties is not None and data.party_names is not None
     train, test = [], []
     for name, rows in zip(data.party_names, data.parties, strict=True):
         draw = int(generator(seed, "demo", name).integers(2**63))
-        kept, held = stratified_split(data.y[rows].numpy(), TEST_SHARE, draw)
-        train.append((data.x[rows[kept]], data.y[rows[kept]]))
-        test.append((data.x[rows[held]], data.y[rows[held]]))
+        training, held_out = stratified_split(data.y[rows].numpy(), TEST_SHARE, draw)
+        train.append((data.x[rows[training]], data.y[rows[training]]))
+        test.append((data.x[rows[held_out]], data.y[rows[held_out]]))
     return train, test
 
 
 def label(name: str) -> str:
-    """A hospital's name as it is printed."""
+    """The printed name of a hospital."""
     return name.upper() if len(name) <= 2 else name.title()
 
 
@@ -226,14 +226,14 @@ def _measure(result: Result, tests: list[Pair]) -> list[dict[str, float]]:
 
 
 def _mean(values: np.ndarray, axis: int) -> np.ndarray:
-    """The mean of what is known; NaN where nothing is."""
+    """The mean of the values that are not NaN; NaN if all are."""
     known = ~np.isnan(values)
     count = known.sum(axis=axis)
     return np.where(count > 0, np.where(known, values, 0.0).sum(axis=axis) / np.maximum(count, 1), np.nan)
 
 
 def cell_text(mean_and_sd: tuple[float, float]) -> str:
-    """Mean and standard deviation in percent; the latter left out where there is one seed."""
+    """Mean and standard deviation in percent; the mean alone if there is one seed."""
     mean, sd = (100 * value for value in mean_and_sd)
     if np.isnan(mean):
         return "-"
@@ -241,11 +241,11 @@ def cell_text(mean_and_sd: tuple[float, float]) -> str:
 
 
 def table(demo: Demo) -> Table:
-    """A row a hospital and one for their mean; AUC and accuracy in percent, mean ± standard deviation over seeds."""
+    """One row per hospital and one for their mean: AUC and accuracy in percent, mean ± deviation over seeds."""
     from rich import box
     from rich.table import Table
 
-    grid = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)  # 79 columns: fits the narrowest usual terminal
+    grid = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)  # 79 columns: fits a terminal of 80
     grid.add_column("hospital", no_wrap=True)
     for score in SCORES:
         for regime in REGIMES:
@@ -261,14 +261,14 @@ def table(demo: Demo) -> Table:
 
 
 def picture(demo: Demo, path: Path) -> None:
-    """Write the demonstration as one wide picture: AUC by hospital, and the federated model's learning curve."""
+    """Draw the results as one wide picture: AUC by hospital, and the federated model's learning curve."""
     from hansa.demo.report import wide
 
     wide(demo).savefig(path, dpi=110, bbox_inches="tight")
 
 
 def show(out: Path, seeds: int) -> None:
-    """Run the demonstration with a progress bar; print the table, what it says and where the report is."""
+    """Run the demonstration with a progress bar; print the table, the findings and the path of the report."""
     from rich.console import Console
     from rich.progress import Progress
     from rich.text import Text

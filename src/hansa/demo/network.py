@@ -1,8 +1,8 @@
 """`make demo-net`: four hospitals and an aggregator as five processes on this machine, over mutual TLS.
 
-It does what an engineer does: a federation is made, the aggregator serves, each hospital enrols with its token and its
-own file of patients, a job is submitted, the model is pulled. The same experiment is simulated with the reference
-engine, and the two model files are compared byte by byte.
+It takes the steps that an operator takes: make a federation, serve it, enrol each hospital with its token and its own
+file of patients, submit a job, pull the model. Then it simulates the same experiment with the reference engine and
+compares the two model files byte by byte.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ engine = "reference"
 
 
 def hospitals(folder: Path, rounds: int) -> tuple[list[str], Path]:
-    """A file of patients for each hospital, and an experiment over them; the hospitals' names and the experiment."""
+    """Write one file of patients per hospital and an experiment file. Returns the names and the experiment file."""
     heart = parse({"task": {"dataset": "heart", "model": "logistic"}})
     pairs, names = divide(load_data(heart), heart)
     assert names is not None
@@ -55,7 +55,7 @@ def hospitals(folder: Path, rounds: int) -> tuple[list[str], Path]:
 
 
 def run(out: Path, rounds: int = 30) -> bool:
-    """The demonstration, in a new folder; whether both models are the same, byte by byte."""
+    """Run the demonstration in a new folder. Returns whether both model files are the same, byte by byte."""
     if out.exists() and any(out.iterdir()):
         raise ConfigError(f"{out} is not empty; choose another folder with --out, or remove it")
     out.mkdir(parents=True, exist_ok=True)

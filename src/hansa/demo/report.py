@@ -1,4 +1,4 @@
-"""The demonstration in words and pictures: what its numbers say, its figures and its HTML report."""
+"""The report of the demonstration: sentences, figures, HTML page."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ ATTRIBUTION = (
 
 
 def findings(demo: Demo) -> list[str]:
-    """What the numbers say, in sentences; each is made from the numbers and left out where they do not show it."""
+    """The findings in sentences. Each is made from the numbers, and left out if the numbers do not support it."""
     auc = {regime: demo.cell("auc", regime)[0] for regime in REGIMES}
     wins = int((demo.by_seed("auc", "federated") > demo.by_seed("auc", "local-only")).sum())
-    told = [
+    sentences = [
         f"Mean AUC: {_percent(auc['local-only'])} alone, {_percent(auc['federated'])} federated "
         f"({_points(demo.gain('auc'))}; higher on {wins} of {demo.seeds} splits), "
         f"{_percent(auc['centralised'])} if all patients were pooled."
@@ -39,46 +39,48 @@ def findings(demo: Demo) -> list[str]:
     best = int(np.nanargmax(gains))
     if gains[best] > 0:
         ahead = int((demo.scores["auc"]["federated"] > demo.scores["auc"]["local-only"])[:, best].sum())
-        told.append(
+        sentences.append(
             f"{demo.hospitals[best].name} gains most from the others: AUC {_points(gains[best])}, "
             f"higher on {ahead} of {demo.seeds} splits."
         )
-    return told + _accuracy(demo) + _cautions(demo)
+    return sentences + _accuracy(demo) + _cautions(demo)
 
 
 def _accuracy(demo: Demo) -> list[str]:
-    """Why federated accuracy is lower, if it is and if prevalence at one hospital is the reason."""
+    """The mean accuracies, and why federated is lower, if the prevalence at one hospital explains it."""
     alone, together = (_percent(demo.cell("accuracy", regime)[0]) for regime in ("local-only", "federated"))
-    told = f"Mean accuracy: {alone} alone, {together} federated ({_points(demo.gain('accuracy'))})"
+    sentence = f"Mean accuracy: {alone} alone, {together} federated ({_points(demo.gain('accuracy'))})"
     changes = [demo.gain("accuracy", k) for k in range(len(demo.hospitals))]
     worst = max(range(len(changes)), key=lambda k: demo.hospitals[k].prevalence)
     if sum(changes) >= 0 or changes[worst] > sum(changes) / 2:  # no loss, or less than half of it there
-        return [told + "."]
+        return [sentence + "."]
     others = float(np.mean(changes[:worst] + changes[worst + 1 :]))
-    place = demo.hospitals[worst]
+    hospital = demo.hospitals[worst]
     return [
-        f"{told}: disease is {place.prevalence:.0%} of {place.name}'s patients, so a model trained there alone profits "
-        f"from answering 'ill' ({_points(changes[worst])} at {place.name}, {_points(others)} at the other hospitals)."
+        f"{sentence}: disease is {hospital.prevalence:.0%} of {hospital.name}'s patients, so a model trained there "
+        f"alone profits from answering 'ill' ({_points(changes[worst])} at {hospital.name}, {_points(others)} at the "
+        "other hospitals)."
     ]
 
 
 def _cautions(demo: Demo) -> list[str]:
-    told = []
-    for k, place in enumerate(demo.hospitals):
-        few = min(place.tested_ill, place.tested - place.tested_ill)
+    """Warn of hospitals with few held-out patients of one class."""
+    sentences = []
+    for k, hospital in enumerate(demo.hospitals):
+        few = min(hospital.tested_ill, hospital.tested - hospital.tested_ill)
         undefined = int(np.isnan(demo.scores["auc"]["federated"][:, k]).sum())
-        kind = "ill" if place.tested_ill == few else "healthy"
+        kind = "ill" if hospital.tested_ill == few else "healthy"
         if undefined:
-            told.append(
-                f"AUC is undefined at {place.name} on {undefined} of {demo.seeds} splits (one class only); they are "
+            sentences.append(
+                f"AUC is undefined at {hospital.name} on {undefined} of {demo.seeds} splits (one class only); they are "
                 "left out of its mean."
             )
         elif few < 5:
-            told.append(
-                f"Only {few} of {place.name}'s {place.tested} held-out patients are {kind}, so its AUC varies a lot "
-                "from split to split."
+            sentences.append(
+                f"Only {few} of {hospital.name}'s {hospital.tested} held-out patients are {kind}, so its AUC varies a "
+                "lot from split to split."
             )
-    return told
+    return sentences
 
 
 def _percent(share: float) -> str:
@@ -192,7 +194,7 @@ def wide(demo: Demo) -> Figure:
 
 
 def _bars(axes: Axes, demo: Demo, score: str) -> None:
-    """A group of bars a hospital, and one for the mean a little apart. AUC starts at 50 %, which is guessing."""
+    """One group of bars per hospital, and one for their mean. The AUC axis starts at 50 %, which is guessing."""
     floor = 50.0 if score == "auc" else 0.0
     places = np.append(np.arange(len(demo.hospitals), dtype=float), len(demo.hospitals) + 0.25)
     for at, regime in enumerate(REGIMES):
