@@ -1,4 +1,4 @@
-"""Parts of different authors together: what a cross product of configurations once got wrong."""
+"""Combinations of parts that once went wrong."""
 
 from __future__ import annotations
 

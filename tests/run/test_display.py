@@ -1,4 +1,4 @@
-"""Runs as people look at them: in one line, as a table with curves, as a frame; and read back from their folders."""
+"""How runs are displayed: one line, a table with curves, a data frame; and runs loaded from their folders."""
 
 from __future__ import annotations
 

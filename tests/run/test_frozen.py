@@ -1,4 +1,4 @@
-"""Frozen parameters (`requires_grad = False`): part of the model, and of nothing that parties send."""
+"""Frozen parameters (`requires_grad = False`) are part of the model, but not of what parties send."""
 
 from __future__ import annotations
 

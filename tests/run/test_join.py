@@ -1,4 +1,4 @@
-"""A party's own samples, as a function of its own gives them."""
+"""Samples that a party loads with its own function."""
 
 from __future__ import annotations
 

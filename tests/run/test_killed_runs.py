@@ -1,4 +1,4 @@
-"""A run that was killed goes on to the same bits; a run under another plan does not go on unless told to."""
+"""A killed run resumes to the same bits; under another plan it is not resumed unless forced."""
 
 from __future__ import annotations
 

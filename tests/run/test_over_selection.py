@@ -1,4 +1,4 @@
-"""More parties than the cohort are asked, and the first to answer make the round; too few make none."""
+"""Over-selection: more parties than the cohort are asked, and the first replies make the round."""
 
 import dataclasses
 

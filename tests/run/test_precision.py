@@ -1,4 +1,4 @@
-"""How matrix products are computed: in full unless asked otherwise."""
+"""The precision of matrix products: float32 by default."""
 
 import pytest
 import torch

@@ -1,5 +1,6 @@
-"""What cannot be right is refused with the reason, and nothing is lost."""
+"""Settings, data and runs that cannot be right are refused with the reason, and no run is damaged."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -159,3 +160,18 @@ def test_a_preparation_that_cannot_be_learned_says_why_and_of_which_parties() ->
                       prepare=hansa.Standardise())  # fmt: skip
     with pytest.raises(hansa.ConfigError, match=r"could not be learned: .*bob: .*raise privacy\.statistics"):
         hansa.simulate(hansa.FedAvg(), task, rounds=1, privacy={"secure": "masking", "threshold": 1.0})
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_run_of_an_algorithm_with_an_ambiguous_name_is_not_resumed(tmp_path: Path, force: bool) -> None:
+    """Hansa 0.1.1 called decentralised SGD "dpsgd"."""
+    hansa.simulate(hansa.DecentralizedSGD(), task(), run_dir=tmp_path / "run", rounds=1)
+    path = tmp_path / "run" / "experiment.json"
+    path.write_text(path.read_text().replace('"d-psgd"', '"dpsgd"'))
+    again: dict[str, Any] = {"run_dir": tmp_path / "run", "resume": True, "force": force, "rounds": 2}
+    with pytest.raises(hansa.ConfigError, match=r"'dpsgd' is ambiguous: 'd-psgd' is .*, 'dp-sgd' is"):
+        hansa.simulate(hansa.DecentralizedSGD(), task(), **again)
+    record = {"tree": {"task": {"dataset": "digits", "model": "2nn"}, "algorithm": "dpsgd"}, "folder": ".", "name": ""}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"experiment": record}))
+    with pytest.raises(hansa.ConfigError, match=r"'dpsgd' is ambiguous: 'd-psgd' is .*, 'dp-sgd' is"):
+        hansa.resume(tmp_path / "run", force=force)

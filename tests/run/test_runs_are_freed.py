@@ -1,4 +1,4 @@
-"""A run that nobody refers to any more gives its memory back at once, not when Python next looks for circles."""
+"""A run that is no longer referenced frees its memory at once, without a garbage collection."""
 
 import gc
 import weakref

@@ -1,4 +1,4 @@
-"""Runs and reports in several threads of one process: each has the bits that it has alone."""
+"""Several runs and reports in threads of one process: each has the same bits as alone."""
 
 from __future__ import annotations
 
