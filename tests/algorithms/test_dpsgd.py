@@ -16,7 +16,7 @@ import hansa
 from hansa.algorithms.decentralized_sgd import metropolis, spectral_gap
 from hansa.local import SGD, LocalSolver
 from hansa.local.solver import Carry, Context
-from hansa.schedule import Exponential
+from hansa.schedule import ExponentialDecay
 
 TOPOLOGIES = ["ring", "complete", "star", "random"]
 
@@ -175,7 +175,9 @@ def test_parties_come_to_agree_on_the_optimum_of_the_mean_loss() -> None:
     targets = x @ torch.tensor([[2.0], [-1.0]]).double() + noise
     given = hansa.Task(lambda: nn.Linear(2, 1, bias=False).double(), "mse", list(zip(x, targets, strict=True)))
     done = hansa.simulate(
-        hansa.DecentralizedSGD(local=SGD(lr=0.2, schedule=Exponential(0.97), steps=1, batch=None)), given, rounds=150
+        hansa.DecentralizedSGD(local=SGD(lr=0.2, schedule=ExponentialDecay(0.97), steps=1, batch=None)),
+        given,
+        rounds=150,
     )
     best = torch.linalg.lstsq(x.flatten(0, 1), targets.flatten(0, 1)).solution.flatten()
     assert torch.allclose(models(done), best.expand(5, 2), atol=0.02)

@@ -11,7 +11,7 @@ from torch import Tensor
 import hansa
 from hansa.local import Elastic, Overlapped
 from hansa.local.elastic import OWN
-from hansa.schedule import Step
+from hansa.schedule import StepDecay
 from hansa.server import Momentum
 from quadratics import ENGINES, Scalar, found, line, task
 
@@ -52,7 +52,7 @@ def flat(output: Tensor, target: Tensor) -> Tensor:
 @pytest.mark.parametrize("settings", [{}, {"cohort_size": 2}, {"absent": lambda party, round: party == round % 3}])
 def test_without_gradients_the_sum_of_workers_and_centre_is_kept(settings: dict[str, Any], engine: str) -> None:
     # Four rounds of training send the workers apart; from then on the rate is too small for a gradient to count.
-    local = Elastic(lr=0.1, steps=2, batch=None, schedule=Step(at=(4,), decay=1e-30))
+    local = Elastic(lr=0.1, steps=2, batch=None, schedule=StepDecay(at=(4,), decay=1e-30))
     totals, spread = [], []
     for rounds in (4, 5, 9):
         done = hansa.simulate(hansa.EASGD(local=local, alpha=0.2), task(A, B), rounds=rounds, engine=engine, **settings)

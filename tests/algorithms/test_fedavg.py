@@ -16,7 +16,7 @@ import hansa
 from hansa.core.objective import Objective
 from hansa.fusion import WeightedMean
 from hansa.local import SGD
-from hansa.schedule import Exponential
+from hansa.schedule import ExponentialDecay
 from hansa.sim.engine import PartyWork, ReferenceEngine
 
 ENGINES = ["reference", "stacked"]
@@ -184,7 +184,7 @@ def test_a_cohort_is_averaged_over_itself() -> None:
 
 def test_server_and_local_rates_decay_round_by_round() -> None:
     parties = samples([5])
-    faded = trained(hansa.FedAvg(local=SGD(lr=0.4, schedule=Exponential(0.5), batch=None)), parties, 3)
+    faded = trained(hansa.FedAvg(local=SGD(lr=0.4, schedule=ExponentialDecay(0.5), batch=None)), parties, 3)
     module = net()
     objective = Objective(net, "cross_entropy", 0)
     objective.spec.load(module, objective.initial)
@@ -195,7 +195,7 @@ def test_server_and_local_rates_decay_round_by_round() -> None:
         ):
             parameter.data -= rate * gradient
     assert close(faded, objective.spec.flatten(module).w)
-    assert close(trained(hansa.FedSGD(server=hansa.Descent(lr=0.4, schedule=Exponential(0.5))), parties, 3), faded)
+    assert close(trained(hansa.FedSGD(server=hansa.Descent(lr=0.4, schedule=ExponentialDecay(0.5))), parties, 3), faded)
 
 
 def test_a_server_rate_of_two_moves_twice_as_far() -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 import hansa
 from hansa.local import SGD, Normalised, Proximal
-from hansa.schedule import Exponential, Step
+from hansa.schedule import ExponentialDecay, StepDecay
 from quadratics import ENGINES, Scalar, found, line, task
 
 
@@ -117,7 +117,7 @@ def test_a_partys_own_rate_is_part_of_the_weight_of_its_gradients(fields: dict[s
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("fields", [{}, {"momentum": 0.8}, {"mu": 0.3}])
 def test_the_same_own_rate_at_all_parties_is_the_common_one(fields: dict[str, float], engine: str) -> None:
-    given, schedule = classes([5, 9, 2]), Exponential(decay=0.7)
+    given, schedule = classes([5, 9, 2]), ExponentialDecay(decay=0.7)
     own = {str(k): {"lr": 0.4} for k in range(3)}
     told, common = (
         hansa.simulate(
@@ -148,7 +148,7 @@ def test_the_schedule_lowers_the_rate_in_every_part_of_the_equation(fields: dict
     # rate: taken at the first one, it would be wrong by a third.
     given = task([1.0, 3.0], [0.0, 0.0], sizes=[2, 6])
     given.loss = tilted
-    local = Normalised(lr=1.0 if "mu" in fields else 0.1, batch=2, schedule=Step(at=(1,), decay=0.1), **fields)
+    local = Normalised(lr=1.0 if "mu" in fields else 0.1, batch=2, schedule=StepDecay(at=(1,), decay=0.1), **fields)
     ends = [found(hansa.FedNova(local=local), given, rounds, engine=engine) for rounds in (1, 2, 3)]
     weights = [local.reach(t, None) if "momentum" in fields else t for t in (1, 3)]
     step = local.lr * (2 * weights[0] + 6 * weights[1]) / 8 * (2 * 1.0 + 6 * 3.0) / 8

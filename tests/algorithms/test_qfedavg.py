@@ -15,7 +15,7 @@ import hansa
 from hansa.fusion import WeightedMean
 from hansa.local import SGD, Fair, FairGradient
 from hansa.local.fair import weighed
-from hansa.schedule import Exponential
+from hansa.schedule import ExponentialDecay
 from quadratics import ENGINES, Scalar, found, line, task
 
 
@@ -137,7 +137,7 @@ def test_l_is_one_over_the_rate_of_the_round(q: float, engine: str) -> None:
             top += loss**q * dw
             below += q * loss ** (q - 1) * dw**2 + loss**q / lr
         w -= top / below
-        local = Fair(q=q, lr=0.1, steps=steps, batch=None, schedule=Exponential(decay=0.5))
+        local = Fair(q=q, lr=0.1, steps=steps, batch=None, schedule=ExponentialDecay(decay=0.5))
         end = found(hansa.QFedAvg(local=local), task(curve, optima, start=0.5), rounds, engine=engine)
         assert end == pytest.approx(w, rel=1e-8)
 

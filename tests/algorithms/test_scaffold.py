@@ -12,7 +12,7 @@ import hansa
 from hansa.fusion import WeightedMean
 from hansa.local import SGD, Controlled
 from hansa.local.scaffold import OWN
-from hansa.schedule import Exponential
+from hansa.schedule import ExponentialDecay
 from quadratics import ENGINES, Scalar, found, line, task
 
 
@@ -112,7 +112,7 @@ def test_it_is_the_papers_equations_round_by_round_also_while_the_rate_falls(
 ) -> None:
     # Option I takes the gradient at the server's model x, not where training ended; option II divides by the round's
     # rate, which falls to a half with every round here.
-    local = Controlled(lr=0.1, steps=3, batch=None, option=option, schedule=Exponential(decay=0.5))  # type: ignore[arg-type]
+    local = Controlled(lr=0.1, steps=3, batch=None, option=option, schedule=ExponentialDecay(decay=0.5))  # type: ignore[arg-type]
     rates = [0.1 * 0.5**t for t in range(4)]
     for rounds in (1, 2, 4):
         given = task(CURVES, OPTIMA, model=model, start=2.0)

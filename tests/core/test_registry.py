@@ -17,7 +17,7 @@ from hansa.core.errors import ConfigError
 from hansa.core.registry import KINDS, Part, build, from_config, lookup, nest, register, registered, summary, to_config
 from hansa.fusion import WeightedMean
 from hansa.local import SGD, SVRG, Gradient
-from hansa.schedule import Exponential
+from hansa.schedule import ExponentialDecay
 
 PARTS = [(kind, name) for kind in KINDS for name in registered(kind)]
 GIVEN: dict[tuple[str, str], dict[str, Any]] = {("dp", "central"): {"sigma": 1.0}}  # one of several must be given
@@ -115,7 +115,7 @@ def test_dotted_names_reach_nested_fields() -> None:
 def test_a_field_set_by_a_dotted_name_leaves_the_others_at_the_owners_default() -> None:
     assert build("algorithm", "d-psgd", **{"local.lr": 0.5}).local == SGD(lr=0.5, steps=1)  # SGD's own is steps=None
     faded = build("algorithm", "fedsgd", **{"server.schedule": "exponential", "server.schedule.decay": 0.9})
-    assert faded.server == hansa.Descent(lr=0.1, schedule=Exponential(0.9))
+    assert faded.server == hansa.Descent(lr=0.1, schedule=ExponentialDecay(0.9))
 
 
 def test_another_part_starts_from_its_own_defaults() -> None:

@@ -21,7 +21,7 @@ from hansa.core.federation import Ask, Federation, Reduced
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Wrapper
 from hansa.fusion import WeightedMean
 from hansa.local import SGD
-from hansa.schedule import AdaComm, Constant, Cosine, Exponential, Pace, Random, Schedule
+from hansa.schedule import AdaComm, ConstantRate, Cosine, ExponentialDecay, Pace, Random, RateSchedule
 
 ENGINES = ["reference", "stacked"]
 
@@ -44,9 +44,9 @@ def own_task(parties: int) -> hansa.Task:
     return hansa.Task(lambda: zeros(parties), "mae", [(row[None], row.new_full((1, 1), 1e9)) for row in rows])
 
 
-def adapted(pace: Pace, rounds: int, lr: float = 1.0, schedule: Schedule | None = None, engine: str = "reference",
+def adapted(pace: Pace, rounds: int, lr: float = 1.0, schedule: RateSchedule | None = None, engine: str = "reference",
             given: hansa.Task | None = None, **more: Any) -> hansa.Result:  # fmt: skip
-    local = SGD(lr=lr, batch=None, schedule=schedule or Constant())
+    local = SGD(lr=lr, batch=None, schedule=schedule or ConstantRate())
     return hansa.simulate(
         hansa.FedAvg(local=local), given or line_task(), rounds=rounds, pace=pace, engine=engine, **more
     )
@@ -56,7 +56,7 @@ def steps(result: hansa.Result) -> list[int]:
     return [line["local_steps"] for line in result.history]
 
 
-def expected(pace: AdaComm, rounds: int, lr: float, schedule: Schedule, y: float = 100.0) -> list[int]:
+def expected(pace: AdaComm, rounds: int, lr: float, schedule: RateSchedule, y: float = 100.0) -> list[int]:
     """AdaComm on the line, written again: a round takes one second."""
     tau, w, taus, first, boundary = pace.tau0, 0.0, [], None, pace.interval
     for round in range(rounds):
@@ -76,9 +76,9 @@ def expected(pace: AdaComm, rounds: int, lr: float, schedule: Schedule, y: float
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("schedule", [Constant(), Exponential(0.95)])
+@pytest.mark.parametrize("schedule", [ConstantRate(), ExponentialDecay(0.95)])
 @pytest.mark.parametrize("pace", [AdaComm(12, interval=2.0), AdaComm(12, interval=3.0, gamma=0.9)])
-def test_local_steps_follow_the_root_of_the_loss(pace: AdaComm, schedule: Schedule, engine: str) -> None:
+def test_local_steps_follow_the_root_of_the_loss(pace: AdaComm, schedule: RateSchedule, engine: str) -> None:
     lr, rounds = 1.2, 8
     found = adapted(pace, rounds, lr, schedule, engine)
     taus = expected(pace, rounds, lr, schedule)
@@ -89,7 +89,9 @@ def test_local_steps_follow_the_root_of_the_loss(pace: AdaComm, schedule: Schedu
 
 
 def test_the_rates_fall_keeps_the_steps_up() -> None:
-    plain, faded = (expected(AdaComm(12, interval=3.0, gamma=0.9), 8, 1.2, s) for s in (Constant(), Exponential(0.95)))
+    plain, faded = (
+        expected(AdaComm(12, interval=3.0, gamma=0.9), 8, 1.2, s) for s in (ConstantRate(), ExponentialDecay(0.95))
+    )
     assert plain != faded  # or the test above could not tell
 
 

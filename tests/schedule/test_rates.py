@@ -6,23 +6,23 @@ from typing import Any
 import pytest
 
 from hansa.core.errors import ConfigError
-from hansa.schedule import Constant, Cosine, Exponential, Schedule, Step
+from hansa.schedule import ConstantRate, Cosine, ExponentialDecay, RateSchedule, StepDecay
 
 
-def factors(schedule: Schedule, rounds: int) -> list[float]:
+def factors(schedule: RateSchedule, rounds: int) -> list[float]:
     return [schedule.factor(round) for round in range(rounds)]
 
 
 def test_a_constant_rate_never_changes() -> None:
-    assert factors(Constant(), 4) == [1.0] * 4
+    assert factors(ConstantRate(), 4) == [1.0] * 4
 
 
 def test_an_exponential_rate_falls_by_one_factor_a_round() -> None:
-    assert factors(Exponential(0.5), 4) == [1.0, 0.5, 0.25, 0.125]
+    assert factors(ExponentialDecay(0.5), 4) == [1.0, 0.5, 0.25, 0.125]
 
 
 def test_a_stepped_rate_falls_at_its_rounds_and_only_there() -> None:
-    assert factors(Step(at=(2, 3), decay=0.5), 6) == [1.0, 1.0, 0.5, 0.25, 0.25, 0.25]
+    assert factors(StepDecay(at=(2, 3), decay=0.5), 6) == [1.0, 1.0, 0.5, 0.25, 0.25, 0.25]
 
 
 def test_a_cosine_rate_goes_from_one_to_its_floor_and_stays() -> None:
@@ -37,12 +37,12 @@ def test_a_cosine_rate_goes_from_one_to_its_floor_and_stays() -> None:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: Exponential(0.0), "decay must lie in"),
-        (lambda: Exponential(1.1), "decay must lie in"),
-        (lambda: Step(at=(3,), decay=0.0), "decay must lie in"),
-        (lambda: Step(at=()), "at must list rounds from 1 on"),
-        (lambda: Step(at=(3, 2)), "at must list rounds from 1 on"),
-        (lambda: Step(at=(0, 2)), "at must list rounds from 1 on"),
+        (lambda: ExponentialDecay(0.0), "decay must lie in"),
+        (lambda: ExponentialDecay(1.1), "decay must lie in"),
+        (lambda: StepDecay(at=(3,), decay=0.0), "decay must lie in"),
+        (lambda: StepDecay(at=()), "at must list rounds from 1 on"),
+        (lambda: StepDecay(at=(3, 2)), "at must list rounds from 1 on"),
+        (lambda: StepDecay(at=(0, 2)), "at must list rounds from 1 on"),
         (lambda: Cosine(rounds=0), "rounds must be at least 1"),
         (lambda: Cosine(rounds=5, floor=1.5), "floor must lie in 0..1"),
     ],

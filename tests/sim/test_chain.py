@@ -13,7 +13,7 @@ from hansa.core.objective import Objective
 from hansa.core.op import Memory, Payload
 from hansa.core.registry import register
 from hansa.local import SGD, Batch, Carry, Context, Gradient, LocalSolver
-from hansa.schedule import Exponential
+from hansa.schedule import ExponentialDecay
 from hansa.sim.engine import Block, Outcome, PartyWork, ReferenceEngine
 from hansa.sim.stack import Stack
 from hansa.sim.stacked import StackedEngine
@@ -116,7 +116,7 @@ def fuses(model: object, solver: LocalSolver) -> bool:
     [
         SGD(batch=4, epochs=2),
         SGD(batch=None, epochs=3),
-        SGD(batch=5, steps=7, schedule=Exponential(0.9)),
+        SGD(batch=5, steps=7, schedule=ExponentialDecay(0.9)),
         SGD(batch=4, drop_last=True),
     ],
 )

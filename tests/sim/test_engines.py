@@ -28,7 +28,7 @@ from hansa.local import (
     Personal,
     Proximal,
 )
-from hansa.schedule import Exponential
+from hansa.schedule import ExponentialDecay
 from hansa.sim import runtime
 from hansa.sim.choice import RunSize, pick_engine
 from hansa.sim.engine import PartyWork, ReferenceEngine
@@ -218,7 +218,7 @@ def test_the_size_of_a_chunk_changes_nothing(model: Model, chunk: int) -> None:
         SGD(lr=0.3, batch=2, steps=1),
         SGD(lr=0.3, batch=100),
         SGD(lr=0.3, batch=1),
-        SGD(lr=0.3, batch=2, schedule=Exponential(0.5)),
+        SGD(lr=0.3, batch=2, schedule=ExponentialDecay(0.5)),
         SVRG(h=1.0, batch=5),
         SVRG(h=1.0, batch=None),
     ],

@@ -18,8 +18,8 @@ from hansa.core.objective import Objective
 from hansa.core.op import Memory, Payload
 from hansa.core.params import ParamSpec
 from hansa.local import DPSGD, SGD, SVRG, Batch, Carry, Context, Gradient, LocalSolver
-from hansa.models.resnet import Block
-from hansa.schedule import Exponential
+from hansa.models.resnet import ResidualBlock
+from hansa.schedule import ExponentialDecay
 from hansa.sim import gpu
 from hansa.sim.choice import RunSize
 from hansa.sim.engine import Outcome, PartyWork, ReferenceEngine
@@ -82,7 +82,7 @@ def grouped() -> nn.Module:
 def residual() -> nn.Module:
     return nn.Sequential(
         nn.Unflatten(1, (2, 4, 3)), nn.Conv2d(2, 4, 3, padding=1, bias=False), nn.GroupNorm(2, 4), nn.ReLU(),
-        Block(4, 8, 2, 2), nn.Flatten(), nn.Linear(32, 3),
+        ResidualBlock(4, 8, 2, 2), nn.Flatten(), nn.Linear(32, 3),
     ).double()  # fmt: skip
 
 
@@ -108,7 +108,7 @@ READERS = [
     lambda: Reader(nn.RNN, num_layers=2, bidirectional=True).double(),
 ]
 SOLVERS = [
-    SGD(lr=0.3, batch=4, epochs=2, schedule=Exponential(0.5)),
+    SGD(lr=0.3, batch=4, epochs=2, schedule=ExponentialDecay(0.5)),
     Corrected(lr=0.1, batch=4),
     Gradient(),
     SVRG(h=1.0, batch=3),

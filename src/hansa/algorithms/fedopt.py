@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from hansa.algorithms.fedavg import FedAvg
 from hansa.core.registry import register
-from hansa.server import Adagrad, Adam, Momentum, ServerOptimizer, Yogi
+from hansa.server import Adagrad, Momentum, ServerAdam, ServerOptimizer, Yogi
 
 
 @register("fedavgm")
@@ -34,7 +34,7 @@ class FedAdagrad(FedAvg):
 class FedAdam(FedAvg):
     """FedAvg with Adam at the server. Reddi et al. 2021, Algorithm 2."""
 
-    server: ServerOptimizer = Adam()
+    server: ServerOptimizer = ServerAdam()
 
 
 @register("fedyogi")

@@ -11,7 +11,7 @@ from hansa.core.errors import ConfigError
 from hansa.core.op import Memory, Payload
 from hansa.core.registry import register
 from hansa.local.solver import Carry, Context, LocalSolver, check_local
-from hansa.schedule import Constant, Schedule
+from hansa.schedule import ConstantRate, RateSchedule
 
 
 @register("adam")
@@ -27,7 +27,7 @@ class Adam(LocalSolver):
     epochs: int = 1
     steps: int | None = None
     batch: int | None = 32
-    schedule: Schedule = Constant()
+    schedule: RateSchedule = ConstantRate()
     drop_last: bool = False
     beta1: float = 0.9
     beta2: float = 0.999

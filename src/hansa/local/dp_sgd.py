@@ -18,7 +18,7 @@ from hansa.core.registry import register
 from hansa.local.clipping import prepare
 from hansa.local.solver import Batch, Carry, Context, LocalSolver, Sampler, check_local, descend
 from hansa.local.step_rule import ClipRule, StepRule
-from hansa.schedule import Constant, Schedule
+from hansa.schedule import ConstantRate, RateSchedule
 
 CLIPS = (1e-6, 1e6)  # below, rounding errors exceed the noise; above, nothing is clipped
 SIGMAS = (1e-6, 1e6)  # below, the noise hides nothing; above, it hides everything
@@ -59,7 +59,7 @@ class DPSGD(LocalSolver):
     epochs: int = 1
     steps: int | None = None
     batch: int | None = 32
-    schedule: Schedule = Constant()
+    schedule: RateSchedule = ConstantRate()
     momentum: float = 0.0
     clip: float = 1.0
     sigma: float = 1.0

@@ -12,7 +12,7 @@ from hansa.core.op import Memory, Payload
 from hansa.core.registry import register
 from hansa.local.solver import Carry, Context, LocalSolver, check_local, descend
 from hansa.local.step_rule import StepRule
-from hansa.schedule import Constant, Schedule
+from hansa.schedule import ConstantRate, RateSchedule
 
 
 @register("sgd")
@@ -30,7 +30,7 @@ class SGD(LocalSolver):
     epochs: int = 1
     steps: int | None = None
     batch: int | None = 32
-    schedule: Schedule = Constant()
+    schedule: RateSchedule = ConstantRate()
     drop_last: bool = False
     momentum: float = 0.0
     nesterov: bool = False

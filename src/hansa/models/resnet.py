@@ -53,12 +53,12 @@ class ResNetGn(Model):
         for stage in range(3):
             for block in range((self.depth - 2) // 6):
                 stride = 2 if stage > 0 and block == 0 else 1
-                layers.append(Block(channels, self.width * 2**stage, stride, self.groups))
+                layers.append(ResidualBlock(channels, self.width * 2**stage, stride, self.groups))
                 channels = self.width * 2**stage
         return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, self.outputs))
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Two 3 by 3 convolutions beside a shortcut, which is a 1 by 1 convolution where the shape changes."""
 
     def __init__(self, channels_in: int, channels: int, stride: int, groups: int) -> None:

@@ -13,7 +13,7 @@ from hansa.core.errors import ConfigError
 from hansa.core.registry import Part, register
 
 
-class Schedule(Part):
+class RateSchedule(Part):
     """Base of schedules."""
 
     kind: ClassVar[str] = "schedule"
@@ -25,7 +25,7 @@ class Schedule(Part):
 
 @register("constant")
 @dataclass(frozen=True)
-class Constant(Schedule):
+class ConstantRate(RateSchedule):
     """The same rate in every round."""
 
     def factor(self, round: int) -> float:
@@ -34,7 +34,7 @@ class Constant(Schedule):
 
 @register("exponential")
 @dataclass(frozen=True)
-class Exponential(Schedule):
+class ExponentialDecay(RateSchedule):
     """decay^round: every round the rate falls by one factor, as in McMahan et al. 2017, section 3 (CIFAR)."""
 
     decay: float
@@ -48,7 +48,7 @@ class Exponential(Schedule):
 
 @register("step")
 @dataclass(frozen=True)
-class Step(Schedule):
+class StepDecay(RateSchedule):
     """The rate falls by the factor `decay` at each of the rounds `at`, which begins with the lower rate."""
 
     at: tuple[int, ...]
@@ -65,7 +65,7 @@ class Step(Schedule):
 
 @register("cosine")
 @dataclass(frozen=True)
-class Cosine(Schedule):
+class Cosine(RateSchedule):
     """Half a cosine from 1 to `floor` over `rounds`, then `floor`. Loshchilov and Hutter 2017, without restarts."""
 
     rounds: int

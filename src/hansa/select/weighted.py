@@ -17,7 +17,7 @@ from hansa.select.selector import Ids, Kept, Selector, ids
 
 @register("samples")
 @dataclass(frozen=True)
-class Samples(Op):
+class BySamples(Op):
     """How many samples a party has.
 
     The number is the reply's weight, which a run may limit (`max_weight`); a weight is positive, so a party without
@@ -65,7 +65,7 @@ async def ask_sizes(fed: Federation, kept: Kept) -> Kept:
     here = ids(fed.available)
     unknown = here[sizes.numpy()[here] < 0]
     if len(unknown):
-        answer = await fed.gather(Samples(), parties=unknown.tolist())
+        answer = await fed.gather(BySamples(), parties=unknown.tolist())
         heard = [0 if "empty" in reply.metrics else reply.weight for reply in answer.replies]
         sizes = sizes.clone()
         sizes[torch.tensor(answer.parties, dtype=torch.int64)] = torch.tensor(heard, dtype=torch.int64)

@@ -18,7 +18,7 @@ from torch import Tensor
 from hansa.core.algorithm import State
 from hansa.core.errors import ConfigError
 from hansa.core.registry import register
-from hansa.schedule import Constant, Schedule
+from hansa.schedule import ConstantRate, RateSchedule
 from hansa.server.optimiser import ServerOptimizer, check_positive, check_share
 
 
@@ -30,7 +30,7 @@ class Adaptive(ServerOptimizer):
     beta1: float = 0.9
     tau: float = 1e-3
     initial: float | None = None
-    schedule: Schedule = Constant()
+    schedule: RateSchedule = ConstantRate()
 
     def __post_init__(self) -> None:
         check_positive("lr", self.lr)
@@ -76,7 +76,7 @@ class Adagrad(Adaptive):
 
 @register("adam")
 @dataclass(frozen=True)
-class Adam(Adaptive):
+class ServerAdam(Adaptive):
     """Steps scaled by a moving mean of squares: v <- beta2 * v + (1 - beta2) * update^2. Reddi et al. 2021, FedAdam.
 
     w <- w + lr * m / (sqrt(v) + tau), m <- beta1 * m + (1 - beta1) * update. `initial` is the first v, tau^2 if left
@@ -102,7 +102,7 @@ class Adam(Adaptive):
 
 @register("yogi")
 @dataclass(frozen=True)
-class Yogi(Adam):
+class Yogi(ServerAdam):
     """As Adam, but v moves by at most (1 - beta2) * update^2. Reddi et al. 2021, FedYogi.
 
     v <- v - (1 - beta2) * update^2 * sign(v - update^2), w <- w + lr * m / (sqrt(v) + tau),

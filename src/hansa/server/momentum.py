@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hansa.core.algorithm import State
 from hansa.core.registry import register
-from hansa.schedule import Constant, Schedule
+from hansa.schedule import ConstantRate, RateSchedule
 from hansa.server.optimiser import ServerOptimizer, check_positive, check_share
 
 
@@ -26,7 +26,7 @@ class Momentum(ServerOptimizer):
     lr: float = 1.0
     beta: float = 0.9
     nesterov: bool = False
-    schedule: Schedule = Constant()
+    schedule: RateSchedule = ConstantRate()
 
     def __post_init__(self) -> None:
         check_positive("lr", self.lr)

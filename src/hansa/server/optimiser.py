@@ -11,7 +11,7 @@ from hansa.core.algorithm import State
 from hansa.core.errors import ConfigError
 from hansa.core.registry import Part, register
 from hansa.fusion.update import Update
-from hansa.schedule import Constant, Schedule
+from hansa.schedule import ConstantRate, RateSchedule
 
 
 class ServerOptimizer(Part):
@@ -52,7 +52,7 @@ class Descent(ServerOptimizer):
     """w <- w + lr * update; FedAvg is lr = 1. McMahan et al. 2017, Reddi et al. 2021."""
 
     lr: float = 1.0
-    schedule: Schedule = Constant()
+    schedule: RateSchedule = ConstantRate()
 
     def __post_init__(self) -> None:
         check_positive("lr", self.lr)
