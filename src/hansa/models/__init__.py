@@ -1,4 +1,4 @@
-"""A small zoo of models: those that the federated-learning literature trains most."""
+"""Models that the federated-learning literature trains most."""
 
 from hansa.models.char_lstm import CharLstm
 from hansa.models.cnn import Cnn

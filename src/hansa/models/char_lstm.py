@@ -16,11 +16,12 @@ DEEPEST = 100  # layers
 @register("char-lstm")
 @dataclass(frozen=True)
 class CharLstm(Model):
-    """Characters embedded in 8 dimensions, two LSTM layers of 256 units, a guess at every position.
+    """Characters embedded in 8 dimensions, two LSTM layers of 256 units, a prediction at every position.
 
-    McMahan et al. 2017, "Shakespeare LSTM"; sizes as in Reddi et al. 2021. `outputs` is the size of the vocabulary: it
-    gives the rows of the embedding as well. Samples [B, T] of int64 codes give scores [B, T, outputs] for any T. With
-    90 outputs there are 822,570 parameters: Reddi's 820,522 and the second bias vector that torch gives each layer.
+    McMahan et al. 2017, "Shakespeare LSTM"; sizes as in Reddi et al. 2021. `outputs` is the size of the vocabulary,
+    which is also the number of rows of the embedding. Samples [B, T] of int64 codes give scores [B, T, outputs] for any
+    T. With 90 outputs there are 822,570 parameters: Reddi's 820,522 and the second bias vector that torch gives each
+    layer.
     """
 
     inputs: tuple[int, ...] = (80,)
@@ -33,7 +34,7 @@ class CharLstm(Model):
         super().__post_init__()
         check_positive(embed=self.embed, hidden=self.hidden, layers=self.layers)
         if self.layers > DEEPEST:
-            raise ConfigError(f"layers is {self.layers}; it is at most {DEEPEST}")
+            raise ConfigError(f"layers is {self.layers}; it must be at most {DEEPEST}")
 
     def __call__(self) -> nn.Module:
         return CharacterNetwork(self.outputs, self.embed, self.hidden, self.layers)

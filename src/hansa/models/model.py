@@ -1,4 +1,4 @@
-"""What a model is: a registered recipe for a torch module."""
+"""Base of models: a registered recipe for a torch module."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Model(Part):
             raise ConfigError(f"outputs is {self.outputs}; it is the number of classes, or 1 for regression")
 
     def __call__(self) -> nn.Module:
-        raise TypeError(f"the {self.kind} {self.name!r} does not say how")
+        raise TypeError(f"the {self.kind} {self.name!r} does not define __call__()")
 
     @property
     def width_in(self) -> int:
-        """How many numbers one sample has."""
+        """The number of values in one sample."""
         return math.prod(self.inputs)
 
     def check_images(self, side: int) -> None:
@@ -49,4 +49,4 @@ def check_positive(**sizes: int) -> None:
     """Refuse a size below 1."""
     for name, size in sizes.items():
         if size < 1:
-            raise ConfigError(f"{name} is {size}; it is at least 1")
+            raise ConfigError(f"{name} is {size}; it must be at least 1")

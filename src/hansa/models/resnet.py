@@ -16,7 +16,7 @@ from hansa.core.errors import ConfigError
 from hansa.core.registry import register
 from hansa.models.model import Model, check_positive
 
-DEEPEST = 1202  # layers, as of the deepest network that He et al. 2016 trained
+DEEPEST = 1202  # layers of the deepest network that He et al. 2016 trained
 
 
 @register("resnet-gn")
@@ -25,7 +25,7 @@ class ResNetGn(Model):
     """A residual network for small images, with GroupNorm: ResNet-8 has 78,042 parameters on CIFAR-10.
 
     He et al. 2016 and Hsieh et al. 2020. Three stages of `width`, 2 `width` and 4 `width` channels with (depth - 2) / 6
-    blocks each; depth is 8, 14, 20 and so on. `groups` are the groups of each norm.
+    blocks each; depth is 8, 14, 20 and so on. `groups` is the number of groups of each GroupNorm.
     """
 
     inputs: tuple[int, ...] = (3, 32, 32)
@@ -39,7 +39,7 @@ class ResNetGn(Model):
         self.check_images(side=4)
         check_positive(width=self.width, groups=self.groups)
         if not 8 <= self.depth <= DEEPEST or self.depth % 6 != 2:
-            raise ConfigError(f"depth is {self.depth}; it is 6 n + 2 layers: 8, 14, 20, 26 and so on, up to {DEEPEST}")
+            raise ConfigError(f"depth is {self.depth}; it must be 6 n + 2: 8, 14, 20, 26 and so on, up to {DEEPEST}")
         if self.width % self.groups:
             raise ConfigError(f"width {self.width} cannot be divided into {self.groups} groups; choose a multiple")
 

@@ -1,4 +1,4 @@
-"""Schedules: what changes from round to round, learning rates and the amount of local work."""
+"""Schedules over rounds: learning rates and the amount of local work."""
 
 from hansa.schedule.pace import AdaComm, Fixed, Pace, Random
 from hansa.schedule.rates import ConstantRate, Cosine, ExponentialDecay, RateSchedule, StepDecay

@@ -1,6 +1,6 @@
-"""Pace: how much local work the parties do, round by round.
+"""Pace: how much local work the parties do in each round.
 
-What a pace decides travels to the parties with the model; what it remembers is part of a run's checkpoint.
+The values that a pace sets are sent to the parties with the model. The state of a pace is part of a run's checkpoint.
 """
 
 from __future__ import annotations
@@ -14,45 +14,45 @@ from hansa.core import rng
 from hansa.core.errors import ConfigError
 from hansa.core.registry import Part, register
 
-ROUNDING = 1e-9  # engines agree on a loss to this share of it: a quotient that is whole but for this counts as whole
+ROUNDING = 1e-9  # relative difference of a loss between engines; a number this close to a whole one is taken as whole
 
 
 class Pace(Part):
-    """Base of paces. `sets` names the field of the local solver that the pace decides on, if any.
+    """Base of paces. `sets` names the field of the local solver that the pace sets, if any.
 
-    What a pace remembers (`kept`) is a table of plain values. It is handed in and given back, never changed.
+    The state of a pace is a table of plain values. Methods take a state and return a new one; they never change it.
     """
 
     kind: ClassVar[str] = "pace"
     sets: ClassVar[str | None] = None
-    draws: ClassVar[bool] = False  # whether each party is told something else
-    watches: ClassVar[bool] = False  # whether it goes by the training loss
+    draws: ClassVar[bool] = False  # whether each party gets its own value
+    watches: ClassVar[bool] = False  # whether the pace depends on the training loss
 
     def begin(self) -> dict[str, Any]:
-        """What is remembered before the first round."""
+        """The state before the first round."""
         return {}
 
-    def work(self, kept: Mapping[str, Any]) -> dict[str, Any]:
-        """Fields of the local solver, for all parties of a round."""
+    def work(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Fields of the local solver that the pace sets for all parties of a round."""
         return {}
 
     def draw(self, seed: int, round: int, party: int) -> dict[str, Any]:
-        """Fields of the local solver, for one party."""
+        """Fields of the local solver that the pace sets for one party."""
         return {}
 
-    def observe(self, kept: Mapping[str, Any], loss: float | None, seconds: float, fall: float) -> dict[str, Any]:
-        """What is remembered after a round.
+    def observe(self, state: Mapping[str, Any], loss: float | None, seconds: float, fall: float) -> dict[str, Any]:
+        """The state after a round.
 
-        `loss` is the parties' mean training loss in the round, None where it was empty; `seconds` the time since the
-        run began; `fall` by what factor the local learning rate has fallen since.
+        `loss` is the parties' mean training loss in the round, None if the round was empty. `seconds` is the time since
+        the run began. `fall` is the factor by which the local learning rate has fallen since then.
         """
-        return dict(kept)
+        return dict(state)
 
 
 @register("fixed")
 @dataclass(frozen=True)
 class Fixed(Pace):
-    """What the local solver says, in every round."""
+    """The local solver's own number of epochs or steps, in every round."""
 
 
 @register("random")
@@ -60,7 +60,7 @@ class Fixed(Pace):
 class Random(Pace):
     """Each party draws its epochs from least..most in each round, as in FedNova's experiments. Wang et al. 2020.
 
-    They take the place of `local.epochs` and `local.steps`.
+    The drawn number replaces `local.epochs` and `local.steps`.
     """
 
     least: int
@@ -82,13 +82,13 @@ class Random(Pace):
 class AdaComm(Pace):
     """Fewer local steps between exchanges as the loss falls. Wang and Joshi 2019.
 
-    Many steps save exchanges while the model is far from good, few let it converge. Parties begin with `tau0`
-    steps a round. Every `interval` simulated seconds they get
+    Many steps save exchanges while the model is far from good; few steps let it converge. Parties begin with `tau0`
+    steps per round. Every `interval` simulated seconds the number of steps becomes
 
         tau = ceil( sqrt( (lr_0 / lr) * F / F_0 ) * tau0 )
 
-    steps, where F_0 is the mean training loss of the first round, F that of the latest, and lr_0 / lr the factor by
-    which the schedule has lowered the local learning rate. Where that would not be fewer than before, tau becomes
+    where F_0 is the mean training loss of the first round, F that of the latest round, and lr_0 / lr the factor by
+    which the schedule has lowered the local learning rate. If this tau is not smaller than the old one, tau becomes
     ceil(gamma * tau). Without a simulated clock a round counts as one second.
     """
 
@@ -109,26 +109,26 @@ class AdaComm(Pace):
     def begin(self) -> dict[str, Any]:
         return {"tau": self.tau0, "first": None, "latest": None, "next": self.interval}
 
-    def work(self, kept: Mapping[str, Any]) -> dict[str, Any]:
-        return {"steps": kept["tau"]}
+    def work(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        return {"steps": state["tau"]}
 
-    def observe(self, kept: Mapping[str, Any], loss: float | None, seconds: float, fall: float) -> dict[str, Any]:
-        new = dict(kept)
+    def observe(self, state: Mapping[str, Any], loss: float | None, seconds: float, fall: float) -> dict[str, Any]:
+        new = dict(state)
         if loss is not None:
             new["latest"] = loss
-            if kept["first"] is None:
+            if state["first"] is None:
                 if not loss > 0:
                     raise ConfigError(f"adacomm needs a positive loss in the first round to compare with, got {loss}")
                 new["first"] = loss
-        if seconds >= kept["next"]:
+        if seconds >= state["next"]:
             new["next"] = (math.floor(seconds / self.interval) + 1) * self.interval
-            if kept["first"] is not None:  # the first round itself has nothing to be compared with
-                new["tau"] = self.period(kept["tau"], new["latest"] / kept["first"], fall)
+            if state["first"] is not None:  # the first round has no earlier loss to compare with
+                new["tau"] = self.period(state["tau"], new["latest"] / state["first"], fall)
         return new
 
     def period(self, before: int, ratio: float, fall: float) -> int:
-        """The steps after `before`, when the loss is `ratio` of the first."""
+        """The number of steps after `before` steps, when the loss is `ratio` times the first loss."""
         wanted = math.sqrt(fall * max(ratio, 0.0)) * self.tau0 * (1 - ROUNDING)
-        if not wanted <= before - 1:  # it saturates: its ceiling is not below
+        if not wanted <= before - 1:  # saturated: the new number of steps would not be smaller
             wanted = self.gamma * before
         return max(math.ceil(wanted), 1)

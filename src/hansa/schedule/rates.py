@@ -14,13 +14,13 @@ from hansa.core.registry import Part, register
 
 
 class RateSchedule(Part):
-    """Base of schedules."""
+    """Base of learning-rate schedules."""
 
     kind: ClassVar[str] = "schedule"
 
     def factor(self, round: int) -> float:
-        """The factor on the learning rate in a round; 1 leaves it as it is."""
-        raise TypeError(f"the schedule {self.name!r} says nothing")
+        """The factor on the learning rate in a round; 1 leaves the rate unchanged."""
+        raise TypeError(f"the schedule {self.name!r} does not define factor()")
 
 
 @register("constant")
@@ -35,7 +35,7 @@ class ConstantRate(RateSchedule):
 @register("exponential")
 @dataclass(frozen=True)
 class ExponentialDecay(RateSchedule):
-    """decay^round: every round the rate falls by one factor, as in McMahan et al. 2017, section 3 (CIFAR)."""
+    """decay^round: the rate falls by the same factor in every round. McMahan et al. 2017, section 3 (CIFAR)."""
 
     decay: float
 
@@ -49,7 +49,7 @@ class ExponentialDecay(RateSchedule):
 @register("step")
 @dataclass(frozen=True)
 class StepDecay(RateSchedule):
-    """The rate falls by the factor `decay` at each of the rounds `at`, which begins with the lower rate."""
+    """The rate is multiplied by `decay` at the beginning of each round in `at`."""
 
     at: tuple[int, ...]
     decay: float = 0.1

@@ -1,4 +1,4 @@
-"""Server optimisers: how the global model takes an update."""
+"""Server optimisers: how the global model applies an update."""
 
 from hansa.server.adaptive import Adagrad, ServerAdam, Yogi
 from hansa.server.momentum import Momentum

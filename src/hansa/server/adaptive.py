@@ -1,9 +1,9 @@
 """Adaptive server optimisers: Adagrad, Adam and Yogi (Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar and
 McMahan 2021, Algorithm 2).
 
-All three keep a mean m of the updates and a measure v of their squares, and step by lr * m / (sqrt(v) + tau): `tau`
-says how adaptive they are, and lr is about how far a coordinate moves in a round. The default rates lie among those
-that the paper's search found best: 0.1 for Adagrad, whose steps shrink with time, 0.01 for Adam and Yogi, whose do not.
+All three keep a mean m of the updates and a measure v of their squares, and step by lr * m / (sqrt(v) + tau). A small
+`tau` makes them more adaptive; lr is about the distance that a coordinate moves in a round. The default rates are among
+the best in the paper's search: 0.1 for Adagrad, whose steps shrink with time, and 0.01 for Adam and Yogi.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hansa.server.optimiser import ServerOptimizer, check_positive, check_share
 
 @dataclass(frozen=True)
 class Adaptive(ServerOptimizer):
-    """What the three share; `initial` is v before the first step, tau^2 if left out as in the paper."""
+    """Base of the three; `initial` is v before the first step, tau^2 if left out (as in the paper)."""
 
     lr: float = 0.01
     beta1: float = 0.9
@@ -37,21 +37,21 @@ class Adaptive(ServerOptimizer):
         check_positive("tau", self.tau)
         check_share("beta1", self.beta1)
         if self.initial is not None and not self.initial >= 0:
-            raise ConfigError(f"initial must not be negative, or left out for tau^2, got {self.initial}")
+            raise ConfigError(f"initial must not be negative; leave it out for tau^2; got {self.initial}")
 
     def squares(self, v: Tensor, square: Tensor) -> Tensor:
         """The next v, given the squares of the update."""
-        raise TypeError(f"the server optimiser {self.name!r} does not say how it measures updates")
+        raise TypeError(f"the server optimiser {self.name!r} does not define squares()")
 
     def correction(self, steps: int) -> float:
-        """The factor on the rate at the server's step, counted from 1."""
+        """The factor on the learning rate at the server's step number `steps`, counted from 1."""
         return 1.0
 
     def move(self, state: State, delta: Tensor) -> tuple[Tensor, dict[str, Any]]:
         first = self.tau**2 if self.initial is None else self.initial
         m = state.slots.get("server/m", torch.zeros_like(delta))
         v = state.slots.get("server/v", torch.full_like(delta, first))
-        steps = state.slots.get("server/steps", 0) + 1  # not the round: in an empty round the server does not step
+        steps = state.slots.get("server/steps", 0) + 1  # not the round number: an empty round takes no step
         m = self.beta1 * m + (1 - self.beta1) * delta
         v = self.squares(v, delta.square())
         rate = self.lr * self.schedule.factor(state.round) * self.correction(steps)

@@ -17,10 +17,10 @@ from hansa.server.optimiser import ServerOptimizer, check_positive, check_share
 @register("momentum")
 @dataclass(frozen=True)
 class Momentum(ServerOptimizer):
-    """Heavy-ball momentum over the rounds. Hsu et al. 2019, Reddi et al. 2021.
+    """Heavy-ball momentum across rounds. Hsu et al. 2019, Reddi et al. 2021.
 
     v <- beta * v - update, w <- w - lr * v. With `nesterov` the step is against beta * v - update, with the new v.
-    Equal updates add up to 1 / (1 - beta) times one; lr = 1 is that of Hsu et al., who tune beta.
+    If all updates are equal, the step grows to 1 / (1 - beta) times the update. Hsu et al. use lr = 1 and tune beta.
     """
 
     lr: float = 1.0

@@ -1,4 +1,4 @@
-"""Server optimisers: how the global model takes an update."""
+"""Server optimisers: how the global model applies an update."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from hansa.schedule import ConstantRate, RateSchedule
 
 
 class ServerOptimizer(Part):
-    """Base of server optimisers: `move` gives the change of the model; buffers come from the update as they are."""
+    """Base of server optimisers: `move` returns the change of the model; buffers are copied from the update."""
 
     kind: ClassVar[str] = "server"
 
     def move(self, state: State, delta: Tensor) -> tuple[Tensor, dict[str, Any]]:
-        """The change of the trainable vector, and the optimiser's slots, named `server/...`."""
-        raise TypeError(f"the server optimiser {self.name!r} moves nothing")
+        """Return the change of the trainable vector and the optimiser's slots, named `server/...`."""
+        raise TypeError(f"the server optimiser {self.name!r} does not define move()")
 
     def step(self, state: State, update: Update) -> State:
-        """The state after taking an update."""
+        """The state after applying an update."""
         change, slots = self.move(state, update.w)
         params = state.params._replace(w=state.params.w + change)
         if update.stats is not None:
@@ -35,13 +35,13 @@ class ServerOptimizer(Part):
 
 
 def check_positive(name: str, value: float) -> None:
-    """The check of a field that must be positive."""
+    """Refuse a field that is not positive."""
     if not value > 0:
         raise ConfigError(f"{name} must be positive, got {value}")
 
 
 def check_share(name: str, value: float) -> None:
-    """The check of the share that a moving mean keeps."""
+    """Refuse a decay rate of a moving mean outside [0, 1)."""
     if not 0 <= value < 1:
         raise ConfigError(f"{name} must lie in [0, 1), got {value}")
 
