@@ -10,7 +10,7 @@ import torch
 from hansa.core import codec
 from hansa.core.algorithm import State
 from hansa.core.errors import ConfigError
-from hansa.select import Kept
+from hansa.select import SelectorState
 
 
 class Snapshots(Protocol):
@@ -42,7 +42,7 @@ class Progress:
     stale: int = 0  # evaluations since the best one
     stopped: str | None = None  # why the run stopped
     pace: dict[str, Any] = field(default_factory=dict)  # memory of the pace
-    selection: Kept = field(default_factory=dict)  # memory of the selector
+    selection: SelectorState = field(default_factory=dict)  # state of the selector
     privacy: dict[str, Any] = field(default_factory=dict)  # memory of central differential privacy: spending, clip
     epsilon: float = 0.0  # the largest epsilon that a party has spent
     epsilons: dict[str, float] = field(default_factory=dict)  # by party name, if the parties are few

@@ -1,10 +1,10 @@
-"""Selectors: who trains this round."""
+"""Selectors: which parties train in a round."""
 
 from hansa.select.poisson import Poisson
 from hansa.select.power_of_choice import PowerOfChoice
-from hansa.select.selector import Kept, Selector
+from hansa.select.selector import Selector, SelectorState
 from hansa.select.tiers import Tiers
 from hansa.select.uniform import Uniform
 from hansa.select.weighted import Weighted
 
-__all__ = ["Kept", "Poisson", "PowerOfChoice", "Selector", "Tiers", "Uniform", "Weighted"]
+__all__ = ["Poisson", "PowerOfChoice", "Selector", "SelectorState", "Tiers", "Uniform", "Weighted"]

@@ -1,4 +1,4 @@
-"""Power-of-choice: of d candidates, those with the largest loss (Cho, Wang and Joshi 2020)."""
+"""Power-of-choice: select the candidates with the largest loss (Cho, Wang and Joshi 2020)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.predictor import Predictor
 from hansa.core.registry import build, register
-from hansa.select.selector import Ids, Kept, Selector, trained_model_only
+from hansa.select.selector import Ids, Selector, SelectorState, trained_model_only
 from hansa.select.weighted import ask_sizes, draw, drawable
 
 
 @register("loss")
 @dataclass(frozen=True)
 class Loss(Op):
-    """The mean loss of a model on the party's training samples, or on `batch` of them, drawn anew each round."""
+    """The mean loss of a model on the party's training samples, or on `batch` samples drawn each round."""
 
     predictor: str = "network"
     batch: int | None = None
@@ -48,13 +48,13 @@ class Loss(Op):
 class PowerOfChoice(Selector):
     """Draw d candidates in proportion to their samples, take the m with the largest loss. Cho, Wang and Joshi 2020.
 
-    `pow-d` asks the candidates for the loss of the global model on all their training samples; `cpow-d` on one
-    mini-batch of `batch`, which is cheaper; `rpow-d` asks nothing and takes the training loss that a party last
-    reported, infinite for one that has not trained yet, so that it is visited. Ties go to the lower id; a candidate
-    that does not answer cannot be chosen. `d` left out is twice the cohort; no more candidates than parties are drawn.
-    A large d is fast at first but biased; with `decay` it falls linearly to the cohort's size in that many rounds, from
-    where on this is the selector `weighted`. The draw carries the sizes, so the mean of the updates weighs all parties
-    the same.
+    `pow-d` asks the candidates for the loss of the global model on all their training samples. `cpow-d` uses one
+    mini-batch of `batch` samples, which is cheaper. `rpow-d` asks nothing and uses the training loss that a party last
+    reported; the loss of a party that has not trained yet is infinite, so that every party is selected once. Ties go to
+    the lower id. A candidate that does not reply cannot be selected. The default of `d` is twice the cohort size, and
+    at most the number of parties. A large d is fast at first but biased. With `decay`, d falls linearly to the cohort
+    size in that many rounds; after that this selector equals `weighted`. The draw already accounts for the parties'
+    sizes, so the mean of the updates gives every party the same weight.
     """
 
     d: int | None = None
@@ -79,7 +79,7 @@ class PowerOfChoice(Selector):
         local = algorithm.parts().local
         if local is not None and local.budget is not None:
             raise ConfigError(
-                f"run.select: power-of-choice goes by the parties' training loss, a number without noise that the "
+                f"run.select: power-of-choice uses the parties' training loss, a number without noise that the "
                 f"epsilon of {local.name!r} does not cover; use 'poisson' or 'uniform'"
             )
         if self.d is not None and self.d < problem.cohort_size:
@@ -89,38 +89,38 @@ class PowerOfChoice(Selector):
             )
 
     def candidates(self, cohort: int, parties: int, round: int) -> int:
-        """How many candidates a round draws."""
+        """The number of candidates in a round."""
         d = min(2 * cohort if self.d is None else self.d, parties)
-        if self.decay is not None:  # in whole numbers, so that no rounding depends on the machine
+        if self.decay is not None:  # integer arithmetic, so that the result does not depend on the machine
             d = cohort + (d - cohort) * max(0, self.decay - round) // self.decay
         return d
 
     async def select(self, fed: Federation, algorithm: Algorithm, state: State,
-                     kept: Kept) -> tuple[tuple[int, ...], Kept]:  # fmt: skip
-        kept = await ask_sizes(fed, kept)
-        if self.watches and "losses" not in kept:
-            kept["losses"] = torch.full((len(fed.parties),), torch.inf, dtype=torch.float64)
-        drawn = draw(fed, kept, self.candidates(fed.cohort_size, len(fed.parties), state.round))
-        if len(drawn) <= fed.cohort_size:  # nothing to choose, so nothing to ask
-            return drawn, kept
+                     own_state: SelectorState) -> tuple[tuple[int, ...], SelectorState]:  # fmt: skip
+        own_state = await ask_sizes(fed, own_state)
+        if self.watches and "losses" not in own_state:
+            own_state["losses"] = torch.full((len(fed.parties),), torch.inf, dtype=torch.float64)
+        drawn = draw(fed, own_state, self.candidates(fed.cohort_size, len(fed.parties), state.round))
+        if len(drawn) <= fed.cohort_size:  # all candidates are selected, so their losses are not needed
+            return drawn, own_state
         if self.watches:
-            return largest(drawn, kept["losses"].numpy()[list(drawn)], fed.cohort_size), kept
+            return largest(drawn, own_state["losses"].numpy()[list(drawn)], fed.cohort_size), own_state
         predictor, payload = algorithm.predictor(state)
         op = Loss(predictor, self.batch if self.variant == "cpow-d" else None)
         answer = await fed.gather(op, payload, parties=drawn)
         losses = answer.rows("loss").numpy() if answer.parties else np.zeros(0)
-        return largest(answer.parties, losses, fed.cohort_size), kept
+        return largest(answer.parties, losses, fed.cohort_size), own_state
 
-    def pool(self, fed: Federation, kept: Kept) -> int:
-        return drawable(fed, kept)
+    def pool(self, fed: Federation, own_state: SelectorState) -> int:
+        return drawable(fed, own_state)
 
-    def heard(self, kept: Kept, losses: Mapping[int, float]) -> Kept:
-        known = kept["losses"].clone()
+    def heard(self, own_state: SelectorState, losses: Mapping[int, float]) -> SelectorState:
+        known = own_state["losses"].clone()
         known[torch.tensor(list(losses))] = torch.tensor(list(losses.values()), dtype=torch.float64)
-        return {**kept, "losses": known}
+        return {**own_state, "losses": known}
 
 
 def largest(parties: tuple[int, ...], losses: Ids, count: int) -> tuple[int, ...]:
-    """The parties with the largest losses, ties to the lower id, in the order of their ids."""
+    """The parties with the largest losses, in the order of their ids. Ties go to the lower id."""
     chosen = np.lexsort((np.array(parties), -losses))[:count]
     return tuple(sorted(parties[k] for k in chosen))

@@ -1,4 +1,4 @@
-"""What every selector promises, and the plain draw that several of them share."""
+"""Base of selectors, and the uniform draw that several of them share."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.registry import Part
 
-Kept = dict[str, Any]  # what a selector keeps between rounds: tensors and plain values, checkpointed with the run
+SelectorState = dict[str, Any]  # a selector's state between rounds: tensors and plain values, checkpointed with the run
 Ids = np.ndarray[Any, Any]
 
 
 class Selector(Part):
     """Base of selectors. A selector may ask the federation before it decides.
 
-    `by_size` says that parties are drawn in proportion to their samples; `independent` that each joins by a draw of its
-    own, so that a cohort is of its size only on average, and may be empty; `blind` that whom it draws has nothing to do
-    with what any party holds or does.
+    `by_size`: parties are drawn in proportion to their samples. `independent`: each party is drawn independently, so
+    that a cohort has its size only on average and may be empty. `blind`: the draw does not depend on the data or the
+    behaviour of any party.
     """
 
     kind: ClassVar[str] = "select"
@@ -31,11 +31,11 @@ class Selector(Part):
 
     @property
     def watches(self) -> bool:
-        """Whether it must hear the loss of each party that trained (`heard`)."""
+        """Whether the selector needs the loss of each party that trained (see `heard`)."""
         return False
 
     def check(self, algorithm: Algorithm, problem: Problem) -> None:
-        """Refuse, with the reason, what cannot work together. Called before anything runs."""
+        """Raise ConfigError if the selector cannot work with the algorithm or the problem. Called before the run."""
         if algorithm.participation != "cohort":
             why = "needs every party in every round" if algorithm.participation == "all" else "chooses parties itself"
             raise ConfigError(
@@ -43,32 +43,35 @@ class Selector(Part):
             )
 
     async def select(self, fed: Federation, algorithm: Algorithm, state: State,
-                     kept: Kept) -> tuple[tuple[int, ...], Kept]:  # fmt: skip
-        """The cohort of the round, of `fed.available` in the order of their ids, at most `fed.cohort_size` unless draws
-        are independent; and what to keep for the next. Deterministic given the state, what was kept, the replies,
-        `fed.rng` and `fed.private_rng`."""
-        raise TypeError(f"the selector {self.name!r} selects nobody")
+                     own_state: SelectorState) -> tuple[tuple[int, ...], SelectorState]:  # fmt: skip
+        """Return the cohort of the round and the selector's next state.
 
-    def pool(self, fed: Federation, kept: Kept) -> int:
-        """How many parties there are to draw from; where all of them are taken, the draw says nothing about sizes."""
+        The cohort is a part of `fed.available`, in the order of ids, with at most `fed.cohort_size` parties unless
+        draws are independent. The result depends on the two states, the replies, `fed.rng` and `fed.private_rng` alone.
+        """
+        raise TypeError(f"the selector {self.name!r} does not define select()")
+
+    def pool(self, fed: Federation, own_state: SelectorState) -> int:
+        """The number of parties to draw from. If all of them are selected, the draw does not depend on sizes."""
         return len(fed.available)
 
-    def heard(self, kept: Kept, losses: Mapping[int, float]) -> Kept:
-        """What to keep after a round, given the training loss that each of its parties reported."""
-        return kept
+    def heard(self, own_state: SelectorState, losses: Mapping[int, float]) -> SelectorState:
+        """The selector's state after a round, given the training loss that each party of the cohort reported."""
+        return own_state
 
 
 def trained_model_only(selector: Selector, algorithm: Algorithm) -> None:
-    """Refuse a method without a model of the task's: there would be nothing to try at the parties."""
+    """Refuse an algorithm that does not train the task's model: the selector evaluates that model at the parties."""
     if not algorithm.trains:
         raise ConfigError(
-            f"run.select = {selector.name!r} tries the task's model at the parties, and {algorithm.name} trains none; "
+            f"run.select = {selector.name!r} evaluates the task's model at the parties, and {algorithm.name} trains "
+            "no model; "
             "use 'uniform' or 'weighted'"
         )
 
 
 def uniformly(fed: Federation, parties: Sequence[int]) -> tuple[int, ...]:
-    """As many of the parties as the cohort has, uniformly at random without replacement; all where they are fewer."""
+    """Draw a cohort from `parties`, uniformly without replacement; all of them if they are not enough."""
     if fed.cohort_size >= len(parties):
         return tuple(parties)
     chosen = fed.rng("select").choice(len(parties), size=fed.cohort_size, replace=False)
@@ -76,7 +79,7 @@ def uniformly(fed: Federation, parties: Sequence[int]) -> tuple[int, ...]:
 
 
 def ids(parties: Sequence[int]) -> Ids:
-    """Parties as an array; quickly where they are a range of very many."""
+    """Party ids as an array; fast for a large range."""
     if isinstance(parties, range):
         return np.arange(parties.start, parties.stop, parties.step)
     return np.asarray(parties, dtype=np.int64)

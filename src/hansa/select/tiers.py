@@ -1,4 +1,4 @@
-"""TiFL: parties of like speed train together (Chai, Ali, Zawad, Truex, Anwar, Baracaldo, Zhou, Ludwig, Yan and Cheng
+"""TiFL: parties of similar speed train together (Chai, Ali, Zawad, Truex, Anwar, Baracaldo, Zhou, Ludwig, Yan and Cheng
 2020)."""
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Wrapper
 from hansa.core.predictor import Evaluate
 from hansa.core.registry import register
 from hansa.local import SGD, LocalSolver
-from hansa.select.selector import Ids, Kept, Selector, ids, trained_model_only, uniformly
+from hansa.select.selector import Ids, Selector, SelectorState, ids, trained_model_only, uniformly
 
-RANDOM = (0.7, 0.1, 0.1, 0.05, 0.05)  # the paper's policy of that name, fastest tier first
+RANDOM = (0.7, 0.1, 0.1, 0.05, 0.05)  # the policy `random` of the paper, fastest tier first
 
 
 @register("probe")
 @dataclass(frozen=True)
 class Probe(Wrapper):
-    """A piece of training for the sake of its time: nothing of it is sent, nothing remembered."""
+    """Train for a few steps to measure the time; the result is neither sent nor remembered."""
 
     inner: Op = SGD()
     measures: ClassVar[frozenset[str] | None] = frozenset()
@@ -46,19 +46,21 @@ class Tiers(Selector):
     """Measure how fast parties are, sort them into tiers, draw each round's cohort from one tier. Chai et al. 2020.
 
     A party is profiled in the first round in which it can be selected: it trains `probe_steps` steps, `profile_rounds`
-    times, and its latency is the mean of the seconds that took. A probe that is not answered, or not within `timeout`
-    (T_max), counts as `timeout` (left out: as the slowest answer), and a party that missed all of them is dropped for
-    good. Parties sorted by latency are split into `tiers` groups of equal size. A round draws a tier by its probability
-    among those with a party available, then its cohort uniformly inside; a tier that is smaller goes as a whole.
+    times, and its latency is the mean of the seconds. A probe without a reply within `timeout` (T_max) counts as
+    `timeout` seconds; without `timeout` it counts as the slowest reply. A party that missed all probes is never
+    selected. Parties sorted by latency are split into `tiers` groups of equal size. A round draws one tier by its
+    probability, among tiers with an available party, then draws the cohort uniformly in this tier. A tier smaller than
+    the cohort is selected as a whole.
 
-    Policies: `vanilla` ignores tiers; `slow` and `fast` use only the slowest or the fastest, `uniform` all alike, and
-    `random` is the paper's (0.7, 0.1, 0.1, 0.05, 0.05) for five tiers, fastest first. `probabilities`, in that order,
-    replace the policy. `adaptive` (the paper's Algorithm 2) starts from equal probabilities; every `interval` rounds it
-    has the parties test the model on samples of their own, and if the accuracy on the last round's tier did not rise
-    since the time before, tiers are drawn in proportion to their rank: T for the least accurate, 1 for the most.
+    Policies: `vanilla` ignores tiers. `slow` and `fast` use the slowest or the fastest tier alone. `uniform` gives all
+    tiers the same probability. `random` has the paper's probabilities (0.7, 0.1, 0.1, 0.05, 0.05) for five tiers,
+    fastest first. `probabilities`, fastest tier first, replace the policy. `adaptive` (the paper's Algorithm 2) starts
+    from equal probabilities. Every `interval` rounds the parties test the model on their own samples. If the accuracy
+    of the last round's tier did not rise since the previous test, tiers are drawn in proportion to their rank: T for
+    the least accurate tier, 1 for the most accurate.
 
-    `credits` bounds how many rounds a tier may serve; one without credits is not drawn, and when none has any left,
-    parties are drawn uniformly from all.
+    `credits` limits the rounds in which a tier is drawn. A tier without credits is not drawn. When no tier has credits
+    left, parties are drawn uniformly from all tiers.
     """
 
     tiers: int = 5
@@ -95,12 +97,12 @@ class Tiers(Selector):
         trained_model_only(self, algorithm)
         if self.policy == "adaptive" and not problem.party_tests:
             raise ConfigError(
-                "the policy 'adaptive' compares tiers by the parties' own test samples, and they have none; hold some "
-                "out (task.party_test), or choose another policy"
+                "the policy 'adaptive' compares tiers by the parties' own test samples, and they have none; set "
+                "task.party_test, or choose another policy"
             )
 
     def chances(self) -> Ids:
-        """The probabilities of the tiers before anything is known of their accuracy, fastest first."""
+        """The initial probabilities of the tiers, fastest first."""
         if self.probabilities:
             return np.array(self.probabilities)
         if self.policy == "random":
@@ -110,38 +112,44 @@ class Tiers(Selector):
         return np.full(self.tiers, 1 / self.tiers)
 
     async def select(self, fed: Federation, algorithm: Algorithm, state: State,
-                     kept: Kept) -> tuple[tuple[int, ...], Kept]:  # fmt: skip
+                     own_state: SelectorState) -> tuple[tuple[int, ...], SelectorState]:  # fmt: skip
         if self.policy == "vanilla":
-            return uniformly(fed, fed.available), kept
-        kept = await self._profile(fed, algorithm, state, kept)
-        groups = self.split(kept["latency"].numpy())
+            return uniformly(fed, fed.available), own_state
+        own_state = await self._profile(fed, algorithm, state, own_state)
+        groups = self.split(own_state["latency"].numpy())
         if self.policy == "adaptive" and state.round % self.interval == 0:
-            kept = await self._adapt(fed, algorithm, state, kept, groups)
+            own_state = await self._adapt(fed, algorithm, state, own_state, groups)
         groups = [np.sort(group[np.isin(group, ids(fed.available))]) for group in groups]
-        credits = kept.get("credits", [self.credits] * self.tiers)
+        credits = own_state.get("credits", [self.credits] * self.tiers)
         usable = np.array([len(group) > 0 and credit != 0 for group, credit in zip(groups, credits, strict=True)])
         if not usable.any():
-            return uniformly(fed, np.sort(np.concatenate(groups)).tolist()), {**kept, "tier": None}
-        chances = kept["chances"].numpy() * usable if "chances" in kept else self.chances() * usable
+            return uniformly(fed, np.sort(np.concatenate(groups)).tolist()), {**own_state, "tier": None}
+        chances = own_state["chances"].numpy() * usable if "chances" in own_state else self.chances() * usable
         chances = chances if chances.any() else usable
         tier = int(fed.rng("tier").choice(self.tiers, p=chances / chances.sum()))
         if self.credits is not None:
             credits = [credit - (place == tier) for place, credit in enumerate(credits)]
-        return uniformly(fed, groups[tier].tolist()), {**kept, "tier": tier, "credits": credits}
+        return uniformly(fed, groups[tier].tolist()), {**own_state, "tier": tier, "credits": credits}
 
     def split(self, latency: Ids) -> list[Ids]:
-        """The parties of each tier, fastest first; ties in speed go to the lower id."""
+        """The parties of each tier, fastest tier first; parties of equal speed are ordered by id."""
         known = np.flatnonzero(np.isfinite(latency))
         return np.array_split(known[np.argsort(latency[known], kind="stable")], self.tiers)
 
-    async def _profile(self, fed: Federation, algorithm: Algorithm, state: State, kept: Kept) -> Kept:
-        """What was kept, with the mean seconds of all parties that could be asked: `latency`, not a number for a party
-        never asked, infinite for one that never answered in time."""
-        latency = kept["latency"] if "latency" in kept else torch.full((len(fed.parties),), torch.nan).double()
+    async def _profile(
+        self, fed: Federation, algorithm: Algorithm, state: State, own_state: SelectorState
+    ) -> SelectorState:
+        """Profile the parties that are new; return the state with `latency`, the mean seconds of each party.
+
+        The latency is NaN for a party that was never asked, infinite for a party that never replied in time.
+        """
+        latency = (
+            own_state["latency"] if "latency" in own_state else torch.full((len(fed.parties),), torch.nan).double()
+        )
         here = ids(fed.available)
         new = here[np.isnan(latency.numpy()[here])]
         if not len(new):
-            return {**kept, "latency": latency}
+            return {**own_state, "latency": latency}
         times = np.full((self.profile_rounds, len(new)), np.inf)
         local = algorithm.parts().local
         batch, drop_last = local.plan[2:] if isinstance(local, LocalSolver) else (32, False)
@@ -154,8 +162,8 @@ class Tiers(Selector):
                 )
             row[np.searchsorted(new, answer.parties)] = answer.seconds
         answered = np.isfinite(times)
-        if not answered.any():  # nobody is there: the round will be empty, and the next one tries again
-            return {**kept, "latency": latency}
+        if not answered.any():  # no party replied: the round will be empty, and the next round tries again
+            return {**own_state, "latency": latency}
         in_time = answered if self.timeout is None else times <= self.timeout
         if not in_time.any():
             raise ConfigError(f"no party answered a probe within {self.timeout} s; raise the timeout of tiers")
@@ -163,25 +171,29 @@ class Tiers(Selector):
         mean = np.where(in_time, times, longest).mean(0)
         latency = latency.clone()
         latency[torch.from_numpy(new)] = torch.from_numpy(np.where(in_time.any(0), mean, np.inf))
-        return {**kept, "latency": latency}
+        return {**own_state, "latency": latency}
 
-    async def _adapt(self, fed: Federation, algorithm: Algorithm, state: State, kept: Kept, groups: list[Ids]) -> Kept:
-        """What was kept, with the tiers' accuracy now and, if that of the last round's did not rise, new chances."""
+    async def _adapt(
+        self, fed: Federation, algorithm: Algorithm, state: State, own_state: SelectorState, groups: list[Ids]
+    ) -> SelectorState:
+        """Measure the accuracy of each tier; set new chances if the accuracy of the last round's tier did not rise."""
         predictor, payload = algorithm.predictor(state)
         pool = np.intersect1d(np.concatenate(groups), ids(fed.available))
         answer = await fed.gather(Evaluate(predictor), payload, parties=pool.tolist())
         heard = dict(zip(answer.parties, answer.replies, strict=True))
         now = np.array([accuracy([heard[p] for p in group.tolist() if p in heard]) for group in groups])
-        tier, before = kept.get("tier"), kept.get("accuracy")
-        kept = {**kept, "accuracy": torch.from_numpy(now)}
+        tier, before = own_state.get("tier"), own_state.get("accuracy")
+        own_state = {**own_state, "accuracy": torch.from_numpy(now)}
         if tier is not None and before is not None and now[tier] <= before.numpy()[tier]:
-            kept["chances"] = torch.from_numpy(by_rank(now))
-        return kept
+            own_state["chances"] = torch.from_numpy(by_rank(now))
+        return own_state
 
 
 def accuracy(replies: list[Reply]) -> float:
-    """The accuracy on the replying parties' test samples taken together, the negative loss where the task has none; not
-    a number where nobody replied."""
+    """The accuracy over the test samples of all replying parties; NaN if no party replied.
+
+    For a task without accuracy this is the negative loss.
+    """
     measured = [reply for reply in replies if {"accuracy", "loss"} & set(reply.metrics)]
     weight = sum(reply.weight for reply in measured)
     values = [reply.metrics.get("accuracy", -reply.metrics.get("loss", 0.0)) * reply.weight for reply in measured]
@@ -189,8 +201,10 @@ def accuracy(replies: list[Reply]) -> float:
 
 
 def by_rank(accuracies: Ids) -> Ids:
-    """Probabilities in proportion to T for the least accurate tier, down to 1 for the most accurate or an unknown one;
-    ties favour the faster tier."""
+    """Probabilities in proportion to rank: T for the least accurate tier, down to 1 for the most accurate tier.
+
+    Tiers of unknown accuracy come last. Ties favour the faster tier.
+    """
     count = len(accuracies)
     shares = np.empty(count)
     shares[np.argsort(accuracies, kind="stable")] = np.arange(count, 0, -1) / (count * (count + 1) / 2)

@@ -8,7 +8,7 @@ from typing import ClassVar
 from hansa.core.algorithm import Algorithm, Problem, State
 from hansa.core.federation import Federation
 from hansa.core.registry import register
-from hansa.select.selector import Kept, Selector, uniformly
+from hansa.select.selector import Selector, SelectorState, uniformly
 
 
 @register("uniform")
@@ -19,8 +19,8 @@ class Uniform(Selector):
     blind: ClassVar[bool] = True
 
     def check(self, algorithm: Algorithm, problem: Problem) -> None:
-        """Nothing to refuse: it is also what methods that do not select are run with."""
+        """Accept every algorithm: algorithms that do not select parties also run with this selector."""
 
     async def select(self, fed: Federation, algorithm: Algorithm, state: State,
-                     kept: Kept) -> tuple[tuple[int, ...], Kept]:  # fmt: skip
-        return uniformly(fed, fed.available), kept
+                     own_state: SelectorState) -> tuple[tuple[int, ...], SelectorState]:  # fmt: skip
+        return uniformly(fed, fed.available), own_state

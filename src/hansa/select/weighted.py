@@ -12,16 +12,16 @@ from hansa.core.algorithm import Algorithm, State
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
-from hansa.select.selector import Ids, Kept, Selector, ids
+from hansa.select.selector import Ids, Selector, SelectorState, ids
 
 
 @register("samples")
 @dataclass(frozen=True)
 class BySamples(Op):
-    """How many samples a party has.
+    """Ask a party for its number of samples.
 
-    The number is the reply's weight, which a run may limit (`max_weight`); a weight is positive, so a party without
-    samples says `empty`. A million of these replies are small: they hold no tensor.
+    The number is the reply's weight, which a run may limit (`max_weight`). A weight is positive, so a party without
+    samples replies with the metric `empty`. The replies are small because they hold no tensor.
     """
 
     measures: ClassVar[frozenset[str] | None] = frozenset({"empty"})
@@ -36,32 +36,32 @@ class BySamples(Op):
 @register("weighted")
 @dataclass(frozen=True)
 class Weighted(Selector):
-    """Without replacement, each next party with a probability in proportion to its samples.
+    """Draw parties one by one without replacement, with probabilities in proportion to their samples.
 
-    Every party is asked once how many samples it has; one that did not answer is asked again, and not drawn before it
-    did. Parties without samples are never drawn. The draw carries the sizes, so the mean of the updates gives every
-    party the same weight (`fusion.uniform = false` would count sizes twice).
+    Every party is asked once for its number of samples. A party that did not reply is asked again, and is not drawn
+    until it replies. Parties without samples are never drawn. The draw already accounts for sizes, so the mean of the
+    updates gives every party the same weight (`fusion.uniform = false` would count sizes twice).
     """
 
     by_size: ClassVar[bool] = True
 
     async def select(self, fed: Federation, algorithm: Algorithm, state: State,
-                     kept: Kept) -> tuple[tuple[int, ...], Kept]:  # fmt: skip
-        kept = await ask_sizes(fed, kept)
-        return draw(fed, kept, fed.cohort_size), kept
+                     own_state: SelectorState) -> tuple[tuple[int, ...], SelectorState]:  # fmt: skip
+        own_state = await ask_sizes(fed, own_state)
+        return draw(fed, own_state, fed.cohort_size), own_state
 
-    def pool(self, fed: Federation, kept: Kept) -> int:
-        return drawable(fed, kept)
-
-
-def drawable(fed: Federation, kept: Kept) -> int:
-    """How many parties there are to draw from: those available that have samples."""
-    return int(np.count_nonzero(kept["sizes"].numpy()[ids(fed.available)] > 0))
+    def pool(self, fed: Federation, own_state: SelectorState) -> int:
+        return drawable(fed, own_state)
 
 
-async def ask_sizes(fed: Federation, kept: Kept) -> Kept:
-    """What was kept, with the sizes of all parties that could be asked: `sizes`, -1 where one was never heard of."""
-    sizes = kept["sizes"] if "sizes" in kept else torch.full((len(fed.parties),), -1)
+def drawable(fed: Federation, own_state: SelectorState) -> int:
+    """The number of parties to draw from: available parties with samples."""
+    return int(np.count_nonzero(own_state["sizes"].numpy()[ids(fed.available)] > 0))
+
+
+async def ask_sizes(fed: Federation, own_state: SelectorState) -> SelectorState:
+    """Ask the available parties for their sizes; return the state with `sizes`, -1 for a party that never replied."""
+    sizes = own_state["sizes"] if "sizes" in own_state else torch.full((len(fed.parties),), -1)
     here = ids(fed.available)
     unknown = here[sizes.numpy()[here] < 0]
     if len(unknown):
@@ -70,17 +70,17 @@ async def ask_sizes(fed: Federation, kept: Kept) -> Kept:
         sizes = sizes.clone()
         sizes[torch.tensor(answer.parties, dtype=torch.int64)] = torch.tensor(heard, dtype=torch.int64)
         known = sizes[sizes > 0]
-        if fed.times is not None and len(known):  # of all that are known: who comes late may come alone
+        if fed.times is not None and len(known):  # median of all known sizes: a late party may reply alone
             sizes = sizes.clamp(max=fed.times * int(known.median()))
-    return {**kept, "sizes": sizes}
+    return {**own_state, "sizes": sizes}
 
 
-def draw(fed: Federation, kept: Kept, count: int) -> tuple[int, ...]:
-    """`count` available parties in proportion to their sizes, in the order of their ids; fewer where there are fewer.
+def draw(fed: Federation, own_state: SelectorState, count: int) -> tuple[int, ...]:
+    """Draw at most `count` available parties in proportion to their sizes, in the order of their ids.
 
-    The draws of one round are nested: those for a smaller count are among those for a larger one.
+    The draws of one round are nested: a draw with a smaller count is a subset of a draw with a larger count.
     """
-    sizes = kept["sizes"].numpy()
+    sizes = own_state["sizes"].numpy()
     weights = np.zeros(len(sizes))
     here = ids(fed.available)
     weights[here] = np.maximum(sizes[here], 0)
@@ -88,10 +88,10 @@ def draw(fed: Federation, kept: Kept, count: int) -> tuple[int, ...]:
 
 
 def smallest_clocks(stream: np.random.Generator, weights: Ids, count: int) -> Ids:
-    """`count` places, drawn one after another without replacement in proportion to their weights, sorted.
+    """Draw `count` indices one by one without replacement, in proportion to their weights; return them sorted.
 
-    Each place has an exponential clock with its weight as rate; the first `count` to ring are such a sample, in time
-    linear in the number of places (Efraimidis and Spirakis 2006).
+    Each index has an exponential clock with its weight as the rate. The first `count` clocks to ring give the sample,
+    in time linear in the number of indices (Efraimidis and Spirakis 2006).
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         rings = stream.standard_exponential(len(weights)) / weights
