@@ -1,4 +1,4 @@
-"""Published methods: recipes over the axes, or rounds of their own."""
+"""Published algorithms: combinations of parts (solver, fusion, server optimiser), or rounds of their own."""
 
 from hansa.algorithms.decentralized_sgd import DecentralizedSGD
 from hansa.algorithms.easgd import EASGD, OverlapSGD

@@ -22,13 +22,13 @@ from hansa.local import SGD, LocalSolver
 
 
 def own_model(party: Party, memory: Memory) -> Params:
-    """The party's own model: what it remembers, or the common start that every party can make from the run's seed."""
+    """The party's own model from its memory; at first the initial model, which follows from the run's seed."""
     start = party.objective.initial
     return Params(*(memory.get(f"gossip/{name}", getattr(start, name)) for name in Params._fields))
 
 
 def shapes(payload: Payload, name: str) -> dict[str, Shape]:
-    """A model under `name`, and its floating-point buffers if it has any."""
+    """Shapes of a message: a model under `name`, and its floating-point buffers if it has any."""
     vector: Shape = ((payload["dim"],), getattr(torch, payload["dtype"]))
     stats: Shape = ((payload["stats"],), getattr(torch, payload["stats_dtype"]))
     return {name: vector, "stats": stats} if payload["stats"] else {name: vector}
@@ -37,10 +37,10 @@ def shapes(payload: Payload, name: str) -> dict[str, Shape]:
 @register("gossip")
 @dataclass(frozen=True)
 class Gossip(PeerOp):
-    """Train from the party's own model, send that model to the neighbours, mix theirs in, then apply the training."""
+    """Train from the party's own model, send this model to the neighbours, mix in theirs, then add the training."""
 
     inner: LocalSolver = SGD()
-    update: ClassVar[str | None] = None  # what travels is a model
+    update: ClassVar[str | None] = None  # the reply is a model, not an update
 
     def before(self, party: Party, payload: Payload, memory: Memory) -> Payload:
         return {**payload, "model": own_model(party, memory)._asdict()}
@@ -62,11 +62,11 @@ class Gossip(PeerOp):
 
     def receive(self, party: Party, payload: Payload, inbox: list[tuple[float, dict[str, Tensor]]],
                 memory: Memory) -> Memory:  # fmt: skip
-        kept = {name: value for name, value in memory.items() if name != "gossip/delta"}
-        kept["gossip/w"] = mixed(inbox, "x") + memory["gossip/delta"]
+        new = {name: value for name, value in memory.items() if name != "gossip/delta"}
+        new["gossip/w"] = mixed(inbox, "x") + memory["gossip/delta"]
         if "stats" in inbox[0][1]:
-            kept["gossip/stats"] = mixed(inbox, "stats")
-        return kept
+            new["gossip/stats"] = mixed(inbox, "stats")
+        return new
 
 
 @register("own-model")
@@ -75,7 +75,7 @@ class OwnModel(Op):
     """Read a party's own model, for the average that is evaluated and saved."""
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        party.samples()  # one without any never trains, and has no model to average
+        party.samples()  # raises for a party without samples: it never trains and has no model
         own = own_model(party, memory)
         stats = {"stats": own.stats} if own.stats.numel() else {}
         counts = {"counts": own.counts} if own.counts.numel() else {}
@@ -93,10 +93,10 @@ class OwnModel(Op):
 class DecentralizedSGD(Algorithm):
     """Gossip on a graph: mix the neighbours' models, then apply the local training. Lian et al. 2017, Algorithm 1.
 
-    x_i <- sum_j W_ij x_j + (local training's change from x_i), with Metropolis weights W_ij = 1 / (1 + max(deg_i,
-    deg_j)). One local step (`local.steps = 1`) is the paper's form. No party sends its model to the aggregator
-    during training; the average that is evaluated and saved is read with `reduce`. A party missing in a round keeps
-    its model, and its neighbours keep its weight for themselves.
+    x_i <- sum_j W_ij x_j + (change of x_i by local training), with Metropolis weights W_ij = 1 / (1 + max(deg_i,
+    deg_j)). The paper takes one local step (`local.steps = 1`). No party sends its model to the aggregator during
+    training; the average that is evaluated and saved is read with `reduce`. A party that misses a round keeps its
+    model, and each neighbour adds the weight of the missing model to the weight of its own model.
     """
 
     local: LocalSolver = SGD(steps=1)
@@ -151,7 +151,7 @@ class DecentralizedSGD(Algorithm):
 
 
 def layout(params: Params) -> dict[str, int | str]:
-    """What a party's message looks like; the model itself need not be sent, every party has its own."""
+    """The sizes and types of a party's message. The model itself is not sent, because every party has its own."""
     return {
         "dim": params.w.numel(), "dtype": str(params.w.dtype).removeprefix("torch."),
         "stats": params.stats.numel(), "stats_dtype": str(params.stats.dtype).removeprefix("torch."),
@@ -167,6 +167,6 @@ def metropolis(adjacent: Tensor) -> Tensor:
 
 
 def spectral_gap(weights: Tensor) -> float:
-    """1 - max(|lambda_2|, |lambda_n|): how fast gossip forgets disagreement; 0 when the graph is not connected."""
+    """1 - max(|lambda_2|, |lambda_n|): the speed at which models agree; 0 if the graph is not connected."""
     values = torch.linalg.eigvalsh(weights).abs().sort(descending=True).values
     return 1.0 - float(values[1]) if len(values) > 1 else 1.0

@@ -1,4 +1,4 @@
-"""Workers with models of their own: EASGD (Zhang, Choromanska and LeCun 2015), Overlap-Local-SGD (Wang et al. 2020)."""
+"""Workers with their own models: EASGD (Zhang, Choromanska and LeCun 2015), Overlap-Local-SGD (Wang et al. 2020)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from hansa.server import Descent, Momentum, ServerOptimizer
 @register("easgd")
 @dataclass(frozen=True)
 class EASGD(Algorithm):
-    """Workers explore, tied elastically to a centre. Zhang, Choromanska and LeCun 2015 (synchronous, period tau).
+    """Workers are pulled elastically to a centre. Zhang, Choromanska and LeCun 2015 (synchronous, period tau).
 
     x_i <- x_i - lr g_i - alpha (x_i - z) and z <- z + alpha sum_i (x_i - z), both from the old x_i and z; the pull
-    comes once in `local.steps` steps. alpha is beta / p for a cohort of p, or as given (lr * rho in the paper). Each
-    party remembers its x_i; the model that is evaluated is z.
+    is applied once per `local.steps` steps. The default of alpha is beta / p for a cohort of p parties (lr * rho in the
+    paper). Each party remembers its x_i; the model that is evaluated is z.
     """
 
     local: LocalSolver = Elastic()
@@ -46,8 +46,8 @@ class EASGD(Algorithm):
         super().check(problem)
         if self.alpha is not None and self.alpha * problem.cohort_size > 1:
             raise ConfigError(
-                f"easgd: {problem.cohort_size} workers pull the centre with alpha = {self.alpha} each, which takes it "
-                f"past their mean; alpha may be {1 / problem.cohort_size:.4g} at most"
+                f"easgd: {problem.cohort_size} workers pull the centre with alpha = {self.alpha} each, which moves the "
+                f"centre past their mean; set alpha to at most {1 / problem.cohort_size:.4g}"
             )
 
     @property
@@ -63,11 +63,11 @@ class EASGD(Algorithm):
 @register("overlap-sgd")
 @dataclass(frozen=True)
 class OverlapSGD(FedAvg):
-    """Averaging hidden behind training: workers are pulled to an anchor one round old. Wang, Liang and Joshi 2020.
+    """Averaging during training: workers are pulled to an anchor that is one round old. Wang, Liang and Joshi 2020.
 
-    x_i <- (1 - alpha) x_i + alpha z, then `local.steps` of SGD while the mean of the pulled x_i is on its way, as in
-    the authors' code. The anchor takes it with momentum, v <- beta v + (mean x - z), z <- z + v. On the virtual clock a
-    round lasts as long as the longer of training and exchange.
+    x_i <- (1 - alpha) x_i + alpha z, then `local.steps` of SGD while the mean of the pulled x_i is computed, as in
+    the authors' code. The anchor takes this mean with momentum, v <- beta v + (mean x - z), z <- z + v. On the
+    simulated clock a round lasts as long as the longer of training and exchange.
     """
 
     local: LocalSolver = Overlapped()

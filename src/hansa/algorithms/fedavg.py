@@ -18,8 +18,8 @@ class FedAvg(Algorithm):
     """Average the parties' locally trained models. McMahan et al. 2017, Algorithm 1.
 
     Each party of the cohort starts from the global model, trains with `local` and sends its update w_k - w; `fusion`
-    makes them one (by default the mean weighted by samples, over those that replied) and `server` takes it.
-    `local.schedule` lowers the learning rate round by round.
+    combines the updates (by default: the mean over parties that replied, weighted by samples) and `server` applies the
+    result. `local.schedule` lowers the learning rate from round to round.
     """
 
     local: LocalSolver = SGD()

@@ -20,29 +20,29 @@ from hansa.fusion import Update
 from hansa.local import SGD, LocalSolver
 from hansa.server import Descent, ServerOptimizer
 
-REMEMBERED = 1000  # steps of the server that staleness is counted over
+REMEMBERED = 1000  # the number of server steps that are remembered to compute staleness
 
 
 def nth_idle(n: int, busy: Iterable[int]) -> int:
-    """The n-th party, from 0, that is not busy; found without a list of all that are idle."""
+    """The n-th party, counted from 0, that is not busy; works without a list of all idle parties."""
     for other in sorted(busy):
         n += other <= n
     return n
 
 
 def places(among: Sequence[int], parties: Iterable[int]) -> list[int]:
-    """Where in a rising sequence those of the parties stand that are in it."""
+    """The indices of the parties in a rising sequence; parties that are not in the sequence are left out."""
     at = [(bisect.bisect_left(among, party), party) for party in parties]
     return [place for place, party in at if place < len(among) and among[place] == party]
 
 
 def staleness(steps: Iterable[int], ticket: Ticket) -> int:
-    """How often the server has stepped since a ticket was submitted, given the rounds in which it did."""
+    """The number of server steps since a ticket was submitted, given the rounds of the steps."""
     return sum(step >= ticket.round for step in steps)
 
 
 async def refill(fed: Federation, op: Op, model: Payload, stream: np.random.Generator) -> None:
-    """Put random idle parties to work until as many work as the cohort has, or all who are available do."""
+    """Submit work to random idle parties until a whole cohort, or every available party, is at work."""
     while len(fed.busy) < fed.cohort_size:
         busy = places(fed.available, fed.busy)
         if len(busy) == len(fed.available):
@@ -54,12 +54,12 @@ async def refill(fed: Federation, op: Op, model: Payload, stream: np.random.Gene
 @register("fedbuff")
 @dataclass(frozen=True)
 class FedBuff(Algorithm):
-    """Asynchronous: the server steps whenever `buffer` updates have arrived. Nguyen et al. 2022.
+    """Asynchronous: the server takes a step whenever `buffer` updates have arrived. Nguyen et al. 2022.
 
-    The run's cohort is how many parties work at once; a round is one step of the server. An update that is tau versions
-    old counts 1 / sqrt(1 + tau); one older than `max_staleness` is dropped. A party that has delivered is replaced by a
-    random idle one at once (`refill = "arrival"`) or when the buffer has been applied (`"flush"`, the synchronous
-    special case when the buffer is as large as the cohort).
+    The run's cohort size is the number of parties that work at the same time; a round is one step of the server. An
+    update that is tau versions old has the weight 1 / sqrt(1 + tau); an update older than `max_staleness` is dropped. A
+    party that has replied is replaced by a random idle party at once (`refill = "arrival"`) or when the buffer has been
+    applied (`"flush"`, which is synchronous if the buffer is as large as the cohort).
     """
 
     local: LocalSolver = SGD()

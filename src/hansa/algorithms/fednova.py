@@ -16,11 +16,12 @@ from hansa.local import LocalSolver, Normalised
 @register("fednova")
 @dataclass(frozen=True)
 class FedNova(FedAvg):
-    """Parties that take more steps do not pull the model to their own optimum. Wang et al. 2020.
+    """Normalise updates, so that parties with more steps do not dominate. Wang et al. 2020.
 
-    Each update is divided by the weight of its local gradients, ||a_i||_1; their mean is multiplied by the effective
-    number of steps: w <- w + (sum p_i tau_i) * sum p_i (w_i - w) / ||a_i||_1. A party's own learning rate, over that of
-    `local`, is a factor of its ||a_i||_1 and tau_i. The authors' slow momentum is `server = "momentum"`.
+    Each update is divided by the weight of its local gradients, ||a_i||_1; the mean is multiplied by the effective
+    number of steps: w <- w + (sum p_i tau_i) * sum p_i (w_i - w) / ||a_i||_1. If a party
+    has its own learning rate, its ||a_i||_1 and tau_i are multiplied by this rate divided by the rate of `local`. The
+    authors' slow momentum is `server = "momentum"`.
     """
 
     local: LocalSolver = Normalised()

@@ -1,7 +1,7 @@
 """FedAvg with another server optimiser: FedAvgM (Hsu, Qi and Brown 2019), FedAdagrad, FedAdam and FedYogi (Reddi,
 Charles, Zaheer, Garrett, Rush, Konecny, Kumar and McMahan 2021).
 
-Each is a recipe, FedAvg with other defaults: any server optimiser may take their place.
+Each is FedAvg with another default of `server`; any server optimiser can be used instead.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""FedPer: a shared base and a head of one's own (Arivazhagan, Aggarwal, Singh and Choudhary 2019)."""
+"""FedPer: a shared base and a personal head for each party (Arivazhagan, Aggarwal, Singh and Choudhary 2019)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from hansa.local.personal import Division, Personal, divide, own_model
 @register("fedper")
 @dataclass(frozen=True)
 class FedPer(FedAvg):
-    """Parties share the lower layers and keep the last ones to themselves. Arivazhagan et al. 2019.
+    """Parties share the lower layers and keep their own last layers. Arivazhagan et al. 2019.
 
     The head is the last `layers` layers, or the parameters and layers that `head` names; it is trained together with
-    the base, remembered by the party and never sent, in either direction. There is no one model to evaluate: each
+    the base, remembered by the party and never sent in either direction. There is no single model to evaluate: each
     party is evaluated on its own test samples with its own head.
     """
 
@@ -38,7 +38,7 @@ class FedPer(FedAvg):
     def check(self, problem: Problem) -> None:
         super().check(problem)
         if not self.local.paced:
-            raise ConfigError(f"fedper: the local solver {self.local.name!r} takes no steps, and trains no head")
+            raise ConfigError(f"fedper: the local solver {self.local.name!r} takes no steps, so it cannot train a head")
         if self.fusion.trusts:
             raise ConfigError(f"fedper: {self.fusion.name} needs a whole model, and the server has no head")
         divide(problem.spec, self.layers, self.head)

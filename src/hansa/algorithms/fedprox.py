@@ -12,11 +12,11 @@ from hansa.local import LocalSolver, Proximal
 @register("fedprox")
 @dataclass(frozen=True)
 class FedProx(FedAvg):
-    """Parties minimise F_k(w) + mu/2 ||w - w_t||^2, and those that do part of the work still count. Li et al. 2020.
+    """Parties minimise F_k(w) + mu/2 ||w - w_t||^2; partial work still counts. Li et al. 2020.
 
-    Weights are the samples of those that replied and the cohort is drawn uniformly, as in the authors' code; their
-    theory draws parties by their samples and weighs them alike: `run.select = "weighted"`. Stragglers belong to the run
-    (`run.devices.stragglers`, `run.late`).
+    The cohort is drawn uniformly, and replies are weighted by samples, as in the authors' code. Their theory draws
+    parties in proportion to their samples and gives them equal weights: `run.select = "weighted"`. Stragglers are
+    settings of the run (`run.devices.stragglers`, `run.late`).
     """
 
     local: LocalSolver = Proximal()

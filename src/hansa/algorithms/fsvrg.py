@@ -20,7 +20,7 @@ from hansa.server import Descent
 @register("feature-counts")
 @dataclass(frozen=True)
 class FeatureCounts(Op):
-    """In how many of a party's samples each feature is not zero, and whether it occurs at all."""
+    """For each feature: the number of a party's samples in which it is not zero, and whether it occurs at all."""
 
     features: int = 0
 
@@ -38,9 +38,9 @@ class FeatureCounts(Op):
 class FSVRG(Algorithm):
     """SVRG over parties: full gradient first, variance-reduced local passes second. Konecny et al. 2016, Algorithm 4.
 
-    Two exchanges a round: the parties' mean gradient g, then one local pass around the global model with g. The
-    full form (linear models on sparse data) scales local steps by feature frequency and the fused update by how few
-    parties have a feature; on dense data both forms agree. Needs every party in every round.
+    Two exchanges per round: the parties' mean gradient g, then one local pass around the global model with g. The
+    full form (linear models on sparse data) scales local steps by feature frequency, and scales up the fused update of
+    features that few parties have; on dense data both forms agree. Needs every party in every round.
     """
 
     local: SVRG = SVRG()
@@ -73,12 +73,12 @@ class FSVRG(Algorithm):
         slots = state.slots
         model = {"model": state.params._asdict()}
         gradient = await fed.reduce(Gradient(), model)
-        if self.form == "full":  # asked every round: who takes part may have changed
+        if self.form == "full":  # asked in every round, because the parties that take part may have changed
             counts = await fed.reduce(FeatureCounts(slots["features"]))
-            have = counts.sums["parties"].double()
+            holders = counts.sums["parties"].double()
             state = state.replace(
                 frequency=counts.sums["samples"].double() / int(counts.sums["n"]),
-                boost=torch.where(have > 0, counts.count / have, 1.0),
+                boost=torch.where(holders > 0, counts.count / holders, 1.0),
             )
         extra = {"gradient": -gradient.mean("w", state.params.w.dtype)}
         if self.form == "full":

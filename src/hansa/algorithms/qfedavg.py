@@ -21,8 +21,8 @@ class QFedAvg(FedAvg):
     """Parties with a high loss count more: minimises sum_k p_k F_k^(q+1) / (q+1). Li et al. 2020, Algorithm 2.
 
     w <- w - sum(F_k^q dw_k) / sum(h_k) with dw_k = (w - w_k) / lr and h_k = q F_k^(q-1) ||dw_k||^2 + F_k^q / lr; F_k is
-    a party's loss before it trains. q = 0 is the plain mean of the parties' models. The sums are plain: the paper draws
-    parties by their samples (`run.select = "weighted"`).
+    a party's loss before it trains. q = 0 is the plain mean of the parties' models. The sums have no weights: the paper
+    draws parties in proportion to their samples (`run.select = "weighted"`).
     """
 
     local: LocalSolver = Fair()
@@ -31,7 +31,7 @@ class QFedAvg(FedAvg):
 
     async def round(self, fed: Federation, state: State) -> State:
         update = await self.fusion.collect(fed, self.local, state.params)
-        h = update.others["h"]  # 0 where every loss is too small for its power: there is nothing left to do
+        h = update.others["h"]  # 0 if the powers of all losses underflow: training is finished
         return self.server.step(state, update._replace(w=torch.where(h > 0, update.w / h, 0.0)))
 
 

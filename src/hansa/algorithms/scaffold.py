@@ -20,11 +20,11 @@ from hansa.server import Descent
 @register("scaffold")
 @dataclass(frozen=True)
 class Scaffold(FedAvg):
-    """Control variates take the drift out of local steps. Karimireddy et al. 2020, Algorithm 1.
+    """Control variates correct the drift of local steps. Karimireddy et al. 2020, Algorithm 1.
 
-    Parties step along g(y) - c_i + c and send how their model and their control variate changed; with N parties in all,
-    x <- x + lr * mean(dy), c <- c + (1/N) sum(dc), so that c stays the mean of all c_i. Parties weigh alike. Messages
-    are twice as long as FedAvg's, and parties remember c_i between rounds.
+    Parties step along g(y) - c_i + c and send the changes dy of the model and dc of the control variate. With N parties
+    in total, x <- x + lr * mean(dy) and c <- c + (1/N) sum(dc), so that c stays the mean of all c_i. All parties have
+    equal weights. Messages are twice as long as in FedAvg, and parties remember c_i between rounds.
     """
 
     local: LocalSolver = Controlled()
@@ -34,8 +34,8 @@ class Scaffold(FedAvg):
     def __post_init__(self) -> None:
         if not isinstance(self.server, Descent):
             raise ConfigError(
-                f"scaffold: the control variates assume that the server takes the mean of the parties' steps; with "
-                f"{self.server.name!r} it would not. Use server = 'descent'"
+                f"scaffold: the control variates assume that the server applies the mean of the parties' steps, which "
+                f"{self.server.name!r} does not. Use server = 'descent'"
             )
         if isinstance(self.fusion, WeightedMean) and not self.fusion.uniform:
             raise ConfigError("scaffold: c is the plain mean of the parties' c_i; set fusion.uniform = true")

@@ -25,13 +25,13 @@ from hansa.server.optimiser import check_positive
 @register("zeno++")
 @dataclass(frozen=True)
 class ZenoPlusPlus(Algorithm):
-    """Asynchronous: each update is taken or not by a gradient of the server's own. Xie et al. 2020.
+    """Asynchronous: the server tests each update with its own gradient. Xie et al. 2020.
 
-    The server keeps v, the gradient on its trusted samples (`task.trusted`), and takes it anew every `refresh` steps.
-    An update g from any party is scaled to u = g ||v|| / ||g|| and taken, x <- x - gamma u, if
-    gamma <v, u> - rho ||u||^2 + gamma epsilon >= 0. (The paper's sign: u is uphill. What parties send is downhill, and
-    only its direction matters.) One that is more than `max_staleness` steps old, or 0, is not taken. A round is one
-    update that arrived; the run's cohort is how many parties work at once.
+    The server keeps v, the gradient on its trusted samples (`task.trusted`), and computes it again every `refresh`
+    steps. An update g is scaled to u = g ||v|| / ||g|| and applied, x <- x - gamma u, if gamma <v, u> - rho ||u||^2 +
+    gamma epsilon >= 0. (u has the paper's sign: uphill. Parties send downhill updates, and only the direction matters.)
+    An update that is 0 or more than `max_staleness` steps old is rejected. A round is one update that arrived; the
+    run's cohort size is the number of parties that work at the same time.
     """
 
     local: LocalSolver = SGD(lr=0.1, batch=128, steps=1)
@@ -50,7 +50,7 @@ class ZenoPlusPlus(Algorithm):
         if self.refresh < 1:
             raise ConfigError(f"refresh must be at least 1, got {self.refresh}")
         if not 0 <= self.max_staleness <= REMEMBERED:
-            raise ConfigError(f"max_staleness lies in 0..{REMEMBERED}, got {self.max_staleness}")
+            raise ConfigError(f"max_staleness must lie in 0..{REMEMBERED}, got {self.max_staleness}")
 
     def parts(self) -> Parts:
         return Parts(self.local)
@@ -68,7 +68,7 @@ class ZenoPlusPlus(Algorithm):
             own = -seen["w"].double()
             if not all_finite(own):
                 raise RoundAborted("zeno++: the server's own gradient is not finite")
-            params = state.params._replace(stats=seen.get("stats", state.params.stats))  # not from who knows whom
+            params = state.params._replace(stats=seen.get("stats", state.params.stats))  # not from an untrusted party
             state = state.replace(params, own=own, age=0)
         await refill(fed, self.local, model, fed.rng("zeno++"))
         arrival = await fed.next()
@@ -85,7 +85,7 @@ class ZenoPlusPlus(Algorithm):
         return Descent(lr=self.gamma).step(state, Update(-u.to(state.params.w.dtype)))
 
     def judge(self, update: Tensor, own: Tensor) -> tuple[Tensor | None, float]:
-        """The uphill direction at the length of the server's own gradient, and its score; one below 0 is not taken."""
+        """The uphill direction scaled to the length of `own`, and its score; a negative score means rejection."""
         scale = max_abs([update])
         if not scale > 0:
             return None, -torch.inf

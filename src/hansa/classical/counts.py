@@ -1,4 +1,4 @@
-"""The party's side of ID3: samples as codes, their way down the tree, and counts at its open nodes."""
+"""The party's side of ID3: encode samples, route them down the tree, count labels at open nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hansa.core.stopping import go_on
 
 
 def codes(x: Tensor, domain: list[dict[str, Any]]) -> Tensor:
-    """Each feature's value as a branch number: index of the value, or of the interval (lower, upper]; -1 if unknown."""
+    """Encode each value as a branch number: the index of the value or of its interval (lower, upper]; -1 if unknown."""
     flat = x.flatten(1).double()
     out = torch.full(flat.shape, -1, dtype=torch.int64, device=x.device)
     for f, described in enumerate(domain):
@@ -29,7 +29,7 @@ def codes(x: Tensor, domain: list[dict[str, Any]]) -> Tensor:
 
 
 def route(coded: Tensor, feature: Tensor, child: Tensor, stop_short: bool = True) -> Tensor:
-    """The node each sample reaches; where its branch is missing, the node above, or -1 if `stop_short` is off."""
+    """The node that each sample reaches. If its branch is missing: the node above, or -1 without `stop_short`."""
     feature, child = feature.to(coded.device), child.to(coded.device)
     node = torch.zeros(len(coded), dtype=torch.int64, device=coded.device)
     moving = torch.ones_like(node, dtype=torch.bool)
@@ -51,7 +51,7 @@ def route(coded: Tensor, feature: Tensor, child: Tensor, stop_short: bool = True
 @register("split-counts")
 @dataclass(frozen=True)
 class SplitCounts(Op):
-    """Counts of labels at some nodes, in all and for each value of each feature."""
+    """Label counts at the given nodes, in total and for each value of each feature."""
 
     nodes: tuple[int, ...] = ()
     features: int = 0

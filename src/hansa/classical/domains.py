@@ -1,4 +1,4 @@
-"""What values features take, learned from sums of counts: the same for any partition of the same samples."""
+"""Learn the values of each feature from sums of counts; the result does not depend on the partition."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
 
 GRID = 64  # whole numbers from -GRID to GRID are counted one by one
-MAX_VALUES = 16  # a feature with at most so many whole values splits by value, others by interval
-REFINEMENTS, PIECES = 6, 32  # each exchange narrows the interval that holds a quantile by so many pieces
+MAX_VALUES = 16  # a feature with at most this many whole values splits by value, others by interval
+REFINEMENTS, PIECES = 6, 32  # exchanges, and the pieces into which each exchange cuts a quantile's interval
 
 
 @register("value-profile")
 @dataclass(frozen=True)
 class ValueProfile(Op):
-    """For each feature: how many values are known, how many are off the grid of small whole numbers, counts on it."""
+    """For each feature: known values, values that are not small whole numbers, counts of each small whole number."""
 
     features: int = 0
 
@@ -41,7 +41,7 @@ class ValueProfile(Op):
 @register("rank-counts")
 @dataclass(frozen=True)
 class RankCounts(Op):
-    """How many of a party's samples lie at or below each edge, for some features."""
+    """The number of a party's samples at or below each edge, for the given features."""
 
     features: tuple[int, ...] = ()
 
@@ -56,7 +56,7 @@ class RankCounts(Op):
 
 
 async def learn_domain(fed: Federation, features: int, bins: int) -> list[dict[str, Any]]:
-    """For each feature its values (few whole numbers) or its cuts (quantiles)."""
+    """Return each feature's values (if they are few whole numbers) or its cuts (quantiles)."""
     profile = await fed.reduce(ValueProfile(features))
     off, grid = profile.sums["off"].cpu(), profile.sums["grid"].cpu()
     domain: list[dict[str, Any]] = [{} for _ in range(features)]
@@ -75,7 +75,7 @@ async def learn_domain(fed: Federation, features: int, bins: int) -> list[dict[s
 
 
 async def quantiles(fed: Federation, features: list[int], known: Tensor, bins: int) -> list[list[float]]:
-    """Cuts that leave about as many samples in each of `bins` intervals, found by counting at ever finer edges."""
+    """Cuts into `bins` intervals with about equally many samples, found by counts at finer and finer edges."""
     op = RankCounts(tuple(features))
     wanted = torch.ceil(
         known.double()[:, None] * torch.arange(1, bins) / bins
@@ -91,7 +91,7 @@ async def quantiles(fed: Federation, features: list[int], known: Tensor, bins: i
         edges[..., -1] = high
         below = (await fed.reduce(op, {"edges": edges.flatten(1)})).sums["below"].cpu()
         low, high, reached = _bracket(edges, below.view(edges.shape), wanted)
-    useful = reached < known[:, None]  # a cut with everything below it separates nothing
+    useful = reached < known[:, None]  # a cut with all samples below it separates nothing
     return [sorted(set(h[u].tolist())) for h, u in zip(high, useful, strict=True)]
 
 

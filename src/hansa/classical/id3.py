@@ -1,4 +1,4 @@
-"""Federated ID3 (Quinlan 1986): parties send counts, the server grows the tree; equal to ID3 on the union."""
+"""Federated ID3 (Quinlan 1986): parties send counts, the server grows the tree of ID3 on all samples."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ NODES_PER_ASK = 16
 @register("id3")
 @dataclass(frozen=True)
 class ID3(Algorithm):
-    """A decision tree from counts alone. Quinlan 1986; federated with one exchange of counts a level.
+    """A decision tree from counts alone. Quinlan 1986; federated with one exchange of counts per level.
 
-    Features with few whole values split into one branch a value; others are first cut at global quantiles into `bins`
-    intervals (learned from counts). A node takes the feature with the largest information gain, ties to the lowest
-    index (scores that agree to 9 decimals are ties); a leaf the most frequent label, ties to the lowest. A node
-    stops at `max_depth`, when it is pure or when no feature is left. A branch nobody has samples for, and a value
-    never seen in training, get the label of the node above. The whole tree grows in one round.
+    Features with few whole values split into one branch per value; others are first cut at global quantiles into `bins`
+    intervals (learned from counts). A node splits by the feature with the largest information gain; ties go to the
+    lowest index (scores that agree to 9 decimals are ties). A leaf has the most frequent label; ties go to the lowest
+    label. A node is a leaf at `max_depth`, when it is pure or when no feature is left. A branch without samples, and a
+    value never seen in training, get the label of the node above. The whole tree grows in one round.
     """
 
     max_depth: int = 3
@@ -52,7 +52,7 @@ class ID3(Algorithm):
     def check(self, problem: Problem) -> None:
         super().check(problem)
         if problem.classes is None:
-            raise ConfigError("id3 classifies: it needs whole class numbers as targets")
+            raise ConfigError("id3 is a classifier: it needs class numbers (whole numbers) as targets")
 
     def init(self, problem: Problem) -> State:
         return State(Params.none(), slots={"features": math.prod(problem.shape), "classes": problem.classes})
@@ -92,7 +92,7 @@ class ID3(Algorithm):
         return {"domain": domain, "feature": feature, "child": child, "counts": counts}
 
     def _divides(self, total: Tensor, left: list[int], depth: int) -> bool:
-        """Whether a node may split: not too deep, not pure, some feature left."""
+        """Whether a node may split: it is not too deep, not pure, and has a feature left."""
         return depth < self.max_depth and int((total > 0).sum()) > 1 and bool(left)
 
     def finished(self, state: State) -> bool:

@@ -1,4 +1,4 @@
-"""Federated Gaussian naive Bayes: sums of moments, class by class; equal to scikit-learn's GaussianNB on the union."""
+"""Federated Gaussian naive Bayes from sums of moments per class; equal to scikit-learn's GaussianNB on all samples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hansa.core.registry import register
 @register("class-moments")
 @dataclass(frozen=True)
 class ClassMoments(Op):
-    """For each class: how many samples, their sum and their sum of squares, about the point the aggregator sends."""
+    """For each class: the number of samples, their sum and sum of squares, about a point that the aggregator sends."""
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         x, y = party.samples()
@@ -41,10 +41,10 @@ class ClassMoments(Op):
 @register("naive-bayes")
 @dataclass(frozen=True)
 class GaussianNB(Algorithm):
-    """Gaussian naive Bayes from one shot of sums. Equal to scikit-learn's GaussianNB on the union.
+    """Gaussian naive Bayes from sums. Equal to scikit-learn's GaussianNB on the samples of all parties.
 
-    Parties send N, sum and sum of squares of each class. One round is enough; a further one takes the moments about the
-    means just learned, which removes the cancellation that data far from zero suffer. `var_smoothing` times the largest
+    Parties send N, sum and sum of squares of each class. One round is enough; a second round takes the moments about
+    the means just learned, which avoids cancellation for data far from zero. `var_smoothing` times the largest
     variance over all data is added once, at the server.
     """
 
@@ -62,7 +62,7 @@ class GaussianNB(Algorithm):
     def check(self, problem: Problem) -> None:
         super().check(problem)
         if problem.classes is None:
-            raise ConfigError("naive-bayes classifies: it needs whole class numbers as targets")
+            raise ConfigError("naive-bayes is a classifier: it needs class numbers (whole numbers) as targets")
 
     def init(self, problem: Problem) -> State:
         shape = (problem.classes or 0, math.prod(problem.shape))
@@ -94,7 +94,7 @@ class GaussianNB(Algorithm):
 @register("naive-bayes")
 @dataclass(frozen=True)
 class NaiveBayesPredictor(Predictor):
-    """Joint log-likelihood of each class; a class nobody has is never predicted."""
+    """Joint log-likelihood of each class; a class that no party has is never predicted."""
 
     def outputs(self, objective: Objective, payload: Payload, x: Tensor) -> Tensor:
         mean, var, prior = (payload[name].to(x.device) for name in ("mean", "var", "prior"))
