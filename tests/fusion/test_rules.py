@@ -93,7 +93,7 @@ def test_updates_may_be_arrays_or_lists_of_vectors_of_any_layout(rule: Fusion) -
     assert half.dtype == torch.float16
     assert torch.allclose(half.double(), wanted, atol=0.05)
     for ragged in ([rows[0], rows[1][:3]], [[1.0], [1.0, 2.0]], "updates"):
-        with pytest.raises(ConfigError, match="one row a party"):
+        with pytest.raises(ConfigError, match="one row per party"):
             rule(ragged)
 
 
@@ -145,7 +145,7 @@ def test_weights_that_are_gone_with_bad_updates_and_numbers_too_large_to_add_are
     for rule in (WeightedMean(), NormClip(), GeometricMedian()):
         with pytest.raises(BoundError, match="no weight"):
             rule(rows, [1, 0])
-        with pytest.raises(ConfigError, match="weights are numbers"):
+        with pytest.raises(ConfigError, match="weights must be numbers"):
             rule(rows, ["a", "b"])
     huge = torch.full((4, 2), 1.7e308, dtype=torch.float64)
     assert torch.equal(Median()(huge), huge[0])

@@ -1,4 +1,4 @@
-"""Fusions: how updates become one."""
+"""Fusions: rules that combine the parties' updates into one."""
 
 from hansa.fusion.coordinate import MeaMed, Median, TrimmedMean
 from hansa.fusion.fltrust import FLTrust

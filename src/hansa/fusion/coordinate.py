@@ -1,8 +1,8 @@
 """Coordinate-wise rules: the median and the trimmed mean (Yin, Chen, Ramchandran and Bartlett 2018) and MeaMed (Xie,
 Koyejo and Gupta 2018).
 
-They bound each coordinate by honest values as long as fewer than half of the values in it are faulty, whoever sent
-them: attacks on other coordinates of other parties do not add up.
+The result in each coordinate is bounded by honest values as long as fewer than half of the values in this coordinate
+are faulty. The faulty values may come from other parties in each coordinate.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from hansa.fusion.ordered import Rule, about_median, by_coordinate, middle_of, t
 
 
 class Coordinate(Robust):
-    """Base of the rules that treat each coordinate by itself."""
+    """Base of the rules that work on each coordinate separately."""
 
     def rule(self, n: int) -> Rule:
-        """What becomes of one coordinate's values in so many updates."""
-        raise TypeError(f"the fusion {self.name!r} fuses nothing")
+        """The rule for one coordinate of n updates."""
+        raise TypeError(f"the fusion {self.name!r} does not define rule()")
 
     def fuse(self, rows: Rows, weights: Tensor | None, watch: bool = True, **known: Any) -> Fused:
         return Fused(*by_coordinate(rows, self.rule(len(rows)), watch))
@@ -37,8 +37,8 @@ class Coordinate(Robust):
 class Median(Coordinate):
     """The median of each coordinate; of an even number of updates, the mean of the two middle values. Yin et al. 2018.
 
-    Stands while fewer than half of the values in each coordinate are faulty. It is no mean of whole updates, and
-    usually equals none of them.
+    Holds while fewer than half of the values in each coordinate are faulty. The result is not a mean of whole updates,
+    and usually differs from every update.
     """
 
     def rule(self, n: int) -> Rule:
@@ -50,7 +50,7 @@ class Median(Coordinate):
 class TrimmedMean(Coordinate):
     """The mean of each coordinate without its floor(beta n) smallest and largest values. Yin et al. 2018.
 
-    Stands while at most that many of the n values are faulty; beta lies in [0, 1/2). With beta = 0 it is the mean.
+    Holds while at most floor(beta n) of the n values are faulty; beta lies in [0, 1/2). With beta = 0 it is the mean.
     """
 
     beta: float = 0.2
@@ -60,7 +60,7 @@ class TrimmedMean(Coordinate):
             raise ConfigError(f"beta must lie in [0, 0.5), got {self.beta}")
 
     def cut(self, n: int) -> int:
-        """How many values are left out at each end."""
+        """The number of values that are left out at each end."""
         return math.floor(self.beta * n + 1e-9)
 
     def check(self, n: int) -> None:
@@ -77,8 +77,8 @@ class TrimmedMean(Coordinate):
 class MeaMed(Coordinate):
     """The mean of the n - q values of each coordinate that are nearest to its median. Xie et al. 2018.
 
-    Stands while at most q < n / 2 values of each coordinate are faulty; q is the largest such number if left out. Of
-    two values that are as near, the one of the earlier party is kept. With q = 0 it is the mean.
+    Holds while at most q < n / 2 values of each coordinate are faulty; the default of q is the largest such number. Of
+    two values at the same distance, the value of the earlier party is kept. With q = 0 it is the mean.
     """
 
     q: int | None = None

@@ -1,4 +1,4 @@
-"""FLTrust: trust bootstrapped from a small clean data set of the server's own (Cao, Fang, Liu and Gong 2021)."""
+"""FLTrust: trust from a small clean data set of the server (Cao, Fang, Liu and Gong 2021)."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from hansa.fusion.fusion import Fused, Robust
 @register("fltrust")
 @dataclass(frozen=True)
 class FLTrust(Robust):
-    """Updates count as far as they point where the server's own update points, all at its length. Cao et al. 2021.
+    """Weight updates by their similarity to the server's own update. Cao et al. 2021.
 
     The server trains on its trusted samples (`task.trusted`) as a party does, which gives g_0. An update g_i has the
-    trust max(0, cos(g_i, g_0)), is scaled to the length of g_0, and the mean is weighted by trust. It stands against
-    any number of hostile parties, as far as the trusted samples are like the others. On tensors: `rule(updates,
-    trusted=g_0)`.
+    trust max(0, cos(g_i, g_0)) and is scaled to the length of g_0; the mean is weighted by trust. The rule holds
+    against any number of hostile parties if the trusted samples are similar to the parties' samples. On tensors:
+    `rule(updates, trusted=g_0)`.
     """
 
     trusts: ClassVar[bool] = True
@@ -53,9 +53,9 @@ class FLTrust(Robust):
             return block.div_(scales.unsqueeze(1)) @ unit[at:end]
 
         cosines = total(rows.map(along, WIDE, torch.float64)).cpu()
-        cosines = torch.where(torch.isfinite(cosines), cosines, 0.0)  # of a row too long to be measured
+        cosines = torch.where(torch.isfinite(cosines), cosines, 0.0)  # for a row whose norm is not finite
         trust = cosines.clamp(min=0.0)
         if not float(trust.sum()) > 0:
-            raise BoundError("fltrust: no update points where the server's own does")
+            raise BoundError("fltrust: no update has a positive cosine with the server's own update")
         factors = torch.where(trust > 0, trust * (own_length / lengths).cpu(), 0.0) / trust.sum()
         return Fused(combination(rows, factors), (trust / trust.sum()).tolist(), cosines.tolist())

@@ -1,4 +1,4 @@
-"""The base of fusions, and of those that look at each update."""
+"""Base of fusions, and base of robust fusions."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from hansa.fusion.update import Update
 
 
 class Fused(NamedTuple):
-    """What updates became: the vector, the share that each row has in it, and the rule's scores where it has any.
+    """Result of a fusion: the fused vector, the share of each row in it, and the rule's scores if it has any.
 
-    A share is the part of a row's coordinates that were kept, or the weight of the row. Rows whose share is under half
-    of the mean share are `excluded`; where rows have `weights`, under half of the share that is due to their weight.
+    A share is the fraction of a row's coordinates that were kept, or the weight of the row. Rows with less than half of
+    the mean share are `excluded`; with `weights`, rows with less than half of the share that their weight implies.
     """
 
     w: Tensor
@@ -40,7 +40,7 @@ class Fused(NamedTuple):
 
 
 class Fusion(Part):
-    """Base of fusions: how updates become one. `verbs` says what it needs to see.
+    """Base of fusions: rules that combine updates. `verbs` are the exchanges that the fusion needs.
 
     A fusion is callable on tensors: `rule(updates, weights)` with updates [K, d] gives the fused vector. Rows with
     values that are not finite are left out first.
@@ -48,33 +48,33 @@ class Fusion(Part):
 
     kind: ClassVar[str] = "fusion"
     verbs: ClassVar[frozenset[str]]
-    trusts: ClassVar[bool] = False  # whether it needs samples of the server's own
-    trains: ClassVar[bool] = False  # whether the server trains on them as a party does
+    trusts: ClassVar[bool] = False  # whether the fusion needs trusted samples at the server
+    trains: ClassVar[bool] = False  # whether the server trains on these samples as a party does
 
     def check(self, n: int) -> None:
-        """Refuse, with a BoundError, to fuse so many updates."""
+        """Raise BoundError if the rule cannot fuse n updates."""
         if n < 1:
             raise BoundError(f"{self.name}: there is no update to fuse")
 
     def fuse(self, rows: Rows, weights: Tensor | None, watch: bool = True, **known: Any) -> Fused:
-        """The fused vector, in the type of the rows. Without `watch` the shares may be left out.
+        """Fuse the rows; the result has their type. Without `watch` the shares may be left out.
 
-        Rows that are not finite may raise NotFinite; those that get by unseen must not matter.
+        Raise NotFinite for values that are not finite, unless they cannot change the result.
         """
-        raise TypeError(f"the fusion {self.name!r} fuses nothing")
+        raise TypeError(f"the fusion {self.name!r} does not define fuse()")
 
     def used(self, n: int) -> int:
-        """Of how many of n updates the result is made, where the rule leaves out a number that is known before."""
+        """The number of updates, of n, that the result is made of, for a rule that leaves out a fixed number."""
         return n
 
     def __call__(self, updates: Any, weights: Any = None, **known: Any) -> Tensor:
         return self.examine(updates, weights, watch=False, **known).w
 
     def examine(self, updates: Any, weights: Any = None, watch: bool = True, **known: Any) -> Fused:
-        """The fused vector with the share of each row in it and the rule's scores; a row that was left out has 0."""
+        """Fuse updates and return also the share of each row and the rule's scores; a row left out has the share 0."""
         rows = updates if isinstance(updates, Rows) else Rows(_matrix(updates, self.name))
         if not rows.dtype.is_floating_point:
-            raise ConfigError(f"{self.name}: updates are floating-point numbers, got {rows.dtype}")
+            raise ConfigError(f"{self.name}: updates must be floating-point numbers, got {rows.dtype}")
         shares = _weights(weights, rows, self.name)
         self.check(len(rows))
         try:
@@ -84,7 +84,7 @@ class Fusion(Part):
         self.check(len(kept))
         part = None if shares is None else shares[kept]
         if part is not None and not float(part.sum()) > 0:
-            raise BoundError(f"{self.name}: the updates that are finite have no weight")
+            raise BoundError(f"{self.name}: all finite updates have the weight 0")
         try:
             fused = self.fuse(rows.take(kept), part, watch, **known)
         except NotFinite:
@@ -95,27 +95,27 @@ class Fusion(Part):
 
     async def collect(self, fed: Federation, op: Op, params: Params, each: Mapping[int, Payload] | None = None,
                       **extra: Any) -> Update:  # fmt: skip
-        """Send the model (and `extra`) to the cohort, have it run `op`, fuse the replies."""
-        raise TypeError(f"the fusion {self.name!r} fuses nothing")
+        """Send the model (and `extra`) to the cohort, run `op` at the parties, fuse the replies."""
+        raise TypeError(f"the fusion {self.name!r} does not define collect()")
 
 
 def _matrix(updates: Any, name: str) -> Tensor:
-    """Updates as one tensor, given as a tensor, an array or a list of vectors."""
+    """Convert updates (a tensor, an array or a list of vectors) to one tensor."""
     try:
         several = isinstance(updates, (list, tuple)) and all(isinstance(row, Tensor) for row in updates)
         return (torch.stack(list(updates)) if several else torch.as_tensor(updates)).detach()
     except (RuntimeError, TypeError, ValueError) as error:
-        raise ConfigError(f"{name}: updates are a matrix [K, d], one row a party: {error}") from None
+        raise ConfigError(f"{name}: updates must be a matrix [K, d], one row per party: {error}") from None
 
 
 def _weights(weights: Any, rows: Rows, name: str) -> Tensor | None:
-    """Weights as float64, one a row and none negative."""
+    """Convert weights to float64; refuse negative ones and a wrong number of them."""
     if weights is None:
         return None
     try:
         shares = torch.as_tensor(weights, dtype=torch.float64, device=rows.device)
     except (RuntimeError, TypeError, ValueError):
-        raise ConfigError(f"{name}: weights are numbers, one an update, got {weights!r}") from None
+        raise ConfigError(f"{name}: weights must be numbers, one per update, got {weights!r}") from None
     if shares.shape != (len(rows),):
         raise ConfigError(f"{name}: {len(rows)} updates need as many weights, got the shape {tuple(shares.shape)}")
     if not bool((shares >= 0).all()) or not 0 < float(shares.sum()) < math.inf:
@@ -131,21 +131,21 @@ def _spread(values: Sequence[float], kept: Sequence[int], n: int, other: float) 
 
 
 class Robust(Fusion):
-    """Base of the fusions that look at each update, because some may be hostile.
+    """Base of robust fusions, which examine each update because some may be hostile.
 
-    Parties count alike, whatever number of samples they claim. Whatever they send beside the update (running means of
-    a BatchNorm, control variates, counters) is fused by the coordinate-wise median, so that it is no way in. Rules that
-    stand past one half take the running means from the server's own samples.
+    All parties have equal weights, whatever number of samples they claim. Other tensors of a reply (running means of a
+    BatchNorm, control variates, counters) are fused by the coordinate-wise median, so that they are no way to attack.
+    Rules that hold against a hostile majority take the running means from the server's own samples.
     """
 
     verbs: ClassVar[frozenset[str]] = frozenset({"gather"})
 
     def weighs(self, answer: Gathered) -> Tensor | None:
-        """The weights of the replies, or None where they count alike."""
+        """The weights of the replies, or None for equal weights."""
         return None
 
     def judge(self, fed: Federation, op: Op, params: Params, payload: Payload) -> dict[str, Any]:
-        """What the rule needs to know beside the updates; as `own` what the server itself would reply, if it asks."""
+        """Other inputs of the rule beside the updates; `own` is the server's own reply, if the rule needs one."""
         return {}
 
     async def collect(self, fed: Federation, op: Op, params: Params, each: Mapping[int, Payload] | None = None,
@@ -174,11 +174,11 @@ class Robust(Fusion):
 
 
 def median(answer: Gathered, name: str) -> Tensor:
-    """The coordinate-wise median of a tensor of the replies."""
+    """The coordinate-wise median of one tensor over the replies."""
     middle, _ = by_coordinate(answer.matrix(name), middle_of)
     return middle.view(answer.replies[0].tensors[name].shape)
 
 
 def lower_median(counters: list[Tensor]) -> Tensor:
-    """The same of whole numbers; the lower one of two middle values."""
+    """The coordinate-wise median of whole numbers; the lower one of two middle values."""
     return torch.stack(counters).sort(0).values[(len(counters) - 1) // 2]

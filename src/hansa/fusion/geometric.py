@@ -19,7 +19,7 @@ from hansa.fusion.distances import WIDE, combination
 from hansa.fusion.fusion import Fused, Robust
 from hansa.fusion.ordered import NotFinite
 
-ROUNDING = 1e-15  # a step shorter than this part of the point's norm is rounding
+ROUNDING = 1e-15  # a step shorter than this share of the point's norm is rounding error
 
 
 @register("geometric-median")
@@ -35,9 +35,10 @@ class GeometricMedian(Robust):
     coordinate-wise median: one update can put the mean so far away that the way back takes hundreds of iterations.
 
     Holds while hostile parties have less than half of the weight, but not against faults that are spread over the
-    coordinates of all parties. Parties count alike; `weighted` counts samples (Pillutla et al. 2022), and then a party
-    that claims most of them decides. The share reported for an update is w_i / ||z - v_i||; updates nearer than the
-    median distance are given that of the median distance, because the nearest update does not decide alone.
+    coordinates of all parties. Parties have equal weights; `weighted` weights them by samples (Pillutla et al. 2022),
+    and then a party that claims most of the samples decides. The share reported for an update is w_i / ||z - v_i||;
+    updates nearer than the median distance get the share of the median distance, because the nearest update does not
+    decide alone.
     """
 
     iterations: int = 300
@@ -69,7 +70,7 @@ class GeometricMedian(Robust):
             factors = pulls / pulls.sum()
             nearest = int(torch.where(w > 0, apart, torch.inf).argmin())
             at_row = float(apart[nearest]) == 0
-            if not at_row and not float(pulls.sum()) > 0:  # no distance can be measured
+            if not at_row and not float(pulls.sum()) > 0:  # no distance is finite
                 raise NotFinite
             # Toward a median that is a row, steps get ever shorter: a row that outweighs the others is tested itself.
             outweighs = float(factors[apart == apart[nearest]].sum()) > 0.5
@@ -95,14 +96,14 @@ def _pulls(w: Tensor, apart: Tensor) -> Tensor:
 
 
 def _shares(w: Tensor, apart: Tensor) -> list[float]:
-    """The rows' parts in the median: inversely as their distance, but none nearer than half of all rows counts more."""
+    """The rows' shares in the median: inverse distances, limited by the inverse of the median distance."""
     middle = apart.sort().values[len(apart) // 2]
     parts = w / apart.clamp(min=middle) if middle > 0 else torch.where(apart > 0, 0.0, w)
     return (parts / parts.sum()).tolist()
 
 
 def _move(rows: Rows, factors: Tensor, z: Tensor) -> tuple[Tensor, float, float]:
-    """Set z to a combination of the rows: their distances to it, how far it went, and its norm, in one pass."""
+    """Set z to a combination of the rows; return the rows' distances to z, the length of the step and the norm of z."""
 
     def work(at: int, end: int, block: Tensor) -> Tensor:
         new = factors @ block
@@ -110,8 +111,8 @@ def _move(rows: Rows, factors: Tensor, z: Tensor) -> tuple[Tensor, float, float]
         z[at:end] = new
         return torch.cat([block.sub_(new).square_().sum(1), ends])
 
-    found = total(rows.map(work, WIDE, torch.float64)).sqrt()
-    return found[:-2], float(found[-2]), float(found[-1])
+    lengths = total(rows.map(work, WIDE, torch.float64)).sqrt()
+    return lengths[:-2], float(lengths[-2]), float(lengths[-1])
 
 
 def _resultant(rows: Rows, pulls: Tensor, point: Tensor) -> float:

@@ -26,7 +26,7 @@ def krum_scores(distances: Tensor, neighbours: int) -> Tensor:
 
 
 def one_by_one(distances: np.ndarray[Any, Any], count: int, f: int) -> list[int]:
-    """So many rows, each the choice of Krum among those left."""
+    """Choose `count` rows one by one, each time the choice of Krum among the remaining rows."""
     n = len(distances)
     alone = np.eye(n, dtype=bool)
     order = np.lexsort((alone, np.where(alone, np.inf, distances)), axis=1)[:, : n - 1]  # without the row itself
@@ -38,7 +38,7 @@ def one_by_one(distances: np.ndarray[Any, Any], count: int, f: int) -> list[int]
         scores = np.where(near, rising, 0.0).sum(1)
         ties = np.flatnonzero(left & (scores == scores[left].min()))
         apart = distances[ties]
-        beyond = ~np.isfinite(apart)  # too far to be measured
+        beyond = ~np.isfinite(apart)  # distances that are not finite
         chosen.append(int(ties[np.lexsort((np.where(beyond, 0.0, apart).sum(1), beyond.sum(1)))[0]]))
         left[chosen[-1]] = False
     return chosen
@@ -47,11 +47,11 @@ def one_by_one(distances: np.ndarray[Any, Any], count: int, f: int) -> list[int]
 @register("krum")
 @dataclass(frozen=True)
 class Krum(Robust):
-    """The one update that is nearest to its n - f - 2 nearest others, by the sum of squares. Blanchard et al. 2017.
+    """The update with the least sum of squared distances to its n - f - 2 nearest others. Blanchard et al. 2017.
 
-    Stands against f hostile parties while 2f + 2 < n; f is the largest such number if left out. It returns one of the
-    updates as it is, of several with the same score the first, and so learns from one party a round. Faults spread
-    over the coordinates of many parties get by it.
+    Holds against f hostile parties while 2f + 2 < n; the default of f is the largest such number. The result is one of
+    the updates, unchanged (the first one of equal scores), so a round learns from a single party. Krum does not detect
+    faults that are spread over the coordinates of many parties.
     """
 
     f: int | None = None
@@ -61,7 +61,7 @@ class Krum(Robust):
             raise ConfigError(f"f must not be negative, got {self.f}")
 
     def faulty(self, n: int) -> int:
-        """How many of n updates it takes for hostile."""
+        """The assumed number of hostile updates among n."""
         return (n - 3) // 2 if self.f is None else self.f
 
     def check(self, n: int) -> None:
@@ -85,7 +85,7 @@ class Krum(Robust):
         return 1
 
     def choose(self, scores: Tensor) -> set[int]:
-        """Whom to keep: the lowest score, the first of equals."""
+        """The rows to keep: the lowest score, the first one of equal scores."""
         return {int(scores.argmin())}
 
 
@@ -94,7 +94,7 @@ class Krum(Robust):
 class MultiKrum(Krum):
     """The mean of the m updates with the lowest Krum scores. Blanchard et al. 2017.
 
-    m = 1 is Krum, m = n the plain mean; up to n - f - 2, the default, it stands where Krum does.
+    m = 1 is Krum, m = n is the mean. Up to m = n - f - 2 (the default) it holds where Krum does.
     """
 
     m: int | None = None
@@ -107,7 +107,7 @@ class MultiKrum(Krum):
     def check(self, n: int) -> None:
         super().check(n)
         if self.m is not None and self.m > n:
-            raise BoundError(f"multi-krum: the mean of m = {self.m} updates needs as many, got {n}")
+            raise BoundError(f"multi-krum: the mean of m = {self.m} updates needs at least {self.m} updates, got {n}")
 
     def used(self, n: int) -> int:
         return n - self.faulty(n) - 2 if self.m is None else self.m
@@ -121,9 +121,10 @@ class MultiKrum(Krum):
 class Bulyan(Krum):
     """n - 2f updates chosen by Krum, then the mean of each coordinate about its median. El Mhamdi et al. 2018.
 
-    Krum bounds whole updates and the second step single coordinates: of the theta = n - 2f chosen values those
-    theta - 2f are averaged that are nearest to the median. Needs n >= 4f + 3; f is the largest such number if left out.
-    Two updates whose only neighbours are each other have the same score: the one that is nearer to all goes first.
+    Krum bounds whole updates; the second step bounds single coordinates: of the theta = n - 2f chosen values, the
+    theta - 2f values nearest to the median are averaged. Needs n >= 4f + 3; the default of f is the largest such
+    number. Two updates whose only neighbours are each other have the same score: the update that is nearer to all
+    others is chosen first.
     """
 
     def faulty(self, n: int) -> int:

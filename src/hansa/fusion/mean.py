@@ -1,4 +1,4 @@
-"""Means of updates: the F of FedAvg (McMahan et al. 2017, with weights over the parties that replied)."""
+"""Weighted mean of updates, as in FedAvg (McMahan et al. 2017), over the parties that replied."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from hansa.fusion.update import Update
 @register("mean")
 @dataclass(frozen=True)
 class WeightedMean(Fusion):
-    """The mean of the updates over those that replied. McMahan et al. 2017.
+    """The mean of the updates of parties that replied. McMahan et al. 2017.
 
-    Weighted by samples, unless the cohort was already drawn in proportion to them (the selectors `weighted` and
-    `power-of-choice`): then every party counts the same, as Cho, Wang and Joshi 2020 do. `uniform = true` forces equal
-    weights (under uniform selection another objective than the centralised one), `false` weights by samples. It needs
-    no more than the sum of the updates, and a single hostile one can make it anything.
+    Weighted by samples, unless the cohort was already drawn in proportion to samples (the selectors `weighted` and
+    `power-of-choice`): then all parties have equal weights, as in Cho, Wang and Joshi 2020. `uniform = true` forces
+    equal weights (under uniform selection this minimises another objective than centralised training); `false` forces
+    weights by samples. The mean needs only the sum of the updates, and a single hostile update can change it to any
+    value.
     """
 
     uniform: bool | None = None
@@ -46,7 +47,7 @@ class WeightedMean(Fusion):
 
 
 def mean_update(reduced: Reduced, params: Params) -> Update:
-    """The mean of a reduce as an update, in the types of the model."""
+    """Convert the means of a reduce to an update, in the types of the model."""
     stats = reduced.mean("stats", params.stats.dtype) if "stats" in reduced.sums else None
     others = {name: reduced.mean(name, params.w.dtype) for name in reduced.sums if name not in ("w", "stats")}
     return Update(reduced.mean("w", params.w.dtype), stats, reduced.maxima.get("counts"), others, reduced.count)

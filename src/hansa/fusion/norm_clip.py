@@ -1,4 +1,4 @@
-"""Norm clipping, which bounds what any one update can do (Sun, Kairouz, Suresh and McMahan 2019)."""
+"""Norm clipping, which bounds the influence of each update (Sun, Kairouz, Suresh and McMahan 2019)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from hansa.fusion.fusion import Fused, Robust
 @register("norm-clip")
 @dataclass(frozen=True)
 class NormClip(Robust):
-    """The mean of updates that are scaled down to the norm `bound` where they are longer. Sun et al. 2019.
+    """The mean of updates; longer updates are scaled down to the norm `bound`. Sun et al. 2019.
 
-    f hostile parties of n move the model by at most bound * f / n: enough against a scaled backdoor, not against many
-    patient parties. Left out, the bound is the median norm of the round's updates. `weighted` counts samples in place
-    of parties. Nobody is excluded; the scores are the norms.
+    f hostile parties of n move the model by at most bound * f / n per round. This stops a scaled backdoor, but not many
+    parties that attack slowly. The default bound is the median norm of the round's updates. `weighted` weights parties
+    by samples. No party is excluded; the scores are the norms.
     """
 
     bound: float | None = None
@@ -31,7 +31,7 @@ class NormClip(Robust):
 
     def __post_init__(self) -> None:
         if self.bound is not None and not self.bound > 0:
-            raise ConfigError(f"bound must be positive, or left out for the median norm, got {self.bound}")
+            raise ConfigError(f"bound must be positive; leave it out for the median norm; got {self.bound}")
 
     def weighs(self, answer: Gathered) -> Tensor | None:
         return answer.weights.double() if self.weighted else None

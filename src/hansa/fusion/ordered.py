@@ -1,8 +1,8 @@
-"""Rules that act on each coordinate by itself, on the sorted values of all updates.
+"""Rules on single coordinates, computed from the sorted values of all updates.
 
-A block of columns is turned over, so that the values of one coordinate lie side by side, and sorted there: NumPy sorts
-short contiguous rows with vector instructions, ten times faster than PyTorch sorts along the other axis and faster than
-it selects single order statistics.
+A block of columns is transposed, so that the values of one coordinate are contiguous, and then sorted. NumPy sorts
+short contiguous rows with vector instructions: ten times faster than PyTorch sorts along the other axis, and faster
+than PyTorch selects single order statistics.
 """
 
 from __future__ import annotations
@@ -16,30 +16,29 @@ from torch import Tensor
 from hansa.core.reply_checks import all_finite
 from hansa.core.rows import Rows
 
-Limits = tuple[Tensor, Tensor, Tensor]  # a value for each coordinate, and the smallest and largest that made it
-Rule = Callable[[Tensor, Tensor], Limits]  # of a block [K, c] and the same in order [c, K]
+Limits = tuple[Tensor, Tensor, Tensor]  # per coordinate: the result, and the smallest and largest value in it
+Rule = Callable[[Tensor, Tensor], Limits]  # arguments: a block [K, c], and its sorted transpose [c, K]
 
 
 class NotFinite(Exception):
-    """Some update has values that are not finite."""
+    """An update has values that are not finite."""
 
 
 def in_order(block: Tensor) -> Tensor:
-    """The values of each coordinate in rising order: [K, c] becomes [c, K]. Values that are not finite are refused."""
+    """Sort the values of each coordinate: [K, c] becomes [c, K]. Raise NotFinite for values that are not finite."""
     if block.device.type == "cpu" and block.dtype in (torch.float32, torch.float64):
         values = np.array(block.numpy().T, order="C")
         values.sort(axis=1)
         turned = torch.from_numpy(values)
     else:
         turned = block.t().contiguous().sort(1).values
-    if not all_finite(turned[:, :: max(1, turned.shape[1] - 1)]):  # the first and the last, and NaN comes last
+    if not all_finite(turned[:, :: max(1, turned.shape[1] - 1)]):  # NaN is sorted last, so the two ends are enough
         raise NotFinite
     return turned
 
 
 def by_coordinate(rows: Rows, rule: Rule, watch: bool = False) -> tuple[Tensor, list[float]]:
-    """What `rule` makes of each coordinate; with `watch`, the share of each row's values that lie within
-    the limits."""
+    """Apply `rule` to each coordinate; with `watch`, also return the share of each row's values within the limits."""
     out = torch.empty(rows.dim, dtype=rows.dtype, device=rows.device)
     kept = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
 
@@ -54,25 +53,25 @@ def by_coordinate(rows: Rows, rule: Rule, watch: bool = False) -> tuple[Tensor, 
 
 
 def middle_of(block: Tensor, ordered: Tensor) -> Limits:
-    """The median: of an even number, the mean of the two middle values."""
+    """The median; for an even number of values, the mean of the two middle values."""
     n = ordered.shape[1]
     low, high = ordered[:, (n - 1) // 2], ordered[:, n // 2]
-    return low.double() / 2 + high.double() / 2, low, high  # halved first: the sum of two numbers may be none
+    return low.double() / 2 + high.double() / 2, low, high  # halved first, because the sum may overflow
 
 
 def trimmed(block: Tensor, ordered: Tensor, cut: int) -> Limits:
-    """The mean without the `cut` smallest and the `cut` largest."""
+    """The mean without the `cut` smallest and the `cut` largest values."""
     inner = ordered[:, cut : ordered.shape[1] - cut]
     return inner.double().mean(1), inner[:, 0], inner[:, -1]
 
 
 def about_median(block: Tensor, ordered: Tensor, keep: int) -> Limits:
-    """The mean of the `keep` values nearest to the median, of two as near the one of the earlier row."""
+    """The mean of the `keep` values nearest to the median; of two at the same distance, the earlier row's value."""
     n = ordered.shape[1]
     middle = middle_of(block, ordered)[0]
     wide = ordered.double()
     below, above = middle[:, None] - wide[:, : n - keep], wide[:, keep:] - middle[:, None]
-    first = (below > above).sum(1)  # a value is left out where the one `keep` places on is nearer
+    first = (below > above).sum(1)  # a value is left out if the value `keep` places later is nearer
     at = torch.arange(n, device=ordered.device)
     inside = (at >= first[:, None]) & (at < first[:, None] + keep)
     value = torch.where(inside, wide, 0.0).sum(1) / keep

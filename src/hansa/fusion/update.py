@@ -1,4 +1,4 @@
-"""The parts of a fused update."""
+"""The fused update of a round."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 
 
 class Update(NamedTuple):
-    """What the parties' updates became: a change of the model, and the buffers of the new model where it has any.
+    """Fused update: the change of the model, and the buffers of the new model if it has any.
 
-    `others` are the means of whatever else the parties sent, `replies` is how many of them were fused.
+    `others` holds the fused values of the other tensors of the replies; `replies` is the number of fused replies.
     """
 
     w: Tensor

@@ -1,4 +1,4 @@
-"""Zeno: updates ranked by what they do for a sample of the server's own (Xie, Koyejo and Gupta 2019)."""
+"""Zeno: rank updates by the loss on the server's own samples (Xie, Koyejo and Gupta 2019)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from hansa.fusion.fusion import Fused, Robust
 @register("zeno")
 @dataclass(frozen=True)
 class Zeno(Robust):
-    """The mean of the n - b updates that lower a validation loss of the server most. Xie et al. 2019.
+    """The mean of the n - b updates that lower the server's validation loss most. Xie et al. 2019.
 
     score(u) = f_r(x) - f_r(x + gamma u) - rho ||u||^2, where f_r is the loss on `samples` trusted samples
-    (`task.trusted`), drawn anew each round, and u an update as the parties send it, downhill. `gamma` is the rate at
-    which the server takes updates: 1 where they are whole local trainings, server.lr with FedSGD. Stands while at most
-    b < n are hostile, which may be the most of them; b is half of the parties, rounded down, if left out. On tensors:
+    (`task.trusted`), drawn again in each round, and u is an update as parties send it (downhill). `gamma` is the rate
+    at which the server applies updates: 1 for updates of local training, server.lr with FedSGD. Holds while at most b <
+    n parties are hostile, which may be a majority. The default of b is half of the parties, rounded down. On tensors:
     `rule(updates, loss=f, at=x)`, where f gives the loss of a model vector.
     """
 
@@ -50,7 +50,7 @@ class Zeno(Robust):
     def check(self, n: int) -> None:
         super().check(n)
         if self.b is not None and self.b >= n:
-            raise BoundError(f"zeno: leaving out b = {self.b} updates needs more than that, got {n}")
+            raise BoundError(f"zeno: b = {self.b} updates are left out, so more than {self.b} are needed, got {n}")
 
     def judge(self, fed: Federation, op: Op, params: Params, payload: Payload) -> dict[str, Any]:
         return {"loss": fed.trusted_loss(params, self.samples, "zeno"), "at": params.w}
@@ -58,7 +58,9 @@ class Zeno(Robust):
     def fuse(self, rows: Rows, weights: Tensor | None, watch: bool = True, **known: Any) -> Fused:
         loss, at = known.get("loss"), known.get("at")
         if not callable(loss) or not isinstance(at, Tensor) or at.shape != (rows.dim,):
-            raise ConfigError(f"zeno: give loss=, a function of a model, and at=, the model, {rows.dim} numbers")
+            raise ConfigError(
+                f"zeno: give loss=, a function of a model, and at=, the model, a vector of {rows.dim} numbers"
+            )
         n = len(rows)
         before, penalties = float(loss(at)), (self.rho * norms(rows).square()).tolist()
         if not math.isfinite(before):
