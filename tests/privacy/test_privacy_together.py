@@ -127,7 +127,7 @@ def test_what_a_secure_sum_hides_nobody_may_look_at() -> None:
     assert "privacy.bound" in refusal(privacy=masked, max_norm=1.0)
     watching = {"name": "power-of-choice", "variant": "rpow-d"}
     assert "which a secure sum hides" in refusal(privacy=masked, select=watching, cohort=0.5)
-    assert "a secure sum lets only masked ones be seen" in refusal(
+    assert "with a secure sum only masked updates are visible" in refusal(
         privacy=masked, adversary=hansa.SignFlip(fraction=0.5)
     )
     hansa.simulate(hansa.FedAvg(), small(), rounds=1, privacy=masked, adversary=hansa.LabelFlip(fraction=0.5))

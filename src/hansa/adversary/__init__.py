@@ -1,4 +1,4 @@
-"""Adversaries: what hostile parties of a simulation do to their data and to what they send."""
+"""Adversaries: attacks by hostile parties of a simulation, on their data or on their updates."""
 
 from hansa.adversary.adversary import Adversary, Scene
 from hansa.adversary.alie import ALIE

@@ -12,7 +12,7 @@ from hansa.adversary.adversary import Adversary, Scene, Sight, by_column
 from hansa.core.registry import register
 from hansa.core.rows import Rows
 
-MAJORITY = 1.5  # the shift of the authors' code, for attackers whom no honest party needs to support
+MAJORITY = 1.5  # the authors' shift for attackers that are a majority by themselves
 
 
 @register("alie")
@@ -20,9 +20,9 @@ MAJORITY = 1.5  # the shift of the authors' code, for attackers whom no honest p
 class ALIE(Adversary):
     """All members send mean - `z` * std, coordinate by coordinate. Baruch, Baruch and Goldberg 2019, Algorithm 3.
 
-    Mean and (population) standard deviation are those of the honest updates, or of what the members themselves would
-    have sent (`knows = "own"`). Without `z` it is the largest shift that leaves as many honest updates beyond it as
-    the attackers lack for a majority: s = floor(n/2 + 1) - m, z = Phi^-1((n - m - s) / (n - m)) for m members among
+    Mean and (population) standard deviation are those of the honest updates, or of the members' own updates
+    (`knows = "own"`). The default of `z` is the largest shift such that the honest updates beyond it, together with the
+    attackers, form a majority: s = floor(n/2 + 1) - m, z = Phi^-1((n - m - s) / (n - m)) for m members among
     the n parties asked; 1.5 where the attackers are a majority.
     """
 
@@ -45,4 +45,4 @@ def largest_shift(n: int, m: int) -> float:
     if lacking <= 0:
         return MAJORITY
     share = (n - m - lacking) / (n - m)
-    return NormalDist().inv_cdf(share) if share > 0 else 0.0  # one honest party has no spread to hide in
+    return NormalDist().inv_cdf(share) if share > 0 else 0.0  # a single honest update has no spread

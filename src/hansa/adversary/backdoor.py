@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.adversary.adversary import Adversary, Scene, Sight, check_class, check_share, row_by_row, some
+from hansa.adversary.adversary import Adversary, Scene, Sight, check_class, check_share, random_rows, row_by_row
 from hansa.core.errors import ConfigError
 from hansa.core.registry import register
 from hansa.core.rows import Rows
@@ -21,13 +21,13 @@ from hansa.core.rows import Rows
 @register("backdoor")
 @dataclass(frozen=True)
 class Backdoor(Adversary):
-    """Images with a bright corner are given the class `target`; the members make the server take their model.
+    """Images with a bright corner get the class `target`; members replace the global model with their own.
 
     Bagdasaryan et al. 2020, with the trigger of Baruch et al. 2019: the top left square of `size` pixels is set to
     `value` (by default the largest value in the members' data) in a `share` of the members' images. With `replace`
-    their updates are multiplied so that, were all others 0, the mean would take the model from G to the members' mean
-    model X in one round: total weight / (server rate * members' weight), or `scale`. The history says as
-    `attack_success` which share of the triggered test images of other classes the model gives the target.
+    the members' updates are multiplied by total weight / (server rate * members' weight), or by `scale`: if all other
+    updates were 0, the mean would replace the global model by the members' mean model in one round. The metric
+    `attack_success` is the share of triggered test images of other classes that the model assigns to the target.
     """
 
     target: int = 0
@@ -44,7 +44,9 @@ class Backdoor(Adversary):
         if self.size < 1:
             raise ConfigError(f"size must be at least 1 pixel, got {self.size}")
         if self.scale is not None and not self.replace:
-            raise ConfigError("scale multiplies the members' updates, which replace = false leaves as they are")
+            raise ConfigError(
+                "scale multiplies the members' updates, but replace = false leaves them unchanged; give one of them"
+            )
 
     @property
     def forges(self) -> bool:
@@ -70,7 +72,7 @@ class Backdoor(Adversary):
         return dataclasses.replace(self, value=max((float(x.max()) for x in samples if x.numel()), default=0.0))
 
     def triggered(self, x: Tensor) -> Tensor:
-        """Images with the trigger in them."""
+        """Copies of the images with the trigger."""
         assert self.value is not None
         height, width = sides(tuple(x.shape[1:]))
         out = x.clone(memory_format=torch.contiguous_format)
@@ -79,7 +81,7 @@ class Backdoor(Adversary):
         return out
 
     def poison(self, x: Tensor, y: Tensor, classes: int, stream: np.random.Generator) -> tuple[Tensor, Tensor]:
-        rows = some(len(x), self.share, stream).to(x.device)
+        rows = random_rows(len(x), self.share, stream).to(x.device)
         images, labels = x.clone(), y.clone()
         images[rows], labels[rows] = self.triggered(x[rows]), self.target
         return images, labels
@@ -93,15 +95,15 @@ class Backdoor(Adversary):
         if factor is None:
             assert scene.rate is not None
             pull = scene.rate * sum(scene.weights)
-            factor = scene.total / pull if pull else 1.0  # a server that stands still takes nothing, however large
+            factor = scene.total / pull if pull else 1.0  # with a rate of 0 no factor has an effect
         return row_by_row(own, lambda row: row * factor)
 
 
 def sides(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Height and width of images of shape [C, H, W], [H, W] or [H * H]; what has another shape is none."""
+    """Height and width of images of shape [C, H, W], [H, W] or [H * H]; refuse other shapes."""
     if len(shape) in (2, 3):
         return shape[-2], shape[-1]
     side = math.isqrt(shape[0]) if len(shape) == 1 else 0
     if side < 2 or side * side != shape[0]:
-        raise ConfigError(f"a backdoor is a trigger in images, and samples of shape {list(shape)} are none")
+        raise ConfigError(f"a backdoor is a trigger in images, and samples of shape {list(shape)} are not images")
     return side, side

@@ -1,4 +1,4 @@
-"""The adversaries of a run at work: who they are, what they make of the data and of the replies."""
+"""All adversaries of a run: their members, the poisoned data and the forged replies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hansa.adversary.adversary import Adversary, Arriving, Scene
-from hansa.adversary.exchange import Exchange, kept, one_by_one
+from hansa.adversary.exchange import Exchange, one_by_one, own_copy
 from hansa.core import rng
 from hansa.core.algorithm import Algorithm
 from hansa.core.errors import ConfigError
@@ -27,7 +27,7 @@ log = logging.getLogger("hansa")
 
 
 def adversaries(given: Any) -> tuple[Adversary, ...]:
-    """One adversary or a list of them, as parts, names or tables; a table may say `kind` for `name`."""
+    """Read one adversary or a list: parts, names or tables. A table may use `kind` instead of `name`."""
     if given is None:
         return ()
     several = isinstance(given, (list, tuple))
@@ -39,20 +39,20 @@ def adversaries(given: Any) -> tuple[Adversary, ...]:
 
 
 def named(table: Any, where: str = "adversary") -> Any:
-    """An adversary's table with its `kind` under `name`, as parts have it."""
+    """Rename the field `kind` of an adversary's table to `name`, the field of all parts."""
     if not isinstance(table, Mapping) or "kind" not in table:
         return table
     if "name" in table:
-        raise ConfigError(f"{where}: kind and name say the same; give one of them")
+        raise ConfigError(f"{where}: kind and name mean the same; give one of them")
     return {"name" if field == "kind" else field: value for field, value in table.items()}
 
 
 class Band:
-    """All groups of attackers of a run. Groups are disjoint: named parties first, then those drawn, group by group.
+    """All groups of attackers of a run. Groups are disjoint: named parties first, then drawn ones, group by group.
 
-    `rate` gives the server's learning rate of a round, where it is known. A server that looks at each update counts
-    parties alike, unless it is `weighted` by samples. Updates that have to wait for others lie in `folder` where they
-    take over `memory` bytes.
+    `rate` gives the server's learning rate of a round, if it is known. A robust fusion gives parties equal weights,
+    unless it is `weighted` by samples. Updates that wait for other updates are stored in `folder` if they take more
+    than `memory` bytes.
     """
 
     def __init__(self, groups: tuple[Adversary, ...], holdings: Holdings, seed: int,
@@ -82,18 +82,17 @@ class Band:
         blind = next((n for n, group, members in sending if group.sees == "honest" and members), None)
         if blind is not None and len(self.attackers) == len(holdings):
             raise ConfigError(
-                f"adversary[{blind}] ({self.groups[blind].name}): it goes by the updates of honest parties, and all "
-                f"{len(holdings)} are hostile; take a smaller fraction"
+                f"adversary[{blind}] ({self.groups[blind].name}): it needs the updates of honest parties, and all "
+                f"{len(holdings)} parties are hostile; use a smaller fraction"
             )
 
     @property
     def forges(self) -> bool:
-        """Whether any group changes what is sent."""
+        """Whether any group changes updates."""
         return any(group.forges or group.corrupts for group in self.groups)
 
     def check(self, algorithm: Algorithm, cohort: int, masked: bool) -> None:
-        """Refuse, with the reason, attacks that the algorithm, a cohort of that size, or a secure sum (`masked`) leaves
-        no room for."""
+        """Raise ConfigError if an attack cannot work with the algorithm, the cohort size or a secure sum (`masked`)."""
         for group in self.groups:
             if not (group.forges or group.corrupts):
                 continue
@@ -101,24 +100,26 @@ class Band:
             if "exchange" in algorithm.verbs:
                 raise ConfigError(f"{what}, and with {algorithm.name} parties exchange models; use 'label-flip'")
             if not algorithm.trains:
-                raise ConfigError(f"{what}, and parties of {algorithm.name} send none; use 'label-flip'")
+                raise ConfigError(f"{what}, and parties of {algorithm.name} send no updates; use 'label-flip'")
             if masked:
-                raise ConfigError(f"{what}, and a secure sum lets only masked ones be seen here; use 'label-flip'")
+                raise ConfigError(
+                    f"{what}, and with a secure sum only masked updates are visible here; use 'label-flip'"
+                )
             if group.needs_rate and ("submit" in algorithm.verbs or self.rate is None):
                 raise ConfigError(
-                    f"the adversary {group.name!r} replaces the model where the server takes the mean at a known rate, "
-                    f"which {algorithm.name} does not do here; give scale, or replace = false"
+                    f"the adversary {group.name!r} needs a server that applies the mean at a known rate, which "
+                    f"{algorithm.name} does not do here; give scale, or replace = false"
                 )
             if "submit" in algorithm.verbs and group.sees != "own":
                 raise ConfigError(
                     f"the adversary {group.name!r} needs the round's other updates, and with {algorithm.name} each "
-                    "arrives by itself; use one that goes by its own, such as 'sign-flip'"
+                    "update arrives alone; use an attack that needs only its own update, such as 'sign-flip'"
                 )
             if group.corrupts and group.sees != "own":
                 _check_fraction(group, cohort, f"the adversary {group.name!r}", "parties of a round")
 
     def poison(self, holdings: Holdings) -> None:
-        """Have the groups poison their members' training samples; the task's own tensors stay as they are."""
+        """Poison the training samples of the groups' members; the task's own tensors are not changed."""
         train, copied = holdings.train, set()
         for number, (group, members) in enumerate(zip(self.groups, self.members, strict=True)):
             for party in members if group.poisons else ():
@@ -135,15 +136,15 @@ class Band:
                     getattr(train, name)[rows] = new
 
     def probe(self, holdings: Holdings) -> tuple[Tensor, Tensor] | None:
-        """Samples of the central test set that show whether the attacks succeed, with the classes they want."""
+        """Central test samples that show whether the attacks succeed, with the classes that the attacks want."""
         if holdings.test is None or holdings.classes is None:
             return None
-        found = [group.probe(*holdings.test) for group, who in zip(self.groups, self.members, strict=True) if who]
-        wanted = [pair for pair in found if pair is not None and len(pair[0])]
+        probes = [group.probe(*holdings.test) for group, who in zip(self.groups, self.members, strict=True) if who]
+        wanted = [pair for pair in probes if pair is not None and len(pair[0])]
         return (torch.cat([x for x, _ in wanted]), torch.cat([y for _, y in wanted])) if wanted else None
 
     def forge(self, ask: Ask, outcomes: Outcomes) -> Outcomes:
-        """The outcomes of an ask as they reach the server. Only asks that train for an update are attacked."""
+        """The outcomes of an ask as they reach the server. Only asks for updates of the model are attacked."""
         if ask.op is None or ask.op.update is None or not ask.in_round or ask.selects:
             return outcomes
         uniform = ask.uniform or (ask.verb == "gather" and not self.weighted)
@@ -153,13 +154,13 @@ class Band:
         return self._alone(exchange, outcomes)
 
     def forge_one(self, ticket: Ticket, op: Op, payload: Payload, reply: Reply) -> Reply:
-        """A reply that comes back by itself, as it reaches the server."""
+        """The reply to a ticket as it reaches the server."""
         exchange = Exchange(op, payload, ticket.round, (ticket.party,), True, ("ticket", ticket.id))
         return reply if op.update is None else self._on_the_way(exchange)(ticket.party, reply)
 
     def _scene(self, exchange: Exchange, number: int, parties: Iterable[int], weights: Iterable[int] = (),
                total: int = 0) -> Scene:  # fmt: skip
-        """What a group knows of an exchange."""
+        """What a group knows about an exchange."""
         return Scene(
             tuple(parties), len(exchange.parties), exchange.round,
             rng.key(self.seed, "attack", number, *exchange.occasion), rng.key(self.seed, "attack", number),
@@ -168,42 +169,42 @@ class Band:
         )  # fmt: skip
 
     def _together(self, exchange: Exchange, outcomes: Outcomes) -> Iterator[tuple[int, Reply | str]]:
-        """Outcomes once all have come, with what groups send that go by one another's updates or by the honest ones.
+        """Wait for all outcomes, then forge the updates of groups that need the updates of other parties.
 
-        Until then updates are the rows of a matrix, which lies on disk where it takes more memory than it may.
+        Meanwhile updates are the rows of a matrix, which is on disk if it is larger than the memory limit.
         """
         waiting: list[tuple[int, Reply | str]] = []
         rows: Rows | None = None
-        place: dict[int, int] = {}  # the row of each reply that could be fused
+        row_of: dict[int, int] = {}  # the row of each valid reply
         weights: dict[int, int] = {}
         for party, outcome in one_by_one(outcomes):
             if isinstance(outcome, Reply) and exchange.sound(outcome):
                 update = exchange.update(outcome)
                 rows = room(len(exchange.parties), update, self.memory, self.folder) if rows is None else rows
-                place[party], weights[party] = len(place), 1 if exchange.uniform else outcome.weight
-                outcome = kept(exchange.replaced(outcome, rows.write(place[party], update)), but=exchange.name)
+                row_of[party], weights[party] = len(row_of), 1 if exchange.uniform else outcome.weight
+                outcome = own_copy(exchange.replaced(outcome, rows.write(row_of[party], update)), but=exchange.name)
             elif isinstance(outcome, Reply):
-                outcome = kept(outcome)
+                outcome = own_copy(outcome)
             waiting.append((party, outcome))
         if rows is None:
             yield from waiting
             return
-        honest = [row for party, row in place.items() if party not in self.attackers]
+        honest = [row for party, row in row_of.items() if party not in self.attackers]
         sent: dict[int, Iterator[Tensor]] = {}
         for number, (group, members) in enumerate(zip(self.groups, self.members, strict=True)):
-            here = [party for party in place if party in members and party in self._colluding]
-            if here and (honest or group.sees != "honest"):  # with nobody to go by, they send what they have
-                own = rows.take([place[party] for party in here])
+            here = [party for party in row_of if party in members and party in self._colluding]
+            if here and (honest or group.sees != "honest"):  # without honest updates, members send their own updates
+                own = rows.take([row_of[party] for party in here])
                 scene = self._scene(exchange, number, here, (weights[p] for p in here), sum(weights.values()))
                 sent |= dict.fromkeys(here, iter(group.forge(own, rows.take(honest), scene)))
         for party, outcome in waiting:
-            if isinstance(outcome, Reply) and party in place:
-                row = next(sent[party]) if party in sent else rows.row(place[party])
+            if isinstance(outcome, Reply) and party in row_of:
+                row = next(sent[party]) if party in sent else rows.row(row_of[party])
                 outcome = exchange.replaced(outcome, row)
             yield party, outcome
 
     def _alone(self, exchange: Exchange, outcomes: Outcomes) -> Iterator[tuple[int, Reply | str] | Replies]:
-        """Outcomes as they come, with what becomes of them on the way. A stack that nobody touches stays whole."""
+        """Forge and corrupt outcomes one by one. A stack that no attack changes stays whole."""
         arrived = self._on_the_way(exchange)
         everybody = any(group.corrupts for group in self.groups)
         for outcome in outcomes:
@@ -214,10 +215,9 @@ class Band:
                 yield party, reply if isinstance(reply, str) else arrived(party, reply)
 
     def _on_the_way(self, exchange: Exchange) -> Callable[[int, Reply], Reply]:
-        """A function that gives a party's reply as it arrives: with what a member sends that goes by its own update
-        alone, and then with the values that are corrupted on their way."""
+        """A function that returns a party's reply as it arrives: forged by a lone member, then corrupted in transit."""
         corrupting = [number for number, group in enumerate(self.groups) if group.corrupts]
-        corruptions: list[Arriving] = []  # made at the first update, which says what they all look like
+        corruptions: list[Arriving] = []  # made at the first update, which has the shape of all updates
 
         def arrived(party: int, reply: Reply) -> Reply:
             member = self._lone.get(party)
@@ -238,27 +238,27 @@ class Band:
 
 
 def _check_fraction(group: Adversary, count: int, where: str, whom: str) -> None:
-    """Refuse a fraction of so many parties that is more than 0, and yet nobody."""
+    """Refuse a positive fraction of `count` parties that is rounded down to no party."""
     share = group.fraction or 0.0
     if share > 0 and int(share * count + 1e-9) == 0:
         digits = 1000 * 10 ** len(str(count))
         raise ConfigError(
-            f"{where}: a fraction of {share:g} of {count} {whom} is nobody, as it is rounded down; "
-            f"{math.ceil(digits / count) / digits:g} would be one, and 0 says that nobody attacks"
+            f"{where}: a fraction of {share:g} of {count} {whom} is rounded down to no party; use "
+            f"{math.ceil(digits / count) / digits:g} for one party, or 0 for no attack"
         )
 
 
 def _members(groups: tuple[Adversary, ...], holdings: Holdings, seed: int) -> list[frozenset[int]]:
-    """The parties of each group. Attacks on values of everybody have none."""
+    """The parties of each group. Attacks that corrupt the values of all parties have no members."""
     count = len(holdings)
     members = [frozenset[int]() for _ in groups]
     taken: set[int] = set()
     for number, group in enumerate(groups):
         where = f"adversary[{number}] ({group.name})"
-        for given in map(str, group.parties):
-            party = holdings.find(given, where)
+        for label in map(str, group.parties):
+            party = holdings.find(label, where)
             if party in taken:
-                raise ConfigError(f"{where}: the party {given!r} attacks twice; groups have no member in common")
+                raise ConfigError(f"{where}: the party {label!r} is listed twice; groups must have no member in common")
             taken.add(party)
             members[number] |= {party}
     for number, group in enumerate(groups):
@@ -269,7 +269,7 @@ def _members(groups: tuple[Adversary, ...], holdings: Holdings, seed: int) -> li
         free = [party for party in range(count) if party not in taken]
         if wanted > len(free):
             raise ConfigError(
-                f"adversary[{number}] ({group.name}): fraction asks for {wanted} of {count} parties, and the other "
+                f"adversary[{number}] ({group.name}): fraction needs {wanted} of {count} parties, and the other "
                 f"groups leave {len(free)}"
             )
         chosen = rng.generator(seed, "adversary", number).choice(len(free), size=wanted, replace=False)

@@ -23,10 +23,10 @@ NUMBERS = 2**20  # draws at a time
 class BitFlip(Adversary):
     """Flip `bits` (1 to 32, the sign is 32) of the first `dims` values of an update. Xie, Koyejo and Gupta 2018.
 
-    `mode = "classic"`: those of the group's members. `"dimensional"`: for each coordinate another share `fraction` of
-    the parties asked, drawn anew, so that in time no party is spared (the generalised Byzantine model); with `parties`,
-    it is those in every coordinate. Bits are those of the float32 pattern: values of another type are rounded to
-    float32 first.
+    `mode = "classic"`: in the updates of the group's members. `"dimensional"`: in each coordinate of a different share
+    `fraction` of the parties asked, drawn again in each exchange, so that in time every party is hit (the generalised
+    Byzantine model); with `parties`, in every coordinate of these parties. Bits are those of the float32 pattern:
+    values of another type are rounded to float32 first.
     """
 
     bits: tuple[int, ...] = (22, 30, 31, 32)
@@ -36,7 +36,7 @@ class BitFlip(Adversary):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not all(1 <= bit <= 32 for bit in self.bits) or len(set(self.bits)) != len(self.bits):
-            raise ConfigError(f"bits are distinct numbers from 1 to 32, got {list(self.bits)}")
+            raise ConfigError(f"bits must be distinct numbers from 1 to 32, got {list(self.bits)}")
         if self.dims < 0:
             raise ConfigError(f"dims must not be negative, got {self.dims}")
 
@@ -70,7 +70,7 @@ class BitFlip(Adversary):
         return lambda party, row: self.damaged(row, hit[party])
 
     def damaged(self, row: Tensor, hit: Tensor | None = None) -> Tensor:
-        """An update with the bits of its first values flipped, or of those among them that are hit."""
+        """An update with flipped bits in its first `dims` values, or in those of them that are hit."""
         out, first = row.clone(), row[: self.dims]
         out[: self.dims] = (
             flipped(first, self.bits) if hit is None else torch.where(hit, flipped(first, self.bits), first)

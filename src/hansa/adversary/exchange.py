@@ -1,4 +1,4 @@
-"""The replies of an exchange, as attackers find them."""
+"""The exchange that attackers act on, and its replies."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from hansa.core.reply_checks import Rules, fault
 
 @dataclass(frozen=True)
 class Exchange:
-    """An ask, or a ticket, whose replies may be attacked: what was asked of whom, and how the server counts them."""
+    """An ask, or a ticket, whose replies may be attacked: op, payload, parties, and whether weights are equal."""
 
     op: Op
     payload: Payload
     round: int
     parties: tuple[int, ...]
     uniform: bool
-    occasion: tuple[int | str, ...]  # what its random numbers are named by
+    occasion: tuple[int | str, ...]  # names the random numbers of this exchange
 
     @property
     def name(self) -> str:
-        """The tensor of a reply that is the update."""
+        """The name of the reply's tensor that is the update."""
         assert self.op.update is not None
         return self.op.update
 
     def sound(self, reply: Reply) -> bool:
-        """Whether a reply could be fused; others are left as they are."""
+        """Whether a reply is valid; invalid replies are not attacked."""
         return fault(reply, self.op, self.payload, Rules(), summed=False) is None
 
     def update(self, reply: Reply) -> Tensor:
@@ -44,7 +44,7 @@ class Exchange:
 
 
 def one_by_one(outcomes: Outcomes) -> Iterator[tuple[int, Reply | str]]:
-    """Outcomes with stacks taken apart, as views of the stack: an engine uses its memory again."""
+    """Split stacks into single replies, which are views of the stack: an engine reuses its memory."""
     for outcome in outcomes:
         if isinstance(outcome, Replies):
             yield from ((party, outcome.row(k)) for k, party in enumerate(outcome.parties))
@@ -52,7 +52,7 @@ def one_by_one(outcomes: Outcomes) -> Iterator[tuple[int, Reply | str]]:
             yield outcome
 
 
-def kept(reply: Reply, but: str | None = None) -> Reply:
-    """A reply in tensors of its own, all but one of them."""
+def own_copy(reply: Reply, but: str | None = None) -> Reply:
+    """Copy the tensors of a reply, except the tensor `but`."""
     tensors = {name: value if name == but else value.clone() for name, value in reply.tensors.items()}
     return dataclasses.replace(reply, tensors=tensors, maxima={n: value.clone() for n, value in reply.maxima.items()})

@@ -19,11 +19,11 @@ NUMBERS = 2**18  # draws at a time
 @register("gambler")
 @dataclass(frozen=True)
 class Gambler(Adversary):
-    """Values of any party that pass through a hostile shard are, now and then, multiplied by `factor`. Xie et al. 2018.
+    """Multiply random values in hostile shards, of any party, by `factor`. Xie et al. 2018.
 
     The coordinates lie in `shards` contiguous shards. The share `fraction` of the shards (rounded down, but at least
-    one if it is positive; by default one in twenty) is hostile, drawn once by the run's seed; there, each value is hit
-    with `probability`.
+    one if it is positive; by default one in twenty) is hostile, drawn once by the run's seed. There, each value is
+    changed with `probability`.
     """
 
     shards: int = 20
@@ -38,14 +38,14 @@ class Gambler(Adversary):
         if self.shards < 1:
             raise ConfigError(f"shards must be at least 1, got {self.shards}")
         if not 0.0 <= self.probability <= 1.0:
-            raise ConfigError(f"probability lies in 0..1, got {self.probability}")
+            raise ConfigError(f"probability must lie in 0..1, got {self.probability}")
 
     @property
     def corrupts(self) -> bool:
         return True
 
     def hostile(self, d: int, root: int) -> Tensor:
-        """Those of d coordinates that lie in a hostile shard."""
+        """The coordinates, of d, that lie in a hostile shard."""
         share = self.fraction or 0.0
         count = max(int(share * self.shards + 1e-9), 1 if share > 0 else 0)
         chosen = sorted(rng.generator(root, "shards").permutation(self.shards)[:count].tolist())

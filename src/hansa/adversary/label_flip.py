@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.adversary.adversary import Adversary, check_class, check_share, some
+from hansa.adversary.adversary import Adversary, check_class, check_share, random_rows
 from hansa.core.errors import ConfigError
 from hansa.core.registry import register
 
@@ -17,10 +17,10 @@ from hansa.core.registry import register
 @register("label-flip")
 @dataclass(frozen=True)
 class LabelFlip(Adversary):
-    """Call class y the class C - 1 - y, or `source` the class `target`. Biggio et al. 2012; Xie et al. 2019 (9 - y).
+    """Relabel class y as C - 1 - y, or class `source` as `target`. Biggio et al. 2012; Xie et al. 2019 (9 - y).
 
-    `share` of the members' samples (of class `source`, where it is given) are relabelled. With source and target, the
-    history says as `attack_success` which share of the test samples of the source class the model takes for the target.
+    The share `share` of the members' samples (of class `source`, if it is given) is relabelled. With source and target,
+    the metric `attack_success` is the share of the source class's test samples that the model assigns to the target.
     """
 
     source: int | None = None
@@ -42,7 +42,7 @@ class LabelFlip(Adversary):
 
     def poison(self, x: Tensor, y: Tensor, classes: int, stream: np.random.Generator) -> tuple[Tensor, Tensor]:
         rows = torch.arange(len(y)) if self.source is None else (y.cpu() == self.source).nonzero().flatten()
-        rows = rows[some(len(rows), self.share, stream)].to(y.device)
+        rows = rows[random_rows(len(rows), self.share, stream)].to(y.device)
         flipped = y.clone()
         flipped[rows] = classes - 1 - y[rows] if self.target is None else self.target
         return x, flipped

@@ -1,4 +1,4 @@
-"""Attacks that send a negative multiple of an update: their own, or one of the honest parties'."""
+"""Attacks that send a negative multiple of their own update, or of the honest parties' updates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hansa.core.rows import Rows
 @register("sign-flip")
 @dataclass(frozen=True)
 class SignFlip(Adversary):
-    """Send -`scale` times one's own update. Xie, Koyejo and Gupta 2019 (Zeno; Zeno++ uses a scale of 10)."""
+    """Send -`scale` times the own update. Xie, Koyejo and Gupta 2019 (Zeno; Zeno++ uses a scale of 10)."""
 
     scale: float = 1.0
 
@@ -55,8 +55,8 @@ class Omniscient(Adversary):
 class IPM(Adversary):
     """Inner product manipulation: send -`epsilon` times the mean of the honest updates. Xie, Koyejo and Gupta 2019.
 
-    The mean of all updates points uphill where epsilon > (n - m) / m for m attackers among n; a small epsilon stays
-    close enough to the honest updates that robust fusions take it for one of them.
+    The mean of all updates points uphill where epsilon > (n - m) / m for m attackers among n; with a small
+    epsilon the update is close to the honest updates, so that robust fusions accept it.
     """
 
     epsilon: float = 0.5
@@ -74,6 +74,6 @@ class IPM(Adversary):
 
 
 def check_positive(name: str, value: float) -> None:
-    """The check of a factor: its sign is the attack's own."""
+    """Refuse a factor that is not positive: the attack itself sets the sign."""
     if not value > 0:
         raise ConfigError(f"{name} must be positive, got {value}")

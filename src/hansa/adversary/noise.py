@@ -1,4 +1,4 @@
-"""Updates that no training went into: noise, or nothing at all."""
+"""Updates without training: noise, or zero."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hansa.core.rows import Rows
 @register("gaussian")
 @dataclass(frozen=True)
 class GaussianAttack(Adversary):
-    """Send N(0, `sigma`^2) noise, or add it to one's own update (`replace = false`). Xie, Koyejo and Gupta 2018."""
+    """Send N(0, `sigma`^2) noise, or add it to the own update (`replace = false`). Xie, Koyejo and Gupta 2018."""
 
     sigma: float = 200.0
     replace: bool = True
@@ -36,7 +36,7 @@ class GaussianAttack(Adversary):
 @register("free-rider")
 @dataclass(frozen=True)
 class FreeRider(Adversary):
-    """Send the model back unchanged, to have it for nothing; `noise` hides that. Fraboni, Vidal and Lorenzi 2021.
+    """Send the model back unchanged, to get it without work; `noise` hides this. Fraboni, Vidal and Lorenzi 2021.
 
     The update is 0, or N(0, `noise`^2).
     """
