@@ -180,7 +180,7 @@ def test_adult_is_one_hot_with_a_category_for_missing(tmp_path: Path, packed: bo
     [
         (PERSON.replace("39", "old") + ", <=50K", "line 2: age should be a number"),
         (PERSON.replace("Cuba", "Atlantis") + ", <=50K", "line 2: 'Atlantis' is not a known value of native-country"),
-        (PERSON, "line 2: 14 values where 15 belong"),
+        (PERSON, "line 2: 14 values, expected 15"),
         (PERSON + ", maybe", "line 2: the last value is 'maybe'"),
     ],
 )

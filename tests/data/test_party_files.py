@@ -46,7 +46,7 @@ def test_the_target_column_can_be_named(tmp_path: Path) -> None:
         ("a,b\n", "no rows below its header"),
         ("", "header"),
         ("a\n1\n", "header"),
-        ("1,2\n3,4\n", "numbers where the names"),
+        ("1,2\n3,4\n", "numbers instead of column names"),
         ("a,b\n1,\xff\n", "UTF-8"),
     ],
 )
@@ -85,7 +85,7 @@ def test_npz_files_may_hold_images_and_real_targets(tmp_path: Path) -> None:
     ("arrays", "reason"),
     [
         ({"x": np.zeros((3, 2))}, "no array 'y'"),
-        ({"x": np.zeros((3, 2)), "y": np.zeros(4)}, "one entry a sample"),
+        ({"x": np.zeros((3, 2)), "y": np.zeros(4)}, "one entry per sample"),
         ({"x": np.zeros((3, 2)), "y": np.array(["a", "b", "c"])}, "numbers are needed"),
         ({"x": np.array([{}, {}], dtype=object), "y": np.zeros(2)}, "plain numeric arrays"),
         ({"x": np.zeros((2, 2)), "y": np.array([1.0, np.nan])}, "missing or infinite targets"),

@@ -3,8 +3,7 @@
 Becker and Kohavi, "Adult", UCI Machine Learning Repository, 1996 (CC BY 4.0); Kohavi, "Scaling up the accuracy of
 naive-Bayes classifiers: a decision-tree hybrid", KDD 1996.
 
-The categories are those of the published description, written down here: columns found in the data would differ from
-party to party.
+The categories are those of the published description. Categories read from the data would differ between parties.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from hansa.data.dataset import Data, Dataset, locate, one_hot, read_text
 
 SOURCE = "the UCI Machine Learning Repository, data set 'Adult' (archive.ics.uci.edu/dataset/2/adult)"
 
-# One entry a column of the file, in its order: () for a number, else the categories; "?" is a missing value.
+# One entry per column of the file, in its order: () for a number, else the categories; "?" is a missing value.
 COLUMNS: dict[str, tuple[str, ...]] = {
     "age": (),
     "workclass": (
@@ -85,7 +84,7 @@ def _read(path: Path) -> tuple[Tensor, Tensor]:
             continue
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) != len(COLUMNS) + 1:
-            raise DataError(f"{path}, line {number}: {len(cells)} values where {len(COLUMNS) + 1} belong")
+            raise DataError(f"{path}, line {number}: {len(cells)} values, expected {len(COLUMNS) + 1}")
         row: list[float] = []
         for (column, categories), cell in zip(COLUMNS.items(), cells, strict=False):
             row += _cell(cell, column, categories, f"{path}, line {number}")

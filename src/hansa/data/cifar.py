@@ -17,7 +17,7 @@ from hansa.core.errors import DataError
 from hansa.core.registry import register
 from hansa.data.dataset import Data, Dataset, data_folder, locate, read_bytes, read_text
 
-MEAN = (0.4914, 0.4822, 0.4465)  # of the training images, channel by channel
+MEAN = (0.4914, 0.4822, 0.4465)  # of the training images, per channel
 STD = (0.2470, 0.2435, 0.2616)
 PIXELS = 3 * 32 * 32
 TRAIN = tuple(f"data_batch_{i}" for i in range(1, 6))
@@ -51,7 +51,9 @@ def _read_binary(data_dir: str | None, batches: tuple[str, ...], part: str) -> t
         path = locate(data_dir, "cifar10", f"{batch}.bin", SOURCE)
         raw = np.frombuffer(read_bytes(path), dtype=np.uint8)
         if len(raw) == 0 or len(raw) % (PIXELS + 1):
-            raise DataError(f"{path} holds {len(raw)} bytes, not a multiple of {PIXELS + 1} a record; fetch it again")
+            raise DataError(
+                f"{path} holds {len(raw)} bytes, not a multiple of the record size {PIXELS + 1}; fetch it again"
+            )
         records = raw.reshape(-1, PIXELS + 1)
         labels.append(_labels(records[:, 0], str(path)))
         images.append(records[:, 1:].reshape(-1, 3, 32, 32))
@@ -59,9 +61,9 @@ def _read_binary(data_dir: str | None, batches: tuple[str, ...], part: str) -> t
 
 
 def _read_sheets(data_dir: str | None, batches: tuple[str, ...], part: str) -> tuple[np.ndarray, np.ndarray]:
-    """Sheets with one image a line of 1,024 pixels, and the labels of all sheets in one JSON list."""
+    """Sheets with one image per line of 1,024 pixels, and the labels of all sheets in one JSON list."""
     images = np.concatenate([_sheet(data_dir, batch) for batch in batches])
-    path = locate(data_dir, "cifar10", f"{part}_lables.json", SOURCE)  # spelt so in the package
+    path = locate(data_dir, "cifar10", f"{part}_lables.json", SOURCE)  # this spelling is the package's
     try:
         labels = np.array(json.loads(read_text(path)))
     except ValueError:
@@ -85,7 +87,7 @@ def _sheet(data_dir: str | None, batch: str) -> np.ndarray:
     except (OSError, SyntaxError, ValueError) as error:
         raise DataError(f"{path} is not a whole PNG image ({error}); fetch it again") from None
     if pixels.shape[1] != 32 * 32:
-        raise DataError(f"{path} is {pixels.shape[1]} pixels wide; a sheet has one image a line, 1,024 pixels wide")
+        raise DataError(f"{path} is {pixels.shape[1]} pixels wide; a sheet has one image per line, 1,024 pixels wide")
     return pixels.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2)
 
 

@@ -1,7 +1,7 @@
-"""What a data set is, and where its files are looked for.
+"""Base of data sets, and functions that find and read their files.
 
-A data set is a registered part: its fields say how to read it, `load` gives a `Data`. How the rows are divided among
-parties is the business of a `Partition`.
+A data set is a registered part: its fields say how to read it, `load` returns a `Data`. A `Partition` divides the rows
+among parties.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from hansa.core.registry import Part
 
 @dataclass(frozen=True)
 class Data:
-    """What a data set holds, before it is split among parties.
+    """The samples of a data set, before they are divided among parties.
 
     `x` are the training samples: float32 features, or int64 characters. `y` are int64 labels, or float32 targets when
     `classes` is None. `test` is the central test set. `parties` is the natural partition, row indices into `x`, one
-    array a party. `loss` is "cross_entropy" or "mse".
+    array per party. `loss` is "cross_entropy" or "mse".
     """
 
     x: Tensor
@@ -46,7 +46,7 @@ class Dataset(Part):
 
     def load(self, data_dir: str | None = None) -> Data:
         """Read the data set; its files lie in its own folder of `data_dir`, by default $HANSA_DATA."""
-        raise TypeError(f"the {self.kind} {self.name!r} does not say how")
+        raise TypeError(f"the {self.kind} {self.name!r} does not define load()")
 
 
 def data_folder(data_dir: str | None, dataset: str, source: str) -> Path:
@@ -54,21 +54,21 @@ def data_folder(data_dir: str | None, dataset: str, source: str) -> Path:
     root = data_dir or os.environ.get("HANSA_DATA")
     if not root:
         raise DataError(
-            f"the data set {dataset!r} is read from files and no data folder is known: give data_dir or set HANSA_DATA "
-            f"to the folder that holds {dataset}/; the files can be had from {source}"
+            f"the data set {dataset!r} is read from files, and no data folder is set: give data_dir or set HANSA_DATA "
+            f"to the folder that holds {dataset}/; get the files from {source}"
         )
     return Path(root).expanduser() / dataset
 
 
 def locate(data_dir: str | None, dataset: str, name: str, source: str) -> Path:
-    """The file `name` of a data set, plain or with `.gz`; DataError says where it was looked for and who has it."""
+    """The file `name` of a data set, plain or with `.gz`; DataError names the folder and a source of the file."""
     folder = data_folder(data_dir, dataset, source)
     for candidate in (folder / name, folder / f"{name}.gz"):
         if candidate.is_file():
             return candidate
     raise DataError(
-        f"the data set {dataset!r} needs the file {name} or {name}.gz in the folder {folder}, which does not hold it; "
-        f"it can be had from {source}"
+        f"the data set {dataset!r} needs the file {name} or {name}.gz in the folder {folder}, and it is not there; "
+        f"get it from {source}"
     )
 
 
@@ -92,7 +92,7 @@ def read_text(path: Path) -> str:
 
 
 def one_hot(value: str, categories: Sequence[str]) -> list[float]:
-    """1 at the place of `value` among the categories, 0 elsewhere."""
+    """One-hot code: 1 at the position of `value` among the categories, 0 elsewhere."""
     return [float(value == category) for category in categories]
 
 

@@ -1,4 +1,4 @@
-"""What an aggregator must know of the parties' data before a job: shapes and types, classes, names of columns."""
+"""Describe the parties' data to the aggregator before a job: shapes, types, classes, column names."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ T = TypeVar("T")
 DIMENSIONS = 8  # of a sample, at most
 NUMBERS = 2**31  # of a sample, at most
 CLASSES = 2**20  # at most
-NAMES = 2**12  # bytes of the names of columns; of longer ones only a hash is sent
-HASHED = "sha256 "  # what such a hash begins with
-FEW, TIMES = 1024, 64  # so many classes anybody may name; beyond, no more than so many times what is usual
+NAMES = 2**12  # bytes of column names, at most; of longer lists only a hash is sent
+HASHED = "sha256 "  # prefix of such a hash
+FEW, TIMES = 1024, 64  # a party may have FEW classes; more, only up to TIMES times the median of all parties
 NO_LABELS = Labels(0, 0, 0)
-KINDS = ("none", "real", "class")  # of targets; none where there is no sample
+KINDS = ("none", "real", "class")  # kinds of targets; none for a party without samples
 
 
 @register("describe")
 @dataclass(frozen=True)
 class Describe(Op):
-    """Say how samples are shaped, and of which kind the targets are.
+    """Describe the shape of a party's samples and the kind of its targets.
 
-    Also how many classes they name (0 for other targets), the lowest of them and how many different ones occur; whether
-    the party has test samples of its own, values are missing, and features are whole numbers; and the names of a file's
-    columns. Nothing of any sample is sent, nor how many there are. Where the loss is known, it decides the
-    kind. A party whose values are infinite, or no targets for the loss, declines.
+    The reply also has the number of classes (0 for other targets), the lowest class and the number of classes that
+    occur; whether the party has its own test samples, missing values and whole numbers as features; and the column
+    names of its file. Neither samples nor their number are sent. If the loss is known, it decides the kind of the
+    targets. A party declines if its values are infinite or its targets do not fit the loss.
     """
 
     loss: str | None = None
@@ -77,17 +77,17 @@ class Describe(Op):
         y = _declining(lambda: fit_targets(y, Objective(None, loss, 0), "its samples"))
         if loss != "cross_entropy":
             return "real", 0, NO_LABELS
-        found = Labels.of(y)
-        if found.lowest < 0:  # it says so when it is asked to train
-            found = NO_LABELS
-        return "class", int(min(max(float(y.max()) + 1, 1), CLASSES + 1)), found
+        labels = Labels.of(y)
+        if labels.lowest < 0:  # the party reports this error when it is asked to train
+            labels = NO_LABELS
+        return "class", int(min(max(float(y.max()) + 1, 1), CLASSES + 1)), labels
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         return {"about": ((DIMENSIONS + 8,), torch.int64), "names": ((NAMES,), torch.uint8)}
 
 
 def _declining(check: Callable[[], T]) -> T:
-    """What a check of samples gives; what it refuses is a reason to decline."""
+    """Run a check of samples; turn its DataError into a PartyError, with which the party declines."""
     try:
         return check()
     except DataError as error:
@@ -96,7 +96,7 @@ def _declining(check: Callable[[], T]) -> T:
 
 @dataclass(frozen=True)
 class Description:
-    """What one party said of its data."""
+    """One party's description of its data."""
 
     shape: tuple[int, ...]
     classes: int
@@ -108,7 +108,7 @@ class Description:
     header: Header = ()
 
     def reply(self) -> Reply:
-        """The description as a party sends it."""
+        """Encode the description as a reply."""
         shape = [*self.shape, *[0] * (DIMENSIONS - len(self.shape))]
         about = [len(self.shape), *shape, self.classes, KINDS.index(self.kind), self.tests, self.missing,
                  self.labels.lowest, self.labels.distinct, self.whole]  # fmt: skip
@@ -119,37 +119,37 @@ class Description:
 
     @classmethod
     def of(cls, reply: Reply) -> Description:
-        """What a reply says; a DataError where it says nothing possible."""
+        """Decode a reply; raise DataError if the description is invalid."""
         dims, *rest = (int(value) for value in reply.tensors["about"])
         classes, kind, tests, missing, lowest, distinct, whole = rest[DIMENSIONS:]
         shape = tuple(rest[: max(dims, 0)])
         if not 0 <= dims <= DIMENSIONS or min(shape, default=1) < 1 or not 0 <= kind < len(KINDS):
-            raise DataError("it describes its data in an impossible way")
+            raise DataError("its description of its data is invalid")
         if math.prod(shape) > NUMBERS:
             raise DataError(f"it describes samples of {math.prod(shape)} numbers, and at most {NUMBERS} are supported")
         if classes < 0 or (classes > 0) != (KINDS[kind] == "class"):
-            raise DataError("it describes its targets in an impossible way")
+            raise DataError("its description of its targets is invalid")
         if classes > CLASSES:
             raise DataError(f"its targets name more than {CLASSES} classes; for numbers, set task.loss = 'mse'")
         if KINDS[kind] == "class" and not (0 <= lowest < classes and 0 <= distinct <= classes - lowest):
-            raise DataError("it describes its targets in an impossible way")
+            raise DataError("its description of its targets is invalid")
         labels = Labels(lowest, classes - 1, distinct) if KINDS[kind] == "class" else NO_LABELS
         header = _header(bytes(reply.tensors["names"].tolist()), shape)
         return cls(shape, classes, KINDS[kind], bool(tests), bool(missing), labels, bool(whole), header)
 
 
 def _short(header: Header) -> Header:
-    """The names of columns as they are sent: of long ones a hash."""
+    """The column names as they are sent: a hash if they are long."""
     text = "\n".join(header).encode()
     return header if len(text) <= NAMES else (HASHED + hashlib.sha256(text).hexdigest(),)
 
 
 def _header(text: bytes, shape: tuple[int, ...]) -> Header:
-    """The names of columns that a party sends; a DataError where they cannot be those of its samples."""
+    """Decode the column names that a party sent; raise DataError if they do not fit its samples."""
     try:
         names = tuple(text.rstrip(b"\0").decode().split("\n"))
     except UnicodeDecodeError:
-        raise DataError("the names of its columns are not UTF-8") from None
+        raise DataError("its column names are not UTF-8") from None
     if names == ("",) or (len(names) == 1 and names[0].startswith(HASHED)):
         return names if names[0] else ()
     if len(shape) != 1 or len(names) != shape[0] + 1 or len(set(names)) != len(names):
@@ -159,12 +159,12 @@ def _header(text: bytes, shape: tuple[int, ...]) -> Header:
 
 def agreed(said: Mapping[str, Description], classes: int | None = None,
            prepared: bool = False, own: Header = ()) -> tuple[Description, dict[str, str]]:  # fmt: skip
-    """What the data of most parties have in common, and why the other parties are left out, by name.
+    """Return the description that most parties agree on, and the reason why each other party is left out.
 
-    `classes` is the number of classes where it is known; else no party alone may raise it beyond what is usual.
-    Missing values are a matter of the job, unless few parties have them and nothing fills them in (`prepared`).
-    `own` are the names of the columns of the aggregator's own samples. Parties without samples fit every job. A
-    ConfigError where there is nothing that most have in common.
+    `classes` is the number of classes, if it is known; otherwise a single party cannot raise it far above the median.
+    Parties with missing values are left out if they are a minority and the job does not fill in values (`prepared`).
+    `own` are the column names of the aggregator's own samples. Parties without samples fit every job. Raise ConfigError
+    if no description has a majority.
     """
     out: dict[str, str] = {}
     left = {name: one for name, one in said.items() if one.kind != "none"}
@@ -188,7 +188,7 @@ def agreed(said: Mapping[str, Description], classes: int | None = None,
         for name, one in left.items() if one.kind != kind
     })  # fmt: skip
     types, whole = {True: "whole numbers", False: "real numbers"}, False
-    if not prepared:  # else they become real numbers
+    if not prepared:  # preparation converts features to real numbers
         kinds_of_features = {name: types[one.whole] for name, one in left.items()}
         whole = _most(kinds_of_features, "features are of different types") == types[True]
     leave({
@@ -202,7 +202,7 @@ def agreed(said: Mapping[str, Description], classes: int | None = None,
     limit = classes or max(FEW, TIMES * statistics.median_low(one.classes for one in left.values()))
     leave({
         name: f"its targets name {one.classes} classes, and at most {limit} are possible"
-        + ("" if classes else ", by what the other parties name")
+        + ("" if classes else ", according to the other parties' targets")
         for name, one in left.items() if one.classes > limit
     })  # fmt: skip
     if classes is None and kind == "class":
@@ -227,9 +227,11 @@ def agreed(said: Mapping[str, Description], classes: int | None = None,
 
 
 def _columns(named: Mapping[str, Header], parties: int, own: Header) -> tuple[Header, dict[str, str]]:
-    """The order of the columns, where it is known by names, and why parties that name others do not fit. The
-    aggregator's own file decides; else most of those parties that name any, of so many in all: what few of them say
-    neither ends a job nor moves the columns of the others."""
+    """Return the common column names, and the reason why parties with other names do not fit.
+
+    The names of the aggregator's own file decide; without them, the majority of the parties that have names. `parties`
+    is the number of all parties: a few parties with names can neither end a job nor reorder the columns of the others.
+    """
     if own:
         unlike = {name: why for name, head in named.items() if (why := differing(head, _short(own))) is not None}
         if unlike and 2 * len(unlike) >= parties:
@@ -251,7 +253,7 @@ def _columns(named: Mapping[str, Header], parties: int, own: Header) -> tuple[He
 
 
 def _most(values: Mapping[str, T], what: str) -> T:
-    """The value that most parties have."""
+    """The value of most parties; raise ConfigError if two values are equally frequent."""
     counts = Counter(values.values()).most_common(2)
     if len(counts) > 1 and counts[0][1] == counts[1][1]:
         raise ConfigError(f"the parties' {what}, and no side has the majority: {dict(values)}")

@@ -1,9 +1,9 @@
-"""UCI Heart Disease: patients of four hospitals, a federation by nature.
+"""UCI Heart Disease: patients of four hospitals, a natural federation.
 
 Janosi, Steinbrunn, Pfisterer and Detrano, "Heart Disease", UCI Machine Learning Repository, 1989 (CC BY 4.0); first
 analysed in Detrano et al., "International application of a new probability algorithm for the diagnosis of coronary
-artery disease", American Journal of Cardiology 64, 1989. The file travels with the package; files/ATTRIBUTION.md says
-how it was made.
+artery disease", American Journal of Cardiology 64, 1989. The file is part of the package; files/ATTRIBUTION.md says how
+it was made.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ ZERO_IS_MISSING = ("chol", "trestbps")
 class Heart(Dataset):
     """UCI Heart Disease: 920 patients of four hospitals; is there a narrowed vessel?
 
-    Janosi, Steinbrunn, Pfisterer, Detrano 1989 (CC BY 4.0). Missing values are NaN: each hospital measured other
-    things, so filling in and scaling are learned by the federation. No central test set. Columns: HEART_FEATURES.
+    Janosi, Steinbrunn, Pfisterer, Detrano 1989 (CC BY 4.0). Missing values are NaN: the hospitals took
+    different measurements, so imputation and scaling are learned by the federation. No central test set. Columns:
+    HEART_FEATURES.
     """
 
     def load(self, data_dir: str | None = None) -> Data:

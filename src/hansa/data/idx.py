@@ -48,7 +48,7 @@ class FashionMnist(Dataset):
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """The array of unsigned bytes in an IDX file; DataError if it is not one or not whole."""
+    """Read an array of unsigned bytes from an IDX file; raise DataError if the file is invalid or incomplete."""
     raw = read_bytes(path)
     start = 4 + 4 * dimensions
     if len(raw) < start or raw[:4] != bytes((0, 0, UNSIGNED_BYTE, dimensions)):

@@ -15,7 +15,7 @@ from hansa.data.partition import Partition, check_dirichlet, check_parties, chec
 @register("dirichlet")
 @dataclass(frozen=True)
 class Dirichlet(Partition):
-    """Skew of labels: each class is shared out among the parties by a draw from a Dirichlet distribution.
+    """Label skew: each class is divided among the parties by shares from a Dirichlet distribution.
 
     The form of Yurochkin et al. 2019 and Li et al. 2022 (NIID-Bench): for each class, shares ~ Dir(alpha) over the
     parties, and a party that already holds its even share of all rows gets no more. Hsu, Qi and Brown 2019
@@ -57,7 +57,7 @@ class Dirichlet(Partition):
 @register("shards")
 @dataclass(frozen=True)
 class Shards(Partition):
-    """Skew of labels: sort the rows by label, cut them into shards, give each party a few shards at random.
+    """Label skew: sort the rows by label, cut them into shards, give each party a few random shards.
 
     McMahan et al. 2017: MNIST, 100 parties, 2 of 200 shards of 300 rows each, so that most parties see two digits.
     """
@@ -84,10 +84,10 @@ class Shards(Partition):
 @register("similarity")
 @dataclass(frozen=True)
 class Similarity(Partition):
-    """Skew of labels: a share of each party's rows is drawn at random, the rest comes from rows sorted by label.
+    """Label skew: a share of each party's rows is random, the rest comes from rows sorted by label.
 
     Hsu, Qi and Brown 2019 and Karimireddy et al. 2020 (SCAFFOLD): with `similarity` = s a party's rows are 100 s %
-    IID; the others are sorted by label and cut into one piece a party. 0 gives most parties a single label, 1 is IID.
+    IID; the others are sorted by label and cut into one piece per party. 0 gives most parties a single label, 1 is IID.
     Sizes differ by one at most.
     """
 
@@ -112,7 +112,7 @@ class Similarity(Partition):
 
 
 def labels(data: Data, partition: str) -> np.ndarray:
-    """One class label a row; DataError where the data set has none."""
+    """One class label per row; raise DataError if the data set has none."""
     if data.classes is None:
         raise DataError(
             f"the partition {partition!r} divides rows by their class label and this data set has numbers as targets "
@@ -121,6 +121,6 @@ def labels(data: Data, partition: str) -> np.ndarray:
     if data.y.ndim != 1:
         raise DataError(
             f"the partition {partition!r} divides rows by their class label and the samples of this data set have one "
-            "target a position (sequences); choose 'iid', 'quantity' or 'natural'"
+            "target per position (sequences); choose 'iid', 'quantity' or 'natural'"
         )
     return data.y.numpy()

@@ -2,7 +2,7 @@
 
 The kinds of skew are those of Kairouz et al., "Advances and Open Problems in Federated Learning", 2021, section 3.1;
 the recipes are those of McMahan et al. 2017 and of NIID-Bench (Li, Diao, Chen and He, "Federated Learning on Non-IID
-Data Silos: An Experimental Study", ICDE 2022). Skew of labels is in `label_skew`.
+Data Silos: An Experimental Study", ICDE 2022). Label skew is in `label_skew`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ DRAWS = 100  # how often a random split is drawn again until every party has its
 
 
 class Partition(Part):
-    """A way to divide rows among parties: every row goes to exactly one party, the same rows for the same seed."""
+    """Base of partitions: every row goes to exactly one party; the same seed gives the same split."""
 
     kind: ClassVar[str] = "partition"
 
     def split(self, data: Data, seed: int) -> list[np.ndarray]:
-        """Row indices into the training samples, ascending, one array a party."""
-        raise TypeError(f"the {self.kind} {self.name!r} does not say how")
+        """Row indices into the training samples, ascending, one array per party."""
+        raise TypeError(f"the {self.kind} {self.name!r} does not define split()")
 
     def features(self, x: Tensor, party: int, seed: int) -> Tensor:
         """The features as this party sees them; unchanged unless the partition skews features."""
@@ -58,7 +58,7 @@ class Iid(Partition):
 @register("noise")
 @dataclass(frozen=True)
 class Noise(Partition):
-    """Skew of features: an IID split, then Gaussian noise that grows from party to party.
+    """Feature skew: an IID split, then Gaussian noise that grows from party to party.
 
     Li et al. 2022 (NIID-Bench), noise-based feature imbalance: of N parties the i-th, counted from 1, adds noise with
     the standard deviation sigma * i / N. The paper calls that a variance; its code uses it as a deviation, as we do.
@@ -88,7 +88,7 @@ class Noise(Partition):
 @register("quantity")
 @dataclass(frozen=True)
 class Quantity(Partition):
-    """Skew of sizes: rows at random, but the share of each party is drawn from a Dirichlet distribution.
+    """Quantity skew: random rows, but the share of each party is drawn from a Dirichlet distribution.
 
     Li et al. 2022 (NIID-Bench), quantity skew. A small alpha gives few large parties and many small ones. Sizes are
     drawn again until each party has `min_size` rows; if that does not happen within 100 draws, the largest parties
@@ -118,7 +118,7 @@ class Quantity(Partition):
 @register("natural")
 @dataclass(frozen=True)
 class Natural(Partition):
-    """The parties that the data set itself knows: hospitals, speakers, devices.
+    """The parties of the data set itself: hospitals, speakers, devices.
 
     Only for data sets with a natural partition (heart, shakespeare, synthetic). Rows that the data set gives to no
     party are left out.
@@ -131,7 +131,7 @@ class Natural(Partition):
 
 
 def generator(seed: int, *stream: int) -> np.random.Generator:
-    """A counter-based generator for a seed, and for a numbered stream of it."""
+    """A counter-based generator for a seed and the numbers of a stream."""
     if seed < 0:
         raise ConfigError(f"the seed is {seed}; a seed is 0 or more")
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, *stream])))
@@ -152,11 +152,11 @@ def draw_until(draw: Callable[[], list[np.ndarray]], min_size: int) -> list[np.n
     sizes = np.array([len(part) for part in parts])
     while sizes.min() < min_size:
         poor, rich = int(sizes.argmin()), int(sizes.argmax())
-        given = min(min_size - sizes[poor], sizes[rich] - min_size)
-        parts[poor] = np.concatenate([parts[poor], parts[rich][:given]])
-        parts[rich] = parts[rich][given:]
-        sizes[poor] += given
-        sizes[rich] -= given
+        moved = min(min_size - sizes[poor], sizes[rich] - min_size)
+        parts[poor] = np.concatenate([parts[poor], parts[rich][:moved]])
+        parts[rich] = parts[rich][moved:]
+        sizes[poor] += moved
+        sizes[rich] -= moved
     return [np.sort(part) for part in parts]
 
 

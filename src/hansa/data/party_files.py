@@ -17,11 +17,11 @@ from hansa.data.dataset import read_text
 
 SHOWN = 5  # names of columns in a message, at most
 MISSING = ("", "?")
-Header = tuple[str, ...]  # the name of the target's column, then those of the features; () where there are none
+Header = tuple[str, ...]  # the name of the target's column, then of the feature columns; () without names
 
 
 def load_party_file(path: str | Path, target: str | None = None) -> tuple[Tensor, Tensor]:
-    """Features (float32) and targets of one party.
+    """Read the features (float32) and targets of one party.
 
     `.csv` (or `.csv.gz`): a header, then numbers; an empty cell or `?` is NaN. The target is the column `target`, by
     default the last one: int64 labels if all its values are whole numbers, else float32. `.npz`: the arrays `x` and
@@ -48,8 +48,10 @@ def read_party_file(path: str | Path, target: str | None = None) -> tuple[Tensor
 
 
 def aligned(x: Tensor, header: Header, wanted: Header, where: str) -> Tensor:
-    """Features with their columns in the order of another header; a DataError where the names differ. Files without
-    names are taken as they are."""
+    """Reorder columns of features to the header `wanted`; raise DataError if the names differ.
+
+    Features without column names are returned unchanged.
+    """
     if not header or not wanted or header == wanted:
         return x
     why = differing(header, wanted)
@@ -59,8 +61,8 @@ def aligned(x: Tensor, header: Header, wanted: Header, where: str) -> Tensor:
 
 
 def differing(header: Header, wanted: Header) -> str | None:
-    """How the names of columns differ, whatever their order; None where they are the same."""
-    if header != wanted and 1 in (len(header), len(wanted)):  # hashes of long ones
+    """Describe how column names differ, regardless of their order; None if they are the same."""
+    if header != wanted and 1 in (len(header), len(wanted)):  # hashes of long headers
         return "the names of its columns, or their order, are not those of most parties"
     if header[0] != wanted[0]:
         return f"its target is the column {header[0][:40]!r}, not {wanted[0][:40]!r}; name the target (--target)"
@@ -100,10 +102,10 @@ def _target_column(header: list[str], target: str | None, path: Path) -> int:
     if len(header) < 2:
         raise DataError(f"{path}, line 1: the header should name at least one feature and the target, by commas")
     if all(_is_number(name) for name in header):
-        raise DataError(f"{path}, line 1: there are numbers where the names of the columns should be")
+        raise DataError(f"{path}, line 1: numbers instead of column names; write a header")
     twice = next((name for name in header if header.count(name) > 1), None)
     if twice is not None and twice != target:
-        raise DataError(f"{path}, line 1: two columns are called {twice!r}; give each a name of its own")
+        raise DataError(f"{path}, line 1: two columns are called {twice!r}; give each column its own name")
     if target is None:
         return len(header) - 1
     if header.count(target) != 1:
@@ -155,7 +157,7 @@ def _from_npz(path: Path) -> tuple[Tensor, Tensor]:
     x, y = found["x"], found["y"]
     if x.ndim < 2 or y.ndim < 1 or len(x) != len(y) or len(x) == 0:
         raise DataError(
-            f"{path}: x has the shape {x.shape} and y {y.shape}; both need one entry a sample along the first axis"
+            f"{path}: x has the shape {x.shape} and y {y.shape}; both need one entry per sample along the first axis"
         )
     if y.dtype.kind == "f" and not np.isfinite(y).all():
         raise DataError(f"{path}: the array y has missing or infinite targets")

@@ -1,4 +1,4 @@
-"""What each party holds, as a table and as a picture."""
+"""A partition as a table and as a picture: the samples and classes of each party."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
     from hansa.core.task import Task
 
-FEW_CLASSES = 20  # up to here a class has a colour of its own
-FEW_NAMED = 30  # parties up to here the classes are named in the bars
+FEW_CLASSES = 20  # classes: up to here each class has its own colour
+FEW_NAMED = 30  # parties: up to here the bars show class numbers
 NUMBER = {"boxstyle": "round,pad=0.15", "fc": "white", "ec": "none", "alpha": 0.75}
-FEW_PARTIES = 120  # up to here a gap is drawn between parties
+FEW_PARTIES = 120  # parties: up to here there is a gap between bars
 
 
 def table(parts: Sequence[np.ndarray], y: Tensor | np.ndarray, classes: int | None) -> list[list[int]]:
-    """How many targets of each class a party holds: one row a party; for regression the number of rows alone."""
+    """The number of targets of each class, one row per party; for regression only the number of samples."""
     if classes is None:
         return [[len(rows)] for rows in parts]
     targets = np.asarray(y)
@@ -33,8 +33,7 @@ def table(parts: Sequence[np.ndarray], y: Tensor | np.ndarray, classes: int | No
 
 
 def held(task: Task) -> tuple[list[np.ndarray], np.ndarray]:
-    """The targets of all parties of a task, one party after the other, and which of them each party holds; of a
-    sequence its first target."""
+    """Return each party's row numbers and the targets of all parties of a task; of a sequence its first target."""
     if isinstance(task.parties, tuple) and len(task.parties) == 3:
         joined, edges = np.asarray(task.parties[1]), np.asarray(task.parties[2])
     else:
@@ -50,7 +49,7 @@ def draw(
     path: str | Path,
     names: Sequence[str] | None = None,
 ) -> None:
-    """Write a picture of the partition to `path`; the ending (.png, .svg, .pdf) says the format."""
+    """Write a picture of the partition to `path`; the file extension (.png, .svg, .pdf) sets the format."""
     try:
         if not Path(path).suffix:
             raise ValueError("it would be written to another name")
@@ -66,10 +65,10 @@ def picture(
     names: Sequence[str] | None = None,
     on: Figure | None = None,
 ) -> Figure:
-    """The partition as a figure, or drawn on an empty one, which is made as large as it needs to be.
+    """Draw the partition on a new figure, or on the empty figure `on`, whose size is changed.
 
-    Above, how many samples a party has; below, how they are shared among the classes (not for regression). A panel of
-    its own for the shares keeps small parties legible beside large ones.
+    The upper panel shows the number of samples of each party, the lower panel the share of each class (not for
+    regression). A separate panel for shares keeps small parties legible beside large ones.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -93,7 +92,7 @@ def _heights(classes: int | None) -> dict[str, Sequence[float]]:
 
 
 def _steps(axes: Axes, base: np.ndarray, top: np.ndarray, **style: Any) -> None:
-    """One layer of bars, drawn as one outline: a thousand parties cost no more than ten."""
+    """One layer of bars, drawn as one outline, so that a thousand parties take no longer than ten."""
     axes.stairs(top, np.arange(len(top) + 1) - 0.5, baseline=base, fill=True, lw=0, **style)
 
 
@@ -128,12 +127,12 @@ def _bars(figure: Figure, axes: Axes, shares: np.ndarray) -> None:
         base = base + column
     _gaps(axes, len(shares), 1.0)
     axes.set_ylabel("share of each class")
-    handles, labels = axes.get_legend_handles_labels()  # reversed: in the order in which they are stacked
+    handles, labels = axes.get_legend_handles_labels()  # reversed to match the stacking order
     figure.legend(handles[::-1], labels[::-1], title="class", loc="outside right lower", frameon=False)
 
 
 def _name(axes: Axes, label: int, base: np.ndarray, shares: np.ndarray) -> None:
-    """The class's number in each of its bars that is high enough, for those who see no colours and for print."""
+    """Write the class number into each bar that is high enough, for colour-blind readers and for print."""
     for party in np.flatnonzero(shares > 0.05):
         axes.text(float(party), base[party] + shares[party] / 2, str(label), ha="center", va="center",
                   fontsize="x-small", bbox=NUMBER)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Preparation of features, learned over the federation: nobody's data are pooled, parties send sums."""
+"""Preparation of features, learned by the federation: parties send sums, no data are pooled."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from hansa.core.registry import Part, register
 
 
 class Preparation(Part):
-    """Base of preparations: what is learned with `reduce` becomes an op that each party applies to its own data."""
+    """Base of preparations: learn with `reduce`, then return an op that each party applies to its own data."""
 
     kind: ClassVar[str] = "prepare"
 
     async def learn(self, fed: Federation, shape: tuple[int, ...]) -> tuple[DataOp, dict[str, Any]]:
-        """The op that prepares samples of a shape, and its payload."""
-        raise TypeError(f"the preparation {self.name!r} learns nothing")
+        """Return the op that prepares samples of this shape, and its payload."""
+        raise TypeError(f"the preparation {self.name!r} does not define learn()")
 
 
 @register("column-moments")
 @dataclass(frozen=True)
 class ColumnMoments(Op):
-    """For each feature: how many samples know it, and the sum and sum of squares of its distance from a point."""
+    """For each feature: the number of known values, and the sum and sum of squares of their distance to a point."""
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         x = party.samples()[0]
@@ -43,7 +43,7 @@ class ColumnMoments(Op):
 @register("apply-standardise")
 @dataclass(frozen=True)
 class ApplyStandardise(DataOp):
-    """See each feature as its distance from the mean in standard deviations; a missing value is the mean."""
+    """Scale each feature to its distance from the mean in standard deviations; a missing value becomes the mean."""
 
     def transform(self, x: Tensor, payload: Payload) -> Tensor:
         scaled = (x.double() - payload["mean"].to(x.device)) / payload["std"].to(x.device)
@@ -55,8 +55,8 @@ class ApplyStandardise(DataOp):
 class Standardise(Preparation):
     """Mean imputation and scaling to unit variance, from two exchanges of sums.
 
-    The second exchange takes squares about the mean just learned, so that nothing cancels. A feature that nobody knows,
-    or that never varies, becomes 0.
+    The second exchange takes squares about the mean just learned, which avoids cancellation. A feature that is missing
+    everywhere, or constant, becomes 0.
     """
 
     async def learn(self, fed: Federation, shape: tuple[int, ...]) -> tuple[DataOp, dict[str, Any]]:

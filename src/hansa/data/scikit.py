@@ -1,6 +1,6 @@
-"""Two data sets that scikit-learn carries, for first steps and fast tests: no file has to be fetched.
+"""Two data sets of scikit-learn, for first steps and fast tests without downloads.
 
-Their files are read where scikit-learn has them: to import it takes longer than a short run.
+Their files are read directly, because importing scikit-learn takes longer than a short run.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class BreastCancer(Dataset):
 
 
 def _table(name: str, header: int = 0) -> np.ndarray:
-    """The numbers of a file of scikit-learn's, labels last."""
+    """Read the numbers of a scikit-learn data file, labels last."""
     spec = find_spec("sklearn")
-    for place in spec.submodule_search_locations or () if spec is not None else ():
-        path = Path(place, "datasets", "data", name)
+    for folder in spec.submodule_search_locations or () if spec is not None else ():
+        path = Path(folder, "datasets", "data", name)
         if path.is_file():
             return np.loadtxt(path, delimiter=",", skiprows=header)
     raise DataError(f"{name}: not found in scikit-learn; install scikit-learn 1.5 or newer")

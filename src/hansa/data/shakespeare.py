@@ -1,7 +1,7 @@
 """Next-character prediction on Shakespeare's plays; each speaker is a party.
 
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017, section 3,
-and LEAF (Caldas et al., arXiv:1812.01097) made this a task. The text is the 1.1 MB of char-rnn (Karpathy 2015, from
+and LEAF (Caldas et al., arXiv:1812.01097) introduced this task. The text is the 1.1 MB of char-rnn (Karpathy 2015, from
 Project Gutenberg, public domain). It does not mark where a play ends, so a name that occurs in two plays is one party.
 """
 
@@ -28,8 +28,9 @@ class Shakespeare(Dataset):
     """Shakespeare, speaker by speaker: predict the next character.
 
     McMahan et al. 2017; text of char-rnn. The file tinyshakespeare.txt lies in the folder shakespeare/, plain or
-    gzipped. Samples are windows of `length` characters that do not overlap, targets the same moved by one. Speakers
-    with fewer than `min_windows` windows are dropped. The last fifth of each speaker's windows is in the test set.
+    gzipped. Samples are windows of `length` characters that do not overlap, targets are the same windows shifted by
+    one. Speakers with fewer than `min_windows` windows are dropped. The last fifth of each speaker's windows is in the
+    test set.
     """
 
     length: int = 80
@@ -37,9 +38,11 @@ class Shakespeare(Dataset):
 
     def __post_init__(self) -> None:
         if self.length < 1:
-            raise ConfigError(f"length is {self.length}; a window has at least 1 character")
+            raise ConfigError(f"length is {self.length}; it must be at least 1 character")
         if self.min_windows < 2:
-            raise ConfigError(f"min_windows is {self.min_windows}; at least 2, one to train on and one to test on")
+            raise ConfigError(
+                f"min_windows is {self.min_windows}; it must be at least 2, one to train on and one to test on"
+            )
 
     def load(self, data_dir: str | None = None) -> Data:
         path = locate(data_dir, "shakespeare", "tinyshakespeare.txt", SOURCE)
@@ -72,7 +75,7 @@ class Shakespeare(Dataset):
 
 
 def speeches(text: str) -> dict[str, str]:
-    """All that each speaker says, in order of first appearance; a speech opens with a line `NAME:` of its own."""
+    """The text of each speaker, in order of first appearance; a speech begins with a separate line `NAME:`."""
     spoken: dict[str, list[str]] = {}
     speaker: str | None = None
     for block in re.split(r"\n{2,}", text.strip("\n")):

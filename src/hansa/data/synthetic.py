@@ -25,8 +25,8 @@ class Synthetic(Dataset):
     """Synthetic(alpha, beta) of FedProx: 60 features, 10 classes, parties that differ in model and features.
 
     Li et al. 2020. Party k labels x by argmax(W x + b) with W, b ~ N(u, 1), u ~ N(0, alpha), and draws x ~ N(v, S)
-    with S = diag(j^-1.2), v ~ N(B, 1), B ~ N(0, beta). The paper writes alpha and beta as variances, its code passes
-    them as standard deviations; this follows the code. Note that u is one number for all classes, so that it adds the
+    with S = diag(j^-1.2), v ~ N(B, 1), B ~ N(0, beta). The paper calls alpha and beta variances, its code uses
+    them as standard deviations; we follow the code. Note that u is one number for all classes, so that it adds the
     same to every score: alpha changes the parameters of the models but no label. Parties differ because each draws its
     own W, b and v. A party has int(lognormal(4, 2)) + 50 samples, a fifth of which is in the test set. With `iid` all
     parties share one W, b ~ N(0, 1) and v = 0, whatever alpha and beta are.
@@ -78,5 +78,5 @@ class Synthetic(Dataset):
         )
 
     def _rng(self, stream: int) -> np.random.Generator:
-        """A stream of its own for each party, and one for what parties share: more parties change no earlier one."""
+        """A separate stream per party and one for shared values, so that a new party does not change the others."""
         return np.random.Generator(np.random.Philox(np.random.SeedSequence([self.seed, stream])))
