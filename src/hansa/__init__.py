@@ -5,7 +5,7 @@ from __future__ import annotations
 from hansa.core.lazy import exports
 from hansa.core.registry import provide, refuse
 
-__version__ = "0.1.1"
+__version__ = "0.2.0"
 
 provide("algorithm", "hansa.algorithms", "hansa.classical")
 provide("local", "hansa.local")
