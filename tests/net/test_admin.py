@@ -115,7 +115,7 @@ def test_two_aggregators_in_one_process_count_apart(league: League, tmp_path: Pa
 
 @pytest.mark.parametrize("where", ["0.0.0.0:9464", "192.0.2.1:9464", "[::]:9464", "aggregator.example.org:9464"])
 def test_an_address_that_others_reach_has_to_be_meant(where: str) -> None:
-    with pytest.raises(ConfigError, match="neither TLS nor certificates"):
+    with pytest.raises(ConfigError, match="no TLS and no certificate"):
         Serve(admin=where)
     assert Serve(admin=where, admin_open=True).admin_at[1] == 9464
 

@@ -1013,7 +1013,7 @@ def test_an_aggregator_that_does_not_say_where_a_page_ends_is_not_asked_for_ever
     from hansa.net.aggregator import operator_routes
 
     monkeypatch.setattr(operator_routes, "LINES", 0)
-    with pytest.raises(DataError, match="where in the log a page ends"):
+    with pytest.raises(DataError, match="a page of the log ends at"):
         league.operator.export(league.folder / "out.jsonl")
 
 
