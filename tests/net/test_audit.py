@@ -649,7 +649,7 @@ def test_a_reply_with_another_weight_than_was_signed_is_rejected_and_the_log_say
     about = Description((3,), 2, "class", False, False, Labels(0, 1, 2)).reply()
     answer = draft(cid.upload(ask, codec.encode(about.tree())), weight=2)
     got = cid.reply(ask, answer)
-    why = "its weight is 1, and its party signed 2"
+    why = "its weight is 1, but its party signed 2"
     assert got.status == 200 and (got.receipt.status, got.receipt.why) == ("rejected", why)
     assert cid.reply(ask, answer).body == got.body
     log = certificates.identity_of_pem((league.folder / "log.pem").read_bytes())
@@ -680,10 +680,10 @@ def test_with_a_least_cohort_only_the_receipt_has_the_numbers_of_a_rejection(lea
     about = Description((3,), 2, "class", False, False, Labels(0, 1, 2)).reply()
     answer = draft(cid.upload(ask, codec.encode(replace(about, weight=17).tree())), weight=23)
     got = cid.reply(ask, answer)
-    assert got.receipt.why == "its weight is 17, and its party signed 23"
+    assert got.receipt.why == "its weight is 17, but its party signed 23"
     assert cid.reply(ask, answer).body == got.body
     (entry,) = league.events("answer rejected")
-    told = "its weight is ... and its party signed ..."
+    told = "its weight is ... but its party signed ..."
     assert json.loads(entry["detail"])["rejected"] == told
     assert league.ledger.one("SELECT why FROM replies WHERE rejected")["why"] == told
     league.operator.stop(job)
@@ -765,7 +765,7 @@ def test_a_party_refuses_a_message_that_does_not_hold_the_model_it_should(
     ended = league.ended(league.submit({"task": TASK, "algorithm": "fedavg", "run": {"rounds": 1}}))
     assert ended["status"] == "failed"
     whys = [json.loads(e["detail"])["why"] for e in league.events("update refused")]
-    assert len(whys) == 3 and all("does not hold the model" in why for why in whys)
+    assert len(whys) == 3 and all("does not contain the model" in why for why in whys)
 
 
 def test_no_two_lists_of_fields_are_signed_alike() -> None:
