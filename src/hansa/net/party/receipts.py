@@ -82,9 +82,8 @@ class Receipts:
         disk.make_folder(self.folder)
         reach("receipts.folder")
         if path.exists() and ((end := _torn(path)) is not None or path in self._doubtful):
-            disk.put(
-                path, [path.read_bytes()[:end]], steps("private")
-            )  # without the torn line, on which nobody has acted
+            whole = path.read_bytes()[:end]  # without the torn line, which was never acknowledged
+            disk.put(path, [whole], steps("private"))
         disk.append(path, line)
         self._doubtful.add(path)
         disk.flush(path)
