@@ -227,7 +227,7 @@ def test_the_whole_tree_grows_in_one_round() -> None:
 
 
 def test_it_refuses_what_it_cannot_learn() -> None:
-    with pytest.raises(hansa.ConfigError, match="id3 classifies"):
+    with pytest.raises(hansa.ConfigError, match="id3 is a classifier"):
         hansa.simulate(hansa.ID3(), hansa.Task(None, "mse", [(np.zeros((3, 1)), np.linspace(0, 1, 3))]))
     with pytest.raises(hansa.ConfigError, match="bins must be at least 2"):
         hansa.ID3(bins=1)

@@ -127,5 +127,5 @@ def test_only_sums_leave_a_party() -> None:
 
 def test_it_refuses_targets_that_are_no_classes() -> None:
     x, _ = classes(10)
-    with pytest.raises(hansa.ConfigError, match="naive-bayes classifies"):
+    with pytest.raises(hansa.ConfigError, match="naive-bayes is a classifier"):
         hansa.simulate(hansa.GaussianNB(), hansa.Task(None, "mse", [(x, np.linspace(0, 1, 10))]))

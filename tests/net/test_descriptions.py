@@ -426,4 +426,4 @@ def test_infinite_features_are_the_partys_own_refusal(league: League) -> None:
         return PartySamples((x, given[0][1]))
 
     join(league, change)
-    without_cid(league, "its samples: the features have infinite values")
+    without_cid(league, "its samples: the features have values that are infinite")

@@ -127,5 +127,5 @@ def test_a_method_that_does_not_select_refuses_all_but_uniform(
 @pytest.mark.parametrize("selector", [PowerOfChoice(), Tiers()], ids=named)
 def test_what_tries_the_model_is_refused_where_there_is_none(selector: Selector) -> None:
     experiment = experiment_for(hansa.GaussianNB())
-    with pytest.raises(hansa.ConfigError, match="trains none; use 'uniform' or 'weighted'"):
+    with pytest.raises(hansa.ConfigError, match="trains no model; use 'uniform' or 'weighted'"):
         hansa.simulate(hansa.GaussianNB(), experiment.build_task(), **{**experiment.settings(), "select": selector})

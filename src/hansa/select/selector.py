@@ -65,8 +65,7 @@ def trained_model_only(selector: Selector, algorithm: Algorithm) -> None:
     if not algorithm.trains:
         raise ConfigError(
             f"run.select = {selector.name!r} evaluates the task's model at the parties, and {algorithm.name} trains "
-            "no model; "
-            "use 'uniform' or 'weighted'"
+            "no model; use 'uniform' or 'weighted'"
         )
 
 
