@@ -37,6 +37,7 @@ class CurrentRound:
     record: Record = field(default_factory=Record)
     work: Mapping[str, Any] = field(default_factory=dict)  # fields of the local solver, the same for all parties
     own_work: Callable[[int], Mapping[str, Any]] | None = None  # fields of the local solver for one party
+    busy: frozenset[int] = frozenset()  # parties with a ticket under way
     fed: Federation = field(init=False)  # as the algorithm sees it
     empty: str | None = None  # why the round changed nothing
     seconds: float = 0.0  # since the run began: simulated, or one per round
@@ -187,7 +188,7 @@ class CohortSelection(RoundHook):
         if self._watches:
             current.record.each = {}  # the runtime fills it with the parties' losses
         fed, progress = current.fed, current.progress
-        chooser = self.exchanges.federation(current.number, "select", busy=fed.busy)
+        chooser = self.exchanges.federation(current.number, "select", busy=current.busy)
         chooser.available, chooser.times = current.available, self._times
         if self._asked > chooser.cohort_size:
             chooser.cohort_size, fed.enough = self._asked, chooser.cohort_size

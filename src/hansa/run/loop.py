@@ -144,12 +144,13 @@ class Training:
         current = CurrentRound(self.progress.round, self.progress, self.protocol, range(len(self.holdings)))
         for hook in self.hooks:
             hook.before(current)
-        busy = yield Open(current.number, current.record)
+        current.busy = yield Open(current.number, current.record)
         if self.attended is not None:
             current.available = yield Attend(current.number, self.attended)
-        fed = self.exchanges.federation(current.number, "round", self.algorithm.verbs, busy, current.protocol)
+        fed = self.exchanges.federation(current.number, "round", self.algorithm.verbs, current.busy, current.protocol)
         fed.available, fed.trusted = current.available, self.trusted
-        fed.tell(current.work, current.own_work)
+        if current.work or current.own_work is not None:
+            fed.tell(current.work, current.own_work)
         current.fed = fed
         try:
             self.state = yield from drive(self._exchange(current), self.algorithm.name)
