@@ -21,10 +21,10 @@ NOISY: dict[str, Any] = {"dp": {"kind": "central", "sigma": 1.0, "delta": 1e-5}}
 RUNS = {"fedavg", "fedsgd", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedprox", "easgd",
         "overlap-sgd", "fedper", "fsvrg"}  # fmt: skip
 REFUSED = {
-    "fednova": "beside the update parties send tau, to which no clip",
-    "qfedavg": "beside the update parties send h, to which no clip",
-    "qfedsgd": "beside the update parties send h, to which no clip",
-    "scaffold": "beside the update parties send how their control variates changed",
+    "fednova": "beside the update parties send tau, which a clip of the update's length does not bound",
+    "qfedavg": "beside the update parties send h, which a clip of the update's length does not bound",
+    "qfedsgd": "beside the update parties send h, which a clip of the update's length does not bound",
+    "scaffold": "beside the update parties send changes of their control variates",
     "d-psgd": "d-psgd needs more than their sum",
     "fedbuff": "fedbuff needs more than their sum",
     "zeno++": "zeno++ needs more than their sum",
@@ -143,12 +143,12 @@ def test_a_bound_is_for_updates_that_are_summed() -> None:
 
 @pytest.mark.parametrize(
     ("fields", "sentence"),
-    [({}, "give epsilon, which the run may spend, or sigma"), ({"sigma": -1}, "sigma must be finite and not negative"),
+    [({}, "give epsilon, the budget of the run, or sigma"), ({"sigma": -1}, "sigma must be finite and not negative"),
      ({"epsilon": 0}, "epsilon must be positive"), ({"sigma": 1, "clip": 0}, "clip must be positive"),
      ({"sigma": 1, "delta": 1.5}, "delta must lie between 0 and 1"), ({"sigma": 0, "epsilon": 3}, "hides nothing"),
      ({"sigma": 1, "total_weight": 3}, "set weight_cap too"), ({"sigma": 1, "sigma_b": 3}, "set quantile too"),
      ({"sigma": 1, "quantile": 2}, "quantile must lie in 0..1"), ({"sigma": 1, "kind": "local"}, "unknown"),
-     ({"sigma": 4, "quantile": 0.5, "sigma_b": 1}, "it must be over half of that"),
+     ({"sigma": 4, "quantile": 0.5, "sigma_b": 1}, "it must be more than half of sigma"),
      ({"sigma": 1, "clips": 1}, "unknown field 'clips'"), ({"sigma": "much"}, "privacy.dp (central).sigma")],
 )  # fmt: skip
 def test_a_setting_that_makes_no_sense_is_refused_in_a_sentence(fields: dict[str, Any], sentence: str) -> None:

@@ -41,15 +41,15 @@ PAIRS: list[tuple[Any, dict[str, Any], str]] = [
     ({"secure": "masking"}, {"max_weight": 100}, "set privacy.max_weight"),
     ({"dp": DP}, {"max_weight": 100}, "set privacy.dp.weight_cap"),
     ({"secure": "masking"}, {"max_norm": 1.0}, "privacy.bound"),
-    ({"secure": "masking", "threshold": 0.6}, {"min_cohort": 4}, r"run.min_cohort: .* set privacy.threshold = 1"),
-    ({"secure": "paillier"}, {"min_cohort": 3}, r"run.min_cohort: .* set privacy.min_parties = 3"),
+    ({"secure": "masking", "threshold": 0.6}, {"min_cohort": 4}, r"run.min_cohort is .* set privacy.threshold = 1"),
+    ({"secure": "paillier"}, {"min_cohort": 3}, r"run.min_cohort is .* set privacy.min_parties = 3"),
     ({"dp": {**DP, "clip_rate": 0.5}}, {}, "set quantile too"),
     ({"dp": {**DP, "sigma_b": 0.5}}, {}, "set quantile too"),
     ({"dp": {**DP, "total_weight": 5.0}}, {}, "set weight_cap too"),
     ({"dp": DP, "bound": 1.0}, {}, "leave one out"),
     ({"bits": 8}, {}, "is a field of a secure sum"),
     ({"secure": "masking", "active": True, "neighbours": 2}, {}, "neighbours"),
-    ({"secure": Masking(), "bits": 8}, {}, "set its field there"),
+    ({"secure": Masking(), "bits": 8}, {}, "set the field on that object"),
     (None, {"cohort": 0.5, "cohort_size": 2}, "both set how many parties"),
     (None, {"force": True}, "give resume=True too"),
 ]
@@ -73,7 +73,7 @@ def test_what_a_refusal_of_a_least_cohort_recommends_is_accepted() -> None:
 
 def test_pinned_peers_without_signed_sums_are_refused() -> None:
     pins = {"bob": "0" * 64}
-    with pytest.raises(ConfigError, match=r"peers: .* set active = true"):
+    with pytest.raises(ConfigError, match=r"peers applies only to .* set active = true"):
         Policy(peers=pins)
     assert Policy(peers=pins, privacy=Floor(active=True)).peers == pins
 
