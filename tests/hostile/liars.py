@@ -54,7 +54,7 @@ def rewrite(change: Callable[[int, Message], Message]) -> None:
     """Have an aggregator send parties other messages (op, payload, round) than the job's: `change(party, message)`."""
     honest = Ask.message
     Ask.message = lambda self, number: change(number, dict(honest(self, number)))  # type: ignore[method-assign]
-    runtime.Network._shows = lambda *_: False  # type: ignore[method-assign]
+    runtime.NetworkRuntime._shows = lambda *_: False  # type: ignore[method-assign]
     believe_everything()
 
 

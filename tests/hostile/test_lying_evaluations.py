@@ -28,7 +28,7 @@ def targets(count: int, seed: int) -> tuple[Any, Any]:
 
 def reads_a_record() -> None:
     """Ask each round for `mae` of a unit vector, on what the job holds out; from round 4 on hold out another sample."""
-    offers = runtime.Network._offers
+    offers = runtime.NetworkRuntime._offers
 
     def offer(self, ask, parties):  # type: ignore[no-untyped-def]
         if ask.round > FEATURES:
@@ -47,7 +47,7 @@ def reads_a_record() -> None:
             note({"party": party, "round": fed.round, "mae": reply.metrics["mae"], "samples": reply.weight})
         return state
 
-    runtime.Network._offers = offer  # type: ignore[method-assign]
+    runtime.NetworkRuntime._offers = offer  # type: ignore[method-assign]
     runtime.WEIGHT_CAP = 10**6  # weights are told as they are
     take_over(round, "gather")
 

@@ -84,7 +84,7 @@ def test_who_lies_about_a_shared_key_is_named_and_the_sums_are_right(tmp_path: P
 
     dealt, kept = first["rounds"]
     assert "the key that it dealt is wrong" in dealt["rejected"]["ann"]
-    assert "the share of the key is not the one that its verification key is of" in dealt["missing"]["dan"]
+    assert "the share of the key does not match its verification key" in dealt["missing"]["dan"]
     assert dealt["replies"] == 3 and kept["replies"] == 5
     assert [dealt["train_loss"], kept["train_loss"]] == pytest.approx(losses({0: {0, 3}}, 2), abs=1e-5)
 
