@@ -59,7 +59,7 @@ def test_a_study_that_is_tracked_has_its_report_and_tells_all_its_runs(results: 
 
 
 def test_the_line_under_a_cell_counts_runs_and_failures(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hansa.study.perform import job_of
+    from hansa.study.runner import job_of
 
     drawn: list[tuple[float, float, str]] = []
     monkeypatch.setattr("hansa.report.progress.CellLine.draw", lambda self, *given: drawn.append(given))

@@ -164,16 +164,16 @@ def test_precision_and_recall_of_exclusion_are_those_of_the_parties_left_out(tmp
 
 
 def test_the_figure_of_shares_has_the_attackers_above_the_line() -> None:
-    from hansa.report import fusion_shares as forensics
+    from hansa.report import fusion_shares
 
     history = [
         {"round": k, "fusion": {"shares": {"a": 0.5, "b": 0.0, "c": 0.5}, "excluded": ["b"]}, "exclusion_recall": 1.0}
         for k in (1, 2)
     ]
-    figure = forensics.figure(history, ["b"])
+    figure = fusion_shares.figure(history, ["b"])
     assert figure is not None
     shares, caught = figure.axes[0], figure.axes[1]
     assert [label.get_text() for label in shares.get_yticklabels()] == ["b", "a", "c"]
     assert shares.images[0].get_array().tolist() == [[0, 0], [1, 1], [1, 1]]
     assert caught.get_title(loc="left") == "Who was left out"
-    assert forensics.figure([{"round": 1}], []) is None
+    assert fusion_shares.figure([{"round": 1}], []) is None

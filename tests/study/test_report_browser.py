@@ -11,7 +11,7 @@ import pytest
 from made_up import made_up
 
 from hansa.report import study_report as report
-from hansa.report.html import Entry, Sheet, write_report
+from hansa.report.html import Sheet, TableCell, write_report
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the browser's driver (playwright) is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -94,8 +94,8 @@ def test_keys_alone_sort(page: Any, written: Path) -> None:
 
 def test_odd_cells_sort_as_they_are_read(page: Any, tmp_path: Path) -> None:
     rows = [
-        ("b", "1,200", Entry("2 MB", 2e6), "−3"), ("a10", "-", Entry("0 of 3", float("nan")), "+2"),
-        ("a9", "90 ± 5", Entry("900 kB", 9e5), "1e-3"), ("sum", "0", "0", "0"),
+        ("b", "1,200", TableCell("2 MB", 2e6), "−3"), ("a10", "-", TableCell("0 of 3", float("nan")), "+2"),
+        ("a9", "90 ± 5", TableCell("900 kB", 9e5), "1e-3"), ("sum", "0", "0", "0"),
     ]  # fmt: skip
     table = Sheet("T", ("name", "number", "size", "sign"), rows, total=True)
     page.goto(write_report(tmp_path / "r.html", "T", [], [table]).as_uri())

@@ -20,7 +20,7 @@ from hansa.report import plots as house
 from hansa.report import study_plots as plots
 from hansa.report import study_report as report
 from hansa.report import study_tables as sheets
-from hansa.report.html import Detail, Entry, Picture, Section, Sheet, render
+from hansa.report.html import Detail, Picture, Section, Sheet, TableCell, render
 from hansa.report.study_findings import Names, findings
 from hansa.study import Results, Trial, compare, parse_study
 
@@ -73,7 +73,7 @@ def told(results: Results) -> str:
     return " ".join(findings(results, Names(results)))
 
 
-def text(cell: str | Entry) -> str:
+def text(cell: str | TableCell) -> str:
     return cell if isinstance(cell, str) else cell.text
 
 

@@ -20,8 +20,8 @@ from hansa.core import codec, disk
 from hansa.core.errors import ConfigError
 from hansa.study import Results, parse_study, read_study
 from hansa.study import pool as execute
-from hansa.study.perform import perform
-from hansa.study.pool import Here, Job, Silence
+from hansa.study.pool import CellRun, InProcessRunner, SilentWatcher
+from hansa.study.runner import run_study
 from hansa.study.spec import Study
 
 TREE: dict[str, Any] = {
@@ -37,17 +37,17 @@ def study(folder: Path, **keys: Any) -> Study:
     return replace(parse_study(tree, "tiny"), folder=folder)
 
 
-class Noted(Silence):
+class Noted(SilentWatcher):
     """Notes what ran, and how it ended."""
 
     def __init__(self) -> None:
         self.ran: list[str] = []
         self.ended: dict[str, str | None] = {}
 
-    def started(self, job: Job) -> None:
+    def started(self, job: CellRun) -> None:
         self.ran.append(job.label)
 
-    def finished(self, job: Job, failed: str | None) -> None:
+    def finished(self, job: CellRun, failed: str | None) -> None:
         self.ended[job.label] = failed
 
 
@@ -63,8 +63,8 @@ def bits(results: Results) -> list[tuple[str, bytes, list[dict[str, Any]]]]:
 
 def test_a_study_runs_every_cell_once_and_a_second_time_nothing(tmp_path: Path) -> None:
     first, second = Noted(), Noted()
-    results = perform(study(tmp_path / "one"), first)
-    again = perform(study(tmp_path / "one"), second)
+    results = run_study(study(tmp_path / "one"), first)
+    again = run_study(study(tmp_path / "one"), second)
     assert len(first.ran) == 4 and second.ran == []
     assert bits(again) == bits(results)
     for outcome in results.outcomes:  # ordinary run folders
@@ -74,9 +74,9 @@ def test_a_study_runs_every_cell_once_and_a_second_time_nothing(tmp_path: Path) 
 
 
 def test_a_study_takes_runs_from_a_study_beside_it(tmp_path: Path) -> None:
-    perform(study(tmp_path / "one"))
+    run_study(study(tmp_path / "one"))
     noted = Noted()
-    results = perform(study(tmp_path / "two", algorithms=["fedavg", "fedprox", "fedavgm"], name="two"), noted)
+    results = run_study(study(tmp_path / "two", algorithms=["fedavg", "fedprox", "fedavgm"], name="two"), noted)
     assert sorted(noted.ran) == ["fedavgm, iid, seed 0", "fedavgm, iid, seed 1"]
     assert all(outcome.run_dir and outcome.run_dir.is_relative_to(tmp_path / "two") for outcome in results.outcomes)
 
@@ -84,7 +84,7 @@ def test_a_study_takes_runs_from_a_study_beside_it(tmp_path: Path) -> None:
 def test_cells_that_say_the_same_in_other_words_are_one_run(tmp_path: Path) -> None:
     noted = Noted()
     same = ["fedavg", {"name": "fedavg", "local.lr": hansa.SGD().lr, "label": "spelled out"}]
-    results = perform(study(tmp_path / "one", algorithms=same, seeds=1), noted)
+    results = run_study(study(tmp_path / "one", algorithms=same, seeds=1), noted)
     assert len(noted.ran) == 1 and len(results.outcomes) == 2
     assert results.outcomes[0].run_dir == results.outcomes[1].run_dir
 
@@ -95,15 +95,15 @@ def test_a_run_that_goes_on_elsewhere_keeps_its_bits(
 ) -> None:
     cell = study(tmp_path / "one", seeds=1).cells()[0]
 
-    def job(name: str) -> Job:
-        return Job(cell.label, "", cell.experiment, tmp_path / name)
+    def job(name: str) -> CellRun:
+        return CellRun(cell.label, "", cell.experiment, tmp_path / name)
 
     paused: list[str] = []
     watch = Noted()
     watch.paused = lambda job: paused.append(job.label)  # type: ignore[method-assign]
     monkeypatch.setattr(time, "monotonic", Steps().__next__)  # a clock on which rounds take long
     failed: dict[Path, str] = {}
-    here = Here(seconds=0.6)
+    here = InProcessRunner(seconds=0.6)
     left = [job("moved")]
     here.work(left, watch, failed)
     monkeypatch.undo()
@@ -111,8 +111,8 @@ def test_a_run_that_goes_on_elsewhere_keeps_its_bits(
     if resumed:
         hansa.resume(tmp_path / "moved")
     else:
-        Here().work(left, watch, failed)
-    Here().work([job("whole")], watch, failed)
+        InProcessRunner().work(left, watch, failed)
+    InProcessRunner().work([job("whole")], watch, failed)
     assert not failed
     assert (tmp_path / "moved" / MODEL).read_bytes() == (tmp_path / "whole" / MODEL).read_bytes()
 
@@ -131,14 +131,14 @@ class Steps:
 def test_a_run_that_fails_is_reported_and_the_others_are_done(tmp_path: Path) -> None:
     noted = Noted()
     algorithms = ["fedavg", {"name": "fedavg", "fusion": {"name": "krum", "f": 2}, "label": "krum"}]
-    results = perform(study(tmp_path / "one", algorithms=algorithms, seeds=1), noted)
+    results = run_study(study(tmp_path / "one", algorithms=algorithms, seeds=1), noted)
     assert noted.ended["fedavg, iid, seed 0"] is None
     (failed,) = results.failed
     assert failed.cell.algorithm == "krum" and failed.failed and "krum" in failed.failed.lower()
     assert results.estimate("final_accuracy", "krum", "iid") is None
     assert results.estimate("final_accuracy", "fedavg", "iid") is not None
     again = Noted()
-    perform(study(tmp_path / "one", algorithms=algorithms, seeds=1), again)
+    run_study(study(tmp_path / "one", algorithms=algorithms, seeds=1), again)
     assert again.ran == ["krum, iid, seed 0"]  # tried again, the other one not
 
 
@@ -171,12 +171,12 @@ def test_a_worker_that_dies_takes_only_its_run_with_it_and_another_gives_the_bit
     plan = parse_study({**TREE, "run": {"rounds": 1}, "study": keys}, "tiny", str(tmp_path))
     monkeypatch.setenv("DEADLY", str(os.getpid()))
     monkeypatch.setattr(execute, "START_SECONDS", 0.0)
-    results = perform(replace(plan, folder=tmp_path / "one"))
+    results = run_study(replace(plan, folder=tmp_path / "one"))
     good, dead = results.outcomes
     assert dead.failed is not None and "signal 9" in dead.failed and results.failed == [dead]
     assert good.run_dir is not None
-    here = Job("", "", good.cell.experiment, tmp_path / "here")
-    assert not Here().run("runs", [here], Silence())
+    here = CellRun("", "", good.cell.experiment, tmp_path / "here")
+    assert not InProcessRunner().run("runs", [here], SilentWatcher())
     assert (here.run_dir / MODEL).read_bytes() == (good.run_dir / MODEL).read_bytes()
 
 
@@ -185,7 +185,7 @@ def test_a_second_study_in_the_same_folder_is_refused(tmp_path: Path, monkeypatc
     taken = disk.lock(tmp_path / LOCK, "taken")
     try:
         with pytest.raises(ConfigError, match="another `hansa compare` is at work in"):
-            perform(study(tmp_path))
+            run_study(study(tmp_path))
     finally:
         taken.close()
 
@@ -226,9 +226,9 @@ jobs = 2
         from dataclasses import replace
         from pathlib import Path
         from hansa.study import pool as execute, read_study
-        from hansa.study.perform import perform
+        from hansa.study.runner import run_study
         execute.START_SECONDS = 0.0
-        perform(replace(read_study("tiny.toml"), folder=Path("k/killed")))
+        run_study(replace(read_study("tiny.toml"), folder=Path("k/killed")))
     """
     first = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=environment)
     cells = tmp_path / "k" / "killed" / "cells"
@@ -252,8 +252,8 @@ jobs = 2
     stamps = {path: path.stat().st_mtime_ns for path in cells.glob(f"*/{SUMMARY}")}
 
     plan = replace(read_study(tmp_path / "tiny.toml", {"run.checkpoint_seconds": 5.0}), jobs=1)  # which changes no key
-    killed = perform(replace(plan, folder=tmp_path / "k" / "killed"))
-    whole = perform(replace(plan, folder=tmp_path / "u" / "undisturbed"))
+    killed = run_study(replace(plan, folder=tmp_path / "k" / "killed"))
+    whole = run_study(replace(plan, folder=tmp_path / "u" / "undisturbed"))
     for path, stamp in stamps.items():  # what had finished was not touched
         assert path.stat().st_mtime_ns == stamp
     assert bits(killed) == bits(whole)

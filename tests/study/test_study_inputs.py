@@ -15,8 +15,8 @@ import pytest
 from hansa.core.errors import ConfigError
 from hansa.study import Cell, inputs, parse_study
 from hansa.study.inputs import code_of
-from hansa.study.perform import perform
-from hansa.study.pool import Job, Silence
+from hansa.study.pool import CellRun, SilentWatcher
+from hansa.study.runner import run_study
 
 ROWS = "a,b,y\n1,2,0\n2,1,1\n1,3,0\n3,1,1\n"
 SOURCE = "import torch\nfrom {helper} import SIZE\n\n\ndef net():\n    return torch.nn.Linear(SIZE, {outputs})\n"
@@ -53,14 +53,14 @@ def test_a_study_runs_again_what_was_made_of_other_files(tmp_path: Path) -> None
     tree = {"task": {"parties": ["one.csv", "two.csv"], "model": "logistic", "party_test": 0.0}, "run": {"rounds": 1},
             "study": {"algorithms": ["fedavg"], "jobs": 1}}  # fmt: skip
     plan = replace(parse_study(tree, "x", str(tmp_path)), folder=tmp_path / "runs" / "x")
-    started: list[Job] = []
-    watch = Silence()
+    started: list[CellRun] = []
+    watch = SilentWatcher()
     watch.started = started.append  # type: ignore[method-assign, assignment]
-    perform(plan, watch)
-    perform(plan, watch)
+    run_study(plan, watch)
+    run_study(plan, watch)
     assert len(started) == 1
     changed(tmp_path / "one.csv", ROWS.replace("3,1,1", "9,1,1"))
-    perform(plan, watch)
+    run_study(plan, watch)
     assert len(started) == 2 and started[0].run_dir != started[1].run_dir
 
 

@@ -24,8 +24,8 @@ from hansa.privacy import Privacy
 from hansa.study import cell as cells
 from hansa.study.cell import LEFT_OUT, Cell, key_of
 from hansa.study.inputs import modules_of
-from hansa.study.perform import perform
-from hansa.study.pool import Job, copy_finished
+from hansa.study.pool import CellRun, copy_finished
+from hansa.study.runner import run_study
 from hansa.study.spec import parse_study
 
 TREE: dict[str, Any] = {
@@ -198,7 +198,7 @@ def test_a_private_study_does_not_take_the_runs_of_an_unprotected_one_beside_it(
 
     def results(name: str, **tables: Any) -> Any:
         study = dataclasses.replace(parse_study({**tree, **tables}, name), folder=tmp_path / name)
-        return perform(study).outcomes[0]
+        return run_study(study).outcomes[0]
 
     plain, private = results("plain"), results("private", privacy={"bound": 0.01})
     assert private.history != plain.history
@@ -214,7 +214,7 @@ def test_runs_under_keys_of_an_older_form_are_not_taken(tmp_path: Path, monkeypa
     finished = tmp_path / "old" / "cells" / old
     finished.mkdir(parents=True)
     (finished / "summary.json").write_text("{}")
-    mine = Job("fedavg", "fedavg", cell.experiment, tmp_path / "new" / "cells" / now)
+    mine = CellRun("fedavg", "fedavg", cell.experiment, tmp_path / "new" / "cells" / now)
     copy_finished(mine)
     assert not mine.run_dir.exists()
 

@@ -21,7 +21,7 @@ from hansa.metrics.measures import measure_of, written
 from hansa.report.display import human_bytes
 from hansa.study import Study, parse_study, read_study
 from hansa.study.inputs import modules_of
-from hansa.study.perform import named, perform, plain, tree_of
+from hansa.study.runner import named, plain, run_study, tree_of
 from hansa.study.spec import lay
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -130,7 +130,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("keys", "message"), BAD)
 def test_a_bad_study_is_one_sentence(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
-        perform(named(study(**keys), tmp_path / "one"))
+        run_study(named(study(**keys), tmp_path / "one"))
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.glob("one/cells/*"))  # before anything ran
 

@@ -11,8 +11,8 @@ import pytest
 
 from hansa.artifacts.run_folder import RunFolder
 from hansa.study import parse_study, tune
-from hansa.study.perform import perform
-from hansa.study.pool import Here, Job, Silence
+from hansa.study.pool import CellRun, InProcessRunner, SilentWatcher
+from hansa.study.runner import run_study
 from hansa.study.spec import Study
 
 
@@ -40,9 +40,9 @@ def test_tuning_has_seeds_of_its_own() -> None:
 def test_the_best_rate_wins_and_every_algorithm_has_the_same_budget(tmp_path: Path) -> None:
     ran: list[tuple[str, int, int]] = []
 
-    def run(title: str, jobs: Sequence[Job]) -> dict[Path, str]:
+    def run(title: str, jobs: Sequence[CellRun]) -> dict[Path, str]:
         ran.extend((job.group, job.rounds, job.experiment.run.seed) for job in jobs)
-        return Here().run(title, jobs, Silence())
+        return InProcessRunner().run(title, jobs, SilentWatcher())
 
     rates = [0.0001, 0.3, 0.001, 0.01]
     found, trials = tune.tune(study(tune={"local.lr": rates}), tmp_path, run)
@@ -62,8 +62,8 @@ def test_the_best_rate_wins_and_every_algorithm_has_the_same_budget(tmp_path: Pa
 def test_a_rung_goes_on_from_the_checkpoint_of_the_one_before(tmp_path: Path) -> None:
     seen: dict[Path, list[list[float]]] = {}
 
-    def run(title: str, jobs: Sequence[Job]) -> dict[Path, str]:
-        failed = Here().run(title, jobs, Silence())
+    def run(title: str, jobs: Sequence[CellRun]) -> dict[Path, str]:
+        failed = InProcessRunner().run(title, jobs, SilentWatcher())
         for job in jobs:
             seen.setdefault(job.run_dir, []).append([line["seconds"] for line in RunFolder(job.run_dir).history()])
         return failed
@@ -78,9 +78,9 @@ def test_a_rung_goes_on_from_the_checkpoint_of_the_one_before(tmp_path: Path) ->
 def test_a_longer_study_goes_on_with_the_trials_of_a_shorter_one(tmp_path: Path) -> None:
     ran: list[Path] = []
 
-    def run(title: str, jobs: Sequence[Job]) -> dict[Path, str]:
+    def run(title: str, jobs: Sequence[CellRun]) -> dict[Path, str]:
         ran.extend(job.run_dir for job in jobs if not job.done())
-        return Here().run(title, jobs, Silence())
+        return InProcessRunner().run(title, jobs, SilentWatcher())
 
     short = study(tune={"local.lr": [0.01, 0.3]}, algorithms=["fedavg"])
     tune.tune(short, tmp_path, run)
@@ -93,7 +93,9 @@ def test_a_longer_study_goes_on_with_the_trials_of_a_shorter_one(tmp_path: Path)
 def test_scores_are_means_of_the_last_evaluations_and_ties_go_to_the_first(tmp_path: Path) -> None:
     same = {"fusion.uniform": [True, False]}  # parties are of one size, so that both are one method
     found, trials = tune.tune(
-        study(tune=same, algorithms=["fedavg"]), tmp_path, lambda title, jobs: Here().run(title, jobs, Silence())
+        study(tune=same, algorithms=["fedavg"]),
+        tmp_path,
+        lambda title, jobs: InProcessRunner().run(title, jobs, SilentWatcher()),
     )
     assert found["fedavg", "iid"] == {"fusion.uniform": True}
     job = next((tmp_path / "trials").iterdir())
@@ -104,9 +106,9 @@ def test_scores_are_means_of_the_last_evaluations_and_ties_go_to_the_first(tmp_p
 
 
 def test_a_candidate_that_fails_or_diverges_loses(tmp_path: Path) -> None:
-    def run(title: str, jobs: Sequence[Job]) -> dict[Path, str]:
+    def run(title: str, jobs: Sequence[CellRun]) -> dict[Path, str]:
         broken = [job for job in jobs if job.experiment.algorithm.local.lr == 0.1]  # type: ignore[attr-defined]
-        failed = Here().run(title, [job for job in jobs if job not in broken], Silence())
+        failed = InProcessRunner().run(title, [job for job in jobs if job not in broken], SilentWatcher())
         return {**failed, **{job.run_dir: "it broke" for job in broken}}
 
     keys: dict[str, Any] = {"tune": {"local.lr": [0.1, 1e30, 0.05]}, "algorithms": ["fedavg"], "metric": "loss"}
@@ -125,11 +127,11 @@ def test_edges_are_of_numbers_with_more_than_one_value() -> None:
 
 def test_what_won_is_in_the_cells_and_tuning_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = replace(study(tune={"local.lr": [0.001, 0.3]}), folder=tmp_path / "one")
-    results = perform(plan)
+    results = run_study(plan)
     assert {outcome.cell.experiment.algorithm.local.lr for outcome in results.outcomes} == {0.3}  # type: ignore[attr-defined]
     assert {outcome.cell.seed for outcome in results.outcomes} == {0, 1} and len(results.trials) == 4
-    started: list[Job] = []
-    watch = Silence()
+    started: list[CellRun] = []
+    watch = SilentWatcher()
     monkeypatch.setattr(watch, "started", started.append)
-    again = perform(plan, watch)
+    again = run_study(plan, watch)
     assert started == [] and again.trials == results.trials

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from mlflow_process import Server
 
-from hansa.study.perform import perform
+from hansa.study.runner import run_study
 from hansa.study.spec import parse_study, read_study
 from hansa.study.tracking import track_study
 from hansa.track.jsonl import JsonLines
@@ -27,7 +27,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from dataclasses import replace
 
     study = replace(parse_study(TREE, "two"), folder=tmp_path_factory.mktemp("study") / "two")
-    found = perform(study)
+    found = run_study(study)
     (study.folder / "report.html").write_text("<!DOCTYPE html>")  # type: ignore[operator]
     return found
 

@@ -21,7 +21,7 @@ from hansa.cli.app import DataDir, Json, Set, Track, app, changes
 from hansa.report.display import human_bytes
 
 if TYPE_CHECKING:
-    from hansa.study.pool import Job
+    from hansa.study.pool import CellRun
     from hansa.study.results import Results
 
 INTERVAL = 0.1  # seconds between two refreshes, at least
@@ -39,31 +39,31 @@ class StudyProgress:
         self._progress = Progress(*columns, console=console, auto_refresh=False, disable=not console.is_terminal,
                                   transient=True)  # fmt: skip
         self._all: TaskID | None = None
-        self._rows: dict[Job, TaskID] = {}
+        self._rows: dict[CellRun, TaskID] = {}
         self._next = 0.0
         self._began, self._total, self._worked = 0.0, 0.0, 0.0
-        self._shares: dict[Job, float] = {}
+        self._shares: dict[CellRun, float] = {}
 
-    def begin(self, title: str, jobs: Sequence[Job], done: int) -> None:
+    def begin(self, title: str, jobs: Sequence[CellRun], done: int) -> None:
         if self._all is not None:
             self._progress.remove_task(self._all)
         self._all = self._progress.add_task(title, total=done + len(jobs), completed=done, note="")
         self._began, self._total, self._worked = time.monotonic(), sum(job.cost for job in jobs), 0.0
 
-    def started(self, job: Job) -> None:
+    def started(self, job: CellRun) -> None:
         self._rows[job] = self._progress.add_task(job.label, total=job.rounds, note="rounds")
         self.tick()
 
-    def paused(self, job: Job) -> None:
+    def paused(self, job: CellRun) -> None:
         self._progress.remove_task(self._rows.pop(job))
         self._shares.pop(job, None)
 
-    def rounds(self, job: Job, done: int) -> None:
+    def rounds(self, job: CellRun, done: int) -> None:
         self._progress.update(self._rows[job], completed=done)
         self._shares[job] = job.cost * done / max(job.rounds, 1)
         self.tick()
 
-    def finished(self, job: Job, failed: str | None) -> None:
+    def finished(self, job: CellRun, failed: str | None) -> None:
         self.paused(job)
         self._worked += job.cost
         assert self._all is not None
@@ -182,8 +182,8 @@ def compare(
     """
     from hansa.core.errors import ConfigError
     from hansa.core.registry import nest
-    from hansa.study.perform import named, perform, tree_of
     from hansa.study.results import Results
+    from hansa.study.runner import named, run_study, tree_of
     from hansa.study.spec import lay, parse_study, read_study
     from hansa.study.tracking import track_study
     from hansa.track import trackers
@@ -208,7 +208,7 @@ def compare(
     plan, more = named(plan, out), trackers(track, "--track")
     try:
         with StudyProgress(Console()) as progress:
-            results = perform(plan, None if as_json else progress)
+            results = run_study(plan, None if as_json else progress)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted; run the same command again to continue\n")
         raise typer.Exit(130) from None

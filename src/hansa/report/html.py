@@ -131,7 +131,7 @@ POLICY = f"default-src 'none'; img-src data:; style-src {_allowed(STYLE)}; scrip
 
 
 @dataclass(frozen=True)
-class Entry:
+class TableCell:
     """A cell of a table: its text, and the number it is sorted by where that is not the one its text begins with; NaN
     sorts it among the last."""
 
@@ -147,7 +147,7 @@ class Sheet:
 
     title: str
     header: Sequence[str]
-    rows: Sequence[Sequence[str | Entry]]
+    rows: Sequence[Sequence[str | TableCell]]
     note: str = ""
     total: bool = False
     prose: bool = False  # the last column is text, to be broken into lines
@@ -251,7 +251,7 @@ def _sheet(sheet: Sheet, at: int) -> str:
     )
 
 
-def _cells(kinds: Sequence[str], row: Sequence[str | Entry]) -> Iterable[str]:
+def _cells(kinds: Sequence[str], row: Sequence[str | TableCell]) -> Iterable[str]:
     for kind, cell in zip(kinds, row, strict=True):
         if isinstance(cell, str):
             yield f"<td{kind}>{_safe(cell)}</td>"
@@ -262,5 +262,5 @@ def _cells(kinds: Sequence[str], row: Sequence[str | Entry]) -> Iterable[str]:
         yield f"<td{kind}{order}>{text}</td>"
 
 
-def _text(cell: str | Entry) -> str:
+def _text(cell: str | TableCell) -> str:
     return cell if isinstance(cell, str) else cell.text

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 import hansa
-from hansa.report.html import Detail, Entry, Picture, Section, Sheet
+from hansa.report.html import Detail, Picture, Section, Sheet, TableCell
 
 SLASHED = r"\`*_{}[]#!"  # marks that a backslash takes their meaning
 # Those and others, for which not every reader of Markdown heeds a backslash: they are written by their numbers.
@@ -47,7 +47,7 @@ def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _cell(cell: str | Entry) -> str:
+def _cell(cell: str | TableCell) -> str:
     if isinstance(cell, str):
         return literal(cell)
     text = literal(cell.text)

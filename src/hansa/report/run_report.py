@@ -10,8 +10,7 @@ from typing import Any
 
 from hansa.artifacts.run_folder import REPORT, SUMMARY, RunFolder, read_json
 from hansa.core.round_record import LISTED
-from hansa.report import fusion_shares as forensics
-from hansa.report import plots
+from hansa.report import fusion_shares, plots
 from hansa.report.html import Detail, Picture, Section, Sheet, write_report
 
 ASKED = 200  # parties of which the report says how often they were asked
@@ -35,7 +34,7 @@ def run_report(run_dir: Path) -> Path:
     if evaluated is not None:
         tables.append(_parties(evaluated["parties"], evaluated["round"]))
     attackers: list[str] = record.get("attackers", [])
-    found = forensics.table(history, attackers)
+    found = fusion_shares.table(history, attackers)
     if found:
         kind = ("kind",) if attackers else ()
         header = ("party", *kind, "rounds seen", "left out", "rejected", "mean share")
@@ -49,7 +48,7 @@ def run_report(run_dir: Path) -> Path:
     details = [Detail("Exact configuration", exact, code=True)]
     title = f"{algorithm}: {store.path.resolve().name}"
     pictures = _pictures(history, summary)
-    parts = forensics.figure(history, attackers)
+    parts = fusion_shares.figure(history, attackers)
     if parts is not None:
         caption = "The share of each party in each fused update. Grey: not in the round, or its reply was rejected."
         pictures.append(Picture("What the fusion found", caption, parts))

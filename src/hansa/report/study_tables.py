@@ -10,7 +10,7 @@ from typing import Any
 from hansa.metrics.measures import BEYOND, TO_TARGET, measure_of, number, reaches_beyond
 from hansa.metrics.names import plain_metric
 from hansa.metrics.statistics import Estimate
-from hansa.report.html import Entry, Sheet
+from hansa.report.html import Sheet, TableCell
 from hansa.report.plots import uneven, unit
 from hansa.report.study_display import StudyDisplay
 from hansa.report.study_findings import Names, line, value
@@ -49,9 +49,9 @@ def main(results: StudyDisplay, names: Names) -> Sheet | None:
     compared = len(results.algorithms) > 1
     tested = compared and len(results.study.seeds) > 1
     best = {setting: _best(results, rows, setting, columns) if compared else {} for setting in results.settings}
-    out: list[list[str | Entry]] = []
+    out: list[list[str | TableCell]] = []
     for row in rows:
-        cells: list[str | Entry] = [names.algorithms[row["algorithm"]]]
+        cells: list[str | TableCell] = [names.algorithms[row["algorithm"]]]
         cells += [names.settings[row["setting"]]] if many else []
         for column in columns:
             strong = row["algorithm"] in best[row["setting"]].get(column.measure, ())
@@ -135,25 +135,25 @@ def _best(
     return out
 
 
-def _entry(found: Estimate | None, column: Column, beyond: bool, strong: bool, alike: bool) -> Entry:
+def _entry(found: Estimate | None, column: Column, beyond: bool, strong: bool, alike: bool) -> TableCell:
     """An estimate as it is read: mean and half the interval, marked where it reaches beyond the possible values, how
     many runs have a value, and the mark of those that are not significantly worse than the best."""
     if found is None:
-        return Entry("–", math.nan)
+        return TableCell("–", math.nan)
     if found.mean is None:
-        return Entry(f"0 of {found.n}" if column.measure in TO_TARGET else "no number", math.nan)
+        return TableCell(f"0 of {found.n}" if column.measure in TO_TARGET else "no number", math.nan)
     text = column.write(column.scale * found.mean)
     if found.low is not None and found.high is not None and found.high > found.low:
         text += f" ± {column.write(column.scale * (found.high - found.low) / 2)}{BEYOND if beyond else ''}"
     if found.reached is not None:
         text += f" ({found.reached} of {found.n})"
-    return Entry(f"{text} ≈" if alike else text, column.scale * found.mean, strong)
+    return TableCell(f"{text} ≈" if alike else text, column.scale * found.mean, strong)
 
 
-def _note(results: StudyDisplay, rows: Sequence[Sequence[str | Entry]]) -> str:
+def _note(results: StudyDisplay, rows: Sequence[Sequence[str | TableCell]]) -> str:
     target = results.study.target
     seeds = len(results.study.seeds)
-    cells = [cell for row in rows for cell in row if isinstance(cell, Entry)]
+    cells = [cell for row in rows for cell in row if isinstance(cell, TableCell)]
     told = [f"Means over {seeds} seeds ± half of the 95 % interval." if seeds > 1 else "One seed: no intervals."]
     if any(cell.strong for cell in cells):
         told.append("Bold: the best of the setting.")
@@ -181,13 +181,13 @@ def pairs(results: StudyDisplay, names: Names) -> Sheet | None:
     percent = is_percent(results.metric)
     scale = 100.0 if percent else 1.0
     unit_name = ",\n% points" if percent else ""
-    rows: list[list[str | Entry]] = []
+    rows: list[list[str | TableCell]] = []
     for pair in found[:PAIRS]:
         interval = f"{_signed(scale * pair.low)} to {_signed(scale * pair.high)}" if pair.low is not None else "–"  # type: ignore[operator]
         rows.append([
             names.settings[pair.setting], names.algorithms[pair.first], names.algorithms[pair.second],
-            Entry(_signed(scale * pair.difference), scale * pair.difference, pair.significant), interval, str(pair.n),
-            _p(pair.p), _p(pair.adjusted), "yes" if pair.significant else "no",
+            TableCell(_signed(scale * pair.difference), scale * pair.difference, pair.significant), interval,
+            str(pair.n), _p(pair.p), _p(pair.adjusted), "yes" if pair.significant else "no",
         ])  # fmt: skip
     header = ("setting", "first", "second", f"first − second{unit_name}", f"95 % interval{unit_name}", "seeds", "p",
               "p, adjusted", "significant")  # fmt: skip
@@ -205,10 +205,10 @@ def _signed(number_: float) -> str:
     return f"{number_:+.4f}".replace("-", "−") if abs(number_) < 0.01 else f"{number_:+.2f}".replace("-", "−")
 
 
-def _p(p: float | None) -> Entry:
+def _p(p: float | None) -> TableCell:
     if p is None:
-        return Entry("–", math.nan)
-    return Entry("< 0.0001" if p < 1e-4 else f"{p:.4f}", p)
+        return TableCell("–", math.nan)
+    return TableCell("< 0.0001" if p < 1e-4 else f"{p:.4f}", p)
 
 
 def tuning(results: StudyDisplay, names: Names) -> list[Sheet]:
@@ -218,11 +218,11 @@ def tuning(results: StudyDisplay, names: Names) -> list[Sheet]:
     groups: dict[tuple[str, str], list[Any]] = {}
     for trial in results.trials:
         groups.setdefault((trial.algorithm, trial.setting), []).append(trial)
-    chosen: list[list[str | Entry]] = []
-    tried: list[list[str | Entry]] = []
+    chosen: list[list[str | TableCell]] = []
+    tried: list[list[str | TableCell]] = []
     rungs = sorted({trial.rung for trial in results.trials})
     for (algorithm, setting), trials in groups.items():
-        who: list[str | Entry] = [
+        who: list[str | TableCell] = [
             names.settings.get(setting, line(setting)),
             names.algorithms.get(algorithm, line(algorithm)),
         ]
@@ -263,13 +263,13 @@ def written(values: dict[str, Any]) -> str:
     )
 
 
-def _score(trial: Any) -> Entry:
+def _score(trial: Any) -> TableCell:
     if trial is None:
-        return Entry("–", math.nan)
+        return TableCell("–", math.nan)
     if trial.score is None or not math.isfinite(trial.score):
-        return Entry("no number", math.nan)
+        return TableCell("no number", math.nan)
     text = value(trial.score, trial.metric)
-    return Entry(text, trial.score, trial.kept)
+    return TableCell(text, trial.score, trial.kept)
 
 
 def failures(results: StudyDisplay, names: Names) -> Sheet | None:

@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from hansa.metrics.measures import MEASURES, TO_TARGET, Measure
     from hansa.metrics.statistics import Difference, Estimate, Ranking
     from hansa.study.cell import Cell
-    from hansa.study.perform import compare
     from hansa.study.results import Outcome, Results, Trial
+    from hansa.study.runner import compare
     from hansa.study.spec import Study, parse_study, read_study
 
 # Imported when asked for: worker processes need none of the statistics.
 _FROM = {
-    "Cell": ".cell", "compare": ".perform", "Outcome": ".results", "Results": ".results", "Trial": ".results",
+    "Cell": ".cell", "compare": ".runner", "Outcome": ".results", "Results": ".results", "Trial": ".results",
     "Study": ".spec", "parse_study": ".spec", "read_study": ".spec",
     **dict.fromkeys(("MEASURES", "TO_TARGET", "Measure"), "hansa.metrics.measures"),
     **dict.fromkeys(("Difference", "Estimate", "Ranking"), "hansa.metrics.statistics"),

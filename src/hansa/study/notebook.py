@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from hansa.report.progress import CellLine, clock
-from hansa.study.pool import Job
+from hansa.study.pool import CellRun
 
 INTERVAL = 0.2  # seconds between two drawings, at least
 
@@ -18,25 +18,25 @@ class NotebookBoard:
         self._line = CellLine()
         self._next = 0.0
 
-    def begin(self, title: str, jobs: Sequence[Job], done: int) -> None:
+    def begin(self, title: str, jobs: Sequence[CellRun], done: int) -> None:
         self._title, self._done, self._count = title, done, done + len(jobs)
         self._total, self._worked, self._failed = sum(job.cost for job in jobs), 0.0, 0
-        self._shares: dict[Job, float] = {}
+        self._shares: dict[CellRun, float] = {}
         self._began = time.monotonic()
         self._draw()
 
-    def started(self, job: Job) -> None:
+    def started(self, job: CellRun) -> None:
         self._shares[job] = 0.0
         self.tick()
 
-    def paused(self, job: Job) -> None:
+    def paused(self, job: CellRun) -> None:
         self._shares.pop(job, None)
 
-    def rounds(self, job: Job, done: int) -> None:
+    def rounds(self, job: CellRun, done: int) -> None:
         self._shares[job] = job.cost * done / max(job.rounds, 1)
         self.tick()
 
-    def finished(self, job: Job, failed: str | None) -> None:
+    def finished(self, job: CellRun, failed: str | None) -> None:
         self.paused(job)
         self._worked += job.cost
         self._done += 1

@@ -27,7 +27,7 @@ PATIENCE = 3.0  # seconds in which the workers of a study that was killed are go
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
+class CellRun:
     """A run to do in a folder; `cost` is how long it takes, in any unit."""
 
     label: str
@@ -54,33 +54,33 @@ class Job:
         return bool(summary["rounds"] >= self.rounds or summary["stopped"] != "all rounds done")
 
 
-class Watcher(Protocol):
+class PoolWatcher(Protocol):
     """Is told how the runs go; by itself it says nothing of it."""
 
-    def begin(self, title: str, jobs: Sequence[Job], done: int) -> None:
+    def begin(self, title: str, jobs: Sequence[CellRun], done: int) -> None:
         return
 
-    def started(self, job: Job) -> None:
+    def started(self, job: CellRun) -> None:
         return
 
-    def paused(self, job: Job) -> None:
+    def paused(self, job: CellRun) -> None:
         return
 
-    def rounds(self, job: Job, done: int) -> None:
+    def rounds(self, job: CellRun, done: int) -> None:
         return
 
-    def finished(self, job: Job, failed: str | None) -> None:
+    def finished(self, job: CellRun, failed: str | None) -> None:
         return
 
     def tick(self) -> None:
         return
 
 
-class Silence(Watcher):
+class SilentWatcher(PoolWatcher):
     """A watcher that says nothing."""
 
 
-def copy_finished(job: Job) -> None:
+def copy_finished(job: CellRun) -> None:
     """Take a run that another study beside this one has done; the folder's name is the key of its configuration."""
     kind, key = job.run_dir.parent.name, job.run_dir.name
     study = job.run_dir.parent.parent
@@ -117,17 +117,17 @@ def locked(folder: Path) -> Iterator[BinaryIO]:
         file.close()
 
 
-class Pace:
+class DurationEstimator:
     """Which run takes longest: costs, corrected by how long runs of the same group took."""
 
     def __init__(self) -> None:
         self._spent: dict[str, tuple[float, float]] = {}
 
-    def learn(self, job: Job, seconds: float) -> None:
+    def learn(self, job: CellRun, seconds: float) -> None:
         cost, spent = self._spent.get(job.group, (0.0, 0.0))
         self._spent[job.group] = (cost + job.cost, spent + seconds)
 
-    def expected(self, job: Job) -> float:
+    def expected(self, job: CellRun) -> float:
         """Seconds, once any run has ended."""
         total = self._spent.get(job.group) or tuple(map(sum, zip(*self._spent.values(), strict=True))) or (1.0, 1.0)
         return job.cost * total[1] / total[0]
@@ -137,14 +137,14 @@ class Enough(Exception):
     """Raised between two rounds: the run goes on elsewhere."""
 
 
-class Here:
+class InProcessRunner:
     """Runs one after another in this process, for so many seconds at most."""
 
     def __init__(self, seconds: float = math.inf) -> None:
-        self.pace, self._load = Pace(), Loader()
+        self.durations, self._load = DurationEstimator(), Loader()
         self._until = time.monotonic() + seconds
 
-    def run(self, title: str, jobs: Sequence[Job], watch: Watcher) -> dict[Path, str]:
+    def run(self, title: str, jobs: Sequence[CellRun], watch: PoolWatcher) -> dict[Path, str]:
         """Do all runs that are not done; gives one sentence for each that could not be."""
         failed: dict[Path, str] = {}
         left = [job for job in jobs if not job.done()]
@@ -152,21 +152,21 @@ class Here:
         self.work(left, watch, failed)
         return failed
 
-    def work(self, left: list[Job], watch: Watcher, failed: dict[Path, str]) -> None:
+    def work(self, left: list[CellRun], watch: PoolWatcher, failed: dict[Path, str]) -> None:
         """Take runs from the list while there is time."""
         while left and time.monotonic() < self._until:
             job = left[0]
             watch.started(job)
             began, why = time.monotonic(), None
 
-            def told(done: int, job: Job = job) -> None:
+            def told(done: int, job: CellRun = job) -> None:
                 watch.rounds(job, done)
                 if time.monotonic() >= self._until:
                     raise Enough
 
             try:
                 run_one(job.experiment.tree, job.experiment.folder, job.run_dir, self._load, told)
-                self.pace.learn(job, time.monotonic() - began)
+                self.durations.learn(job, time.monotonic() - began)
             except Enough:
                 watch.paused(job)
                 return
@@ -178,12 +178,12 @@ class Here:
     def close(self) -> None: ...
 
 
-class Worker:
+class WorkerProcess:
     """A worker process; a thread puts its messages into the queue of the pool, and None when the process has ended."""
 
-    def __init__(self, heard: queue.SimpleQueue[tuple[Worker, dict[str, Any] | None]], log: Path, lock: BinaryIO | None,
-                 modules: Sequence[str]) -> None:  # fmt: skip
-        self.job: Job | None = None
+    def __init__(self, heard: queue.SimpleQueue[tuple[WorkerProcess, dict[str, Any] | None]], log: Path,
+                 lock: BinaryIO | None, modules: Sequence[str]) -> None:  # fmt: skip
+        self.job: CellRun | None = None
         self.began = 0.0
         threads = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
         self._child = ChildProcess("hansa.study.worker", environment=threads, log=log,
@@ -195,7 +195,7 @@ class Worker:
         with contextlib.suppress(BrokenPipeError):  # it died; the reading thread reports that
             self._child.send(message)
 
-    def start(self, job: Job) -> None:
+    def start(self, job: CellRun) -> None:
         self.job, self.began = job, time.monotonic()
         experiment = job.experiment
         self._send({"tree": experiment.tree, "place": experiment.folder, "run_dir": str(job.run_dir.resolve())})
@@ -210,14 +210,14 @@ class Pool:
     process, and those of a short study all are. A process that dies takes only its run with it."""
 
     def __init__(self, count: int, log: Path, lock: BinaryIO | None = None, modules: Sequence[str] = ()) -> None:
-        self._here: Here | None = Here(START_SECONDS)
-        self.pace = self._here.pace
+        self._here: InProcessRunner | None = InProcessRunner(START_SECONDS)
+        self.durations = self._here.durations
         self._count, self._log, self._lock, self._modules = count, log, lock, modules
-        self._workers: list[Worker] = []
-        self._heard: queue.SimpleQueue[tuple[Worker, dict[str, Any] | None]] = queue.SimpleQueue()
+        self._workers: list[WorkerProcess] = []
+        self._heard: queue.SimpleQueue[tuple[WorkerProcess, dict[str, Any] | None]] = queue.SimpleQueue()
 
-    def run(self, title: str, jobs: Sequence[Job], watch: Watcher) -> dict[Path, str]:
-        """As `Here.run`, the longest first."""
+    def run(self, title: str, jobs: Sequence[CellRun], watch: PoolWatcher) -> dict[Path, str]:
+        """As `InProcessRunner.run`, the longest first."""
         failed: dict[Path, str] = {}
         left = [job for job in jobs if not job.done()]
         watch.begin(title, left, len(jobs) - len(left))
@@ -252,7 +252,7 @@ class Pool:
             if "failed" in message:
                 failed[job.run_dir] = message["failed"]
             else:
-                self.pace.learn(job, time.monotonic() - worker.began)
+                self.durations.learn(job, time.monotonic() - worker.began)
             watch.finished(job, message.get("failed"))
             if worker in self._workers:
                 self._next(worker, left, watch)
@@ -261,13 +261,13 @@ class Pool:
                 self._next(self._workers[-1], left, watch)
         return failed
 
-    def _worker(self) -> Worker:
-        return Worker(self._heard, self._log, self._lock, self._modules)
+    def _worker(self) -> WorkerProcess:
+        return WorkerProcess(self._heard, self._log, self._lock, self._modules)
 
-    def _next(self, worker: Worker, left: list[Job], watch: Watcher) -> None:
+    def _next(self, worker: WorkerProcess, left: list[CellRun], watch: PoolWatcher) -> None:
         worker.job = None
         if left:
-            job = max(left, key=self.pace.expected)
+            job = max(left, key=self.durations.expected)
             left.remove(job)
             watch.started(job)
             worker.start(job)

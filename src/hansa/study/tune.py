@@ -20,12 +20,12 @@ from hansa.artifacts.run_folder import RunFolder
 from hansa.metrics.names import higher_is_better
 from hansa.report.diagnosis import without_effect
 from hansa.study.cell import Cell, key_of
-from hansa.study.pool import Job
+from hansa.study.pool import CellRun
 from hansa.study.results import Trial
 from hansa.study.spec import TUNING_SEED, Study
 
 LAST = 3  # evaluations whose mean is a candidate's score: single ones jump where few parties train a round
-Run = Callable[[str, Sequence[Job]], dict[Path, str]]
+Run = Callable[[str, Sequence[CellRun]], dict[Path, str]]
 Place = tuple[str, str]  # an algorithm in a setting
 
 
@@ -58,7 +58,7 @@ def tune(study: Study, folder: Path, run: Run) -> tuple[dict[Place, dict[str, An
     total = {place: cells[place, 0][0].experiment.run.rounds for place in left}
     steps = max(len(rungs(count, rounds)) for rounds in total.values())
     for rung in range(steps):
-        jobs: dict[tuple[Place, int], list[Job]] = {}
+        jobs: dict[tuple[Place, int], list[CellRun]] = {}
         for place, numbers in alive.items():
             ladder = rungs(count, total[place])
             if rung < len(ladder):
@@ -86,17 +86,17 @@ def tune(study: Study, folder: Path, run: Run) -> tuple[dict[Place, dict[str, An
     return {place: left[place][numbers[0]] for place, numbers in alive.items()}, trials
 
 
-def _job(cell: Cell, folder: Path, rounds: int, tried: str) -> Job:
+def _job(cell: Cell, folder: Path, rounds: int, tried: str) -> CellRun:
     """A candidate's run up to a rung; the folder is the same at every rung."""
     key = key_of(cell.experiment, without=("run.rounds",))
     run = {**cell.tree["run"], "rounds": rounds}
     shorter = dataclasses.replace(cell, tree={**cell.tree, "run": run})
-    return Job(
+    return CellRun(
         f"{cell.algorithm}, {cell.setting}, {tried}", cell.algorithm, shorter.experiment, folder / "trials" / key
     )
 
 
-def _score(study: Study, jobs: Sequence[Job], failed: dict[Path, str]) -> tuple[float | None, str | None]:
+def _score(study: Study, jobs: Sequence[CellRun], failed: dict[Path, str]) -> tuple[float | None, str | None]:
     """A candidate's mean score over seeds at the end of a rung, and what it is of; None where a run failed or its
     metric is no number."""
     found: list[float] = []

@@ -16,7 +16,7 @@ from hansa.report.progress import in_notebook
 from hansa.study.cell import Cell
 from hansa.study.inputs import MAIN, modules_of
 from hansa.study.notebook import NotebookBoard
-from hansa.study.pool import LOG, Here, Job, Pool, Silence, Watcher, copy_finished, locked
+from hansa.study.pool import LOG, CellRun, InProcessRunner, Pool, PoolWatcher, SilentWatcher, copy_finished, locked
 from hansa.study.results import Results, Trial, outcome_of
 from hansa.study.spec import Study, cores, lay, parse_study
 from hansa.study.tracking import track_study
@@ -25,10 +25,10 @@ from hansa.study.worker import Loader
 from hansa.track import trackers
 
 
-def perform(study: Study, watch: Watcher | None = None) -> Results:
+def run_study(study: Study, watch: PoolWatcher | None = None) -> Results:
     """Do what is not done yet of a study, in its folder, and give all of it. A run that cannot be done is in the
     results with the reason; a study that cannot be begun (a bad cell, data that are not there) is refused."""
-    watch = watch or Silence()
+    watch = watch or SilentWatcher()
     if study.folder is None:
         raise ConfigError("a study needs a folder for its runs")
     folder = study.folder
@@ -39,7 +39,7 @@ def perform(study: Study, watch: Watcher | None = None) -> Results:
     with locked(folder) as lock:
         for name in ("cells", "trials"):
             (folder / name).mkdir(exist_ok=True)
-        pool = Here() if jobs == 1 or MAIN in modules else Pool(jobs, folder / LOG, lock, modules)
+        pool = InProcessRunner() if jobs == 1 or MAIN in modules else Pool(jobs, folder / LOG, lock, modules)
         try:
             trials: list[Trial] = []
             if len(study.candidates(study.algorithms[0].label)) > 1 or study.tune:
@@ -61,8 +61,8 @@ def perform(study: Study, watch: Watcher | None = None) -> Results:
     return results
 
 
-def job_of(cell: Cell, folder: Path) -> Job:
-    return Job(cell.label, cell.algorithm, cell.experiment, folder / "cells" / cell.key)
+def job_of(cell: Cell, folder: Path) -> CellRun:
+    return CellRun(cell.label, cell.algorithm, cell.experiment, folder / "cells" / cell.key)
 
 
 def loadable(cells: Sequence[Cell]) -> None:
@@ -96,7 +96,7 @@ def compare(
     data_dir: str | None = None,
     task: Any = None,
     track: Any = None,
-    watch: Watcher | None = None,
+    watch: PoolWatcher | None = None,
     **more: Any,
 ) -> Results:
     """Compare algorithms, each given by name, as a table or as a part, on a data set divided in one or more ways.
@@ -128,7 +128,7 @@ def compare(
     study = replace(study, track=(*study.track, *trackers(track)))
     if watch is None and in_notebook():
         watch = NotebookBoard()
-    results = perform(study, watch)
+    results = run_study(study, watch)
     if study.track:
         results.report()
         track_study(results, study.track)
