@@ -128,7 +128,7 @@ def test_a_model_that_returns_a_tuple_is_refused_with_a_sentence(engine: str) ->
      {"model": nn.Linear(3, 2)}, {"grid": {"run.cohort": [torch.tensor(0.5)]}}],
 )  # fmt: skip
 def test_compare_refuses_what_has_no_name_with_a_sentence(given: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(hansa.ConfigError, match="compare keeps runs by their configuration"):
+    with pytest.raises(hansa.ConfigError, match="compare identifies runs by their configuration"):
         hansa.compare(["fedavg"], folder=tmp_path, rounds=1, **given)
 
 

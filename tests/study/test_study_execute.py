@@ -184,7 +184,7 @@ def test_a_second_study_in_the_same_folder_is_refused(tmp_path: Path, monkeypatc
     monkeypatch.setattr(execute, "PATIENCE", 0.1)
     taken = disk.lock(tmp_path / LOCK, "taken")
     try:
-        with pytest.raises(ConfigError, match="another `hansa compare` is at work in"):
+        with pytest.raises(ConfigError, match="another `hansa compare` is running in"):
             run_study(study(tmp_path))
     finally:
         taken.close()

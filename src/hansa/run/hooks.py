@@ -93,7 +93,7 @@ class WorkOfParties(RoundHook):
 
 
 @dataclass
-class Outcome(RoundHook):
+class RoundOutcome(RoundHook):
     """Why a round is empty, and which parties the preparation was learned without."""
 
     unprepared: Mapping[str, str]

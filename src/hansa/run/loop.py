@@ -101,7 +101,7 @@ class Training:
             active.append(hooks.SimulatedTime(self.clock))
         if work.own or not isinstance(self.run.pace, Fixed):
             active.append(hooks.WorkOfParties(work))
-        active += [hooks.Outcome(self.unprepared), hooks.SpendingOfParties(holdings, min_cohort)]
+        active += [hooks.RoundOutcome(self.unprepared), hooks.SpendingOfParties(holdings, min_cohort)]
         if self.guard is not None:
             active.append(hooks.CentralPrivacy(self.guard))
         active += [self.selection, hooks.Refusals(holdings, min_cohort)]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hansa.study.runner import compare
     from hansa.study.spec import Study, parse_study, read_study
 
-# Imported when asked for: worker processes need none of the statistics.
+# Imported at first use: worker processes do not need the statistics.
 _FROM = {
     "Cell": ".cell", "compare": ".runner", "Outcome": ".results", "Results": ".results", "Trial": ".results",
     "Study": ".spec", "parse_study": ".spec", "read_study": ".spec",

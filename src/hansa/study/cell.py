@@ -1,4 +1,4 @@
-"""One run of a study, and the key under which it is never run twice."""
+"""One run of a study (a cell), and the key that identifies its result."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from hansa.experiment.config import Experiment, parse
 from hansa.run.plan import NUMERICS
 from hansa.study.inputs import inputs
 
-KEY_VERSION = 2  # raised where the key's form changes, so that runs under keys of the old form are not taken
-# The fields of an experiment that are not in the key, with the reason; all others are.
+KEY_VERSION = 2  # increase when the form of the key changes, so that runs with old keys are not reused
+# The fields of an experiment that are not part of the key, with the reason; all other fields are.
 LEFT_OUT = {
-    "tree": "says the same as the other fields, in the user's own way",
-    "folder": "files in it count by their content; it is in the key as `place` where a function may read others",
-    "track": "says who is told of the numbers",
+    "tree": "repeats the other fields as the user wrote them",
+    "folder": "its files count by content; the key has it as `place` if a function may read other files",
+    "track": "decides where metrics are reported",
     "name": "is the name of the experiment's file",
-    "task.data_dir": "says where files lie, which count by their content",
-    "run.checkpoint_seconds": "says how often a run is saved",
+    "task.data_dir": "says where files are; files count by content",
+    "run.checkpoint_seconds": "decides how often a checkpoint is written",
 }
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a study: the labels that say which, and the whole experiment as plain data."""
+    """One run of a study: its labels, and the complete experiment as plain data."""
 
     algorithm: str
     partition: str
-    adversary: str  # "" where there is none
-    variant: str  # values of the other axes, as in "run.cohort=0.1"; "" where there are none
+    adversary: str  # "" without an adversary
+    variant: str  # values of the other axes, such as "run.cohort=0.1"; "" without other axes
     seed: int
-    tree: dict[str, Any] = field(hash=False)  # what `hansa run` would be given
-    place: str = "."  # the folder that files and modules in it are beside
+    tree: dict[str, Any] = field(hash=False)  # the configuration that `hansa run` would read
+    place: str = "."  # relative paths and modules in `tree` start from this folder
 
     @property
     def setting(self) -> str:
@@ -56,7 +56,7 @@ class Cell:
 
     @cached_property
     def experiment(self) -> Experiment:
-        """The experiment, read and checked; a mistake in it names the run."""
+        """The parsed and checked experiment; error messages name the run."""
         try:
             return parse(self.tree, self.place)
         except HansaError as error:
@@ -64,24 +64,24 @@ class Cell:
 
     @cached_property
     def key(self) -> str:
-        """A hash of the experiment with all defaults filled in, and of what else decides the bits of its result: the
-        user's own modules, files of data, versions."""
+        """Hash of the experiment with all defaults filled in, and of everything else that its result depends on: the
+        user's own modules, data files, versions."""
         return key_of(self.experiment)
 
     def plain(self) -> dict[str, Any]:
-        """As plain data, with the key."""
+        """Return the cell as plain data, with its key."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | {"key": self.key}
 
     @classmethod
     def of_plain(cls, tree: dict[str, Any]) -> Cell:
-        """The cell that `plain` describes; its key is the one it had then."""
+        """Restore a cell from `plain`, with the key stored there."""
         cell = cls(**{f.name: tree[f.name] for f in dataclasses.fields(cls)})
         cell.__dict__["key"] = tree["key"]
         return cell
 
 
 def key_of(experiment: Experiment, without: Collection[str] = ()) -> str:
-    """A hash of an experiment in its one canonical form, less the dotted fields in `without`."""
+    """Hash the canonical form of an experiment, without the dotted fields in `without`."""
     tree = canonical(experiment)
     for dotted in without:
         table, _, name = dotted.partition(".")
@@ -91,14 +91,15 @@ def key_of(experiment: Experiment, without: Collection[str] = ()) -> str:
 
 
 def canonical(experiment: Experiment) -> dict[str, Any]:
-    """An experiment with all defaults filled in, so that two ways to say the same are one, and what else decides the
-    bits of its result."""
+    """Canonical form of an experiment: all defaults filled in, and everything else that its result depends on.
+
+    Two configurations with the same meaning have the same canonical form."""
     tree = _plain(experiment)
     for kind in ("dataset", "model"):
         named = tree["task"][kind]
         if named is not None and not is_function(named):
             tree["task"][kind] = to_config(from_config(kind, named, where=f"task.{kind}"))
-    beside = is_function(experiment.task.dataset) or is_function(experiment.task.model)  # may read files of their own
+    beside = is_function(experiment.task.dataset) or is_function(experiment.task.model)  # may read other files
     device = experiment.run.device
     card = torch.cuda.get_device_name(device) if device.startswith("cuda") and torch.cuda.is_available() else None
     return {
@@ -112,7 +113,7 @@ def canonical(experiment: Experiment) -> dict[str, Any]:
 
 
 def _plain(value: Any, at: str = "") -> Any:
-    """Settings as plain data, without what LEFT_OUT names."""
+    """Settings as plain data, without the fields in LEFT_OUT."""
     if isinstance(value, Part):
         return to_config(value)
     if isinstance(value, (list, tuple)):

@@ -1,5 +1,6 @@
-"""What a run depends on beside its configuration: code of the user's own, and files. Their digests are in its key, so
-that a run is done again where they have changed."""
+"""Digests of the user's own code and data files, which are inputs of a run besides its configuration.
+
+The digests are part of the run's key, so that a run is repeated after a change to them."""
 
 from __future__ import annotations
 
@@ -26,17 +27,17 @@ MAIN = "__main__"  # a script or a notebook
 CHUNK = 2**20
 PACKAGES = {"site-packages", "dist-packages"}  # folders of installed packages
 SIMPLE = (bool, int, float, complex, str, bytes, tuple, type(None))
-# Modules as this process knows them: those of one spec have been read once.
+# Digest of each module when this process first read it, with the module spec at that time.
 _known: dict[str, tuple[ModuleSpec | None, str | None]] = {}
 
 
 def inputs(experiment: Experiment) -> dict[str, dict[str, str | None]]:
-    """Digests of the user's modules that an experiment uses and of the files it reads, by name."""
+    """Digests, by name, of the user's modules that an experiment uses and of the files that it reads."""
     return {"code": code_of(experiment), "files": files_of(experiment)}
 
 
 def parts_of(value: Any) -> Iterator[Part]:
-    """All parts that an experiment is made of."""
+    """All parts of an experiment."""
     if isinstance(value, Experiment):
         for kind, given in (("dataset", value.task.dataset), ("model", value.task.model)):
             if given is not None and not is_function(given):
@@ -58,22 +59,23 @@ def functions_of(experiment: Experiment) -> list[str]:
 
 
 def modules_of(experiment: Experiment) -> set[str]:
-    """The modules, other than Hansa's own, whose parts an experiment is made of, and which a worker must import; and
-    `__main__`, where a function of it is named, which no worker can."""
+    """Modules outside Hansa that define parts of an experiment; a worker must import them.
+
+    Contains `__main__` if the experiment names a function of it; no worker can import `__main__`."""
     found = {type(part).__module__ for part in parts_of(experiment)}
     found |= {MAIN} & {reference.partition(":")[0] for reference in functions_of(experiment)}
     return {name for name in found if not name.startswith("hansa.")}
 
 
 def code_of(experiment: Experiment) -> dict[str, str | None]:
-    """Digests of the user's modules. Of a script or notebook, of what the experiment uses of it."""
+    """Digests of the user's modules. A script or notebook counts only by the code that the experiment uses."""
     named = modules_of(experiment) - {MAIN}
     mine: list[Any] = [type(part) for part in parts_of(experiment) if type(part).__module__ == MAIN]
     for reference in functions_of(experiment):
         module = reference.partition(":")[0]
         try:
             function = load_function(reference, "task", experiment.folder)
-        except HansaError:  # a run of it says so
+        except HansaError:  # the run itself reports the error
             continue
         if module == MAIN:
             mine.append(function)
@@ -87,7 +89,7 @@ def code_of(experiment: Experiment) -> dict[str, str | None]:
 
 
 def _modules(names: Iterable[str]) -> Iterator[tuple[str, str | None]]:
-    """Digests of the files of modules, and of the modules of the user's own that these import at their top."""
+    """Digests of module files, and of the user's own modules that these import at top level."""
     left, seen = sorted(names), set(names)
     while left:
         name = left.pop()
@@ -101,8 +103,9 @@ def _modules(names: Iterable[str]) -> Iterator[tuple[str, str | None]]:
 
 
 def _own(module: ModuleType | None) -> bool:
-    """Whether a module is the user's: neither Hansa's nor of an installed package, in this environment or one that it
-    takes packages from."""
+    """Whether a module is the user's own: neither part of Hansa nor of an installed package.
+
+    Packages may be installed in this environment or in one that it inherits from."""
     file = getattr(module, "__file__", None)
     if file is None or not PACKAGES.isdisjoint(Path(file).parts):
         return False
@@ -116,23 +119,24 @@ def _installed() -> tuple[Path, ...]:
 
 
 def _loaded(module: ModuleType) -> str | None:
-    """The digest of a module's file; refused where the file is not the one any more that this process has imported."""
+    """Digest of a module's file; an error if the file has changed since this process imported it."""
     file = getattr(module, "__file__", None)
     now = None if file is None else digest(file)
     spec, before = _known.setdefault(module.__name__, (module.__spec__, now))
-    if spec is not module.__spec__:  # loaded anew
+    if spec is not module.__spec__:  # reloaded
         _known[module.__name__] = (module.__spec__, now)
     elif before != now:
         raise ConfigError(
-            f"{file} has changed since this process imported it, and runs made now would be of the old code; start "
-            f"the process anew, or importlib.reload the module {module.__name__!r}"
+            f"{file} has changed since this process imported it, so new runs would use the old code; restart "
+            f"the process, or importlib.reload the module {module.__name__!r}"
         )
     return now
 
 
 def _doing(thing: Any, seen: set[int]) -> Any:
-    """What a class or function of a script or notebook does, as plain data: its code, and that of all it names there.
-    The text around it may change."""
+    """The code of a class or function of a script or notebook, and of everything there that it uses, as plain data.
+
+    Other text of the script or notebook may change."""
     if isinstance(thing, SIMPLE):
         return repr(thing)
     if id(thing) in seen:
@@ -158,7 +162,7 @@ def _plain(code: CodeType, space: Mapping[str, Any], seen: set[int]) -> Any:
 
 
 def files_of(experiment: Experiment) -> dict[str, str | None]:
-    """Digests of the files that an experiment names, and of those in its data set's folder."""
+    """Digests of the files that an experiment names, and of the files in its data set's folder."""
     task, place = experiment.task, Path(experiment.folder)
     beside = [*task.parties, *(name for name in (task.test, task.trusted) if isinstance(name, str))]
     found = {name: digest(place / name) for name in beside}
@@ -174,7 +178,7 @@ def files_of(experiment: Experiment) -> dict[str, str | None]:
 
 
 def digest(path: str | Path) -> str | None:
-    """A hash of a file's bytes, read once as long as the file stays as it is; None where there is none to read."""
+    """Hash of a file's bytes, cached while the file is unchanged; None if the file cannot be read."""
     try:
         about = os.stat(path)
         return _digest_of(os.path.realpath(path), about.st_ino, about.st_size, about.st_mtime_ns)

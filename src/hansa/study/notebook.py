@@ -1,4 +1,4 @@
-"""Where a study stands, under the cell of a notebook."""
+"""Progress of a study, shown below the notebook cell that runs it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from hansa.report.progress import CellLine, clock
 from hansa.study.pool import CellRun
 
-INTERVAL = 0.2  # seconds between two drawings, at least
+INTERVAL = 0.2  # minimum seconds between two updates
 
 
 class NotebookBoard:
-    """All runs of a study in one line: how many are done, how long the rest takes, and which are under way."""
+    """Progress line of a study: runs done, estimated time left, runs in progress."""
 
     def __init__(self) -> None:
         self._line = CellLine()

@@ -1,4 +1,4 @@
-"""Runs side by side: worker processes, or this process alone, and what is done already is not done again."""
+"""Runs of a study in parallel worker processes or in this process; finished runs are not repeated."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from hansa.experiment.config import Experiment
 from hansa.study.worker import Loader, run_one, sentence
 
 LOG = "workers.log"
-START_SECONDS = 4.0  # of work in this process, before others are started
-PATIENCE = 3.0  # seconds in which the workers of a study that was killed are gone
+START_SECONDS = 4.0  # seconds of work in this process before worker processes are started
+PATIENCE = 3.0  # seconds to wait until the workers of a killed study have ended
 
 
 @dataclass(frozen=True, eq=False)
 class CellRun:
-    """A run to do in a folder; `cost` is how long it takes, in any unit."""
+    """A run to do in a folder; `cost` is its expected duration in arbitrary units."""
 
     label: str
-    group: str  # runs of one group take the same time for the same cost
+    group: str  # runs of a group have the same duration per unit of cost
     experiment: Experiment
     run_dir: Path
 
@@ -47,7 +47,7 @@ class CellRun:
         return float(run.rounds * (1.0 + asked / parties * (getattr(local, "epochs", None) or 1)))
 
     def done(self) -> bool:
-        """Whether the folder holds the whole run; one that may have more rounds now is not whole."""
+        """Whether the folder holds the complete run; a run with fewer rounds than asked for now is not complete."""
         if not (self.run_dir / SUMMARY).exists():
             return False
         summary = read_json(self.run_dir / SUMMARY)
@@ -55,7 +55,7 @@ class CellRun:
 
 
 class PoolWatcher(Protocol):
-    """Is told how the runs go; by itself it says nothing of it."""
+    """Receives progress events of a pool; the default methods do nothing."""
 
     def begin(self, title: str, jobs: Sequence[CellRun], done: int) -> None:
         return
@@ -77,11 +77,11 @@ class PoolWatcher(Protocol):
 
 
 class SilentWatcher(PoolWatcher):
-    """A watcher that says nothing."""
+    """A watcher that shows nothing."""
 
 
 def copy_finished(job: CellRun) -> None:
-    """Take a run that another study beside this one has done; the folder's name is the key of its configuration."""
+    """Copy a finished run with the same key (the folder's name) from a study in the same parent folder."""
     kind, key = job.run_dir.parent.name, job.run_dir.name
     study = job.run_dir.parent.parent
     if job.run_dir.exists() or not study.parent.is_dir():
@@ -96,12 +96,12 @@ def copy_finished(job: CellRun) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[BinaryIO]:
-    """A study's folder for this process and its workers. Those of one that was killed may take a moment to go."""
+    """Lock a study's folder for this process and its workers; wait briefly for workers of a killed study to end."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot make the folder {folder}: {error.strerror}") from None
-    taken = f"another `hansa compare` is at work in {folder}; wait for it, stop it, or choose another folder (--out)"
+    taken = f"another `hansa compare` is running in {folder}; wait for it, stop it, or choose another folder (--out)"
     until = time.monotonic() + PATIENCE
     while True:
         try:
@@ -118,7 +118,7 @@ def locked(folder: Path) -> Iterator[BinaryIO]:
 
 
 class DurationEstimator:
-    """Which run takes longest: costs, corrected by how long runs of the same group took."""
+    """Estimates durations: the cost of a run, scaled by measured durations of its group."""
 
     def __init__(self) -> None:
         self._spent: dict[str, tuple[float, float]] = {}
@@ -128,24 +128,24 @@ class DurationEstimator:
         self._spent[job.group] = (cost + job.cost, spent + seconds)
 
     def expected(self, job: CellRun) -> float:
-        """Seconds, once any run has ended."""
+        """Expected duration: in seconds once a run has ended, before that in units of cost."""
         total = self._spent.get(job.group) or tuple(map(sum, zip(*self._spent.values(), strict=True))) or (1.0, 1.0)
         return job.cost * total[1] / total[0]
 
 
-class Enough(Exception):
-    """Raised between two rounds: the run goes on elsewhere."""
+class TimeIsUp(Exception):
+    """Raised between two rounds; a worker process continues the run."""
 
 
 class InProcessRunner:
-    """Runs one after another in this process, for so many seconds at most."""
+    """Does one run after another in this process, for at most `seconds`."""
 
     def __init__(self, seconds: float = math.inf) -> None:
         self.durations, self._load = DurationEstimator(), Loader()
         self._until = time.monotonic() + seconds
 
     def run(self, title: str, jobs: Sequence[CellRun], watch: PoolWatcher) -> dict[Path, str]:
-        """Do all runs that are not done; gives one sentence for each that could not be."""
+        """Do all runs that are not done; return the reason for each failed run, by folder."""
         failed: dict[Path, str] = {}
         left = [job for job in jobs if not job.done()]
         watch.begin(title, left, len(jobs) - len(left))
@@ -153,21 +153,21 @@ class InProcessRunner:
         return failed
 
     def work(self, left: list[CellRun], watch: PoolWatcher, failed: dict[Path, str]) -> None:
-        """Take runs from the list while there is time."""
+        """Do runs from the list until the time is up."""
         while left and time.monotonic() < self._until:
             job = left[0]
             watch.started(job)
             began, why = time.monotonic(), None
 
-            def told(done: int, job: CellRun = job) -> None:
+            def on_rounds(done: int, job: CellRun = job) -> None:
                 watch.rounds(job, done)
                 if time.monotonic() >= self._until:
-                    raise Enough
+                    raise TimeIsUp
 
             try:
-                run_one(job.experiment.tree, job.experiment.folder, job.run_dir, self._load, told)
+                run_one(job.experiment.tree, job.experiment.folder, job.run_dir, self._load, on_rounds)
                 self.durations.learn(job, time.monotonic() - began)
-            except Enough:
+            except TimeIsUp:
                 watch.paused(job)
                 return
             except Exception as error:
@@ -179,7 +179,7 @@ class InProcessRunner:
 
 
 class WorkerProcess:
-    """A worker process; a thread puts its messages into the queue of the pool, and None when the process has ended."""
+    """A worker process. A thread puts its messages into the pool's queue, and None when the process has ended."""
 
     def __init__(self, heard: queue.SimpleQueue[tuple[WorkerProcess, dict[str, Any] | None]], log: Path,
                  lock: BinaryIO | None, modules: Sequence[str]) -> None:  # fmt: skip
@@ -192,7 +192,7 @@ class WorkerProcess:
         self._child.forward(lambda message: heard.put((self, message)))
 
     def _send(self, message: dict[str, Any]) -> None:
-        with contextlib.suppress(BrokenPipeError):  # it died; the reading thread reports that
+        with contextlib.suppress(BrokenPipeError):  # the process died; the reading thread reports it
             self._child.send(message)
 
     def start(self, job: CellRun) -> None:
@@ -206,8 +206,10 @@ class WorkerProcess:
 
 
 class Pool:
-    """Runs in `count` processes of one thread each. As it takes seconds to start them, the first runs are done in this
-    process, and those of a short study all are. A process that dies takes only its run with it."""
+    """Does runs in `count` processes of one thread each.
+
+    Starting processes takes seconds, so the first runs, and all runs of a short study, are done in this process. If a
+    worker process dies, only its run fails."""
 
     def __init__(self, count: int, log: Path, lock: BinaryIO | None = None, modules: Sequence[str] = ()) -> None:
         self._here: InProcessRunner | None = InProcessRunner(START_SECONDS)
@@ -217,7 +219,7 @@ class Pool:
         self._heard: queue.SimpleQueue[tuple[WorkerProcess, dict[str, Any] | None]] = queue.SimpleQueue()
 
     def run(self, title: str, jobs: Sequence[CellRun], watch: PoolWatcher) -> dict[Path, str]:
-        """As `InProcessRunner.run`, the longest first."""
+        """Like `InProcessRunner.run`, but starts the longest runs first."""
         failed: dict[Path, str] = {}
         left = [job for job in jobs if not job.done()]
         watch.begin(title, left, len(jobs) - len(left))
@@ -237,7 +239,7 @@ class Pool:
             if worker not in self._workers:
                 continue
             job = worker.job
-            if message is None:  # the process is gone
+            if message is None:  # the process has ended
                 status = worker.stop()
                 self._workers.remove(worker)
                 if job is None:
@@ -256,7 +258,7 @@ class Pool:
             watch.finished(job, message.get("failed"))
             if worker in self._workers:
                 self._next(worker, left, watch)
-            elif left:  # another in its place
+            elif left:  # replace the dead process
                 self._workers.append(self._worker())
                 self._next(self._workers[-1], left, watch)
         return failed
@@ -273,7 +275,7 @@ class Pool:
             worker.start(job)
 
     def close(self) -> None:
-        """End all workers; what they were doing can be gone on with."""
+        """End all workers; their unfinished runs can be resumed."""
         for worker in self._workers:
             worker.stop()
         self._workers = []

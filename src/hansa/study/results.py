@@ -1,4 +1,4 @@
-"""What a study has found: its runs, their measures over seeds, and which differences count."""
+"""Results of a study: runs, measures over seeds, and significant differences."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RESULTS = "results.json"
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run of a study: its rounds and its summary, or in one sentence why it could not be done."""
+    """One run of a study: its rounds and its summary, or the reason why it failed."""
 
     cell: Cell
     history: list[dict[str, Any]]  # the lines of metrics.jsonl
@@ -39,8 +39,10 @@ class Outcome:
     run_dir: Path | None = None
 
     def measures(self, target: float | None = None, metric: str = "accuracy") -> dict[str, float | None]:
-        """The names of MEASURES, and final and best `metric`; None where there is no value: not measured, no finite
-        number at the end, or a target never reached. A target counts from the first evaluation that meets it."""
+        """Values of MEASURES, and the final and best `metric`, by name.
+
+        None without a value: not measured, not finite at the end, or target not reached. The first evaluation that
+        meets the target counts."""
         out: dict[str, float | None] = {}
         evaluated = [line for line in self.history if "loss" in line or metric in line]
         last = evaluated[-1] if evaluated else {}
@@ -69,9 +71,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Trial:
-    """One candidate of tuning at one rung: its `score` (mean over tuning seeds) after so many rounds, and whether it
-    was kept for the next rung; at the last rung, whether it won. `edge` says, of a winner, that it lies at an end of
-    the values tried, so that a better one may lie beyond."""
+    """One tuning candidate at one rung: its `score` (mean over tuning seeds) after the rounds of the rung.
+
+    `kept`: it continues to the next rung; at the last rung, it won. `edge`: the winner is the smallest or largest
+    value tried, so a better value may lie beyond."""
 
     algorithm: str
     setting: str
@@ -80,13 +83,13 @@ class Trial:
     rounds: int
     score: float | None
     kept: bool
-    metric: str = "accuracy"  # what the score is of
+    metric: str = "accuracy"  # the metric of the score
     edge: bool = False
 
 
 @dataclass(frozen=True, repr=False)
 class Results(StudyDisplay):
-    """All runs of a study, to be looked at from every side. Failed runs are in `outcomes` and count nowhere else."""
+    """All runs of a study, with tables, estimates and tests. Failed runs appear only in `outcomes` and `failed`."""
 
     study: Study
     outcomes: list[Outcome]
@@ -104,19 +107,19 @@ class Results(StudyDisplay):
 
     @property
     def failed(self) -> list[Outcome]:
-        """The runs that could not be done."""
+        """The failed runs."""
         return [outcome for outcome in self.outcomes if outcome.failed is not None]
 
     @cached_property
     def metric(self) -> str:
-        """What algorithms are compared by: the study's metric, or accuracy where it is measured, else the loss."""
+        """Metric of the comparison: the study's metric, else accuracy if measured, else the loss."""
         if self.study.metric is not None:
             return self.study.metric
         measured = any("accuracy" in line for outcome in self.outcomes for line in outcome.history)
         return "accuracy" if measured or not self.outcomes else "loss"
 
     def runs(self, algorithm: str, setting: str) -> list[Outcome]:
-        """The runs of an algorithm in a setting that were done, one a seed."""
+        """Successful runs of an algorithm in a setting, one per seed."""
         for name, known in ((algorithm, self.algorithms), (setting, self.settings)):
             if name not in known:
                 raise ConfigError(f"the study has no {name!r}{nearest(name, known)}")
@@ -144,7 +147,7 @@ class Results(StudyDisplay):
         return self._cached[id(outcome)]
 
     def estimate(self, measure: str, algorithm: str, setting: str) -> Estimate | None:
-        """A measure over seeds, with a 95% interval; None where no run was done, or none has such a measure."""
+        """A measure over seeds, with a 95% interval; None if no run succeeded or none has the measure."""
         values = list(self.values(measure, algorithm, setting).values())
         censored = measure in TO_TARGET
         if (censored and self.study.target is None) or (not censored and all(v is None for v in values)):
@@ -152,7 +155,7 @@ class Results(StudyDisplay):
         return statistics.estimate(values, censored)
 
     def differences(self, setting: str) -> list[Difference]:
-        """All pairs of algorithms in a setting: by how much their final metric differs, and whether that counts."""
+        """Differences of the final metric for all pairs of algorithms in a setting, with significance."""
         values = {}
         for algorithm in self.algorithms:
             found = self.values(f"final_{self.metric}", algorithm, setting)
@@ -160,7 +163,7 @@ class Results(StudyDisplay):
         return statistics.differences(setting, values)
 
     def order(self, setting: str) -> list[str]:
-        """The algorithms that have a value in a setting, the best final metric first."""
+        """Algorithms with a value in a setting, best final metric first."""
         sign = -1.0 if higher_is_better(self.metric) else 1.0
         means = {name: self.estimate(f"final_{self.metric}", name, setting) for name in self.algorithms}
         found = {name: each.mean for name, each in means.items() if each is not None and each.mean is not None}
@@ -174,8 +177,9 @@ class Results(StudyDisplay):
         return [name for name in order if name == order[0] or not worse.get((order[0], name), False)]
 
     def ranks(self) -> Ranking:
-        """Mean ranks by the final metric over blocks, a block being a setting with a seed in which every algorithm was
-        run; a run whose metric is no number any more ranks last."""
+        """Mean ranks by the final metric over blocks; a diverged run ranks last.
+
+        A block is a setting with a seed for which every algorithm has a run."""
         higher = higher_is_better(self.metric)
         worst = -math.inf if higher else math.inf
         blocks = []
@@ -190,9 +194,10 @@ class Results(StudyDisplay):
     def curve(
         self, algorithm: str, setting: str, metric: str, against: Axis = "rounds"
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """(x, mean, low, high) of a metric over seeds, with the 95% interval at each x (the mean itself where there is
-        one seed only). It ends where the first of the runs ends. Against bytes (up and down, of all parties) or
-        simulated seconds, runs lie on a common grid, by linear interpolation."""
+        """(x, mean, low, high) of a metric over seeds, with the 95% interval at each x.
+
+        With one seed, low and high are the mean. The curve ends where the shortest run ends. Against bytes (up and
+        down, of all parties) or simulated seconds, runs are interpolated linearly on a common grid."""
         lines = [_points(outcome.history, metric, against) for outcome in self.runs(algorithm, setting)]
         lines = [line for line in lines if len(line[0])]
         if not lines:
@@ -213,11 +218,11 @@ class Results(StudyDisplay):
         return grid, mean, low, high
 
     def only(self, outcomes: list[Outcome]) -> Results:
-        """Some of the runs by themselves."""
+        """Results with only these runs."""
         return Results(self.study, outcomes, [])
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row a run: labels, seed, and every measure."""
+        """One row per run: labels, seed, and every measure."""
         return [
             {
                 "setting": outcome.cell.setting, "partition": outcome.cell.partition,
@@ -229,7 +234,7 @@ class Results(StudyDisplay):
         ]  # fmt: skip
 
     def to_frame(self) -> Any:
-        """A pandas DataFrame with a row a run; pandas is an extra."""
+        """A pandas DataFrame with one row per run; pandas is an optional dependency."""
         try:
             import pandas
         except ImportError:
@@ -237,8 +242,10 @@ class Results(StudyDisplay):
         return pandas.DataFrame(self.rows())
 
     def table(self) -> list[dict[str, Any]]:
-        """A row a setting and algorithm, the best first within a setting: `setting`, `algorithm`, `best` (of all in the
-        setting), `leads` (not significantly worse than the best), and the estimate of each measure under its name."""
+        """One row per setting and algorithm, best first within a setting.
+
+        Columns: `setting`, `algorithm`, `best` (of the setting), `leads` (not significantly worse than the best), and
+        the estimate of each measure by its name."""
         out = []
         names = dict.fromkeys((f"final_{self.metric}", *MEASURES))
         for setting in self.settings:
@@ -251,7 +258,7 @@ class Results(StudyDisplay):
         return out
 
     def beyond(self, measures: Sequence[str]) -> str | None:
-        """What "!" after an interval means, where a row of the table has one."""
+        """Explanation of the mark "!", if a row of the table has one."""
         metrics = {name: measure_of(name, self.metric) for name in measures}
         if not any(reaches_beyond(row[name], metrics[name]) for row in self.table() for name in metrics):
             return None
@@ -267,10 +274,10 @@ class Results(StudyDisplay):
         return f"<Results of {self.study.name}: {', '.join(words)}>"
 
     def save(self, folder: str | Path | None = None) -> Path:
-        """Write what `load` needs to a folder, the study's own by default; the runs stay where they are."""
+        """Write the results for `load` to a folder, by default the study's; run folders are not copied."""
         path = Path(folder) if folder is not None else self.study.folder
         if path is None:
-            raise ConfigError("this study has no folder; give save() one")
+            raise ConfigError("this study has no folder; pass a folder to save()")
         path.mkdir(parents=True, exist_ok=True)
         runs = []
         for outcome in self.outcomes:
@@ -285,10 +292,10 @@ class Results(StudyDisplay):
 
     @classmethod
     def load(cls, folder: str | Path) -> Results:
-        """The results that `hansa compare` has left in a folder."""
+        """Load the results that `hansa compare` wrote to a folder."""
         path = Path(folder)
         if not (path / RESULTS).exists():
-            raise ConfigError(f"{path} holds no results of a study: it has no {RESULTS}; run `hansa compare` first")
+            raise ConfigError(f"{path} has no results of a study (no {RESULTS}); run `hansa compare` first")
         tree = read_json(path / RESULTS)
         study = replace(Study.of_plain(tree["study"]), folder=path)
         outcomes = []
@@ -299,9 +306,9 @@ class Results(StudyDisplay):
 
 
 def outcome_of(cell: Cell, run_dir: Path | None, failed: str | None = None) -> Outcome:
-    """A run as its folder tells it."""
+    """Read the outcome of a run from its folder."""
     if run_dir is None or not run_dir.exists():
-        missing = failed or (None if run_dir is None else f"the folder {run_dir} is not there any more")
+        missing = failed or (None if run_dir is None else f"the folder {run_dir} no longer exists")
         return Outcome(cell, [], {}, missing, run_dir)
     summary = read_json(run_dir / SUMMARY) if (run_dir / SUMMARY).exists() else {}
     history = RunFolder(run_dir).history()
@@ -309,7 +316,7 @@ def outcome_of(cell: Cell, run_dir: Path | None, failed: str | None = None) -> O
 
 
 def _points(history: Sequence[dict[str, Any]], metric: str, against: Axis) -> tuple[np.ndarray, np.ndarray]:
-    """Where a metric was measured, and what it was."""
+    """Points at which a metric was measured, and its values."""
     x, y, spent = [], [], 0
     for line in history:
         spent += line["bytes_up"] + line["bytes_down"]

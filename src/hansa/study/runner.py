@@ -1,4 +1,4 @@
-"""Do a study: tune, run every cell, gather the results."""
+"""Runs a study: tunes, runs every cell, collects the results."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ from hansa.track import trackers
 
 
 def run_study(study: Study, watch: PoolWatcher | None = None) -> Results:
-    """Do what is not done yet of a study, in its folder, and give all of it. A run that cannot be done is in the
-    results with the reason; a study that cannot be begun (a bad cell, data that are not there) is refused."""
+    """Do the runs of a study that its folder does not hold yet; return the results of all.
+
+    A failed run is in the results with the reason. An invalid cell or missing data is an error before any run."""
     watch = watch or SilentWatcher()
     if study.folder is None:
         raise ConfigError("a study needs a folder for its runs")
@@ -66,7 +67,7 @@ def job_of(cell: Cell, folder: Path) -> CellRun:
 
 
 def loadable(cells: Sequence[Cell]) -> None:
-    """Refuse data that are not there, or that a partition cannot divide, before anything runs."""
+    """Check before any run that all data can be loaded and divided."""
     load, seen = Loader(), set()
     for cell in cells:
         experiment = cell.experiment
@@ -101,17 +102,17 @@ def compare(
 ) -> Results:
     """Compare algorithms, each given by name, as a table or as a part, on a data set divided in one or more ways.
 
-    The same study as `hansa compare` would do: runs are kept in `folder` (by default one under runs/ that is named
-    after the study), so that calling it again with more algorithms or seeds does only what is new. `more` are dotted
-    fields for all runs, as `--set` takes them: `**{"algorithm.local.lr": 0.1, "run.eval_every": 5}`. Data of your own
-    come as `dataset="my_module:function"`; a Task made of arrays has no name under which a run could be kept.
-    `track` names trackers, as for `simulate`, which are told once all is done, with the report. In a notebook a line
-    under the cell shows where the study stands.
+    This is the same study as with `hansa compare`. Runs are stored in `folder` (by default runs/NAME, with the name of
+    the study), so a second call with more algorithms or seeds does only the new runs. `more` are dotted
+    fields for all runs, as `--set` takes them: `**{"algorithm.local.lr": 0.1, "run.eval_every": 5}`. Pass your own
+    data as `dataset="my_module:function"`; a Task made of arrays has no configuration that could identify its runs.
+    `track` names trackers, as for `simulate`; they receive the study and its report at the end. In a notebook, a line
+    below the cell shows the progress.
     """
     if isinstance(task, Task) or isinstance(dataset, Task):
         raise ConfigError(
-            "compare keeps runs by their configuration, which a Task made in Python has none of; put a function that "
-            'returns a hansa.data.Data into a module and give dataset="my_module:function"'
+            "compare identifies runs by their configuration, and a Task made in Python has none; put a function that "
+            'returns a hansa.data.Data into a module and pass dataset="my_module:function"'
         )
     if isinstance(algorithms, (str, Part)):
         algorithms = [algorithms]
@@ -136,16 +137,20 @@ def compare(
 
 
 def tree_of(settings: Mapping[str, Any], study: Mapping[str, Any]) -> dict[str, Any]:
-    """The tree of a study from dotted fields and the keys of [study]; what is None is not said. A data set without a
-    partition is divided as it is by nature, or evenly; so many parties without a partition are IID."""
+    """Build the tree of a study from dotted fields and the keys of [study]; values of None are left out.
+
+    Without a partition, a data set uses its natural partition, or else an even one. A number of parties without a
+    partition means IID."""
     said = {name: value for name, value in settings.items() if value is not None}
     keys = {name: value for name, value in study.items() if value is not None}
     return {**nest(said), "study": keys}
 
 
 def named(study: Study, folder: Path | None, under: str = "runs") -> Study:
-    """The study with its folder, and with a name. Where neither is said, the name is made of the data set and a hash
-    of what the study is, so that the same study finds its runs again and another does not take its place."""
+    """The study with a folder and a name.
+
+    The default name consists of the data set and a hash of the study, so that the same study finds its runs again and
+    a different study gets a different folder."""
     if not study.name:
         text = json.dumps(
             {**study.tree, "study": {k: v for k, v in study.tree["study"].items() if k != "jobs"}}, sort_keys=True
@@ -160,7 +165,7 @@ def named(study: Study, folder: Path | None, under: str = "runs") -> Study:
 
 
 def plain(value: Any) -> Any:
-    """Parts as plain data, wherever they are."""
+    """Replace parts at any depth by plain data."""
     if isinstance(value, Part):
         return brief(value)
     if isinstance(value, Mapping):
@@ -171,7 +176,7 @@ def plain(value: Any) -> Any:
 
 
 def _check_plain(value: Any, where: str) -> None:
-    """Refuse what has no name and is no plain value: runs are kept by their configuration, which is text."""
+    """Refuse values without a textual form: the configuration, as text, identifies a run."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             _check_plain(inner, f"{where}.{name}" if where else str(name))
@@ -181,13 +186,13 @@ def _check_plain(value: Any, where: str) -> None:
     elif value is not None and not isinstance(value, (str, bool, int, float)):
         hint = "a name, a table, a part" if where in ("task.dataset", "task.model") else "a plain value or a part"
         raise ConfigError(
-            f"{where}: compare keeps runs by their configuration, so it takes {hint} or a function of a module "
+            f"{where}: compare identifies runs by their configuration, so it takes {hint} or a function of a module "
             f'as "my_module:function", got a {type(value).__name__}'
         )
 
 
 def brief(part: Part) -> dict[str, Any]:
-    """A part as plain data: its name, and the fields that are not as they are by default."""
+    """A part as plain data: its name, and the fields that differ from their defaults."""
     whole = to_config(part)
     out: dict[str, Any] = {"name": part.name}
     for name in field_types(type(part)):
@@ -201,5 +206,5 @@ def brief(part: Part) -> dict[str, Any]:
 
 
 def _kind(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a part that stands where another kind is declared, the kind."""
+    """The kind of a part, if it differs from the declared kind."""
     return {"kind": config["kind"]} if "kind" in config else {}

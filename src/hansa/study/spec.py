@@ -1,4 +1,4 @@
-"""What a study is: a base experiment, and axes along which its runs differ."""
+"""Specification of a study: a base experiment, and the axes along which its runs differ."""
 
 from __future__ import annotations
 
@@ -21,30 +21,31 @@ from hansa.track.tracker import Tracker, trackers
 
 KEYS = ("name", "algorithms", "partitions", "adversaries", "grid", "seeds", "target", "metric", "tune", "tune_seeds",
         "jobs")  # fmt: skip
-# The field that a number after a partition's name means, as in "dirichlet:0.1".
+# The field that a number after a partition's name sets, as in "dirichlet:0.1".
 SHORT = {"dirichlet": "alpha", "quantity": "alpha", "shards": "per_party", "similarity": "similarity", "noise": "sigma",
          "iid": "parties"}  # fmt: skip
-PARTY_TEST = 0.2  # of each party's samples, where the study says nothing: for the worst tenth, and to tune by
-CHECKPOINT_SECONDS = 1.0  # a study that is killed loses so much of the runs under way
-TUNING_SEED = 1000  # from which on seeds are for tuning, where the study does not use them itself
-IMAGES = ("digits", "mnist", "fashion-mnist")  # data sets whose model is the 2NN where none is named
+PARTY_TEST = 0.2  # default share of each party's samples for its own test: for the worst tenth, and for tuning
+CHECKPOINT_SECONDS = 1.0  # a killed study loses at most this much of each unfinished run
+TUNING_SEED = 1000  # first seed for tuning, unless the study uses it itself
+IMAGES = ("digits", "mnist", "fashion-mnist")  # data sets whose default model is the 2NN
 SKEWED = {"name": "dirichlet", "alpha": 0.3}
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One point of an axis: its label, its table, and of an algorithm the values to tune, where it has its own."""
+    """One point of an axis: its label, its table, and for an algorithm its own values to tune, if any."""
 
     label: str
-    table: Any  # None: without one
+    table: Any  # None: no adversary
     tune: dict[str, list[Any]] | None = None
 
 
 @dataclass(frozen=True)
 class Study:
-    """A study, read: `tree` is all of it as plain data, `place` the folder that files named in it are beside, `folder`
-    where it keeps its runs and results. `tune` maps dotted fields to the values that tuning tries. `track` are its
-    trackers, which are no part of `tree`."""
+    """A parsed study.
+
+    `tree` is the whole study as plain data, without its trackers (`track`). Relative paths in it start from `place`.
+    `folder` holds the runs and results. `tune` maps dotted fields to the values that tuning tries."""
 
     name: str
     tree: dict[str, Any]
@@ -54,7 +55,7 @@ class Study:
     grid: dict[str, list[Any]]
     seeds: tuple[int, ...]
     target: float | None = None
-    metric: str | None = None  # None: accuracy where it is measured, else the loss
+    metric: str | None = None  # None: accuracy if measured, else the loss
     tune: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
     tune_seeds: int = 1
     jobs: int | None = None
@@ -64,20 +65,20 @@ class Study:
 
     @property
     def base(self) -> dict[str, Any]:
-        """The tables that all runs share; how a study is tracked is no part of a run."""
+        """The tables that all runs share, without the tracking of the study."""
         return {name: table for name, table in self.tree.items() if name not in ("study", "track")}
 
     def ordered_tree(self) -> dict[str, Any]:
-        """The study as plain data, its tables in the order of the documentation."""
+        """The study as plain data, with tables in the order of the documentation."""
         return {name: self.tree[name] for name in ("study", *TABLES) if name in self.tree}
 
     def candidates(self, algorithm: str) -> list[dict[str, Any]]:
-        """What tuning tries for an algorithm: every combination of the values."""
+        """Tuning candidates of an algorithm: every combination of the values."""
         own = next(choice.tune for choice in self.algorithms if choice.label == algorithm)
         return _combinations(self.tune if own is None else own)
 
     def cells(self, tuned: Mapping[tuple[str, str], Mapping[str, Any]] | None = None) -> list[Cell]:
-        """Every run, checked: settings, then algorithms, then seeds. `tuned` has values by (algorithm, setting)."""
+        """All checked runs, by setting, algorithm, seed. `tuned` has values by (algorithm, setting)."""
         out = []
         for partition, adversary, variant in itertools.product(
             self.partitions, self.adversaries, _combinations(self.grid)
@@ -88,7 +89,7 @@ class Study:
                 values = (tuned or {}).get((at.algorithm, at.setting), {})
                 tree = self._tree(algorithm, partition, adversary, {**variant, **values}, seed)
                 cell = dataclasses.replace(at, tree=tree)
-                _ = cell.experiment  # refused here, before anything runs
+                _ = cell.experiment  # parsed here, so that mistakes show before any run
                 out.append(cell)
         return out
 
@@ -102,7 +103,7 @@ class Study:
         tree = merge(tree, nest({dotted(name): value for name, value in fields.items()}))
         tree["task"] = {"party_test": PARTY_TEST, **tree["task"]}
         run = {"checkpoint_seconds": CHECKPOINT_SECONDS, **tree.get("run", {}), "seed": seed}
-        run.pop("target", None)  # every run goes on to its end, so that they compare
+        run.pop("target", None)  # every run does all rounds, so that runs can be compared
         tree["run"] = run if self.metric is None else {**run, "metric": self.metric}
         return tree
 
@@ -117,7 +118,7 @@ class Study:
 
 
 def read_study(path: str | Path, changes: Mapping[str, Any] | None = None) -> Study:
-    """Read a study's file; `changes` are dotted names, as in `--set`, laid over it."""
+    """Read a study's file; `changes` are dotted names, as in `--set`, that override it."""
     path = Path(path)
     tree = read_toml(path)
     if not isinstance(tree.get("study", {}), Mapping):
@@ -165,7 +166,7 @@ def parse_study(tree: Mapping[str, Any], name: str, place: str = ".") -> Study:
 
 
 def _with_task(tree: dict[str, Any], divided: bool) -> dict[str, Any]:
-    """The tree with a data set and a model, where it names none: digits, skewed unless it says how to divide them."""
+    """Add the default data set and model: digits, with skewed labels unless a partition is given."""
     task = dict(tree.get("task", {}))
     if "dataset" not in task and "parties" not in task:
         task["dataset"] = "digits"
@@ -177,14 +178,14 @@ def _with_task(tree: dict[str, Any], divided: bool) -> dict[str, Any]:
 
 
 def _tabled(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The tree with parts that are named by a text as tables, and the adversary's kind under `name`."""
+    """Replace part names by tables, and store the adversary's kind under `name`."""
     out = {name: {"name": table} if isinstance(table, str) and name != "track" else table
            for name, table in tree.items()}  # fmt: skip
     return {**out, "adversary": named(out["adversary"])} if "adversary" in out else out
 
 
 def lay(tree: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """A table with another laid over it. Fields that stand without a name are common to whatever is named."""
+    """Override a table with another. Fields of a table without a name are common to all named tables."""
     out = dict(tree)
     for name, change in over.items():
         old = out.get(name)
@@ -201,8 +202,9 @@ def lay(tree: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _axis(kind: str, given: Any, base: Any, undivided: str = "") -> tuple[Choice, ...]:
-    """The choices of an axis. Without one, the base's table; with one, what the base says without a name is common.
-    `undivided` is the label of a partition that nobody names."""
+    """The choices of an axis; by default the base's table.
+
+    A base table without a name is common to all choices. `undivided` is the label of a partition without a name."""
     plural = {"algorithm": "algorithms", "partition": "partitions", "adversary": "adversaries"}[kind]
     if given is None:
         if base is None:
@@ -223,7 +225,7 @@ def _axis(kind: str, given: Any, base: Any, undivided: str = "") -> tuple[Choice
     labels = [choice.label for choice in choices]
     for label in labels:
         if labels.count(label) > 1:
-            raise ConfigError(f"study.{plural}: two are called {label!r}; give one of them a label of its own")
+            raise ConfigError(f"study.{plural}: two entries have the label {label!r}; give one of them another label")
     return tuple(choices)
 
 
@@ -246,7 +248,7 @@ def _choice(kind: str, entry: Any, common: Mapping[str, Any], where: str) -> Cho
         tune = _fields(table.pop("tune"), f"algorithms: tune of {table.get('name')}")
     table = nest(table)
     if label is not None and (not isinstance(label, str) or not label.strip()):
-        raise ConfigError(f"{where}: a label is a text, got {label!r}")
+        raise ConfigError(f"{where}: a label must be a string, got {label!r}")
     if not isinstance(table.get("name"), str):
         raise ConfigError(f"{where}: the {kind} needs a name, one of {', '.join(registered(kind))}")
     lookup(kind, table["name"], where)
@@ -254,7 +256,7 @@ def _choice(kind: str, entry: Any, common: Mapping[str, Any], where: str) -> Cho
 
 
 def _short(kind: str, text: str, where: str) -> dict[str, Any]:
-    """`dirichlet:0.1` as a table; an adversary's number is its fraction of the parties."""
+    """Parse a short form such as `dirichlet:0.1`; an adversary's number is its fraction of the parties."""
     name, colon, value = text.strip().partition(":")
     if not colon or kind == "algorithm":
         return {"name": text.strip()}
@@ -269,11 +271,11 @@ def _short(kind: str, text: str, where: str) -> dict[str, Any]:
     try:
         return {"name": name, field: float(value)}
     except ValueError:
-        raise ConfigError(f"{where}: after the colon comes the {field} of {name}, a number, got {text!r}") from None
+        raise ConfigError(f"{where}: expected a number after the colon, the {field} of {name}, got {text!r}") from None
 
 
 def _label(kind: str, table: Mapping[str, Any]) -> str:
-    """What an entry is called: its name, and what it says beyond it, less the number of parties."""
+    """Default label of an entry: its name and its fields, without the number of parties."""
     name = str(table.get("name"))
     fields = {key: value for key, value in table.items() if key not in ("name", "kind", "parties")}
     short = "fraction" if kind == "adversary" else SHORT.get(name) if kind == "partition" else None
@@ -290,7 +292,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    """A value as a label has it: a part by its name and fields, a list by its entries."""
+    """A value as shown in a label: a part by its name and fields, a list by its entries."""
     if isinstance(value, Mapping):
         return _label("", value) if "name" in value else ", ".join(f"{k}={_shown(v)}" for k, v in value.items())
     if isinstance(value, (list, tuple)):
@@ -299,21 +301,23 @@ def _shown(value: Any) -> str:
 
 
 def dotted(name: str) -> str:
-    """A field's whole name: `local.lr` is that of the algorithm."""
+    """Full name of a field: `local.lr` is short for `algorithm.local.lr`."""
     first, *rest = name.split(".")
     return name if first in TABLES and rest else f"algorithm.{name}"
 
 
 def _fields(given: Any, where: str) -> dict[str, list[Any]]:
     if not isinstance(given, Mapping):
-        raise ConfigError(f'study.{where} is a table of fields and their values, as in {{ "local.lr" = [0.1, 0.3] }}')
+        raise ConfigError(
+            f'study.{where} must be a table of fields and their values, as in {{ "local.lr" = [0.1, 0.3] }}'
+        )
     out = {}
     for name, values in _lists(given).items():
         if not isinstance(values, list) or not values:
             raise ConfigError(f"study.{where}: {name!r} needs a list of values, got {values!r}")
         if dotted(name) in ("run.seed", "run.target", "run.metric"):
             plain = name.rpartition(".")[2]
-            raise ConfigError(f"study.{where}: say study.{'seeds' if plain == 'seed' else plain} instead of {name!r}")
+            raise ConfigError(f"study.{where}: use study.{'seeds' if plain == 'seed' else plain} instead of {name!r}")
         if any(values.count(value) > 1 for value in values):
             raise ConfigError(f"study.{where}: {name!r} has a value twice: {values!r}")
         out[name] = values
@@ -340,23 +344,23 @@ def _seeds(given: Any, first: Any) -> tuple[int, ...]:
         return tuple(range(first, first + given))
     if isinstance(given, (list, tuple)) and given and all(map(whole, given)) and len(set(given)) == len(given):
         return tuple(given)
-    raise ConfigError(f"study.seeds is how many seeds, at least 1, or a list of different ones, got {given!r}")
+    raise ConfigError(f"study.seeds must be a number of seeds, at least 1, or a list of different seeds, got {given!r}")
 
 
 def _number(given: Any, name: str) -> float | None:
     if given is None:
         return None
     if isinstance(given, bool) or not isinstance(given, (int, float)) or not math.isfinite(given):
-        raise ConfigError(f"study.{name} is a number, got {given!r}")
+        raise ConfigError(f"study.{name} must be a number, got {given!r}")
     return float(given)
 
 
 def _count(given: Any, name: str) -> int:
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise ConfigError(f"study.{name} is a whole number, at least 1, got {given!r}")
+        raise ConfigError(f"study.{name} must be a whole number, at least 1, got {given!r}")
     return given
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

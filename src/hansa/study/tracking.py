@@ -1,4 +1,4 @@
-"""A study at its trackers: one run for the study, and in it one for each of its cells, from their finished folders."""
+"""Tracking of a study: one tracked run for the study, with one nested run per cell."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 
 def track_study(results: Results, chosen: Any) -> list[str]:
-    """Track a study that is done, with its report, and all its cells. What its trackers have already is not sent again
-    (`tracking.json` of its folder remembers that). Gives what could not be delivered, a sentence each."""
+    """Track a finished study with its report and all its cells; return one sentence per failed delivery.
+
+    Cells that the trackers have already (recorded in the folder's `tracking.json`) are not sent again."""
     study = results.study
     if study.folder is None:
         raise ValueError("a study without a folder has no files to track")
@@ -28,7 +29,7 @@ def track_study(results: Results, chosen: Any) -> list[str]:
 
 
 class StudySession:
-    """The trackers of a study. Cells are handed over as they end, in any order, those from the cache as well."""
+    """The trackers of a study. Accepts cells in any order, reused ones as well."""
 
     def __init__(self, name: str, folder: Path, chosen: Sequence[Tracker], tree: dict[str, Any]) -> None:
         self.name, self.folder = name, Path(folder)
@@ -48,7 +49,7 @@ class StudySession:
             self._begun = True
 
     def cell(self, outcome: Outcome) -> None:
-        """Track one cell, unless all trackers have it."""
+        """Track one cell, unless all trackers have it already."""
         cell = outcome.cell
         labels = {"algorithm": cell.algorithm, "partition": cell.partition, "adversary": cell.adversary,
                   "variant": cell.variant, "setting": cell.setting, "key": cell.key}  # fmt: skip
@@ -76,7 +77,7 @@ class StudySession:
             self._session.fail(outcome.failed or "it left no files")
 
     def finish(self) -> list[str]:
-        """The study is done, with its report in its folder. Gives what could not be delivered, a sentence each."""
+        """Track the end of the study and its report; return one sentence per failed delivery."""
         if self._begun or not self._session.has(self._about.mark):
             self._session.open(self._about, again=True)
             stopped = f"{self._cells} runs done" + (f", {self._failed} of them failed" if self._failed else "")

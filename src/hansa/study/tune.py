@@ -1,11 +1,11 @@
-"""Rates for each algorithm before it is compared: successive halving, with the same budget for all.
+"""Tuning by successive halving, with the same budget for each algorithm.
 
 Jamieson and Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization", AISTATS 2016. All n
-candidates run for a part of the rounds, the better half goes on for twice as many, and so on, until two are left that
-have run for half of the study's rounds. A candidate that goes on does so from its checkpoint.
+candidates run for a part of the rounds, the better half continues to twice as many rounds, and so on, until two are
+left and have run for half of the study's rounds. Candidates continue from their checkpoints.
 
-Each algorithm is tuned in each setting by itself, over the same number of candidates, with seeds that the comparison
-does not use. Candidates are judged by the parties' own held-out samples where there are any, else by the test set.
+Each algorithm is tuned separately in each setting, over the same number of candidates, with seeds that the comparison
+does not use. Candidates are scored on the parties' own held-out samples if there are any, else on the test set.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from hansa.study.pool import CellRun
 from hansa.study.results import Trial
 from hansa.study.spec import TUNING_SEED, Study
 
-LAST = 3  # evaluations whose mean is a candidate's score: single ones jump where few parties train a round
+LAST = 3  # a score is the mean of this many evaluations: single ones are noisy if few parties train per round
 Run = Callable[[str, Sequence[CellRun]], dict[Path, str]]
 Place = tuple[str, str]  # an algorithm in a setting
 
 
 def rungs(candidates: int, rounds: int) -> list[int]:
-    """After how many rounds candidates are compared: of 4 candidates and 40 rounds, after 10 and after 20."""
+    """Rounds after which candidates are compared: with 4 candidates and 40 rounds, 10 and 20."""
     count = math.ceil(math.log2(candidates)) if candidates > 1 else 0
     return sorted({max(1, math.ceil(rounds / 2 ** (count - i))) for i in range(count)})
 
 
 def seeds(study: Study) -> list[int]:
-    """The seeds of tuning: none of the comparison's."""
+    """Seeds for tuning, none of which the comparison uses."""
     free = (seed for seed in range(TUNING_SEED, TUNING_SEED + study.tune_seeds + len(study.seeds) + 1))
     return [seed for seed in free if seed not in study.seeds][: study.tune_seeds]
 
 
 def tune(study: Study, folder: Path, run: Run) -> tuple[dict[Place, dict[str, Any]], list[Trial]]:
-    """The best values for each algorithm in each setting, and all that was tried."""
+    """Find the best values for each algorithm in each setting; return them and all trials."""
     apart = dataclasses.replace(study, seeds=tuple(seeds(study)))
     left: dict[Place, list[dict[str, Any]]] = {}
-    cells: dict[tuple[Place, int], list[Cell]] = {}  # by place and candidate's number, one a seed
+    cells: dict[tuple[Place, int], list[Cell]] = {}  # by place and candidate's number, one cell per seed
     count = len(study.candidates(study.algorithms[0].label))
     for number in range(count):
         choice = {c.label: study.candidates(c.label)[number] for c in study.algorithms}
@@ -75,7 +75,7 @@ def tune(study: Study, folder: Path, run: Run) -> tuple[dict[Place, dict[str, An
             sign = -1.0 if higher_is_better(metric) else 1.0
             order = sorted(scored, key=lambda each: math.inf if each[1] is None else sign * each[1])
             last = rung == len(ladder) - 1
-            usable = [each for each in order if each[1] is not None] or order  # one without a score does not go on
+            usable = [each for each in order if each[1] is not None] or order  # a candidate without a score is dropped
             kept = [number for number, _, _ in usable[: 1 if last else math.ceil(len(order) / 2)]]
             for number, score, _ in scored:
                 values = left[place][number]
@@ -97,8 +97,9 @@ def _job(cell: Cell, folder: Path, rounds: int, tried: str) -> CellRun:
 
 
 def _score(study: Study, jobs: Sequence[CellRun], failed: dict[Path, str]) -> tuple[float | None, str | None]:
-    """A candidate's mean score over seeds at the end of a rung, and what it is of; None where a run failed or its
-    metric is no number."""
+    """A candidate's mean score over seeds at the end of a rung, and the metric of the score.
+
+    The score is None if a run failed or its metric is not finite."""
     found: list[float] = []
     metric = None
     for job in jobs:
@@ -117,7 +118,7 @@ def _score(study: Study, jobs: Sequence[CellRun], failed: dict[Path, str]) -> tu
 
 
 def at_edge(candidates: Sequence[dict[str, Any]], values: dict[str, Any]) -> bool:
-    """Whether a number among the values is the least or the greatest that was tried."""
+    """Whether a number among the values is the smallest or largest value tried."""
     for name, value in values.items():
         tried = {candidate[name] for candidate in candidates if type(candidate[name]) in (int, float)}
         if len(tried) > 1 and value in (min(tried), max(tried)):

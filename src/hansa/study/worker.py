@@ -1,4 +1,4 @@
-"""A worker process of a study: does one run after another, reports their progress, and ends with its parent."""
+"""A worker process of a study: does one run after another, reports progress, and ends with its parent."""
 
 from __future__ import annotations
 
@@ -20,38 +20,39 @@ from hansa.experiment.config import Experiment, parse
 from hansa.experiment.tasks import load_data
 from hansa.run.simulate import simulate
 
-TOLD = 0.2  # seconds between two messages about the rounds of a run, at least
+INTERVAL = 0.2  # minimum seconds between two progress messages of a run
 Watch = Callable[[int], None]
 
 
 class Loader:
-    """Data sets, each loaded once as long as the next run needs the same."""
+    """Loads data sets; keeps the last one for the next run."""
 
     def __init__(self) -> None:
         self._key: tuple[str, str | None, str] | None = None
         self._data: Data | None = None
 
     def __call__(self, experiment: Experiment) -> Data | None:
-        """The experiment's data set; None where its parties have files of their own."""
+        """The experiment's data set; None if its parties have files of their own."""
         table = experiment.task
         if table.dataset is None:
             return None
         key = (json.dumps(table.dataset, sort_keys=True), table.data_dir, experiment.folder)
         if key != self._key:
-            self._data = None  # before the next is there
+            self._data = None  # free the memory before loading the next data set
             self._data, self._key = load_data(experiment), key
         return self._data
 
 
 def run_one(tree: dict[str, Any], place: str, run_dir: Path, load: Loader, watch: Watch | None = None) -> None:
-    """Do a run, or go on with it where its folder holds a part of it. One process and one thread: its bits do not
-    depend on how many others run beside it."""
+    """Do a run, or resume it if its folder holds a part of it.
+
+    A run uses one process and one thread, so its bits do not depend on the number of parallel runs."""
     experiment = parse(tree, place)
     last = 0.0
 
     def on_round(line: dict[str, Any]) -> None:
         nonlocal last
-        if watch is not None and time.monotonic() - last >= TOLD:
+        if watch is not None and time.monotonic() - last >= INTERVAL:
             last = time.monotonic()
             watch(line["round"])
 
@@ -62,13 +63,13 @@ def run_one(tree: dict[str, Any], place: str, run_dir: Path, load: Loader, watch
 
 
 def sentence(error: BaseException) -> str:
-    """Why a run could not be done."""
+    """The reason why a run failed, in one sentence."""
     return str(error) if isinstance(error, HansaError) else f"{type(error).__name__}: {error}"
 
 
 def main() -> None:
     """Do runs, one after another, until the parent ends."""
-    parent = ParentConnection()  # what a run prints goes to the log
+    parent = ParentConnection()  # output of a run goes to the log
     messages = parent.until_parent_ends()
     setup, load = next(messages), Loader()
     sys.path[:] = setup["path"]
