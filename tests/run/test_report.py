@@ -142,7 +142,7 @@ def attacked(folder: Path) -> Path:
 
 def test_a_run_with_hostile_parties_reports_who_was_left_out(tmp_path: Path) -> None:
     page = run_report(attacked(tmp_path / "run")).read_text()
-    assert "Part in the model, party by party" in page
+    assert "Share in the model by party" in page
     assert "What the fusion found" in page
     rows = re.findall(r"<tr><td>(\d)</td><td>(\w+)</td><td>4</td><td>(\d)</td><td>0</td><td>([\d.]+)</td></tr>", page)
     assert [(name, kind) for name, kind, *_ in rows[:2]] == [("2", "attacker"), ("5", "attacker")]
@@ -175,5 +175,5 @@ def test_the_figure_of_shares_has_the_attackers_above_the_line() -> None:
     shares, caught = figure.axes[0], figure.axes[1]
     assert [label.get_text() for label in shares.get_yticklabels()] == ["b", "a", "c"]
     assert shares.images[0].get_array().tolist() == [[0, 0], [1, 1], [1, 1]]
-    assert caught.get_title(loc="left") == "Who was left out"
+    assert caught.get_title(loc="left") == "Excluded parties"
     assert fusion_shares.figure([{"round": 1}], []) is None

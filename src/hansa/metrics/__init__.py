@@ -1,1 +1,1 @@
-"""What is measured: names and directions of metrics, measures of a run, statistics over seeds."""
+"""Names and directions of metrics, measures of a run, statistics over seeds."""

@@ -1,4 +1,4 @@
-"""What a study measures of each run: names, units, directions, and the values that are possible."""
+"""Measures of a run in a study: names, units, directions, and possible values."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from hansa.metrics.names import higher_is_better, plain_metric, possible_values
 from hansa.metrics.statistics import Estimate
 
 ABOVE_ZERO = (0.0, math.inf)
-BEYOND = "!"  # after an interval that reaches beyond the possible values
+BEYOND = "!"  # mark after an interval that exceeds the possible values
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A measure's words: what it is called, its unit, whether more is better (None: neither), and its least and
-    greatest possible value."""
+    """Description of a measure: title, unit, whether higher is better (None: neither), and range of values."""
 
     label: str
     unit: str
@@ -23,8 +22,8 @@ class Measure:
     limits: tuple[float, float] = ABOVE_ZERO
 
 
-# What `Outcome.measures` has for every run; a metric beside accuracy and loss adds a final_ and a best_ of its own.
-# The worst tenth is of the study's metric: `measure_of` gives its words.
+# The measures of every run in `Outcome.measures`; a metric other than accuracy and loss adds its own final_ and best_.
+# The worst tenth is that of the study's metric: `measure_of` describes it.
 MEASURES = {
     "final_accuracy": Measure("final accuracy", "", True, (0.0, 1.0)),
     "best_accuracy": Measure("best accuracy", "", True, (0.0, 1.0)),
@@ -43,7 +42,7 @@ TO_TARGET = ("rounds_to_target", "simulated_seconds_to_target", "bytes_to_target
 
 
 def measure_of(name: str, metric: str) -> Measure:
-    """The words of a measure in a study that compares by `metric`."""
+    """Description of a measure in a study that compares by `metric`."""
     if name == "worst_tenth":
         plain = plain_metric(metric)
         return Measure(f"worst tenth's {_words(plain)}", "", higher_is_better(plain), possible_values(plain))
@@ -58,8 +57,9 @@ def _words(metric: str) -> str:
 
 
 def reaches_beyond(found: Estimate | None, measure: Measure) -> bool:
-    """Whether an interval reaches beyond the possible values, as that of 0.9 ± 1.6 for an accuracy does: with so few
-    seeds, or so near a limit, a t interval says nothing."""
+    """Whether an interval exceeds the possible values, such as 0.9 ± 1.6 for an accuracy.
+
+    With so few seeds, or so near a limit, a t interval is meaningless."""
     if found is None or found.low is None or found.high is None:
         return False
     low, high = measure.limits
@@ -67,7 +67,7 @@ def reaches_beyond(found: Estimate | None, measure: Measure) -> bool:
 
 
 def written(found: Estimate | None, digits: int = 4, measure: Measure | None = None) -> str:
-    """An estimate as a person reads it: mean, half the interval's width, and how many runs have a value."""
+    """Format an estimate: mean, half the interval's width, and how many runs have a value."""
     if found is None:
         return ""
     if found.mean is None:
@@ -80,7 +80,7 @@ def written(found: Estimate | None, digits: int = 4, measure: Measure | None = N
 
 
 def number(value: float, digits: int = 4) -> str:
-    """A number with as many digits as a reader needs."""
+    """Format a number with at most the given decimals."""
     if abs(value) >= 1e6:
         return f"{value:.3g}"
     return f"{value:.{digits}f}" if abs(value) < 10 else f"{value:.1f}"

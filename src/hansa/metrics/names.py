@@ -1,4 +1,4 @@
-"""Names of metrics: which are higher when better, which values are possible, which a run may stop on."""
+"""Names of metrics: direction, possible values, and which ones a run may stop on."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ METRICS = ("loss", "train_loss", "rmse", "mae", *HIGHER_IS_BETTER)
 
 
 def plain_metric(metric: str) -> str:
-    """The metric that a mean, a worst tenth or a variance over the parties is of."""
+    """The underlying metric of a mean, worst tenth or variance over the parties."""
     of = metric.removeprefix("party_")
     return of.removesuffix("_mean").removesuffix("_worst_tenth").removesuffix("_variance")
 
 
 def higher_is_better(metric: str) -> bool:
-    """Whether a metric, or its mean or worst tenth over the parties, is to be raised; all others are to be lowered."""
+    """Whether higher values of a metric, or of its mean or worst tenth over the parties, are better."""
     return plain_metric(metric) in HIGHER_IS_BETTER and not metric.endswith("_variance")
 
 
 def possible_values(metric: str) -> tuple[float, float]:
-    """The least and the greatest value that a metric can have."""
+    """The smallest and largest possible value of a metric."""
     if metric.endswith("_variance"):
         return 0.0, math.inf
     return {"accuracy": (0.0, 1.0), "auc": (0.0, 1.0), "r2": (-math.inf, 1.0)}.get(

@@ -1,8 +1,8 @@
-"""What a few seeds can tell: intervals, paired differences, and ranks over many settings.
+"""Statistics over seeds: intervals, paired differences, and ranks over settings.
 
 Student's t over seeds; paired t tests with the correction of Holm 1979; the test of Friedman 1937 and the critical
 difference of Nemenyi 1963, as Demsar, "Statistical Comparisons of Classifiers over Multiple Data Sets", JMLR 2006,
-puts them together.
+combines them.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-LEVEL = 0.05  # of error: intervals hold 95% of the time
+LEVEL = 0.05  # significance level; intervals have 95% coverage
 
 
 @dataclass(frozen=True)
 class Estimate:
     """A measure over seeds: its mean and a 95% interval of the mean.
 
-    `n` runs were made. `reached` says how many of them have a value, where not all need to have one (a target that was
-    not reached, a loss that is no number any more): mean and interval are then of those alone. `low` and `high` are
-    None where fewer than two values make no interval, `mean` where there is no value at all.
+    `n` is the number of runs. `reached` is the number of runs with a value, if runs may lack one (target not reached,
+    loss not finite); mean and interval then use only these runs. `low` and `high` are None with fewer than two values,
+    `mean` is None without a value.
     """
 
     mean: float | None
@@ -35,10 +35,10 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Difference:
-    """How much one algorithm's metric lies above another's in a setting, in pairs of runs with the same seed.
+    """Difference of a metric between two algorithms in a setting, over pairs of runs with the same seed.
 
-    `p` is of the paired t test, `adjusted` after Holm's correction over all pairs of the setting; None where fewer than
-    two seeds have both. `significant` is an adjusted p below 0.05.
+    `p` is the p value of the paired t test, `adjusted` the one after Holm's correction over all pairs of the setting;
+    None if fewer than two seeds have both runs. `significant`: the adjusted p value is below 0.05.
     """
 
     setting: str
@@ -55,11 +55,11 @@ class Difference:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Mean ranks of algorithms over blocks (1 is the best), and what they say.
+    """Mean ranks of algorithms over blocks (1 is the best), with tests.
 
-    `p` is Friedman's: how likely such ranks are where all algorithms are alike; None below two blocks. Two algorithms
-    whose mean ranks differ by `critical` or more are significantly different (Nemenyi, 5%); `cliques` are the largest
-    groups within which no two are.
+    `p` is the p value of Friedman's test that all algorithms are equal; None with fewer than two blocks. Two algorithms
+    whose mean ranks differ by `critical` or more are significantly different (Nemenyi, 5%). `cliques` are the largest
+    groups without a significant difference.
     """
 
     ranks: dict[str, float]  # by algorithm, best first
@@ -70,7 +70,7 @@ class Ranking:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float | None, float | None]:
-    """Mean and 95% t interval of the mean; no interval of fewer than two values."""
+    """Mean and 95% t interval of the mean; no interval with fewer than two values."""
     data = np.asarray(values, dtype=np.float64)
     mean = float(data.mean())
     if len(data) < 2:
@@ -80,7 +80,7 @@ def interval(values: Sequence[float]) -> tuple[float, float | None, float | None
 
 
 def estimate(values: Sequence[float | None], censored: bool = False) -> Estimate | None:
-    """An estimate from one value a run; None without runs. `censored`: a run without a value is no accident."""
+    """Estimate from one value per run; None without runs. `censored`: a missing value means "not reached"."""
     found = [value for value in values if value is not None]
     reached = len(found) if censored or len(found) < len(values) else None
     if not values:
@@ -91,19 +91,19 @@ def estimate(values: Sequence[float | None], censored: bool = False) -> Estimate
 
 
 def paired_p(differences: Sequence[float]) -> float | None:
-    """The p value of a two-sided paired t test; None below two pairs."""
+    """The p value of a two-sided paired t test; None with fewer than two pairs."""
     data = np.asarray(differences, dtype=np.float64)
     if len(data) < 2:
         return None
     spread = data.std(ddof=1)
-    if spread == 0.0:  # the same in every pair: certain, unless it is nothing
+    if spread == 0.0:  # the same difference in every pair: p is 0, or 1 if the difference is 0
         return 1.0 if data[0] == 0.0 else 0.0
     t = abs(data.mean()) / (spread / math.sqrt(len(data)))
     return float(2 * stats.t.sf(t, len(data) - 1))
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """P values adjusted so that the chance of any false discovery among them stays below the level. Holm 1979."""
+    """Adjust p values to control the family-wise error rate. Holm 1979."""
     order = sorted((p, i) for i, p in enumerate(p_values) if p is not None)
     out: list[float | None] = [None] * len(p_values)
     worst = 0.0
@@ -114,7 +114,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def differences(setting: str, values: dict[str, dict[int, float]]) -> list[Difference]:
-    """All pairs of algorithms in a setting, from the metric by algorithm and seed."""
+    """Differences of all pairs of algorithms in a setting, from the metric by algorithm and seed."""
     names = list(values)
     found: list[tuple[str, str, list[float]]] = []
     for i, first in enumerate(names):
@@ -131,7 +131,7 @@ def differences(setting: str, values: dict[str, dict[int, float]]) -> list[Diffe
 
 
 def ranking(algorithms: Sequence[str], blocks: Sequence[Sequence[float]], higher: bool) -> Ranking:
-    """Ranks from one row of values a block, one value an algorithm; equal values share the mean of their ranks."""
+    """Rank algorithms from one row per block with one value per algorithm; ties share their mean rank."""
     k, n = len(algorithms), len(blocks)
     if n == 0 or k == 0:
         return Ranking({}, 0, None, None, [])
@@ -155,14 +155,14 @@ def friedman(ranks: np.ndarray) -> float:
         _, counts = np.unique(row, return_counts=True)
         ties += float((counts**3 - counts).sum())
     correction = 1 - ties / (n * k * (k * k - 1))
-    if correction <= 0:  # all equal in all blocks
+    if correction <= 0:  # all values are equal in all blocks
         return 1.0
     statistic = (12 / (n * k * (k + 1)) * float((sums**2).sum()) - 3 * n * (k + 1)) / correction
     return float(stats.chi2.sf(statistic, k - 1))
 
 
 def critical_difference(algorithms: int, blocks: int) -> float:
-    """By how much mean ranks must differ to be significant at 5%. Nemenyi 1963, Demsar 2006, section 3.2.2."""
+    """The difference of mean ranks that is significant at 5%. Nemenyi 1963, Demsar 2006, section 3.2.2."""
     q = stats.studentized_range.ppf(1 - LEVEL, algorithms, np.inf) / math.sqrt(2)
     return float(q * math.sqrt(algorithms * (algorithms + 1) / (6 * blocks)))
 

@@ -1,1 +1,1 @@
-"""Everything that draws: HTML pages, plots, tables, and progress on a terminal or in a notebook."""
+"""HTML pages, plots, tables, and progress on a terminal or in a notebook."""

@@ -1,4 +1,4 @@
-"""Why rounds changed nothing, in one sentence with the way out."""
+"""Explains in one sentence why rounds changed nothing, and what to do."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from hansa.core.round_record import without_numbers
 
-NAMED, REASONS, LETTERS = 5, 5, 400  # parties of a reason, reasons, and letters of one that a sentence lists
+NAMED, REASONS, LETTERS = 5, 5, 400  # limits of a sentence: parties per reason, reasons, characters per reason
 LOWER = "lower algorithm.local.lr"
-# What all replies of a round were rejected for, by a part of the reason: what is wrong, and what to do.
+# By a part of the reason for rejecting all replies of a round: what is wrong, and what to do.
 KNOWN = {
     "values that are not finite": ("updates are not finite", LOWER),
     "the norm of its update": ("updates are longer than run.max_norm allows", f"{LOWER}, or raise run.max_norm"),
@@ -19,7 +19,7 @@ KNOWN = {
 
 
 def rejected_rounds(history: Sequence[Mapping[str, Any]]) -> str | None:
-    """What most rounds were empty for, where all of a round's replies were rejected for one reason; None if none were.
+    """The most frequent reason why all replies of a round were rejected; None without such a round.
 
     For instance "updates are not finite in 4 of 4 rounds: lower algorithm.local.lr".
     """
@@ -35,7 +35,7 @@ def rejected_rounds(history: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def without_effect(history: Sequence[Mapping[str, Any]]) -> str | None:
-    """Why no round of a run changed the model; None where one did."""
+    """The reason why no round changed the model; None if a round did."""
     if not history or not all("empty" in line for line in history):
         return None
     last = history[-1]
@@ -44,7 +44,7 @@ def without_effect(history: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def grouped(reasons: Mapping[str, str]) -> str:
-    """Each distinct reason, after the names of the parties that it is about."""
+    """List each distinct reason, after the names of its parties."""
     parties: dict[str, list[str]] = {}
     for party, reason in reasons.items():
         parties.setdefault(reason, []).append(party)

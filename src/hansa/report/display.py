@@ -1,4 +1,4 @@
-"""A run as a person looks at it: one line, a table and curves in a notebook, a frame of pandas."""
+"""Display of a run: one line, a table and curves in a notebook, a pandas DataFrame."""
 
 from __future__ import annotations
 
@@ -14,15 +14,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-PARTIES = "parties"  # in a round's metrics: what each party measured
+PARTIES = "parties"  # key of each party's own metrics in a metrics line
 APART = ("rounds", "bytes_up", "bytes_down", "seconds", "simulated_seconds", "run_dir", "stopped", "empty_rounds",
          "problem")  # fmt: skip
-FIRST = ("accuracy", "auc", "loss")  # of the metrics
-LATEST = ("train_loss", "epsilon", "epsilon_aggregator", "delta")  # of any round, also one without an evaluation
+FIRST = ("accuracy", "auc", "loss")  # metrics that are listed first
+LATEST = (
+    "train_loss",
+    "epsilon",
+    "epsilon_aggregator",
+    "delta",
+)  # taken from the last round that has them, evaluated or not
 
 
 class Displayed:
-    """What has an `experiment` (the run's record), a `history` (an entry a round) and a `summary`."""
+    """Base of classes with an `experiment` (the run's record), a `history` (one entry per round) and a `summary`."""
 
     experiment: dict[str, Any]
 
@@ -39,11 +44,11 @@ class Displayed:
         return str(self.experiment.get("algorithm", {}).get("name", "run"))
 
     def to_frame(self, parties: bool = False) -> DataFrame:
-        """The rounds as a pandas frame, one row each, with the round as its index.
+        """The history as a pandas DataFrame, one row per round, indexed by round.
 
-        Columns are the numbers of the history: metrics (NaN in rounds that were not evaluated), bytes, seconds. What a
-        round says about single parties is counted: `missing`, `rejected`, `excluded` (by the fusion). With
-        `parties=True` instead what each party measured on its own test samples, one row a round and party.
+        Columns are the numbers of the history: metrics (NaN in rounds without an evaluation), bytes, seconds. Columns
+        `missing`, `rejected` and `excluded` (by the fusion) count parties. With `parties=True`, the frame has instead
+        the metrics of each party on its own test samples, one row per round and party.
         """
         pandas = _pandas()
         if not parties:
@@ -54,13 +59,11 @@ class Displayed:
             for name, metrics in line.get(PARTIES, {}).items()
         ]
         if not found:
-            raise ConfigError(
-                "no party has measured anything of its own: give the task party_tests (in a file: task.party_test)"
-            )
+            raise ConfigError("no party has metrics of its own: give the task party_tests (in a file: task.party_test)")
         return pandas.DataFrame(found).set_index(["round", "party"])
 
     def plot(self) -> Figure:
-        """Learning curves: loss, and scores on the test samples where there are some, against rounds."""
+        """Learning curves against rounds: loss, and scores on the test samples if measured."""
         from hansa.report import plots
 
         figure = plots.learning(self.history)
@@ -96,7 +99,7 @@ class Displayed:
 
 
 def rows_of(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """A summary as a person reads it: what it is, and its value."""
+    """Readable rows of a summary: name and value."""
     empty = f", {summary['empty_rounds']} of them empty" if summary["empty_rounds"] else ""
     rows = [("rounds", f"{summary['rounds']} ({_stopped(summary)}{empty})")]
     rows += [("problem", summary["problem"])] if "problem" in summary else []
@@ -113,12 +116,12 @@ def rows_of(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _number(value: float) -> str:
-    """Four decimals, or as many digits of a number that is too small for them (a delta)."""
+    """Format with four decimals, or with four digits if the number is too small (a delta)."""
     return f"{value:.4f}" if value == 0 or abs(value) >= 1e-3 else f"{value:.3g}"
 
 
 def human_bytes(count: float) -> str:
-    """Bytes as a person reads them."""
+    """Format bytes with a unit."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -127,8 +130,7 @@ def human_bytes(count: float) -> str:
 
 
 def totals(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The summary of rounds: metrics of the last evaluation, the last training loss, the privacy spent, sums of bytes,
-    and the time it took."""
+    """Summary of rounds: metrics of the last evaluation, last training loss, privacy spent, total bytes, time."""
     last: Mapping[str, Any] = next((line for line in reversed(history) if "loss" in line), {})
     numbers = {k: v for k, v in last.items() if isinstance(v, float) and k not in ("seconds", "simulated_seconds")}
     numbers |= {name: line[name] for line in history for name in LATEST if line.get(name) is not None}
@@ -144,7 +146,7 @@ def totals(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _exclusion(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Precision and recall of who was left out, over the rounds in which they were measured."""
+    """Precision and recall of the excluded parties, over the rounds in which they were measured."""
     found: dict[str, float] = {}
     for name in ("exclusion_precision", "exclusion_recall"):
         values = [line[name] for line in history if name in line]
@@ -157,7 +159,7 @@ def _stopped(summary: Mapping[str, Any]) -> str:
 
 
 def _flat(line: Mapping[str, Any]) -> dict[str, Any]:
-    """A round's numbers and words; of what it says about single parties, how many they are."""
+    """A round's numbers and strings; entries about single parties are counted."""
     out = {name: value for name, value in line.items() if not isinstance(value, (dict, list))}
     out |= {"missing": len(line.get("missing", ())), "rejected": len(line.get("rejected", ()))}
     if "fusion" in line:

@@ -1,4 +1,4 @@
-"""A matplotlib figure that shows itself in a notebook. Matplotlib's own does so only where pyplot was imported."""
+"""A matplotlib figure that a notebook displays even if pyplot was not imported."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hansa.report import plots
 
 
 class Drawing(Figure):
-    """A figure with a canvas of its own, in inches. As the last value of a notebook's cell it is drawn below it."""
+    """A figure with its own canvas; size in inches. A notebook displays it as the last value of a cell."""
 
     def __init__(self, width: float, height: float) -> None:
         super().__init__(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(self)
 
     def _repr_png_(self) -> tuple[bytes, dict[str, Any]]:
-        """What a notebook shows, and how wide: half of its points, which dense screens have."""
+        """PNG for a notebook, shown at half its pixel width for high-density screens."""
         picture = plots.png(self)
         return picture, {"width": int.from_bytes(picture[16:20], "big") // 2}

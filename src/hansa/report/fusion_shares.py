@@ -1,4 +1,4 @@
-"""Who had what part in the model: plots and tables of what a robust fusion found, round by round."""
+"""Plots and tables of each party's share in robust fusion, by round."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from hansa.report.plots import BLUE, FEW_POINTS, ORANGE, blank, plain, rounds_ax
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NAMED = 40  # parties up to which each has its name in a plot
-LISTED = 200  # parties up to which a table has them all
+NAMED = 40  # up to this many parties, a plot names each party
+LISTED = 200  # up to this many parties, a table lists all parties
 History = Sequence[Mapping[str, Any]]
 
 
 def parties(history: History, attackers: Sequence[str]) -> list[str]:
-    """All parties that a fusion looked at, and those whose replies were rejected; the attackers first."""
+    """All parties that a fusion examined or whose replies were rejected; attackers first."""
     robust = [line for line in history if "fusion" in line]
     seen = dict.fromkeys(name for line in robust for name in (*line["fusion"]["shares"], *line.get("rejected", {})))
     return sorted(seen, key=lambda name: (name not in attackers, len(name), name))
 
 
 def figure(history: History, attackers: Sequence[str]) -> Figure | None:
-    """Each party's share in each round, relative to the largest of the round; and, where the attackers are known, how
-    well those left out were chosen. None where no fusion looked at single parties."""
+    """Plot each party's share per round, relative to the largest share of the round.
+
+    If the attackers are known, also plot precision and recall of the exclusion. None if no fusion examined single
+    parties."""
     names = parties(history, attackers)
     if not names:
         return None
@@ -56,8 +58,8 @@ def _shares(
     edges = (history[0]["round"] - 0.5, history[-1]["round"] + 0.5)
     picture = axes.imshow(shares, aspect="auto", interpolation="nearest", cmap=colours, vmin=0, vmax=1,
                           extent=(*edges, len(names) - 0.5, -0.5))  # fmt: skip
-    axes.figure.colorbar(picture, ax=axes, label="share, of the round's largest", fraction=0.05)
-    plain(axes, "Part in the model" + (", attackers above the line" if attackers else ""))
+    axes.figure.colorbar(picture, ax=axes, label="share, relative to the round's largest", fraction=0.05)
+    plain(axes, "Share in the model" + (", attackers above the line" if attackers else ""))
     axes.grid(visible=False)
     rounds_axis(axes)
     hostile = sum(name in attackers for name in names)
@@ -71,22 +73,22 @@ def _shares(
 
 def _precision(axes: Any, history: History) -> None:
     for name, label, line, colour in (
-        ("exclusion_precision", "precision: attackers among those left out", "-", BLUE),
-        ("exclusion_recall", "recall: attackers that were left out", "--", ORANGE),
+        ("exclusion_precision", "precision: attackers among excluded parties", "-", BLUE),
+        ("exclusion_recall", "recall: attackers that were excluded", "--", ORANGE),
     ):
         points = [(entry["round"], entry[name]) for entry in history if name in entry]
         marker = "o" if len(points) <= FEW_POINTS else ""
         axes.plot(
             [at for at, _ in points], [y for _, y in points], ls=line, color=colour, marker=marker, ms=3, label=label
         )
-    plain(axes, "Who was left out")
+    plain(axes, "Excluded parties")
     axes.set_ylim(-0.03, 1.03)
     rounds_axis(axes)
     axes.legend(frameon=False, fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.2))
 
 
 def table(history: History, attackers: Sequence[str]) -> list[tuple[str, ...]]:
-    """A row for each party: whether it attacked, in how many rounds it was seen and left out, its mean share."""
+    """One row per party: attacker or not, rounds seen, rounds excluded, mean share."""
     rows = []
     for name in parties(history, attackers)[:LISTED]:
         lines = [line["fusion"] for line in history if name in line.get("fusion", {}).get("shares", {})]

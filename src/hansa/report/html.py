@@ -1,7 +1,7 @@
-"""Pages: one HTML file that needs nothing else, to read offline, in light or dark, to print and to send on.
+"""Reports as one self-contained HTML file, for offline reading in light or dark mode, and for printing.
 
-Tables can be sorted, by mouse and by keyboard, with a small script in the page; without scripts they are as they were
-written. The page's policy allows this script and this style by their hashes, and nothing to be fetched.
+A small script in the page sorts tables by mouse or keyboard; without scripts, tables keep their order. The page's
+content security policy allows only this script and this style, by their hashes, and forbids all requests.
 """
 
 from __future__ import annotations
@@ -118,22 +118,23 @@ for (const table of document.querySelectorAll("table.sortable")) {
   });
 }
 """
-MANY_COLUMNS = 9  # beyond, a table is printed on a page of its own, turned
-MANY_SECTIONS = 6  # beyond, a page begins with its contents
+MANY_COLUMNS = 9  # a table with more columns is printed on a landscape page of its own
+MANY_SECTIONS = 6  # a page with more sections begins with a table of contents
 
 
 def _allowed(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-# Whatever a name may contain, a browser that opens the page fetches nothing and runs nothing but the script above.
+# Whatever a name contains, the browser makes no requests and runs only the script above.
 POLICY = f"default-src 'none'; img-src data:; style-src {_allowed(STYLE)}; script-src {_allowed(SCRIPT)}"
 
 
 @dataclass(frozen=True)
 class TableCell:
-    """A cell of a table: its text, and the number it is sorted by where that is not the one its text begins with; NaN
-    sorts it among the last."""
+    """A cell of a table: its text, and its sort key if that is not the number at the start of the text.
+
+    NaN sorts last."""
 
     text: str
     order: float | None = None
@@ -142,24 +143,24 @@ class TableCell:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table. `total` sets the last row apart; cells are numbers or text as they are to be read. A table of more than
-    one row can be sorted by its reader. `under` makes it part of the section before."""
+    """A table of formatted cells; the reader can sort a table with more than one row.
+
+    `total` separates the last row. `under` makes the table part of the previous section."""
 
     title: str
     header: Sequence[str]
     rows: Sequence[Sequence[str | TableCell]]
     note: str = ""
     total: bool = False
-    prose: bool = False  # the last column is text, to be broken into lines
-    words: int = 1  # so many columns, from the first on, are text
-    grouped: int | None = None  # rows that are alike in this column belong together
+    prose: bool = False  # the last column is text that wraps
+    words: int = 1  # number of leading columns that are text
+    grouped: int | None = None  # rows with the same value in this column form a group
     under: bool = False
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure with its title and what there is to see in it; `name` is that of its files, where it is written to
-    files."""
+    """A figure with its title and caption; `name` is the name of its files."""
 
     title: str
     caption: str
@@ -175,7 +176,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Detail:
-    """A section of text; `code` keeps its lines as they are."""
+    """A section of text; `code` keeps the line breaks."""
 
     title: str
     text: str
@@ -187,7 +188,7 @@ Section = Sheet | Picture | Detail
 
 
 def write_report(path: Path, title: str, intro: Sequence[str], sections: Sequence[Section]) -> Path:
-    """Write a report as one HTML file that refers to nothing outside itself; all text is taken literally."""
+    """Write a report as one self-contained HTML file; all text is escaped."""
     page = render(title, intro, sections)
     write_atomic(Path(path), page.encode(errors="replace"))
     return Path(path)

@@ -1,4 +1,4 @@
-"""A report as Markdown, its pictures linked: for repositories, notes and mails, where HTML would not be shown."""
+"""A report as Markdown with linked pictures, for places that do not show HTML."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 import hansa
 from hansa.report.html import Detail, Picture, Section, Sheet, TableCell
 
-SLASHED = r"\`*_{}[]#!"  # marks that a backslash takes their meaning
-# Those and others, for which not every reader of Markdown heeds a backslash: they are written by their numbers.
+SLASHED = r"\`*_{}[]#!"  # characters that a backslash escapes
+# Not every Markdown reader accepts a backslash before these, so they are written as character references.
 MARKS = re.compile(r"[\\`*_{}\[\]#!<>&|~$@^]|:(?=//)|(?<=\bwww)\.", re.IGNORECASE)
 
 
 def render(title: str, intro: Sequence[str], sections: Sequence[Section], links: Mapping[str, str]) -> str:
-    """The report as Markdown; `links` has the place of each picture's file by the picture's name. All text is taken
-    literally."""
+    """The report as Markdown, with all text escaped; `links` has the path of each picture by its name."""
     blocks = [f"# {literal(title)}", *map(literal, intro)]
     for section in sections:
         blocks.append(f"{'###' if section.under else '##'} {literal(section.title)}")
@@ -31,7 +30,7 @@ def render(title: str, intro: Sequence[str], sections: Sequence[Section], links:
 
 
 def literal(text: str) -> str:
-    """Text that Markdown leaves as it is, in one line."""
+    """Escape text for Markdown, in one line."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return MARKS.sub(lambda found: f"\\{found[0]}" if found[0] in SLASHED else f"&#{ord(found[0])};", line)
 

@@ -1,7 +1,7 @@
-"""Plots of a run: learning curves, bytes exchanged, who answered. Line styles and hatches carry them without colour.
+"""Plots of a run: learning curves, bytes exchanged, replies. Line styles and hatches make them readable without colour.
 
-Figures are matplotlib's own objects with a canvas of their own; pyplot and its global state are not touched, and
-matplotlib is imported when the first figure is made.
+Figures are matplotlib objects with their own canvas. pyplot and its global state are not used, and matplotlib is
+imported with the first figure.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from hansa.core.task import Task
 
-# Okabe and Ito's colours, which the colour-blind can tell apart; neighbours also differ in lightness.
+# Okabe and Ito's colours, which colour-blind readers can distinguish; neighbours also differ in lightness.
 BLUE, ORANGE, GREEN, SKY, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#56B4E9", "#D55E00", "#999999"
-FEW_POINTS = 40  # up to here a curve has a marker at each point
+FEW_POINTS = 40  # up to this many points, a curve has a marker at each point
 LOSSES = (("loss", "test", "-", BLUE), ("train_loss", "training", "--", ORANGE))
 SCORES = (
     ("accuracy", "accuracy", "-", BLUE),
@@ -33,18 +33,18 @@ SCORES = (
 )
 ERRORS = (("rmse", "root mean square error", "-", BLUE), ("mae", "mean absolute error", "--", ORANGE))
 
-_one_at_a_time = threading.Lock()  # matplotlib's settings and the filters of warnings are the process's
+_one_at_a_time = threading.Lock()  # matplotlib's settings and warning filters are global to the process
 
 
 def blank(width: float, height: float) -> Figure:
-    """An empty figure with a canvas of its own, in inches; in a notebook it shows itself."""
+    """An empty figure with its own canvas, size in inches; a notebook displays it."""
     from hansa.report.figure import Drawing
 
     return Drawing(width, height)
 
 
 def svg(figure: Figure) -> bytes:
-    """The figure as SVG, the same bytes each time; letters are drawn as paths, so that no font is needed to show it."""
+    """The figure as SVG with reproducible bytes; letters are paths, so no font is needed."""
     from matplotlib import rc_context
 
     with _one_at_a_time, rc_context({"svg.hashsalt": "hansa"}):
@@ -59,27 +59,27 @@ def png(figure: Figure) -> bytes:
 
 def _saved(figure: Figure, kind: str, metadata: dict[str, None]) -> bytes:
     out = io.BytesIO()
-    with warnings.catch_warnings():  # a name in letters that the font lacks is drawn as boxes
+    with warnings.catch_warnings():  # characters that the font lacks are drawn as boxes
         warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from", category=UserWarning)
         figure.savefig(out, format=kind, bbox_inches="tight", dpi=150, metadata=metadata)
-    figure.set_layout_engine("none")  # laid out once: the next format is drawn alike, and sooner
+    figure.set_layout_engine("none")  # lay out once, so that the next format is the same and faster
     return out.getvalue()
 
 
 def shown(label: str, most: int = 40) -> str:
-    """A name as it can stand in a figure: one line, not too long, and no formula whatever it contains."""
+    """A name for use in a figure: one line, shortened, never parsed as a formula."""
     return shortened(label, most).replace("$", r"\$")
 
 
 def shortened(text: str, most: int) -> str:
-    """A text in one line, without marks that would turn what comes after it, its middle left out where it is long."""
+    """A text in one line, without bidirectional control characters, its middle cut out if it is long."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     tail = (most - 1) // 3
     return line if len(line) <= most else f"{line[: most - 1 - tail]}…{line[len(line) - tail :]}"
 
 
 def plain(axes: Axes, title: str) -> None:
-    """The look that all panels share."""
+    """Apply the common style of all panels."""
     axes.set_title(title, loc="left", fontsize="medium")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="0.88", lw=0.8)
@@ -95,12 +95,12 @@ def rounds_axis(axes: Axes) -> None:
 
 
 def legend_below(axes: Axes) -> None:
-    """A legend under the panel, where it hides no curve."""
+    """Put the legend below the panel, where it hides no curve."""
     axes.legend(frameon=False, fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3)
 
 
 def learning(history: Sequence[Mapping[str, Any]]) -> Figure | None:
-    """Loss, and scores where they were measured, against rounds; None where nothing was measured."""
+    """Plot loss and measured scores against rounds; None if nothing was measured."""
     groups = (("Loss", LOSSES), ("Score on the test samples", SCORES), ("Error on the test samples", ERRORS))
     panels = []
     for title, styles in groups:
@@ -122,13 +122,13 @@ def learning(history: Sequence[Mapping[str, Any]]) -> Figure | None:
 
 
 def uneven(history: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether simulated time was kept, and rounds took different times."""
+    """Whether simulated time was recorded and rounds have different durations."""
     ends = [line["simulated_seconds"] for line in history if "simulated_seconds" in line]
     return len(ends) > 1 and bool(np.ptp(np.diff(ends, prepend=0.0)) > 1e-9 * ends[-1])
 
 
 def over_time(history: Sequence[Mapping[str, Any]]) -> Figure | None:
-    """Accuracy, or else the loss, against simulated time; None where rounds say as much."""
+    """Plot accuracy, or else the loss, against simulated time; None if all rounds have the same duration."""
     name = next((name for name in ("accuracy", "loss", "train_loss") if _series(history, name)[0]), None)
     if name is None or not uneven(history):
         return None
@@ -143,7 +143,7 @@ def over_time(history: Sequence[Mapping[str, Any]]) -> Figure | None:
 
 
 def traffic(up: Sequence[float], down: Sequence[float], before: tuple[float, float] = (0, 0)) -> Figure:
-    """Bytes a round, and all bytes so far, to the parties and from them; `before` was exchanged before round 1."""
+    """Plot bytes per round and cumulative bytes, to and from the parties; `before`: bytes before round 1."""
     figure = blank(9.2, 2.9)
     rounds = np.arange(len(up) + 1)
     flows = (
@@ -168,7 +168,7 @@ def traffic(up: Sequence[float], down: Sequence[float], before: tuple[float, flo
 
 
 def answers(history: Sequence[Mapping[str, Any]]) -> Figure | None:
-    """How many parties answered, were missing or were rejected, round by round; None where all answered."""
+    """Plot how many parties replied, were missing or were rejected per round; None if all replied."""
     lost = {name: np.array([len(line.get(name, {})) for line in history]) for name in ("missing", "rejected")}
     if not any(counts.any() for counts in lost.values()):
         return None
@@ -196,7 +196,7 @@ def answers(history: Sequence[Mapping[str, Any]]) -> Figure | None:
 
 
 def draw_partition(task: Task) -> Figure:
-    """How many samples each party of a task has, and how they are shared among the classes."""
+    """Plot the number of samples of each party of a task, and their classes."""
     from hansa.data.picture import held, picture
 
     rows, targets = held(task)
@@ -208,7 +208,7 @@ def draw_partition(task: Task) -> Figure:
 
 
 def unit(most: float) -> tuple[float, str]:
-    """What to divide bytes by so that the greatest reads well, and the name of that unit."""
+    """Divisor and name of the unit that suits the largest number of bytes."""
     for scale, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if most >= scale:
             return scale, name

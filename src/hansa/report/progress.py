@@ -1,4 +1,4 @@
-"""Where a run stands, while it runs: one line at the foot of the terminal, or one under a notebook's cell."""
+"""Progress of a run: a line at the bottom of the terminal or below a notebook cell."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-INTERVAL = 0.1  # seconds between two drawings, at least
-SHARE = 0.005  # of the time that drawing may take, at most: one that takes a millisecond is due every fifth of a second
-SHOWN = ("accuracy", "loss", "train_loss")  # the first that was measured
+INTERVAL = 0.1  # minimum seconds between two updates
+SHARE = 0.005  # maximum share of time for drawing: a drawing of 1 ms is repeated every 0.2 s
+SHOWN = ("accuracy", "loss", "train_loss")  # the first measured metric is shown
 
 Watch = Callable[[dict[str, Any]], None]
 
 
 def clock(seconds: float) -> str:
-    """A time as hours, minutes and seconds."""
+    """Format seconds as hours, minutes and seconds."""
     whole = round(seconds)
     return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
 
 
 class Watcher:
-    """Rounds done of all, rounds a second since the first, time left, the latest metric.
+    """Shows rounds done, rounds per second, time left, and the latest metric.
 
-    It draws when it is told of a round. There is no thread: one would have to wait for the rounds' own work, and
-    processes are forked beside it.
+    It draws after a round, without a thread: a thread would have to wait for the work of the rounds, and forking
+    processes beside a thread is unsafe.
     """
 
     def __init__(self, rounds: int) -> None:
         self.rounds = rounds
         self._first: tuple[int, float] | None = None
-        self._next = 0.0  # when it may draw again
-        self._costs = deque[float](maxlen=5)  # of the last drawings; with their median one hiccup does not stop the bar
+        self._next = 0.0  # earliest time of the next update
+        self._costs = deque[float](maxlen=5)  # durations of the last updates; their median ignores one slow update
         self._round = 0
         self._latest: dict[str, float] = {}
 
     def start(self) -> None:
-        """Show that nothing is done yet."""
+        """Show zero rounds done."""
         self._draw([])
 
     def watch(self, line: dict[str, Any]) -> None:
-        """Take in a round's metrics."""
+        """Process the metrics line of a round."""
         for name in SHOWN:
             if line.get(name) is not None:
                 self._latest[name] = line[name]
@@ -77,7 +77,7 @@ class Watcher:
             self._draw(self._words(time.monotonic()))
 
     def _trouble(self, line: dict[str, Any]) -> None:
-        """Say what went wrong in a round, if anything did."""
+        """Report problems of a round, if any."""
         raise NotImplementedError
 
     def _draw(self, words: list[str]) -> None:
@@ -85,7 +85,7 @@ class Watcher:
 
 
 class Bar(Watcher):
-    """On a terminal; elsewhere only what went wrong is printed."""
+    """Progress on a terminal; elsewhere only problems are printed."""
 
     def __init__(self, rounds: int, console: Console) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -122,7 +122,7 @@ class Bar(Watcher):
 
 
 class CellLine:
-    """A bar and a text under the cell of a notebook that runs, drawn anew in its place. It needs no widget."""
+    """A bar and a text below a running notebook cell, updated in place without widgets."""
 
     def __init__(self) -> None:
         self._handle: Any = None
@@ -139,7 +139,7 @@ class CellLine:
 
 
 class NotebookBar(Watcher):
-    """Under the cell of a notebook; what went wrong is counted."""
+    """Progress below a notebook cell; problems are counted."""
 
     def __init__(self, rounds: int) -> None:
         super().__init__(rounds)
@@ -157,14 +157,15 @@ class NotebookBar(Watcher):
 
 
 def in_notebook() -> bool:
-    """Whether this is the process of a notebook's kernel (and not one that was started by it)."""
+    """Whether this process is a notebook kernel (not a child process of one)."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     return hasattr(shell, "kernel") and multiprocessing.parent_process() is None
 
 
 def watcher(rounds: int, wanted: bool | None) -> Watcher | None:
-    """What shows where a run stands: in a notebook, unless it is not `wanted`; elsewhere only where it is, on standard
-    error, and only if that is a terminal."""
+    """The progress display of a run; None for no display.
+
+    In a notebook it is the default. Elsewhere it must be `wanted`, and standard error must be a terminal."""
     if in_notebook():
         return None if wanted is False else NotebookBar(rounds)
     if not wanted:

@@ -1,4 +1,4 @@
-"""The report of a run: what it measured, who took part, and its exact configuration."""
+"""The report of a run: metrics, participation of parties, and the exact configuration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hansa.core.round_record import LISTED
 from hansa.report import fusion_shares, plots
 from hansa.report.html import Detail, Picture, Section, Sheet, write_report
 
-ASKED = 200  # parties of which the report says how often they were asked
+ASKED = 200  # maximum number of parties in the participation table
 NAMES = {
     "auc": "AUC",
     "bytes_down": "bytes to the parties",
@@ -23,7 +23,7 @@ NAMES = {
 
 
 def run_report(run_dir: Path) -> Path:
-    """Write `report.html` into a run's folder from what the run left there; a run not finished is reported so far."""
+    """Write `report.html` from the files of a run folder; an unfinished run is reported up to now."""
     store = RunFolder(run_dir)
     record, history = store.experiment(), store.history()
     summary: dict[str, Any] = read_json(store.path / SUMMARY) if (store.path / SUMMARY).exists() else {}
@@ -37,9 +37,9 @@ def run_report(run_dir: Path) -> Path:
     found = fusion_shares.table(history, attackers)
     if found:
         kind = ("kind",) if attackers else ()
-        header = ("party", *kind, "rounds seen", "left out", "rejected", "mean share")
-        note = "Left out: its share was under half of the mean share of the round. Rejected: never fused at all."
-        tables.append(Sheet("Part in the model, party by party", header, found, note=note))
+        header = ("party", *kind, "rounds seen", "excluded", "rejected", "mean share")
+        note = "Excluded: share below half of the mean share of the round. Rejected: reply not fused at all."
+        tables.append(Sheet("Share in the model by party", header, found, note=note))
     asked = _asked(history)
     tables += [asked] if asked is not None else []
     lost = _lost(history)
@@ -51,7 +51,7 @@ def run_report(run_dir: Path) -> Path:
     parts = fusion_shares.figure(history, attackers)
     if parts is not None:
         caption = "The share of each party in each fused update. Grey: not in the round, or its reply was rejected."
-        pictures.append(Picture("What the fusion found", caption, parts))
+        pictures.append(Picture("Shares in the fusion", caption, parts))
     return write_report(store.path / REPORT, title, intro, [*tables, *pictures, *details])
 
 
@@ -59,20 +59,20 @@ def _pictures(history: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) 
     pictures = []
     curves = plots.learning(history)
     if curves is not None:
-        pictures.append(Picture("Learning curves", "Each point is a round in which it was measured.", curves))
+        pictures.append(Picture("Learning curves", "Each point is a round with a measurement.", curves))
     timed = plots.over_time(history)
     if timed is not None:
-        caption = "The same against simulated time, which passes unevenly: a round lasts as long as its slowest party."
+        caption = "The metric against simulated time. Rounds differ in length: each lasts as long as its slowest party."
         pictures.append(Picture("Learning over simulated time", caption, timed))
     if history:
         up, down = ([float(line.get(name, 0)) for line in history] for name in ("bytes_up", "bytes_down"))
         before = (max(0.0, summary.get("bytes_up", 0) - sum(up)), max(0.0, summary.get("bytes_down", 0) - sum(down)))
         before = before if summary else (0.0, 0.0)
-        caption = "Bytes as the wire carries them. What was exchanged to prepare the data counts as round 0."
+        caption = "Bytes as sent over the network. Bytes to prepare the data count as round 0."
         pictures.append(Picture("Bytes exchanged", caption, plots.traffic(up, down, before)))
     replies = plots.answers(history)
     if replies is not None:
-        caption = "A missing party did not answer; a rejected reply was not fused."
+        caption = "A missing party did not reply; a rejected reply was not fused."
         pictures.append(Picture("Replies", caption, replies))
     return pictures
 
@@ -82,7 +82,7 @@ def _story(algorithm: str, history: Sequence[Mapping[str, Any]], summary: Mappin
         return f"{algorithm}, {len(history)} rounds so far; the run is not finished."
     problem = f" Problem: {summary['problem']}." if "problem" in summary else ""
     rounds = summary.get("rounds", len(history))
-    return f"{algorithm}, {rounds} rounds; it ended because: {summary.get('stopped')}.{problem}"
+    return f"{algorithm}, {rounds} rounds; reason for the end: {summary.get('stopped')}.{problem}"
 
 
 def _numbers(summary: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> Sheet:
@@ -108,7 +108,7 @@ def _parties(parties: Mapping[str, Mapping[str, float]], at: int) -> Sheet:
 
 
 def _asked(history: Sequence[Mapping[str, Any]]) -> Sheet | None:
-    """In how many rounds each party was asked, and was in what was fused; None where the rounds do not say."""
+    """Rounds in which each party was asked and was fused; None if the rounds do not record it."""
     asked, used = Counter[str](), Counter[str]()
     for line in history:
         cohort = line.get("cohort", ())
@@ -126,7 +126,7 @@ def _asked(history: Sequence[Mapping[str, Any]]) -> Sheet | None:
 
 
 def _lost(history: Sequence[Mapping[str, Any]]) -> Sheet | None:
-    """Who was missing or rejected, how often, and the last reason; None where all answered."""
+    """Parties that were missing or rejected: how often, and the last reason; None if all replied."""
     count: Counter[tuple[str, str]] = Counter()
     reason: dict[tuple[str, str], str] = {}
     for line in history:
@@ -139,7 +139,7 @@ def _lost(history: Sequence[Mapping[str, Any]]) -> Sheet | None:
     rows = [(party, kind, f"{n:,}", reason[party, kind]) for (party, kind), n in count.most_common(100)]
     notes = [f"The 100 most frequent of {len(count):,}."] if len(count) > 100 else []
     if any(kind == "unprepared" for _, kind in count):
-        notes.append("Unprepared: the preparation of the features was learned without the party's samples.")
+        notes.append("Unprepared: the preprocessing of features was fitted without the party's samples.")
     return Sheet(
         "Missing and rejected", ("party", "what", "rounds", "last reason"), rows, note=" ".join(notes), prose=True
     )

@@ -1,4 +1,4 @@
-"""The results of a study as a person looks at them: findings, pictures, a table in a notebook, the report."""
+"""Display of a study's results: findings, pictures, a table in a notebook, the report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Axis = Literal["rounds", "bytes", "simulated_seconds"]
 
 
 class StudyDisplay(ABC):
-    """What a report reads of a study's results, and what the results can draw of themselves."""
+    """Interface of a study's results for reports, and their own display methods."""
 
     study: Any  # hansa.study.Study
     outcomes: list[Any]  # hansa.study.Outcome, one per run
@@ -65,14 +65,15 @@ class StudyDisplay(ABC):
     def beyond(self, measures: Sequence[str]) -> str | None: ...
 
     def findings(self) -> list[str]:
-        """What the numbers say, in sentences, as the report begins with them."""
+        """The main results as sentences; the report begins with them."""
         from hansa.report.study_findings import Names, findings
 
         return findings(self, Names(self))
 
     def plot(self, name: str | None = None) -> Figure:
-        """A picture of the report by its name: the metric against rounds (accuracy-rounds) by default; `pictures` names
-        all that there are."""
+        """A picture of the report by name, by default the metric against rounds (accuracy-rounds).
+
+        `pictures` lists the names."""
         from hansa.report.study_report import pictures
 
         wanted = name or f"{self.metric}-rounds"
@@ -85,7 +86,7 @@ class StudyDisplay(ABC):
 
     @property
     def pictures(self) -> list[str]:
-        """The names of the pictures that `plot` can give."""
+        """The names that `plot` accepts."""
         from hansa.report.study_report import pictures
 
         return [picture.name for picture in pictures(self)]
@@ -108,17 +109,17 @@ class StudyDisplay(ABC):
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><p>{note}</p>"
 
     def report(self, folder: str | Path | None = None) -> Path:
-        """Write the report (report.html, report.md, plots/) to a folder, the study's own by default; gives the page."""
+        """Write the report (report.html, report.md, plots/) to a folder, by default the study's; return its page."""
         from hansa.report.study_report import write
 
         place = folder if folder is not None else self.study.folder
         if place is None:
-            raise ConfigError("this study has no folder; give report() one")
+            raise ConfigError("this study has no folder; pass a folder to report()")
         return next(path for path in write(self, place) if path.suffix == ".html")
 
 
 def _cell(measure: str, metric: str, found: Estimate | None) -> str:
-    """An estimate in a notebook's table; of bytes, which hardly differ from seed to seed, the mean."""
+    """Format an estimate for a notebook's table; for bytes, which hardly depend on the seed, only the mean."""
     if measure == "bytes_up" and found is not None and found.mean is not None:
         return human_bytes(found.mean)
     return written(found, measure=measure_of(measure, metric))

@@ -1,4 +1,4 @@
-"""What a study's numbers say, in sentences; each is made from the numbers and left out where they do not show it."""
+"""The main results of a study as sentences, generated from its numbers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from hansa.report.plots import shortened, shown
 from hansa.report.study_display import StudyDisplay
 from hansa.report.study_plots import Look, is_percent, look, title
 
-FEW = 4  # settings up to which each has a sentence of its own
+FEW = 4  # up to this many settings, each has a sentence of its own
 
 
 class Names:
-    """Labels, which are the user's text, as they can be shown: each in one line, and shorter still in figures. Labels
-    that differ stay different."""
+    """User-defined labels for display: each in one line, and shortened in figures; distinct labels stay distinct."""
 
     def __init__(self, results: StudyDisplay) -> None:
         self.title = shortened(results.study.name, 80) or "study"
@@ -30,12 +29,12 @@ class Names:
 
 
 def line(text: str) -> str:
-    """A sentence or label in one line."""
+    """Put a sentence or label on one line."""
     return shortened(text, 1000)
 
 
 def distinct(labels: Sequence[str], most: int, cut: Callable[[str, int], str]) -> list[str]:
-    """Labels cut short, and numbered where they would be alike."""
+    """Shorten labels, and number them if they would be equal."""
     seen: Counter[str] = Counter()
     out = []
     for label in labels:
@@ -46,14 +45,14 @@ def distinct(labels: Sequence[str], most: int, cut: Callable[[str, int], str]) -
 
 
 def listed(items: Sequence[str], most: int = 6) -> str:
-    """Items as a sentence names them."""
+    """Join items for a sentence."""
     if len(items) > most:
         return f"{', '.join(items[:most])} and {len(items) - most} more"
     return " and ".join([*([", ".join(items[:-1])] if len(items) > 1 else []), *items[-1:]])
 
 
 def value(found: float, metric: str) -> str:
-    """A metric's value as it is read: shares in percent."""
+    """Format a metric's value, shares in percent."""
     return f"{100 * found:.2f} %" if is_percent(metric) else number(found)
 
 
@@ -63,7 +62,9 @@ def findings(results: StudyDisplay, names: Names) -> list[str]:
     told += _lost(results, names)
     failed = len(results.failed)
     if failed:
-        told.append(f"{failed} of {len(results.outcomes)} runs failed; why is told below, and they count nowhere.")
+        told.append(
+            f"{failed} of {len(results.outcomes)} runs failed (reasons below) and are excluded from all results."
+        )
     return [paragraph for paragraph in told if paragraph]
 
 
@@ -111,7 +112,7 @@ def _best(results: StudyDisplay, names: Names) -> list[str]:
 
 
 def _against(results: StudyDisplay, names: Names, setting: str) -> str:
-    """Who of the others is significantly worse than the best, in the shorter of two ways."""
+    """Which other algorithms are significantly worse than the best, in the shorter of two wordings."""
     if len(results.study.seeds) < 2:
         return ""
     leaders, order = results.leaders(setting), results.order(setting)
@@ -127,7 +128,7 @@ def _against(results: StudyDisplay, names: Names, setting: str) -> str:
 
 
 def _lost(results: StudyDisplay, names: Names) -> list[str]:
-    """Who ended without a number."""
+    """Algorithms whose loss is not finite at the end."""
     told = []
     for name in results.algorithms:
         ended = [outcome for setting in results.settings for outcome in results.runs(name, setting)]
@@ -135,7 +136,7 @@ def _lost(results: StudyDisplay, names: Names) -> list[str]:
         lost = sum(bool(end) and end[0]["loss"] is None for end in ends)
         if lost:
             told.append(f"{names.algorithms[name]} in {lost} of {len(ended)}")
-    return [f"Runs that diverged, so that their loss is no number at the end: {listed(told)}."] if told else []
+    return [f"Runs that diverged (the loss is not finite at the end): {listed(told)}."] if told else []
 
 
 def _estimate(found: Estimate | None, metric: str) -> str:
@@ -145,18 +146,18 @@ def _estimate(found: Estimate | None, metric: str) -> str:
         return value(found.mean, metric)
     half = (found.high - found.low) / 2
     beyond = reaches_beyond(found, measure_of(f"final_{metric}", metric))
-    note = " (an interval beyond the possible values: meaningless, with too few seeds)" if beyond else ""
+    note = " (the interval exceeds the possible values: meaningless, too few seeds)" if beyond else ""
     if is_percent(metric):
         return f"{100 * found.mean:.2f} ± {100 * half:.2f} %{note}"
     return f"{number(found.mean)} ± {number(half)}{note}"
 
 
 def _tested(results: StudyDisplay) -> list[str]:
-    """How many differences are significant, and what the ranks say."""
+    """The number of significant differences, and the test of the ranks."""
     if len(results.algorithms) < 2 or not any(results.order(setting) for setting in results.settings):
         return []
     if len(results.study.seeds) < 2:
-        return ["With one seed there are no intervals and no tests: any difference may be chance."]
+        return ["With one seed there are no intervals and no tests: any difference may be due to chance."]
     pairs = [pair for setting in results.settings for pair in results.differences(setting)]
     tested = [pair for pair in pairs if pair.adjusted is not None]
     told = []
@@ -167,7 +168,7 @@ def _tested(results: StudyDisplay) -> list[str]:
             f"{found or 'None'} of {len(tested)} pairwise differences {verb} significant (paired t tests, Holm)."
         )
     if len(results.study.seeds) == 2:
-        told.append("Two seeds make very wide intervals; three or more tell more.")
+        told.append("Intervals from two seeds are very wide; use three or more seeds.")
     ranking = results.ranks()
     if ranking.p is not None:
         differ = "differ" if ranking.p < 0.05 else "do not differ"
@@ -177,12 +178,12 @@ def _tested(results: StudyDisplay) -> list[str]:
 
 
 def p_value(p: float) -> str:
-    """A p value as it is written."""
+    """Format a p value."""
     return "p < 0.0001" if p < 1e-4 else f"p = {p:.2g}"
 
 
 def _target(results: StudyDisplay, names: Names) -> list[str]:
-    """Who reached the target, and who did not."""
+    """Algorithms that reached the target, and those that did not."""
     target = results.study.target
     if target is None or not any(results.order(setting) for setting in results.settings):
         return []
@@ -208,11 +209,11 @@ def _target(results: StudyDisplay, names: Names) -> list[str]:
         rows = len(results.algorithms) * len(results.settings)
         count = sum(map(len, never.values()))
         return [
-            f"{goal} was never reached in {count} of {rows} rows of the table, with some seeds only in {len(partly)}."
+            f"{goal} was never reached in {count} of {rows} rows of the table, only with some seeds in {len(partly)}."
         ]
     sentences = [f"{goal} was never reached {'; '.join(told)}."] if told else []
     if partly:
-        sentences.append(f"{goal if not told else 'It'} was reached with some seeds only by {listed(partly)}.")
+        sentences.append(f"{goal if not told else 'It'} was reached only with some seeds by {listed(partly)}.")
     return [" ".join(sentences)]
 
 

@@ -1,8 +1,9 @@
-"""Plots of a study. Colour, line style and marker of an algorithm are the same in all of them, and any one of the three
-tells neighbours apart, so that they read in black and white and for the colour-blind.
+"""Plots of a study. An algorithm has the same colour, line style and marker in all plots. Each of the three alone
+distinguishes neighbours, so that plots are readable in black and white and for colour-blind readers.
 
-Where curves crowd near the top, the axis is stretched towards the perfect score (equal steps divide the error by equal
-factors) and begins where the pack is after a seventh of the way; who never gets that far is named at the edge.
+If curves crowd near the top, the axis is stretched towards the perfect score (equal steps divide the error by equal
+factors). It begins at the value that most algorithms have after a seventh of the run; the edge of the plot names the
+algorithms that never get that far.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ NAMES = {
     "mae": "mean absolute error", "train_loss": "training loss",
 }  # fmt: skip
 PERCENT = ("accuracy", "auc")  # shares, shown as percentages
-CROWDED = 0.1  # below this error the axis is stretched
-FEW = 12  # algorithms up to which a matrix has numbers in it
-ARROWS = "◀▶"  # before the value of who lies beyond the axis
-COLUMNS = 3  # panels side by side, at most
+CROWDED = 0.1  # the axis is stretched below this error
+FEW = 12  # up to this many algorithms, a matrix shows numbers
+ARROWS = "◀▶"  # before a value that lies beyond the axis
+COLUMNS = 3  # maximum number of panels per row
 
 Band = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # x, mean, low, high
 
 
 @dataclass(frozen=True)
 class Look:
-    """How an algorithm is drawn, and its name in figures."""
+    """Style of an algorithm in plots, and its name there."""
 
     name: str
     colour: str
@@ -50,23 +51,23 @@ class Look:
 
     @property
     def points(self) -> dict[str, Any]:
-        """Its marker, as matplotlib's keywords."""
+        """Keyword arguments of matplotlib for the marker."""
         return {"marker": self.marker, "ms": 7.5 if self.marker == "*" else 5, "color": self.colour, "mew": 1.2,
                 "mfc": "white" if self.hollow else self.colour}  # fmt: skip
 
 
 def look(at: int, name: str) -> Look:
-    """The look of the algorithm at a place of the study's list."""
+    """The style of the algorithm at an index of the study's list."""
     return Look(name, COLOURS[at % len(COLOURS)], LINES[at % len(LINES)], MARKERS[at % len(MARKERS)], at % 2 == 1)
 
 
 def is_percent(metric: str) -> bool:
-    """Whether a metric is a share, to be shown in percent."""
+    """Whether a metric is a share, shown in percent."""
     return plain_metric(metric) in PERCENT and not metric.endswith("_variance")
 
 
 def title(metric: str) -> str:
-    """What a metric is called on an axis."""
+    """Axis label of a metric."""
     plain_name = plain_metric(metric)
     words = NAMES.get(plain_name, plain_name.replace("_", " "))
     over = {"_mean": ", mean of parties", "tenth": ", worst tenth of parties", "iance": ", variance over parties"}
@@ -75,12 +76,12 @@ def title(metric: str) -> str:
 
 
 def cost(metric: str) -> Callable[[Any], Any]:
-    """What is to be lowered: the distance from a perfect score, or a loss itself."""
+    """Function from a metric to its cost: the distance from a perfect score, or the loss itself."""
     return (lambda value: 1 - np.asarray(value)) if higher_is_better(metric) else np.asarray
 
 
 def grid(count: int, height: float = 2.8) -> tuple[Figure, list[Axes]]:
-    """A figure of so many panels, in rows of at most three."""
+    """A figure of `count` panels, in rows of at most three."""
     columns = min(COLUMNS, count)
     rows = math.ceil(count / columns)
     width, tall = {1: (7.6, height + 0.9), 2: (4.7, height + 0.3)}.get(columns, (3.35, height))
@@ -97,8 +98,9 @@ def curves(
     panels: Mapping[str, Mapping[Look, Band]],
     target: float | None = None,
 ) -> tuple[Figure, str] | None:
-    """A metric against rounds, bytes or simulated seconds: a panel a setting, a band over seeds; and what is to be told
-    of the axis. None where nothing was measured."""
+    """Plot a metric against rounds, bytes or simulated seconds: one panel per setting, bands over seeds.
+
+    Also return notes on the axes for the caption. None if nothing was measured."""
     found = {
         setting: {drawn: _finite(band) for drawn, band in bands.items()}
         for setting, bands in panels.items()
@@ -128,9 +130,9 @@ def curves(
     told = ["Axes are stretched towards 100 %: equal steps divide the error by equal factors."] if (
         stretched and is_percent(metric)) else []  # fmt: skip
     if any(float(each.max()) > worst for each, worst in costs):
-        told.append("Axes begin where the field is after a seventh of the way.")
+        told.append("Axes begin at the value that most algorithms have after a seventh of the run.")
     if any(float(each.min()) > worst for each, worst in costs):
-        told.append(f"Who stays {'below' if higher_is_better(metric) else 'above'} is named.")
+        told.append(f"Algorithms that stay {'below' if higher_is_better(metric) else 'above'} are named.")
     return figure, " ".join(told)
 
 
@@ -140,7 +142,7 @@ def _finite(band: Band) -> Band:
 
 
 def _legend(figure: Figure, looks: Sequence[Look]) -> None:
-    """One legend for all panels, with lines long enough to tell them apart."""
+    """Add one legend for all panels, with lines long enough to distinguish the styles."""
     from matplotlib.lines import Line2D
 
     each = list(dict.fromkeys(looks))
@@ -153,8 +155,8 @@ def _legend(figure: Figure, looks: Sequence[Look]) -> None:
 
 
 def _span(metric: str, bands: Mapping[Look, Band], target: float | None) -> tuple[float, float]:
-    """The least and the greatest cost that a panel shows: from the best there is to where the pack is after a seventh
-    of the way, and a target that is near."""
+    """The smallest and largest cost of a panel: from the best value to that of most algorithms after a seventh of the
+    run, extended to a target nearby."""
     of = cost(metric)
     begin = min(float(x[0]) for x, *_ in bands.values())
     end = max(float(x[-1]) for x, *_ in bands.values())
@@ -171,7 +173,7 @@ def _span(metric: str, bands: Mapping[Look, Band], target: float | None) -> tupl
 
 
 def _stretched(metric: str, spans: Sequence[tuple[float, float]]) -> bool:
-    """Whether the axes of a figure are logarithmic, in the error or the loss: all or none of them."""
+    """Whether all axes of a figure are logarithmic in the error or the loss."""
     if is_percent(metric):
         return any(best < CROWDED and worst > best for best, worst in spans)
     return not higher_is_better(metric) and all(best > 0 for best, _ in spans) and any(w > 6 * b for b, w in spans)
@@ -214,7 +216,7 @@ def _panel(axes: Axes, metric: str, bands: Mapping[Look, Band], target: float | 
 
 
 def pack(ends: Sequence[float]) -> float:
-    """The greatest final cost of those that keep up: at most four times the median, and never the best left out."""
+    """The largest final cost within four times the median; never below the best."""
     known = [value for value in ends if math.isfinite(value)]
     return max(4 * float(np.median(known)), min(known)) if known else math.inf
 
@@ -228,7 +230,7 @@ def _number(value: float, metric: str) -> str:
 
 
 def _limits(axes: Axes, metric: str, best: float, worst: float, stretched: bool) -> None:
-    """Where the axis of a metric begins and ends; `best` and `worst` are costs."""
+    """Set the limits of a metric's axis; `best` and `worst` are costs."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     scale = _scale(metric)
@@ -255,7 +257,7 @@ def _limits(axes: Axes, metric: str, best: float, worst: float, stretched: bool)
 
 
 def _ticks(axes: Axes, forward: Callable[[np.ndarray], np.ndarray]) -> None:
-    """Round percentages, the roundest first, not closer than a ninth of the axis."""
+    """Set ticks at round percentages, at least a ninth of the axis apart."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     low, high = axes.get_ylim()
@@ -275,8 +277,9 @@ def _ticks(axes: Axes, forward: Callable[[np.ndarray], np.ndarray]) -> None:
 
 @dataclass(frozen=True)
 class Standing:
-    """An algorithm in a setting: the mean, the interval where there is one, each seed's value, and whether no other is
-    significantly better."""
+    """Final metric of an algorithm in a setting: mean, interval if any, and value per seed.
+
+    Also whether no other algorithm is significantly better."""
 
     mean: float
     low: float | None
@@ -286,7 +289,7 @@ class Standing:
 
 
 def finals(metric: str, panels: Mapping[str, Mapping[Look, Standing]], target: float | None = None) -> Figure | None:
-    """Where the algorithms end, setting by setting; filled where no other is significantly better."""
+    """Plot the final metric by setting; a filled marker means that no other is significantly better."""
     panels = {setting: found for setting, found in panels.items() if found}
     if not panels:
         return None
@@ -330,7 +333,7 @@ def finals(metric: str, panels: Mapping[str, Mapping[Look, Standing]], target: f
 
 
 def _standing(axes: Axes, row: int, found: Standing, scale: float) -> list[float]:
-    """One algorithm's row; the values that must be on the panel."""
+    """Draw one algorithm's row; return the values that the panel must include."""
     mean = scale * found.mean
     each = scale * np.asarray(found.each, dtype=float)
     if len(each) > 1:
@@ -349,7 +352,7 @@ def _standing(axes: Axes, row: int, found: Standing, scale: float) -> list[float
 def adversaries(
     metric: str, panels: Mapping[str, tuple[Sequence[str], Mapping[Look, Sequence[Standing | None]]]]
 ) -> Figure:
-    """The final metric under each adversary: a panel a partition and variant, a place along x an adversary."""
+    """Plot the final metric by adversary, with one panel per partition and variant."""
     figure, axes = grid(len(panels))
     scale = _scale(metric)
     for panel, (name, (attacks, found)) in zip(axes, panels.items(), strict=True):
@@ -377,8 +380,9 @@ def adversaries(
 
 
 def critical_difference(ranks: Mapping[str, float], critical: float | None, cliques: Sequence[Sequence[str]]) -> Figure:
-    """Mean ranks on a line, the best to the left, and bars that join algorithms between which no significant difference
-    was found. Demšar 2006, figure 1."""
+    """Plot mean ranks on a line, best on the left; bars join algorithms without a significant difference.
+
+    Demšar 2006, figure 1."""
     order = sorted(ranks, key=lambda name: ranks[name])
     half = math.ceil(len(order) / 2)
     joined = [group for group in cliques if len(group) > 1]
@@ -425,13 +429,14 @@ def critical_difference(ranks: Mapping[str, float], critical: float | None, cliq
 class Pair:
     """How much better one algorithm was than another, in units of the metric, and whether that is significant."""
 
-    better: float  # positive where the row is better than the column
+    better: float  # positive if the row is better than the column
     significant: bool
 
 
 def matrix(metric: str, panels: Mapping[str, tuple[Sequence[str], Mapping[tuple[int, int], Pair]]]) -> Figure:
-    """Each algorithm against each, setting by setting: how much better the row is than the column; framed and bold
-    where the difference is significant."""
+    """Plot for each setting how much better the algorithm of a row is than that of a column.
+
+    Significant differences are framed and bold."""
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.patches import Rectangle
 
@@ -443,7 +448,7 @@ def matrix(metric: str, panels: Mapping[str, tuple[Sequence[str], Mapping[tuple[
     rows = math.ceil(len(panels) / columns)
     side = 1.4 + (0.46 if count <= FEW else 0.36) * count
     figure = blank(max(4.6, min(10.2, columns * (side + 1.2))), rows * side)
-    # Light in the middle and equally dark at both ends: direction is in the sign, which print keeps.
+    # Light in the middle and equally dark at both ends: the sign shows the direction, also in print.
     shades = LinearSegmentedColormap.from_list("better", [(0.0, "#D58B4A"), (0.5, "#FFFFFF"), (1.0, "#5B9BC8")])
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for panel in axes[len(panels) :]:

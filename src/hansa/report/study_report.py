@@ -1,7 +1,6 @@
-"""The report of a study: what was found, in words, tables and pictures, and how to find it again.
+"""The report of a study: results in sentences, tables and pictures, and how to reproduce them.
 
-`write` makes report.html (one file that needs nothing else), report.md (with its pictures linked), and each picture as
-PNG and SVG.
+`write` makes report.html (self-contained), report.md (with linked pictures), and each picture as PNG and SVG.
 """
 
 from __future__ import annotations
@@ -30,16 +29,17 @@ from hansa.report.study_plots import Band, Look, Pair, Standing, title
 
 FILES = "plots"
 LINKED = re.compile(rf"^!\[.*\]\({FILES}/([\w-]+)\.png\)$", re.MULTILINE)
-MATRICES = 6  # settings up to which every pair is drawn
-PARTITIONS = 12  # drawn, at most
+MATRICES = 6  # up to this many settings, every pair is drawn
+PARTITIONS = 12  # maximum number of partitions drawn
 AGAINST: tuple[tuple[Axis, str], ...] = (
     ("rounds", "rounds"), ("bytes", "bytes"), ("simulated_seconds", "simulated time"),
 )  # fmt: skip
 
 
 def write(results: StudyDisplay, folder: str | Path) -> list[Path]:
-    """Write report.html, report.md, and plots/*.png and *.svg to a folder; the files written, report.html first. Of an
-    earlier report there, pictures that this one has not are removed."""
+    """Write report.html, report.md, and plots/*.png and *.svg to a folder; return the files, report.html first.
+
+    Pictures of an earlier report that this one does not have are removed."""
     place = Path(folder)
     (place / FILES).mkdir(parents=True, exist_ok=True)
     heading, intro, sections = contents(results)
@@ -59,7 +59,7 @@ def write(results: StudyDisplay, folder: str | Path) -> list[Path]:
 
 
 def _pictured(page: Path) -> set[str]:
-    """The names of the pictures that a report in Markdown links; text of the user's never begins a line like these."""
+    """The names of the pictures that a Markdown report links; user text never begins a line in this form."""
     return set(LINKED.findall(page.read_text(errors="replace"))) if page.exists() else set()
 
 
@@ -84,7 +84,7 @@ def contents(results: StudyDisplay) -> tuple[str, list[str], list[Section]]:
 
 
 def pictures(results: StudyDisplay) -> Iterator[Picture]:
-    """The pictures of the report, in its order, each made when it is asked for."""
+    """The pictures of the report, in its order, each drawn on demand."""
     names = Names(results)
     parts = (_finals, _curves, _ranks, _pairs, _adversaries)
     for section in itertools.chain(*(part(results, names) for part in parts), _partitions(results)):
@@ -119,18 +119,18 @@ def _finals(results: StudyDisplay, names: Names) -> Iterator[Section]:
     several = len(results.study.seeds) > 1
     caption = f"The {_plain(results.metric)} at the end."
     if several:
-        caption += " Circles are means, lines 95 % intervals, ticks below them the single seeds."
+        caption += " Circles are means, lines are 95 % intervals, ticks below them are single seeds."
     if several and len(results.algorithms) > 1:
         caption += " Filled: not significantly worse than the best."
     if results.study.target is not None:
         caption += " Dashed: the target."
     if any(text.get_text()[:1] in plots.ARROWS for axes in figure.axes for text in axes.texts):
-        caption += " Arrows: beyond the axis."
+        caption += " Arrows: values beyond the axis."
     yield Picture("Where they end", caption, figure, "final")
 
 
 def _curves(results: StudyDisplay, names: Names) -> Iterator[Section]:
-    """Metrics against rounds, bytes, and simulated time where it says more than rounds do."""
+    """Metrics against rounds, bytes, and simulated time if rounds differ in length."""
     measured = {name for outcome in results.outcomes for line in outcome.history for name in line}
     metrics = [name for name in dict.fromkeys((results.metric, "accuracy", "loss", "r2")) if name in measured]
     for against, words in AGAINST:
@@ -153,8 +153,9 @@ def _curves(results: StudyDisplay, names: Names) -> Iterator[Section]:
 
 
 def _band(results: StudyDisplay, algorithm: str, setting: str, metric: str, against: Axis) -> Band:
-    """The mean over seeds, and the band from the lowest to the highest of them: with two or three seeds an interval of
-    the mean would hide all curves."""
+    """The mean over seeds, and the band from the lowest to the highest seed.
+
+    With two or three seeds, an interval of the mean would hide all curves."""
     x, mean, *_ = results.curve(algorithm, setting, metric, against)
     each = []
     for outcome in results.runs(algorithm, setting):
@@ -169,7 +170,7 @@ def _seen(results: StudyDisplay, against: str) -> str:
     if against == "bytes":
         told += " Bytes are those of all parties, up and down."
     if against == "simulated_seconds":
-        told += " Simulated time passes unevenly: a round lasts as long as its slowest party."
+        told += " Rounds differ in simulated time: each lasts as long as its slowest party."
     return told
 
 
@@ -184,10 +185,10 @@ def _ranks(results: StudyDisplay, names: Names) -> Iterator[Section]:
         [[of[name] for name in group] for group in ranking.cliques],
     )
     caption = (
-        f"Mean ranks by final {_plain(results.metric)} over {ranking.blocks} blocks, a block being a setting with a "
-        "seed; 1 is the best. Bars join algorithms between which no significant difference was found (Nemenyi, 5 %; "
-        f"Demšar 2006). Friedman's test: {p_value(ranking.p)}. Blocks with the same data are not independent, as other "
-        "data sets would be: this is about these settings, and its p value and bars are too sure of anything beyond."
+        f"Mean ranks by final {_plain(results.metric)} over {ranking.blocks} blocks (a block is a setting with a "
+        "seed); 1 is the best. Bars join algorithms between which no significant difference was found (Nemenyi, 5 %; "
+        f"Demšar 2006). Friedman's test: {p_value(ranking.p)}. Blocks with the same data are not "
+        "independent, so the p value and the bars hold for these settings only, not for other data sets."
     )
     yield Picture("Critical difference of the ranks", caption, figure, "critical-difference")
 
@@ -242,13 +243,13 @@ def _adversaries(results: StudyDisplay, names: Names) -> Iterator[Section]:
 
 
 def _partitions(results: StudyDisplay) -> Iterator[Section]:
-    """What each party holds, drawn once for each partition; where the data is not at hand, that is told."""
+    """What each party holds, drawn once per partition; a note if the data is not available."""
     if not results.outcomes:
         return
     cells = {outcome.cell.partition: outcome.cell for outcome in reversed(results.outcomes)}
     labels = list(dict.fromkeys(outcome.cell.partition for outcome in results.outcomes))
     told = f"As divided with seed {results.study.seeds[0]}"
-    told += "; other seeds divide anew." if len(results.study.seeds) > 1 else "."
+    told += "; other seeds give other divisions." if len(results.study.seeds) > 1 else "."
     if len(labels) > PARTITIONS:
         told += f" The first {PARTITIONS} of {len(labels)} partitions."
     yield Detail("What the parties hold", told)
@@ -258,15 +259,15 @@ def _partitions(results: StudyDisplay) -> Iterator[Section]:
             task = cells[label].experiment.build_task()
             figure = draw_partition(task)
         except (HansaError, OSError, ValueError, TypeError, RuntimeError) as error:
-            yield Detail(heading, f"It could not be drawn: {line(str(error))}", under=True)
+            yield Detail(heading, f"Cannot draw this partition: {line(str(error))}", under=True)
             continue
-        caption = "Above, how many samples each party trains on; below, of which classes."
-        caption = caption if task.classes is not None else "How many samples each party trains on."
+        caption = "Top: number of training samples per party. Bottom: their classes."
+        caption = caption if task.classes is not None else "Number of training samples per party."
         yield Picture(heading, caption, figure, f"partition-{at + 1}", under=True)
 
 
 def _origin(results: StudyDisplay, names: Names) -> Iterator[Section]:
-    """The exact configuration, and how to come to the same numbers."""
+    """The exact configuration, and how to reproduce the numbers."""
     tree = results.study.ordered_tree()
     yield Detail("Exact configuration", toml.dumps(tree), code=True)
     yield sheets.runs(results, names)
@@ -282,7 +283,7 @@ def _origin(results: StudyDisplay, names: Names) -> Iterator[Section]:
 
 
 def _facts(results: StudyDisplay) -> dict[str, str]:
-    """What the numbers depend on: versions, and the plans of the runs. No names of machines, no places."""
+    """What the numbers depend on: versions, and the plans of the runs; no machine names, no paths."""
     seen: dict[str, dict[str, None]] = {}
     for outcome in results.outcomes:
         try:

@@ -16,14 +16,14 @@ from hansa.report.study_display import StudyDisplay
 from hansa.report.study_findings import Names, line, value
 from hansa.report.study_plots import is_percent, title
 
-PAIRS = 150  # listed, at most
+PAIRS = 150  # maximum number of pairs listed
 TIMES = {"simulated_seconds_to_target": "simulated s\nto target", "simulated_seconds": "simulated\ns",
          "seconds": "wall-clock\ns"}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the main table: the measure, its header, and how a number is written."""
+    """A column of the main table: the measure, its header, and its number format."""
 
     measure: str
     header: str
@@ -32,12 +32,12 @@ class Column:
 
 
 def timed(results: StudyDisplay) -> bool:
-    """Whether simulated time says more than rounds do."""
+    """Whether simulated time was recorded and rounds differ in length."""
     return any(uneven(outcome.history) for outcome in results.outcomes)
 
 
 def main(results: StudyDisplay, names: Names) -> Sheet | None:
-    """The table: a row a setting and algorithm, the best first within a setting. None where nothing was measured."""
+    """The main table: one row per setting and algorithm, best first; None if nothing was measured."""
     best_metric = f"best_{results.metric}"
     rows = [
         row | {best_metric: results.estimate(best_metric, row["algorithm"], row["setting"])} for row in results.table()
@@ -59,7 +59,7 @@ def main(results: StudyDisplay, names: Names) -> Sheet | None:
             alike = main_column and tested and row["leads"] and not row["best"]
             found = row[column.measure]
             if found is None and row.get(column.measure.replace("final_", "best_")) is not None:
-                found = Estimate(None, None, None, 0)  # it had a number, and has none at the end
+                found = Estimate(None, None, None, 0)  # was measured, but is not finite at the end
             beyond = reaches_beyond(found, measure_of(column.measure, results.metric))
             cells.append(_entry(found, column, beyond, row["best"] if main_column and compared else strong, alike))
         out.append(cells)
@@ -104,7 +104,7 @@ def _column(measure: str, metric: str, means: Sequence[float | None]) -> Column:
 
 
 def _broken(words: str) -> str:
-    """A header in two lines, so that columns stay narrow."""
+    """Break a header into two lines, so that columns stay narrow."""
     first, _, last = words.rpartition(" ")
     return f"{first}\n{last}" if first else last
 
@@ -116,14 +116,14 @@ def _mean(found: Estimate | None) -> float | None:
 def _best(
     results: StudyDisplay, rows: Sequence[dict[str, Any]], setting: str, columns: Sequence[Column]
 ) -> dict[str, list[str]]:
-    """By measure, who has the best mean of a setting; nobody where all are alike, nor by the clock on the wall."""
+    """By measure, the algorithms with the best mean of a setting; none if all are equal, nor for wall-clock time."""
     out: dict[str, list[str]] = {}
     mine = [row for row in rows if row["setting"] == setting]
     for column in columns:
         measure = column.measure
         higher = measure_of(measure, results.metric).higher
         found = {row["algorithm"]: row[measure] for row in mine if _mean(row[measure]) is not None}
-        if measure in TO_TARGET and found:  # first, who reached it most often
+        if measure in TO_TARGET and found:  # runs that reached the target count first
             most = max(each.reached or 0 for each in found.values())
             found = {name: each for name, each in found.items() if each.reached == most}
         means = {name: each.mean for name, each in found.items()}
@@ -136,8 +136,9 @@ def _best(
 
 
 def _entry(found: Estimate | None, column: Column, beyond: bool, strong: bool, alike: bool) -> TableCell:
-    """An estimate as it is read: mean and half the interval, marked where it reaches beyond the possible values, how
-    many runs have a value, and the mark of those that are not significantly worse than the best."""
+    """Format an estimate: mean, half the interval, number of runs with a value, and marks.
+
+    One mark is for an interval beyond the possible values, one for "not significantly worse than the best"."""
     if found is None:
         return TableCell("–", math.nan)
     if found.mean is None:
@@ -165,15 +166,15 @@ def _note(results: StudyDisplay, rows: Sequence[Sequence[str | TableCell]]) -> s
         told.append("!: the interval reaches beyond the possible values, so it is meaningless; more seeds are needed.")
     if target is not None:
         told.append(
-            f"To target: until {title(results.metric).removesuffix(', %')} was {value(target, results.metric)} for the "
-            "first time, mean of the runs that got there, and how many did."
+            f"To target: until {title(results.metric).removesuffix(', %')} first reached "
+            f"{value(target, results.metric)}; mean of the runs that reached it, and their number."
         )
-    told.append("Up: from the parties; down: to them; all parties together, without evaluation.")
+    told.append("Up: from the parties; down: to the parties. Sums over all parties, without evaluation.")
     return " ".join(told)
 
 
 def pairs(results: StudyDisplay, names: Names) -> Sheet | None:
-    """Every pair of algorithms in every setting, the surest differences first; None where nothing was tested."""
+    """Every pair of algorithms in every setting, smallest p value first; None if nothing was tested."""
     found = [pair for setting in results.settings for pair in results.differences(setting) if pair.p is not None]
     if not found:
         return None
@@ -196,7 +197,7 @@ def pairs(results: StudyDisplay, names: Names) -> Sheet | None:
         "paired t tests, adjusted over the pairs of a setting (Holm 1979), significant below 0.05."
     )
     if len(found) > PAIRS:
-        note += f" The {PAIRS} surest of {len(found):,} pairs."
+        note += f" The {PAIRS} pairs with the smallest p values, of {len(found):,}."
     drop = 0 if len(results.settings) > 1 else 1
     return Sheet("Pair by pair", header[drop:], [row[drop:] for row in rows], note=note, words=3 - drop, under=True)
 
@@ -212,7 +213,7 @@ def _p(p: float | None) -> TableCell:
 
 
 def tuning(results: StudyDisplay, names: Names) -> list[Sheet]:
-    """What was chosen, and what was tried, rung by rung."""
+    """Tables of the chosen values, and of all trials by rung."""
     if not results.trials:
         return []
     groups: dict[tuple[str, str], list[Any]] = {}
@@ -229,7 +230,7 @@ def tuning(results: StudyDisplay, names: Names) -> list[Sheet]:
         last = max(trial.rung for trial in trials)
         won = [trial for trial in trials if trial.rung == last and trial.kept]
         for trial in won:
-            note = "at the end of what was tried; a better value may lie beyond" if trial.edge else ""
+            note = "smallest or largest value tried; a better value may lie beyond" if trial.edge else ""
             chosen.append([*who, written(trial.values), _score(trial), note])
         candidates: dict[str, dict[int, Any]] = {}
         for trial in trials:
@@ -247,15 +248,15 @@ def tuning(results: StudyDisplay, names: Names) -> list[Sheet]:
     ]
     return [
         Sheet("Tuning", ("setting", "algorithm", "chosen", f"score: {what}", "remark"), chosen, words=3, prose=True,
-              note="Each algorithm was given as many candidates as every other, and the best of them is compared."),
+              note="All algorithms had the same number of candidates; the comparison uses the best candidate."),
         Sheet("What was tried", header, tried, words=3, grouped=1, under=True,
-              note=f"Successive halving: the score ({what}, mean over the tuning seeds) after so many rounds; bold "
-              "went on to the next rung, or was chosen. –: dropped before."),
+              note=f"Successive halving: the score ({what}, mean over the tuning seeds) after each rung; bold "
+              "continued to the next rung, or was chosen. –: dropped earlier."),
     ]  # fmt: skip
 
 
 def written(values: dict[str, Any]) -> str:
-    """Chosen values as they are read."""
+    """Format chosen values."""
     return line(
         ", ".join(
             f"{name} = {found:g}" if isinstance(found, float) else f"{name} = {found}" for name, found in values.items()
@@ -273,7 +274,7 @@ def _score(trial: Any) -> TableCell:
 
 
 def failures(results: StudyDisplay, names: Names) -> Sheet | None:
-    """The runs that could not be done, and why."""
+    """The failed runs, with the reasons."""
     rows = [
         (*_who(outcome.cell, names), str(outcome.cell.seed), line(outcome.failed or "")) for outcome in results.failed
     ]
@@ -285,12 +286,12 @@ def _who(cell: Any, names: Names) -> tuple[str, str]:
 
 
 def runs(results: StudyDisplay, names: Names) -> Sheet:
-    """Every run with its key."""
+    """All runs with their keys."""
     rows = []
     for outcome in results.outcomes:
         last = outcome.history[-1]["round"] if outcome.history else 0
         ended = "failed" if outcome.failed is not None else str(outcome.summary.get("stopped") or "not finished")
         rows.append((*_who(outcome.cell, names), str(outcome.cell.seed), f"{last:,}", outcome.cell.key, line(ended)))
-    note = "The key is a hash of the run's whole configuration and of what else decides its numbers."
+    note = "The key is a hash of the run's whole configuration and of everything else that its numbers depend on."
     return Sheet("Runs", ("setting", "algorithm", "seed", "rounds", "key", "ended because"), rows, words=2, prose=True,
                  note=note, under=True)  # fmt: skip

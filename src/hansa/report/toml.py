@@ -1,4 +1,4 @@
-"""Plain data as TOML text, to be read by people and by `tomllib` alike."""
+"""Plain data as readable TOML text."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-WIDE = 110  # letters up to which an array stays on one line
+WIDE = 110  # an array up to this many characters stays on one line
 BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def dumps(tree: Mapping[str, Any]) -> str:
-    """The tree as TOML: a table for each mapping at the top, inline tables below it. What is None is left out."""
+    """The tree as TOML: tables for mappings at top level, inline tables below; None is left out."""
     blocks = []
     plain = {name: value for name, value in tree.items() if not _is_table(value) and not _is_tables(value)}
     if plain:
@@ -42,7 +42,7 @@ def _key(name: str) -> str:
 
 
 def _text(text: str) -> str:
-    """A basic string; JSON escapes as TOML does. What cannot be seen, or would turn what follows, is escaped too."""
+    """A basic string, escaped as in JSON; invisible and bidirectional control characters are escaped too."""
     return "".join(c if c.isprintable() else _escaped(c) for c in json.dumps(text, ensure_ascii=False))
 
 
