@@ -143,7 +143,7 @@ def attacked(folder: Path) -> Path:
 def test_a_run_with_hostile_parties_reports_who_was_left_out(tmp_path: Path) -> None:
     page = run_report(attacked(tmp_path / "run")).read_text()
     assert "Share in the model by party" in page
-    assert "What the fusion found" in page
+    assert "Shares in the fusion" in page
     rows = re.findall(r"<tr><td>(\d)</td><td>(\w+)</td><td>4</td><td>(\d)</td><td>0</td><td>([\d.]+)</td></tr>", page)
     assert [(name, kind) for name, kind, *_ in rows[:2]] == [("2", "attacker"), ("5", "attacker")]
     assert [(left_out, share) for _, _, left_out, share in rows[:2]] == [("4", "0.0000")] * 2
