@@ -59,12 +59,12 @@ def test_a_study_that_is_tracked_has_its_report_and_tells_all_its_runs(results: 
 
 
 def test_the_line_under_a_cell_counts_runs_and_failures(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hansa.study.runner import job_of
+    from hansa.study.runner import cell_run
 
     drawn: list[tuple[float, float, str]] = []
     monkeypatch.setattr("hansa.report.progress.CellLine.draw", lambda self, *given: drawn.append(given))
     monkeypatch.setattr("hansa.study.notebook.INTERVAL", 0.0)
-    jobs: list[Any] = [job_of(outcome.cell, Path("folder")) for outcome in results.outcomes[:2]]
+    jobs: list[Any] = [cell_run(outcome.cell, Path("folder")) for outcome in results.outcomes[:2]]
     board = NotebookBoard()
     board.begin("runs", jobs, done=3)
     board.started(jobs[0])

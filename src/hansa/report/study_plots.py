@@ -127,13 +127,13 @@ def curves(
     _legend(figure, [k for bands in found.values() for k in bands])
     of = cost(metric)
     costs = [(of(band[1]), spans[setting][1]) for setting, bands in found.items() for band in bands.values()]
-    told = ["Axes are stretched towards 100 %: equal steps divide the error by equal factors."] if (
+    notes = ["Axes are stretched towards 100 %: equal steps divide the error by equal factors."] if (
         stretched and is_percent(metric)) else []  # fmt: skip
     if any(float(each.max()) > worst for each, worst in costs):
-        told.append("Axes begin at the value that most algorithms have after a seventh of the run.")
+        notes.append("Axes begin at the value that most algorithms have after a seventh of the run.")
     if any(float(each.min()) > worst for each, worst in costs):
-        told.append(f"Algorithms that stay {'below' if higher_is_better(metric) else 'above'} are named.")
-    return figure, " ".join(told)
+        notes.append(f"Algorithms that stay {'below' if higher_is_better(metric) else 'above'} are named.")
+    return figure, " ".join(notes)
 
 
 def _finite(band: Band) -> Band:

@@ -155,22 +155,22 @@ def _note(results: StudyDisplay, rows: Sequence[Sequence[str | TableCell]]) -> s
     target = results.study.target
     seeds = len(results.study.seeds)
     cells = [cell for row in rows for cell in row if isinstance(cell, TableCell)]
-    told = [f"Means over {seeds} seeds ± half of the 95 % interval." if seeds > 1 else "One seed: no intervals."]
+    notes = [f"Means over {seeds} seeds ± half of the 95 % interval." if seeds > 1 else "One seed: no intervals."]
     if any(cell.strong for cell in cells):
-        told.append("Bold: the best of the setting.")
+        notes.append("Bold: the best of the setting.")
     if any(cell.text.endswith("≈") for cell in cells):
-        told.append(
+        notes.append(
             f"≈: its final {title(results.metric).removesuffix(', %')} is not significantly worse than the best."
         )
     if any(f"{BEYOND}" in cell.text for cell in cells):
-        told.append("!: the interval reaches beyond the possible values, so it is meaningless; more seeds are needed.")
+        notes.append("!: the interval reaches beyond the possible values, so it is meaningless; more seeds are needed.")
     if target is not None:
-        told.append(
+        notes.append(
             f"To target: until {title(results.metric).removesuffix(', %')} first reached "
             f"{value(target, results.metric)}; mean of the runs that reached it, and their number."
         )
-    told.append("Up: from the parties; down: to the parties. Sums over all parties, without evaluation.")
-    return " ".join(told)
+    notes.append("Up: from the parties; down: to the parties. Sums over all parties, without evaluation.")
+    return " ".join(notes)
 
 
 def pairs(results: StudyDisplay, names: Names) -> Sheet | None:

@@ -181,7 +181,7 @@ class InProcessRunner:
 class WorkerProcess:
     """A worker process. A thread puts its messages into the pool's queue, and None when the process has ended."""
 
-    def __init__(self, heard: queue.SimpleQueue[tuple[WorkerProcess, dict[str, Any] | None]], log: Path,
+    def __init__(self, messages: queue.SimpleQueue[tuple[WorkerProcess, dict[str, Any] | None]], log: Path,
                  lock: BinaryIO | None, modules: Sequence[str]) -> None:  # fmt: skip
         self.job: CellRun | None = None
         self.began = 0.0
@@ -189,7 +189,7 @@ class WorkerProcess:
         self._child = ChildProcess("hansa.study.worker", environment=threads, log=log,
                                    pass_fds=() if lock is None else (lock.fileno(),))  # fmt: skip
         self._send({"path": sys.path, "modules": list(modules)})
-        self._child.forward(lambda message: heard.put((self, message)))
+        self._child.forward(lambda message: messages.put((self, message)))
 
     def _send(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(BrokenPipeError):  # the process died; the reading thread reports it
@@ -216,7 +216,7 @@ class Pool:
         self.durations = self._here.durations
         self._count, self._log, self._lock, self._modules = count, log, lock, modules
         self._workers: list[WorkerProcess] = []
-        self._heard: queue.SimpleQueue[tuple[WorkerProcess, dict[str, Any] | None]] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[tuple[WorkerProcess, dict[str, Any] | None]] = queue.SimpleQueue()
 
     def run(self, title: str, jobs: Sequence[CellRun], watch: PoolWatcher) -> dict[Path, str]:
         """Like `InProcessRunner.run`, but starts the longest runs first."""
@@ -232,7 +232,7 @@ class Pool:
             self._next(worker, left, watch)
         while any(worker.job is not None for worker in self._workers):
             try:
-                worker, message = self._heard.get(timeout=0.25)
+                worker, message = self._messages.get(timeout=0.25)
             except queue.Empty:
                 watch.tick()
                 continue
@@ -264,7 +264,7 @@ class Pool:
         return failed
 
     def _worker(self) -> WorkerProcess:
-        return WorkerProcess(self._heard, self._log, self._lock, self._modules)
+        return WorkerProcess(self._messages, self._log, self._lock, self._modules)
 
     def _next(self, worker: WorkerProcess, left: list[CellRun], watch: PoolWatcher) -> None:
         worker.job = None

@@ -34,7 +34,7 @@ def run_study(study: Study, watch: PoolWatcher | None = None) -> Results:
         raise ConfigError("a study needs a folder for its runs")
     folder = study.folder
     cells = study.cells()
-    loadable(cells)
+    check_data(cells)
     modules = sorted({module for cell in cells for module in modules_of(cell.experiment)})
     jobs = study.jobs or (1 if any(cell.experiment.run.device != "cpu" for cell in cells) else cores())
     with locked(folder) as lock:
@@ -46,7 +46,7 @@ def run_study(study: Study, watch: PoolWatcher | None = None) -> Results:
             if len(study.candidates(study.algorithms[0].label)) > 1 or study.tune:
                 tuned, trials = tune(study, folder, lambda title, runs: pool.run(title, runs, watch))
                 cells = study.cells(tuned)
-            unique = {cell.key: job_of(cell, folder) for cell in cells}
+            unique = {cell.key: cell_run(cell, folder) for cell in cells}
             for job in unique.values():
                 copy_finished(job)
             failed = pool.run("runs", list(unique.values()), watch)
@@ -62,11 +62,11 @@ def run_study(study: Study, watch: PoolWatcher | None = None) -> Results:
     return results
 
 
-def job_of(cell: Cell, folder: Path) -> CellRun:
+def cell_run(cell: Cell, folder: Path) -> CellRun:
     return CellRun(cell.label, cell.algorithm, cell.experiment, folder / "cells" / cell.key)
 
 
-def loadable(cells: Sequence[Cell]) -> None:
+def check_data(cells: Sequence[Cell]) -> None:
     """Check before any run that all data can be loaded and divided."""
     load, seen = Loader(), set()
     for cell in cells:
