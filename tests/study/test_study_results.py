@@ -129,7 +129,7 @@ def test_results_come_back_from_their_folder_as_they_were(tmp_path: Path) -> Non
     assert [each.cell.key for each in back.outcomes] == [each.cell.key for each in found.outcomes]
     assert back.settings == ["iid", "dirichlet:0.5"] and back.algorithms == ["fedavg", "fedprox"]
     assert found.estimate("worst_tenth", "fedavg", "iid") is not None  # parties have tests of their own by default
-    with pytest.raises(ConfigError, match="has no results of a study"):
+    with pytest.raises(ConfigError, match="holds no results of a study"):
         Results.load(tmp_path)
 
 

@@ -295,7 +295,7 @@ class Results(StudyDisplay):
         """Load the results that `hansa compare` wrote to a folder."""
         path = Path(folder)
         if not (path / RESULTS).exists():
-            raise ConfigError(f"{path} has no results of a study (no {RESULTS}); run `hansa compare` first")
+            raise ConfigError(f"{path} holds no results of a study (no {RESULTS}); run `hansa compare` first")
         tree = read_json(path / RESULTS)
         study = replace(Study.of_plain(tree["study"]), folder=path)
         outcomes = []
