@@ -19,19 +19,19 @@ PARTIES     ?= 10000
 VENV := .venv
 BIN  := $(VENV)/bin
 PIP  := $(BIN)/python -m pip --disable-pip-version-check -qq
-# The stamps are written last, so an interrupted install is started again from an empty environment.
+# The stamps are written last, so an interrupted installation starts again from an empty environment.
 DEPS  := $(VENV)/.deps-installed
 READY := $(VENV)/.ready
 EXTRAS := $(VENV)/.extras-installed
-# Each peer of the benchmarks has an environment of its own, for their requirements exclude each other.
+# Each peer of the benchmarks has its own environment, because their requirements conflict.
 PEERS := flower pfl fedjax $(if $(findstring --nvflare,$(BENCH_ARGS)),nvflare)
 ENVS  := benchmarks/.envs
-# What a release is made with has an environment of its own.
+# The release tools have their own environment.
 RELEASE := .venv-release
 TOOLS   := $(RELEASE)/.ready
 
 check-python = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
-  { echo "Hansa needs Python 3.11 or newer, and '$(PYTHON)' is not: name one with 'make PYTHON=...'." >&2; exit 1; }
+  { echo "Hansa needs Python 3.11 or newer; '$(PYTHON)' is missing or older. Name an interpreter with 'make PYTHON=...'." >&2; exit 1; }
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -39,32 +39,32 @@ check-python = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2
   bench-fusion bench-deploy bench-secure bench-dp bench-paillier privacy-figures lock clean
 
 help:
-	@echo "make demo    set up .venv and run the demonstration (DEMO_ARGS=... is passed on)"
-	@echo "make demo-net  set up .venv and train between five processes over mutual TLS on this machine"
+	@echo "make demo    set up .venv and run the demonstration (arguments: DEMO_ARGS=...)"
+	@echo "make demo-net  set up .venv and run a federation of five processes over mutual TLS on this machine"
 	@echo "make test    set up .venv and run every check: ruff, mypy, pytest (PYTEST_ARGS=... replaces '$(PYTEST_ARGS)')"
 	@echo "make test-gpu  set up .venv and run the tests that need an NVIDIA GPU"
 	@echo "make lint    set up .venv and run ruff and mypy only"
-	@echo "make chaos   kill an aggregator's and its parties' processes at random moments (KILLS=$(KILLS) SEED=$(SEED)) and check all"
-	@echo "make fuzz    fuzz every reader of others' bytes and the routes (FUZZ_MINUTES=$(FUZZ_MINUTES) of CPU, JOBS=$(JOBS) at a time)"
-	@echo "make audit   look the locked requirements up among the known vulnerabilities (AUDIT=skip: do not)"
-	@echo "make release  make test, then sdist and wheel, audit, bill of materials into dist/, and CAMPAIGNS='$(CAMPAIGNS)' (dst: RELEASE_SEEDS=$(RELEASE_SEEDS))"
-	@echo "make weather  run rounds over lines that delay, lose, break, fall silent and are cut off (MINUTES=$(MINUTES) SEED=$(SEED))"
-	@echo "make power   cut the power at random moments of simulated disks (SEEDS=$(SEEDS) histories) and check what was acknowledged"
-	@echo "make load    connect many parties to one aggregator (PARTIES=$(PARTIES)): memory, idle CPU, rounds, a restart (BENCH_ARGS=...)"
-	@echo "make dst     simulate federations in worlds that fail, each from its seed (SEEDS=$(SEEDS) SEED=$(SEED) is the first)"
-	@echo "make day     simulate 24 hours of a job whose parties come and go; memory stays flat (SEED=$(SEED))"
+	@echo "make chaos   kill the aggregator and parties at random moments and check the results (KILLS=$(KILLS) SEED=$(SEED))"
+	@echo "make fuzz    fuzz every parser of untrusted bytes and the HTTP routes (FUZZ_MINUTES=$(FUZZ_MINUTES) of CPU time, JOBS=$(JOBS) in parallel)"
+	@echo "make audit   check the locked requirements for known vulnerabilities (AUDIT=skip: skip the check)"
+	@echo "make release  run make test, then write sdist, wheel, audit and bill of materials to dist/, then run CAMPAIGNS='$(CAMPAIGNS)' (dst: RELEASE_SEEDS=$(RELEASE_SEEDS))"
+	@echo "make weather  run rounds over connections with delays, losses, resets, stalls and outages (MINUTES=$(MINUTES) SEED=$(SEED))"
+	@echo "make power   simulate power failures of disks at random moments and check acknowledged writes (SEEDS=$(SEEDS) histories)"
+	@echo "make load    connect many parties to one aggregator; measure memory, idle CPU, rounds, a restart (PARTIES=$(PARTIES) BENCH_ARGS=...)"
+	@echo "make dst     simulate federations under faults, one per seed (SEEDS=$(SEEDS), from SEED=$(SEED))"
+	@echo "make day     simulate 24 hours of a job whose parties come and go; check that memory stays constant (SEED=$(SEED))"
 	@echo "make setup   set up .venv only"
-	@echo "make extras  add the extras (MLflow, TensorBoard, notebooks, the documentation's tools) to .venv"
-	@echo "make docs    build the documentation into site/, and refuse a broken link"
-	@echo "make bench   time Hansa beside hand-written floors (BENCH_ARGS=... is passed on: --model cnn, --repeats 5)"
-	@echo "make bench-peers   the same beside Flower, pfl and FedJAX, installed apart (BENCH_ARGS=--nvflare: and NVFLARE)"
-	@echo "make bench-fusion  time and memory of each fusion beside Flower's (BENCH_ARGS=... : --out-of-core, --gpu)"
-	@echo "make bench-secure  seconds and bytes of a masked sum beside Flower's SecAgg+ (BENCH_ARGS=... : --parties 50)"
-	@echo "make bench-deploy  rounds a second of deployments on loopback beside Flower's (BENCH_ARGS=... : --upload 400, --memory 1)"
-	@echo "make bench-dp  rounds of DP-SGD beside rounds of SGD, and one party beside Opacus (BENCH_ARGS=... : --repeats 5)"
-	@echo "make bench-paillier  values a second of encrypted sums beside phe (BENCH_ARGS=... : --bits 3072)"
-	@echo "make privacy-figures  the figures of docs/privacy.md (MNIST in the folder that HANSA_DATA names)"
-	@echo "make lock    solve requirements/*.in again into requirements/*.txt (LOCK_ARGS=--upgrade for newer versions)"
+	@echo "make extras  add the extras (MLflow, TensorBoard, notebooks, documentation tools) to .venv"
+	@echo "make docs    build the documentation into site/; fail on a broken link"
+	@echo "make bench   compare Hansa with hand-written baselines (BENCH_ARGS=... : --model cnn, --repeats 5)"
+	@echo "make bench-peers   compare Hansa with Flower, pfl and FedJAX, each in its own environment (BENCH_ARGS=--nvflare: also NVFLARE)"
+	@echo "make bench-fusion  measure time and memory of each fusion, compared with Flower (BENCH_ARGS=... : --out-of-core, --gpu)"
+	@echo "make bench-secure  measure seconds and bytes of a masked sum, compared with Flower's SecAgg+ (BENCH_ARGS=... : --parties 50)"
+	@echo "make bench-deploy  measure rounds per second of a deployment on loopback, compared with Flower (BENCH_ARGS=... : --upload 400, --memory 1)"
+	@echo "make bench-dp  compare rounds of DP-SGD with rounds of SGD, and one party with Opacus (BENCH_ARGS=... : --repeats 5)"
+	@echo "make bench-paillier  measure values per second of encrypted sums, compared with phe (BENCH_ARGS=... : --bits 3072)"
+	@echo "make privacy-figures  draw the figures of docs/privacy.md (HANSA_DATA names the folder with MNIST)"
+	@echo "make lock    resolve requirements/*.in into requirements/*.txt (LOCK_ARGS=--upgrade for newer versions)"
 	@echo "make clean   remove .venv, caches and build output"
 	@echo "PYTHON=...   the interpreter to build .venv with (3.11 or newer; now '$(PYTHON)')"
 
@@ -139,7 +139,7 @@ bench-paillier: $(READY) $(ENVS)/phe/.ready
 privacy-figures: $(READY)
 	@$(BIN)/python docs/privacy_figures.py
 
-# torch comes first and by its exact version, as above.
+# torch is installed first, in its exact version.
 $(ENVS)/%/.ready: benchmarks/peers/%/requirements.txt requirements/torch.txt
 	@$(check-python)
 	@echo "==> setting up $(@D)"
@@ -148,8 +148,8 @@ $(ENVS)/%/.ready: benchmarks/peers/%/requirements.txt requirements/torch.txt
 	@$(@D)/bin/python -m pip --disable-pip-version-check -qq install -r $<
 	@touch $@
 
-# The lock comes first, so that what torch shares with it is hash-checked; torch then only adds what its own build
-# asks for beyond that (nothing on a CPU build).
+# The lock is installed first, so that the requirements it shares with torch are hash-checked. torch then adds only the
+# further requirements of its build (none for a CPU build).
 $(DEPS): requirements/lock.txt requirements/torch.txt
 	@$(check-python)
 	@echo "==> setting up $(VENV) (a minute or two the first time)"
@@ -173,7 +173,7 @@ $(EXTRAS): $(READY) requirements/extras.txt
 	@$(PIP) install --require-hashes --no-deps -r requirements/extras.txt
 	@touch $@
 
-# The tools of a release see the project's own environment behind them, and change nothing in it.
+# The release tools can import from the project's environment, but change nothing in it.
 $(TOOLS): $(READY) requirements/release.txt
 	@echo "==> setting up $(@D)"
 	@$(PYTHON) -m venv --clear $(@D)
@@ -187,10 +187,10 @@ fuzz: $(TOOLS)
 
 audit: $(TOOLS)
 	@mkdir -p dist
-	@if test "$(AUDIT)" = skip; then echo "no audit was made: AUDIT=skip"; else \
+	@if test "$(AUDIT)" = skip; then echo "audit skipped: AUDIT=skip"; else \
 	  $(RELEASE)/bin/python release/audit.py dist/audit.json requirements/lock.txt requirements/extras.txt requirements/torch.txt; fi
 
-# What is quick and what needs others comes first; what takes long comes last.
+# Quick steps and steps that need external services come first; long steps come last.
 release: test $(TOOLS)
 	@rm -rf build dist && mkdir dist
 	@echo "==> sdist and wheel"
@@ -206,7 +206,7 @@ release: test $(TOOLS)
 	  echo "==> $$campaign"; $(MAKE) --no-print-directory $$campaign SEEDS=$$seeds || exit 1; done
 	@echo "==> dist/ holds the release"
 
-# Hashes come from the public registry alone: extra indexes and local folders of wheels are left out of the solving.
+# Hashes come only from the public registry: the resolver ignores extra indexes and local folders of wheels.
 COMPILE := env -u PIP_FIND_LINKS -u PIP_EXTRA_INDEX_URL PIP_CONFIG_FILE=/dev/null CUSTOM_COMPILE_COMMAND="make lock" \
   .venv-lock/bin/pip-compile -q --no-config --generate-hashes --allow-unsafe --strip-extras \
   --no-emit-index-url --no-emit-find-links --no-emit-trusted-host $(LOCK_ARGS)
@@ -215,7 +215,7 @@ lock:
 	@$(check-python)
 	@test -x .venv-lock/bin/pip-compile || { $(PYTHON) -m venv --clear .venv-lock && \
 	  .venv-lock/bin/python -m pip --disable-pip-version-check -q install pip-tools==7.6.2; }
-	@echo "==> solving requirements/*.in (takes minutes)"
+	@echo "==> resolving requirements/*.in (takes minutes)"
 	@$(COMPILE) -o requirements/lock.txt requirements/runtime.in requirements/dev.in
 	@$(COMPILE) -o requirements/release.txt requirements/release.in
 	@$(COMPILE) -o requirements/extras.txt requirements/extras.in
