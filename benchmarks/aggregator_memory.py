@@ -1,12 +1,12 @@
-"""Memory and time of an aggregator's fusion over stored replies: how both grow with the model and with the parties.
+"""Memory and time of an aggregator's fusion over stored replies, by model size and number of parties.
 
     python benchmarks/aggregator_memory.py --mib 100,1024 --parties 4,50 [--folder DIR]
 
-Replies are files as parties upload them (safetensors), read, checked and summed by the code that a deployed round runs
-(`StoredReply.read`, `combine`), then divided and taken by the server (`FedAvg`'s). Each case is a process, whose
-memory is sampled: anonymous pages, which nobody can take back, and those of files, which the system can. Four different
-files are written, and further parties' replies are links to them: fifty of 1 GiB would take 50 GiB of disk, and what
-is read at once does not depend on which file a row lies in.
+Replies are files as parties upload them (safetensors). The code of a deployed round reads, checks and sums them
+(`StoredReply.read`, `combine`); then the server optimiser of `FedAvg` applies the mean. Each case is a process whose
+memory is sampled: anonymous pages, which the system cannot reclaim, and pages of files, which it can. Four different
+files are written; the replies of further parties are links to them, because fifty files of 1 GiB would take 50 GiB of
+disk. The amount read at once does not depend on which file holds a row.
 """
 
 from __future__ import annotations

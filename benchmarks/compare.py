@@ -1,12 +1,13 @@
-"""Seconds a round, launch and memory of Hansa, of hand-written floors and of other frameworks, on this machine's CPU.
+"""Seconds per round, launch time and memory of Hansa, hand-written baselines and other frameworks on a CPU.
 
     python benchmarks/compare.py [--model 2nn|cnn] [--rounds 20] [--repeats 3] [--peers] [--nvflare] [--only NAME ...]
 
-Each contestant runs the workload of `workload.py` in a process of its own, peers in an environment of their own
-(`make bench-peers` makes them). First each runs once with its memory watched and its times not used; then all run in
-turn, `--repeats` times, with nothing watched. The table gives the median over all timed rounds, the range of the
-repeats' medians, the time from launch to the end of the first round, and the peak memory: the proportional set size
-(PSS: a page shared by n processes counts 1/n in each) summed over the contestant's processes, every 50 ms.
+Each contestant runs the workload of `workload.py` in its own process; peers have their own environments (created by
+`make bench-peers`). Each contestant first runs once to measure memory; the times of this run are not used. Then all
+contestants run in turn, `--repeats` times, without memory sampling. The table has the median over all timed rounds, the
+range of the medians of the repeats, the time from launch to the end of the first round, and the peak memory: the
+proportional set size (PSS: a page shared by n processes counts 1/n in each) summed over the contestant's processes,
+sampled every 50 ms.
 """
 
 from __future__ import annotations
@@ -221,7 +222,7 @@ def table(results: dict[str, Found]) -> str:
     ours = results.get(OURS)
     base = ours.seconds() if ours and ours.repeats else None
     lines = [
-        "| contestant | s a round | range | launch to end of round 1, s | peak memory, MB | times ours |",
+        "| contestant | s per round | range | launch to end of round 1, s | peak memory, MB | times ours |",
         "|---|---|---|---|---|---|",
     ]
     for name, found in results.items():
@@ -273,11 +274,11 @@ def main() -> None:
     everyone = [*CONTESTANTS, *ENGINES, *PEERS, *NVFLARE]
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", choices=MODELS, default="2nn")
-    parser.add_argument("--rounds", type=int, help="timed rounds a repeat (20; 5 for the CNN)")
+    parser.add_argument("--rounds", type=int, help="timed rounds per repeat (20; 5 for the CNN)")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--engines", action="store_true", help="our engines one by one, too")
-    parser.add_argument("--peers", action="store_true", help="Flower, pfl and FedJAX, too")
-    parser.add_argument("--nvflare", action="store_true", help="NVFLARE, too (slow)")
+    parser.add_argument("--engines", action="store_true", help="also each of our engines")
+    parser.add_argument("--peers", action="store_true", help="also Flower, pfl and FedJAX")
+    parser.add_argument("--nvflare", action="store_true", help="also NVFLARE (slow)")
     parser.add_argument("--only", nargs="+", choices=everyone, metavar="NAME", help=f"some of: {'; '.join(everyone)}")
     parser.add_argument("--limit", type=float, default=600, help="seconds a run may take")
     parser.add_argument("--out", type=Path, default=HERE / "results", help="the folder for the results")

@@ -1,16 +1,17 @@
-"""Rounds a second, upload and memory of deployments on loopback: Hansa, Flower, and Hansa in one process.
+"""Rounds per second, upload and memory of deployments on loopback: Hansa, Flower, and Hansa in one process.
 
     python benchmarks/deployment.py [--parties 4,50] [--rounds 20] [--repeats 3] [--peers]
     python benchmarks/deployment.py --upload 400       megabytes of a model that one party sends
     python benchmarks/deployment.py --memory 1         gibibytes of a model that several parties send
 
-The workload is that of `onestep.py`: all parties take part in every round with one step of SGD. A deployment is one
-process for the aggregator and one or more for each party, over TLS, each party known by its key. As in `compare.py`
-each contestant runs once with its memory watched and its times not used, then all run in turn, `--repeats` times. The
-first round is left out of the times.
+The workload is that of `onestep.py`: all parties take part in every round with one step of SGD. A deployment has one
+process for the aggregator and one or more for each party, over TLS; each party is identified by its key. As in
+`compare.py`, each contestant first runs once to measure memory, then all run in turn, `--repeats` times. The times
+exclude the first round.
 
-Memory is scaled to the machine: parties are real processes that hold the model several times over, so there are only
-as many of them as fit. What is given is the aggregator's alone, for the model and for one of a tenth of its size.
+The memory benchmark is scaled to the machine: parties are real processes that hold several copies of the model, so
+their number is limited to what fits. The result is the aggregator's memory only, for the model and for one of a tenth
+of its size.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def small(parties: int, rounds: int) -> Job:
 
 
 def large(megabytes: float, parties: int, rounds: int) -> Job:
-    """A linear model of about so many megabytes (10^6 bytes), two samples a party."""
+    """A linear model of about this many megabytes (10^6 bytes), two samples per party."""
     classes = 100
     features = int(megabytes * 1e6 / 4 / classes) - 1
     draws = np.random.default_rng(6)
@@ -223,9 +224,9 @@ def take_part(name: str, parties: int, found: Found, given: argparse.Namespace, 
 
 
 def rounds_table(results: dict[int, dict[str, Found]]) -> str:
-    """Seconds a round of every contestant, as a Markdown table. Ratios are to our deployment."""
+    """Format the seconds per round of every contestant as a Markdown table. Ratios are to our deployment."""
     lines = [
-        "| parties | contestant | s a round | range | rounds a second | launch to end of round 1, s "
+        "| parties | contestant | s per round | range | rounds per second | launch to end of round 1, s "
         "| peak memory, MB | times ours, deployed |",
         "|---|---|---|---|---|---|---|---|",
     ]
@@ -262,7 +263,7 @@ def measure_rounds(given: argparse.Namespace) -> dict[int, dict[str, Found]]:
 
 
 def measure_upload(megabytes: float, limit: float) -> dict[str, float]:
-    """MiB a second of a blob that is sent in signed chunks over mutual TLS, hashed and written at the aggregator; and
+    """MiB per second of a blob that is sent in signed chunks over mutual TLS, hashed and written at the aggregator; and
     the floor: the same bytes through a plain TLS connection to a process that only reads them. Medians of three."""
     rates, floors = [], []
     with tempfile.TemporaryDirectory(prefix="hansa-") as name:
@@ -310,7 +311,7 @@ def plain_tls(federation: FederationFolder, data: bytes) -> float:
 
 
 def drop(folder: str, port: int, size: int) -> None:
-    """Read so many bytes of a connection, then say so."""
+    """Read a number of bytes from a connection, then confirm it."""
     tls = server_context(Path(folder) / "server.pem", Path(folder) / "server.key", Path(folder) / "ca.pem")
     with (
         socket.create_server(("127.0.0.1", port)) as server,
@@ -322,7 +323,7 @@ def drop(folder: str, port: int, size: int) -> None:
 
 
 def measure_memory(gib: float, limit: float) -> list[dict[str, float]]:
-    """The aggregator's memory for a model of so many GiB and for a tenth of it, from as many parties as fit."""
+    """Measure the aggregator's memory for a model of `gib` GiB and one of a tenth, with as many parties as fit."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     parties = min(MOST, int(0.8 * free / (COPIES * gib + PROGRAM_GIB)))
     if parties < 2:
@@ -338,12 +339,12 @@ def measure_memory(gib: float, limit: float) -> list[dict[str, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--parties", type=lambda text: [int(n) for n in text.split(",")], default=[4, 50])
-    parser.add_argument("--rounds", type=int, default=20, help="timed rounds a repeat")
-    parser.add_argument("--peer-rounds", type=int, default=6, help="timed rounds a repeat of Flower, which takes long")
+    parser.add_argument("--rounds", type=int, default=20, help="timed rounds per repeat")
+    parser.add_argument("--peer-rounds", type=int, default=6, help="timed rounds per repeat of Flower, which is slow")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--peers", action="store_true", help="Flower, too")
-    parser.add_argument("--upload", type=float, metavar="MB", help="the upload of a model of so many megabytes instead")
-    parser.add_argument("--memory", type=float, metavar="GIB", help="the aggregator's memory for such a model instead")
+    parser.add_argument("--peers", action="store_true", help="also Flower")
+    parser.add_argument("--upload", type=float, metavar="MB", help="measure only the upload of a model of this size")
+    parser.add_argument("--memory", type=float, metavar="GIB", help="measure only the aggregator's memory")
     parser.add_argument("--limit", type=float, default=1800, help="seconds a run may take")
     parser.add_argument("--out", type=Path, default=HERE / "results", help="the folder for the results")
     given = parser.parse_args()
@@ -358,7 +359,9 @@ def main() -> None:
               f"{found['floor']:.0f} MiB/s")  # fmt: skip
     elif given.memory:
         record["memory"] = rows = measure_memory(given.memory, given.limit)
-        print("| model, GiB | parties | the aggregator's own memory, MB | pages of files, MB |\n|---|---|---|---|")
+        print(
+            "| model, GiB | parties | the aggregator's anonymous memory, MB | pages of files, MB |\n|---|---|---|---|"
+        )
         for row in rows:
             print(f"| {row['gib']:g} | {row['parties']} | {row['own_mb']:.0f} | {row['files_mb']:.0f} |")
     else:

@@ -1,9 +1,9 @@
-"""DP-SGD on MNIST as one party: a check of the solver against what TensorFlow Privacy and Opacus publish.
+"""DP-SGD on MNIST as one party: check the solver against published results of TensorFlow Privacy and Opacus.
 
     python benchmarks/dp_mnist.py --data FOLDER [--lr 0.25 --sigma 1.3 --clip 1.5 --epochs 15] [--device cuda]
 
 The network of TensorFlow Privacy's tutorial (two convolutions of 16 and 32 channels, 32 units: 26,010 parameters), all
-60,000 samples at one party, expected batches of 256. Published, with delta 1e-5, as accuracy in %:
+60,000 samples at one party, expected batches of 256. Published accuracy in %, with delta 1e-5:
 
 | lr | sigma | clip | epochs | epsilon | TensorFlow Privacy |
 |---|---|---|---|---|---|
@@ -11,7 +11,7 @@ The network of TensorFlow Privacy's tutorial (two convolutions of 16 and 32 chan
 | 0.15 | 1.1 | 1.0 | 60 | 3.01 | 96.6 |
 | 0.25 | 0.7 | 1.5 | 45 | 7.10 | 97.0 |
 
-A round is an epoch, and FOLDER holds the four IDX files. Only torch, numpy and safetensors are needed.
+A round is one epoch. FOLDER contains the four IDX files. The script needs only torch, numpy and safetensors.
 """
 
 from __future__ import annotations

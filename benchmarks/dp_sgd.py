@@ -1,12 +1,12 @@
-"""What privacy costs: rounds of DP-SGD beside rounds of SGD on the same engine, and one party beside Opacus.
+"""Cost of privacy: rounds of DP-SGD compared with SGD on the same engine, and one party compared with Opacus.
 
     python benchmarks/dp_sgd.py [--rounds 8] [--repeats 5] [--batch 32 256] [--opacus PYTHON]
 
 The workload of `workload.py` with the 2NN and batches of 32 and of 256: a cohort of 10 parties on the stacked engine,
-one core. Then one party by itself, one epoch a round, on the path of a deployed party: SGD, DP-SGD, DP-SGD with noise
-from the party's secret, and Opacus in its own environment (`make bench-dp` makes it) with gradients by hooks and by
-ghost norms. Contestants take turns, `--repeats` times; the times are the processes' own, which a busy machine disturbs
-little. A table gives medians of the repeats' medians, and ratios to SGD.
+one core. Then one party alone, one epoch per round, on the code path of a deployed party: SGD, DP-SGD, DP-SGD with
+noise from the party's secret, and Opacus in its own environment (created by `make bench-dp`) with gradients by hooks
+and by ghost norms. Contestants take turns, `--repeats` times. Times are processor times, which other load disturbs
+little. The table has the medians of the medians of the repeats, and ratios to SGD.
 """
 
 from __future__ import annotations
@@ -100,14 +100,14 @@ def main() -> None:
                 given.opacus, b, m, given.rounds
             )
     if not given.opacus.exists():
-        print("Opacus is left out: `make bench-dp` makes its environment", file=sys.stderr)
+        print("Opacus is left out: `make bench-dp` creates its environment", file=sys.stderr)
     medians: dict[tuple[int, str, str], list[float]] = {way: [] for way in ways}
     for repeat in range(given.repeats):
         for way, measure in ways.items():
             medians[way].append(statistics.median(measure()))
         print(f"  repeat {repeat + 1} of {given.repeats}", file=sys.stderr, flush=True)
     print(f"one core, processor time, {given.repeats} repeats of {given.rounds} rounds, torch {torch.__version__}\n")
-    print("| batch | who | contestant | ms a round | range | times SGD |\n|---|---|---|---|---|---|")
+    print("| batch | setting | contestant | ms per round | range | times SGD |\n|---|---|---|---|---|---|")
     for (batch, who, name), found in sorted(medians.items(), key=lambda item: item[0][:2]):
         base = medians[batch, who, "SGD"]
         ratio = statistics.median(a / b for a, b in zip(found, base, strict=True))

@@ -1,15 +1,15 @@
-"""Seconds and memory of each fusion of updates: Hansa beside Flower's functions and hand-written floors.
+"""Seconds and memory of each fusion: Hansa compared with Flower's functions and hand-written baselines.
 
     python benchmarks/fusion.py [--repeats 7] [--only RULE ...]      100 updates of 1,000,000 float32 on two cores
     python benchmarks/fusion.py --gpu                                the same matrix on a GPU
     python benchmarks/fusion.py --out-of-core [--folder FOLDER]      64 updates of 25,000,000 float32 in a file
 
-On the CPU each contestant is a process of its own, Flower in its own environment (`make bench-fusion` makes it), which
-has the updates in the form that it wants before a clock runs. Rule by rule the contestants take turns. The table gives
-medians of all turns but the first (which loads libraries), their range, and the most that resident memory rose during
-a call above what it was before. What the contestants make of the updates is compared. Out of core, the memory given is
-all that the process held (its own and pages of files), sampled every 5 ms, and every rule is first seen to give, on a
-small matrix, the bits that it gives in memory.
+On the CPU each contestant is a separate process, Flower in its own environment (created by `make bench-fusion`). Each
+contestant has the updates in its preferred form before the timing starts. For each rule the contestants take turns. The
+table has the medians of all turns except the first (which loads libraries), their range, and the largest rise of
+resident memory during a call. The script compares the results of the contestants. Out of core, the memory is all that
+the process held (anonymous memory and pages of files), sampled every 5 ms. Before that, the script checks on a small
+matrix that every rule gives the same bits out of core as in memory.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def out_of_core(given: argparse.Namespace) -> dict[str, Any]:
         del row, small, mapped
         say(f"{file.stat().st_size / 1e9:.1f} GB written")
         found: dict[str, Any] = {}
-        print("| rule | s | peak resident memory, MB | of it its own | of it pages of files |\n|---|---|---|---|---|")
+        print("| rule | s | peak resident memory, MB | of it anonymous | of it pages of files |\n|---|---|---|---|---|")
         for name, rule in rules(MappedRows.open(file, given.rows, given.columns)).items():
             if given.only and name not in given.only:
                 continue

@@ -1,6 +1,6 @@
-"""Our fusions, as a user calls them on a matrix of updates, each told to take a fifth of them for hostile.
+"""Hansa's fusions as a user calls them on a matrix of updates, each set to tolerate a fifth of hostile updates.
 
-As a script, the contestant of `fusion.py`. Only torch and numpy are imported beside Hansa's own lean packages.
+As a script, this is the contestant of `fusion.py`. It imports only torch, numpy and Hansa's own small packages.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Milliseconds a round on a GPU: Hansa beside eager PyTorch, JAX and pfl-research, whichever can be imported.
+"""Milliseconds per round on a GPU: Hansa compared with eager PyTorch, JAX and pfl-research, if installed.
 
     python benchmarks/gpu.py [--row 0 1 2] [--rounds 20] [--repeats 3] [--only NAME ...] [--device cpu --tiny]
 
-A two-layer CNN, one epoch of SGD, tf32 allowed. Each contestant has a process of its own that stays up while a row is
-measured, so that it compiles once; they take turns, `--repeats` times. The table gives the median over all rounds but
-the first three of each turn, the range of the turns' medians, what those three took beyond ordinary rounds in the
-first turn (compilation and other things done once), and the peak of GPU memory that the contestant's allocator held.
+A two-layer CNN, one epoch of SGD, tf32 allowed. Each contestant has its own process, which runs for a whole row so that
+it compiles only once; contestants take turns, `--repeats` times. The table has the median over all rounds except the
+first three of each turn, the range of the turns' medians, the extra time of those three rounds in the first turn
+(compilation and other one-time work), and the peak GPU memory of the contestant's allocator.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def summary(turns: list[dict[str, Any]]) -> dict[str, Any]:
 def table(row: Row, found: dict[str, dict[str, Any]]) -> str:
     base = found.get("ours", {}).get("seconds_a_round")
     lines = [f"{row}, {row.classes} classes, {row.parties} parties", "",
-             "| contestant | ms a round | range | warm-up, s | peak GPU memory, MB | times ours |",
+             "| contestant | ms per round | range | warm-up, s | peak GPU memory, MB | times ours |",
              "|---|---|---|---|---|---|"]  # fmt: skip
     for name, one in found.items():
         if "absent" in one:

@@ -1,8 +1,8 @@
-"""Other ways to run the GPU's rows: one party at a time in eager PyTorch, `jit(vmap(scan))` in JAX, and pfl-research.
+"""Other contestants of the GPU benchmark: eager PyTorch party by party, `jit(vmap(scan))` in JAX, pfl-research.
 
-Each takes a row and a number of rounds and returns the seconds of every round, the first ones with what they compile.
-All train a real federation: the data set lies on the device, and each round draws a cohort, gathers and shuffles its
-samples and averages by their number.
+Each takes a row and a number of rounds and returns the seconds of every round; the first rounds include compilation.
+All train a real federation: the data set is on the device, and each round draws a cohort, gathers and shuffles its
+samples and averages the models weighted by the number of samples.
 """
 
 from __future__ import annotations

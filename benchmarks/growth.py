@@ -1,10 +1,10 @@
-"""How the cost of a round grows with the cohort, the size of the model and the population, drawn.
+"""Plot how the cost of a round grows with the cohort, the model and the population.
 
     python benchmarks/growth.py [--rounds 10] [--repeats 3] [--population FILE] [--out growth.png]
 
-FedAvg on random 28x28 images, 600 samples a party, one epoch, batch 32, a 2NN: the engine that `auto` picks beside the
-reference, one party after another. `--population` takes what `population.py --json` wrote. Contestants are
-interleaved; a point is the median of the repeats' medians, its bar their range.
+FedAvg on random 28x28 images, 600 samples per party, one epoch, batch 32, a 2NN: the engine that `auto` chooses,
+compared with the reference engine (one party after another). `--population` takes the file that `population.py --json`
+wrote. Contestants are interleaved; a point is the median of the repeats' medians, its bar their range.
 """
 
 from __future__ import annotations
@@ -79,14 +79,14 @@ def curve(axes: Any, found: dict[str, list[float]], kind: str, values: tuple[int
 def draw(found: dict[str, list[float]], population: Any, out: Path) -> None:
     figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(13, 4), constrained_layout=True)
     curve(left, found, "cohort", COHORTS, list(map(float, COHORTS)))
-    left.set(xlabel="parties a round", ylabel="ms a round", title="cohort (2NN, 199,210 parameters)")
+    left.set(xlabel="parties per round", ylabel="ms per round", title="cohort (2NN, 199,210 parameters)")
     sizes = [float(sum(p.numel() for p in dense(width).parameters())) for width in WIDTHS]
     curve(middle, found, "width", WIDTHS, sizes)
-    middle.set(xlabel="parameters", title="model (10 parties a round)")
+    middle.set(xlabel="parameters", title="model (10 parties per round)")
     for name, rows in population.items():
         right.plot([row["parties"] for row in rows], [1e3 * row["seconds"] for row in rows], "o-", label=name)
     right.set(
-        xscale="log", xlabel="parties in all", title="population (logistic, 1,000 parties a round)", ylim=(0, None)
+        xscale="log", xlabel="parties in all", title="population (logistic, 1,000 parties per round)", ylim=(0, None)
     )
     right.legend()
     right.grid(alpha=0.3)

@@ -1,7 +1,7 @@
-"""One party's training with as little around it as PyTorch allows: the local trainer that floors and peers are given.
+"""Minimal training of one party in PyTorch: the local trainer of the baselines and peers.
 
-`autograd.grad` and foreach updates in place of an optimiser object; convolutions in channels-last memory, which is
-what the CPU's kernels want. Parameters travel as one flat vector.
+It uses `autograd.grad` and foreach updates instead of an optimiser object. Convolutions use channels-last memory, which
+suits the CPU kernels. Parameters are passed as one flat vector.
 """
 
 from __future__ import annotations

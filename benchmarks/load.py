@@ -1,25 +1,25 @@
-"""How many parties one aggregator bears: its memory, its idle CPU, how quickly a task reaches all, how they come back.
+"""Load of many parties on one aggregator: memory, idle CPU, time to distribute a task, reconnection after a restart.
 
     python benchmarks/load.py [--parties 10000] [--idle 60] [--graceful] [--folder DIR] [--seed 0]
 
-One aggregator (`hansa serve`, a process of its own) and light parties in a few other processes, over mutual TLS 1.3 on
-loopback; `tests/net/crowd.py` says what is light about them and what is real. The parties are enrolled in one
-transaction of the registry, not by as many requests; each has a key and a certificate of its own, which is new when it
-connects first. In turn:
+One aggregator (`hansa serve`, its own process) and lightweight parties in a few other processes, over mutual TLS 1.3 on
+loopback; `tests/net/crowd.py` describes how these parties differ from real ones. The parties are enrolled in one
+transaction of the registry, not by single requests; each has its own key and certificate, which is new at its first
+connection. The steps:
 
-1. they connect, over as many seconds as the aggregator would tell them to take (250 a second);
-2. nothing happens: the aggregator's share of one core over `--idle` seconds (/proc/PID/stat), and its memory
-   (VmRSS and VmHWM of /proc/PID/status);
-3. a job of one round that asks all of them: the seconds from the moment the ask is opened (its time in the ledger,
-   before anything is prepared for anybody) until the last party has the work, has fetched task and message, has the
-   receipt of its reply; until the round is closed; and whether the model is what the replies' mean makes it;
-4. the aggregator is killed (SIGKILL) and started again at once: when half, 99% and all are back (handshake done and
-   work asked for), counted from its death; the most connections in 100 ms; then a job again, which all must answer;
-5. with `--graceful` the same with SIGTERM.
+1. The parties connect, spread over the time that the aggregator would announce (250 per second).
+2. The parties are idle: the aggregator's share of one core over `--idle` seconds (/proc/PID/stat), and its memory
+   (VmRSS and VmHWM of /proc/PID/status).
+3. A job of one round asks all parties: the seconds from the opening of the ask (its time in the ledger, before any
+   preparation) until the last party has the work, has fetched task and message, and has the receipt of its reply; until
+   the round is closed; and whether the model equals the mean of the replies.
+4. The aggregator is killed (SIGKILL) and restarted at once: the time from the kill until half, 99% and all parties are
+   back (handshake done and work requested); the most connections in 100 ms; then another job, which all must answer.
+5. With `--graceful`, the same with SIGTERM.
 
-The aggregator and each process of parties need a file descriptor for each connection: `ulimit -n` of at least parties +
-1000 for the aggregator, and 6000 for a process of parties. Each party comes from a loopback address of its own.
-The table goes to standard output, everything to benchmarks/results/load.json; it exits with 1 where a figure is missed.
+The aggregator and each process of parties need one file descriptor per connection: `ulimit -n` of at least parties +
+1000 for the aggregator, and 6000 for a process of parties. Each party connects from its own loopback address. The table
+goes to standard output, all results to benchmarks/results/load.json. The exit status is 1 if a limit is exceeded.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class Load:
         self.server.wait()
 
     def until_back(self, needed: int, seconds: float, since: float) -> dict[str, Any]:
-        """Wait until so many are connected; when they came, in seconds since then."""
+        """Wait until a number of parties is connected; return the times of arrival, in seconds since `since`."""
         dialled, back, refused, slow, statuses = list[float](), list[float](), 0, 0, Counter[str]()
         end = time.time() + seconds
         while True:

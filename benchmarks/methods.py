@@ -1,15 +1,16 @@
-"""What a round of each method costs, as a ratio to FedAvg on the same path of the engine.
+"""Cost of a round of each method, as a ratio to FedAvg on the same path of the engine.
 
     python benchmarks/methods.py [--cores 1] [--rounds 8] [--repeats 5] [--only NAME ...]
 
-The workload of `workload.py` with the 2NN. The engine takes a plain step inside the backward pass, and a step with a
-proximal term, a control variate or weight decay too ("direct"); a solver with a step of its own is given the gradient
-("general"). A method on the general path is compared with FedAvg sent that way, q-FedSGD with FedSGD. What a method
-evaluates beyond FedAvg's gradients is said; where that is no gradient, it should not cost more than 1.3 times as much.
+The workload of `workload.py` with the 2NN. The engine takes a plain step inside the backward pass, and also a step with
+a proximal term, a control variate or weight decay ("direct"); a solver with its own step receives the gradient
+("general"). A method on the general path is compared with FedAvg on that path, q-FedSGD with FedSGD. The table names
+the evaluations of a method beyond FedAvg's gradients; a method without additional gradients should cost at most 1.3
+times as much.
 
 All methods run in turn, in this process, `--repeats` times; a ratio is the median over the repeats of the ratio of the
-medians. On one core times are the process's own, which a busy machine disturbs little; on more, where processes share
-the work, they are those of the clock. Bytes are those of a message and of what a party remembers.
+medians. On one core, times are processor times, which other load disturbs little; on several cores, where processes
+share the work, times are wall-clock times. Bytes are those of a message and of a party's memory.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class General(hansa.SGD):
 
 @dataclass(frozen=True)
 class Method:
-    """An algorithm, what it is compared with, what it evaluates beyond that, and who is selected."""
+    """An algorithm, its reference, its additional evaluations, and its selector."""
 
     algorithm: Algorithm
     against: str = DIRECT
@@ -104,7 +105,7 @@ def methods() -> dict[str, Method]:
 
 @dataclass
 class Found:
-    """What a method's runs gave: seconds a round in each repeat, and bytes."""
+    """Results of a method: seconds per round in each repeat, and bytes."""
 
     repeats: list[list[float]] = field(default_factory=list)
     down: int = 0
@@ -153,7 +154,7 @@ def main() -> None:
             run(method, task, given.rounds, clock, results[name])
         print(f"  repeat {repeat + 1} of {given.repeats}", file=sys.stderr, flush=True)
     print(f"{given.cores} core(s), {clock} time, {given.repeats} repeats of {given.rounds} rounds\n")
-    print("| method | path | beyond FedAvg's gradients | ms a round | ratio | range | bytes down | up | remembered |")
+    print("| method | path | beyond FedAvg's gradients | ms per round | ratio | range | bytes down | up | remembered |")
     print("|---|---|---|---|---|---|---|---|---|")
     record, dear = {}, []
     for name, method in known.items():

@@ -1,8 +1,8 @@
 """The workload of the deployments: a small model, and at each party one step of SGD on one batch.
 
 A perceptron 784-256-10 of 203,530 float32 parameters; every party takes part in every round with its 32 samples, so
-that what is timed is the system around the training. The data are random, the same for all. Only numpy is imported:
-a peer that starts a process for every message need not load PyTorch each time.
+that the system around the training is timed. The data are random and the same for all contestants. Only numpy is
+imported: a peer that starts a process for every message need not load PyTorch each time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hansa, as a user calls it.
+"""The contestant Hansa, called as a user calls it.
 
 python benchmarks/ours.py [--model 2nn|cnn] [--rounds 20] [--engine auto] [--solver sgd|proximal]
 """

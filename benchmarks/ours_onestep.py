@@ -1,4 +1,4 @@
-"""Hansa in one process on the workload of the deployments, by the engine whose training is a deployed party's.
+"""Hansa in one process on the workload of the deployments, with the reference engine.
 
 python benchmarks/ours_onestep.py [--parties 4] [--rounds 20]
 """

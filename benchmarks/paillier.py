@@ -1,13 +1,13 @@
-"""How many values a second encrypted sums take: Hansa's channels beside phe.
+"""Values per second of encrypted sums: Hansa's channels compared with phe.
 
     python benchmarks/paillier.py [--bits 2048] [--repeats 3]
 
-One core; seconds are those of the process, so that what else the machine does counts for little. Values are of 32 bits
-with weights up to 2^20 and ten parties, as the channels have it by default ('functional': of 16 bits). Each row gives
-the values a second that a party encrypts, that the aggregator adds to a sum, and that are opened; for threshold
-Paillier the last is what each party does in it, and for functional encryption what the aggregator does. phe is in an
-environment of its own (`make bench-paillier` makes it) and encrypts every value by itself, once with GMP's integers and
-once with Python's, as Hansa does. The contestants take turns; the table gives medians.
+One core; times are processor times, so other load on the machine matters little. Values have 32 bits with weights up to
+2^20 and ten parties, the defaults of the channels ('functional': 16 bits). Each row has the values per second that a
+party encrypts, that the aggregator adds to a sum, and that are opened. For threshold Paillier the last is the work of
+each party, for functional encryption that of the aggregator. phe has its own environment (created by
+`make bench-paillier`) and encrypts every value separately, once with GMP's integers and once with Python's, as Hansa
+does. The contestants take turns; the table has medians.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Seconds a round and bytes an idle party, by population: logistic regression, 60 features, 20 samples a party.
+"""Seconds per round and bytes per idle party, by population: logistic regression, 60 features, 20 samples per party.
 
     python benchmarks/population.py [--parties 1000 10000 100000 1000000] [--rounds 30] [--repeats 3] [--json FILE]
 
-A round asks a cohort of 1,000, without and with party memory (a control variate as large as the model, as SCAFFOLD
-keeps). Each measurement is a process of its own, and populations are interleaved. The table gives the median over
-repeats of the median time of a round with its range, the ratio to the smallest population, and the bytes that a party
-costs beside its data: resident memory at the end of the run, less that before it, less the same for the smallest
-population (imports and a cohort's buffers), a party. A million parties hold 4.8 GB of samples.
+A round asks a cohort of 1,000, without and with party memory (a control variate as large as the model, as in SCAFFOLD).
+Each measurement is a separate process, and populations are interleaved. The table has the median over repeats of the
+median time of a round with its range, the ratio to the smallest population, and the bytes per party beyond its data:
+the growth of resident memory during the run, less that of the smallest population (imports and a cohort's buffers),
+divided by the number of parties. A million parties hold 4.8 GB of samples.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def main() -> None:
         for memory, parties in cases:
             found[memory, parties].append(apart(parties, memory, given.rounds))
     table = []
-    print("memory    parties  ms a round (range)        ratio  bytes an idle party  parties that remember")
+    print("memory    parties  ms per round (range)      ratio  bytes per idle party  parties with memory")
     for memory, parties in cases:
         least = min(given.parties)
         runs, floor = found[memory, parties], found[memory, least]
@@ -115,8 +115,8 @@ def main() -> None:
         idle = added / (parties - least) if parties > least else None
         touched = int(statistics.median(run["remember"] for run in runs))
         span = f"{1e3 * middle:7.1f} ({1e3 * min(times):.1f} to {1e3 * max(times):.1f})"
-        told = f"{idle:.0f}" if idle is not None else "-"
-        print(f"{'yes' if memory else 'no':6s} {parties:>10,}  {span:24s} {ratio:6.2f}  {told:>19s}  {touched:>21,}")
+        shown = f"{idle:.0f}" if idle is not None else "-"
+        print(f"{'yes' if memory else 'no':6s} {parties:>10,}  {span:24s} {ratio:6.2f}  {shown:>20s}  {touched:>19,}")
         table.append({"memory": memory, "parties": parties, "seconds": times, "ratio": ratio, "idle_bytes": idle,
                       "remember": touched})  # fmt: skip
     if given.json is not None:

@@ -1,17 +1,17 @@
-"""Every attack against every fusion: the accuracy that is left, as tables and heat maps.
+"""Every attack against every fusion: the remaining accuracy, as tables and heat maps.
 
-    python benchmarks/robustness.py --data-dir FOLDER [FOLDER]     run what is not in the results yet (stop it at will),
+    python benchmarks/robustness.py --data-dir FOLDER [FOLDER]     run the cases without results (can be interrupted),
                                                                    then write docs/robustness.md and docs/images/
-    python benchmarks/robustness.py --draw                         the latter alone
+    python benchmarks/robustness.py --draw                         only write the page and the images
     python benchmarks/robustness.py --data-dir FOLDER --one-batch  ALIE where a round is one batch, printed as a table
 
-MNIST and Fashion-MNIST, 20 parties of 300 samples (IID, or shared out by Dirichlet(0.5): then 300 on average), a
+MNIST and Fashion-MNIST, 20 parties of 300 samples (IID, or divided by Dirichlet(0.5): then 300 on average), a
 perceptron 784-50-10, FedAvg with one local epoch of SGD 0.1 in batches of 15, 30 rounds, one seed for everything. 100
 more training samples are the aggregator's trusted ones. Of the 20 parties 2, 6 or 9 attack (12 too, against the rules
 that can stand past one half). f, q and beta n are the largest that each rule's bound allows, whatever the number of
 attackers; Zeno, whose bound would allow 19, leaves out 12, the largest number of attackers here. More attackers than a
-rule assumes are refused. Each run has a process on one core; what it gave is
-one line of benchmarks/results/robustness.jsonl.
+rule assumes are refused. Each run is a process on one core; its result is one line of
+benchmarks/results/robustness.jsonl.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Seconds and bytes of a masked sum: Hansa beside Flower's SecAgg+, the same sizes, one core.
+"""Seconds and bytes of a masked sum: Hansa compared with Flower's SecAgg+, same sizes, one core.
 
     python benchmarks/secure_sum.py [--parties 100] [--values 1000000] [--dropouts 0 0.3] [--without-flower]
 
-All parties share with all, the threshold is 0.67, and those who leave do so after they shared their secrets: the
-aggregator has the most work then. One party does all that a party does, and is timed, its reply made into bytes
-included; the others do the same for a single value, and send noise of the right length, for the aggregator cannot tell
-the difference. Training is left out. The aggregator is timed from the first key to the sum, the reading of replies
-included. Times are those of the processor, on one core. On small vectors the sum is compared with the plain one first.
-Flower runs in its own environment (`make bench-secure` makes it), its mod and its workflow as they are.
+All parties share secrets with all, and the threshold is 0.67. Parties that drop out do so after sharing their secrets,
+which gives the aggregator the most work. One party does the complete work and is timed, including the serialisation of
+its reply. The others do the same for a single value and send noise of the right length, which the aggregator cannot
+distinguish. There is no training. The aggregator is timed from the first key to the sum, including the reading of
+replies. Times are processor times on one core. First the script compares the sum with the plain sum on small vectors.
+Flower runs its unchanged mod and workflow in its own environment (created by `make bench-secure`).
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def ours(given: argparse.Namespace) -> list[dict[str, Any]]:
 
 def flower(given: argparse.Namespace) -> list[dict[str, Any]]:
     if given.without_flower or not FLOWER.exists():
-        print("Flower is left out: `make bench-secure` makes its environment", file=sys.stderr)
+        print("Flower is left out: `make bench-secure` creates its environment", file=sys.stderr)
         return []
     out = subprocess.run([str(FLOWER), str(HERE / "peers/flower/secure_sum.py"), str(given.parties), str(given.values),
                           *map(str, given.dropouts)], check=True, capture_output=True, text=True)  # fmt: skip
@@ -166,14 +166,14 @@ def main() -> None:
         print(json.dumps(rows))
         return
     print(f"{given.parties} parties, {given.values:,} values, threshold 0.67, all share with all; one core\n")
-    print("| | dropouts | seconds at a party | seconds at the aggregator | MB sent by a party | over float32 |")
+    print("| | dropouts | seconds per party | seconds at the aggregator | MB sent by a party | relative to float32 |")
     print("|---|---|---|---|---|---|")
     for row in rows:
         print(f"| {row['who']} | {row['dropouts']:.0%} | {row['party']:.2f} | {row['aggregator']:.1f} | "
               f"{row['up'] / 1e6:.2f} | {row['up'] / (4 * given.values):.2f} x |")  # fmt: skip
     every, some = (expansion(2**10, 2**20, 16, k) for k in (2**10, None))
-    print("\n2^10 parties, 2^20 values of 16 bits, reckoned: a party sends so many times its values in the clear: ")
-    print(f"{every:.2f} where all share with all, {some:.2f} with the default neighbours; the paper says 1.73.")
+    print("\n2^10 parties, 2^20 values of 16 bits, calculated: bytes sent by a party over those in the clear: ")
+    print(f"{every:.2f} if all share with all, {some:.2f} with the default neighbours; the paper says 1.73.")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The updates that every contestant fuses, and how a contestant is asked for it.
+"""The updates that every contestant fuses, and the protocol between runner and contestant.
 
-A contestant is a process that stays up. For each line it reads, the name of a rule, it fuses the matrix once and writes
-one line: the seconds that took, and by how many megabytes its resident memory rose above what it was before. Only numpy
-is imported, so that every environment has it.
+A contestant is a process that keeps running. It reads the name of a rule from each line, fuses the matrix once and
+writes one line: the seconds, and the rise of its resident memory in megabytes. Only numpy is imported, so that the
+module works in every environment.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The workload that every contestant runs, and the line in which it reports.
 
-FedAvg over 100 parties of 600 samples 28 by 28 in 10 classes: 10 parties a round, drawn anew; each trains one epoch of
+FedAvg over 100 parties of 600 samples 28 by 28 in 10 classes. Each round draws 10 parties; each trains one epoch of
 shuffled batches of 32 by SGD with learning rate 0.1, and the new model is the average weighted by samples. The data
-are random, the same for all: speed does not depend on them. Only numpy is imported, so that every environment has it.
+are random and the same for all contestants: speed does not depend on them. Only numpy is imported, so that the module
+works in every environment.
 """
 
 from __future__ import annotations

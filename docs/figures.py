@@ -1,7 +1,7 @@
-"""The figures of the documentation: `python docs/figures.py [NAME ...]` draws all of them, or those that are named.
+"""Draw the figures of the documentation: `python docs/figures.py [NAME ...]` draws all figures or the named ones.
 
-Each function draws one figure, docs/images/NAME.png, from runs of the experiment files in examples/ with a few settings
-changed, as `hansa run FILE --set ...` would change them. Curves differ in line style and marker as well as in colour.
+Each function draws one figure, docs/images/NAME.png, from runs of the experiment files in examples/. It changes a few
+settings, as `hansa run FILE --set ...` does. Curves differ in line style and marker as well as in colour.
 """
 
 from __future__ import annotations

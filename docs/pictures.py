@@ -1,7 +1,7 @@
-"""The pictures of the concepts page: `python docs/pictures.py` draws docs/images/concept-*.svg.
+"""Draw the diagrams of the concepts page: `python docs/pictures.py` writes docs/images/concept-*.svg.
 
-Boxes and arrows only, no data: what runs are like is drawn by docs/figures.py. Kinds differ in outline and line style
-as well as in colour.
+These diagrams are boxes and arrows without data; docs/figures.py draws the results of runs. Kinds of boxes differ in
+outline and line style as well as in colour.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The figures of the privacy page: `make privacy-figures`, or `python docs/privacy_figures.py [digits] [mnist]`, with
-`--device cuda` on a GPU and `--jobs N` runs at a time.
+"""Draw the figures of the privacy page: `make privacy-figures`, or `python docs/privacy_figures.py [digits] [mnist]`.
 
-For each data set one figure, docs/images/privacy-NAME.png: accuracy round by round with and without differential
-privacy at the parties, and after the last round against the noise, the bound of the gradients, the batch and the epochs
-a round, one of them changed at a time. Epsilon has an axis of its own, on the right. The numbers go beside it, into
-privacy-NAME.csv. MNIST must lie in the folder that HANSA_DATA names.
+`--device cuda` uses a GPU; `--jobs N` sets the number of parallel runs. Each data set has one figure,
+docs/images/privacy-NAME.png: accuracy per round with and without differential privacy at the parties, and accuracy
+after the last round against the noise, the clipping bound of the gradients, the batch and the epochs per round, with
+one of them changed at a time. Epsilon has its own axis on the right. The numbers are written to privacy-NAME.csv.
+HANSA_DATA must name the folder that contains MNIST.
 """
 
 from __future__ import annotations

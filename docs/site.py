@@ -1,9 +1,9 @@
-"""What the documentation's site has besides the pages of docs/ (a hook of MkDocs, see mkdocs.yml).
+"""Add pages to the documentation site beyond those of docs/ (a hook of MkDocs, see mkdocs.yml).
 
 - Pages outside docs/ that a page of docs/ links to or that the navigation names (benchmarks/RESULTS.md, SECURITY.md)
-  are taken into the site under their own paths, notebooks and source files as pages that show them. Links stay
-  relative to the repository, so that they hold on a code host too, and are turned into links of the site here.
-- The reference: a page a package from its docstrings, and the command line from the commands themselves.
+  are added under their own paths. Notebooks and source files become pages that show them. Links in the sources stay
+  relative to the repository, so that they work on a code host too; this hook converts them to links of the site.
+- The reference has one page per package, from its docstrings, and one for the command line, from the commands.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ PACKAGES = {
     "hansa.testing": "what every algorithm must pass",
 }
 
-# What an algorithm of one's own is made of, beside what `hansa` offers.
+# Parts of a user's own algorithm, in addition to the names that `hansa` exports.
 INSIDE = [
     "hansa.core.op.Op", "hansa.core.op.Wrapper", "hansa.core.op.Party", "hansa.core.op.Reply",
     "hansa.core.algorithm.Problem", "hansa.core.federation.Reduced", "hansa.core.federation.Gathered",

@@ -1,7 +1,7 @@
-"""Look the locked requirements up among the known vulnerabilities (pip-audit): python release/audit.py OUT LOCK TORCH
+"""Check the locked requirements for known vulnerabilities (pip-audit): python release/audit.py OUT LOCK TORCH
 
-The verdict is one line and the exit status. A package that could not be looked up counts as a failure: pip-audit by
-itself would call an audit good in which the advisory service knew nothing of any of them.
+The result is one line and the exit status. A package without an answer from the advisory service counts as a failure:
+pip-audit by itself passes an audit in which the service knew none of the packages.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Check what was built: python release/check_dist.py dist
+"""Check the built distributions: python release/check_dist.py dist
 
-One wheel and one sdist of the version in pyproject.toml; each file of the package in both and nothing beside it (the
-sdist also holds what is outside `src/hansa`), no key and no database anywhere; the wheel installs into an empty folder,
-and the package and its `hansa --version` work from there.
+- There is one wheel and one sdist of the version in pyproject.toml.
+- Both contain every file of the package. The wheel contains nothing else; the sdist also contains files outside
+  `src/hansa`.
+- Neither contains a key or a database.
+- The wheel installs into an empty folder, and the package and its `hansa --version` work from there.
 """
 
 from __future__ import annotations
