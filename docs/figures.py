@@ -37,32 +37,32 @@ SEEDS = (0, 1, 2)
 
 
 def run(example: str, settings: dict[str, Any] | None = None, seed: int = 0) -> list[dict[str, Any]]:
-    """The history of an example's run with some settings changed."""
+    """Run an example with changed settings and return its history."""
     always = {"run.engine": "stacked", "run.seed": seed, "run.eval_parties": False}
     found = read(ROOT / "examples" / f"{example}.toml", {**always, **(settings or {})})
     return hansa.simulate(found.algorithm, found.build_task(), **found.settings()).history
 
 
 def series(history: Sequence[dict[str, Any]], y: str, x: str = "round") -> tuple[list[float], list[float]]:
-    """Two columns of a history, of the rounds that have both."""
+    """Return two columns of a history, from the rounds that have both."""
     lines = [line for line in history if x in line and line.get(y) is not None]
     return [line[x] for line in lines], [line[y] for line in lines]
 
 
 def smooth(values: Sequence[float], window: int) -> list[float]:
-    """The mean over the last `window` values, or as many as there are."""
+    """Return the running mean over at most the last `window` values."""
     return [float(np.mean(values[max(0, k + 1 - window) : k + 1])) for k in range(len(values))]
 
 
 def average(histories: Sequence[Sequence[dict[str, Any]]], y: str) -> tuple[list[float], list[float]]:
-    """A column against rounds, the mean over several runs."""
+    """Return a column by round, as the mean over several runs."""
     return series(histories[0], y)[0], np.mean([series(history, y)[1] for history in histories], axis=0).tolist()
 
 
 def curves(
     axes: Axes, lines: dict[str, tuple[Sequence[float], Sequence[float]]], title: str, xlabel: str = "round"
 ) -> None:
-    """One line for each name, told apart without colour."""
+    """Draw one line per name; lines differ in style as well as in colour."""
     for (name, (x, y)), (dash, colour, marker) in zip(lines.items(), cycle(STYLES)):
         axes.plot(x, y, ls=dash, color=colour, marker=marker, ms=3.5, lw=1.5, markevery=max(1, len(x) // 8), label=name)
     plain(axes, title)
@@ -71,7 +71,7 @@ def curves(
 
 
 def bars(axes: Axes, names: Sequence[str], values: Sequence[float], title: str, form: str = "{:.2f}") -> None:
-    """Bars with their values on top."""
+    """Draw bars with their values on top."""
     at = axes.bar(names, values, color="0.75", edgecolor="0.2", hatch="//", width=0.6)
     axes.bar_label(at, [form.format(value) for value in values], fontsize="small", padding=2)
     plain(axes, title)
@@ -79,7 +79,7 @@ def bars(axes: Axes, names: Sequence[str], values: Sequence[float], title: str, 
 
 
 def pair(width: float = 9.0, height: float = 3.4) -> tuple[Figure, Axes, Axes]:
-    """A figure of two panels."""
+    """Create a figure of two panels."""
     figure = blank(width, height)
     left, right = figure.subplots(1, 2)
     return figure, left, right
@@ -116,7 +116,7 @@ def path(
 
 
 def averaging() -> Figure:
-    """More local work, fewer rounds; and what it does when labels are skewed."""
+    """Draw the effect of more local work, with IID and with skewed labels."""
     figure, left, right = pair()
     works: dict[str, dict[str, Any]] = {
         "FedSGD": {"algorithm": "fedsgd", "algorithm.server.lr": 0.2},
@@ -135,7 +135,7 @@ def averaging() -> Figure:
 
 
 def server() -> Figure:
-    """Server optimisers where each party has few classes."""
+    """Compare server optimisers where each party has few classes."""
     figure = blank(6.4, 3.6)
     methods: dict[str, dict[str, Any]] = {
         "FedAvg": {"algorithm": "fedavg"},
@@ -187,7 +187,7 @@ def drift() -> Figure:
 
 
 def stragglers() -> Figure:
-    """FedProx's experiment: most of the devices cannot finish their epochs."""
+    """Draw FedProx's experiment: most of the devices cannot finish their epochs."""
     figure, left, right = pair()
     prox, plain_sgd, drop = {"algorithm.local.mu": 1.0}, {"algorithm.local.mu": 0.0}, {"run.late": "drop"}
     panels: list[tuple[Axes, float, dict[str, dict[str, Any]]]] = [
@@ -205,7 +205,7 @@ def stragglers() -> Figure:
 
 
 def fairness() -> Figure:
-    """What q does to the loss of the worst-served hospital, and to how unequal the hospitals are."""
+    """Draw the effect of q on the loss of the worst-served hospital and on the inequality of the hospitals."""
     figure, left, right = pair()
     powers = [0.0, 1.0, 2.0, 5.0, 10.0]
     base = {"algorithm": "qfedavg", "algorithm.local.lr": 0.05, "algorithm.local.batch": 16, "run.rounds": 150,
@@ -223,7 +223,7 @@ def fairness() -> Figure:
 
 
 def personal() -> Figure:
-    """A head of one's own where every party has its own few classes."""
+    """Draw personal heads where every party has its own few classes."""
     figure = blank(6.4, 3.4)
     methods: dict[str, dict[str, Any]] = {"FedPer": {"algorithm": "fedper"}, "FedAvg": {}}
     base = {"algorithm.local.lr": 0.05, "algorithm.local.epochs": 2, "algorithm.local.batch": 16, "run.cohort": 1.0,
@@ -241,7 +241,7 @@ def personal() -> Figure:
 
 
 def periods() -> Figure:
-    """Loss against simulated time: few exchanges are fast at first, many end lower."""
+    """Draw loss against simulated time: few exchanges are fast at first, many end lower."""
     figure, left, right = pair()
     devices = hansa.Devices(compute=hansa.build("distribution", "exponential", mean=0.05))
     a, b = [1.0, 10.0], [0.0, 1.0]
@@ -272,7 +272,7 @@ def periods() -> Figure:
 
 
 def step_time() -> Figure:
-    """Seconds a step: E[max_i mean_k Y_ik] + D / tau, measured from runs and by drawing directly."""
+    """Draw seconds per step: E[max_i mean_k Y_ik] + D / tau, measured from runs and by drawing directly."""
     figure = blank(6.4, 3.4)
     taus, talk, workers = [1, 2, 5, 10, 20, 50], 1.0, 10
     draws = np.random.default_rng(0)
@@ -302,7 +302,7 @@ def step_time() -> Figure:
 
 
 def choice() -> Figure:
-    """Power-of-choice against uniform selection, on parties that differ much."""
+    """Compare power-of-choice with uniform selection, on very different parties."""
     figure = blank(6.4, 3.4)
     base = {"algorithm": "fedavg", "algorithm.local.lr": 0.02, "algorithm.local.epochs": 2, "algorithm.local.batch": 10,
             "run.cohort_size": 3, "run.rounds": 80}  # fmt: skip
@@ -323,7 +323,7 @@ def choice() -> Figure:
 
 
 def tiers() -> Figure:
-    """What the policies of TiFL cost and gain."""
+    """Draw the cost and the benefit of TiFL's policies."""
     figure, left, right = pair()
     base = {"partition.parties": 50, "run.cohort_size": 5, "run.rounds": 100, "run.devices.compute": "exponential",
             "run.devices.compute.mean": 0.1, "run.devices.speed": "lognormal", "run.devices.speed.sigma": 1.0,
@@ -337,7 +337,7 @@ def tiers() -> Figure:
 
 
 def deadlines() -> Figure:
-    """What a deadline does, and what becomes of those that are late."""
+    """Draw the effect of a deadline and of the treatment of late parties."""
     figure = blank(6.4, 3.4)
     base = {"run.devices.compute": "exponential", "run.devices.compute.mean": 0.1, "run.devices.speed": "lognormal",
             "run.devices.speed.sigma": 1.0, "algorithm.local.lr": 0.05}  # fmt: skip
@@ -357,7 +357,7 @@ def deadlines() -> Figure:
 
 
 def asynchronous() -> Figure:
-    """FedBuff and FedAvg against simulated time, with a few slow parties."""
+    """Compare FedBuff with FedAvg over simulated time, with a few slow parties."""
     figure = blank(6.4, 3.4)
     base = {"run.devices.compute": "exponential", "run.devices.compute.mean": 0.1, "run.devices.speed": "lognormal",
             "run.devices.speed.sigma": 1.0, "algorithm.local.lr": 0.1, "algorithm.local.epochs": 2,
@@ -393,7 +393,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
 
 
 def main(names: Sequence[str]) -> None:
-    """Draw the figures that are named, or all."""
+    """Draw the named figures, or all."""
     if hasattr(os, "sched_setaffinity"):  # one core: how a cohort is cut into chunks depends on their number
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     torch.set_num_threads(1)

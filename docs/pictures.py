@@ -24,7 +24,7 @@ PALE = {BLUE: "#E5F1F8", ORANGE: "#FDF4E0", GREEN: "#E3F4EE", GREY: "#F3F3F3", R
 
 
 def canvas(figure: Figure, width: float, height: float, place: object = 111) -> Axes:
-    """Axes without a frame, in units of their own."""
+    """Create axes without a frame, with their own units."""
     axes = figure.add_subplot(place)
     axes.set_xlim(0, width)
     axes.set_ylim(0, height)
@@ -35,7 +35,7 @@ def canvas(figure: Figure, width: float, height: float, place: object = 111) -> 
 
 def box(axes: Axes, at: Point, size: Point, text: str, colour: str = GREY, style: str = "-", weight: str = "normal",
         fontsize: float = 9) -> None:  # fmt: skip
-    """A box about a point, with its text in the middle."""
+    """Draw a box around a point, with centred text."""
     corner = (at[0] - size[0] / 2, at[1] - size[1] / 2)
     axes.add_patch(FancyBboxPatch(corner, *size, boxstyle="round,pad=0,rounding_size=0.12", ls=style, lw=1.4,
                                   edgecolor=colour, facecolor=PALE[colour]))  # fmt: skip
@@ -55,11 +55,11 @@ def dot(axes: Axes, at: Point, text: str = "", colour: str = BLUE, shape: str = 
 
 
 def round_of_learning() -> Figure:
-    """Query, local work, fusion."""
+    """Draw a round: query, local work, fusion."""
     figure = blank(7.6, 3.7)
     axes = canvas(figure, 15.2, 7.4)
-    box(axes, (2.1, 5.6), (3.6, 1.7), "Q: query\nmodel, op, who is asked", ORANGE)
-    box(axes, (13.1, 5.6), (3.6, 1.7), "F: fusion\nupdates become one,\nthe model takes it", GREEN)
+    box(axes, (2.1, 5.6), (3.6, 1.7), "Q: query\nmodel, op, cohort", ORANGE)
+    box(axes, (13.1, 5.6), (3.6, 1.7), "F: fusion\ncombine the updates,\nupdate the model", GREEN)
     axes.text(7.6, 4.95, "aggregator", ha="center", fontsize=9, style="italic", color="0.35")
     axes.add_patch(FancyBboxPatch((0.05, 4.5), 15.1, 2.7, boxstyle="round,pad=0,rounding_size=0.15", ls=":", lw=1,
                                   edgecolor="0.5", facecolor="none"))  # fmt: skip
@@ -76,7 +76,7 @@ def round_of_learning() -> Figure:
 
 
 def verbs() -> Figure:
-    """What the aggregator sees of the replies, verb by verb."""
+    """Draw what the aggregator sees of the replies, for each verb."""
     figure = blank(8.4, 3.4)
     grid = figure.add_gridspec(1, 4)
     spots: Sequence[Point] = ((1.0, 1.2), (2.5, 1.2), (4.0, 1.2))
@@ -119,7 +119,7 @@ def verbs() -> Figure:
 
 
 def runtimes() -> Figure:
-    """One algorithm object, and who may answer its asks."""
+    """Draw one algorithm object and the runtimes that answer its asks."""
     figure = blank(8.0, 3.9)
     axes = canvas(figure, 16, 7.8)
     box(axes, (2.0, 3.9), (3.4, 2.2), "algorithm\nstraight-line code:\nawait fed.reduce(...)", ORANGE)
@@ -127,23 +127,23 @@ def runtimes() -> Figure:
     arrow(axes, (3.75, 3.9), (4.95, 3.9), both=True)
     rows = (
         (7.0, "reference", "one party after another, one thread", BLUE, "-"),
-        (5.6, "workers", "the same, a process a core", BLUE, "-"),
+        (5.6, "workers", "the same, one process per core", BLUE, "-"),
         (4.2, "stacked", "many parties at once, CPU or GPU", BLUE, "--"),
-        (2.2, "processes", "a process a party, no server object in it", GREEN, "-"),
+        (2.2, "processes", "one process per party, no shared objects", GREEN, "-"),
         (0.8, "network", "parties across organisations, mutual TLS", GREEN, "-"),
     )
     for y, name, what, colour, style in rows:
         box(axes, (11.9, y), (7.2, 1.05), f"{name}: {what}", colour, style, fontsize=8.5)
         arrow(axes, (7.45, 3.9 + (y - 3.9) * 0.12), (8.25, y))
-    for y, name in ((5.6, "simulation"), (1.5, "apart")):
+    for y, name in ((5.6, "simulation"), (1.5, "separate")):
         axes.text(15.9, y, name, rotation=90, va="center", ha="center", fontsize=8.5, color="0.35", style="italic")
-    said = "solid outline:\nthe same bits\ndashed: to 1e-9\nin float64"
-    axes.text(6.2, 1.25, said, ha="center", va="center", fontsize=8.5, color="0.25", linespacing=1.3)
+    legend = "solid outline:\nthe same bits\ndashed: to 1e-9\nin float64"
+    axes.text(6.2, 1.25, legend, ha="center", va="center", fontsize=8.5, color="0.25", linespacing=1.3)
     return figure
 
 
 def replay() -> Figure:
-    """A run that is killed ends with the bits of one that is not."""
+    """Draw a killed and resumed run that ends with the bits of an undisturbed run."""
     figure = blank(7.6, 2.9)
     axes = canvas(figure, 15.2, 5.8)
     steps = [3.2 + 1.6 * k for k in range(6)]
@@ -170,7 +170,7 @@ def replay() -> Figure:
 
 
 def topologies() -> Figure:
-    """Who talks to whom."""
+    """Draw the topologies: which parties exchange messages."""
     figure = blank(8.4, 2.6)
     grid = figure.add_gridspec(1, 5)
     names = ("aggregator\n(nearly all methods)", "ring", "complete", "star", "random")
@@ -203,7 +203,7 @@ PICTURES = {
 
 
 def main() -> None:
-    matplotlib.rcParams["svg.hashsalt"] = "hansa"  # the same file from the same picture
+    matplotlib.rcParams["svg.hashsalt"] = "hansa"  # makes the SVG file reproducible
     for name, draw in PICTURES.items():
         path = IMAGES / f"concept-{name}.svg"
         draw().savefig(path, metadata={"Date": None, "Creator": None}, facecolor="white")

@@ -66,7 +66,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add what is not in docs/: the reference, and whatever the pages link to elsewhere in the repository."""
+    """Add pages from outside docs/: the reference, and files of the repository that the pages link to."""
     for path, text in reference():
         files.append(File.generated(config, path, content=text))
     waiting = [*OUTSIDE, *_outward(files)]
@@ -90,7 +90,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn links that leave docs/, or come from outside, into links of the site."""
+    """Convert links that leave or enter docs/ into links of the site."""
     here = repository_path(page.file.src_uri)
 
     def turned(link: re.Match[str]) -> str:
@@ -104,7 +104,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def notebook(source: Path, path: str) -> str:
-    """A notebook's cells as Markdown; outputs are not stored in it."""
+    """Convert a notebook's cells to Markdown; the notebooks have no stored outputs."""
     parts = [f"*The notebook `{path}`, to be opened in Jupyter: outputs are made where it runs.*"]
     for cell in json.loads(source.read_text())["cells"]:
         text = "".join(cell["source"])
@@ -114,7 +114,7 @@ def notebook(source: Path, path: str) -> str:
 
 
 def outside_fences(markdown: str, change: Any) -> str:
-    """Change a page's text, but not its blocks of code."""
+    """Change the text of a page outside its code blocks."""
     kept, at = [], 0
     for fence in FENCE.finditer(markdown):
         kept += [change(markdown[at : fence.start()]), fence[0]]
@@ -123,7 +123,7 @@ def outside_fences(markdown: str, change: Any) -> str:
 
 
 def resolve(target: str, here: str) -> str | None:
-    """What a link of a page means, as a path in the repository; None where there is no such file."""
+    """Resolve a link of a page to a path in the repository; None if there is no such file."""
     if "://" in target or target.startswith(("mailto:", "/")):
         return None
     found = posixpath.normpath(posixpath.join(posixpath.dirname(here), target))
@@ -139,14 +139,14 @@ def targets(markdown: str, here: str) -> Iterator[str]:
 
 
 def repository_path(src_uri: str) -> str:
-    """Where a page of the site lies in the repository."""
+    """Return the path of a site page in the repository."""
     if src_uri.endswith(".ipynb.md"):
         return src_uri.removeprefix("source/").removesuffix(".md")
     return f"docs/{src_uri}" if (ROOT / "docs" / src_uri).is_file() else src_uri
 
 
 def site_path(path: str) -> str:
-    """Where a file of the repository lies in the site: Markdown and pictures as they are, source as a page."""
+    """Return the site path of a repository file: Markdown and images keep theirs, source becomes a page."""
     if path in ("README.md", "docs/README.md"):
         return "README.md"
     if path.startswith("docs/"):
@@ -184,7 +184,7 @@ def reference() -> Iterator[tuple[str, str]]:
 
 
 def _public(module: ModuleType) -> list[str]:
-    """Where the classes and functions that a module offers are defined."""
+    """Find where the public classes and functions of a module are defined."""
     names = getattr(module, "__all__", None) or [
         name for name, found in vars(module).items()
         if getattr(found, "__module__", None) == module.__name__ and not name.startswith("_")
@@ -202,7 +202,7 @@ def _page(module: ModuleType, paths: Iterable[str]) -> str:
 
 
 def command_line() -> str:
-    """Every command of `hansa`, as the commands describe themselves."""
+    """Document every command of `hansa` from its own help text."""
     for module in pkgutil.iter_modules(cli.__path__):  # importing them adds their commands
         if module.name != "__main__":
             importlib.import_module(f"hansa.cli.{module.name}")

@@ -17,7 +17,7 @@ ELSE = "run it where the advisory service can be reached, or say AUDIT=skip"
 
 
 def verdict(dependencies: list[dict[str, Any]]) -> tuple[bool, str]:
-    """Whether all is well, and what there is to say."""
+    """Return whether the audit passed, and the line to print."""
     skipped = [found for found in dependencies if "skip_reason" in found]
     known = [
         f"{found['name']} {found['version']}: {one['id']}" for found in dependencies for one in found.get("vulns", ())

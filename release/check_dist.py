@@ -23,7 +23,7 @@ PRIVATE = (".key", ".pem", ".token", ".db", ".pyc")  # endings of what must neve
 
 
 def package() -> set[str]:
-    """The package's files, as the repository has them."""
+    """Return the package's files in the repository."""
     files = subprocess.run(
         ["git", "ls-files", "src/hansa"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
@@ -31,7 +31,7 @@ def package() -> set[str]:
 
 
 def check(dist: Path) -> list[str]:
-    """What is wrong."""
+    """Return the problems found."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     wheels, sdists = sorted(dist.glob("*.whl")), sorted(dist.glob("*.tar.gz"))
     if [p.name for p in wheels] != [f"hansa-{version}-py3-none-any.whl"]:
@@ -58,7 +58,7 @@ def check(dist: Path) -> list[str]:
 
 
 def installed(wheel: Path, version: str) -> list[str]:
-    """What is wrong with the wheel once it is installed, its requirements being those of this environment."""
+    """Return the problems of the installed wheel, with the requirements of this environment."""
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", "-qq", "install", "--no-deps",
                         "--target", folder, str(wheel)], check=True)  # fmt: skip
