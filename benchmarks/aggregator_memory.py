@@ -42,7 +42,7 @@ def resident() -> tuple[int, int]:
 
 
 def write(folder: Path, dim: int) -> None:
-    """The files of some replies to one round of training."""
+    """Write the files of several replies to one round of training."""
     for k in range(FILES):
         update = torch.full((dim,), float(k + 1))
         update[:: dim // 1000 + 1] = torch.randn(len(update[:: dim // 1000 + 1]))
@@ -53,7 +53,7 @@ def write(folder: Path, dim: int) -> None:
 
 
 def fuse(folder: Path, dim: int, parties: int) -> dict[str, float]:
-    """One fusion, with the highest memory seen above that of a process that holds the model and nothing else."""
+    """Fuse once; return the peak memory above that of a process that holds only the model."""
     model = {"w": torch.zeros(dim), "stats": torch.zeros(0), "counts": torch.zeros(0, dtype=torch.int64)}
     ask = Ask("reduce", 0, "round", 0, SGD(), {"model": model}, tuple(range(parties)))
     before, peak, done = resident(), [0, 0], threading.Event()
@@ -87,7 +87,7 @@ def main() -> None:
         folder, dim, parties = given.case
         print(json.dumps(fuse(Path(folder), int(dim), int(parties))))
         return
-    print("| model | parties | anonymous above the model | of files | seconds |\n|---|---|---|---|---|")
+    print("| model | parties | anonymous memory above the model | pages of files | seconds |\n|---|---|---|---|---|")
     for mib in map(int, given.mib.split(",")):
         dim = mib * 2**18
         with tempfile.TemporaryDirectory(dir=given.folder) as folder:

@@ -73,7 +73,7 @@ NVFLARE = {"nvflare": Contestant("peers/nvflare/fedavg.py", environment="nvflare
 
 @dataclass
 class Found:
-    """What the runs of one contestant gave."""
+    """Results of one contestant."""
 
     repeats: list[list[float]] = field(default_factory=list)
     launches: list[float] = field(default_factory=list)
@@ -102,7 +102,7 @@ class Found:
 
 
 def descendants(of: int | None = None) -> list[int]:
-    """The processes below one, by default this one. Orphans come to this one too, so that none is missed."""
+    """Return the descendants of a process (default: this one). This process adopts orphans, so none is missed."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -120,7 +120,7 @@ def descendants(of: int | None = None) -> list[int]:
 
 
 def pss_mb(pid: int) -> float:
-    """A process's proportional set size, 0 if it is gone."""
+    """Return the proportional set size of a process; 0 if it has ended."""
     try:
         with open(f"/proc/{pid}/smaps_rollup") as lines:
             return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("Pss:")), 0.0)
@@ -129,7 +129,7 @@ def pss_mb(pid: int) -> float:
 
 
 class MemoryWatch(threading.Thread):
-    """Samples the memory of all processes below this one until it is stopped."""
+    """Sample the memory of all descendants of this process until stopped."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -146,7 +146,7 @@ class MemoryWatch(threading.Thread):
 
 
 def launch(contestant: Contestant, options: Sequence[str], limit: float) -> tuple[float, dict[str, Any]]:
-    """Run a contestant to its end; the moment it was launched, and its report."""
+    """Run a contestant to its end; return its launch time and its report."""
     command = [str(contestant.python), str(HERE / contestant.script), *contestant.options, *options]
     path = os.pathsep.join(p for p in (str(HERE), os.environ.get("PYTHONPATH")) if p)
     with tempfile.TemporaryFile("w+") as output:  # not a pipe: a process left behind would hold it open
@@ -170,7 +170,7 @@ def launch(contestant: Contestant, options: Sequence[str], limit: float) -> tupl
 
 
 def answer_for_all() -> None:
-    """Have orphans below this process come to it, to be seen and ended, and SIGTERM clear all of them away."""
+    """Make this process adopt orphaned descendants, and end all descendants on SIGTERM."""
     ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
 
     def end(*_: object) -> None:
@@ -181,7 +181,7 @@ def answer_for_all() -> None:
 
 
 def clear_away() -> None:
-    """End every process below this one, so that the next contestant has the machine to itself."""
+    """End every descendant of this process, so that the next contestant runs alone."""
     while left := descendants():  # one that is not ended yet may start another
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
@@ -192,7 +192,7 @@ def clear_away() -> None:
 
 
 def take_part(name: str, contestant: Contestant, found: Found, given: argparse.Namespace, watch: bool) -> None:
-    """One run of one contestant, noted in `found`."""
+    """Run one contestant once and record the result in `found`."""
     say(f"{name}: {'memory' if watch else f'repeat {len(found.repeats) + 1}'}")
     memory = MemoryWatch() if watch else None
     try:
@@ -218,7 +218,7 @@ def take_part(name: str, contestant: Contestant, found: Found, given: argparse.N
 
 
 def table(results: dict[str, Found]) -> str:
-    """The results as a Markdown table."""
+    """Format the results as a Markdown table."""
     ours = results.get(OURS)
     base = ours.seconds() if ours and ours.repeats else None
     lines = [
@@ -240,7 +240,7 @@ def table(results: dict[str, Found]) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers depend on."""
+    """Describe the machine and the versions."""
     about = Path("/proc/cpuinfo").read_text().splitlines()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
@@ -256,7 +256,7 @@ def say(line: str) -> None:
 
 
 def chosen(given: argparse.Namespace) -> dict[str, Contestant]:
-    """The contestants of this run, ours first; those whose environment is missing are named and left out."""
+    """Return the contestants, ours first; print and skip those whose environment is missing."""
     known = {**CONTESTANTS, **ENGINES, **PEERS, **NVFLARE}
     if given.only:
         wanted = {name: known[name] for name in known if name in given.only}

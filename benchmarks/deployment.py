@@ -59,7 +59,7 @@ COPIES, PROGRAM_GIB, MOST = 4, 0.3, 50  # of a model at a party; a party without
 
 @dataclass(frozen=True)
 class Job:
-    """What our deployment is given to do: a model as the experiment file names it, and each party's samples."""
+    """The work of our deployment: a model as the experiment file names it, and each party's samples."""
 
     model: str
     parties: list[tuple[np.ndarray, np.ndarray]]
@@ -181,7 +181,7 @@ def deployed(job: Job, limit: float) -> dict[str, Any]:
 
 
 def wait_for(port: int, server: subprocess.Popen[bytes], limit: float) -> None:
-    """Return when somebody listens there."""
+    """Wait until the address accepts connections."""
     end = time.monotonic() + limit
     while time.monotonic() < end:
         if server.poll() is not None:
@@ -195,7 +195,7 @@ def wait_for(port: int, server: subprocess.Popen[bytes], limit: float) -> None:
 
 
 def take_part(name: str, parties: int, found: Found, given: argparse.Namespace, watch: bool) -> None:
-    """One run of one contestant, noted in `found`."""
+    """Run one contestant once and record the result in `found`."""
     say(f"{name}, {parties} parties: {'memory' if watch else f'repeat {len(found.repeats) + 1}'}")
     rounds = 2 if watch else given.peer_rounds if name == FLOWER else given.rounds
     memory = MemoryWatch() if watch else None
@@ -247,7 +247,7 @@ def rounds_table(results: dict[int, dict[str, Found]]) -> str:
 
 
 def measure_rounds(given: argparse.Namespace) -> dict[int, dict[str, Found]]:
-    """Every contestant at every number of parties, in turns."""
+    """Run every contestant at every number of parties, in turns."""
     names = [DEPLOYED, IN_PROCESS, *((FLOWER,) if given.peers else ())]
     for name in names[2:]:
         if not SCRIPTS[name].python.exists():
@@ -279,7 +279,7 @@ def measure_upload(megabytes: float, limit: float) -> dict[str, float]:
 
 
 async def sent(federation: FederationFolder, blob: Blob, data: bytes) -> float:
-    """The seconds in which a blob is sent."""
+    """Return the seconds to send a blob."""
     folder = federation.folder
     tls = client_context(folder / "ca.pem", folder / "operator.pem", folder / "operator.key")
     async with Client(federation.url, tls, keys.load_key(keys.read_private(folder / "operator.key"))) as client:
@@ -289,7 +289,7 @@ async def sent(federation: FederationFolder, blob: Blob, data: bytes) -> float:
 
 
 def plain_tls(federation: FederationFolder, data: bytes) -> float:
-    """The seconds in which a process reads some bytes from a TLS connection and drops them."""
+    """Return the seconds in which a process reads bytes from a TLS connection and discards them."""
     folder, port = federation.folder, free_port()
     reader = multiprocessing.get_context("spawn").Process(target=drop, args=(str(folder), port, len(data)), daemon=True)
     reader.start()

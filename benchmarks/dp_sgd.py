@@ -41,7 +41,7 @@ def solvers(batch: int) -> dict[str, LocalSolver]:
 
 
 def cohort(solver: LocalSolver, task: hansa.Task, rounds: int) -> list[float]:
-    """Seconds of a cohort's rounds on the stacked engine."""
+    """Return the seconds of a cohort's rounds on the stacked engine."""
     ticks: list[float] = []
     hansa.simulate(
         hansa.FedAvg(local=solver), task, rounds=rounds + 2, cohort=COHORT / PARTIES, engine="stacked",
@@ -51,7 +51,7 @@ def cohort(solver: LocalSolver, task: hansa.Task, rounds: int) -> list[float]:
 
 
 def alone(solver: LocalSolver, secret: bytes, rounds: int) -> list[float]:
-    """Seconds of one party's rounds, as it is deployed."""
+    """Return the seconds of one party's rounds, on the path of a deployed party."""
     x, y = (torch.from_numpy(part) for part in party(0))
     objective = Objective(TwoNN(), "cross_entropy", 0)
     at = Party(0, objective, (x.view(-1, 1, SIDE, SIDE), y), None, 0, secret=secret)
@@ -65,7 +65,7 @@ def alone(solver: LocalSolver, secret: bytes, rounds: int) -> list[float]:
 
 
 def opacus(python: Path, batch: int, mode: str, rounds: int) -> list[float]:
-    """The same of Opacus."""
+    """Return the seconds of one party's rounds with Opacus."""
     script = [str(python), str(HERE / "peers/opacus/dp_sgd.py"), "--batch", str(batch), "--mode", mode]
     done = subprocess.run(
         [*script, "--rounds", str(rounds)], env={**os.environ, "PYTHONPATH": str(HERE)}, capture_output=True, text=True

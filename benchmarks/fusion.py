@@ -40,7 +40,7 @@ CORES = 2
 
 
 class Contestant:
-    """A process that fuses when it is told to."""
+    """A process that fuses on request."""
 
     def __init__(self, python: Path, script: str, rows: int, columns: int, keep: Path) -> None:
         path = os.pathsep.join(p for p in (str(HERE), os.environ.get("PYTHONPATH")) if p)
@@ -72,7 +72,7 @@ class Contestant:
 
 
 def on_two_cores(given: argparse.Namespace) -> dict[str, Any]:
-    """All rules of all contestants, in turns."""
+    """Run all rules of all contestants, in turns."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -107,13 +107,13 @@ def summary(answers: list[dict[str, float]]) -> dict[str, Any]:
 
 
 def difference(ours: Path, theirs: Path, rule: str) -> float | None:
-    """The largest difference between what we made of the updates and what they did."""
+    """Return the largest difference between our result and theirs."""
     a, b = (np.load(file) if file.exists() else None for file in (ours / f"{plain(rule)}.npy", theirs / f"{rule}.npy"))
     return None if a is None or b is None else float(np.abs(a.astype(np.float64) - b).max())
 
 
 def plain(rule: str) -> str:
-    """The rule of which this is another way."""
+    """Return the rule of which this is a variant."""
     return rule.partition(",")[0]
 
 
@@ -132,7 +132,7 @@ def table(found: dict[str, dict[str, dict[str, Any]]]) -> str:
 
 
 def on_gpu(given: argparse.Namespace) -> dict[str, Any]:
-    """All rules on a GPU, with the plainest way that PyTorch has to the mean and the median."""
+    """Run all rules on a GPU, and PyTorch's own mean and median."""
     import torch
     from fusion_rules import rules
 
@@ -163,7 +163,7 @@ def on_gpu(given: argparse.Namespace) -> dict[str, Any]:
 
 
 class Watch(threading.Thread):
-    """Samples the resident memory of this process until it is stopped."""
+    """Sample the resident memory of this process until stopped."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -182,7 +182,7 @@ class Watch(threading.Thread):
 
 
 def out_of_core(given: argparse.Namespace) -> dict[str, Any]:
-    """All rules on updates in a file, after all were seen to equal themselves in memory."""
+    """Run all rules on updates in a file, after checking that each gives the same bits as in memory."""
     import torch
     from fusion_rules import rules
 

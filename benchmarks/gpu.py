@@ -70,7 +70,7 @@ def turn(name: str, row: Row, rounds: int) -> dict[str, Any]:
 
 
 def peak_mb(row: Row) -> float | None:
-    """The most that this process's allocators have held on the GPU."""
+    """Return the peak GPU memory of this process's allocators."""
     if row.device == "cpu":
         return None
     held = torch.cuda.max_memory_reserved()
@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=CONTESTANTS, default=list(CONTESTANTS), metavar="NAME")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--tiny", action="store_true", help="a few samples each: to see that all of it runs")
+    parser.add_argument("--tiny", action="store_true", help="a few samples each, to check that every contestant runs")
     parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent / "results")
     given = parser.parse_args()
     if given.device == "cuda" and not torch.cuda.is_available():

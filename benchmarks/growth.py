@@ -53,7 +53,7 @@ def seconds_a_round(cohort: int, width: int, engine: str, rounds: int) -> float:
 
 
 def measure(rounds: int, repeats: int) -> dict[str, Any]:
-    """Every point, in turns."""
+    """Measure every point, in turns."""
     points = [("cohort", c, c, 200) for c in COHORTS] + [("width", w, 10, w) for w in WIDTHS]
     found: dict[str, list[float]] = {}
     for _ in range(repeats):
@@ -108,7 +108,7 @@ def main() -> None:
 
 
 def _population(body: Any) -> dict[str, list[dict[str, float]]]:
-    """What `population.py` wrote, as one curve without and one with party memories."""
+    """Read the file of `population.py` as one curve without and one with party memory."""
     out: dict[str, list[dict[str, float]]] = {}
     for row in body["rows"]:
         name = "with party memories" if row["memory"] else "without memories"

@@ -66,7 +66,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def crowd(folder: Path, port: int, first: int, last: int, seconds: float) -> None:
-    """Be parties until standard input ends."""
+    """Run lightweight parties until standard input ends."""
     torch.set_num_threads(1)
     numbers = range(first, last)
     here = Crowd(folder, port, numbers)
@@ -93,7 +93,7 @@ def crowd(folder: Path, port: int, first: int, last: int, seconds: float) -> Non
 
 
 class Crowds:
-    """Some such processes."""
+    """The processes that run the parties."""
 
     def __init__(self, folder: Path, port: int, parties: int, seconds: float) -> None:
         count = -(-parties // EACH)
@@ -106,7 +106,7 @@ class Crowds:
         ]  # fmt: skip
 
     def seen(self) -> list[dict[str, Any]]:
-        """What they have seen; lists of moments begin anew."""
+        """Return the observations of the parties since the last call."""
         for process in self.processes:
             assert process.stdin is not None
             process.stdin.write("\n")
@@ -128,7 +128,7 @@ def status(pid: int) -> dict[str, float]:
 
 
 def cpu(pid: int) -> float:
-    """The seconds of CPU that a process has used."""
+    """Return the CPU seconds that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
 
@@ -149,7 +149,7 @@ def say(text: str) -> None:
 
 
 def enrolled(folder: Path, parties: int) -> FederationFolder:
-    """The federation of a folder, made where there is none."""
+    """Open the federation of a folder; create it if there is none."""
     if not folder.exists():
         began = time.perf_counter()
         init(folder, "load", ["p00000"], ["127.0.0.1"], free_port())
@@ -232,12 +232,12 @@ class Load:
         say(f"idle: {self.found['idle']}")
 
     def read(self, sql: str, *values: Any) -> list[Any]:
-        """What the ledger holds."""
+        """Query the ledger."""
         with contextlib.closing(sqlite3.connect(f"file:{self.folder / 'state' / 'hansa.db'}?mode=ro", uri=True)) as db:
             return db.execute(sql, values).fetchall()
 
     def asks(self, id: str, seen: list[dict[str, Any]]) -> dict[str, Any]:
-        """By phase, how many parties had what an ask brought them, and when the last of them, since it was opened."""
+        """For each phase of an ask, return the number of parties that reached it and the seconds until the last did."""
         found: dict[str, Any] = {}
         asks = self.read("SELECT round, phase, number, opened FROM asks WHERE job = ? AND parties != '[]'", id)
         for round_, phase, number, opened in asks:
@@ -254,7 +254,7 @@ class Load:
         return found
 
     def job(self, name: str, patience: float) -> None:
-        """A round that all take part in."""
+        """Run a round in which all parties take part."""
         tree = {"task": {"parties": ["their-own.csv"], "model": "logistic"},
                 "algorithm": {"name": "fedavg"}, "run": {"rounds": 1}}  # fmt: skip
         before, began, told, trouble = cpu(self.server.pid), time.time(), 0, Counter[str]()
@@ -300,7 +300,7 @@ class Load:
 
 
 def verdict(found: dict[str, Any]) -> list[tuple[str, Any, str, bool]]:
-    """A line for each figure: what, how much, what it may be, whether it is."""
+    """Return one line per measurement: name, value, limit, and whether the limit is met."""
     out: list[tuple[str, Any, str, bool]] = []
     parties = found["parties"]
 

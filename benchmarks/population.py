@@ -80,7 +80,7 @@ def measure(parties: int, memory: bool, rounds: int) -> dict[str, float]:
 
 
 def apart(parties: int, memory: bool, rounds: int) -> dict[str, float]:
-    """The same in a process of its own."""
+    """Run `measure` in a separate process."""
     command = [sys.executable, __file__, "--one", str(parties), str(int(memory)), str(rounds)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, float] = json.loads(done.stdout)
@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("--parties", type=int, nargs="+", default=[10**3, 10**4, 10**5, 10**6])
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="where to write what was measured")
+    parser.add_argument("--json", type=Path, help="file for the measurements")
     parser.add_argument("--one", type=int, nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:

@@ -104,7 +104,7 @@ def network() -> nn.Module:
 
 @functools.lru_cache(maxsize=1)
 def task(dataset: str, partition: str, folders: tuple[str, ...]) -> hansa.Task:
-    """What the parties of a data set hold."""
+    """Return the task of a data set and partition, with its parties and trusted samples."""
     whole = load(dataset, folders)
     order = np.random.default_rng(SEED).permutation(len(whole.y))
     held, kept = order[: PARTIES * SAMPLES], order[PARTIES * SAMPLES : PARTIES * SAMPLES + TRUSTED]
@@ -122,7 +122,7 @@ def load(dataset: str, folders: tuple[str, ...]) -> Data:
 
 
 def run(cell: Cell, folders: tuple[str, ...]) -> dict[str, Any]:
-    """What a cell gave: final accuracy, success of the attack, and how well attackers were excluded."""
+    """Return the result of a cell: final accuracy, success of the attack, and the exclusion of attackers."""
     begun = time.perf_counter()
     (fields, most), hostile = FUSIONS[cell.fusion], round(cell.share * PARTIES)
     if most is not None and hostile > most:
@@ -165,20 +165,20 @@ def mean(history: list[dict[str, Any]], name: str) -> float | None:
 
 
 def settle(free: Any) -> None:
-    """Stay on one core: two runs beside each other are faster than two that share both cores."""
+    """Pin this process to one core: two pinned runs are faster than two that share both cores."""
     os.sched_setaffinity(0, {free.get()})
     torch.set_num_threads(1)
 
 
 def known() -> dict[Cell, dict[str, Any]]:
-    """What was run before."""
+    """Return the stored results."""
     lines = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
     fields = Cell.__dataclass_fields__
     return {Cell(**{name: line[name] for name in fields}): line for line in lines}
 
 
 def run_all(wanted: list[Cell], folders: tuple[str, ...]) -> None:
-    """Run what has no result yet, a process on each core."""
+    """Run the cells without a result, one process per core."""
     before = known()
     left = [cell for cell in wanted if cell not in before]
     context, cores = multiprocessing.get_context("spawn"), sorted(os.sched_getaffinity(0))
@@ -232,7 +232,7 @@ def table(found: dict[Cell, dict[str, Any]], dataset: str, partition: str) -> st
 
 
 def heat_map(found: dict[Cell, dict[str, Any]], dataset: str, partition: str) -> None:
-    """The same as a picture: a row for each attack and share of attackers."""
+    """Draw the heat map: one row per attack and share of attackers."""
     from matplotlib.figure import Figure
 
     rows: list[tuple[str, str, float, str]] = [("no attack", NO_ATTACK, 0.0, "accuracy")]
@@ -273,7 +273,7 @@ def heat_map(found: dict[Cell, dict[str, Any]], dataset: str, partition: str) ->
 
 
 def draw() -> None:
-    """Tables into the page, between its marks, and the pictures."""
+    """Write the tables into the page, between its marks, and draw the heat maps."""
     found = known()
     missing = sum(cell not in found for cell in cells())
     if missing:

@@ -42,7 +42,7 @@ CHANNELS = {
 
 @dataclass(frozen=True)
 class Update(Op):
-    """An update that lies ready."""
+    """An op that returns a prepared update."""
 
     size: int
     name = "bench-update"
@@ -107,7 +107,7 @@ class Sum:
 
 
 def compared(channel: Masking, uniform: bool) -> None:
-    """A sum of few values, with three of ten gone, is the plain one."""
+    """Check that a small sum with three dropouts of ten parties equals the plain sum."""
     small = Sum(channel, uniform, 10, 50, 0.3, real=10)
     found = small.run().sums["w"]
     plain = sum(update.double() * (1 if uniform else 100) for update in small.updates[:7])

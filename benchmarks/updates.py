@@ -25,7 +25,7 @@ FAULTY = 0.2  # the share of updates that a rule is told to take for hostile
 
 
 def matrix(rows: int, columns: int) -> np.ndarray:
-    """Updates [K, d] about a common one, each farther from it than the one before: which is nearest is beyond doubt."""
+    """Return updates [K, d] around a common one at increasing distances, so that the nearest one is unambiguous."""
     random = np.random.default_rng(SEED)
     common = random.standard_normal(columns, dtype=np.float32)
     updates = np.empty((rows, columns), dtype=np.float32)
@@ -42,7 +42,7 @@ def samples(rows: int) -> list[int]:
 
 
 def resident_mb(field: str) -> float:
-    """A line of this process's status: VmRSS is its resident memory, VmHWM the most that this was."""
+    """Return a field of this process's status: VmRSS (resident memory) or VmHWM (its peak)."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) / 1024
@@ -50,7 +50,7 @@ def resident_mb(field: str) -> float:
 
 
 def measured(work: Callable[[], Any]) -> tuple[Any, float, float]:
-    """What `work` gives, its seconds, and the megabytes by which resident memory rose meanwhile."""
+    """Return the result of `work`, its seconds, and the rise of resident memory in megabytes."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # else memory that an earlier call has left would hide what this one takes
     Path("/proc/self/clear_refs").write_text("5")  # the highest resident memory begins anew
@@ -71,7 +71,7 @@ def arguments() -> argparse.Namespace:
 
 
 def serve(rules: Mapping[str, Callable[[], np.ndarray]], keep: Path, *packages: str) -> None:
-    """Answer until the input ends. What a rule gave first is kept, as NAME.npy, to be compared."""
+    """Answer until the input ends. The first result of each rule is saved as NAME.npy for comparison."""
     answer = sys.stdout
     sys.stdout = sys.stderr  # whatever else is printed is no answer
     versions = {name: importlib.metadata.version(name) for name in ("numpy", *packages)}

@@ -52,7 +52,7 @@ def order(round_: int, index: int) -> np.ndarray:
 
 
 def arguments(description: str | None, models: Sequence[str] = MODELS, **more: Any) -> argparse.Namespace:
-    """What a contestant is asked: the model, and how many rounds to time after the first."""
+    """Parse a contestant's options: the model, and the number of rounds to time after the first."""
     parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
     parser.add_argument("--model", choices=models, default="2nn")
     parser.add_argument("--rounds", type=int, default=20)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 HOW = (["--require-hashes"], ["--no-deps"])  # the lock has hashes, torch has none
-ELSE = "run it where the advisory service can be reached, or say AUDIT=skip"
+ELSE = "run the audit where the advisory service can be reached, or set AUDIT=skip"
 
 
 def verdict(dependencies: list[dict[str, Any]]) -> tuple[bool, str]:
@@ -27,8 +27,7 @@ def verdict(dependencies: list[dict[str, Any]]) -> tuple[bool, str]:
     if skipped or not dependencies:
         why = f" ({skipped[0]['skip_reason']})" if skipped else ""
         return False, (
-            f"the audit could not be made: {len(skipped)} of {len(dependencies)} packages could not be looked up{why}; "
-            f"{ELSE}"
+            f"the audit failed: {len(skipped)} of {len(dependencies)} packages could not be looked up{why}; {ELSE}"
         )
     return True, f"{len(dependencies)} packages, no known vulnerability"
 
@@ -41,9 +40,9 @@ def main(out: Path, files: list[str]) -> int:
         command = [sys.executable, "-m", "pip_audit", "-r", file, *how, "--disable-pip", "--progress-spinner", "off",
                    "-f", "json", "-o", str(part)]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if not part.exists():  # it is written whether there are vulnerabilities or not
-            said = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
-            print(f"the audit could not be made: {said}; {ELSE}")
+        if not part.exists():  # pip-audit writes the file with or without vulnerabilities
+            said = (done.stderr.strip().splitlines() or ["pip-audit printed no message"])[-1]
+            print(f"the audit failed: {said}; {ELSE}")
             return 1
         dependencies += json.loads(part.read_text())["dependencies"]
         part.unlink()

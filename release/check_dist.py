@@ -75,5 +75,5 @@ def installed(wheel: Path, version: str) -> list[str]:
 
 if __name__ == "__main__":
     found = check(Path(sys.argv[1]))
-    print("\n".join(found) or "wheel and sdist hold the package, and nothing else")
+    print("\n".join(found) or "wheel and sdist contain the package and nothing else")
     sys.exit(bool(found))
