@@ -27,7 +27,8 @@ def verdict(dependencies: list[dict[str, Any]]) -> tuple[bool, str]:
     if skipped or not dependencies:
         why = f" ({skipped[0]['skip_reason']})" if skipped else ""
         return False, (
-            f"the audit failed: {len(skipped)} of {len(dependencies)} packages could not be looked up{why}; {ELSE}"
+            f"the audit could not be made: {len(skipped)} of {len(dependencies)} packages could not be looked up{why}; "
+            f"{ELSE}"
         )
     return True, f"{len(dependencies)} packages, no known vulnerability"
 
@@ -42,7 +43,7 @@ def main(out: Path, files: list[str]) -> int:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if not part.exists():  # pip-audit writes the file with or without vulnerabilities
             said = (done.stderr.strip().splitlines() or ["pip-audit printed no message"])[-1]
-            print(f"the audit failed: {said}; {ELSE}")
+            print(f"the audit could not be made: {said}; {ELSE}")
             return 1
         dependencies += json.loads(part.read_text())["dependencies"]
         part.unlink()

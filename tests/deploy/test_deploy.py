@@ -13,6 +13,7 @@ import pytest
 import typer
 import yaml
 
+from hansa.cli import network  # noqa: F401 (adds the commands of a federation)
 from hansa.cli.app import app
 from hansa.data.heart import SITES
 from hansa.net.aggregator.jobs import REST
