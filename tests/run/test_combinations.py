@@ -126,7 +126,7 @@ def test_random_epochs_take_the_place_of_steps() -> None:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: hansa.simulate(hansa.EASGD(alpha=0.3), task([4] * 10)), "alpha may be 0.1 at most"),
+        (lambda: hansa.simulate(hansa.EASGD(alpha=0.3), task([4] * 10)), "set alpha to at most 0.1"),
         (lambda: hansa.EASGD(fusion=hansa.WeightedMean(uniform=False)), "fusion.uniform = true"),
         (lambda: hansa.simulate(hansa.FedPer(local="gradient"), task([4])), "takes no steps"),
         (lambda: SGD(lr=float("inf")), "expected a number, got inf"),

@@ -75,7 +75,7 @@ def test_trackers_are_not_sent_to_an_aggregator(tmp_path: Path) -> None:
     assert "track" not in experiment.tree
     assert [note for note in replaced(experiment) if note.startswith("track: does not apply")]
     order = Order("job", {**experiment.tree, "track": {"jsonl": {"path": "/etc/passwd"}}}, None, None, "")
-    with pytest.raises(ConfigError, match=r"\[track\]: who runs the aggregator decides"):
+    with pytest.raises(ConfigError, match=r"\[track\]: the aggregator's own configuration decides"):
         check_order(order, (), ["a", "b"])
 
 
