@@ -8,7 +8,7 @@ import torch
 from hansa.core.errors import AlgorithmError, RoundAborted
 from hansa.core.federation import Arrival, Ask
 from hansa.core.op import Reply
-from hansa.core.tickets import Flight, Tickets
+from hansa.core.runtime import Flight, Tickets
 from hansa.data.describe import Describe
 
 

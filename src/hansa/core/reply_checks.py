@@ -161,7 +161,7 @@ def clean(replies: Replies, op: Op, payloads: Sequence[Payload], rules: Rules, s
     for payload in payloads:
         if _unlike(first.tensors, op.expects(payload)) or _unlike(first.maxima, op.expects_maxima(payload)):
             return False
-    if not all(type(weight) is int for weight in weights) or min(weights) <= 0 or max(weights) >= LARGEST:
+    if set(map(type, weights)) != {int} or min(weights) <= 0 or max(weights) >= LARGEST:
         return False
     if rules.max_weight is not None and max(weights) > rules.max_weight:
         return False
@@ -183,9 +183,10 @@ def clean(replies: Replies, op: Op, payloads: Sequence[Payload], rules: Rules, s
         return False  # these limits are checked for each reply
     if len(payloads) > 1 and ("stats" in replies.tensors or replies.maxima or op.beside(payloads[0])):
         return False
-    limits = rules.variances, rules.max_stats
-    if buffer_fault(replies.tensors, replies.maxima, min(weights), op, payloads[0], *limits) is not None:
-        return False
-    if beside_fault(replies.tensors, min(weights), op, payloads[0], rules.max_norm) is not None:
-        return False
+    if len(replies.tensors) > 1 or replies.maxima:  # more than the update
+        limits = rules.variances, rules.max_stats
+        if buffer_fault(replies.tensors, replies.maxima, min(weights), op, payloads[0], *limits) is not None:
+            return False
+        if beside_fault(replies.tensors, min(weights), op, payloads[0], rules.max_norm) is not None:
+            return False
     return _unusable({**replies.tensors, **replies.maxima}, summed) is None

@@ -15,8 +15,7 @@ from hansa.core.op import DataOp, Memory, Op, Payload, PeerOp, Replies, Reply
 from hansa.core.replies import Outcomes, arrive, combine, inboxes
 from hansa.core.reply_checks import Rules
 from hansa.core.round_record import Record
-from hansa.core.runtime import Abort, Attend, Clock, Commit, Open, Plan, Request, shortened
-from hansa.core.tickets import Flight, Tickets
+from hansa.core.runtime import Abort, Attend, Clock, Commit, Flight, Open, Plan, Request, Tickets, shortened
 from hansa.sim.engine import Block, Outcome, PartyWork, ReferenceEngine
 from hansa.sim.memories import Memories
 
@@ -144,6 +143,9 @@ class Simulation:
             except PartyError as reason:
                 yield job.party, str(reason)
         spent = self._record.spent
+        if op.budget is None:
+            yield from self.engine.blocks(op, ready, round)
+            return
         for item in self.engine.blocks(op, ready, round):
             if isinstance(item, Block):
                 report_spent(op, item.replies, *(spent.get(party) for party in item.replies.parties))

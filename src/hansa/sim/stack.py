@@ -133,7 +133,7 @@ class Stack:
         if spec.stats:
             tensors = {**tensors, "stats": buffers[0]}
         maxima = {"counts": buffers[1]} if spec.counts else {}
-        numbers = {name: values.tolist() for name, values in (metrics or {}).items()}
+        numbers = {name: values.tolist() for name, values in metrics.items()} if metrics else {}
         if self.solver.tells_loss:
             loss = [total / steps for total, steps in zip(seen.tolist(), self.steps, strict=True)]
             numbers = {"train_loss": loss} | numbers
@@ -225,6 +225,8 @@ class Stack:
     def memory(self) -> dict[str, Tensor]:
         """The parties' memories of the solver, stacked."""
         zero = self.solver.remember(self.engine.objective.spec)
+        if not zero:
+            return {}
         return {name: torch.stack([job.memory.get(name, value).to(self.device) for job in self.jobs])
                 for name, value in zero.items()}  # fmt: skip
 
@@ -246,9 +248,10 @@ class Stack:
             except Differs:
                 self.engine.differ.add(type(self.solver))
             else:
-                stats, counts = (first["model"][name].expand(count, -1) for name in ("stats", "counts"))
-                carry = {name: value.expand(count, *value.shape) for name, value in carry.items()}
-                return w.expand(count, -1), carry, (stats.clone(), counts.clone())
+                buffers = first["model"]["stats"].expand(count, -1), first["model"]["counts"].expand(count, -1)
+                if carry:
+                    carry = {name: value.expand(count, *value.shape) for name, value in carry.items()}
+                return w.expand(count, -1), carry, (buffers[0].clone(), buffers[1].clone())
 
         def one(payload: Any, buffers: Any, memory: Any, *of_party: Any) -> Any:
             return self.solver.start(self.context(buffers, *of_party), payload["model"]["w"], without_model(payload),

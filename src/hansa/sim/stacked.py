@@ -295,9 +295,9 @@ def resolved(solver: LocalSolver, jobs: list[PartyWork]) -> tuple[list[LocalSolv
 
     Payloads that are equal afterwards become one object.
     """
-    works = [job.payload.get("work") or {} for job in jobs]
     if not any("work" in job.payload for job in jobs):
         return [solver], jobs
+    works = [job.payload.get("work") or {} for job in jobs]
     first: Any = None
     rest: list[PartyWork] = []
     for job in jobs:
@@ -322,10 +322,10 @@ def heavy(objective: Objective) -> bool:
 
 def merge(blocks: list[Block]) -> Block:
     """Merge blocks into one, ordered by party id."""
+    if len(blocks) == 1 and blocks[0].replies.parties == sorted(blocks[0].replies.parties):
+        return blocks[0]
     parties = [party for block in blocks for party in block.replies.parties]
     order = sorted(range(len(parties)), key=parties.__getitem__)
-    if len(blocks) == 1 and order == list(range(len(parties))):
-        return blocks[0]
     index = torch.tensor(order)
 
     def rows(trees: list[dict[str, Tensor]]) -> dict[str, Tensor]:

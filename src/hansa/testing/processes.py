@@ -20,8 +20,7 @@ from hansa.core.op import Reply
 from hansa.core.replies import arrive, combine, inboxes
 from hansa.core.reply_checks import Rules
 from hansa.core.round_record import Malformed, Record
-from hansa.core.runtime import Abort, Attend, Clock, Commit, Open, Plan, Request
-from hansa.core.tickets import Flight, Tickets
+from hansa.core.runtime import Abort, Attend, Clock, Commit, Flight, Open, Plan, Request, Tickets
 
 LIMIT = 1 << 32  # most bytes of a message
 

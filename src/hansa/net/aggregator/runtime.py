@@ -26,9 +26,8 @@ from hansa.core.op import DataOp, Op, Payload, Reply
 from hansa.core.replies import WEIGHT_CAP, arrive, combine, expected_size
 from hansa.core.reply_checks import Rules, fault
 from hansa.core.round_record import Malformed, Record
-from hansa.core.runtime import Abort, Attend, Commit, Open, Request, complete
+from hansa.core.runtime import Abort, Attend, Commit, Flight, Open, Request, Tickets, complete
 from hansa.core.sums import StoredReply
-from hansa.core.tickets import Flight, Tickets
 from hansa.net.aggregator.asks import WHERE, close_ask, decide, give_up, open_ask, take_ticket, weight_differs
 from hansa.net.aggregator.blobs import Blobs, Damaged, write_pieces
 from hansa.net.aggregator.effects import Do, Steps, Wait, Write
