@@ -311,7 +311,7 @@ def test_trusted_samples_are_taken_from_the_data_set_and_prepared_as_the_others(
     experiment = parse(tree)
     done = hansa.simulate(experiment.algorithm, made, **experiment.settings())
     assert done.summary["accuracy"] > 0.9
-    for bad, reason in ((0, "at least 1"), (10**6, "cannot be kept"), ("file.csv", "a number of samples")):
+    for bad, reason in ((0, "at least 1"), (10**6, "cannot keep 1000000 samples"), ("file.csv", "a number of samples")):
         with pytest.raises(ConfigError, match=reason):
             parse({**tree, "task": {**tree["task"], "trusted": bad}}).build_task()
 

@@ -351,7 +351,7 @@ def test_statistics_are_of_all_samples_whatever_the_shape_of_the_question(
     good = torch.zeros((3,) if op == "column-moments" else (2, 3), dtype=torch.float64)
     assert isinstance(ask(good), Reply)
     for shape in shapes:
-        assert "of the shape that its samples ask for" in ask(torch.zeros(shape, dtype=torch.float64))
+        assert "of the shape that its samples need" in ask(torch.zeros(shape, dtype=torch.float64))
     assert "of the shape" in ask(None) and "of the shape" in ask(good.long())
     for odd in (torch.nan, torch.inf):
         assert "not finite" in ask(torch.full_like(good, odd))
