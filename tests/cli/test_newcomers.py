@@ -12,6 +12,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import hansa
+from hansa.cli import network  # noqa: F401 (adds the commands of a federation)
 from hansa.cli.app import app
 from hansa.report.run_report import run_report
 from hansa.study.spec import parse_study

@@ -287,7 +287,7 @@ def test_fltrust_gives_no_weight_to_what_points_away_and_none_to_length(seed: in
     assert close(FLTrust()(hostile, **told), FLTrust()(rows, **told))
     assert close(FLTrust()(rows * factor, **told), FLTrust()(rows, **told))
     assert float(FLTrust()(rows, **told).norm()) <= float(own.norm()) * (1 + 1e-12)
-    with pytest.raises(BoundError, match="no update points"):
+    with pytest.raises(BoundError, match="no update has a positive cosine"):
         FLTrust()(-own.expand(3, -1), **told)
 
 

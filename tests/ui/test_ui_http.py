@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from league import PARTIES, PATIENCE, League, samples
 
+from hansa.cli import network  # noqa: F401 (adds the commands of a federation)
 from hansa.cli.app import app
 from hansa.net.aggregator.federation import ADMIN_TOKEN, new_admin_token
 from hansa.net.aggregator.live import Live, Verifier
@@ -455,12 +456,12 @@ def test_a_job_is_started_as_submit_does_and_the_log_says_by_whom(league: League
 
 
 @pytest.mark.parametrize("change, about", [
-    ("model = 'logistic'\ntest = '/etc/passwd'", "a file cannot be named"),
-    ("model = 'logistic'\ntrusted = 'a.csv'", "a file cannot be named"),
+    ("model = 'logistic'\ntest = '/etc/passwd'", "may not name files here"),
+    ("model = 'logistic'\ntrusted = 'a.csv'", "may not name files here"),
     ("model = 'os:getcwd'", "not among serve.functions"),
-    ("model = 'logistic'\ndata_dir = '/etc'", "a folder cannot be named"),
+    ("model = 'logistic'\ndata_dir = '/etc'", "may not name a folder here"),
     ("model = 'nothing'", "nothing"),
-    ("model = ", "no TOML"),
+    ("model = ", "not valid TOML"),
     ("model = 'logistic'\n[adversary]\nname = 'sign-flip'", "adversar"),
 ])  # fmt: skip
 def test_an_experiment_that_may_not_be_started_here_gets_a_sentence(league: League, change: str, about: str) -> None:
@@ -473,6 +474,6 @@ def test_an_experiment_that_may_not_be_started_here_gets_a_sentence(league: Leag
 def test_a_function_that_loads_data_is_never_called(league: League, tmp_path: Path) -> None:
     text = '[task]\ndataset = "os:getcwd"\nmodel = "logistic"'
     status, data = post(league, "/start", {"name": "x", "experiment": text})
-    assert status == 400 and "a function cannot be named" in data["error"]
+    assert status == 400 and "may not name a function here" in data["error"]
     status, data = post(league, "/start", {"name": "../x", "experiment": EXPERIMENT.format(rounds=1)})
     assert status == 400 and not league.events("job submitted")
