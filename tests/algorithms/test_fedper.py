@@ -114,7 +114,7 @@ def test_each_party_is_evaluated_with_its_own_head_and_nobody_else_is() -> None:
         torch.testing.assert_close(done.predict(x, party=k), done.model(party=k)(x).detach(), rtol=0, atol=1e-14)
     mean = sum(p["accuracy"] for p in line["parties"].values()) / 3
     assert line["accuracy"] == pytest.approx(mean)  # over the parties, not on the central test set
-    with pytest.raises(hansa.ConfigError, match="say whose"):
+    with pytest.raises(hansa.ConfigError, match="set party, from party=0 to party=2"):
         done.predict(given.test[0])
 
 
