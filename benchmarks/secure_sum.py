@@ -49,7 +49,7 @@ class Update(Op):
     update = "w"
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        return Reply({"w": party.train[0][: self.size]}, weight=100), memory
+        return Reply({"w": party.data.train("statistics")[0][: self.size]}, weight=100), memory
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         return {"w": ((self.size,), torch.float32)}

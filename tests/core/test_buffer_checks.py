@@ -10,6 +10,7 @@ from torch import nn
 
 import hansa
 from hansa.core.buffer_checks import variances
+from hansa.core.gateway import SampleGateway
 from hansa.core.objective import Objective
 from hansa.core.op import Party, Replies, Reply
 from hansa.core.params import ParamSpec
@@ -29,7 +30,7 @@ def replied() -> tuple[Reply, dict[str, Any], Rules]:
     """An honest reply, the payload of its ask, and the rules of a deployed job."""
     objective = Objective(net, "cross_entropy", 0)
     payload = {"model": objective.initial._asdict()}
-    reply, _ = OP.run(Party(0, objective, (X, Y), None, 0), payload, {})
+    reply, _ = OP.run(Party(0, objective, SampleGateway((X, Y)), 0), payload, {})
     return reply, payload, Rules(max_stats=1e6, variances=variances(objective.spec))
 
 

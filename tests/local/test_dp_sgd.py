@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import hansa
 from hansa.core import rng
 from hansa.core.errors import ConfigError
+from hansa.core.gateway import SampleGateway
 from hansa.core.objective import Objective
 from hansa.core.op import Party
 from hansa.core.params import ParamSpec
@@ -53,7 +54,7 @@ def task(model: Any = dense) -> hansa.Task:
 
 
 def party(n: int = 10, secret: bytes = b"", round: int = 0, model: Any = dense) -> Party:
-    return Party(2, Objective(model, "cross_entropy", 0), samples(n), None, seed=0, round=round, secret=secret)
+    return Party(2, Objective(model, "cross_entropy", 0), SampleGateway(samples(n)), seed=0, round=round, secret=secret)
 
 
 def update(solver: Any, at: Party) -> Tensor:
@@ -81,7 +82,7 @@ def test_without_noise_and_bound_it_is_sgd_on_the_drawn_batches_divided_by_the_e
     assert len(batches) == 6
     assert {len(rows) for rows in batches} != {4}
     module = at.objective.spec.load(dense(), at.objective.initial)
-    x, y = at.train
+    x, y = at.samples("train")
     for rows in batches:
         loss = nn.functional.cross_entropy(module(x[rows]), y[rows], reduction="sum") / 4
         gradients = torch.autograd.grad(loss, list(module.parameters()))
@@ -104,7 +105,7 @@ def test_one_sample_cannot_spoil_the_update() -> None:
     solver, updates = DPSGD(lr=0.3, batch=None, clip=0.5, sigma=0.6, epochs=2), []
     for value in (math.inf, -math.inf, math.nan):
         at = party()
-        at.train[0][5] = value
+        at.samples("train")[0][5] = value
         updates.append(update(solver, at))
     assert updates[0].isfinite().all()
     assert torch.equal(updates[0], updates[1]) and torch.equal(updates[0], updates[2])  # it counts as nothing

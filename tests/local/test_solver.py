@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hansa.core.errors import ConfigError, PartyError
+from hansa.core.gateway import SampleGateway
 from hansa.core.objective import Objective
 from hansa.core.op import Party
 from hansa.local import SGD, SVRG, Gradient
@@ -69,7 +70,7 @@ def party(n: int = 6) -> Party:
     make = torch.Generator().manual_seed(0)
     objective = Objective(lambda: nn.Linear(3, 1).double(), "mse", 0)
     data = (torch.randn(n, 3, generator=make).double(), torch.randn(n, 1, generator=make).double())
-    return Party(2, objective, data, None, seed=0)
+    return Party(2, objective, SampleGateway(data), seed=0)
 
 
 def payload(at: Party) -> dict[str, Any]:
@@ -80,7 +81,7 @@ def test_a_gradient_points_downhill_and_is_that_of_autograd() -> None:
     at = party()
     reply, _ = Gradient().run(at, payload(at), {})
     module = at.objective.spec.load(nn.Linear(3, 1).double(), at.objective.initial)
-    loss = ((module(at.train[0]) - at.train[1]) ** 2).mean()
+    loss = ((module(at.samples("train")[0]) - at.samples("train")[1]) ** 2).mean()
     expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(module.parameters()))])
     assert torch.allclose(reply.tensors["w"], -expected, atol=1e-14)
     assert reply.weight == 6
@@ -91,10 +92,10 @@ def test_a_gradient_points_downhill_and_is_that_of_autograd() -> None:
 def test_a_solver_changes_neither_the_payload_nor_the_partys_data(solver: Any) -> None:
     at = party()
     sent = {**payload(at), "gradient": torch.ones(4, dtype=torch.float64)}
-    before = [at.objective.initial.w.clone(), at.train[0].clone(), at.train[1].clone(), sent["gradient"].clone()]
+    inputs = [at.objective.initial.w, *at.samples("train"), sent["gradient"]]
+    before = [value.clone() for value in inputs]
     first, memory = solver.run(at, sent, {"other": torch.ones(1)})
-    after = [at.objective.initial.w, at.train[0], at.train[1], sent["gradient"]]
-    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, inputs, strict=True))
     assert torch.equal(solver.run(at, sent, {})[0].tensors["w"], first.tensors["w"])
     assert list(memory) == ["other"]  # what is another's stays
     assert {name: (tuple(t.shape), t.dtype) for name, t in first.tensors.items()} == solver.expects(sent)
@@ -106,7 +107,7 @@ def test_the_training_loss_is_the_mean_over_the_steps_before_each_step() -> None
     module = at.objective.spec.load(nn.Linear(3, 1).double(), at.objective.initial)
     losses = []
     for _ in range(2):
-        loss = ((module(at.train[0]) - at.train[1]) ** 2).mean()
+        loss = ((module(at.samples("train")[0]) - at.samples("train")[1]) ** 2).mean()
         losses.append(loss.item())
         for parameter, gradient in zip(
             module.parameters(), torch.autograd.grad(loss, list(module.parameters())), strict=True

@@ -12,6 +12,7 @@ from torch import nn
 import hansa
 from hansa.core import codec
 from hansa.core.buffer_checks import variances
+from hansa.core.gateway import SampleGateway
 from hansa.core.objective import Objective
 from hansa.core.op import Party
 from hansa.core.registry import build
@@ -69,7 +70,7 @@ def test_batch_norm_may_learn_the_scale_of_raw_features(scale: float) -> None:
     x = scale * (1 + torch.randn(400, 4, generator=draw))
     objective = Objective(lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)), "cross_entropy", 0)
     op, payload = SGD(epochs=2, batch=10), {"model": objective.initial._asdict()}
-    reply, _ = op.run(Party(0, objective, (x, (x[:, 0] > scale).long()), None, 0), payload, {})
+    reply, _ = op.run(Party(0, objective, SampleGateway((x, (x[:, 0] > scale).long())), 0), payload, {})
     assert reply.tensors["stats"].max() > 0.3 * scale**2
     rules = Rules(max_stats=runtime.FAR, growth=runtime.LARGE, variances=variances(objective.spec))
     assert fault(reply, op, payload, rules) is None

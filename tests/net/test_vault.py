@@ -305,7 +305,7 @@ def test_under_any_floor_nothing_is_held_out_and_no_training_sample_is_measured(
     for op in (Evaluate(), SecureMasked(Evaluate())):
         assert "no job may evaluate on its training samples" in party.answer(op, task=held_out)
     ready = party.worker._ready[1]
-    assert ready.n == party.n and ready.test is None
+    assert ready.n == party.n and ready.data.tests is None
     assert isinstance(place().answer(Evaluate(), task=held_out), Reply)
 
 
@@ -360,7 +360,7 @@ def test_statistics_are_of_all_samples_whatever_the_shape_of_the_question(
 def test_neither_a_preparation_nor_a_model_is_another_for_each_row(place: Any) -> None:
     held_out = {**TASK, "party_test": 0.5}
     party = place()
-    test = len(party.worker._prepare(0, held_out, "cpu").test[0])
+    test = party.worker._prepare(0, held_out, "cpu").data.tests
     rows = party.n - test
     step = {"op": op_config(build("op", "apply-standardise"))}
     for shape, good in (((3,), True), ((rows, 3), False), ((rows, 1), False), ((2, 1, 3), False)):

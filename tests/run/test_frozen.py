@@ -12,6 +12,7 @@ from torch import nn
 
 import hansa
 from hansa.core.errors import ConfigError, DataError
+from hansa.core.gateway import SampleGateway
 from hansa.core.objective import Objective
 from hansa.core.op import Party
 from hansa.core.registry import build
@@ -52,10 +53,10 @@ def test_a_party_sends_no_frozen_parameter_and_is_sent_none() -> None:
     objective = Objective(still, "cross_entropy", 0)
     model = objective.initial._asdict()
     assert sum(value.numel() for value in model.values()) == objective.spec.dim == 47
-    reply, _ = hansa.SGD().run(Party(0, objective, (X, Y), None, 0), {"model": model}, {})
+    reply, _ = hansa.SGD().run(Party(0, objective, SampleGateway((X, Y)), 0), {"model": model}, {})
     assert list(reply.tensors) == ["w"] and not reply.maxima
     normed = Objective(net, "cross_entropy", 0)
-    reply, _ = hansa.SGD().run(Party(0, normed, (X, Y), None, 0), {"model": normed.initial._asdict()}, {})
+    reply, _ = hansa.SGD().run(Party(0, normed, SampleGateway((X, Y)), 0), {"model": normed.initial._asdict()}, {})
     assert reply.tensors["stats"].numel() == 12  # running mean and variance of the BatchNorm
 
 
@@ -102,7 +103,7 @@ def test_robust_fusions_see_what_is_trained(fusion: str) -> None:
 
 def test_dp_sgd_trains_a_model_with_a_frozen_base_without_sending_it() -> None:
     objective = Objective(still, "cross_entropy", 0)
-    at = Party(0, objective, (X, Y), None, 0)
+    at = Party(0, objective, SampleGateway((X, Y)), 0)
     reply, _ = DPSGD(batch=8).run(at, {"model": objective.initial._asdict()}, {})
     assert list(reply.tensors) == ["w"]
 

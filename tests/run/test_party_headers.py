@@ -118,9 +118,8 @@ def test_a_deployed_party_reads_its_header_and_follows_the_jobs(folder: Path) ->
             "loss": "cross_entropy", "bf16": False, "prepared": False, "classes": 2,
             "header": ["sick", "age", "chol", "pulse"]}  # fmt: skip
     party = preparer(given)(0, task, "cpu")
-    assert party.test is not None
-    np.testing.assert_allclose(party.train[0].numpy(), ROWS["b"], atol=1e-6)
-    np.testing.assert_allclose(party.test[0].numpy(), ROWS["t"], atol=1e-6)
+    np.testing.assert_allclose(party.data.train("train")[0].numpy(), ROWS["b"], atol=1e-6)
+    np.testing.assert_allclose(party.data.test("evaluate")[0].numpy(), ROWS["t"], atol=1e-6)
     with pytest.raises(DataError, match="its columns lack 'weight'"):
         preparer(given)(0, {**task, "header": ["sick", "age", "chol", "weight"]}, "cpu")
     tree, _ = own_samples(parse({"task": {"parties": ["a.csv"], "test": "t.csv", "model": "logistic"}}, str(folder)))

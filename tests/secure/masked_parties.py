@@ -13,6 +13,7 @@ from hansa.core import codec
 from hansa.core.driver import drive
 from hansa.core.errors import PartyError
 from hansa.core.federation import Ask, Federation, Reduced
+from hansa.core.gateway import SampleGateway
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Vault, perform
 from hansa.core.replies import combine
 from hansa.core.reply_checks import Rules
@@ -31,7 +32,7 @@ class Count(Op):
     name = "test-count"
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        return Reply({"x": party.train[0]}), memory
+        return Reply({"x": party.data.train("statistics")[0]}), memory
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         return {"x": ((self.size,), torch.int64)}
@@ -51,7 +52,7 @@ class Diary(Vault):
 def party(id: int, numbers: Any, vault: Vault | None = None, secret: bytes = b"", seed: int = 0) -> Party:
     """A party that has these numbers."""
     x = torch.as_tensor(numbers, dtype=torch.int64)
-    return Party(id, cast(Any, None), (x, x), None, seed, 0, secret, vault or Diary())
+    return Party(id, cast(Any, None), SampleGateway((x, x)), seed, 0, secret, vault or Diary())
 
 
 @dataclass
@@ -79,7 +80,7 @@ class Parties:
         """The sum over the parties, as the channel makes it."""
         asked = tuple(sorted(parties or self.numbers))
         fed = Federation(range(max(self.numbers) + 1), 0, self.seed, len(asked), protocol=channel)
-        given = op or Count(len(self.here[asked[0]].train[0]))
+        given = op or Count(self.here[asked[0]].n)
         return complete(drive(fed.reduce(given, parties=asked, uniform=uniform), "test"), self.answer)
 
     def answer(self, ask: Any) -> Any:

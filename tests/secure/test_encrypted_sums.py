@@ -21,6 +21,7 @@ from hansa.core.algorithm import Problem
 from hansa.core.driver import drive
 from hansa.core.errors import ConfigError, DataError, PartyError, RoundAborted
 from hansa.core.federation import Ask, Federation, Reduced, op_of
+from hansa.core.gateway import SampleGateway
 from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Vault, perform
 from hansa.core.registry import build, register
@@ -116,8 +117,8 @@ class World:
     rules: Rules = Rules(quorum=3, min_cohort=2)  # which are for what is summed, not for what serves it
 
     def party(self, k: int) -> Party:
-        empty = (torch.empty(0), torch.empty(0))
-        return Party(k, None, empty, None, 0, self.round, vault=self.vaults[k])  # type: ignore[arg-type]
+        empty = SampleGateway((torch.empty(0), torch.empty(0)))
+        return Party(k, None, empty, 0, self.round, vault=self.vaults[k])  # type: ignore[arg-type]
 
     def at(self, k: int, op: Op, payload: Payload) -> Reply | str:
         """The reply of a party, encoded and decoded as on the wire."""

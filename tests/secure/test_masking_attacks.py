@@ -199,7 +199,7 @@ def test_masked_numbers_leave_once_whatever_model_is_sent() -> None:
     again, _ = victim.one(victim.op, victim.boxes([1, 2, 3, 4]))
     assert torch.equal(again.tensors["masked"], victim.masked.tensors["masked"])
     assert "otherwise before" in victim.refuses(victim.op, victim.boxes([1, 2, 3]))
-    victim.party.train = (victim.party.train[0] + 1, victim.party.train[1])  # as another model would have it
+    victim.party.data.transform(lambda x: x + 1)  # as another model would have it
     assert "otherwise before" in victim.refuses(victim.op, victim.boxes([1, 2, 3, 4]))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hansa.core import rng
 from hansa.core.algorithm import Algorithm, Parts, Problem, State
-from hansa.core.errors import ConfigError
+from hansa.core.errors import ConfigError, PartyError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, PeerOp, Reply, Shape
 from hansa.core.params import Params
@@ -75,7 +75,8 @@ class OwnModel(Op):
     """Read a party's own model, for the average that is evaluated and saved."""
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        party.samples()  # raises for a party without samples: it never trains and has no model
+        if party.n == 0:  # it never trains and has no model
+            raise PartyError("it has no samples")
         own = own_model(party, memory)
         stats = {"stats": own.stats} if own.stats.numel() else {}
         counts = {"counts": own.counts} if own.counts.numel() else {}

@@ -25,7 +25,7 @@ class FeatureCounts(Op):
     features: int = 0
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        counts = present(Batch(*party.samples(), None)).to(torch.int64)
+        counts = present(Batch(*party.samples("statistics"), None)).to(torch.int64)
         return Reply({"samples": counts, "parties": (counts > 0).to(torch.int64), "n": torch.tensor(party.n)}), memory
 
     def expects(self, payload: Payload) -> dict[str, Shape]:

@@ -59,7 +59,7 @@ class SplitCounts(Op):
     classes: int = 0
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        x, y = party.samples()
+        x, y = party.samples("statistics")
         coded = codes(x, payload["domain"])
         node = route(coded, payload["feature"], payload["child"], stop_short=False)
         splits = torch.zeros(len(self.nodes), self.features, self.width, self.classes, dtype=torch.int64)

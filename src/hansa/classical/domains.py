@@ -25,7 +25,7 @@ class ValueProfile(Op):
     features: int = 0
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        flat = party.samples()[0].flatten(1).double().cpu()
+        flat = party.samples("statistics")[0].flatten(1).double().cpu()
         known = ~torch.isnan(flat)
         on_grid = known & (flat == flat.round()) & (flat.abs() <= GRID)
         at = torch.arange(self.features) * (2 * GRID + 1) + torch.where(on_grid, flat, 0.0).long() + GRID
@@ -46,7 +46,7 @@ class RankCounts(Op):
     features: tuple[int, ...] = ()
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        flat = party.samples()[0].flatten(1).double().cpu()
+        flat = party.samples("statistics")[0].flatten(1).double().cpu()
         columns = flat[:, list(self.features)].T.contiguous()
         ordered = torch.where(torch.isnan(columns), torch.inf, columns).sort(1).values
         return Reply({"below": torch.searchsorted(ordered, payload["edges"].cpu().contiguous(), right=True)}), memory

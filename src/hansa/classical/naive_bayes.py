@@ -25,7 +25,7 @@ class ClassMoments(Op):
     """For each class: the number of samples, their sum and sum of squares, about a point that the aggregator sends."""
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        x, y = party.samples()
+        x, y = party.samples("statistics")
         centre = sent(payload, "centre", (None, math.prod(x.shape[1:]))).to(x.device)
         apart = x.flatten(1).double() - centre[y]
         zeros = torch.zeros_like(centre)

@@ -1,4 +1,4 @@
-"""How a party answers an ask: charge its privacy budget, run the op, report the spending, stage the memory."""
+"""How a party answers an ask: run the op, report its privacy spending, stage the memory."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from hansa.core.budget import EPSILON, reports_epsilon
 from hansa.core.op import Memory, Op, Replies, Reply
 
 
-def answer(op: Op, charge: Callable[[], float | None], run: Callable[[], tuple[Reply, Memory]],
+def answer(op: Op, run: Callable[[], tuple[Reply, Memory]], spent: Callable[[], float | None],
            stage: Callable[[Memory], None]) -> tuple[Reply, bool]:  # fmt: skip
     """Answer one ask at one party. The result is the reply, and whether the party staged memory with it.
 
-    The budget is charged before the op runs: the reply counts as released, whatever becomes of it. A party declines by
-    a PartyError from `charge` or `run`.
+    `run` charges the privacy budget before it reads a sample: the reply counts as released, whatever becomes of it.
+    `spent` gives the epsilon after that. A party declines by a PartyError from `run`.
     """
-    spent = charge()
     reply, memory = run()
-    report_spent(op, reply, spent)
+    report_spent(op, reply, spent())
     if memory:
         stage(memory)
     return reply, bool(memory)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hansa.core.budget import Budget, Release
 from hansa.core.errors import DataError, PartyError
+from hansa.core.gateway import Purpose, SampleGateway, Samples
 from hansa.core.metric_ranges import Range
 from hansa.core.objective import Objective
 from hansa.core.registry import Part
@@ -125,7 +126,7 @@ class Vault:
 
 @dataclass
 class Party:
-    """The party as an op sees it: data, objective, random streams.
+    """The party as an op sees it: objective, random streams, and `data`, the gateway to its samples.
 
     `secret` is known to a deployed party alone. It differs between messages and is the same for the same message. All
     that must not be guessed (noise, drawn samples, keys) is derived from it by `private`. In a simulation `secret` is
@@ -135,14 +136,12 @@ class Party:
 
     id: int
     objective: Objective
-    train: tuple[Tensor, Tensor]
-    test: tuple[Tensor, Tensor] | None
+    data: SampleGateway
     seed: int
     round: int = 0
     secret: bytes = b""
     vault: Vault = field(default_factory=Vault)
     min_cohort: int = 1
-    header: tuple[str, ...] = ()  # the names of the data's columns: the target, then the features
 
     def private(self, *parts: int | str) -> bytes:
         """32 bytes for a purpose that only this party knows. The same ask gives the same bytes again."""
@@ -151,13 +150,14 @@ class Party:
 
     @property
     def n(self) -> int:
-        return len(self.train[0])
+        """The number of training samples."""
+        return self.data.n
 
-    def samples(self) -> tuple[Tensor, Tensor]:
-        """The training samples; a PartyError if there are none."""
+    def samples(self, purpose: Purpose) -> Samples:
+        """The training samples; a PartyError if there are none, or if they may not be read for this purpose."""
         if self.n == 0:
             raise PartyError("it has no samples")
-        return self.train
+        return self.data.train(purpose)
 
 
 class Op(Part):
@@ -299,17 +299,8 @@ class DataOp(Op):
         raise TypeError(f"the op {self.name!r} transforms nothing")
 
     def apply(self, party: Party, payload: Payload) -> None:
-        """Replace the party's samples by transformed ones.
-
-        A PartyError if the payload changes the shape of a sample: with numbers for each row, the sender could pick out
-        single samples.
-        """
-        sample = party.train[0][:1]
-        if self.transform(sample, payload).shape != sample.shape:
-            raise PartyError(f"{self.name!r} is sent numbers of another shape than its samples have")
-        party.train = (self.transform(party.train[0], payload), party.train[1])
-        if party.test is not None:
-            party.test = (self.transform(party.test[0], payload), party.test[1])
+        """Replace the party's samples by transformed ones; a PartyError if the payload does not fit them."""
+        party.data.transform(lambda x: self.transform(x, payload))
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         return {}

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from hansa.core.errors import PartyError
 from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.params import Params
@@ -56,9 +55,7 @@ class Evaluate(Op):
     measures: ClassVar[frozenset[str] | None] = METRICS
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        if party.test is None or len(party.test[0]) == 0:
-            raise PartyError("it has no test samples")
-        x, y = party.test
+        x, y = party.data.test("evaluate")
         metrics = evaluate(self.predictor, party.objective, payload, x, y, memory)
         return Reply({}, weight=len(x), metrics=metrics), memory
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.errors import ConfigError
+from hansa.core.gateway import SampleGateway
 from hansa.core.objective import Objective
 from hansa.core.op import Op, Party, Payload, Reply, perform
 from hansa.core.params import Params
@@ -23,7 +24,8 @@ class Trusted:
 
     def run(self, op: Op, payload: Payload, round: int) -> Reply:
         """Run an op on the trusted samples."""
-        outcome = perform(op, Party(self._id, self.objective, (self.x, self.y), None, self._seed, round), payload, {})
+        party = Party(self._id, self.objective, SampleGateway((self.x, self.y)), self._seed, round)
+        outcome = perform(op, party, payload, {})
         if isinstance(outcome, str):
             raise ConfigError(f"the aggregator cannot run {op.name!r} on its trusted samples: {outcome}")
         return outcome[0]

@@ -51,19 +51,20 @@ class Describe(Op):
             named_loss(self.loss)
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        x, y = party.train
+        x, y = party.data.train("describe")
+        tests = [party.data.test("describe")] if party.data.tests else []
         shape = tuple(x.shape[1:])
         if len(shape) > DIMENSIONS:
             raise PartyError(f"its samples have {len(shape)} dimensions, and at most {DIMENSIONS} are supported")
         missing = False
-        for samples, _ in (party.train, *([party.test] if party.test is not None else [])):
+        for samples, _ in ((x, y), *tests):
             if samples.is_floating_point():
                 _declining(lambda samples=samples: check_features(samples, "its samples", True, lambda row: ""))  # type: ignore[misc]
                 missing = missing or bool(samples.isnan().any())
         kind, classes, labels = self._targets(y)
         whole = not x.is_floating_point() and x.dtype != torch.uint8
-        return Description(shape, classes, kind, party.test is not None, missing, labels, whole,
-                           party.header).reply(), memory  # fmt: skip
+        return Description(shape, classes, kind, party.data.tests is not None, missing, labels, whole,
+                           party.data.header).reply(), memory  # fmt: skip
 
     def _targets(self, y: Tensor) -> tuple[str, int, Labels]:
         """The kind of the targets, the number of classes, and the class numbers."""

@@ -29,7 +29,7 @@ class ColumnMoments(Op):
     """For each feature: the number of known values, and the sum and sum of squares of their distance to a point."""
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        x = party.samples()[0]
+        x = party.samples("statistics")[0]
         apart = x.double() - sent(payload, "centre", tuple(x.shape[1:])).to(party.objective.device)
         known = ~torch.isnan(apart)
         apart = torch.where(known, apart, 0.0)

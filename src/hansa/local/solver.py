@@ -311,7 +311,7 @@ class LocalSolver(Op):
         if "work" in payload:
             rest = {name: value for name, value in payload.items() if name != "work"}
             return self.at(payload["work"]).train(party, rest, memory, rule)
-        x, y = party.samples()
+        x, y = party.samples("train")
         objective = party.objective
         model = Params(*(payload["model"][name].to(objective.device) for name in Params._fields))
         self.prepare(objective, x, y)

@@ -29,7 +29,7 @@ class Loss(Op):
     batch: int | None = None
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        x, y = party.samples()
+        x, y = party.samples("statistics")
         if self.batch is not None and self.batch < party.n:
             key = rng.folded(rng.key(party.seed, "candidate", party.round), party.id)
             rows = torch.from_numpy(rng.shuffled(key, party.n)[: self.batch]).to(x.device)

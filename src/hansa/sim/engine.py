@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hansa.core.determinism import threads
 from hansa.core.errors import HansaError, PartyError
+from hansa.core.gateway import SampleGateway
 from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Replies, Reply, perform
 from hansa.core.task import Holdings
@@ -62,7 +63,7 @@ class ReferenceEngine:
     def party(self, id: int, round: int) -> Party:
         tests = self.holdings.tests
         test = None if tests is None else tests.of(id)
-        return Party(id, self.objective, self.holdings.train.of(id), test, self.seed, round)
+        return Party(id, self.objective, SampleGateway(self.holdings.train.of(id), test), self.seed, round)
 
     def why(self) -> str:
         """How this engine trains parties, in a few words, for the log."""

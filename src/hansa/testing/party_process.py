@@ -20,10 +20,11 @@ from hansa.core.budget import Accountant, Spending
 from hansa.core.determinism import set_deterministic
 from hansa.core.errors import HansaError, PartyError
 from hansa.core.federation import op_of
+from hansa.core.gateway import SampleGateway
 from hansa.core.objective import Objective
 from hansa.core.op import DataOp, Memory, Party, PeerOp, Reply
 from hansa.experiment.config import parse
-from hansa.privacy import spent
+from hansa.privacy import spent as accountant
 from hansa.testing.processes import LIMIT
 
 
@@ -39,7 +40,7 @@ def load(message: dict[str, Any]) -> Party:
     if holdings.tests is not None:
         test_x, test_y = holdings.tests.of(id)
         test = (test_x.clone(), test_y.clone())
-    return Party(id, objective, (x.clone(), y.clone()), test, experiment.run.seed)
+    return Party(id, objective, SampleGateway((x.clone(), y.clone()), test), experiment.run.seed)
 
 
 def read_message(stream: BinaryIO) -> Any | None:
@@ -116,8 +117,8 @@ class StdioParty:
             self.staged[ask] = memory
 
         try:
-            reply, _ = answer(op, lambda: self.spending.charge(party.id, op, party.n, payload),
-                              lambda: op.run(party, payload, self._now()), stage)  # fmt: skip
+            spent = self.spending.charge(party.id, op, party.n, payload)
+            reply, _ = answer(op, lambda: op.run(party, payload, self._now()), lambda: spent, stage)
         except PartyError as reason:
             return {"declined": str(reason)}
         if isinstance(op, PeerOp):
@@ -147,4 +148,4 @@ def serve(party: StdioParty) -> None:
 
 
 if __name__ == "__main__":
-    serve(StdioParty(load, spent))
+    serve(StdioParty(load, accountant))

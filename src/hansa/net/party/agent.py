@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ from hansa.core.federation import op_of
 from hansa.core.op import DataOp, Memory, Op, Party, Payload, Reply, Wrapper
 from hansa.core.stopping import Brake, Halted, braked, go_on
 from hansa.net.audit.evidence import make_statement, payload_model_digest
-from hansa.net.party.evaluations import check_rows, evaluates
+from hansa.net.party.evaluations import check_rows
+from hansa.net.party.gateway import OwnerGateway
 from hansa.net.party.policy import parts
 from hansa.net.party.receipts import Receipts
 from hansa.net.party.store import PartyMemory, PartyStore
@@ -104,36 +106,31 @@ class Worker:
         if work.shown and payload_model_digest(message["payload"]) != work.model:
             return "the message does not contain the model at the start of its round, as the ask says", False
         party = self._party(work, task)
-        party.round = message["round"]
         memory = self._memory.recall(work.job, work.tip, {work.base, work.pending})
         if memory is None:
             log.warning("the party's memory is lost; starting with empty memory", extra=_log_fields(work))
             memory = {}
         payload = self._policy.payload(op, message["payload"])
-        floor = self._policy.privacy
-        held_out = party.test is None and bool(settings.get("party_test"))
-        limits = self._policy.evaluate.under(floor.exists)
-        refused = floor.refuses(op, party.n, payload, held_out) or limits.refuses(op, party)
-        refused = refused or self._policy.limits.refuses(op, party, payload)
-        if refused is not None:
-            return refused, False
-        ask = self._input_digest(work, memory)
-        party.secret = hashlib.blake2b(ask.encode(), digest_size=32, key=load_secret(self._folder)).digest()
-        party.vault, party.min_cohort = self._vault.for_job(work.job), self._policy.min_cohort
-        ask = hashlib.sha256(party.secret).hexdigest()  # another secret gives other noise, which costs budget again
-
-        def charge() -> float | None:
-            if evaluates(op):
-                self._vault.evaluate(work.job, ask, limits)
-            return self._vault.charge(work.job, ask, op, party.n, payload)
+        inputs = self._input_digest(work, memory)
+        secret = hashlib.blake2b(inputs.encode(), digest_size=32, key=load_secret(self._folder)).digest()
+        ask = hashlib.sha256(secret).hexdigest()  # another secret gives other noise, which costs budget again
+        data = OwnerGateway(party.data, self._policy, self._vault, work.job, ask, op, payload)
+        data.check(held_out=party.data.tests is None and bool(settings.get("party_test")))
+        here = replace(
+            party, data=data, round=message["round"], secret=secret, vault=self._vault.for_job(work.job),
+            min_cohort=self._policy.min_cohort,
+        )  # fmt: skip
 
         def run() -> tuple[Reply, Memory]:
             device = party.objective.device
-            result = self._run(work.job, ask, op, party, _to_device(payload, device), _to_device(memory, device))
+            try:
+                result = self._run(work.job, ask, op, here, _to_device(payload, device), _to_device(memory, device))
+            finally:
+                data.close()
             reach("party.trained")
             return result
 
-        return answer(op, charge, run, lambda staged: self._memory.stage(work.job, work.ask, staged))
+        return answer(op, run, lambda: data.spent, lambda staged: self._memory.stage(work.job, work.ask, staged))
 
     def _run(self, job: str, ask: str, op: Op, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         """Run an op. The vault counts how often an op that hides its reply fails on the data."""
@@ -173,7 +170,7 @@ class Worker:
                 if refused is not None or not isinstance(op, DataOp):
                     raise ConfigError(refused or f"{op.name!r} is not a preparation of data")
                 op.apply(party, step["payload"])
-            self._ready = (key, party, codec.digest({"x": party.train[0], "y": party.train[1]}))
+            self._ready = (key, party, party.data.digest())
         return self._ready[1]
 
 

@@ -29,13 +29,14 @@ def check_rows(op: Op, party: Party, payload: Payload, memory: Memory) -> None:
     run on one sample and on two: parameters per row give a wrong number of outputs, or fail.
     """
     inner = unwrap(op)[1]
-    name, samples = getattr(inner, "predictor", None), party.test if isinstance(inner, Evaluate) else party.train
-    if name is None or samples is None or not len(samples[0]):
+    name, tests = getattr(inner, "predictor", None), isinstance(inner, Evaluate)
+    if name is None or not (party.data.tests if tests else party.n):
         return
+    x, _ = party.data.test("evaluate") if tests else party.samples("statistics")
     predictor: Predictor = build("predictor", name)
     own = predictor.own(party.objective, payload, memory)
     shapes = []
-    for rows in (samples[0][:1], samples[0][:2]):
+    for rows in (x[:1], x[:2]):
         with contextlib.suppress(RuntimeError):  # parameters for another number of rows
             shapes.append((len(rows), predictor.outputs(party.objective, own, rows).shape))
     if len(shapes) < 2 or any(shape != (rows, *shapes[0][1][1:]) for rows, shape in shapes):
@@ -68,11 +69,11 @@ class Evaluations:
             getattr(FLOORED if getattr(self, field.name) is None else self, field.name) for field in fields(self)
         ))  # fmt: skip
 
-    def refuses(self, op: Op, party: Party) -> str | None:
-        """Why a party refuses to evaluate on its test samples, or None."""
-        if not evaluates(op) or self.min_samples is None or party.test is None:
+    def refuses(self, op: Op, tests: int | None) -> str | None:
+        """Why a party with that number of test samples refuses to evaluate on them, or None."""
+        if not evaluates(op) or self.min_samples is None or tests is None:
             return None
-        if 0 < len(party.test[0]) < self.min_samples:
+        if 0 < tests < self.min_samples:
             return (
                 f"its policy requires at least {self.min_samples} test samples, and it has fewer; see "
                 "evaluate.min_samples in party.toml"

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hansa.core.errors import ConfigError, DataError, HansaError, PartyError
 from hansa.core.functions import is_function, load_function
+from hansa.core.gateway import SampleGateway
 from hansa.core.objective import Objective, count_numbers
 from hansa.core.op import Party
 from hansa.core.task import Known, PartyShards, check_outputs, tensor_of
@@ -104,7 +105,7 @@ def preparer(samples: PartySamples, parameters: int | None = None) -> Callable[[
     def prepare(number: int, task: dict[str, Any], device: str) -> Party:
         train, test, header = PartySamples(*samples)
         if not task:  # there is no task yet: this party can only describe its data
-            return Party(number, Objective(None, "mse", 0), train, test, 0, header=header)
+            return Party(number, Objective(None, "mse", 0), SampleGateway(train, test, header), 0)
         task_header = tuple(task.get("header", ()))
         train = (aligned(train[0], header, task_header, ""), train[1])
         test = (aligned(test[0], header, task_header, ""), test[1]) if test is not None else None
@@ -135,6 +136,6 @@ def preparer(samples: PartySamples, parameters: int | None = None) -> Callable[[
         for x, y in (held, *([own] if own is not None else [])):
             whole = y.numel() > 0 and not y.is_floating_point()
             check_outputs(objective, torch.zeros_like(x[:1]), int(y.max()) + 1 if whole else task["classes"])
-        return Party(number, objective, held, own, task["seed"])
+        return Party(number, objective, SampleGateway(held, own), task["seed"])
 
     return prepare

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from hansa.core.errors import ConfigError
-from hansa.core.op import Op, Party, Payload, Shape
+from hansa.core.op import Op, Payload, Shape
 from hansa.local.solver import WORK
 
 COPIES = 3  # of a message or reply in memory: bytes, tensors, and results
@@ -54,12 +54,12 @@ class Workload:
         """The memory that the party may use."""
         return machine_memory() if self.memory is None else self.memory
 
-    def refuses(self, op: Op, party: Party, payload: Payload) -> str | None:
-        """Why an ask would be too much work, or None."""
+    def refuses(self, op: Op, n: int, payload: Payload) -> str | None:
+        """Why an ask would be too much work for a party with n samples, or None."""
         problem = _malformed_work(payload.get("work"))
         if problem is not None:
             return problem
-        for name, amount in op.demands(party.n, payload).items():
+        for name, amount in op.demands(n, payload).items():
             limit = getattr(self, name)
             if amount > limit:
                 return f"{_most(limit, name)}, and this one requests {amount}"

@@ -1,0 +1,60 @@
+"""The gateway to a deployed party's samples: it knows the owner's limits, the quotas and the privacy budget."""
+
+from __future__ import annotations
+
+from hansa.core.errors import PartyError
+from hansa.core.gateway import Purpose, SampleGateway
+from hansa.core.op import Op, Payload, unwrap
+from hansa.net.party.evaluations import evaluates
+from hansa.net.party.policy import Policy
+from hansa.net.party.vault import PartyVault
+
+
+class OwnerGateway(SampleGateway):
+    """The samples of a party for one ask. Every reading is checked and recorded before the op sees a sample.
+
+    `check` compares the ask with the owner's limits. `admit` records the quota of evaluations or the privacy budget in
+    the vault at the first reading, and refuses a purpose that is not the op's: a plug-in that reads test samples
+    without being an evaluation would bypass the quota. `spent` is the job's epsilon after the reading. `close` ends the
+    ask: an op that keeps the gateway reads nothing later.
+    """
+
+    def __init__(self, samples: SampleGateway, policy: Policy, vault: PartyVault, job: str, ask: str, op: Op,
+                 payload: Payload) -> None:  # fmt: skip
+        super().__init__(samples._train, samples._test, samples.header)
+        self._policy, self._vault, self._job, self._ask = policy, vault, job, ask
+        self._op, self._payload = op, payload
+        self._limits = policy.evaluate.under(policy.privacy.exists)
+        self._open, self._recorded = True, False
+        self.spent: float | None = None
+
+    def check(self, held_out: bool) -> None:
+        """Raise a PartyError if the ask exceeds the owner's limits.
+
+        `held_out` says that the job takes its test samples from the party's training samples.
+        """
+        policy, op, payload = self._policy, self._op, self._payload
+        refused = policy.privacy.refuses(op, self.n, payload, held_out)
+        refused = refused or self._limits.refuses(op, self.tests) or policy.limits.refuses(op, self.n, payload)
+        if refused is not None:
+            raise PartyError(refused)
+
+    def admit(self, purpose: Purpose) -> None:
+        inner = unwrap(self._op)[1]
+        own: tuple[Purpose, ...] = ("train", "statistics")
+        if evaluates(inner):
+            own = ("evaluate",)
+        elif inner.name == "describe":
+            own = ("describe",)
+        if not self._open or purpose not in own:
+            raise PartyError(f"{inner.name!r} may not read its samples for the purpose {purpose!r}")
+        if self._recorded:
+            return
+        if purpose == "evaluate":
+            self._vault.evaluate(self._job, self._ask, self._limits)
+        self.spent = self._vault.charge(self._job, self._ask, self._op, self.n, self._payload)
+        self._recorded = True
+
+    def close(self) -> None:
+        """End the ask: no further reading is admitted."""
+        self._open = False
