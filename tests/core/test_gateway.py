@@ -29,7 +29,8 @@ SOURCE = Path(hansa.__file__).parent
 NEVER = {"samples", "own-model", "apply-standardise"} | {
     f"secure-{name}" for name in (
         "keys", "shares", "consistent", "unmask", "paillier-key", "paillier-open", "functional-key",
-        "functional-ready", "ckks-key", "ckks-open", "threshold-deal", "threshold-open", "threshold-ready", "threshold-recall",
+        "functional-ready", "ckks-key", "ckks-open",
+        "threshold-deal", "threshold-open", "threshold-ready", "threshold-recall",
     )
 }  # fmt: skip
 # Encrypted sums take minutes: their wrappers are checked by their code, see below.
