@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 from torch import nn
 
 import hansa
-from hansa.local import SGD, Normalised, Proximal
+from hansa.local import SGD, Adam, Normalised, Proximal
+from hansa.local.normalise import reach
 from hansa.schedule import ExponentialDecay, StepDecay
 from quadratics import ENGINES, Scalar, found, line, task
 
@@ -168,7 +170,89 @@ def test_slow_momentum_is_momentum_at_the_server() -> None:
     assert found(nova, given, 3) == pytest.approx(-0.2 * (1 + 1.5 + 1.75), abs=1e-12)
 
 
-@pytest.mark.parametrize("fields", [{"momentum": 0.9, "mu": 0.1}, {"momentum": 0.9, "nesterov": True}, {"gamma": 0.5}])
-def test_what_the_method_is_not_defined_for_is_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(hansa.ConfigError, match="FedNova is"):
+@pytest.mark.parametrize("fields", [{"momentum": 0.9, "mu": 0.1}, {"momentum": 0.9, "nesterov": True},
+                                    {"momentum": 0.9, "weight_decay": 0.1}, {"gamma": 0.5}])  # fmt: skip
+def test_the_default_solver_refuses_what_its_formulas_do_not_cover(fields: dict[str, Any]) -> None:
+    with pytest.raises(hansa.ConfigError, match=r"'nova' is defined|FedNova is not defined"):
         Normalised(**fields)
+
+
+OTHERS = [
+    SGD(lr=0.1), SGD(lr=0.1, momentum=0.9), SGD(lr=0.1, momentum=0.9, nesterov=True), SGD(lr=0.1, weight_decay=0.5),
+    SGD(lr=0.1, momentum=0.5, weight_decay=0.5), Proximal(lr=0.1, mu=0.7), Proximal(lr=0.1, mu=0.7, momentum=0.8),
+    Proximal(lr=0.1, mu=0.3, weight_decay=0.2, momentum=0.8, nesterov=True), Adam(lr=0.1), Adam(lr=0.1, beta1=0.5),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("local", OTHERS, ids=repr)
+def test_the_computed_weight_is_the_distance_that_the_solver_covers_on_a_gradient_of_one(
+    local: Any, engine: str
+) -> None:
+    # The optimiser itself, started at 0 on a loss of slope 1: weight decay and the proximal term pull towards 0 there.
+    given = task([1.0], [0.0])
+    given.loss = lambda output, target: output[:, 0]
+    for steps in (1, 2, 7, 30):
+        moved = found(hansa.FedAvg(local=replace(local, steps=steps, batch=None)), given, 1, engine=engine)
+        assert reach(local, steps, 0.1) == pytest.approx(-moved / 0.1, rel=1e-9)
+
+
+@pytest.mark.parametrize("fields", [{}, {"momentum": 0.9}, {"mu": 0.7}, {"weight_decay": 0.4}])
+def test_the_computed_weight_is_that_of_the_formulas(fields: dict[str, float]) -> None:
+    for steps in (1, 5, 40):
+        formula = Normalised(lr=0.1, **fields).reach(steps, 0.1)
+        assert reach(Proximal(lr=0.1, **{"mu": 0.0, **fields}), steps, 0.1) == pytest.approx(formula, rel=1e-12)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("fields", [{}, {"momentum": 0.9}])
+def test_any_solver_gives_the_model_of_the_default_solver_where_both_are_defined(
+    fields: dict[str, float], engine: str
+) -> None:
+    given, settings = classes([5, 9, 2]), {"rounds": 3, "engine": engine, "own": {"1": {"lr": 0.4}}}
+    own, other = (
+        hansa.simulate(hansa.FedNova(local=solver(lr=0.2, batch=2, **fields)), given, **settings).state.params.w
+        for solver in (Normalised, SGD)
+    )
+    torch.testing.assert_close(other, own, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "local", [SGD(lr=0.1, momentum=0.9, nesterov=True), Proximal(lr=0.1, mu=0.7, momentum=0.5), Adam(lr=0.1)], ids=repr
+)
+def test_every_direction_counts_as_one_gradient_whatever_the_solver(local: Any, engine: str) -> None:
+    # Slopes of 1 at both parties, tau = (1, 3): each normalised update is -lr, so w = -lr * sum p_i ||a_i||_1.
+    given = task([1.0, 1.0], [0.0, 0.0], sizes=[2, 6])
+    given.loss = lambda output, target: output[:, 0]
+    end = found(hansa.FedNova(local=replace(local, batch=2)), given, 1, engine=engine)
+    weights = [reach(local, steps, 0.1) for steps in (1, 3)]
+    assert end == pytest.approx(-0.1 * (2 * weights[0] + 6 * weights[1]) / 8, rel=1e-9)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_without_the_division_unequal_steps_would_move_the_optimum(engine: str) -> None:
+    # Card 1.10 (b) with Nesterov momentum: FedAvg leans to the party with twenty steps, FedNova does not.
+    given, same = task([1.0, 1.0], [0.0, 1.0], sizes=[1, 20]), hansa.WeightedMean(uniform=True)
+    local = SGD(lr=0.002, batch=1, momentum=0.3, nesterov=True)
+    plain = found(hansa.FedAvg(local=local, fusion=same), given, 300, engine=engine)
+    nova = found(hansa.FedNova(local=local, fusion=same), given, 300, engine=engine)
+    assert plain > 0.9 and nova == pytest.approx(0.5, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("local", "match"), [(hansa.build("local", "gradient"), "no learning rate"), (Proximal(gamma=0.5), "gamma"),
+                         (hansa.build("local", "scaffold"), "one half of scaffold")]
+)  # fmt: skip
+def test_a_solver_without_steps_to_weigh_is_refused(local: Any, match: str) -> None:
+    with pytest.raises(hansa.ConfigError, match=match):
+        hansa.simulate(hansa.FedNova(local=local), classes([5, 9, 2]), rounds=1)
+
+
+def test_rules_that_cannot_judge_tau_are_refused_with_any_solver() -> None:
+    given = classes([5, 9, 2])
+    given.trusted = given.parties[0]
+    with pytest.raises(hansa.ConfigError, match="cannot judge what"):
+        hansa.simulate(hansa.FedNova(local=SGD(), fusion=hansa.build("fusion", "fltrust")), given, rounds=1)
+    with pytest.raises(hansa.ConfigError, match="beside the update parties send tau"):
+        hansa.simulate(hansa.FedNova(local=SGD()), given, rounds=1, privacy={"dp": {"name": "central", "sigma": 1.0}})

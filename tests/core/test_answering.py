@@ -1,4 +1,4 @@
-"""A party's answer: charged before the op runs, and reporting what was spent only where the op reports it."""
+"""A party's answer: it reports what was spent only where the op reports it, and stages its memory last."""
 
 from __future__ import annotations
 
@@ -29,34 +29,31 @@ class Silent(Private):
     measures: ClassVar[frozenset[str] | None] = frozenset({"loss"})
 
 
-def test_the_budget_is_charged_before_the_op_runs_and_the_memory_is_staged_last() -> None:
+def test_the_spending_is_read_after_the_op_ran_and_the_memory_is_staged_last() -> None:
     steps: list[str] = []
-
-    def charge() -> float:
-        steps.append("charge")
-        return 0.5
 
     def run() -> tuple[Reply, Memory]:
         steps.append("run")
         return Reply({}), {"m": torch.ones(1)}
 
-    reply, staged = answer(Private(), charge, run, lambda memory: steps.append("stage"))
-    assert steps == ["charge", "run", "stage"] and staged and reply.metrics == {EPSILON: 0.5}
+    def spent() -> float:
+        steps.append("spent")
+        return 0.5
+
+    reply, staged = answer(Private(), run, spent, lambda memory: steps.append("stage"))
+    assert steps == ["run", "spent", "stage"] and staged and reply.metrics == {EPSILON: 0.5}
 
 
-def test_a_party_over_its_budget_does_not_run_the_op() -> None:
-    def charge() -> float:
+def test_a_party_that_declines_stages_nothing() -> None:
+    def run() -> tuple[Reply, Memory]:
         raise PartyError("its privacy budget is spent")
 
-    def unwanted(*_: object) -> tuple[Reply, Memory]:
-        raise AssertionError("the op ran")
-
     with pytest.raises(PartyError, match="spent"):
-        answer(Private(), charge, unwanted, unwanted)
+        answer(Private(), run, lambda: pytest.fail("read"), lambda memory: pytest.fail("staged"))
 
 
 def test_nothing_is_staged_where_there_is_nothing_to_remember() -> None:
-    reply, staged = answer(Private(), lambda: None, lambda: (Reply({}), {}), lambda memory: pytest.fail("staged"))
+    reply, staged = answer(Private(), lambda: (Reply({}), {}), lambda: None, lambda memory: pytest.fail("staged"))
     assert not staged and reply.metrics == {}
 
 

@@ -92,6 +92,7 @@ def watch() -> Watch:
             if part.__module__.startswith("hansa."):
                 simulate(algorithm=to_config(part()))
         simulate(algorithm={"name": "fsvrg", "form": "full"})
+        simulate(algorithm={"name": "fednova", "local": {"name": "sgd"}})
         simulate(privacy={"bound": 1.0})
         for selector in ("power-of-choice", "weighted", "tiers"):
             simulate(run={"select": selector, "cohort": 0.75})

@@ -73,6 +73,7 @@ class Algorithm(Part):
     kind: ClassVar[str] = "algorithm"
     participation: ClassVar[Literal["cohort", "all", "own"]] = "cohort"
     completes: ClassVar[str | None] = None  # the algorithm's name in `LocalSolver.partner`, if it needs such a solver
+    takes_any: ClassVar[bool] = False  # whether it takes other solvers too, although `completes` names one
     trusts: ClassVar[bool] = False  # whether it needs the aggregator's own samples
     trains: ClassVar[bool] = True  # whether it trains the task's model; False for methods with their own model
 
@@ -85,6 +86,12 @@ class Algorithm(Part):
     def sums(self) -> int:
         """The number of sums of model updates per round; 0 if the algorithm also sums other things."""
         return 1 if self.trains else 0
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """The single numbers that parties send beside their update, by name; by default those of the local solver."""
+        local = self.parts().local
+        return () if local is None else getattr(unwrap(local)[1], "numbers", ())
 
     def parts(self) -> Parts:
         """The local solver, the fusion and the server optimiser that the algorithm uses; override to declare them."""
@@ -114,7 +121,7 @@ class Algorithm(Part):
                     f"{self.name}: with {fusion.name} the server trains as a party does, but it has no memory, which "
                     f"the local solver {inner.name!r} needs; use another fusion"
                 )
-            if inner.numbers or len(inner.sends) > 1:
+            if self.numbers or len(inner.sends) > 1:
                 raise ConfigError(
                     f"{self.name}: {fusion.name} judges updates by the server's samples, and cannot judge what the "
                     f"local solver {inner.name!r} sends beside them; use another fusion"
@@ -127,7 +134,7 @@ class Algorithm(Part):
                 f"{self.name} cannot use the local solver {solver.name!r}, which is one half of {partner[0]}, "  # type: ignore[union-attr]
                 f"{partner[1]}; use the algorithm {partner[0]}, or another solver"
             )
-        if self.completes is not None and partner is None and solver is not None:
+        if self.completes is not None and partner is None and solver is not None and not self.takes_any:
             raise ConfigError(f"{self.name} needs its own local solver, and cannot use {solver.name!r}")
 
     def _declared(self) -> Parts:

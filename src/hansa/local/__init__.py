@@ -5,6 +5,7 @@ from hansa.local.dp_sgd import DPSGD
 from hansa.local.elastic import Elastic, Overlapped
 from hansa.local.fair import Fair, FairGradient
 from hansa.local.gradient import Gradient
+from hansa.local.normalise import Normalise
 from hansa.local.nova import Normalised
 from hansa.local.personal import Personal
 from hansa.local.proximal import Proximal
@@ -16,5 +17,6 @@ from hansa.local.svrg import SVRG
 
 __all__ = [
     "DPSGD", "SGD", "SVRG", "Adam", "Batch", "Carry", "ClipRule", "Context", "Controlled", "Elastic", "Fair",
-    "FairGradient", "Gradient", "LocalSolver", "Normalised", "Overlapped", "Personal", "Proximal", "StepRule",
+    "FairGradient", "Gradient", "LocalSolver", "Normalise", "Normalised", "Overlapped", "Personal", "Proximal",
+    "StepRule",
 ]  # fmt: skip

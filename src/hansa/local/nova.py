@@ -22,10 +22,11 @@ class Normalised(Proximal):
     """Local SGD, with momentum or with a proximal term, whose update is divided by ||a||_1. Wang et al. 2020.
 
     a_i is the weight that each local gradient has in the update: its sum is tau for SGD, (tau - rho (1 - rho^tau) /
-    (1 - rho)) / (1 - rho) with momentum rho, (1 - (1 - lr mu)^tau) / (lr mu) with a proximal term. The party sends the
-    divided update and `tau`, its contribution to the effective number of steps: ||a||_1 with momentum, tau otherwise.
-    The common learning rate comes with the model. A party with another learning rate multiplies both numbers by the
-    quotient of its own rate and the common rate.
+    (1 - rho)) / (1 - rho) with momentum rho, (1 - (1 - lr mu)^tau) / (lr mu) with a proximal term, where mu includes
+    weight decay. `hansa.local.Normalise` computes it for other solvers. The party sends the divided update and `tau`,
+    its contribution to the effective number of steps: ||a||_1 with momentum, tau otherwise. The common learning rate
+    comes with the model. A party with another learning rate multiplies both numbers by the quotient of its own rate and
+    the common rate.
     """
 
     mu: float = 0.0
@@ -34,20 +35,23 @@ class Normalised(Proximal):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.momentum and self.mu:
-            raise ConfigError("FedNova is defined for momentum or for a proximal term; set momentum or mu to 0")
-        if self.nesterov or self.gamma is not None:
-            raise ConfigError("FedNova is not defined for Nesterov steps, nor for a stop by gamma; leave them out")
+        if self.nesterov or (self.momentum and self.pull):
+            raise ConfigError(
+                "the local solver 'nova' is defined for momentum alone, or for weight_decay and mu without momentum; "
+                "for other combinations use the local solver 'sgd' or 'proximal'"
+            )
+        if self.gamma is not None:
+            raise ConfigError("FedNova is not defined for a stop by gamma; leave gamma out")
 
     def reach(self, steps: Any, rate: Any) -> Any:
         """||a||_1: the distance covered on a constant gradient of 1, over the rate."""
         if self.momentum:
             rho = self.momentum
             return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
-        if self.mu and not isinstance(rate, Tensor):
-            return (1 - (1 - rate * self.mu) ** steps) / (rate * self.mu) if rate else steps
-        if self.mu:
-            shrink = rate * self.mu
+        if self.pull and not isinstance(rate, Tensor):
+            return (1 - (1 - rate * self.pull) ** steps) / (rate * self.pull) if rate else steps
+        if self.pull:
+            shrink = rate * self.pull
             return torch.where(shrink > 0, (1 - (1 - shrink) ** steps) / shrink, steps)
         return steps
 

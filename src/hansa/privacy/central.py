@@ -214,10 +214,10 @@ class CentralDP(Part):
                 f"{name}: parties send more than updates of a model{form}, and central differential privacy can clip "
                 "only updates; use an algorithm that averages updates, such as fedavg"
             )
-        if solver.numbers:
+        if algorithm.numbers:
             raise ConfigError(
-                f"{name}: beside the update parties send {' and '.join(solver.numbers)}, which a clip of the update's "
-                "length does not bound; use fedavg or another algorithm that averages updates"
+                f"{name}: beside the update parties send {' and '.join(algorithm.numbers)}, which a clip of the "
+                "update's length does not bound; use fedavg or another algorithm that averages updates"
             )
         if len(solver.sends) > 1:
             raise ConfigError(
