@@ -183,7 +183,7 @@ def test_what_was_on_the_runs_device_goes_back_there() -> None:
 
 
 def test_a_memory_that_is_not_made_of_tensors_is_refused() -> None:
-    with pytest.raises(AlgorithmError, match="a memory holds named tensors, but 'n' is a int"):
+    with pytest.raises(AlgorithmError, match="a party's memory must hold named tensors, but 'n' is a int"):
         Memories(1).keep({0: {"n": 3}})  # type: ignore[dict-item]
 
 
@@ -206,7 +206,7 @@ def test_a_log_that_was_cut_or_damaged_is_noticed(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_holds_memories_itself_is_refused() -> None:
-    with pytest.raises(hansa.DataError, match="an earlier version of hansa wrote it; begin the run again"):
+    with pytest.raises(hansa.DataError, match="written by an earlier version of hansa; begin a new run"):
         Memories(2).restore({"0": {"c": torch.ones(1)}})
 
 

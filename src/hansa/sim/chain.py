@@ -86,11 +86,11 @@ class LayerCall:
 
 
 class _Watch(TorchFunctionMode):
-    """Records the calls of a module; `kept` is True while each call takes the result of the previous one."""
+    """Records the calls of a module; `is_chain` is True while each call takes the result of the previous one."""
 
     def __init__(self, names: Mapping[int, str], x: Tensor) -> None:
         super().__init__()
-        self.names, self.last, self.kept = names, x, True
+        self.names, self.last, self.is_chain = names, x, True
         self.calls: list[LayerCall] = []
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (),
@@ -98,18 +98,18 @@ class _Watch(TorchFunctionMode):
         out = func(*args, **(kwargs or {}))
         if isinstance(out, Tensor):
             call = LayerCall(func, tuple(map(self._mark, args)), {k: self._mark(v) for k, v in (kwargs or {}).items()})
-            self.kept &= [*call.args, *call.kwargs.values()].count(_PREVIOUS) == 1
+            self.is_chain &= [*call.args, *call.kwargs.values()].count(_PREVIOUS) == 1
             self.calls.append(call)
             self.last = out
         else:  # shapes are allowed; reading a value of the data means a branch
-            self.kept &= getattr(func, "__name__", "") in ("size", "dim", "__get__", "__len__")
+            self.is_chain &= getattr(func, "__name__", "") in ("size", "dim", "__get__", "__len__")
         return out
 
     def _mark(self, value: Any) -> Any:
         if value is self.last:
             return _PREVIOUS
         if isinstance(value, Tensor):
-            self.kept &= id(value) in self.names
+            self.is_chain &= id(value) in self.names
             return Name(self.names.get(id(value), ""))
         if isinstance(value, (tuple, list)):
             return type(value)(map(self._mark, value))
@@ -160,16 +160,16 @@ class ChainStep:
 
     def multiply(self, into: dict[str, Tensor], name: str, left: Tensor, right: Tensor) -> None:
         """Take a parameter's step; its gradients are the product [K, a, b] x [K, b, c]."""
-        keep = self._kept(into[name])
+        keep = self._decayed(into[name])
         self._draw(into[name].baddbmm_(left, right, beta=keep, alpha=self.times), name)
 
     def add(self, into: dict[str, Tensor], name: str, gradient: Tensor) -> None:
         """Take a parameter's step; its gradients are [K, ...]."""
-        keep, at = self._kept(into[name]), into[name]
+        keep, at = self._decayed(into[name]), into[name]
         at.mul_(keep).add_(gradient, alpha=self.times) if keep else torch.mul(gradient, self.times, out=at)
         self._draw(at, name)
 
-    def _kept(self, at: Tensor) -> float:
+    def _decayed(self, at: Tensor) -> float:
         if isinstance(self.keep, float):
             return self.keep
         at.mul_(_by_party(self.keep, at))
@@ -297,10 +297,10 @@ class Chain:
                 leaves = [alone[name] for name in link.names] + ([leaf] if place else [])
                 with torch.enable_grad():  # a scalar: for other shapes autograd imports sympy
                     total = (out * back).sum()
-                found = torch.autograd.grad(total, leaves)
-                for name, gradient in zip(link.names, found, strict=False):
+                gradients = torch.autograd.grad(total, leaves)
+                for name, gradient in zip(link.names, gradients, strict=False):
                     step.add(into, name, gradient.unsqueeze(0))
-                back = found[-1]
+                back = gradients[-1]
         if bound is not None:
             for layer in self._clipped(due, share, bound, step.rate):
                 self._take(into, step, layer)
@@ -370,7 +370,7 @@ def chain_of(objective: Objective, x: Tensor, y: Tensor) -> Chain | None:
             sample = x[:rows].clone()
             with kept_generator(), torch.no_grad(), _Watch(names, sample) as watch:
                 output = objective.learner()(sample)
-            if not watch.kept or output is not watch.last:
+            if not watch.is_chain or output is not watch.last:
                 return None
             recordings.append(watch.calls)
         one, other = recordings
@@ -407,6 +407,6 @@ def _agrees(chain: Chain, x: Tensor, y: Tensor) -> bool:
     gradients = torch.autograd.grad(losses.mean(), list(weights.values()))
     wanted = torch.cat([gradient.reshape(-1) for gradient in gradients])
     share = torch.full((1, len(x)), 1.0 / len(x), dtype=w.dtype)
-    got, _ = chain.gradient(w.unsqueeze(0), x.clone(), y, share)
+    own, _ = chain.gradient(w.unsqueeze(0), x.clone(), y, share)
     close = 1e-9 if w.dtype == torch.float64 else 1e-3
-    return bool((wanted - got[0]).norm() <= close * wanted.norm())
+    return bool((wanted - own[0]).norm() <= close * wanted.norm())

@@ -75,7 +75,7 @@ class VirtualClock:
             divides = not drops and op.paced and op.has("steps")
             slow = self._stragglers(ask, parties)
             if drops:
-                outcome.lose(slow, "it was a straggler, and this run drops them", deadline or 0.0)
+                outcome.lose(slow, "it was a straggler, and late = 'drop' leaves stragglers out", deadline or 0.0)
             elif divides and slow.any():
                 share = 1 + np.floor(self._chance(ask, parties, "share of a straggler") * (units - 1))
                 outcome.steps[slow] = (counts // units * share.astype(np.int64))[slow]
@@ -107,14 +107,14 @@ class VirtualClock:
         if idle or not isinstance(op, LocalSolver):
             return none, none + 1
         known: dict[Any, tuple[int, int]] = {}
-        found = []
+        amounts = []
         for party, n in zip(ask.parties, self.shards.sizes(parties).tolist(), strict=True):
             work = ask.payload_of(party).get("work", {})
             name = (n, *work.items())
             if name not in known:
                 known[name] = amount(op.at(work), n)
-            found.append(known[name])
-        counts, units = np.array(found).T
+            amounts.append(known[name])
+        counts, units = np.array(amounts).T
         return counts, units
 
     def _compute(self, ask: Ask, parties: Array, counts: Array, budget: Array) -> tuple[Array, Array]:
@@ -127,13 +127,13 @@ class VirtualClock:
         most = int(counts.max())
         rows = max(1, DRAWS // most)
         for at in range(0, len(parties), rows):
-            some = slice(at, at + rows)
-            each = self.devices.compute.draw(rng.keys_of_steps(keys[some], most), parties[some])
-            passed = np.cumsum(each, axis=1) * speed[some, None]  # a running sum does not depend on later steps
-            within = (passed <= budget[some, None]).sum(1)
-            last = np.take_along_axis(passed, np.maximum(counts[some, None] - 1, 0), 1)[:, 0]
-            total[some] = np.where(counts[some] > 0, last, 0.0)
-            fit[some] = np.minimum(within, counts[some])
+            block = slice(at, at + rows)
+            each = self.devices.compute.draw(rng.keys_of_steps(keys[block], most), parties[block])
+            passed = np.cumsum(each, axis=1) * speed[block, None]  # a running sum does not depend on later steps
+            within = (passed <= budget[block, None]).sum(1)
+            last = np.take_along_axis(passed, np.maximum(counts[block, None] - 1, 0), 1)[:, 0]
+            total[block] = np.where(counts[block] > 0, last, 0.0)
+            fit[block] = np.minimum(within, counts[block])
         return total, fit
 
     def _stragglers(self, ask: Ask, parties: Array) -> Array:
@@ -165,14 +165,14 @@ class AskTiming:
         self.lost: dict[int, str] = {}
         self.unseen: set[int] = set()  # parties whose time the aggregator does not learn
 
-    def lose(self, who: Array, reason: str, until: Array | float, seen: bool = True) -> None:
+    def lose(self, mask: Array, reason: str, until: Array | float, seen: bool = True) -> None:
         """Drop the replies of some parties; the aggregator waits for them until `until`."""
-        if who.any():
-            self.until = np.where(who, until, self.until)
-            some = self.parties[who].tolist()
-            self.lost.update(dict.fromkeys(some, reason))
+        if mask.any():
+            self.until = np.where(mask, until, self.until)
+            parties = self.parties[mask].tolist()
+            self.lost.update(dict.fromkeys(parties, reason))
             if not seen:
-                self.unseen.update(some)
+                self.unseen.update(parties)
 
     def end(self, over: Array, deadline: float, fit: Array | None) -> None:
         """End the work of parties that are not done at the deadline.

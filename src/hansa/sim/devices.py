@@ -24,7 +24,7 @@ class Availability(Part):
 
     def present(self, seed: int, parties: int, round: int, now: float) -> Sequence[int]:
         """The parties that are available when a round begins at simulated time `now`, ordered by id."""
-        raise TypeError(f"the availability {self.name!r} does not say who is there")
+        raise TypeError(f"the availability {self.name!r} does not define present()")
 
     def wait(self, seed: int, parties: int, now: float) -> float:
         """Seconds until a party becomes available, if none is; 0 if the next round may find one at once."""

@@ -29,7 +29,7 @@ class Distribution(Part):
 
     def draw(self, keys: Tensor, parties: Array) -> Array:
         """Draw one float64 number per key; keys are [parties] or [parties, draws]."""
-        raise TypeError(f"the distribution {self.name!r} draws nothing")
+        raise TypeError(f"the distribution {self.name!r} does not define draw()")
 
     def check(self, parties: int, positive: bool) -> None:
         """Raise ConfigError if the distribution does not fit; with `positive`, values must exceed 0."""

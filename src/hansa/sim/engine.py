@@ -38,10 +38,10 @@ class Block:
     replies: Replies
     memory: dict[str, Tensor]
 
-    def rows(self, jobs: dict[int, PartyWork]) -> Iterator[tuple[int, Outcome]]:
+    def rows(self, members: dict[int, PartyWork]) -> Iterator[tuple[int, Outcome]]:
         """The outcomes one by one, with tensors of their own."""
         for k, party in enumerate(self.replies.parties):
-            yield party, (self.replies.copy(k), {**jobs[party].memory, **self.remembered(k)})
+            yield party, (self.replies.copy(k), {**members[party].memory, **self.remembered(k)})
 
     def remembered(self, k: int) -> Memory:
         """The changed memory entries of one party."""
@@ -69,28 +69,28 @@ class ReferenceEngine:
         """How this engine trains parties, in a few words, for the log."""
         return "one party at a time, as a deployed party trains"
 
-    def blocks(self, op: Op, jobs: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
-        """Yield the parties' outcomes, one by one or in stacks, with replies in the order of `jobs`."""
+    def blocks(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
+        """Yield the parties' outcomes, one by one or in stacks, with replies in the order of `members`."""
         with threads(1):
-            for job in jobs:
-                yield job.party, self.one(op, job, round)
+            for member in members:
+                yield member.party, self.one(op, member, round)
 
-    def run(self, op: Op, jobs: list[PartyWork], round: int) -> Iterator[tuple[int, Outcome]]:
-        """Yield each party's outcome, in the order of `jobs`."""
-        by_party = {job.party: job for job in jobs}
+    def run(self, op: Op, members: list[PartyWork], round: int) -> Iterator[tuple[int, Outcome]]:
+        """Yield each party's outcome, in the order of `members`."""
+        by_party = {member.party: member for member in members}
         done: dict[int, Outcome] = {}
-        for item in self.blocks(op, jobs, round):
+        for item in self.blocks(op, members, round):
             done.update(item.rows(by_party) if isinstance(item, Block) else [item])
-        for job in jobs:
-            yield job.party, done[job.party]
+        for member in members:
+            yield member.party, done[member.party]
 
     def close(self) -> None:
         """Release processes and shared memory."""
 
-    def one(self, op: Op, job: PartyWork, round: int) -> Outcome:
-        with named(op, job.party, round):
-            memory = {name: value.clone() for name, value in job.memory.items()}  # the op may write into it
-            return perform(op, self.party(job.party, round), job.payload, memory)
+    def one(self, op: Op, member: PartyWork, round: int) -> Outcome:
+        with named(op, member.party, round):
+            memory = {name: value.clone() for name, value in member.memory.items()}  # the op may write into it
+            return perform(op, self.party(member.party, round), member.payload, memory)
 
 
 class Failure(PartyError):

@@ -71,7 +71,7 @@ class Program:
 
     def fill(self, stack: Stack, state: Any) -> None:
         """Copy a stack's samples and its first state into the buffers."""
-        count, (_, steps, wide) = len(stack.jobs), stack.plan.rows.shape
+        count, (_, steps, wide) = len(stack.members), stack.plan.rows.shape
         self.make_room(steps)
         self.share[:steps].zero_()
         self.rows[:steps, :count, :wide] = stack.plan.rows.transpose(0, 1)
@@ -92,9 +92,9 @@ class Program:
         for count in active:
             size = min(level(count), self.parties)
             if size not in self._recorded:
-                kept = pytree.tree_map(torch.clone, (self.state, self.at))
+                before = pytree.tree_map(torch.clone, (self.state, self.at))
                 self._recorded[size] = recorded(self.step(size), self.at.device)
-                pytree.tree_map(lambda to, value: to.copy_(value), (self.state, self.at), kept)
+                pytree.tree_map(lambda to, value: to.copy_(value), (self.state, self.at), before)
             self._recorded[size]()
 
     def step(self, count: int) -> Callable[[], None]:
@@ -132,9 +132,9 @@ class Program:
         body = self._descend if self.fused else self._general
 
         def traced(*leaves: Tensor) -> list[Tensor]:
-            given, rest = pytree.tree_unflatten(list(leaves[: len(state)]), spec), leaves[len(state) :]
-            rows, share, keys, *told, round, at, x, y = rest
-            new: list[Tensor] = pytree.tree_leaves(body(count, given, rows, share, keys, told, round, at, x, y))
+            tree, rest = pytree.tree_unflatten(list(leaves[: len(state)]), spec), leaves[len(state) :]
+            rows, share, keys, *per_party, round, at, x, y = rest
+            new: list[Tensor] = pytree.tree_leaves(body(count, tree, rows, share, keys, per_party, round, at, x, y))
             return new
 
         def leaves(state: list[Tensor], now: list[Tensor]) -> list[Tensor]:
@@ -147,12 +147,12 @@ class Program:
         run: Callable[..., Any] = compiled(graph, self.engine.complaints) if self._compiles else graph
 
         def advance(state: list[Tensor], now: list[Tensor]) -> list[Tensor]:
-            found = list(run(*leaves(state, now)))
+            outputs = list(run(*leaves(state, now)))
             new = list(state)
-            for place, value in zip(plain, found, strict=False):
+            for place, value in zip(plain, outputs, strict=False):
                 new[place] = value
             for k, place in enumerate(lifted):  # a large layer steps inside the product
-                left, right = found[len(plain) + 2 * k : len(plain) + 2 * k + 2]
+                left, right = outputs[len(plain) + 2 * k : len(plain) + 2 * k + 2]
                 new[place].baddbmm_(left, right, alpha=-1.0)
             return new
 
@@ -333,34 +333,34 @@ class Epochs:
         self.program.share.copy_(shares(self.shape.lengths, width, objective.dtype).transpose(0, 1))
         self.offsets = torch.from_numpy(engine.holdings.train.offsets).to(device)
         self.w = torch.zeros_like(objective.initial.w)
-        self.told = torch.zeros(count + 3, dtype=torch.int64, device=device)  # parties, two keys, the round
+        self.inputs = torch.zeros(count + 3, dtype=torch.int64, device=device)  # parties, two keys, the round
         self.result = self.seen = torch.zeros(0)
         self._replay: Callable[[], None] | None = None
 
     def run(self, parties: list[int], round: int, w: Tensor) -> tuple[Tensor, Tensor]:
         """The trained parameters [K, d] and the summed losses [K]; the next run overwrites both."""
         seed = self.engine.seed
-        self.told.copy_(
+        self.inputs.copy_(
             torch.tensor([*parties, rng.key(seed, "shuffle", round), rng.key(seed, "step", round), round]),
             non_blocking=True,
         )
         self.w.copy_(w)
         self.program.of_party[-1].fill_(self.solver.rate(round))
         if self._replay is None:
-            self._replay = recorded(self._all, self.told.device)
+            self._replay = recorded(self._all, self.inputs.device)
         self._replay()
         return self.result, self.seen
 
     @torch.no_grad()
     def _all(self) -> None:
-        program, parties = self.program, self.told[: self.count]
+        program, parties = self.program, self.inputs[: self.count]
         steps = len(program.rows)
-        keys = epoch_keys(self.told[self.count], parties, self.shape.epochs)
+        keys = epoch_keys(self.inputs[self.count], parties, self.shape.epochs)
         program.rows.copy_(self.shape.rows(self.offsets[parties], keys).transpose(0, 1))
         if self.engine.objective.draws:
-            of_parties = rng.fold(self.told[self.count + 1], parties)
+            of_parties = rng.fold(self.inputs[self.count + 1], parties)
             program.keys.copy_(rng.keys_of_steps(of_parties, steps).transpose(0, 1))
-        program.round.copy_(self.told[self.count + 2])
+        program.round.copy_(self.inputs[self.count + 2])
         weights, seen = program.state
         layout = self.engine.objective.spec
         for name, view in layout.split(self.w.expand(self.count, -1)).items():
@@ -376,13 +376,13 @@ class Epochs:
 
 def train_alike(stack: Stack) -> Block:
     """Train a chunk of parties of one size by one recording."""
-    engine, solver, count, size = stack.engine, stack.solver, len(stack.jobs), stack.sizes[0]
+    engine, solver, count, size = stack.engine, stack.solver, len(stack.members), stack.sizes[0]
     key = (solver, count, size, engine.holdings.train.x.data_ptr())
     if key not in engine.programs:
         engine.programs[key] = Epochs(engine, solver, count, size)
     program: Epochs = engine.programs[key]
     start, carry, buffers = stack.started
-    w, seen = program.run([job.party for job in stack.jobs], stack.round, start[0])
+    w, seen = program.run([member.party for member in stack.members], stack.round, start[0])
     stack.steps = program.shape.steps
     return stack.finish(start, (w.clone(), carry, buffers, seen))
 
@@ -405,7 +405,7 @@ def recorded(work: Callable[[], None], device: torch.device) -> Callable[[], Non
 def train(stack: Stack) -> Block:
     """Train a chunk of parties as `Stack.train` does, by a recorded program."""
     engine, solver, objective, plan = stack.engine, stack.solver, stack.engine.objective, stack.plan
-    count = len(stack.jobs)
+    count = len(stack.members)
     fused = fuses(stack)
     start, carry, buffers = stack.started
     zero = torch.zeros(count, dtype=torch.float64, device=stack.device)

@@ -36,8 +36,8 @@ from hansa.core.op import Memory
 
 ALIGN = 64
 CHUNK = 2**25  # bytes that are packed, or moved to a new log, at a time
-SLACK = 2**26  # a log of up to so many bytes is not rewritten
-LARGE = 2**14  # memories of at least so many bytes stay in RAM
+SLACK = 2**26  # bytes up to which a log is not rewritten
+LARGE = 2**14  # bytes from which a memory stays in RAM
 WARM = 2**30  # limit of the bytes of memories in RAM
 WARM_GPU = 2**33  # limit of the bytes of memories on a GPU
 _HEAD = struct.Struct("<8sqq40x")
@@ -60,7 +60,9 @@ class RowLayout:
     def of(cls, memory: Memory) -> RowLayout:
         for name, value in memory.items():
             if not isinstance(value, Tensor):
-                raise AlgorithmError(f"a memory holds named tensors, but {name!r} is a {type(value).__name__}")
+                raise AlgorithmError(
+                    f"a party's memory must hold named tensors, but {name!r} is a {type(value).__name__}"
+                )
         return cls(tuple((n, t.dtype, tuple(t.shape), t.device.type != "cpu") for n, t in memory.items()))
 
     @classmethod
@@ -116,7 +118,7 @@ class MemoryLog:
         weakref.finalize(self, os.close, self._file)
         self.path, self.end, self._named = path, keep, keep > 0
         if os.fstat(self._file).st_size < keep:
-            raise DataError(f"{path} is shorter than when the checkpoint was made; it was changed by hand")
+            raise DataError(f"{path} is shorter than when the checkpoint was made; restore it, or begin a new run")
         os.ftruncate(self._file, keep)
 
     def append(self, *parts: Any) -> None:
@@ -220,8 +222,8 @@ class Memories(Mapping[int, Memory]):
         numbers[[party in self._warm for party in parties]] = 0
         for number in sorted(set(numbers.tolist()) - {0}):
             layout, where = self._layouts[number - 1], np.flatnonzero(numbers == number)
-            found = layout.unpack(self._log.rows(at[where], layout.stride), self._device)
-            for place, memory in zip(where.tolist(), found, strict=True):
+            unpacked = layout.unpack(self._log.rows(at[where], layout.stride), self._device)
+            for place, memory in zip(where.tolist(), unpacked, strict=True):
                 out[place] = memory
         return out
 
@@ -262,9 +264,9 @@ class Memories(Mapping[int, Memory]):
                 self._number(layout)
                 self._declare(layout)
             step = max(1, CHUNK // max(1, layout.stride))
-            for some in (parties[at : at + step] for at in range(0, len(parties), step)):
-                rows = layout.pack([memories[party] for party in some])
-                self._append(np.array(some, dtype=np.int64), self._numbers[layout], rows)
+            for group in (parties[at : at + step] for at in range(0, len(parties), step)):
+                rows = layout.pack([memories[party] for party in group])
+                self._append(np.array(group, dtype=np.int64), self._numbers[layout], rows)
 
     def snapshot(self) -> dict[str, int]:
         """Write all memories to disk; return their location for a checkpoint (empty if there are none)."""
@@ -289,8 +291,8 @@ class Memories(Mapping[int, Memory]):
             return
         if set(snapshot) != {"generation", "length"}:
             raise DataError(
-                "the checkpoint holds the parties' memories itself, as an earlier version of hansa wrote it; begin the "
-                "run again, or go on with that version"
+                "the checkpoint was written by an earlier version of hansa; begin a new run, or continue the run with "
+                "that version"
             )
         self._begin(snapshot["generation"], snapshot["length"])
         log, at = self._log, 0
@@ -357,5 +359,5 @@ class Memories(Mapping[int, Memory]):
             number = int(self._layout[same[0]])
             stride = self._layouts[number - 1].stride
             step = max(1, CHUNK // max(1, stride))
-            for some in (same[at : at + step] for at in range(0, len(same), step)):
-                self._append(some, number, old.rows(self._at[some], stride))
+            for group in (same[at : at + step] for at in range(0, len(same), step)):
+                self._append(group, number, old.rows(self._at[group], stride))

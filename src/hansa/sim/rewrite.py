@@ -38,12 +38,12 @@ class Rewritten(TorchFunctionMode):
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (),
                            kwargs: Mapping[str, Any] | None = None) -> Any:  # fmt: skip
-        given = dict(kwargs or {})
-        if func is F.conv2d and not given and len(args) == 7 and args[6] == 1 and not isinstance(args[4], str):
+        keywords = dict(kwargs or {})
+        if func is F.conv2d and not keywords and len(args) == 7 and args[6] == 1 and not isinstance(args[4], str):
             return convolve(self.parties, *args[:6])
         if func in _CELLS and len(args) == 9:
             return unroll(_CELLS[func], *args)
-        return func(*args, **given)
+        return func(*args, **keywords)
 
 
 def convolve(parties: int, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any,

@@ -97,8 +97,8 @@ class Simulation:
                 if isinstance(item, Block):
                     if item.memory:
                         parties = item.replies.parties
-                        for k, (party, kept) in enumerate(zip(parties, self._memories(parties), strict=True)):
-                            memories[party] = {**kept, **item.remembered(k)}
+                        for k, (party, memory) in enumerate(zip(parties, self._memories(parties), strict=True)):
+                            memories[party] = {**memory, **item.remembered(k)}
                     yield item.replies
                     continue
                 party, outcome = item
@@ -111,10 +111,10 @@ class Simulation:
 
         arriving = outcomes() if self.band is None else self.band.forge(ask, outcomes())
         answer = combine(ask, arriving, self.rules, self._record, self._folder)
-        return answer, {party: kept for party, kept in memories.items() if party in self._record.fused}
+        return answer, {party: memory for party, memory in memories.items() if party in self._record.fused}
 
     def memory(self, party: int) -> Memory:
-        """A party's memory, with what it has staged in this round."""
+        """A party's memory, including its staged changes of this round."""
         return self._memories([party])[0]
 
     def _memories(self, parties: Sequence[int]) -> list[Memory]:
@@ -129,19 +129,21 @@ class Simulation:
         here = [p for p in ask.parties if p not in plan.lost and (absent is None or not absent(p, ask.round))]
         for party in sorted(set(ask.parties) - set(here)):
             yield party, plan.lost.get(party, "it did not answer")
-        jobs = [PartyWork(p, plan.payload_of(ask, p), kept) for p, kept in zip(here, self._memories(here), strict=True)]
-        yield from self._perform(ask.op, jobs, ask.round)
+        members = [
+            PartyWork(p, plan.payload_of(ask, p), memory) for p, memory in zip(here, self._memories(here), strict=True)
+        ]
+        yield from self._perform(ask.op, members, ask.round)
 
-    def _perform(self, op: Op, jobs: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
+    def _perform(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
         """Charge the parties' privacy budgets, run the op with the engine, and report the spending: the sequence of
         `core.answering.answer`, for many parties. Parties that decline come first."""
         ready = []
-        for job in jobs:
+        for member in members:
             try:
-                self._charge(op, job)
-                ready.append(job)
+                self._charge(op, member)
+                ready.append(member)
             except PartyError as reason:
-                yield job.party, str(reason)
+                yield member.party, str(reason)
         spent = self._record.spent
         if op.budget is None:
             yield from self.engine.blocks(op, ready, round)
@@ -153,14 +155,14 @@ class Simulation:
                 report_spent(op, item[1][0], spent.get(item[0]))
             yield item
 
-    def _charge(self, op: Op, job: PartyWork) -> None:
+    def _charge(self, op: Op, member: PartyWork) -> None:
         """Charge a party's privacy budget for its reply, also if the reply is lost later; a PartyError if the budget is
         exceeded."""
         if self.spending is None or op.budget is None:
             return
-        spent = self.spending.charge(job.party, op, self.engine.holdings.train.size(job.party), job.payload)
+        spent = self.spending.charge(member.party, op, self.engine.holdings.train.size(member.party), member.payload)
         if spent is not None:
-            self._record.spent[job.party] = spent
+            self._record.spent[member.party] = spent
 
     def _prepare(self, ask: Ask) -> Any:
         """Transform the data of all parties."""
@@ -201,9 +203,9 @@ class Simulation:
         party, round = flight.ticket.party, flight.ticket.round
         outcome: Outcome = flight.lost or "it did not answer"
         if flight.lost is None and (self.absent is None or not self.absent(party, round)):
-            job = PartyWork(party, shortened(flight.payload, flight.steps), self.memory(party))
-            for item in self._perform(flight.op, [job], round):
-                ((_, outcome),) = item.rows({party: job}) if isinstance(item, Block) else [item]
+            member = PartyWork(party, shortened(flight.payload, flight.steps), self.memory(party))
+            for item in self._perform(flight.op, [member], round):
+                ((_, outcome),) = item.rows({party: member}) if isinstance(item, Block) else [item]
         reply = outcome if isinstance(outcome, str) else outcome[0]
         if self.band is not None and not isinstance(reply, str):
             reply = self.band.forge_one(flight.ticket, flight.op, flight.payload, reply)

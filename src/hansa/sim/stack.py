@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 def chain_gradient(chain: Chain, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """A chain's gradient and loss for one party, inside vmap."""
     mask = torch.ones(len(batch.x), dtype=w.dtype) if batch.mask is None else batch.mask
-    found: tuple[Tensor, Tensor] = ChainGradient.apply(w, batch.x, batch.y, mask / mask.sum(), chain)  # type: ignore[no-untyped-call]
-    return found
+    result: tuple[Tensor, Tensor] = ChainGradient.apply(w, batch.x, batch.y, mask / mask.sum(), chain)  # type: ignore[no-untyped-call]
+    return result
 
 
 class ChainGradient(torch.autograd.Function):
@@ -85,7 +85,7 @@ class Stack:
 
     engine: StackedEngine
     solvers: list[LocalSolver]
-    jobs: list[PartyWork]
+    members: list[PartyWork]
     round: int
 
     def __post_init__(self) -> None:
@@ -94,12 +94,12 @@ class Stack:
         self.solver = self.solvers[0]
         self.solver.prepare(engine.objective, shards.x, shards.y)
         if not regular(self.solver):  # its steps may depend on more than the size
-            each = self.solvers if len(self.solvers) > 1 else self.solvers * len(self.jobs)
-            taken = [len(solver.batches(shards.size(job.party), engine.seed, self.round, job.party))
-                     for solver, job in zip(each, self.jobs, strict=True)]  # fmt: skip
+            each = self.solvers if len(self.solvers) > 1 else self.solvers * len(self.members)
+            taken = [len(solver.batches(shards.size(member.party), engine.seed, self.round, member.party))
+                     for solver, member in zip(each, self.members, strict=True)]  # fmt: skip
             order = sorted(range(len(taken)), key=lambda k: -taken[k])
-            self.jobs, self.solvers = [self.jobs[k] for k in order], [each[k] for k in order]
-        self.sizes: list[int] = shards.sizes(np.array([job.party for job in self.jobs])).tolist()
+            self.members, self.solvers = [self.members[k] for k in order], [each[k] for k in order]
+        self.sizes: list[int] = shards.sizes(np.array([member.party for member in self.members])).tolist()
         rates = [solver.rate(self.round) for solver in self.solvers]
         self.rate: float | Tensor = rates[0]
         if len(set(rates)) > 1:
@@ -108,7 +108,7 @@ class Stack:
     @functools.cached_property
     def plan(self) -> BatchSchedule:
         """Which samples the parties take at each step."""
-        parties, train = [job.party for job in self.jobs], self.engine.holdings.train
+        parties, train = [member.party for member in self.members], self.engine.holdings.train
         return schedule(self.solvers, train, parties, self.engine.seed, self.round, self.device)
 
     @functools.cached_property
@@ -137,16 +137,16 @@ class Stack:
         if self.solver.tells_loss:
             loss = [total / steps for total, steps in zip(seen.tolist(), self.steps, strict=True)]
             numbers = {"train_loss": loss} | numbers
-        parties = [job.party for job in self.jobs]
+        parties = [member.party for member in self.members]
         return Block(Replies(parties, tensors, self.sizes, maxima, numbers), memory)
 
     def descend(self, chain: Chain, rule: StepRule) -> Block:
         """Train by a chain: each layer takes its step inside the backward pass, as the solver's StepRule says."""
         spec, shards, clip = self.engine.objective.spec, self.engine.holdings.train, rule.clip
         start, carry, buffers = self.started
-        seen = torch.zeros(len(self.jobs), dtype=torch.float64)
+        seen = torch.zeros(len(self.members), dtype=torch.float64)
         toward = spec.split(carry[rule.toward]) if rule.toward in carry else {}
-        weights = self.engine.weights(len(self.jobs))
+        weights = self.engine.weights(len(self.members))
         for name, view in spec.split(start).items():
             weights[name].copy_(view)
         views, plan, rate = weights, self.plan, self.rate
@@ -154,7 +154,7 @@ class Stack:
             share = self.share
         else:
             share, rate = plan.mask.to(self.dtype), self.rate / self._expected(clip)
-        each, count = rate, len(self.jobs)
+        each, count = rate, len(self.members)
         for s, (width, k) in enumerate(zip(plan.widths, plan.active, strict=True)):
             if k < count:
                 views, toward = ({name: view[:k] for name, view in part.items()} for part in (views, toward))
@@ -184,7 +184,7 @@ class Stack:
     def of_party(self) -> tuple[Tensor, ...]:
         """Samples, steps, first row and key per party; and rates, if they differ."""
         offsets = self.engine.holdings.train.offsets
-        first = [int(offsets[job.party]) for job in self.jobs]
+        first = [int(offsets[member.party]) for member in self.members]
         return (
             torch.tensor(self.sizes, dtype=self.dtype, device=self.device),
             torch.tensor(self.steps, dtype=self.dtype, device=self.device),
@@ -197,7 +197,7 @@ class Stack:
     def base_keys(self) -> Tensor:
         """Each party's key of this round."""
         base = torch.tensor(rng.key(self.engine.seed, "step", self.round))
-        return rng.fold(base, torch.tensor([job.party for job in self.jobs])).to(self.device)
+        return rng.fold(base, torch.tensor([member.party for member in self.members])).to(self.device)
 
     @functools.cached_property
     def keys(self) -> Tensor:
@@ -227,7 +227,7 @@ class Stack:
         zero = self.solver.remember(self.engine.objective.spec)
         if not zero:
             return {}
-        return {name: torch.stack([job.memory.get(name, value).to(self.device) for job in self.jobs])
+        return {name: torch.stack([member.memory.get(name, value).to(self.device) for member in self.members])
                 for name, value in zero.items()}  # fmt: skip
 
     @functools.cached_property
@@ -237,10 +237,10 @@ class Stack:
         Where all parties get the same payload and remember nothing, `start` is called once for all of them, unless it
         reads a value that differs between parties.
         """
-        count, first = len(self.jobs), self.jobs[0].payload
+        count, first = len(self.members), self.members[0].payload
         if (
             not self.memory
-            and all(job.payload is first for job in self.jobs)
+            and all(member.payload is first for member in self.members)
             and type(self.solver) not in self.engine.differ
         ):
             try:
@@ -257,7 +257,7 @@ class Stack:
             return self.solver.start(self.context(buffers, *of_party), payload["model"]["w"], without_model(payload),
                                      memory)  # fmt: skip
 
-        payload, dims = stack_payloads([job.payload for job in self.jobs], self.dtype)
+        payload, dims = stack_payloads([member.payload for member in self.members], self.dtype)
         buffers = tuple(  # a copy per party: a model may write into its buffers
             value if dims["model"][name] == 0 else value.expand(count, *value.shape).clone()
             for name, value in ((name, payload["model"][name]) for name in ("stats", "counts"))
@@ -297,7 +297,7 @@ class Stack:
             return new_w, new_carry, ctx.buffers, seen + loss.to(torch.float64)
 
         plan, counts = self.plan, self.plan.mask
-        state: Any = (*self.started, torch.zeros(len(self.jobs), dtype=torch.float64, device=self.device))
+        state: Any = (*self.started, torch.zeros(len(self.members), dtype=torch.float64, device=self.device))
         w0, finished = state[0], []
         for s, (width, k) in enumerate(zip(plan.widths, plan.active, strict=True)):
             if k < len(state[0]):
@@ -305,9 +305,9 @@ class Stack:
                 state = pytree.tree_map(lambda v, k=k: v[:k], state)
             index = plan.rows[:k, s, :width]
             mask = None if plan.full[s] else counts[:k, s, :width].to(self.dtype)
-            given = (shards.x[index], shards.y[index], mask, self.keys[:k, s], *(v[:k] for v in self.of_party))
+            inputs = (shards.x[index], shards.y[index], mask, self.keys[:k, s], *(v[:k] for v in self.of_party))
             in_dims = (0, 0, 0, 0, 0, 0, None if mask is None else 0, 0, *[0] * len(self.of_party))
-            state = torch.func.vmap(step, in_dims=in_dims)(*state, *given)
+            state = torch.func.vmap(step, in_dims=in_dims)(*state, *inputs)
         return self.finish(w0, pytree.tree_map(lambda *v: torch.cat(v), state, *reversed(finished)))
 
 
@@ -320,7 +320,7 @@ def stack_payloads(payloads: list[Any], dtype: torch.dtype) -> tuple[Any, Any]:
     """Merge payloads into one tree, shared leaves unchanged and others stacked; and each leaf's vmap dimension."""
     flat = [pytree.tree_flatten(p, is_leaf=lambda leaf: leaf is None) for p in payloads]
     if any(spec != flat[0][1] for _, spec in flat):
-        raise ValueError("the parties are not sent values of the same names")
+        raise ValueError("the payloads of the parties have different names")
     leaves: list[Any] = []
     dims: list[int | None] = []
     for values in zip(*(f[0] for f in flat), strict=True):

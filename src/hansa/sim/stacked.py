@@ -53,7 +53,7 @@ class StackedEngine(ReferenceEngine):
         self.window = max(BLOCK, min(32 * BLOCK, ROOM // size // BLOCK * BLOCK))  # parties arranged together
         if chunk is None and on_cpu and objective.module is not None and heavy(objective):
             self.chunk = 1  # a CPU does not stack convolutions well
-        self._given = chunk
+        self._fixed_chunk = chunk
         self.records = objective.device.type == "cuda"
         self.compiles = False
         self._unrecorded: set[type] = set()
@@ -100,12 +100,12 @@ class StackedEngine(ReferenceEngine):
         self.look()
         return self._chain
 
-    def blocks(self, op: Op, jobs: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
+    def blocks(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
         if not isinstance(unwrap(op)[1], LocalSolver):
-            yield from super().blocks(op, jobs, round)
+            yield from super().blocks(op, members, round)
             return
-        for at in range(0, len(jobs), self.window):
-            window = jobs[at : at + self.window]
+        for at in range(0, len(members), self.window):
+            window = members[at : at + self.window]
             stacks: list[Block] = []
             alone: dict[int, Outcome] = {}
             for chunk in self.arrange(op, window):
@@ -118,13 +118,13 @@ class StackedEngine(ReferenceEngine):
                 yield from alone.items()
                 yield merge(stacks)
             else:
-                given = {job.party: job for job in window}
+                by_party = {member.party: member for member in window}
                 for stack in stacks:
-                    alone.update(stack.rows(given))
-                for job in window:
-                    yield job.party, alone[job.party]
+                    alone.update(stack.rows(by_party))
+                for member in window:
+                    yield member.party, alone[member.party]
 
-    def arrange(self, op: Op, jobs: list[PartyWork]) -> list[list[PartyWork]]:
+    def arrange(self, op: Op, members: list[PartyWork]) -> list[list[PartyWork]]:
         """Divide parties into chunks, each sorted by the number of steps, the longest first.
 
         Parties with similar numbers of steps are spread over as many chunks as there are cores, so that worker
@@ -132,27 +132,27 @@ class StackedEngine(ReferenceEngine):
         """
         solver = unwrap(op)[1]
         assert isinstance(solver, LocalSolver)
-        ids = np.array([job.party for job in jobs])
+        ids = np.array([member.party for member in members])
         sizes = self.holdings.train.sizes(ids)
-        order = jobs
-        works = [job.payload.get("work") for job in jobs]
-        if len(jobs) > 1 and ((sizes != sizes[0]).any() or any(work != works[0] for work in works)):
+        order = members
+        works = [member.payload.get("work") for member in members]
+        if len(members) > 1 and ((sizes != sizes[0]).any() or any(work != works[0] for work in works)):
             steps: dict[Any, int] = {}
-            counts = np.zeros(len(jobs), dtype=np.int64)
+            counts = np.zeros(len(members), dtype=np.int64)
             for k, (n, work) in enumerate(zip(sizes.tolist(), works, strict=True)):
                 at = (n, *sorted(work.items())) if work else n
                 if at not in steps:
                     steps[at] = solver.at(work or {}).count(n) if n else 0
                 counts[k] = steps[at]
-            order = [jobs[k] for k in np.lexsort((ids, -sizes, -counts))]
+            order = [members[k] for k in np.lexsort((ids, -sizes, -counts))]
         groups = [order]
         self.look()
         if not self.pads:
             alike: dict[Any, list[PartyWork]] = {}  # parties with equal batch sizes at every step
-            for job in order:
-                size = self.holdings.train.size(job.party)
-                batch = solver.at(job.payload.get("work") or {}).plan[2]
-                alike.setdefault((size, min(size, batch or size)), []).append(job)
+            for member in order:
+                size = self.holdings.train.size(member.party)
+                batch = solver.at(member.payload.get("work") or {}).plan[2]
+                alike.setdefault((size, min(size, batch or size)), []).append(member)
             groups = list(alike.values())
         chunks: list[list[PartyWork]] = []
         for group in groups:
@@ -163,31 +163,31 @@ class StackedEngine(ReferenceEngine):
                 chunks += [wave[lane :: self.lanes] for lane in range(min(self.lanes, len(wave)))]
         return chunks
 
-    def work(self, op: Op, jobs: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
+    def work(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
         """Train a chunk of parties, and apply the wrappers around the solver to each."""
         layers, solver = unwrap(op)
         assert isinstance(solver, LocalSolver)
         if not by_hooks(op):
             with threads(1):
-                yield from [(job.party, self.one(op, job, round)) for job in jobs]
+                yield from [(member.party, self.one(op, member, round)) for member in members]
             return
         ready: list[PartyWork] = []
-        given: dict[int, list[Any]] = {}  # the payload of each wrapper
-        for job in jobs:
-            payload = job.payload
+        payloads: dict[int, list[Any]] = {}  # the payload of each wrapper
+        for member in members:
+            payload = member.payload
             try:
-                if self.holdings.train.size(job.party) == 0:
+                if self.holdings.train.size(member.party) == 0:
                     raise PartyError("it has no samples")
-                given[job.party] = []
-                with named(op, job.party, round):
+                payloads[member.party] = []
+                with named(op, member.party, round):
                     for layer in layers:
-                        given[job.party].append(payload)
-                        payload = layer.before(self.party(job.party, round), payload, job.memory)
-                ready.append(PartyWork(job.party, payload, job.memory))
+                        payloads[member.party].append(payload)
+                        payload = layer.before(self.party(member.party, round), payload, member.memory)
+                ready.append(PartyWork(member.party, payload, member.memory))
             except PartyError as reason:
                 if isinstance(reason, Failure):
                     raise
-                yield job.party, str(reason)
+                yield member.party, str(reason)
         if not ready:
             return
         with threads(1):  # two threads are slow as soon as another process needs a core
@@ -195,12 +195,12 @@ class StackedEngine(ReferenceEngine):
             if isinstance(done, Block) and not layers:
                 yield done
                 return
-            outcomes = done.rows({job.party: job for job in ready}) if isinstance(done, Block) else done
+            outcomes = done.rows({member.party: member for member in ready}) if isinstance(done, Block) else done
             for party, outcome in outcomes:
                 try:
                     if not isinstance(outcome, str):
                         with named(op, party, round):
-                            for layer, payload in zip(reversed(layers), reversed(given[party]), strict=True):
+                            for layer, payload in zip(reversed(layers), reversed(payloads[party]), strict=True):
                                 outcome = layer.after(self.party(party, round), payload, *outcome)
                 except PartyError as reason:
                     if isinstance(reason, Failure):
@@ -208,24 +208,26 @@ class StackedEngine(ReferenceEngine):
                     outcome = str(reason)
                 yield party, outcome
 
-    def _train(self, solver: LocalSolver, jobs: list[PartyWork], round: int) -> Block | list[tuple[int, Outcome]]:
+    def _train(self, solver: LocalSolver, members: list[PartyWork], round: int) -> Block | list[tuple[int, Outcome]]:
         """Train a chunk by the fastest method for the model and the solver."""
-        chain, base, given = self.chain, solver, jobs
+        chain, base, original = self.chain, solver, members
         try:
-            solvers, jobs = resolved(solver, jobs)
+            solvers, members = resolved(solver, members)
             solver = solvers[0]
             if solver.sampler == "poisson" and len({one.plan[2] for one in solvers}) > 1:
                 # its steps divide by each party's own batch size
-                return [(job.party, self.one(base, job, round)) for job in given]
+                return [(member.party, self.one(base, member, round)) for member in original]
             rule = solver.step_rule
-            if chain is not None and rule is not None and chain.takes(rule, len(jobs)):
-                return Stack(self, solvers, jobs, round).descend(chain, rule)
+            if chain is not None and rule is not None and chain.takes(rule, len(members)):
+                return Stack(self, solvers, members, round).descend(chain, rule)
             if chain is not None and self.width(solver) == 1:
-                return [(job.party, base.train(self.party(job.party, round), job.payload, job.memory, chain.alone))
-                        for job in given]  # fmt: skip
+                return [
+                    (m.party, base.train(self.party(m.party, round), m.payload, m.memory, chain.alone))
+                    for m in original
+                ]
             if (self.records or self.width(solver) > 1) and self._stackable():
                 records = self.records and type(solver) not in self._unrecorded
-                stack = Stack(self, solvers, jobs, round)
+                stack = Stack(self, solvers, members, round)
                 alike = records and gpu.repeats(stack)
                 done = self._record(solver, lambda: gpu.train_alike(stack)) if alike else None
                 if done is not None:
@@ -240,7 +242,7 @@ class StackedEngine(ReferenceEngine):
         except Exception as error:
             # Train the parties one at a time: the one that failed is named, or all succeed.
             log.warning("a chunk could not be trained at once (%s); its parties train one at a time", first_line(error))
-        return [(job.party, self.one(base, job, round)) for job in given]
+        return [(member.party, self.one(base, member, round)) for member in original]
 
     def _record(self, solver: LocalSolver, train: Callable[[], Block]) -> Block | None:
         """Train a stack by a recording; None if recording fails, and then no recording again for that solver."""
@@ -255,7 +257,7 @@ class StackedEngine(ReferenceEngine):
 
     def width(self, solver: LocalSolver) -> int:
         """Parties per chunk: fewer where a solver passes over the parameters several times per step."""
-        wide = self._given is not None or self.chain is None or solver.step_rule is not None
+        wide = self._fixed_chunk is not None or self.chain is None or solver.step_rule is not None
         return self.chunk if wide else max(1, self.chunk // 4)
 
     def weights(self, count: int) -> dict[str, Tensor]:
@@ -290,21 +292,21 @@ def by_hooks(op: Op) -> bool:
     return usual and isinstance(solver, LocalSolver) and not solver.own_run
 
 
-def resolved(solver: LocalSolver, jobs: list[PartyWork]) -> tuple[list[LocalSolver], list[PartyWork]]:
+def resolved(solver: LocalSolver, members: list[PartyWork]) -> tuple[list[LocalSolver], list[PartyWork]]:
     """The solver of each party (one for all if equal), with the payloads' `work` applied and removed.
 
     Payloads that are equal afterwards become one object.
     """
-    if not any("work" in job.payload for job in jobs):
-        return [solver], jobs
-    works = [job.payload.get("work") or {} for job in jobs]
+    if not any("work" in member.payload for member in members):
+        return [solver], members
+    works = [member.payload.get("work") or {} for member in members]
     first: Any = None
     rest: list[PartyWork] = []
-    for job in jobs:
-        payload = {name: value for name, value in job.payload.items() if name != "work"}
+    for member in members:
+        payload = {name: value for name, value in member.payload.items() if name != "work"}
         if first is None or payload.keys() != first.keys() or any(payload[k] is not first[k] for k in payload):
             first = payload
-        rest.append(PartyWork(job.party, first, job.memory))
+        rest.append(PartyWork(member.party, first, member.memory))
     same = all(work == works[0] for work in works)
     return [solver.at(works[0])] if same else [solver.at(work) for work in works], rest
 

@@ -43,7 +43,9 @@ class Room:
         try:
             memory = mmap.mmap(-1, size)  # pages are allocated when first written
         except OSError as error:
-            raise RuntimeFailure(f"no {size / 2**30:.1f} GiB of shared memory for workers: {error.strerror}") from None
+            raise RuntimeFailure(
+                f"cannot allocate {size / 2**30:.1f} GiB of shared memory for workers: {error.strerror}"
+            ) from None
         self.bytes = torch.frombuffer(memory, dtype=torch.uint8)
 
     def lay(self, tree: Any, at: int, end: int) -> tuple[Any, int]:
@@ -108,32 +110,32 @@ class WorkersEngine(ReferenceEngine):
     def why(self) -> str:
         return f"{self.workers} worker processes, {self.inner.why()}"
 
-    def blocks(self, op: Op, jobs: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
-        if not isinstance(unwrap(op)[1], LocalSolver) or len(jobs) < 2 or not _travels(op):
-            yield from self.inner.blocks(op, jobs, round)
+    def blocks(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
+        if not isinstance(unwrap(op)[1], LocalSolver) or len(members) < 2 or not _travels(op):
+            yield from self.inner.blocks(op, members, round)
             return
-        self._prepare(op, jobs)
+        self._prepare(op, members)
         window = self.inner.window if isinstance(self.inner, StackedEngine) else self._slots
-        for at in range(0, len(jobs), window):
-            yield from self._train(op, jobs[at : at + window], round)
+        for at in range(0, len(members), window):
+            yield from self._train(op, members[at : at + window], round)
 
-    def _prepare(self, op: Op, jobs: list[PartyWork]) -> None:
+    def _prepare(self, op: Op, members: list[PartyWork]) -> None:
         """Start workers that see the current data, with enough shared memory for this cohort."""
         layers, solver = unwrap(op)
         assert isinstance(solver, LocalSolver)
-        payload = jobs[0].payload
+        payload = members[0].payload
         sent = [*op.expects(payload).values(), *op.expects_maxima(payload).values()]
         answer = sum(torch.Size(shape).numel() * dtype.itemsize + _ALIGN for shape, dtype in sent)
         fresh = _size(solver.remember(self.objective.spec)) + len(layers) * _size(self.objective.initial._asdict())
-        kept = max(fresh, *(_size(job.memory) for job in jobs))
-        common = _common(jobs)
-        told = max(_size({n: v for n, v in job.payload.items() if n not in common}) for job in jobs)
-        apart = max(answer, told) + kept + 16 * _ALIGN
+        memory = max(fresh, *(_size(member.memory) for member in members))
+        common = _common(members)
+        own = max(_size({n: v for n, v in member.payload.items() if n not in common}) for member in members)
+        apart = max(answer, own) + memory + 16 * _ALIGN
         apart = -(-apart // _ALIGN) * _ALIGN
         head = _size(payload) + 16 * _ALIGN
         slots = max(2 * self.workers, min(SLOTS, ROOM // apart))
         if isinstance(self.inner, StackedEngine):
-            slots = min(self.inner.window, len(jobs))
+            slots = min(self.inner.window, len(members))
         fits = apart <= self._apart and head <= self._head and slots <= self._slots
         if self._seen is self.holdings.train.x and fits:
             return
@@ -155,25 +157,25 @@ class WorkersEngine(ReferenceEngine):
             self._processes.append(process)
             self._pipes.append(ours)
 
-    def _train(self, op: Op, jobs: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
+    def _train(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
         """Have the workers train a window of parties: the longest chunk first, each to the next free worker."""
         assert self._room is not None
-        names = _common(jobs)
-        shared, _ = self._room.lay({name: jobs[0].payload[name] for name in names}, 0, self._head)
+        names = _common(members)
+        shared, _ = self._room.lay({name: members[0].payload[name] for name in names}, 0, self._head)
         common = {"op": op_config(op), "round": round, "payload": shared}
-        slot_of = {job.party: slot for slot, job in enumerate(jobs)}
-        waiting = self._arrange(op, jobs)[::-1]
+        slot_of = {member.party: slot for slot, member in enumerate(members)}
+        waiting = self._arrange(op, members)[::-1]
         busy: dict[int, list[PartyWork]] = {}
         stacks: list[dict[str, Any]] = []
         alone: dict[int, dict[str, Any]] = {}
 
         def message(chunk: list[PartyWork]) -> bytes:
-            parties = [job.party for job in chunk]
+            parties = [member.party for member in chunk]
             slots = [slot_of[party] for party in parties]
-            told = {"parties": torch.tensor(parties), "slots": torch.tensor(slots), **common}
-            if any(job.memory or len(job.payload) > len(names) for job in chunk):
-                told["own"] = [self._own_part(job, slot_of[job.party], names) for job in chunk]
-            return codec.encode(told)
+            tree = {"parties": torch.tensor(parties), "slots": torch.tensor(slots), **common}
+            if any(member.memory or len(member.payload) > len(names) for member in chunk):
+                tree["own"] = [self._own_part(member, slot_of[member.party], names) for member in chunk]
+            return codec.encode(tree)
 
         for worker in range(min(self.workers, len(waiting))):
             busy[worker] = waiting.pop()
@@ -195,50 +197,50 @@ class WorkersEngine(ReferenceEngine):
         if failed:  # all outcomes are in, so the named party does not depend on timing
             first = alone[min(failed)]
             raise ERRORS.get(first["kind"], PartyError)(first["error"])
-        yield from self._collect(jobs, stacks, alone)
+        yield from self._collect(members, stacks, alone)
 
-    def _arrange(self, op: Op, jobs: list[PartyWork]) -> list[list[PartyWork]]:
+    def _arrange(self, op: Op, members: list[PartyWork]) -> list[list[PartyWork]]:
         if isinstance(self.inner, StackedEngine):
-            return self.inner.arrange(op, jobs)
+            return self.inner.arrange(op, members)
         size = self.holdings.train.size
-        return [[job] for job in sorted(jobs, key=lambda job: (-size(job.party), job.party))]
+        return [[member] for member in sorted(members, key=lambda member: (-size(member.party), member.party))]
 
-    def _own_part(self, job: PartyWork, slot: int, common: set[str]) -> dict[str, Any]:
+    def _own_part(self, member: PartyWork, slot: int, common: set[str]) -> dict[str, Any]:
         """The part of a message for one party; its tensors use the slot that the reply will use later."""
         assert self._room is not None
         at = self._head + slot * self._apart
-        payload = {name: value for name, value in job.payload.items() if name not in common}
-        tree, _ = self._room.lay({"memory": job.memory, "payload": payload}, at, at + self._apart)
+        payload = {name: value for name, value in member.payload.items() if name not in common}
+        tree, _ = self._room.lay({"memory": member.memory, "payload": payload}, at, at + self._apart)
         return dict(tree)
 
-    def _collect(self, jobs: list[PartyWork], stacks: list[dict[str, Any]],
+    def _collect(self, members: list[PartyWork], stacks: list[dict[str, Any]],
                  alone: dict[int, dict[str, Any]]) -> Iterator[Block | tuple[int, Outcome]]:  # fmt: skip
-        """Yield the outcomes in the order of `jobs`; as one stack if all replies came in stacks."""
+        """Yield the outcomes in the order of `members`; as one stack if all replies came in stacks."""
         assert self._room is not None
         declined = {party: answer["declined"] for party, answer in alone.items() if "declined" in answer}
         layouts = [(stack["tensors"], stack["maxima"], stack["memory"]) for stack in stacks]
         if len(declined) < len(alone) or any(layout != layouts[0] for layout in layouts):
             for stack in stacks:
                 alone.update(self._apart_from(stack))
-            for job in jobs:
-                answer = alone[job.party]
-                yield job.party, answer["declined"] if "declined" in answer else self._alone(job, answer)
+            for member in members:
+                answer = alone[member.party]
+                yield member.party, answer["declined"] if "declined" in answer else self._alone(member, answer)
             return
         yield from sorted(declined.items())
         if not stacks:
             return
         row = {party: (stack, k) for stack in stacks for k, party in enumerate(stack["parties"])}
-        slots = torch.tensor([slot for slot, job in enumerate(jobs) if job.party in row])
+        slots = torch.tensor([slot for slot, member in enumerate(members) if member.party in row])
         names, room = list(stacks[0]["metrics"]), self._room
 
         def view(places: dict[str, Any]) -> dict[str, Tensor]:
             out = {}
             for name, (at, shape, dtype) in places.items():
-                rows = room.rows(self._head + at, shape, getattr(torch, dtype), len(jobs), self._apart)
-                out[name] = rows if len(slots) == len(jobs) else rows.index_select(0, slots)
+                rows = room.rows(self._head + at, shape, getattr(torch, dtype), len(members), self._apart)
+                out[name] = rows if len(slots) == len(members) else rows.index_select(0, slots)
             return out
 
-        parties = [job.party for job in jobs if job.party in row]
+        parties = [member.party for member in members if member.party in row]
         places = [row[party] for party in parties]
         weights = [stack["weights"][k] for stack, k in places]
         metrics = {name: [stack["metrics"][name][k] for stack, k in places] for name in names}
@@ -259,32 +261,32 @@ class WorkersEngine(ReferenceEngine):
             out[party] = {"weight": stack["weights"][k], "metrics": numbers, **laid}
         return out
 
-    def _alone(self, job: PartyWork, answer: dict[str, Any]) -> tuple[Reply, Memory]:
+    def _alone(self, member: PartyWork, answer: dict[str, Any]) -> tuple[Reply, Memory]:
         assert self._room is not None
         read = {part: {name: value.clone() for name, value in self._room.read(answer[part]).items()}
                 for part in ("tensors", "maxima", "memory")}  # fmt: skip
         reply = Reply(read["tensors"], answer["weight"], read["maxima"], answer["metrics"])
-        return reply, {**job.memory, **read["memory"]}
+        return reply, {**member.memory, **read["memory"]}
 
     def _send(self, worker: int, data: bytes) -> None:
         try:
             self._pipes[worker].send_bytes(data)
         except OSError:
-            self._lost(worker, "was given work")
+            self._lost(worker, "it received work")
 
     def _receive(self, worker: int, chunk: list[PartyWork]) -> dict[str, Any]:
         try:
             answers: dict[str, Any] = codec.decode(self._pipes[worker].recv_bytes())
         except (EOFError, OSError):
-            who = ", ".join(str(job.party) for job in chunk[:5])
-            self._lost(worker, f"trained {'party' if len(chunk) == 1 else 'parties'} {who}")
+            parties = ", ".join(str(member.party) for member in chunk[:5])
+            self._lost(worker, f"it trained {'party' if len(chunk) == 1 else 'parties'} {parties}")
         return answers
 
     def _lost(self, worker: int, doing: str) -> None:
         self._processes[worker].join(timeout=1)
         code = self._processes[worker].exitcode
         self.close()
-        raise RuntimeFailure(f"worker {worker} ended (exit code {code}) while it {doing}; was there enough memory?")
+        raise RuntimeFailure(f"worker {worker} ended (exit code {code}) while {doing}; it may have run out of memory")
 
     def _serve(self, pipe: Connection) -> None:
         """Main loop of a worker: read a message, train a chunk, reply; exit when the parent ends."""
@@ -311,18 +313,18 @@ class WorkersEngine(ReferenceEngine):
         round = message["round"]
         shared = self._room.read(message["payload"])
         slots = dict(zip(message["parties"].tolist(), message["slots"].tolist(), strict=True))
-        jobs = [PartyWork(party, shared, {}) for party in slots]
-        for job, own in zip(jobs, message.get("own", []), strict=False):
+        members = [PartyWork(party, shared, {}) for party in slots]
+        for member, own in zip(members, message.get("own", []), strict=False):
             # The reply will overwrite the slot, so copy the party's inputs first.
-            job.memory = _copy(self._room.read(own["memory"]))
-            job.payload = {**shared, **_copy(self._room.read(own["payload"]))} if own["payload"] else shared
+            member.memory = _copy(self._room.read(own["memory"]))
+            member.payload = {**shared, **_copy(self._room.read(own["payload"]))} if own["payload"] else shared
         stacks: list[dict[str, Any]] = []
         alone: dict[str, Any] = {}
         try:
             if isinstance(self.inner, StackedEngine):
-                done = self.inner.work(op, jobs, round)
+                done = self.inner.work(op, members, round)
             else:
-                done = iter([(job.party, self.inner.one(op, job, round)) for job in jobs])
+                done = iter([(member.party, self.inner.one(op, member, round)) for member in members])
             for item in done:
                 if isinstance(item, Block) and self._fits(item):
                     stacks.append(self._stack(item, [slots[party] for party in item.replies.parties]))
@@ -335,7 +337,7 @@ class WorkersEngine(ReferenceEngine):
                     alone[str(item[0])] = self._answer(*item[1], slots[item[0]])
         except Exception as error:
             text = str(error) if isinstance(error, HansaError) else f"a worker failed: {first_line(error)}"
-            alone = {str(job.party): {"error": text, "kind": type(error).__name__} for job in jobs}
+            alone = {str(member.party): {"error": text, "kind": type(error).__name__} for member in members}
             stacks = []
         return {"stacks": stacks, "alone": alone}
 
@@ -381,9 +383,10 @@ class WorkersEngine(ReferenceEngine):
         self._head = self._apart = self._slots = 0
 
 
-def _common(jobs: list[PartyWork]) -> set[str]:
+def _common(members: list[PartyWork]) -> set[str]:
     """The names under which all payloads hold the same object."""
-    first, others = jobs[0].payload, [job.payload for job in jobs if job.payload is not jobs[0].payload]
+    first = members[0].payload
+    others = [member.payload for member in members if member.payload is not first]
     return {name for name, value in first.items() if all(other.get(name) is value for other in others)}
 
 
