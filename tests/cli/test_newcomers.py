@@ -70,7 +70,7 @@ def test_the_report_says_who_was_asked(done: Path) -> None:
     history = hansa.load(done).history
     assert all(len(line["cohort"]) == line["asked"] == 2 for line in history)
     text = run_report(done).read_text()
-    table = text[text.index("Who was asked") :]
+    table = text[text.index("Participation") :]
     asked = sorted({party for line in history for party in line["cohort"]})
     assert all(f">{party}<" in table[:2000] for party in asked) and "rounds asked" in table[:2000]
 

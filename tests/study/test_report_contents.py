@@ -123,9 +123,9 @@ def test_the_page_is_well_formed_and_has_its_sections_in_order(whole: tuple[Path
     assert links and set(links) <= targets
     heads = re.findall(r"<h2[^>]*>([^<]*)</h2>", page)
     assert heads == [
-        "Results", "Where they end", "Accuracy against rounds", "Loss against rounds", "Accuracy against bytes",
+        "Results", "Final values", "Accuracy against rounds", "Loss against rounds", "Accuracy against bytes",
         "Loss against bytes", "Accuracy against simulated time", "Loss against simulated time",
-        "Critical difference of the ranks", "Which differences count", "By adversary", "What the parties hold",
+        "Critical difference of the ranks", "Significant differences", "By adversary", "Data of the parties",
         "Tuning", "Failed runs", "Exact configuration", "How to reproduce",
     ]  # fmt: skip
     assert "it ran out of &lt;memory&gt;" in page and "a better value may lie beyond" in page

@@ -48,35 +48,36 @@ def measure_of(name: str, metric: str) -> Measure:
         return Measure(f"worst tenth's {_words(plain)}", "", higher_is_better(plain), possible_values(plain))
     if name in MEASURES:
         return MEASURES[name]
-    which, _, of = name.partition("_")
-    return Measure(f"{which} {_words(of)}", "", higher_is_better(of), possible_values(of))
+    prefix, _, of = name.partition("_")
+    return Measure(f"{prefix} {_words(of)}", "", higher_is_better(of), possible_values(of))
 
 
 def _words(metric: str) -> str:
     return "AUC" if metric == "auc" else metric.replace("_", " ")
 
 
-def reaches_beyond(found: Estimate | None, measure: Measure) -> bool:
+def reaches_beyond(estimate: Estimate | None, measure: Measure) -> bool:
     """Whether an interval exceeds the possible values, such as 0.9 ± 1.6 for an accuracy.
 
     With so few seeds, or so near a limit, a t interval is meaningless."""
-    if found is None or found.low is None or found.high is None:
+    if estimate is None or estimate.low is None or estimate.high is None:
         return False
     low, high = measure.limits
-    return found.high > found.low and (found.low < low or found.high > high)
+    return estimate.high > estimate.low and (estimate.low < low or estimate.high > high)
 
 
-def written(found: Estimate | None, digits: int = 4, measure: Measure | None = None) -> str:
+def written(estimate: Estimate | None, digits: int = 4, measure: Measure | None = None) -> str:
     """Format an estimate: mean, half the interval's width, and how many runs have a value."""
-    if found is None:
+    if estimate is None:
         return ""
-    if found.mean is None:
-        return f"none of {found.n}"
-    text = number(found.mean, digits)
-    if found.low is not None and found.high is not None:
-        text += f" ± {number((found.high - found.low) / 2, digits)}"
-        text += BEYOND if measure is not None and reaches_beyond(found, measure) else ""
-    return text if found.reached is None or found.reached == found.n else f"{text} ({found.reached} of {found.n})"
+    if estimate.mean is None:
+        return f"none of {estimate.n}"
+    text = number(estimate.mean, digits)
+    if estimate.low is not None and estimate.high is not None:
+        text += f" ± {number((estimate.high - estimate.low) / 2, digits)}"
+        text += BEYOND if measure is not None and reaches_beyond(estimate, measure) else ""
+    partly = estimate.reached is not None and estimate.reached != estimate.n
+    return f"{text} ({estimate.reached} of {estimate.n})" if partly else text
 
 
 def number(value: float, digits: int = 4) -> str:

@@ -81,13 +81,13 @@ def interval(values: Sequence[float]) -> tuple[float, float | None, float | None
 
 def estimate(values: Sequence[float | None], censored: bool = False) -> Estimate | None:
     """Estimate from one value per run; None without runs. `censored`: a missing value means "not reached"."""
-    found = [value for value in values if value is not None]
-    reached = len(found) if censored or len(found) < len(values) else None
+    known = [value for value in values if value is not None]
+    reached = len(known) if censored or len(known) < len(values) else None
     if not values:
         return None
-    if not found:
+    if not known:
         return Estimate(None, None, None, len(values), 0)
-    return Estimate(*interval(found), len(values), reached)
+    return Estimate(*interval(known), len(values), reached)
 
 
 def paired_p(differences: Sequence[float]) -> float | None:
@@ -116,15 +116,15 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 def differences(setting: str, values: dict[str, dict[int, float]]) -> list[Difference]:
     """Differences of all pairs of algorithms in a setting, from the metric by algorithm and seed."""
     names = list(values)
-    found: list[tuple[str, str, list[float]]] = []
+    gaps_of_pairs: list[tuple[str, str, list[float]]] = []
     for i, first in enumerate(names):
         for second in names[i + 1 :]:
             seeds = [seed for seed in values[first] if seed in values[second]]
             if seeds:
-                found.append((first, second, [values[first][s] - values[second][s] for s in seeds]))
-    p_values = [paired_p(gaps) for _, _, gaps in found]
+                gaps_of_pairs.append((first, second, [values[first][s] - values[second][s] for s in seeds]))
+    p_values = [paired_p(gaps) for _, _, gaps in gaps_of_pairs]
     out = []
-    for (first, second, gaps), p, adjusted in zip(found, p_values, holm(p_values), strict=True):
+    for (first, second, gaps), p, adjusted in zip(gaps_of_pairs, p_values, holm(p_values), strict=True):
         significant = adjusted is not None and adjusted < LEVEL
         out.append(Difference(setting, first, second, *interval(gaps), len(gaps), p, adjusted, significant))
     return out

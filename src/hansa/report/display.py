@@ -53,14 +53,14 @@ class Displayed:
         pandas = _pandas()
         if not parties:
             return pandas.DataFrame([_flat(line) for line in self.history] or {"round": []}).set_index("round")
-        found = [
+        rows = [
             {"round": line["round"], "party": name, **metrics}
             for line in self.history
             for name, metrics in line.get(PARTIES, {}).items()
         ]
-        if not found:
+        if not rows:
             raise ConfigError("no party has metrics of its own: give the task party_tests (in a file: task.party_test)")
-        return pandas.DataFrame(found).set_index(["round", "party"])
+        return pandas.DataFrame(rows).set_index(["round", "party"])
 
     def plot(self) -> Figure:
         """Learning curves against rounds: loss, and scores on the test samples if measured."""
@@ -147,11 +147,11 @@ def totals(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _exclusion(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Precision and recall of the excluded parties, over the rounds in which they were measured."""
-    found: dict[str, float] = {}
+    means: dict[str, float] = {}
     for name in ("exclusion_precision", "exclusion_recall"):
         values = [line[name] for line in history if name in line]
-        found |= {name: sum(values) / len(values)} if values else {}
-    return found
+        means |= {name: sum(values) / len(values)} if values else {}
+    return means
 
 
 def _stopped(summary: Mapping[str, Any]) -> str:

@@ -35,9 +35,9 @@ def figure(history: History, attackers: Sequence[str]) -> Figure | None:
     rows = {name: k for k, name in enumerate(names)}
     shares = np.full((len(names), len(history)), np.nan)
     for at, line in enumerate(history):
-        found = line.get("fusion", {}).get("shares", {})
-        largest = max(found.values(), default=0.0) or 1.0
-        for name, share in found.items():
+        of_round = line.get("fusion", {}).get("shares", {})
+        largest = max(of_round.values(), default=0.0) or 1.0
+        for name, share in of_round.items():
             shares[rows[name], at] = share / largest
     known = any("exclusion_recall" in line for line in history)
     height = min(9.0, max(2.6, 0.16 * min(len(names), NAMED) + 1.2))
@@ -92,9 +92,9 @@ def table(history: History, attackers: Sequence[str]) -> list[tuple[str, ...]]:
     rows = []
     for name in parties(history, attackers)[:LISTED]:
         lines = [line["fusion"] for line in history if name in line.get("fusion", {}).get("shares", {})]
-        out = sum(name in found["excluded"] for found in lines)
+        out = sum(name in finding["excluded"] for finding in lines)
         rejected = sum(name in line.get("rejected", {}) for line in history)
-        share = sum(found["shares"][name] for found in lines) / max(1, len(lines))
+        share = sum(finding["shares"][name] for finding in lines) / max(1, len(lines))
         kind = ("attacker" if name in attackers else "honest",) if attackers else ()
         rows.append((name, *kind, f"{len(lines):,}", f"{out:,}", f"{rejected:,}", f"{share:.4f}"))
     return rows

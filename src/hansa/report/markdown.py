@@ -32,7 +32,7 @@ def render(title: str, intro: Sequence[str], sections: Sequence[Section], links:
 def literal(text: str) -> str:
     """Escape text for Markdown, in one line."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return MARKS.sub(lambda found: f"\\{found[0]}" if found[0] in SLASHED else f"&#{ord(found[0])};", line)
+    return MARKS.sub(lambda match: f"\\{match[0]}" if match[0] in SLASHED else f"&#{ord(match[0])};", line)
 
 
 def _table(sheet: Sheet) -> str:

@@ -104,10 +104,10 @@ def learning(history: Sequence[Mapping[str, Any]]) -> Figure | None:
     groups = (("Loss", LOSSES), ("Score on the test samples", SCORES), ("Error on the test samples", ERRORS))
     panels = []
     for title, styles in groups:
-        found = [(_series(history, name), *style) for name, *style in styles]
-        found = [curve for curve in found if curve[0][0]]
-        if found:
-            panels.append((title, found))
+        curves = [(_series(history, name), *style) for name, *style in styles]
+        curves = [curve for curve in curves if curve[0][0]]
+        if curves:
+            panels.append((title, curves))
     if not panels:
         return None
     figure = blank(4.6 * len(panels), 3.1)

@@ -34,12 +34,12 @@ def run_report(run_dir: Path) -> Path:
     if evaluated is not None:
         tables.append(_parties(evaluated["parties"], evaluated["round"]))
     attackers: list[str] = record.get("attackers", [])
-    found = fusion_shares.table(history, attackers)
-    if found:
+    shares = fusion_shares.table(history, attackers)
+    if shares:
         kind = ("kind",) if attackers else ()
         header = ("party", *kind, "rounds seen", "excluded", "rejected", "mean share")
         note = "Excluded: share below half of the mean share of the round. Rejected: reply not fused at all."
-        tables.append(Sheet("Share in the model by party", header, found, note=note))
+        tables.append(Sheet("Share in the model by party", header, shares, note=note))
     asked = _asked(history)
     tables += [asked] if asked is not None else []
     lost = _lost(history)
@@ -102,8 +102,11 @@ def _numbers(summary: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -
 
 
 def _parties(parties: Mapping[str, Mapping[str, float]], at: int) -> Sheet:
-    metrics = sorted({metric for found in parties.values() for metric in found})
-    rows = [(name, *(f"{found[m]:.4f}" if m in found else "-" for m in metrics)) for name, found in parties.items()]
+    metrics = sorted({metric for own_metrics in parties.values() for metric in own_metrics})
+    rows = [
+        (name, *(f"{own_metrics[m]:.4f}" if m in own_metrics else "-" for m in metrics))
+        for name, own_metrics in parties.items()
+    ]
     return Sheet(f"Parties, after round {at}", ("party", *metrics), rows, note="Each on its own test samples.")
 
 
@@ -120,9 +123,9 @@ def _asked(history: Sequence[Mapping[str, Any]]) -> Sheet | None:
     parties = sorted(asked, key=lambda party: (int(party) if party.isdigit() else -1, party))
     rows = [(party, f"{asked[party]:,}", f"{used[party]:,}") for party in parties[:ASKED]]
     notes = [f"The first {ASKED} of {len(parties):,} parties that were asked."] if len(parties) > ASKED else []
-    told = sum("cohort" in line for line in history)
-    notes += [f"Of the {told:,} rounds with a cohort of at most {LISTED} parties."] if told < len(history) else []
-    return Sheet("Who was asked", ("party", "rounds asked", "rounds answered"), rows, note=" ".join(notes))
+    listed = sum("cohort" in line for line in history)
+    notes += [f"Of the {listed:,} rounds with a cohort of at most {LISTED} parties."] if listed < len(history) else []
+    return Sheet("Participation", ("party", "rounds asked", "rounds answered"), rows, note=" ".join(notes))
 
 
 def _lost(history: Sequence[Mapping[str, Any]]) -> Sheet | None:

@@ -118,8 +118,8 @@ class StudyDisplay(ABC):
         return next(path for path in write(self, place) if path.suffix == ".html")
 
 
-def _cell(measure: str, metric: str, found: Estimate | None) -> str:
+def _cell(measure: str, metric: str, estimate: Estimate | None) -> str:
     """Format an estimate for a notebook's table; for bytes, which hardly depend on the seed, only the mean."""
-    if measure == "bytes_up" and found is not None and found.mean is not None:
-        return human_bytes(found.mean)
-    return written(found, measure=measure_of(measure, metric))
+    if measure == "bytes_up" and estimate is not None and estimate.mean is not None:
+        return human_bytes(estimate.mean)
+    return written(estimate, measure=measure_of(measure, metric))

@@ -51,21 +51,21 @@ def listed(items: Sequence[str], most: int = 6) -> str:
     return " and ".join([*([", ".join(items[:-1])] if len(items) > 1 else []), *items[-1:]])
 
 
-def value(found: float, metric: str) -> str:
+def value(score: float, metric: str) -> str:
     """Format a metric's value, shares in percent."""
-    return f"{100 * found:.2f} %" if is_percent(metric) else number(found)
+    return f"{100 * score:.2f} %" if is_percent(metric) else number(score)
 
 
 def findings(results: StudyDisplay, names: Names) -> list[str]:
     """The study in a few paragraphs."""
-    told = [_what(results), " ".join([*_best(results, names), *_tested(results)]), *_target(results, names)]
-    told += _lost(results, names)
+    paragraphs = [_what(results), " ".join([*_best(results, names), *_tested(results)]), *_target(results, names)]
+    paragraphs += _lost(results, names)
     failed = len(results.failed)
     if failed:
-        told.append(
+        paragraphs.append(
             f"{failed} of {len(results.outcomes)} runs failed (reasons below) and are excluded from all results."
         )
-    return [paragraph for paragraph in told if paragraph]
+    return [paragraph for paragraph in paragraphs if paragraph]
 
 
 def _what(results: StudyDisplay) -> str:
@@ -82,33 +82,33 @@ def _what(results: StudyDisplay) -> str:
     return f"{a}, {s}, {k}: {n}{long}{f', on {on}' if on else ''}."
 
 
-def _part(given: object) -> str:
-    name = given.get("name") if isinstance(given, dict) else given
+def _part(part: object) -> str:
+    name = part.get("name") if isinstance(part, dict) else part
     return line(str(name)) if name else ""
 
 
 def _best(results: StudyDisplay, names: Names) -> list[str]:
-    """Who was best where."""
+    """The best algorithm of each setting."""
     first = {setting: order[0] for setting in results.settings if (order := results.order(setting))}
-    what = f"final {title(results.metric).removesuffix(', %')}"
+    measure = f"final {title(results.metric).removesuffix(', %')}"
     if not first and len(results.failed) == len(results.outcomes):
         return ["Every run failed, so there is nothing to compare."]
     if not first:
-        return [f"No run has a {what}, so there is nothing to compare."]
+        return [f"No run has a {measure}, so there is nothing to compare."]
     if len(first) > FEW:
         wins = Counter(first.values()).most_common()
-        told = [f"{names.algorithms[name]} in {count}" for name, count in wins]
-        return [f"Best {what}: {listed(told)} of {len(first)} settings."]
-    told = []
+        sentences = [f"{names.algorithms[name]} in {count}" for name, count in wins]
+        return [f"Best {measure}: {listed(sentences)} of {len(first)} settings."]
+    sentences = []
     for setting, best in first.items():
-        found = results.estimate(f"final_{results.metric}", best, setting)
+        estimate = results.estimate(f"final_{results.metric}", best, setting)
         where = f" in {names.settings[setting]}" if len(results.settings) > 1 else ""
         if len(results.order(setting)) == 1:
-            told.append(f"{names.algorithms[best]} ends{where} at {_estimate(found, results.metric)}.")
+            sentences.append(f"{names.algorithms[best]} ends{where} at {_estimate(estimate, results.metric)}.")
             continue
-        told.append(f"{names.algorithms[best]} has the best {what}{where}, {_estimate(found, results.metric)}")
-        told[-1] += f"{_against(results, names, setting)}."
-    return told
+        result = f"{names.algorithms[best]} has the best {measure}{where}, {_estimate(estimate, results.metric)}"
+        sentences.append(f"{result}{_against(results, names, setting)}.")
+    return sentences
 
 
 def _against(results: StudyDisplay, names: Names, setting: str) -> str:
@@ -129,27 +129,27 @@ def _against(results: StudyDisplay, names: Names, setting: str) -> str:
 
 def _lost(results: StudyDisplay, names: Names) -> list[str]:
     """Algorithms whose loss is not finite at the end."""
-    told = []
+    diverged = []
     for name in results.algorithms:
         ended = [outcome for setting in results.settings for outcome in results.runs(name, setting)]
         ends = [[line for line in outcome.history if "loss" in line][-1:] for outcome in ended]
         lost = sum(bool(end) and end[0]["loss"] is None for end in ends)
         if lost:
-            told.append(f"{names.algorithms[name]} in {lost} of {len(ended)}")
-    return [f"Runs that diverged (the loss is not finite at the end): {listed(told)}."] if told else []
+            diverged.append(f"{names.algorithms[name]} in {lost} of {len(ended)}")
+    return [f"Runs that diverged (the loss is not finite at the end): {listed(diverged)}."] if diverged else []
 
 
-def _estimate(found: Estimate | None, metric: str) -> str:
-    if found is None or found.mean is None:
+def _estimate(estimate: Estimate | None, metric: str) -> str:
+    if estimate is None or estimate.mean is None:
         return "no number"
-    if found.low is None or found.high is None:
-        return value(found.mean, metric)
-    half = (found.high - found.low) / 2
-    beyond = reaches_beyond(found, measure_of(f"final_{metric}", metric))
+    if estimate.low is None or estimate.high is None:
+        return value(estimate.mean, metric)
+    half = (estimate.high - estimate.low) / 2
+    beyond = reaches_beyond(estimate, measure_of(f"final_{metric}", metric))
     note = " (the interval exceeds the possible values: meaningless, too few seeds)" if beyond else ""
     if is_percent(metric):
-        return f"{100 * found.mean:.2f} ± {100 * half:.2f} %{note}"
-    return f"{number(found.mean)} ± {number(half)}{note}"
+        return f"{100 * estimate.mean:.2f} ± {100 * half:.2f} %{note}"
+    return f"{number(estimate.mean)} ± {number(half)}{note}"
 
 
 def _tested(results: StudyDisplay) -> list[str]:
@@ -160,21 +160,21 @@ def _tested(results: StudyDisplay) -> list[str]:
         return ["With one seed there are no intervals and no tests: any difference may be due to chance."]
     pairs = [pair for setting in results.settings for pair in results.differences(setting)]
     tested = [pair for pair in pairs if pair.adjusted is not None]
-    told = []
+    sentences = []
     if tested:
-        found = sum(pair.significant for pair in tested)
-        verb = "is" if found == 1 else "are"
-        told.append(
-            f"{found or 'None'} of {len(tested)} pairwise differences {verb} significant (paired t tests, Holm)."
+        count = sum(pair.significant for pair in tested)
+        verb = "is" if count == 1 else "are"
+        sentences.append(
+            f"{count or 'None'} of {len(tested)} pairwise differences {verb} significant (paired t tests, Holm)."
         )
     if len(results.study.seeds) == 2:
-        told.append("Intervals from two seeds are very wide; use three or more seeds.")
+        sentences.append("Intervals from two seeds are very wide; use three or more seeds.")
     ranking = results.ranks()
     if ranking.p is not None:
         differ = "differ" if ranking.p < 0.05 else "do not differ"
         over = "settings and seeds" if len(results.settings) > 1 else "seeds"
-        told.append(f"Over all {over}, the ranks {differ} significantly (Friedman, {p_value(ranking.p)}).")
-    return told
+        sentences.append(f"Over all {over}, the ranks {differ} significantly (Friedman, {p_value(ranking.p)}).")
+    return sentences
 
 
 def p_value(p: float) -> str:
@@ -192,32 +192,32 @@ def _target(results: StudyDisplay, names: Names) -> list[str]:
     for setting in results.settings:
         where = f" in {names.settings[setting]}" if len(results.settings) > 1 else ""
         for name in results.algorithms:
-            found = results.estimate("rounds_to_target", name, setting)
-            if found is None or found.reached is None:
+            estimate = results.estimate("rounds_to_target", name, setting)
+            if estimate is None or estimate.reached is None:
                 continue
-            if found.reached == 0:
+            if estimate.reached == 0:
                 never.setdefault(where, []).append(names.algorithms[name])
-            elif found.reached < found.n:
-                partly.append(f"{names.algorithms[name]}{where} ({found.reached} of {found.n})")
+            elif estimate.reached < estimate.n:
+                partly.append(f"{names.algorithms[name]}{where} ({estimate.reached} of {estimate.n})")
     goal = f"The target, {title(results.metric).removesuffix(', %')} {value(target, results.metric)},"
     if sum(map(len, never.values())) == len(results.algorithms) * len(results.settings):
         return [f"{goal} was reached by no run."]
     if not never and not partly:
         return [f"{goal} was reached by every run."]
-    told = [f"{_by(found, results)}{where}" for where, found in never.items()]
+    never_reached = [f"{_by(algorithms, results)}{where}" for where, algorithms in never.items()]
     if len(results.settings) > FEW:
         rows = len(results.algorithms) * len(results.settings)
         count = sum(map(len, never.values()))
         return [
             f"{goal} was never reached in {count} of {rows} rows of the table, only with some seeds in {len(partly)}."
         ]
-    sentences = [f"{goal} was never reached {'; '.join(told)}."] if told else []
+    sentences = [f"{goal} was never reached {'; '.join(never_reached)}."] if never_reached else []
     if partly:
-        sentences.append(f"{goal if not told else 'It'} was reached only with some seeds by {listed(partly)}.")
+        sentences.append(f"{goal if not never_reached else 'It'} was reached only with some seeds by {listed(partly)}.")
     return [" ".join(sentences)]
 
 
-def _by(found: Sequence[str], results: StudyDisplay) -> str:
-    if len(found) == len(results.algorithms):
-        return "by any algorithm" if len(found) > 1 else f"by {found[0]}"
-    return f"by {listed(found)}"
+def _by(algorithms: Sequence[str], results: StudyDisplay) -> str:
+    if len(algorithms) == len(results.algorithms):
+        return "by any algorithm" if len(algorithms) > 1 else f"by {algorithms[0]}"
+    return f"by {listed(algorithms)}"

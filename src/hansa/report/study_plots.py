@@ -101,20 +101,20 @@ def curves(
     """Plot a metric against rounds, bytes or simulated seconds: one panel per setting, bands over seeds.
 
     Also return notes on the axes for the caption. None if nothing was measured."""
-    found = {
+    curves = {
         setting: {drawn: _finite(band) for drawn, band in bands.items()}
         for setting, bands in panels.items()
     }  # fmt: skip
-    found = {s: {k: b for k, b in bands.items() if len(b[0])} for s, bands in found.items()}
-    found = {setting: bands for setting, bands in found.items() if bands}
-    if not found:
+    curves = {s: {k: b for k, b in bands.items() if len(b[0])} for s, bands in curves.items()}
+    curves = {setting: bands for setting, bands in curves.items() if bands}
+    if not curves:
         return None
-    figure, axes = grid(len(found))
-    most = max(float(band[0][-1]) for bands in found.values() for band in bands.values())
+    figure, axes = grid(len(curves))
+    most = max(float(band[0][-1]) for bands in curves.values() for band in bands.values())
     scale, name = unit(most) if against == "bytes" else (1.0, "")
-    stretched = _stretched(metric, [_span(metric, bands, None) for bands in found.values()])
-    spans = {setting: _span(metric, bands, target) for setting, bands in found.items()}
-    for panel, (setting, bands) in zip(axes, found.items(), strict=True):
+    stretched = _stretched(metric, [_span(metric, bands, None) for bands in curves.values()])
+    spans = {setting: _span(metric, bands, target) for setting, bands in curves.items()}
+    for panel, (setting, bands) in zip(axes, curves.items(), strict=True):
         _panel(panel, metric, {k: (b[0] / scale, *b[1:]) for k, b in bands.items()}, target, spans[setting], stretched)
         plain(panel, setting)
         if against == "rounds":
@@ -124,9 +124,9 @@ def curves(
             panel.locator_params(axis="x", nbins=6)
     for panel in axes[::COLUMNS]:
         panel.set_ylabel(title(metric))
-    _legend(figure, [k for bands in found.values() for k in bands])
+    _legend(figure, [k for bands in curves.values() for k in bands])
     of = cost(metric)
-    costs = [(of(band[1]), spans[setting][1]) for setting, bands in found.items() for band in bands.values()]
+    costs = [(of(band[1]), spans[setting][1]) for setting, bands in curves.items() for band in bands.values()]
     notes = ["Axes are stretched towards 100 %: equal steps divide the error by equal factors."] if (
         stretched and is_percent(metric)) else []  # fmt: skip
     if any(float(each.max()) > worst for each, worst in costs):
@@ -290,18 +290,18 @@ class Standing:
 
 def finals(metric: str, panels: Mapping[str, Mapping[Look, Standing]], target: float | None = None) -> Figure | None:
     """Plot the final metric by setting; a filled marker means that no other is significantly better."""
-    panels = {setting: found for setting, found in panels.items() if found}
+    panels = {setting: standings for setting, standings in panels.items() if standings}
     if not panels:
         return None
-    order = list(dict.fromkeys(k for found in panels.values() for k in found))
+    order = list(dict.fromkeys(k for standings in panels.values() for k in standings))
     figure, axes = grid(len(panels), max(1.9, 0.75 + 0.24 * len(order)))
     of = cost(metric)
     scale = _scale(metric)
-    for number, (panel, (setting, found)) in enumerate(zip(axes, panels.items(), strict=True)):
-        usual = pack([float(of(s.mean)) for s in found.values()])
+    for number, (panel, (setting, standings)) in enumerate(zip(axes, panels.items(), strict=True)):
+        usual = pack([float(of(s.mean)) for s in standings.values()])
         seen: list[float] = []
         for row, drawn in enumerate(order):
-            standing = found.get(drawn)
+            standing = standings.get(drawn)
             if standing is None:
                 panel.text(0.02, row, "no result", transform=panel.get_yaxis_transform(), va="center",
                            fontsize="x-small", color="0.35")  # fmt: skip
@@ -332,20 +332,20 @@ def finals(metric: str, panels: Mapping[str, Mapping[Look, Standing]], target: f
     return figure
 
 
-def _standing(axes: Axes, row: int, found: Standing, scale: float) -> list[float]:
+def _standing(axes: Axes, row: int, standing: Standing, scale: float) -> list[float]:
     """Draw one algorithm's row; return the values that the panel must include."""
-    mean = scale * found.mean
-    each = scale * np.asarray(found.each, dtype=float)
+    mean = scale * standing.mean
+    each = scale * np.asarray(standing.each, dtype=float)
     if len(each) > 1:
         axes.plot(each, np.full(len(each), row + 0.22), "|", color="0.45", ms=4, mew=1)
     seen = [mean, *each.tolist()]
-    if found.low is not None and found.high is not None:
-        low, high = scale * found.low, scale * found.high
+    if standing.low is not None and standing.high is not None:
+        low, high = scale * standing.low, scale * standing.high
         axes.plot([low, high], [row, row], color="0.15", lw=1.3, solid_capstyle="butt")
         axes.plot([low, high], [row, row], "|", color="0.15", ms=5)
         span = max(max(seen) - min(seen), 1e-12)
         seen += [max(low, min(seen) - span), min(high, max(seen) + span)]
-    axes.plot([mean], [row], "o", ms=6, mew=1.3, mec="black", mfc="black" if found.leads else "white", zorder=3)
+    axes.plot([mean], [row], "o", ms=6, mew=1.3, mec="black", mfc="black" if standing.leads else "white", zorder=3)
     return seen
 
 
@@ -355,10 +355,10 @@ def adversaries(
     """Plot the final metric by adversary, with one panel per partition and variant."""
     figure, axes = grid(len(panels))
     scale = _scale(metric)
-    for panel, (name, (attacks, found)) in zip(axes, panels.items(), strict=True):
-        step = 0.8 / max(1, len(found))
-        for at, (drawn, standings) in enumerate(found.items()):
-            known = [(k + step * (at - (len(found) - 1) / 2), s) for k, s in enumerate(standings) if s is not None]
+    for panel, (name, (attacks, rows)) in zip(axes, panels.items(), strict=True):
+        step = 0.8 / max(1, len(rows))
+        for at, (drawn, standings) in enumerate(rows.items()):
+            known = [(k + step * (at - (len(rows) - 1) / 2), s) for k, s in enumerate(standings) if s is not None]
             x = [place for place, _ in known]
             panel.plot(x, [scale * s.mean for _, s in known], ls="", zorder=3, **drawn.points)
             ranged = [(place, s) for place, s in known if s.low is not None and s.high is not None]
@@ -375,7 +375,7 @@ def adversaries(
         panel.set_xlim(-0.5, len(attacks) - 0.5)
     for panel in axes[::COLUMNS]:
         panel.set_ylabel(title(metric))
-    _legend(figure, [k for _, found in panels.values() for k in found])
+    _legend(figure, [k for _, rows in panels.values() for k in rows])
     return figure
 
 

@@ -98,17 +98,17 @@ def _plain(metric: str) -> str:
 
 def _standing(results: StudyDisplay, algorithm: str, setting: str, leaders: list[str]) -> Standing | None:
     measure = f"final_{results.metric}"
-    found = results.estimate(measure, algorithm, setting)
-    if found is None or found.mean is None or not math.isfinite(found.mean):
+    estimate = results.estimate(measure, algorithm, setting)
+    if estimate is None or estimate.mean is None or not math.isfinite(estimate.mean):
         return None
     each = [value for value in results.values(measure, algorithm, setting).values() if value is not None]
-    return Standing(found.mean, found.low, found.high, each, algorithm in leaders)
+    return Standing(estimate.mean, estimate.low, estimate.high, each, algorithm in leaders)
 
 
 def _standings(results: StudyDisplay, names: Names, setting: str) -> dict[Look, Standing]:
     leaders = results.leaders(setting) if results.order(setting) else []
-    found = {look: _standing(results, name, setting, leaders) for name, look in names.looks.items()}
-    return {look: standing for look, standing in found.items() if standing is not None}
+    standings = {look: _standing(results, name, setting, leaders) for name, look in names.looks.items()}
+    return {look: standing for look, standing in standings.items() if standing is not None}
 
 
 def _finals(results: StudyDisplay, names: Names) -> Iterator[Section]:
@@ -126,7 +126,7 @@ def _finals(results: StudyDisplay, names: Names) -> Iterator[Section]:
         caption += " Dashed: the target."
     if any(text.get_text()[:1] in plots.ARROWS for axes in figure.axes for text in axes.texts):
         caption += " Arrows: values beyond the axis."
-    yield Picture("Where they end", caption, figure, "final")
+    yield Picture("Final values", caption, figure, "final")
 
 
 def _curves(results: StudyDisplay, names: Names) -> Iterator[Section]:
@@ -166,12 +166,12 @@ def _band(results: StudyDisplay, algorithm: str, setting: str, metric: str, agai
 
 def _seen(results: StudyDisplay, against: str) -> str:
     many = len(results.study.seeds) > 1
-    told = "Lines are means over seeds, bands run from the lowest to the highest seed." if many else "One seed."
+    caption = "Lines are means over seeds, bands run from the lowest to the highest seed." if many else "One seed."
     if against == "bytes":
-        told += " Bytes are those of all parties, up and down."
+        caption += " Bytes are those of all parties, up and down."
     if against == "simulated_seconds":
-        told += " Rounds differ in simulated time: each lasts as long as its slowest party."
-    return told
+        caption += " Rounds differ in simulated time: each lasts as long as its slowest party."
+    return caption
 
 
 def _ranks(results: StudyDisplay, names: Names) -> Iterator[Section]:
@@ -201,24 +201,24 @@ def _pairs(results: StudyDisplay, names: Names) -> Iterator[Section]:
     panels = {}
     for setting in results.settings:
         order = results.order(setting)
-        found: dict[tuple[int, int], Pair] = {}
+        matrix: dict[tuple[int, int], Pair] = {}
         for each in results.differences(setting):
             if each.first in order and each.second in order:
                 row, column = order.index(each.first), order.index(each.second)
-                found[row, column] = Pair(sign * each.difference, each.significant)
-                found[column, row] = Pair(-sign * each.difference, each.significant)
-        if found:
-            panels[names.panels[setting]] = ([names.looks[name].name for name in order], found)
+                matrix[row, column] = Pair(sign * each.difference, each.significant)
+                matrix[column, row] = Pair(-sign * each.difference, each.significant)
+        if matrix:
+            panels[names.panels[setting]] = ([names.looks[name].name for name in order], matrix)
     points = " in percentage points," if plots.is_percent(results.metric) else ""
     caption = (
         f"How much better the final {_plain(results.metric)} of the row is than that of the column,{points} the best "
         "of a setting first. Framed and bold: significant after Holm's correction."
     )
     if panels and len(panels) <= MATRICES:
-        yield Picture("Which differences count", caption, plots.matrix(results.metric, panels), "pairs")
+        yield Picture("Significant differences", caption, plots.matrix(results.metric, panels), "pairs")
         yield pairs
     else:
-        yield Detail("Which differences count", "Every pair of algorithms in every setting.")
+        yield Detail("Significant differences", "Every pair of algorithms in every setting.")
         yield pairs
 
 
@@ -228,13 +228,13 @@ def _adversaries(results: StudyDisplay, names: Names) -> Iterator[Section]:
     for cell in (outcome.cell for outcome in results.outcomes):
         place = ", ".join(part for part in (cell.partition, cell.variant) if part)
         places.setdefault(place, {})[cell.adversary] = cell.setting
-    if len({adversary for found in places.values() for adversary in found}) < 2:
+    if len({adversary for settings in places.values() for adversary in settings}) < 2:
         return
     panels = {}
-    for number, (place, found) in enumerate(places.items()):
-        rows = [_standings(results, names, setting) for setting in found.values()]
+    for number, (place, settings) in enumerate(places.items()):
+        rows = [_standings(results, names, setting) for setting in settings.values()]
         standings = {look: [row.get(look) for row in rows] for look in names.looks.values()}
-        attacks = [shown(line(adversary) or "nobody attacks", 24) for adversary in found]
+        attacks = [shown(line(adversary) or "no attack", 24) for adversary in settings]
         heading = shown(line(place) or "default partition", 44)
         panels[heading if heading not in panels else f"{heading} ({number})"] = (attacks, standings)
     caption = f"Final {_plain(results.metric)} under each attack"
@@ -248,11 +248,11 @@ def _partitions(results: StudyDisplay) -> Iterator[Section]:
         return
     cells = {outcome.cell.partition: outcome.cell for outcome in reversed(results.outcomes)}
     labels = list(dict.fromkeys(outcome.cell.partition for outcome in results.outcomes))
-    told = f"As divided with seed {results.study.seeds[0]}"
-    told += "; other seeds give other divisions." if len(results.study.seeds) > 1 else "."
+    note = f"As divided with seed {results.study.seeds[0]}"
+    note += "; other seeds give other divisions." if len(results.study.seeds) > 1 else "."
     if len(labels) > PARTITIONS:
-        told += f" The first {PARTITIONS} of {len(labels)} partitions."
-    yield Detail("What the parties hold", told)
+        note += f" The first {PARTITIONS} of {len(labels)} partitions."
+    yield Detail("Data of the parties", note)
     for at, label in enumerate(labels[:PARTITIONS]):
         heading = shortened(label, 80) or "(no name)"
         try:

@@ -57,19 +57,19 @@ def main(results: StudyDisplay, names: Names) -> Sheet | None:
             strong = row["algorithm"] in best[row["setting"]].get(column.measure, ())
             main_column = column.measure == f"final_{results.metric}"
             alike = main_column and tested and row["leads"] and not row["best"]
-            found = row[column.measure]
-            if found is None and row.get(column.measure.replace("final_", "best_")) is not None:
-                found = Estimate(None, None, None, 0)  # was measured, but is not finite at the end
-            beyond = reaches_beyond(found, measure_of(column.measure, results.metric))
-            cells.append(_entry(found, column, beyond, row["best"] if main_column and compared else strong, alike))
+            estimate = row[column.measure]
+            if estimate is None and row.get(column.measure.replace("final_", "best_")) is not None:
+                estimate = Estimate(None, None, None, 0)  # was measured, but is not finite at the end
+            beyond = reaches_beyond(estimate, measure_of(column.measure, results.metric))
+            cells.append(_entry(estimate, column, beyond, row["best"] if main_column and compared else strong, alike))
         out.append(cells)
     header = ["algorithm", *(["setting"] if many else []), *(column.header for column in columns)]
     return Sheet("Results", header, out, note=_note(results, out), words=1 + many,
                  grouped=1 if many else None)  # fmt: skip
 
 
-def _known(found: Estimate | None) -> bool:
-    return found is not None and (found.mean is not None or found.reached is not None)
+def _known(estimate: Estimate | None) -> bool:
+    return estimate is not None and (estimate.mean is not None or estimate.reached is not None)
 
 
 def _columns(results: StudyDisplay, rows: Sequence[dict[str, Any]]) -> list[Column]:
@@ -109,8 +109,8 @@ def _broken(words: str) -> str:
     return f"{first}\n{last}" if first else last
 
 
-def _mean(found: Estimate | None) -> float | None:
-    return None if found is None else found.mean
+def _mean(estimate: Estimate | None) -> float | None:
+    return None if estimate is None else estimate.mean
 
 
 def _best(
@@ -122,11 +122,11 @@ def _best(
     for column in columns:
         measure = column.measure
         higher = measure_of(measure, results.metric).higher
-        found = {row["algorithm"]: row[measure] for row in mine if _mean(row[measure]) is not None}
-        if measure in TO_TARGET and found:  # runs that reached the target count first
-            most = max(each.reached or 0 for each in found.values())
-            found = {name: each for name, each in found.items() if each.reached == most}
-        means = {name: each.mean for name, each in found.items()}
+        estimates = {row["algorithm"]: row[measure] for row in mine if _mean(row[measure]) is not None}
+        if measure in TO_TARGET and estimates:  # runs that reached the target count first
+            most = max(each.reached or 0 for each in estimates.values())
+            estimates = {name: each for name, each in estimates.items() if each.reached == most}
+        means = {name: each.mean for name, each in estimates.items()}
         if higher is None or measure == "seconds" or (len(set(means.values())) < 2 and measure not in TO_TARGET):
             continue
         if means and (len(set(means.values())) > 1 or len(means) < len(mine)):
@@ -135,20 +135,20 @@ def _best(
     return out
 
 
-def _entry(found: Estimate | None, column: Column, beyond: bool, strong: bool, alike: bool) -> TableCell:
+def _entry(estimate: Estimate | None, column: Column, beyond: bool, strong: bool, alike: bool) -> TableCell:
     """Format an estimate: mean, half the interval, number of runs with a value, and marks.
 
     One mark is for an interval beyond the possible values, one for "not significantly worse than the best"."""
-    if found is None:
+    if estimate is None:
         return TableCell("–", math.nan)
-    if found.mean is None:
-        return TableCell(f"0 of {found.n}" if column.measure in TO_TARGET else "no number", math.nan)
-    text = column.write(column.scale * found.mean)
-    if found.low is not None and found.high is not None and found.high > found.low:
-        text += f" ± {column.write(column.scale * (found.high - found.low) / 2)}{BEYOND if beyond else ''}"
-    if found.reached is not None:
-        text += f" ({found.reached} of {found.n})"
-    return TableCell(f"{text} ≈" if alike else text, column.scale * found.mean, strong)
+    if estimate.mean is None:
+        return TableCell(f"0 of {estimate.n}" if column.measure in TO_TARGET else "no number", math.nan)
+    text = column.write(column.scale * estimate.mean)
+    if estimate.low is not None and estimate.high is not None and estimate.high > estimate.low:
+        text += f" ± {column.write(column.scale * (estimate.high - estimate.low) / 2)}{BEYOND if beyond else ''}"
+    if estimate.reached is not None:
+        text += f" ({estimate.reached} of {estimate.n})"
+    return TableCell(f"{text} ≈" if alike else text, column.scale * estimate.mean, strong)
 
 
 def _note(results: StudyDisplay, rows: Sequence[Sequence[str | TableCell]]) -> str:
@@ -175,15 +175,15 @@ def _note(results: StudyDisplay, rows: Sequence[Sequence[str | TableCell]]) -> s
 
 def pairs(results: StudyDisplay, names: Names) -> Sheet | None:
     """Every pair of algorithms in every setting, smallest p value first; None if nothing was tested."""
-    found = [pair for setting in results.settings for pair in results.differences(setting) if pair.p is not None]
-    if not found:
+    pairs = [pair for setting in results.settings for pair in results.differences(setting) if pair.p is not None]
+    if not pairs:
         return None
-    found.sort(key=lambda pair: (pair.adjusted, pair.p))
+    pairs.sort(key=lambda pair: (pair.adjusted, pair.p))
     percent = is_percent(results.metric)
     scale = 100.0 if percent else 1.0
     unit_name = ",\n% points" if percent else ""
     rows: list[list[str | TableCell]] = []
-    for pair in found[:PAIRS]:
+    for pair in pairs[:PAIRS]:
         interval = f"{_signed(scale * pair.low)} to {_signed(scale * pair.high)}" if pair.low is not None else "–"  # type: ignore[operator]
         rows.append([
             names.settings[pair.setting], names.algorithms[pair.first], names.algorithms[pair.second],
@@ -196,8 +196,8 @@ def pairs(results: StudyDisplay, names: Names) -> Sheet | None:
         f"Differences of the final {title(results.metric).removesuffix(', %')} in pairs of runs with the same seed; "
         "paired t tests, adjusted over the pairs of a setting (Holm 1979), significant below 0.05."
     )
-    if len(found) > PAIRS:
-        note += f" The {PAIRS} pairs with the smallest p values, of {len(found):,}."
+    if len(pairs) > PAIRS:
+        note += f" The {PAIRS} pairs with the smallest p values, of {len(pairs):,}."
     drop = 0 if len(results.settings) > 1 else 1
     return Sheet("Pair by pair", header[drop:], [row[drop:] for row in rows], note=note, words=3 - drop, under=True)
 
@@ -223,7 +223,7 @@ def tuning(results: StudyDisplay, names: Names) -> list[Sheet]:
     tried: list[list[str | TableCell]] = []
     rungs = sorted({trial.rung for trial in results.trials})
     for (algorithm, setting), trials in groups.items():
-        who: list[str | TableCell] = [
+        labels: list[str | TableCell] = [
             names.settings.get(setting, line(setting)),
             names.algorithms.get(algorithm, line(algorithm)),
         ]
@@ -231,14 +231,14 @@ def tuning(results: StudyDisplay, names: Names) -> list[Sheet]:
         won = [trial for trial in trials if trial.rung == last and trial.kept]
         for trial in won:
             note = "smallest or largest value tried; a better value may lie beyond" if trial.edge else ""
-            chosen.append([*who, written(trial.values), _score(trial), note])
+            chosen.append([*labels, written(trial.values), _score(trial), note])
         candidates: dict[str, dict[int, Any]] = {}
         for trial in trials:
             candidates.setdefault(written(trial.values), {})[trial.rung] = trial
-        for values, found in candidates.items():
-            scores = [_score(found.get(rung)) for rung in rungs]
-            tried.append([*who, values, *scores])
-    what = title(results.trials[0].metric).removesuffix(", %")
+        for values, by_rung in candidates.items():
+            scores = [_score(by_rung.get(rung)) for rung in rungs]
+            tried.append([*labels, values, *scores])
+    metric = title(results.trials[0].metric).removesuffix(", %")
     rounds = {rung: max(trial.rounds for trial in results.trials if trial.rung == rung) for rung in rungs}
     header = [
         "setting",
@@ -247,10 +247,10 @@ def tuning(results: StudyDisplay, names: Names) -> list[Sheet]:
         *(f"rung {k + 1},\n{rounds[rung]:,} rounds" for k, rung in enumerate(rungs)),
     ]
     return [
-        Sheet("Tuning", ("setting", "algorithm", "chosen", f"score: {what}", "remark"), chosen, words=3, prose=True,
+        Sheet("Tuning", ("setting", "algorithm", "chosen", f"score: {metric}", "remark"), chosen, words=3, prose=True,
               note="All algorithms had the same number of candidates; the comparison uses the best candidate."),
-        Sheet("What was tried", header, tried, words=3, grouped=1, under=True,
-              note=f"Successive halving: the score ({what}, mean over the tuning seeds) after each rung; bold "
+        Sheet("All trials", header, tried, words=3, grouped=1, under=True,
+              note=f"Successive halving: the score ({metric}, mean over the tuning seeds) after each rung; bold "
               "continued to the next rung, or was chosen. –: dropped earlier."),
     ]  # fmt: skip
 
@@ -259,7 +259,7 @@ def written(values: dict[str, Any]) -> str:
     """Format chosen values."""
     return line(
         ", ".join(
-            f"{name} = {found:g}" if isinstance(found, float) else f"{name} = {found}" for name, found in values.items()
+            f"{name} = {value:g}" if isinstance(value, float) else f"{name} = {value}" for name, value in values.items()
         )
     )
 

@@ -39,9 +39,9 @@ def inputs(experiment: Experiment) -> dict[str, dict[str, str | None]]:
 def parts_of(value: Any) -> Iterator[Part]:
     """All parts of an experiment."""
     if isinstance(value, Experiment):
-        for kind, given in (("dataset", value.task.dataset), ("model", value.task.model)):
-            if given is not None and not is_function(given):
-                yield from parts_of(from_config(kind, given, where=f"task.{kind}"))
+        for kind, reference in (("dataset", value.task.dataset), ("model", value.task.model)):
+            if reference is not None and not is_function(reference):
+                yield from parts_of(from_config(kind, reference, where=f"task.{kind}"))
         yield from parts_of([getattr(value, field.name) for field in fields(value) if field.name != "track"])
     elif isinstance(value, (list, tuple)):
         for inner in value:
@@ -55,16 +55,16 @@ def parts_of(value: Any) -> Iterator[Part]:
 
 def functions_of(experiment: Experiment) -> list[str]:
     """The functions that an experiment names, as "module:function"."""
-    return [given for given in (experiment.task.dataset, experiment.task.model) if is_function(given)]  # type: ignore[misc]
+    return [reference for reference in (experiment.task.dataset, experiment.task.model) if is_function(reference)]  # type: ignore[misc]
 
 
 def modules_of(experiment: Experiment) -> set[str]:
     """Modules outside Hansa that define parts of an experiment; a worker must import them.
 
     Contains `__main__` if the experiment names a function of it; no worker can import `__main__`."""
-    found = {type(part).__module__ for part in parts_of(experiment)}
-    found |= {MAIN} & {reference.partition(":")[0] for reference in functions_of(experiment)}
-    return {name for name in found if not name.startswith("hansa.")}
+    modules = {type(part).__module__ for part in parts_of(experiment)}
+    modules |= {MAIN} & {reference.partition(":")[0] for reference in functions_of(experiment)}
+    return {name for name in modules if not name.startswith("hansa.")}
 
 
 def code_of(experiment: Experiment) -> dict[str, str | None]:
@@ -81,11 +81,11 @@ def code_of(experiment: Experiment) -> dict[str, str | None]:
             mine.append(function)
         else:
             named.add(module)
-    found = dict(_modules(named))
+    digests = dict(_modules(named))
     if mine:
         seen: set[int] = set()
-        found[MAIN] = _digest(repr([_doing(thing, seen) for thing in mine]).encode())
-    return found
+        digests[MAIN] = _digest(repr([_doing(thing, seen) for thing in mine]).encode())
+    return digests
 
 
 def _modules(names: Iterable[str]) -> Iterator[tuple[str, str | None]]:
@@ -145,36 +145,36 @@ def _doing(thing: Any, seen: set[int]) -> Any:
     if isinstance(thing, type):
         members = {name: inspect.unwrap(getattr(value, "__func__", getattr(value, "fget", value)))
                    for name, value in sorted(vars(thing).items())}  # fmt: skip
-        told = {name: _doing(value, seen) for name, value in members.items()
+        members_code = {name: _doing(value, seen) for name, value in members.items()
                 if hasattr(value, "__code__") or (isinstance(value, SIMPLE) and not name.startswith("__"))}  # fmt: skip
-        return [told, [_doing(base, seen) for base in thing.__bases__ if base.__module__ == MAIN]]
+        return [members_code, [_doing(base, seen) for base in thing.__bases__ if base.__module__ == MAIN]]
     code = getattr(thing, "__code__", None)
     return None if code is None else [_plain(code, thing.__globals__, seen), repr(thing.__defaults__)]
 
 
 def _plain(code: CodeType, space: Mapping[str, Any], seen: set[int]) -> Any:
-    told = {name: _doing(space[name], seen) for name in code.co_names
+    globals_code = {name: _doing(space[name], seen) for name in code.co_names
             if name in space and getattr(space[name], "__module__", MAIN) == MAIN}  # fmt: skip
     values = [_plain(value, space, seen) if isinstance(value, CodeType) else
               sorted(map(repr, value)) if isinstance(value, frozenset) else repr(value)
               for value in code.co_consts]  # fmt: skip
-    return [code.co_code.hex(), code.co_names, values, told]
+    return [code.co_code.hex(), code.co_names, values, globals_code]
 
 
 def files_of(experiment: Experiment) -> dict[str, str | None]:
     """Digests of the files that an experiment names, and of the files in its data set's folder."""
     task, place = experiment.task, Path(experiment.folder)
     beside = [*task.parties, *(name for name in (task.test, task.trusted) if isinstance(name, str))]
-    found = {name: digest(place / name) for name in beside}
+    digests = {name: digest(place / name) for name in beside}
     named = {part.file for part in parts_of(experiment) if isinstance(getattr(part, "file", None), str)}  # type: ignore[attr-defined]
-    found |= {name: digest(name) for name in named}
+    digests |= {name: digest(name) for name in named}
     root = task.data_dir or os.environ.get("HANSA_DATA")
     if root and task.dataset is not None and not is_function(task.dataset):
         name = task.dataset if isinstance(task.dataset, str) else str(task.dataset.get("name"))
         folder = Path(root).expanduser() / name
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-            found[f"{name}/{path.relative_to(folder).as_posix()}"] = digest(path)
-    return found
+            digests[f"{name}/{path.relative_to(folder).as_posix()}"] = digest(path)
+    return digests
 
 
 def digest(path: str | Path) -> str | None:
@@ -188,11 +188,11 @@ def digest(path: str | Path) -> str | None:
 
 @cache
 def _digest_of(path: str, inode: int, size: int, changed: int) -> str:
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     with open(path, "rb") as file:
         while chunk := file.read(CHUNK):
-            found.update(chunk)
-    return found.hexdigest()[:20]
+            hasher.update(chunk)
+    return hasher.hexdigest()[:20]
 
 
 def _digest(data: bytes) -> str:

@@ -134,8 +134,8 @@ class Results(StudyDisplay):
         known = {*MEASURES, f"final_{self.metric}", f"best_{self.metric}"}
         if measure not in known:
             raise ConfigError(f"unknown measure {measure!r}{nearest(measure, known)}")
-        found = ((outcome.cell.seed, self._measures(outcome)) for outcome in self.runs(algorithm, setting))
-        return {seed: measures[measure] for seed, measures in found}
+        by_seed = ((outcome.cell.seed, self._measures(outcome)) for outcome in self.runs(algorithm, setting))
+        return {seed: measures[measure] for seed, measures in by_seed}
 
     @cached_property
     def _cached(self) -> dict[int, dict[str, float | None]]:
@@ -158,16 +158,16 @@ class Results(StudyDisplay):
         """Differences of the final metric for all pairs of algorithms in a setting, with significance."""
         values = {}
         for algorithm in self.algorithms:
-            found = self.values(f"final_{self.metric}", algorithm, setting)
-            values[algorithm] = {seed: value for seed, value in found.items() if value is not None}
+            by_seed = self.values(f"final_{self.metric}", algorithm, setting)
+            values[algorithm] = {seed: value for seed, value in by_seed.items() if value is not None}
         return statistics.differences(setting, values)
 
     def order(self, setting: str) -> list[str]:
         """Algorithms with a value in a setting, best final metric first."""
         sign = -1.0 if higher_is_better(self.metric) else 1.0
         means = {name: self.estimate(f"final_{self.metric}", name, setting) for name in self.algorithms}
-        found = {name: each.mean for name, each in means.items() if each is not None and each.mean is not None}
-        return sorted(found, key=lambda name: sign * found[name])
+        finals = {name: each.mean for name, each in means.items() if each is not None and each.mean is not None}
+        return sorted(finals, key=lambda name: sign * finals[name])
 
     def leaders(self, setting: str) -> list[str]:
         """The best algorithm of a setting, and all that are not significantly worse."""
@@ -213,8 +213,8 @@ class Results(StudyDisplay):
         values = np.array([np.interp(grid, x, y) for x, y in lines])
         if len(values) == 1:
             return grid, values[0], values[0], values[0]
-        found = [statistics.interval(column) for column in values.T]
-        mean, low, high = (np.array([each[i] for each in found], dtype=np.float64) for i in range(3))
+        intervals = [statistics.interval(column) for column in values.T]
+        mean, low, high = (np.array([each[i] for each in intervals], dtype=np.float64) for i in range(3))
         return grid, mean, low, high
 
     def only(self, outcomes: list[Outcome]) -> Results:
@@ -269,7 +269,7 @@ class Results(StudyDisplay):
 
     def __repr__(self) -> str:
         counts = ((self.algorithms, "algorithm"), (self.settings, "setting"), (self.outcomes, "run"))
-        words = [f"{len(found)} {word}{'s' * (len(found) != 1)}" for found, word in counts]
+        words = [f"{len(items)} {word}{'s' * (len(items) != 1)}" for items, word in counts]
         words += [f"{len(self.failed)} failed"] * bool(self.failed)
         return f"<Results of {self.study.name}: {', '.join(words)}>"
 

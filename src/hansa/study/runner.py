@@ -116,12 +116,12 @@ def compare(
         )
     if isinstance(algorithms, (str, Part)):
         algorithms = [algorithms]
-    given = {"algorithms": algorithms, "partitions": partitions, "adversaries": adversaries, "grid": grid, "tune": tune,
-             "target": target, "metric": metric, "jobs": jobs,
-             "seeds": seeds if isinstance(seeds, int) else list(seeds)}  # fmt: skip
+    fields = {"algorithms": algorithms, "partitions": partitions, "adversaries": adversaries, "grid": grid,
+              "tune": tune, "target": target, "metric": metric, "jobs": jobs,
+              "seeds": seeds if isinstance(seeds, int) else list(seeds)}  # fmt: skip
     settings = {"task.dataset": dataset, "task.model": model, "task.data_dir": data_dir, "partition.parties": parties,
                 "run.rounds": rounds, "run.cohort": cohort}  # fmt: skip
-    tree = lay({} if task is None else {"task": plain(task)}, tree_of(plain(settings), plain(given)))
+    tree = lay({} if task is None else {"task": plain(task)}, tree_of(plain(settings), plain(fields)))
     tree = lay(tree, nest(plain(more)))
     _check_plain(tree, "")
     study = parse_study(tree, "")
@@ -141,9 +141,9 @@ def tree_of(settings: Mapping[str, Any], study: Mapping[str, Any]) -> dict[str, 
 
     Without a partition, a data set uses its natural partition, or else an even one. A number of parties without a
     partition means IID."""
-    said = {name: value for name, value in settings.items() if value is not None}
+    fields = {name: value for name, value in settings.items() if value is not None}
     keys = {name: value for name, value in study.items() if value is not None}
-    return {**nest(said), "study": keys}
+    return {**nest(fields), "study": keys}
 
 
 def named(study: Study, folder: Path | None, under: str = "runs") -> Study:

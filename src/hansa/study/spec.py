@@ -136,31 +136,31 @@ def parse_study(tree: Mapping[str, Any], name: str, place: str = ".") -> Study:
         if not isinstance(tree[table], Mapping) and not listed:
             raise ConfigError(f"[{table}] must be a table, got {tree[table]!r}")
     track = trackers(tree.pop("track", None))
-    given: Mapping[str, Any] = tree.get("study", {})
-    for key in given:
+    options: Mapping[str, Any] = tree.get("study", {})
+    for key in options:
         if key not in KEYS:
             raise ConfigError(f"[study]: unknown key {key!r}{nearest(key, KEYS)}")
-    tree = _with_task(tree, divided="partitions" in given)
+    tree = _with_task(tree, divided="partitions" in options)
     run = tree.get("run", {})
-    target = _number(given.get("target", run.get("target")), "target")
-    metric = given.get("metric", run.get("metric"))
+    target = _number(options.get("target", run.get("target")), "target")
+    metric = options.get("metric", run.get("metric"))
     if metric is not None and metric not in known_metrics():
         raise ConfigError(f"study.metric: unknown metric {metric!r}{nearest(str(metric), known_metrics())}")
-    algorithms = _axis("algorithm", given.get("algorithms"), tree.get("algorithm"))
+    algorithms = _axis("algorithm", options.get("algorithms"), tree.get("algorithm"))
     study = Study(
-        str(given.get("name", name)), {**tree, "study": dict(given)}, algorithms,
-        _axis("partition", given.get("partitions"), tree.get("partition"),
+        str(options.get("name", name)), {**tree, "study": dict(options)}, algorithms,
+        _axis("partition", options.get("partitions"), tree.get("partition"),
               "parties' own files" if tree["task"].get("parties") else "default partition"),
-        _axis("adversary", given.get("adversaries"), tree.get("adversary")),
-        _fields(given.get("grid", {}), "grid"), _seeds(given.get("seeds", 1), run.get("seed", 0)), target, metric,
-        _fields(given.get("tune", {}), "tune"), _count(given.get("tune_seeds", 1), "tune_seeds"),
-        None if given.get("jobs") is None else _count(given["jobs"], "jobs"), place, track=track,
+        _axis("adversary", options.get("adversaries"), tree.get("adversary")),
+        _fields(options.get("grid", {}), "grid"), _seeds(options.get("seeds", 1), run.get("seed", 0)), target, metric,
+        _fields(options.get("tune", {}), "tune"), _count(options.get("tune_seeds", 1), "tune_seeds"),
+        None if options.get("jobs") is None else _count(options["jobs"], "jobs"), place, track=track,
     )  # fmt: skip
     sizes = {choice.label: len(study.candidates(choice.label)) for choice in algorithms}
     if len(set(sizes.values())) > 1:
-        told = ", ".join(f"{label} {size}" for label, size in sizes.items())
+        counts = ", ".join(f"{label} {size}" for label, size in sizes.items())
         raise ConfigError(
-            f"study.tune: every algorithm gets the same number of candidates, so that tuning is fair ({told})"
+            f"study.tune: every algorithm gets the same number of candidates, so that tuning is fair ({counts})"
         )
     return study
 
@@ -201,12 +201,12 @@ def lay(tree: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _axis(kind: str, given: Any, base: Any, undivided: str = "") -> tuple[Choice, ...]:
+def _axis(kind: str, entries: Any, base: Any, undivided: str = "") -> tuple[Choice, ...]:
     """The choices of an axis; by default the base's table.
 
     A base table without a name is common to all choices. `undivided` is the label of a partition without a name."""
     plural = {"algorithm": "algorithms", "partition": "partitions", "adversary": "adversaries"}[kind]
-    if given is None:
+    if entries is None:
         if base is None:
             return (Choice("fedavg", {"name": "fedavg"}) if kind == "algorithm" else
                     Choice(undivided if kind == "partition" else "", None),)  # fmt: skip
@@ -218,10 +218,10 @@ def _axis(kind: str, given: Any, base: Any, undivided: str = "") -> tuple[Choice
                 raise ConfigError("[adversary] needs a kind, or study.adversaries a list of them")
             base = {"name": default, **base}
         return (Choice(_label(kind, base), base),)
-    if isinstance(given, (str, Mapping)) or not isinstance(given, Sequence) or not given:
-        raise ConfigError(f"study.{plural} must be a list of {plural} by name or as tables, got {given!r}")
+    if isinstance(entries, (str, Mapping)) or not isinstance(entries, Sequence) or not entries:
+        raise ConfigError(f"study.{plural} must be a list of {plural} by name or as tables, got {entries!r}")
     common = base if isinstance(base, Mapping) and "name" not in base else {}
-    choices = [_choice(kind, entry, common, f"study.{plural}[{i}]") for i, entry in enumerate(given)]
+    choices = [_choice(kind, entry, common, f"study.{plural}[{i}]") for i, entry in enumerate(entries)]
     labels = [choice.label for choice in choices]
     for label in labels:
         if labels.count(label) > 1:
@@ -280,8 +280,8 @@ def _label(kind: str, table: Mapping[str, Any]) -> str:
     fields = {key: value for key, value in table.items() if key not in ("name", "kind", "parties")}
     short = "fraction" if kind == "adversary" else SHORT.get(name) if kind == "partition" else None
     text = f"{name}:{_shown(fields.pop(short))}" if short in fields else name
-    told = ", ".join(f"{key}={_shown(value)}" for key, value in _flat(fields).items())
-    return f"{text} ({told})" if told else text
+    listed = ", ".join(f"{key}={_shown(value)}" for key, value in _flat(fields).items())
+    return f"{text} ({listed})" if listed else text
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -306,13 +306,13 @@ def dotted(name: str) -> str:
     return name if first in TABLES and rest else f"algorithm.{name}"
 
 
-def _fields(given: Any, where: str) -> dict[str, list[Any]]:
-    if not isinstance(given, Mapping):
+def _fields(table: Any, where: str) -> dict[str, list[Any]]:
+    if not isinstance(table, Mapping):
         raise ConfigError(
             f'study.{where} must be a table of fields and their values, as in {{ "local.lr" = [0.1, 0.3] }}'
         )
     out = {}
-    for name, values in _lists(given).items():
+    for name, values in _lists(table).items():
         if not isinstance(values, list) or not values:
             raise ConfigError(f"study.{where}: {name!r} needs a list of values, got {values!r}")
         if dotted(name) in ("run.seed", "run.target", "run.metric"):
@@ -324,10 +324,10 @@ def _fields(given: Any, where: str) -> dict[str, list[Any]]:
     return out
 
 
-def _lists(given: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _lists(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Dotted names and their lists; TOML reads `local.lr = [...]` as a table in a table."""
     out: dict[str, Any] = {}
-    for name, values in given.items():
+    for name, values in table.items():
         out |= _lists(values, f"{prefix}{name}.") if isinstance(values, Mapping) else {prefix + name: values}
     return out
 
@@ -336,29 +336,29 @@ def _combinations(fields: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
     return [dict(zip(fields, values, strict=True)) for values in itertools.product(*fields.values())]
 
 
-def _seeds(given: Any, first: Any) -> tuple[int, ...]:
+def _seeds(seeds: Any, first: Any) -> tuple[int, ...]:
     def whole(value: Any) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
-    if whole(given) and whole(first) and given > 0:
-        return tuple(range(first, first + given))
-    if isinstance(given, (list, tuple)) and given and all(map(whole, given)) and len(set(given)) == len(given):
-        return tuple(given)
-    raise ConfigError(f"study.seeds must be a number of seeds, at least 1, or a list of different seeds, got {given!r}")
+    if whole(seeds) and whole(first) and seeds > 0:
+        return tuple(range(first, first + seeds))
+    if isinstance(seeds, (list, tuple)) and seeds and all(map(whole, seeds)) and len(set(seeds)) == len(seeds):
+        return tuple(seeds)
+    raise ConfigError(f"study.seeds must be a number of seeds, at least 1, or a list of different seeds, got {seeds!r}")
 
 
-def _number(given: Any, name: str) -> float | None:
-    if given is None:
+def _number(value: Any, name: str) -> float | None:
+    if value is None:
         return None
-    if isinstance(given, bool) or not isinstance(given, (int, float)) or not math.isfinite(given):
-        raise ConfigError(f"study.{name} must be a number, got {given!r}")
-    return float(given)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ConfigError(f"study.{name} must be a number, got {value!r}")
+    return float(value)
 
 
-def _count(given: Any, name: str) -> int:
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise ConfigError(f"study.{name} must be a whole number, at least 1, got {given!r}")
-    return given
+def _count(value: Any, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"study.{name} must be a whole number, at least 1, got {value!r}")
+    return value
 
 
 def cores() -> int:

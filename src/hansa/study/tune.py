@@ -76,13 +76,13 @@ def tune(study: Study, folder: Path, run: Run) -> tuple[dict[Place, dict[str, An
             order = sorted(scored, key=lambda each: math.inf if each[1] is None else sign * each[1])
             last = rung == len(ladder) - 1
             usable = [each for each in order if each[1] is not None] or order  # a candidate without a score is dropped
-            kept = [number for number, _, _ in usable[: 1 if last else math.ceil(len(order) / 2)]]
+            survivors = [number for number, _, _ in usable[: 1 if last else math.ceil(len(order) / 2)]]
             for number, score, _ in scored:
                 values = left[place][number]
-                won = last and number in kept
-                trials.append(Trial(*place, values, rung + 1, ladder[rung], score, number in kept, metric,
+                won = last and number in survivors
+                trials.append(Trial(*place, values, rung + 1, ladder[rung], score, number in survivors, metric,
                                     won and at_edge(left[place], values)))  # fmt: skip
-            alive[place] = sorted(kept)
+            alive[place] = sorted(survivors)
     return {place: left[place][numbers[0]] for place, numbers in alive.items()}, trials
 
 
@@ -100,7 +100,7 @@ def _score(study: Study, jobs: Sequence[CellRun], failed: dict[Path, str]) -> tu
     """A candidate's mean score over seeds at the end of a rung, and the metric of the score.
 
     The score is None if a run failed or its metric is not finite."""
-    found: list[float] = []
+    scores: list[float] = []
     metric = None
     for job in jobs:
         history = [] if job.run_dir in failed else RunFolder(job.run_dir).history()
@@ -113,8 +113,8 @@ def _score(study: Study, jobs: Sequence[CellRun], failed: dict[Path, str]) -> tu
         values = [float(line[metric]) for line in last if line.get(metric) is not None]
         if not values or len(values) < len(last):
             return None, metric if lines else None
-        found.append(math.fsum(values) / len(values))
-    return math.fsum(found) / len(found), metric
+        scores.append(math.fsum(values) / len(values))
+    return math.fsum(scores) / len(scores), metric
 
 
 def at_edge(candidates: Sequence[dict[str, Any]], values: dict[str, Any]) -> bool:
