@@ -61,7 +61,7 @@ def test_the_deadline_is_reckoned_from_the_start_and_ends_it() -> None:
 def test_who_has_gone_is_not_waited_for() -> None:
     machine, _ = started()
     assert machine.handle(Looked(20.0, frozenset({1, 2}))) == []
-    assert machine.missing == {0: "it was not heard of for 300 s"}
+    assert machine.missing == {0: "it had no contact for 300 s"}
     assert machine.handle(Looked(30.0, frozenset())) != []
 
 

@@ -158,7 +158,7 @@ def test_a_party_that_goes_silent_is_given_up_after_a_while(found: Callable[...,
     ended = league.ended(job)
     assert ended["status"] == "finished" and [line["members"] for line in ended["rounds"]] == [["ann", "bob"]] * 2
     (entry,) = league.events("not taking part")
-    assert "it was not heard of for 0.4 s" in entry["detail"]
+    assert "it had no contact for 0.4 s" in entry["detail"]
     assert same(league.model(job), simulated(absent=without(2)))
 
 

@@ -69,7 +69,7 @@ class Operator:
         return self._do(lambda client: client.json("POST", path, b"", About()))
 
     def submit(self, experiment: Experiment, name: str, min_parties: int | None = None) -> tuple[str, list[str]]:
-        """Start a job; gives its id, and notes on where the job differs from a simulation of the experiment."""
+        """Start a job; returns its id, and notes on where the job differs from a simulation of the experiment."""
         experiment.check_networked()
         central, notes = own_samples(experiment)
         data = codec.encode(central)
@@ -78,8 +78,10 @@ class Operator:
         order = Order(valid_name(name), tree, blob, min_parties, secrets.token_hex(16))
 
         async def send(client: Client) -> str:
-            got = await client.upload_and_post("/v1/uploads", blob, memoryview(data), "/v1/jobs", pack(order), About())
-            return str(json.loads(got)["job"])
+            response = await client.upload_and_post(
+                "/v1/uploads", blob, memoryview(data), "/v1/jobs", pack(order), About()
+            )
+            return str(json.loads(response)["job"])
 
         return self._do(send), notes + replaced(experiment)
 
@@ -96,7 +98,7 @@ class Operator:
     def wait(self, id: str, on_round: Callable[[dict[str, Any]], None] | None = None,
              check: Callable[[], None] = lambda: None, known: bool = False,
              on_news: Callable[[str], None] = lambda news: None) -> dict[str, Any]:  # fmt: skip
-        """Wait until a job has ended; gives the job. `on_round` is called with the metrics line of each closed round.
+        """Wait until a job has ended; returns the job. `on_round` is called with the metrics line of each closed round.
         `check` is called regularly, and may raise an error to end the wait. An aggregator that has answered before
         (`known`: before this call) may restart meanwhile; `on_news` is told when it is away and when it is back."""
         after, lost = 0, None
@@ -169,7 +171,7 @@ class Operator:
             out += entries
 
     def export(self, out: Path) -> int:
-        """Export the whole log, as it is now, to a file; gives the number of entries."""
+        """Export the whole log, as it is now, to a file; returns the number of entries."""
         _refuse_folder(out)
         part = out.with_name(out.name + ".part")
 
@@ -201,7 +203,7 @@ class Operator:
         return parties
 
     def invite(self, party: str) -> Path:
-        """Make a new token for a party; gives its file, which is private."""
+        """Make a new token for a party; returns its file, which is private."""
         token = self._post(f"/v1/parties/{valid_name(party)}/invite")["token"]
         path = self.federation.folder / "tokens" / f"{party}.token"
         path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -209,7 +211,7 @@ class Operator:
         return path
 
     def revoke(self, party: str) -> int:
-        """Revoke a party's certificates; gives their number."""
+        """Revoke a party's certificates; returns their number."""
         return int(self._post(f"/v1/parties/{valid_name(party)}/revoke")["certificates"])
 
 

@@ -54,7 +54,7 @@ class Admin:
         )
 
     async def start(self, host: str, port: int) -> int:
-        """Start to listen; gives the port."""
+        """Start to listen; returns the port."""
         app = web.Application(client_max_size=BODY)
         if self.page is not None:
             self.page.routes(app)

@@ -146,7 +146,7 @@ def weight_differs(reply: Reply, answer: Answer) -> str | None:
 
 def store_answer(key: Key, sent: Sent, path: Path | None, rejected: str | None = None,
                  least: int = 1) -> Callable[[Writer], Receipt]:  # fmt: skip
-    """Store an answer, once, as an entry of the log; gives the receipt.
+    """Store an answer, once, as an entry of the log; returns the receipt.
 
     `path` is the file of the answer's blob. The ledger's writer also deletes blobs, so a blob that exists within the
     change stays. `rejected` is the reason not to fuse the answer; its blob may be gone. In a run with a minimum cohort
@@ -163,13 +163,13 @@ def store_answer(key: Key, sent: Sent, path: Path | None, rejected: str | None =
         known = db.one("SELECT state FROM certificates WHERE fingerprint = ? AND name = ?", sent.certificate, sent.name)
         if known is None or known["state"] != "valid":
             raise Denied(f"the certificate of {sent.name} is not valid here (any more); enrol again with a new token")
-        answer, said, bad = sent.answer, sent.statement, rejected is not None
+        answer, statement, bad = sent.answer, sent.statement, rejected is not None
         public = without_numbers(rejected) if rejected is not None and least > 1 else rejected
         digest, size = (answer.blob.digest, answer.blob.size) if answer.blob is not None else (None, 0)
         outcome = "rejected" if bad else "accepted" if answer.why is None else "refused"
-        detail = said.detail(answer.signature, sent.certificate) | ({"rejected": public} if bad else {})
+        detail = statement.detail(answer.signature, sent.certificate) | ({"rejected": public} if bad else {})
         entry = db.log(f"{answer_kind(key[2])} {outcome}", key[0], key[1], sent.name, **detail)
-        receipt = db.notary.receipt(said, answer.signature, "rejected" if bad else "accepted", entry - 1, entry,
+        receipt = db.notary.receipt(statement, answer.signature, "rejected" if bad else "accepted", entry - 1, entry,
                                     db.root(entry), rejected)  # fmt: skip
         db.run(
             "INSERT INTO replies (job, round, phase, number, party, blob, size, staged, why, seconds, entry, receipt, "

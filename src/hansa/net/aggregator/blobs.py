@@ -34,7 +34,7 @@ class Gap(HansaError):
 
 
 def write_pieces(path: Path, pieces: Iterable[bytes | memoryview]) -> tuple[str, int]:
-    """Write a file; gives the SHA-256 and the number of its bytes."""
+    """Write a file; returns the SHA-256 and the number of its bytes."""
     running = hashlib.sha256()
 
     def hashed() -> Iterator[bytes | memoryview]:
@@ -79,7 +79,7 @@ class Blobs:
         return (path.name for path in self.folder.glob("??/*"))
 
     def put(self, pieces: Iterable[bytes | memoryview]) -> tuple[str, int]:
-        """Store bytes as a blob, on disk before this returns; gives their SHA-256 and their number."""
+        """Store bytes as a blob, on disk before this returns; returns their SHA-256 and their number."""
         part = self._parts / f"own-{threading.get_ident()}"
         try:
             digest, size = write_pieces(part, pieces)
@@ -127,7 +127,7 @@ class Blobs:
         reach("blob.discarded")
 
     def sweep(self, keep: set[str]) -> int:
-        """Delete all blobs but these, and files left half-written; gives the number of deleted blobs."""
+        """Delete all blobs but these, and files left half-written; returns the number of deleted blobs."""
         gone = [digest for digest in self if digest not in keep]
         for digest in gone:
             self.discard(digest)
@@ -142,7 +142,7 @@ class Blobs:
             return part.stat().st_size if part.exists() else 0
 
     def append(self, owner: str, digest: str, at: int, data: bytes, limit: int) -> int:
-        """Append a chunk to an upload; gives the number of bytes received. A chunk that was received before is ignored.
+        """Append a chunk to an upload; returns the number of bytes received. A repeated chunk is ignored.
 
         Uploads are separate for each `owner`. A chunk beyond the end of the upload raises a Gap. A chunk that makes the
         upload longer than `limit` raises a DataError and deletes the upload.

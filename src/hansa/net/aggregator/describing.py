@@ -35,19 +35,20 @@ def describe(runtime: NetworkRuntime, experiment: Experiment, loss: str | None, 
     """
     record, names = Record(), runtime.parties
     answers = yield from _answers(runtime, experiment, record, Describe(loss or ("cross_entropy" if classes else None)))
-    said = dict[str, Description]()
+    descriptions = dict[str, Description]()
     for party, reply in zip(answers.parties, answers.replies, strict=True) if answers is not None else ():
         try:
-            said[names[party]] = Description.of(reply)
+            descriptions[names[party]] = Description.of(reply)
         except DataError as error:
             record.rejected[party] = str(error)
     prepared = experiment.task.prepare is not None
-    common, unfit = agreed(said, classes, prepared, header) if said else (None, {})
+    common, unfit = agreed(descriptions, classes, prepared, header) if descriptions else (None, {})
     record.rejected |= {party: unfit[name] for party, name in enumerate(names) if name in unfit}
     if experiment.run.min_cohort > 1:  # as in a round: no number about a single party
         record.rejected = {party: without_numbers(why) for party, why in record.rejected.items()}
     runtime.refused |= set(record.rejected)
-    tested = [p for p, name in enumerate(names) if p not in record.rejected and name in said and said[name].tests]
+    with_tests = {name for name, description in descriptions.items() if description.tests}
+    tested = [p for p, name in enumerate(names) if p not in record.rejected and name in with_tests]
     return DescribedData(common, {names[p]: why for p, why in (record.missing | record.rejected).items()}, tested)
 
 

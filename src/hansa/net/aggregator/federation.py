@@ -222,7 +222,7 @@ def init(folder: Path, name: str, parties: Sequence[str], hosts: Sequence[str], 
 
 
 def new_admin_token(folder: Path) -> Path:
-    """Make a new admin token, with which jobs are started and stopped on the live page; gives its file."""
+    """Make a new admin token, with which jobs are started and stopped on the live page; returns its file."""
     path = folder / ADMIN_TOKEN
     keys.write_private(path, secrets.token_urlsafe(32).encode() + b"\n")
     return path

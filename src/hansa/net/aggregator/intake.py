@@ -24,8 +24,10 @@ class Intake:
     discard: Callable[[list[str]], None]
 
     def steps(self, key: Key, sent: Sent, owner: str, queued: QueuedAsk | None) -> Steps[Receipt]:
-        """Take a party's answer; gives the receipt. `owner` owns the upload of the answer's blob. `queued` is the ask,
-        None where it is no longer offered. A reply that must not be fused is rejected here, and the receipt says why.
+        """Take a party's answer; returns the receipt.
+
+        `owner` owns the upload of the answer's blob. `queued` is the ask, None where it is no longer offered. A reply
+        that must not be fused is rejected here, and the receipt says why.
         """
         receipt = earlier_receipt(self.ledger, key, sent, self.ledger.notary)
         if receipt is None:  # no blob is made of an upload that will not be stored

@@ -69,7 +69,7 @@ class JobRunner:
         return {id: job for id, (job, _) in dict(self._running).items()}  # no lock: readers never wait
 
     def submit(self, order: Order, by: str = OPERATOR) -> str:
-        """Accept an order as a job; gives its id, which is its name and a number. The log says `by` whom."""
+        """Accept an order as a job; returns its id, which is its name and a number. The log says `by` whom."""
         check_order(order, self.functions, self.registry.names)
         if order.min_parties is not None and not 1 <= order.min_parties <= len(self.registry.names):
             raise ConfigError(f"min_parties must lie in 1..{len(self.registry.names)}, got {order.min_parties}")

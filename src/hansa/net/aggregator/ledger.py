@@ -92,7 +92,7 @@ class Writer:
 
     def log(self, event: str, job: str | None = None, round: int | None = None, party: str | None = None,
             **detail: Any) -> int:  # fmt: skip
-        """Append an entry; gives its number, which is the new length of the log."""
+        """Append an entry; returns its number, which is the new length of the log."""
         size = self.size()
         entry = (size + 1, time.time(), job, round, party, event, canonical(detail).decode())
         self.run("INSERT INTO log VALUES (?, ?, ?, ?, ?, ?, ?)", *entry)
@@ -178,7 +178,7 @@ class Ledger:
                 raise
 
     def _prepare(self, marked: int | None, checked: bool) -> int:
-        """Check that the database is intact, of this version, and has all commits of its mark; gives the number of
+        """Check that the database is intact, of this version, and has all commits of its mark; returns the number of
         commits. A database that was `checked` against its hash is intact."""
         path, mark = self._path, self._path.with_suffix(".mark")
         verdict = "ok" if checked else self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -190,7 +190,7 @@ class Ledger:
             raise LedgerError(
                 f"the ledger {path} has {commits} of the {marked} commits that were acknowledged: its write-ahead "
                 f"log {path.name}-wal was damaged or removed, or an older copy was put in its place; restore the "
-                f"right one, or remove {mark} to go on without the lost commits"
+                f"right one, or remove {mark} to continue without the lost commits"
             )
         return commits
 

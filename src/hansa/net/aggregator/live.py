@@ -37,7 +37,7 @@ REASONS = 3000  # most characters of why a job ended, which may list reasons of 
 STEP = 50  # entries of the log that are read at once
 ANEW = 600.0  # seconds after which the log is verified again from its start, or 20 times the last duration
 BEFORE = ("describe", "prepare")  # the phases before the first round
-PHASES = {"describe": "asking what the data look like", "prepare": "preparing the data", "select": "selecting parties",
+PHASES = {"describe": "describing the data", "prepare": "preparing the data", "select": "selecting parties",
           "round": "training", "publish": "making the model to publish", "evaluate": "evaluating"}  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from hansa.net.transport.wire import Order
 
 
 def check_order(order: Order, functions: tuple[str, ...], parties: list[str]) -> Experiment:
-    """Check an order as far as possible before the parties have described their data; gives its experiment.
+    """Check an order as far as possible before the parties have described their data; returns its experiment.
 
     A ConfigError says why the experiment cannot run across a network.
     """

@@ -60,9 +60,9 @@ class PartyRoutes(Endpoints):
             raise
 
     async def rotate(self, call: Call) -> web.Response:
-        assert call.who is not None
-        self.admission.charge_rotation(call.who)
-        return await self._certify(self.registry.rotate(call.who, call.body))
+        assert call.identity is not None
+        self.admission.charge_rotation(call.identity)
+        return await self._certify(self.registry.rotate(call.identity, call.body))
 
     async def _certify(self, change: Callable[[Any], tuple[str, bytes]]) -> web.Response:
         name, pem = await self.written(change)
@@ -70,7 +70,7 @@ class PartyRoutes(Endpoints):
         return packed(IssuedCertificate(self.registry.federation.name, name, pem))
 
     async def _heard(self, call: Call) -> tuple[int, str]:
-        """Note a contact with a party; gives its number and its instance."""
+        """Note a contact with a party; returns its number and its instance."""
         instance = call.query("instance")
         if not re.fullmatch(r"[0-9a-f]{1,64}", instance):
             raise DataError("the query names no valid instance of the party")
@@ -93,8 +93,8 @@ class PartyRoutes(Endpoints):
                 work = await self.queue.wait_for_work(number, instance, seconds)
         finally:
             self.admission.metrics.held.dec()
-        assert call.who is not None
-        self.check(call.who)  # it may have been revoked while the poll was held open
+        assert call.identity is not None
+        self.check(call.identity)  # it may have been revoked while the poll was held open
         if work is None and self.admission.closing.is_set():
             raise self.admission.shutting_down()
         pace = pacing_headers(self.queue.known, longest)
@@ -137,18 +137,18 @@ class PartyRoutes(Endpoints):
         return await self.append(call, queued.limit)
 
     async def reply(self, call: Call) -> web.Response:
-        assert call.who is not None
+        assert call.identity is not None
         answer = unpack(call.body, Answer)
         if (answer.blob is None) == (answer.why is None) or (answer.blob is None) != (answer.weight is None):
             raise DataError("invalid answer: expected either a blob with its weight, or a reason for a refusal")
         statement = make_statement(self.registry.federation.name, call.name, call.key, answer)
-        if not signed_by(call.who.key, answer.signature, statement.signed_bytes()):
+        if not signed_by(call.identity.key, answer.signature, statement.signed_bytes()):
             raise signing.SignatureError(f"the signature of {call.name} does not match this answer")
         if answer.why is not None:  # shown to people
             answer = msgspec.structs.replace(answer, why=printable(answer.why))
         party, key, queued = self._queued(call)
         seconds = self.queue.spent(queued) if queued is not None else 0.0
-        sent = Sent(party, call.name, answer, seconds, statement, call.who.fingerprint)
+        sent = Sent(party, call.name, answer, seconds, statement, call.identity.fingerprint)
         intake = Intake(self.ledger, self.blobs, self.queue, self.jobs.discard)
         receipt = await complete_async(intake.steps(key, sent, owner(call), queued), self._perform)
         self.admission.metrics.replies.labels(receipt.status).inc()

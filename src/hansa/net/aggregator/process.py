@@ -53,7 +53,7 @@ class Aggregator:
                 self._lock = undo.enter_context(disk.lock(self.state / ".lock", taken))
                 self._open(federation, undo)
             except OSError as error:
-                raise ConfigError(f"cannot work in the folder {self.state}: {error.strerror}") from None
+                raise ConfigError(f"cannot use the folder {self.state}: {error.strerror}") from None
             undo.pop_all()
 
     def _open(self, federation: FederationFolder, undo: contextlib.ExitStack) -> None:

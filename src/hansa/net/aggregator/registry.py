@@ -89,22 +89,22 @@ class Registry:
 
         return change
 
-    def admits(self, who: certificates.Identity) -> bool:
+    def admits(self, identity: certificates.Identity) -> bool:
         """Whether a certificate is valid now."""
-        return who.fingerprint in self._valid and time.time() < who.not_after
+        return identity.fingerprint in self._valid and time.time() < identity.not_after
 
-    def used(self, who: certificates.Identity) -> Callable[[Writer], None] | None:
+    def used(self, identity: certificates.Identity) -> Callable[[Writer], None] | None:
         """The change at the first use of a certificate: its owner's older ones end. None at later uses."""
-        if self._valid.get(who.fingerprint) != "new":
+        if self._valid.get(identity.fingerprint) != "new":
             return None
 
         def change(db: Writer) -> None:
             first = db.run("UPDATE certificates SET state = 'valid' WHERE fingerprint = ? AND state = 'new'",
-                           who.fingerprint).rowcount > 0  # fmt: skip
+                           identity.fingerprint).rowcount > 0  # fmt: skip
             if first:  # unless it was revoked meanwhile
                 db.run("UPDATE certificates SET state = 'superseded' WHERE name = ? AND role = ? AND state = 'valid' "
-                       "AND fingerprint != ?", who.name, who.role, who.fingerprint)  # fmt: skip
-                db.log("certificate in use", party=who.name, certificate=who.fingerprint)
+                       "AND fingerprint != ?", identity.name, identity.role, identity.fingerprint)  # fmt: skip
+                db.log("certificate in use", party=identity.name, certificate=identity.fingerprint)
 
         return change
 
@@ -120,7 +120,7 @@ class Registry:
         return change
 
     def enrol(self, secret: str, request: bytes) -> Callable[[Writer], tuple[str, bytes]]:
-        """Issue a certificate for a token; gives the party's name and the PEM. A token is valid for one key; the same
+        """Issue a certificate for a token; returns the party's name and the PEM. A token is valid for one key; the same
         request again gets the same certificate."""
         name, key = certificates.read_request(request)
         digest, text = secret_digest(secret), key.public_bytes_raw().hex()
@@ -143,11 +143,11 @@ class Registry:
 
         return change
 
-    def rotate(self, who: certificates.Identity, request: bytes) -> Callable[[Writer], tuple[str, bytes]]:
+    def rotate(self, identity: certificates.Identity, request: bytes) -> Callable[[Writer], tuple[str, bytes]]:
         """Issue a certificate for a new key of the same party; the same request again gets the same one."""
         name, key = certificates.read_request(request)
-        if name != who.name:
-            raise Denied(f"{who.name} may not request a certificate for {name}")
+        if name != identity.name:
+            raise Denied(f"{identity.name} may not request a certificate for {name}")
         text = key.public_bytes_raw().hex()
 
         def change(db: Writer) -> tuple[str, bytes]:
@@ -163,10 +163,10 @@ class Registry:
 
     def _issue(self, db: Writer, key: keys.PublicKey, name: str) -> tuple[bytes, str]:
         pem = self.federation.issue(key, name, "party", DAYS)
-        who = certificates.identity_of_pem(pem)
-        db.run("INSERT INTO certificates VALUES (?, ?, 'party', 'new', ?, ?)", who.fingerprint, name,
+        identity = certificates.identity_of_pem(pem)
+        db.run("INSERT INTO certificates VALUES (?, ?, 'party', 'new', ?, ?)", identity.fingerprint, name,
                key.public_bytes_raw().hex(), pem)  # fmt: skip
-        return pem, who.fingerprint
+        return pem, identity.fingerprint
 
     def invite(self, name: str) -> tuple[Token, Callable[[Writer], None]]:
         """Make a token for a known or a new party; its unused older tokens become void."""
@@ -182,7 +182,7 @@ class Registry:
         return token, change
 
     def revoke(self, name: str) -> Callable[[Writer], int]:
-        """Revoke all certificates and tokens of a party; gives the number of certificates."""
+        """Revoke all certificates and tokens of a party; returns the number of certificates."""
         self.number(name)
 
         def change(db: Writer) -> int:
@@ -207,10 +207,10 @@ def _enter(db: Writer, names: Sequence[str]) -> None:
         db.run(DECLARE, name)
 
 
-def _trust(who: certificates.Identity, pem: bytes) -> Callable[[Writer], None]:
+def _trust(identity: certificates.Identity, pem: bytes) -> Callable[[Writer], None]:
     def change(db: Writer) -> None:
-        key = who.key.public_bytes_raw().hex()
-        db.run("INSERT OR IGNORE INTO certificates VALUES (?, ?, ?, 'valid', ?, ?)", who.fingerprint, who.name,
-               who.role, key, pem)  # fmt: skip
+        key = identity.key.public_bytes_raw().hex()
+        db.run("INSERT OR IGNORE INTO certificates VALUES (?, ?, ?, 'valid', ?, ?)", identity.fingerprint,
+               identity.name, identity.role, key, pem)  # fmt: skip
 
     return change

@@ -112,7 +112,7 @@ class Asking:
         self._replies = 0
 
     def handle(self, event: Event) -> list[Command]:
-        """Handle an event; gives the commands to carry out."""
+        """Handle an event; returns the commands to carry out."""
         if isinstance(event, Started):
             assert self.state == "new"
             return self._start(event)
@@ -155,7 +155,7 @@ class Asking:
             self._miss(list(self.waiting), f"it did not answer within the deadline of {self.deadline:g} s")
         else:
             away = [party for party in self.waiting if party not in event.here]
-            self._miss(away, f"it was not heard of for {self.absent_after:g} s")
+            self._miss(away, f"it had no contact for {self.absent_after:g} s")
 
     def _over(self) -> list[Command]:
         enough = self.enough is not None and self._replies >= self.enough

@@ -29,14 +29,14 @@ class Call:
     """An admitted request: the client's identity, the body, and the job, round and ask that were signed."""
 
     request: web.Request
-    who: certificates.Identity | None
+    identity: certificates.Identity | None
     body: bytes
     about: signing.About | None
 
     @property
     def name(self) -> str:
-        assert self.who is not None
-        return self.who.name
+        assert self.identity is not None
+        return self.identity.name
 
     @property
     def key(self) -> Key:
@@ -81,10 +81,12 @@ class Endpoints:
     jobs: Jobs
     admission: Admission
 
-    def check(self, who: certificates.Identity) -> None:
+    def check(self, identity: certificates.Identity) -> None:
         """Raise Denied unless the client's certificate is valid now."""
-        if not self.registry.admits(who):
-            raise Denied(f"the certificate of {who.name} is not valid here (any more); enrol again with a new token")
+        if not self.registry.admits(identity):
+            raise Denied(
+                f"the certificate of {identity.name} is not valid here (any more); enrol again with a new token"
+            )
 
     async def written(self, change: Callable[[Any], Any]) -> Any:
         """Make a change in the ledger; the result comes once it is on disk."""
@@ -104,8 +106,8 @@ class Endpoints:
 
 def owner(call: Call) -> str:
     """The owner of the client's uploads."""
-    assert call.who is not None
-    return f"{call.who.role}.{call.name}"
+    assert call.identity is not None
+    return f"{call.identity.role}.{call.name}"
 
 
 def digest(call: Call) -> str:

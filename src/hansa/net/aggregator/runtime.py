@@ -152,7 +152,7 @@ class NetworkRuntime:
         return None
 
     def _attend(self, request: Attend) -> Steps[Sequence[int]]:
-        """Wait until enough parties are present; gives their numbers. A replay gives the stored ones."""
+        """Wait until enough parties are present; returns their numbers. A replay returns the stored numbers."""
         key, reported = (self.job, request.round, request.phase, 0), False
         while True:
             row = self.ledger.one(f"SELECT closed FROM asks WHERE {WHERE}", *key)
@@ -383,14 +383,14 @@ class NetworkRuntime:
         return self._tickets.count(arrival)
 
     def _give_up_absent(self) -> Steps[bool]:
-        """Give up the tickets of absent parties; gives whether there were any."""
+        """Give up the tickets of absent parties; returns whether there were any."""
         here = set(self.queue.present([flight.ticket.party for flight in self.flights]))
         late = (
             time.monotonic() - self.queue.absent_after
         )  # every ticket gets that time, or an absent party loses many at once
         gone = [f for f in self.flights if f.ticket.party not in here and f.since <= late]
         for flight in gone:
-            why = f"it was not heard of for {self.queue.absent_after:g} s"
+            why = f"it had no contact for {self.queue.absent_after:g} s"
             yield Write(give_up(flight.key, flight.ticket.party, why))
             self.queue.withdraw(flight.key, [flight.ticket.party])
         return bool(gone)
@@ -407,10 +407,10 @@ class NetworkRuntime:
     def saved(self) -> None:
         """The checkpoint with the last snapshot is on disk: delete messages that only earlier rounds needed."""
         needed = {"task", *(ask_name(*flight.key[1:]) for flight in self.flights)}
-        kept = {name: blob for name, blob in self._written.items() if name[0] in needed}
-        for blob in set(self._written.values()) - set(kept.values()):
+        needed_files = {name: blob for name, blob in self._written.items() if name[0] in needed}
+        for blob in set(self._written.values()) - set(needed_files.values()):
             (self.messages / blob.digest).unlink(missing_ok=True)
-        self._written = kept
+        self._written = needed_files
 
     def close(self) -> None:
         """Withdraw all tickets, and delete the messages."""
@@ -419,7 +419,7 @@ class NetworkRuntime:
         shutil.rmtree(self.messages, ignore_errors=True)
 
     def restore(self, tree: Mapping[str, Any]) -> None:
-        """Go on from a snapshot."""
+        """Continue from a snapshot."""
         self._base = {int(party): ask for party, ask in tree["base"].items()}
         self._tip = dict(self._base)
         self._tickets.restore(tree, self._flight)

@@ -75,12 +75,12 @@ def _upgrade_from_2(db: Any) -> None:
     """
     db.execute("BEGIN IMMEDIATE")
     try:
-        found = "FROM asks WHERE round = 0 AND number = 0 AND digest = '' AND phase"
-        drawn = dict(db.execute(f"SELECT job, closed {found} = 'secret'").fetchall())
-        for job, parties in db.execute(f"SELECT job, closed {found} = 'parties'").fetchall():
+        rows = "FROM asks WHERE round = 0 AND number = 0 AND digest = '' AND phase"
+        drawn = dict(db.execute(f"SELECT job, closed {rows} = 'secret'").fetchall())
+        for job, parties in db.execute(f"SELECT job, closed {rows} = 'parties'").fetchall():
             secret = json.loads(drawn[job]) if job in drawn else secrets.token_hex(32)
             db.execute("INSERT INTO job_facts VALUES (?, ?, ?)", (job, parties, secret))
-        db.execute(f"DELETE {found} IN ('parties', 'secret')")
+        db.execute(f"DELETE {rows} IN ('parties', 'secret')")
         db.execute(f"PRAGMA user_version = {VERSION}")
         db.execute("COMMIT")
     except BaseException:

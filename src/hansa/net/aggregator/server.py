@@ -115,25 +115,25 @@ class Server:
                 f"this aggregator speaks version {ours} of the protocol and the request version "
                 f"{versions[:32] or 'none'}; install the same version of hansa on both sides",
             )
-        who = self._peer(request)
-        admitted.count(who)
+        identity = self._peer(request)
+        admitted.count(identity)
         if route.role != "anyone":
-            if who is None:
+            if identity is None:
                 raise Refused(401, "this needs a client certificate; enrol first (hansa join --token-file ...)")
-            first = self.registry.used(who)
+            first = self.registry.used(identity)
             if first is not None:
                 await self._parties.written(first)
-                self.registry.reload_of(who.name)
-            self._parties.check(who)
-            if who.role != route.role:
-                raise Denied(f"this route is for the role {route.role}; {who.name} has the role {who.role}")
+                self.registry.reload_of(identity.name)
+            self._parties.check(identity)
+            if identity.role != route.role:
+                raise Denied(f"this route is for the role {route.role}; {identity.name} has the role {identity.role}")
         body = await admitted.body(route.limit)
         about = None
         if route.signed:
-            assert who is not None
-            self._parties.check(who)  # it may have been revoked while the body arrived
-            about = signing.verify(who.key, request.method, request.raw_path, body, request.headers)
-        call = Call(request, who, body, about)
+            assert identity is not None
+            self._parties.check(identity)  # it may have been revoked while the body arrived
+            about = signing.verify(identity.key, request.method, request.raw_path, body, request.headers)
+        call = Call(request, identity, body, about)
         if about is not None and about != (_about(call.key) if "round" in request.match_info else signing.About()):
             raise signing.SignatureError("the request was signed for another job, round or ask than its path names")
         return call

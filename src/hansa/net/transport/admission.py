@@ -255,17 +255,17 @@ class AdmittedRequest:
         admission.bodies += share
         admission.bodies_of[fingerprint] += share
         self._share = share
-        got = bytearray()
+        data = bytearray()
         while True:
             try:
                 async with asyncio.timeout(admission.limits.stall):
-                    got += await request.content.readexactly(min(PIECE, share - len(got)))
+                    data += await request.content.readexactly(min(PIECE, share - len(data)))
             except asyncio.IncompleteReadError as end:
-                return bytes(got + end.partial)
+                return bytes(data + end.partial)
             except TimeoutError:
                 admission.metrics.dropped.labels("body too slow").inc()
                 raise Refused(
                     408, f"the body arrives slower than {PIECE} bytes in {admission.limits.stall:g} s"
                 ) from None
-            if len(got) == share:
-                return bytes(got)
+            if len(data) == share:
+                return bytes(data)

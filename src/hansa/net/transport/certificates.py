@@ -282,10 +282,10 @@ def parse_certificate(cert_pem: bytes) -> x509.Certificate:
     return certs[0]
 
 
-def _only(subject: x509.Name, oid: x509.ObjectIdentifier, where: str, what: str) -> str:
+def _only(subject: x509.Name, oid: x509.ObjectIdentifier, where: str, field: str) -> str:
     values = [attribute.value for attribute in subject.get_attributes_for_oid(oid)]
     if len(values) != 1 or not isinstance(values[0], str):
-        raise IdentityError(f"the {where} has {len(values)} entries for the {what}; expected one text")
+        raise IdentityError(f"the {where} has {len(values)} entries for the {field}; expected one text")
     return values[0]
 
 

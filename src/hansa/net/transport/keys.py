@@ -81,7 +81,7 @@ def read_key(path: Path) -> Ed25519PrivateKey:
         raise IdentityError(f"{path}: {error}") from None
 
 
-def check_size(data: bytes, what: str) -> None:
+def check_size(data: bytes, noun: str) -> None:
     """Refuse data of more than LIMIT bytes, before it is parsed."""
     if len(data) > LIMIT:
-        raise IdentityError(f"the {what} has {len(data)} bytes; at most {LIMIT} are read")
+        raise IdentityError(f"the {noun} has {len(data)} bytes; at most {LIMIT} are read")
