@@ -26,13 +26,13 @@ from hansa.core.task import Holdings
 log = logging.getLogger("hansa")
 
 
-def adversaries(given: Any) -> tuple[Adversary, ...]:
+def adversaries(attacks: Any) -> tuple[Adversary, ...]:
     """Read one adversary or a list: parts, names or tables. A table may use `kind` instead of `name`."""
-    if given is None:
+    if attacks is None:
         return ()
-    several = isinstance(given, (list, tuple))
+    several = isinstance(attacks, (list, tuple))
     groups = []
-    for number, value in enumerate(given if several else [given]):
+    for number, value in enumerate(attacks if several else [attacks]):
         where = f"adversary[{number}]" if several else "adversary"
         groups.append(from_config("adversary", named(value, where), where=where))
     return tuple(groups)
@@ -96,14 +96,14 @@ class Band:
         for group in self.groups:
             if not (group.forges or group.corrupts):
                 continue
-            what = f"the adversary {group.name!r} changes updates of the model"
+            problem = f"the adversary {group.name!r} changes updates of the model"
             if "exchange" in algorithm.verbs:
-                raise ConfigError(f"{what}, and with {algorithm.name} parties exchange models; use 'label-flip'")
+                raise ConfigError(f"{problem}, and with {algorithm.name} parties exchange models; use 'label-flip'")
             if not algorithm.trains:
-                raise ConfigError(f"{what}, and parties of {algorithm.name} send no updates; use 'label-flip'")
+                raise ConfigError(f"{problem}, and parties of {algorithm.name} send no updates; use 'label-flip'")
             if masked:
                 raise ConfigError(
-                    f"{what}, and with a secure sum only masked updates are visible here; use 'label-flip'"
+                    f"{problem}, and with a secure sum only masked updates are visible here; use 'label-flip'"
                 )
             if group.needs_rate and ("submit" in algorithm.verbs or self.rate is None):
                 raise ConfigError(
@@ -139,7 +139,8 @@ class Band:
         """Central test samples that show whether the attacks succeed, with the classes that the attacks want."""
         if holdings.test is None or holdings.classes is None:
             return None
-        probes = [group.probe(*holdings.test) for group, who in zip(self.groups, self.members, strict=True) if who]
+        attacking = [group for group, members in zip(self.groups, self.members, strict=True) if members]
+        probes = [group.probe(*holdings.test) for group in attacking]
         wanted = [pair for pair in probes if pair is not None and len(pair[0])]
         return (torch.cat([x for x, _ in wanted]), torch.cat([y for _, y in wanted])) if wanted else None
 

@@ -157,7 +157,7 @@ class Algorithm(Part):
 
     async def round(self, fed: Federation, state: State) -> State:
         """Run one round: query, local work, fusion. Deterministic in the state, the replies and `fed.rng`."""
-        raise TypeError(f"the algorithm {self.name!r} has no round")
+        raise TypeError(f"the algorithm {self.name!r} does not define round()")
 
     async def publish(self, fed: Federation, state: State) -> State:
         """The state to evaluate and save; methods without a global model collect one here."""

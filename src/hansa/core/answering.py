@@ -26,10 +26,10 @@ def report_spent(op: Op, replies: Reply | Replies, *spent: float | None) -> None
     """Add to a reply, or to a stack of replies, the epsilon that each party has spent, if the op reports it."""
     if op.budget is None:
         return
-    told = [epsilon for epsilon in spent if epsilon is not None and reports_epsilon(op, epsilon)]
-    if len(told) < len(spent):
+    reported = [epsilon for epsilon in spent if epsilon is not None and reports_epsilon(op, epsilon)]
+    if len(reported) < len(spent):
         return
     if isinstance(replies, Reply):
-        (replies.metrics[EPSILON],) = told
+        (replies.metrics[EPSILON],) = reported
     else:
-        replies.metrics[EPSILON] = told
+        replies.metrics[EPSILON] = reported

@@ -181,7 +181,7 @@ class Op(Part):
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         """Run the op. Returns the reply, and the memory that the party keeps if the reply is fused."""
-        raise TypeError(f"the op {self.name!r} does not run at a party")
+        raise TypeError(f"the op {self.name!r} does not define run()")
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         """Names, shapes and types of the reply's tensors; a different reply is rejected."""
@@ -288,7 +288,7 @@ class PeerOp(Wrapper):
     def receive(self, party: Party, payload: Payload, inbox: list[tuple[float, dict[str, Tensor]]],
                 memory: Memory) -> Memory:  # fmt: skip
         """The memory after receiving the messages of the neighbours and its own, each with its mixing weight."""
-        raise TypeError(f"the op {self.name!r} receives nothing")
+        raise TypeError(f"the op {self.name!r} does not define receive()")
 
 
 class DataOp(Op):
@@ -296,7 +296,7 @@ class DataOp(Op):
 
     def transform(self, x: Tensor, payload: Payload) -> Tensor:
         """The transformed samples. Each row is transformed by itself, so any subset gives the same rows."""
-        raise TypeError(f"the op {self.name!r} transforms nothing")
+        raise TypeError(f"the op {self.name!r} does not define transform()")
 
     def apply(self, party: Party, payload: Payload) -> None:
         """Replace the party's samples by transformed ones; a PartyError if the payload does not fit them."""
@@ -322,7 +322,7 @@ def sent(payload: Payload, name: str, shape: tuple[int | None, ...]) -> Tensor:
     """
     tensor = payload.get(name)
     fits = isinstance(tensor, Tensor) and len(shape) == tensor.dim() and tensor.is_floating_point()
-    if not fits or any(wanted not in (None, got) for wanted, got in zip(shape, tensor.shape, strict=True)):  # type: ignore[union-attr]
+    if not fits or any(wanted not in (None, size) for wanted, size in zip(shape, tensor.shape, strict=True)):  # type: ignore[union-attr]
         raise PartyError(f"the payload has no {name!r} of the shape that its samples need")
     assert isinstance(tensor, Tensor)
     if not bool(torch.isfinite(tensor).all()):

@@ -26,7 +26,7 @@ class Predictor(Part):
         return payload
 
     def outputs(self, objective: Objective, payload: Payload, x: Tensor) -> Tensor:
-        raise TypeError(f"the predictor {self.name!r} predicts nothing")
+        raise TypeError(f"the predictor {self.name!r} does not define outputs()")
 
 
 @register("network")

@@ -194,7 +194,7 @@ class Tickets(Generic[F]):
         return {"flights": flights, "payloads": list(payloads.values()), "tickets": self._issued}
 
     def restore(self, tree: Mapping[str, Any], make: Callable[[Ticket, Op, Payload, Mapping[str, Any]], F]) -> None:
-        """Go on from a snapshot. `make` is given a ticket, its op, its payload and the fields of `Flight.tree`."""
+        """Continue from a snapshot. `make` is given a ticket, its op, its payload and the fields of `Flight.tree`."""
         self._issued = tree["tickets"]
         self.flights = {}
         for saved in tree["flights"]:

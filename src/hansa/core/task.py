@@ -75,27 +75,27 @@ def _count(pair: Pair | None) -> str:
 class PartyShards:
     """The samples of all parties in one tensor: party k has rows offsets[k] to offsets[k + 1]."""
 
-    def __init__(self, data: Sequence[Pair] | tuple[Any, Any, Any], objective: Objective, what: str,
+    def __init__(self, data: Sequence[Pair] | tuple[Any, Any, Any], objective: Objective, where: str,
                  prepared: bool = False, names: Sequence[str] | None = None) -> None:  # fmt: skip
         if isinstance(data, tuple) and len(data) == 3:
-            x, y = tensor_of(data[0], f"{what} x"), tensor_of(data[1], f"{what} y")
+            x, y = tensor_of(data[0], f"{where} x"), tensor_of(data[1], f"{where} y")
             offsets = np.asarray(data[2], dtype=np.int64)
             if offsets.ndim != 1 or len(offsets) < 2 or offsets[0] != 0 or (np.diff(offsets) < 0).any():
-                raise DataError(f"{what}: offsets must rise from 0, one more than there are parties")
+                raise DataError(f"{where}: offsets must rise from 0, one more than there are parties")
             if offsets[-1] != len(x):
-                raise DataError(f"{what}: the last offset is {offsets[-1]}, but there are {len(x)} samples")
-            _paired(x, y, what)
+                raise DataError(f"{where}: the last offset is {offsets[-1]}, but there are {len(x)} samples")
+            _paired(x, y, where)
         else:
             if not isinstance(data, Sequence) or len(data) == 0:
-                raise DataError(f"{what}: give a list of (x, y), one per party, or one (x, y, offsets)")
+                raise DataError(f"{where}: give a list of (x, y), one per party, or one (x, y, offsets)")
             xs, ys = [], []
             for k, pair in enumerate(data):
                 if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-                    raise DataError(f"{what}[{k}]: expected a pair (x, y)")
-                xs.append(tensor_of(pair[0], f"{what}[{k}] x"))
-                ys.append(tensor_of(pair[1], f"{what}[{k}] y"))
-                _paired(xs[-1], ys[-1], f"{what}[{k}]")
-            x, y = _join(xs, f"{what} x"), _join(ys, f"{what} y")
+                    raise DataError(f"{where}[{k}]: expected a pair (x, y)")
+                xs.append(tensor_of(pair[0], f"{where}[{k}] x"))
+                ys.append(tensor_of(pair[1], f"{where}[{k}] y"))
+                _paired(xs[-1], ys[-1], f"{where}[{k}]")
+            x, y = _join(xs, f"{where} x"), _join(ys, f"{where} y")
             offsets = np.concatenate([[0], np.cumsum([len(v) for v in xs])]).astype(np.int64)
         self.offsets = offsets
 
@@ -105,7 +105,7 @@ class PartyShards:
                 return ""
             return f" of party {names[party] if names is not None else str(party)!r} (row {row - int(offsets[party])})"
 
-        self.x, self.y = _fit(x, y, objective, what, prepared, owner)
+        self.x, self.y = _fit(x, y, objective, where, prepared, owner)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -153,29 +153,29 @@ class Known:
         self.test = self._central(task.test, objective, "test", prepared)
         self.trusted = self._central(task.trusted, objective, "trusted", prepared)
 
-    def _central(self, pair: Pair | None, objective: Objective, what: str,
+    def _central(self, pair: Pair | None, objective: Objective, where: str,
                  prepared: bool) -> tuple[Tensor, Tensor] | None:  # fmt: skip
         if pair is None:
             return None
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise DataError(f"{what}: expected a pair (x, y)")
-        x, y = tensor_of(pair[0], f"{what} x"), tensor_of(pair[1], f"{what} y")
-        _paired(x, y, what)
+            raise DataError(f"{where}: expected a pair (x, y)")
+        x, y = tensor_of(pair[0], f"{where} x"), tensor_of(pair[1], f"{where} y")
+        _paired(x, y, where)
         if tuple(x.shape[1:]) != self.shape:
-            raise DataError(f"{what}: samples are {tuple(x.shape[1:])}, the parties' {self.shape}")
-        x, y = _fit(x, y, objective, what, prepared)
+            raise DataError(f"{where}: samples are {tuple(x.shape[1:])}, the parties' {self.shape}")
+        x, y = _fit(x, y, objective, where, prepared)
         hint = "; if no party holds some class, say how many there are: Task(classes=...)" if self.counted else ""
-        self.check_targets(y, f"{what}: ", hint)
+        self.check_targets(y, f"{where}: ", hint)
         return x, y
 
-    def check_targets(self, y: Tensor, what: str, hint: str = "", tell: bool = True) -> None:
+    def check_targets(self, y: Tensor, where: str, hint: str = "", tell: bool = True) -> None:
         """Raise a DataError for invalid class numbers; with `tell`, the message has the party's numbers."""
         if self.classes is not None and not y.is_floating_point() and y.numel():
             low, high = int(y.min()), int(y.max())
             if low < 0 or high >= self.classes:
                 hint = "; number the classes from 0" if low == 1 and high == self.classes else hint
-                got = f"got {low}..{high}{hint}" if tell else "and some do not"
-                raise DataError(f"{what}targets must lie in 0..{self.classes - 1}, {got}")
+                problem = f"got {low}..{high}{hint}" if tell else "and some do not"
+                raise DataError(f"{where}targets must lie in 0..{self.classes - 1}, {problem}")
 
     def __len__(self) -> int:
         return self._count
@@ -223,26 +223,26 @@ class Holdings(Known):
         check_outputs(objective, self.train.x[:1], classes)
 
 
-def tensor_of(values: Any, what: str) -> Tensor:
+def tensor_of(values: Any, where: str) -> Tensor:
     """Convert an array of numbers to a tensor; a DataError for anything else."""
     if isinstance(values, Tensor):
         return values.detach()
     try:
         values = np.asarray(values)
         text = values.dtype.kind in "USO" and values.size and isinstance(values.flat[0], str)
-        if text and what.endswith("y"):
+        if text and where.endswith("y"):
             raise DataError(
-                f"{what}: the targets are strings such as {str(values.flat[0])[:40]!r}; give class numbers from 0, the "
-                "same at every party"
+                f"{where}: the targets are strings such as {str(values.flat[0])[:40]!r}; give class numbers from 0, "
+                "the same at every party"
             )
         return torch.from_numpy(np.ascontiguousarray(values))
     except (TypeError, ValueError) as error:
-        raise DataError(f"{what}: not an array of numbers ({error})") from None
+        raise DataError(f"{where}: not an array of numbers ({error})") from None
 
 
-def _paired(x: Tensor, y: Tensor, what: str) -> None:
+def _paired(x: Tensor, y: Tensor, where: str) -> None:
     if x.dim() == 0 or y.dim() == 0 or len(x) != len(y):
-        raise DataError(f"{what}: x has shape {tuple(x.shape)} and y {tuple(y.shape)}; both need one row per sample")
+        raise DataError(f"{where}: x has shape {tuple(x.shape)} and y {tuple(y.shape)}; both need one row per sample")
 
 
 @torch.no_grad()
@@ -270,15 +270,15 @@ def check_outputs(objective: Objective, x: Tensor, classes: int | None) -> None:
         )
 
 
-def _join(tensors: list[Tensor], what: str) -> Tensor:
+def _join(tensors: list[Tensor], where: str) -> Tensor:
     rows = [t for t in tensors if len(t)] or tensors[:1]
     shapes = {tuple(t.shape[1:]) for t in rows}
     if len(shapes) > 1:
-        raise DataError(f"{what}: parties disagree on the shape of a sample: {sorted(shapes)}")
+        raise DataError(f"{where}: parties disagree on the shape of a sample: {sorted(shapes)}")
     return torch.cat(rows)
 
 
-def _fit(x: Tensor, y: Tensor, objective: Objective, what: str, prepared: bool,
+def _fit(x: Tensor, y: Tensor, objective: Objective, where: str, prepared: bool,
          owner: Callable[[int], str] = lambda row: "") -> tuple[Tensor, Tensor]:  # fmt: skip
     """Features in the model's type and targets in the loss's type, on the objective's device.
 
@@ -293,15 +293,15 @@ def _fit(x: Tensor, y: Tensor, objective: Objective, what: str, prepared: bool,
             first = x[:1].to(objective.device)
             if _output(module, first) is None and _output(module, first.to(objective.dtype)) is not None:
                 raise DataError(
-                    f"{what}: the model takes no whole numbers as features; give them as floating-point numbers"
+                    f"{where}: the model takes no whole numbers as features; give them as floating-point numbers"
                 )
     if real:
-        check_features(x, what, prepared, owner)
-    y = fit_targets(y, objective, what, owner)
+        check_features(x, where, prepared, owner)
+    y = fit_targets(y, objective, where, owner)
     if objective.loss == "cross_entropy" and y.dim() == 2 and len(x) and looks_one_hot(y):
         output = None if module is None else _output(module, x[:1].to(objective.device))
         if not isinstance(output, Tensor) or output.shape[:-1].numel() != y.shape[1]:
-            raise DataError(f"{what}: the targets {ONE_HOT}")
+            raise DataError(f"{where}: the targets {ONE_HOT}")
     return x.to(objective.device), y.to(objective.device)
 
 
@@ -313,7 +313,7 @@ def looks_one_hot(y: Tensor) -> bool:
     return y.shape[1] > 1 and bool(((y == 0) | (y == 1)).all()) and bool((y.sum(1) == 1).all())
 
 
-def check_features(x: Tensor, what: str, prepared: bool, owner: Callable[[int], str]) -> None:
+def check_features(x: Tensor, where: str, prepared: bool, owner: Callable[[int], str]) -> None:
     """Raise a DataError for infinite features, and for missing ones (NaN) without a preparation that fills them in."""
     if x.numel() == 0 or all(bool(torch.isfinite(end)) for end in torch.aminmax(x)):
         return
@@ -321,24 +321,24 @@ def check_features(x: Tensor, what: str, prepared: bool, owner: Callable[[int], 
     if bad.any():
         row = int(bad.nonzero()[0, 0])
         raise DataError(
-            f"{what}: the features{owner(row)} have values that are infinite or too large for {str(x.dtype)[6:]}; "
+            f"{where}: the features{owner(row)} have values that are infinite or too large for {str(x.dtype)[6:]}; "
             "correct them, or mark them as missing (NaN)"
         )
     if not prepared:
         row = int((x.isnan().flatten(1).any(1) if x.dim() > 1 else x.isnan()).nonzero()[0, 0])
         raise DataError(
-            f"{what}: the features{owner(row)} have missing values (NaN); give the task prepare=Standardise() "
+            f"{where}: the features{owner(row)} have missing values (NaN); give the task prepare=Standardise() "
             "(task.prepare = 'standardise')"
         )
 
 
-def fit_targets(y: Tensor, objective: Objective, what: str, owner: Callable[[int], str] = lambda row: "") -> Tensor:
+def fit_targets(y: Tensor, objective: Objective, where: str, owner: Callable[[int], str] = lambda row: "") -> Tensor:
     """Targets in the type of the loss; a column of targets becomes a vector."""
     loss = objective.loss
     if y.is_floating_point() and y.numel() and not bool(torch.isfinite(y).all()):
         bad = ~torch.isfinite(y).flatten(1).all(1) if y.dim() > 1 else ~torch.isfinite(y)
         raise DataError(
-            f"{what}: targets{owner(int(bad.nonzero()[0, 0]))} are NaN or infinite; leave those samples out"
+            f"{where}: targets{owner(int(bad.nonzero()[0, 0]))} are NaN or infinite; leave those samples out"
         )
     if not isinstance(loss, str):
         return y.to(objective.dtype) if y.is_floating_point() else y
@@ -346,9 +346,9 @@ def fit_targets(y: Tensor, objective: Objective, what: str, owner: Callable[[int
         y = y[:, 0]
     if loss == "cross_entropy":
         if y.is_floating_point() and not torch.equal(y, y.round()):
-            raise DataError(f"{what}: cross_entropy needs whole class numbers as targets")
+            raise DataError(f"{where}: cross_entropy needs whole class numbers as targets")
         return y.to(torch.int64)
     y = y.to(objective.dtype)
     if loss == "bce" and y.numel() and not bool(((y >= 0) & (y <= 1)).all()):
-        raise DataError(f"{what}: bce needs targets from 0 to 1; for more classes use cross_entropy")
+        raise DataError(f"{where}: bce needs targets from 0 to 1; for more classes use cross_entropy")
     return y

@@ -158,7 +158,7 @@ def _header(text: bytes, shape: tuple[int, ...]) -> Header:
     return names
 
 
-def agreed(said: Mapping[str, Description], classes: int | None = None,
+def agreed(descriptions: Mapping[str, Description], classes: int | None = None,
            prepared: bool = False, own: Header = ()) -> tuple[Description, dict[str, str]]:  # fmt: skip
     """Return the description that most parties agree on, and the reason why each other party is left out.
 
@@ -168,7 +168,7 @@ def agreed(said: Mapping[str, Description], classes: int | None = None,
     if no description has a majority.
     """
     out: dict[str, str] = {}
-    left = {name: one for name, one in said.items() if one.kind != "none"}
+    left = {name: one for name, one in descriptions.items() if one.kind != "none"}
     if not left:
         raise ConfigError("none of the parties has a sample")
 
@@ -220,7 +220,7 @@ def agreed(said: Mapping[str, Description], classes: int | None = None,
         shape,
         max(one.classes for one in left.values()),
         kind,
-        any(one.tests for name, one in said.items() if name not in out),
+        any(one.tests for name, one in descriptions.items() if name not in out),
         any(one.missing for one in left.values()),
         whole=whole,
         header=header,
@@ -253,9 +253,9 @@ def _columns(named: Mapping[str, Header], parties: int, own: Header) -> tuple[He
     return usual if len(usual) > 1 else (), unlike
 
 
-def _most(values: Mapping[str, T], what: str) -> T:
+def _most(values: Mapping[str, T], difference: str) -> T:
     """The value of most parties; raise ConfigError if two values are equally frequent."""
     counts = Counter(values.values()).most_common(2)
     if len(counts) > 1 and counts[0][1] == counts[1][1]:
-        raise ConfigError(f"the parties' {what}, and no side has the majority: {dict(values)}")
+        raise ConfigError(f"the parties' {difference}, and no side has the majority: {dict(values)}")
     return counts[0][0]

@@ -144,17 +144,17 @@ def _targets(values: np.ndarray) -> Tensor:
 def _from_npz(path: Path) -> tuple[Tensor, Tensor]:
     try:
         with np.load(path) as arrays:
-            found = {name: arrays[name] for name in ("x", "y") if name in arrays}
+            loaded = {name: arrays[name] for name in ("x", "y") if name in arrays}
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError, TypeError):
         raise DataError(
             f"{path} is not an NPZ file of plain numeric arrays; write it with numpy.savez(x=..., y=...)"
         ) from None
     for name in ("x", "y"):
-        if name not in found:
+        if name not in loaded:
             raise DataError(f"{path} has no array {name!r}; an NPZ file of a party holds the arrays x and y")
-        if found[name].dtype.kind not in "fiub":
-            raise DataError(f"{path}: the array {name!r} holds {found[name].dtype}, and numbers are needed")
-    x, y = found["x"], found["y"]
+        if loaded[name].dtype.kind not in "fiub":
+            raise DataError(f"{path}: the array {name!r} holds {loaded[name].dtype}, and numbers are needed")
+    x, y = loaded["x"], loaded["y"]
     if x.ndim < 2 or y.ndim < 1 or len(x) != len(y) or len(x) == 0:
         raise DataError(
             f"{path}: x has the shape {x.shape} and y {y.shape}; both need one entry per sample along the first axis"

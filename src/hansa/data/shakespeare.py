@@ -54,12 +54,12 @@ class Shakespeare(Dataset):
             windows = self._windows(np.searchsorted(vocabulary, np.array(list(speech))))
             if len(windows) < self.min_windows:
                 continue
-            kept = len(windows) - max(1, len(windows) // TEST_PART)
-            train.append(windows[:kept])
-            test.append(windows[kept:])
-            parties.append(np.arange(rows, rows + kept))
+            cut = len(windows) - max(1, len(windows) // TEST_PART)
+            train.append(windows[:cut])
+            test.append(windows[cut:])
+            parties.append(np.arange(rows, rows + cut))
             names.append(speaker)
-            rows += kept
+            rows += cut
         if not train:
             raise DataError(f"{path} holds no speaker with {self.min_windows} windows of {self.length} characters")
         x, y = _shifted(np.concatenate(train))

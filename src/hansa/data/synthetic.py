@@ -60,11 +60,11 @@ class Synthetic(Dataset):
             deviation = np.arange(1, DIMENSIONS + 1) ** -0.6  # the root of the variance j^-1.2
             x = rng.normal(mean, deviation, (size, DIMENSIONS))
             y = np.argmax(x @ weight + bias, axis=1)
-            kept = size - size // 5
-            train.append((x[:kept], y[:kept]))
-            test.append((x[kept:], y[kept:]))
-            parties.append(np.arange(rows, rows + kept))
-            rows += kept
+            cut = size - size // 5
+            train.append((x[:cut], y[:cut]))
+            test.append((x[cut:], y[cut:]))
+            parties.append(np.arange(rows, rows + cut))
+            rows += cut
         x, y = (np.concatenate(columns) for columns in zip(*train, strict=True))
         test_x, test_y = (np.concatenate(columns) for columns in zip(*test, strict=True))
         return Data(

@@ -80,17 +80,17 @@ class Fusion(Part):
         try:
             return self.fuse(rows, shares, watch, **known)
         except NotFinite:
-            kept = [k for k in range(len(rows)) if all_finite(rows.row(k))]
-        self.check(len(kept))
-        part = None if shares is None else shares[kept]
+            finite = [k for k in range(len(rows)) if all_finite(rows.row(k))]
+        self.check(len(finite))
+        part = None if shares is None else shares[finite]
         if part is not None and not float(part.sum()) > 0:
             raise BoundError(f"{self.name}: all finite updates have the weight 0")
         try:
-            fused = self.fuse(rows.take(kept), part, watch, **known)
+            fused = self.fuse(rows.take(finite), part, watch, **known)
         except NotFinite:
             raise DataError(f"{self.name}: the updates are too large to be added") from None
-        return Fused(fused.w, _spread(fused.shares, kept, len(rows), 0.0),
-                     None if fused.scores is None else _spread(fused.scores, kept, len(rows), math.nan),
+        return Fused(fused.w, _spread(fused.shares, finite, len(rows), 0.0),
+                     None if fused.scores is None else _spread(fused.scores, finite, len(rows), math.nan),
                      None if fused.weights is None else shares)  # fmt: skip
 
     async def collect(self, fed: Federation, op: Op, params: Params, each: Mapping[int, Payload] | None = None,
@@ -123,9 +123,9 @@ def _weights(weights: Any, rows: Rows, name: str) -> Tensor | None:
     return shares
 
 
-def _spread(values: Sequence[float], kept: Sequence[int], n: int, other: float) -> list[float]:
+def _spread(values: Sequence[float], finite: Sequence[int], n: int, other: float) -> list[float]:
     out = [other] * n
-    for k, value in zip(kept, values, strict=True) if values else ():
+    for k, value in zip(finite, values, strict=True) if values else ():
         out[k] = value
     return out
 

@@ -144,7 +144,7 @@ class Bulyan(Krum):
         f = self.faulty(n)
         distances = squared_distances(rows)
         chosen = sorted(one_by_one(distances.numpy(), n - 2 * f, f))
-        w, kept = by_coordinate(rows.take(chosen), functools.partial(about_median, keep=n - 4 * f), watch)
-        shares = dict(zip(chosen, kept, strict=True)) if watch else {}
+        w, within = by_coordinate(rows.take(chosen), functools.partial(about_median, keep=n - 4 * f), watch)
+        shares = dict(zip(chosen, within, strict=True)) if watch else {}
         first = krum_scores(distances, n - f - 2)
         return Fused(w, [shares.get(k, 0.0) for k in range(n)], first.tolist())

@@ -40,16 +40,16 @@ def in_order(block: Tensor) -> Tensor:
 def by_coordinate(rows: Rows, rule: Rule, watch: bool = False) -> tuple[Tensor, list[float]]:
     """Apply `rule` to each coordinate; with `watch`, also return the share of each row's values within the limits."""
     out = torch.empty(rows.dim, dtype=rows.dtype, device=rows.device)
-    kept = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
+    within = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
 
     def work(at: int, end: int, block: Tensor) -> Tensor:
         value, low, high = rule(block, in_order(block))
         out[at:end] = value
-        return ((block >= low) & (block <= high)).sum(1) if watch else kept
+        return ((block >= low) & (block <= high)).sum(1) if watch else within
 
     for part in rows.map(work):
-        kept = kept + part
-    return out, (kept.double() / max(1, rows.dim)).tolist() if watch else []
+        within = within + part
+    return out, (within.double() / max(1, rows.dim)).tolist() if watch else []
 
 
 def middle_of(block: Tensor, ordered: Tensor) -> Limits:

@@ -131,15 +131,15 @@ def clipped_sum(ctx: Context, w: Tensor, batch: Batch, key: Tensor, clip: float,
     size = at_once or (count if way.layers is not None else max(1, ROOM // (w.numel() * model.wide.itemsize)))
     sums: list[Tensor] = []
     for at in range(0, count, size):
-        some = slice(at, at + size)
+        rows = slice(at, at + size)
         try:
-            found = _gradients(model, way, x[some], batch.y[some], key, at)
+            gradients = _gradients(model, way, x[rows], batch.y[rows], key, at)
         except IndexError:
             if ctx.private is None or not way.works:
                 raise
-            found = _alone(model, x[some], batch.y[some], key, at)
-        mask = None if batch.mask is None else batch.mask[some]
-        part = _clipped(ctx.spec, found, mask, clip, per_layer, ctx.stacked)
+            gradients = _alone(model, x[rows], batch.y[rows], key, at)
+        mask = None if batch.mask is None else batch.mask[rows]
+        part = _clipped(ctx.spec, gradients, mask, clip, per_layer, ctx.stacked)
         sums = [part if not sums else sums[0].add_(part)]
     return sums[0]
 
@@ -152,23 +152,24 @@ def layers_of(spec: ParamSpec) -> list[list[str]]:
     return list(grouped.values())
 
 
-def _clipped(spec: ParamSpec, found: Mapping[str, Gradients], mask: Tensor | None, clip: float,
+def _clipped(spec: ParamSpec, gradients: Mapping[str, Gradients], mask: Tensor | None, clip: float,
              per_layer: bool, stacked: bool) -> Tensor:  # fmt: skip
     groups = layers_of(spec) if per_layer else [[entry.name for entry in spec.weights]]
     bound = clip / math.sqrt(len(groups))
     sums: dict[str, Tensor] = {}
     for names in groups:
-        scales = torch.stack([found[name].scale for name in names])
+        scales = torch.stack([gradients[name].scale for name in names])
         most = scales.amax(0)
         shares = scales / torch.where(most > 0, most, 1.0)
-        lengths = torch.stack([found[name].length for name in names])
+        lengths = torch.stack([gradients[name].length for name in names])
         length = torch.linalg.vector_norm(shares * lengths, dim=0)  # in units of the largest entry
         factor = torch.minimum(most, bound / length)
         sound = factor * length <= bound * (1 + 8 * torch.finfo(length.dtype).eps)  # False for NaN too
         factor = torch.where(sound, factor if mask is None else factor * mask, 0.0)
         counts = None if not stacked and bool(sound.all()) else sound  # saves a pass in the common case
         shares = torch.where(sound, shares, 0.0)
-        sums |= {name: found[name].summed(factor * share, counts) for name, share in zip(names, shares, strict=True)}
+        for name, share in zip(names, shares, strict=True):
+            sums[name] = gradients[name].summed(factor * share, counts)
     return torch.cat([sums[entry.name].reshape(-1) for entry in spec.weights])
 
 
@@ -186,10 +187,11 @@ def _alone(model: ModelPoint, x: Tensor, y: Tensor, key: Tensor, at: int) -> dic
     held: dict[str, list[Tensor]] = {name: [] for name in model.weights}
     for k in range(len(x)):
         try:
-            found = _each(model, x[k : k + 1], y[k : k + 1], rng.fold(key, at + k + torch.arange(1, device=x.device)))
+            own_key = rng.fold(key, at + k + torch.arange(1, device=x.device))
+            gradients = _each(model, x[k : k + 1], y[k : k + 1], own_key)
         except IndexError:
-            found = {name: torch.full_like(weight, torch.nan)[None] for name, weight in model.weights.items()}
-        for name, gradient in found.items():
+            gradients = {name: torch.full_like(weight, torch.nan)[None] for name, weight in model.weights.items()}
+        for name, gradient in gradients.items():
             held[name].append(gradient)
     return {name: _held(torch.cat(rows), model.wide) for name, rows in held.items()}
 
@@ -244,19 +246,19 @@ def _of_product(rows: Tensor, back: Tensor, dtype: torch.dtype) -> Gradients:
 def _mapped(model: ModelPoint, x: Tensor, y: Tensor, keys: Tensor) -> dict[str, Tensor]:
     """Each sample's gradient, by vmap."""
     over = torch.func.vmap(torch.func.grad(model.loss_of_one), in_dims=(None, 0, 0, 0))
-    found: dict[str, Tensor] = over(model.weights, x, y, keys)
-    return found
+    gradients: dict[str, Tensor] = over(model.weights, x, y, keys)
+    return gradients
 
 
 def _each(model: ModelPoint, x: Tensor, y: Tensor, keys: Tensor) -> dict[str, Tensor]:
     """Each sample's gradient, one sample at a time."""
     leaves = {name: weight.detach().requires_grad_() for name, weight in model.weights.items()}
-    found = []
+    gradients = []
     for one in zip(x, y, keys, strict=True):
         go_on()
         loss = model.loss_of_one(leaves, *one)
-        found.append(torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True))
-    return {name: torch.stack(rows) for name, rows in zip(leaves, zip(*found, strict=True), strict=True)}
+        gradients.append(torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True))
+    return {name: torch.stack(rows) for name, rows in zip(leaves, zip(*gradients, strict=True), strict=True)}
 
 
 def _by_layer(model: ModelPoint, layers: Sequence[Layer], x: Tensor, y: Tensor, key: Tensor) -> dict[str, Gradients]:
@@ -293,19 +295,19 @@ class _Taps(TorchFunctionMode):
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (),
                            kwargs: Mapping[str, Any] | None = None) -> Any:  # fmt: skip
-        given = dict(kwargs or {})
-        out = func(*args, **given)
+        keywords = dict(kwargs or {})
+        out = func(*args, **keywords)
         if self.nudges is None:
-            self._note(func, args, given, out)
+            self._note(func, args, keywords, out)
         elif len(args) > 1 and id(args[1]) in self.names:
             self.entered.append(args[0].detach())
             return out + self.nudges[len(self.entered) - 1]
         return out
 
-    def _note(self, func: Callable[..., Any], args: Sequence[Any], given: Mapping[str, Any], out: Any) -> None:
+    def _note(self, func: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any], out: Any) -> None:
         if isinstance(out, (bool, int, float)):  # shapes are allowed; reading a value of the data means a branch
             self.only &= getattr(func, "__name__", "") in ("size", "dim", "numel", "__get__", "__len__")
-        used = [self.names[id(value)] for value in pytree.tree_leaves((args, given)) if id(value) in self.names]
+        used = [self.names[id(value)] for value in pytree.tree_leaves((args, keywords)) if id(value) in self.names]
         if not used:
             return
         weight = args[1] if len(args) > 1 else None
@@ -348,10 +350,10 @@ def _maps(model: ModelPoint, x: Tensor, y: Tensor, keys: Tensor, wanted: Mapping
     if any(isinstance(layer, nn.RNNBase) for layer in model.objective.network().modules()):
         return False  # slow, even where it works
     try:
-        found = _mapped(model, x, y, keys)
+        gradients = _mapped(model, x, y, keys)
     except Exception:
         return False
-    return all(_near(found[name], wanted[name]) for name in wanted)
+    return all(_near(gradients[name], wanted[name]) for name in wanted)
 
 
 def _layers(
@@ -370,18 +372,18 @@ def _layers(
         used = [name for layer in taps.layers for name in (layer.weight, layer.bias) if name is not None]
         if not taps.only or sorted(used) != sorted(names.values()):
             return None
-        found = _by_layer(model, taps.layers, x, y, key)
+        gradients = _by_layer(model, taps.layers, x, y, key)
         for name, rows in wanted.items():
-            scale, length, summed = found[name]
-            got = torch.stack([summed(one, None).view(rows.shape[1:]) for one in scale.diag()])
+            scale, length, summed = gradients[name]
+            computed = torch.stack([summed(one, None).view(rows.shape[1:]) for one in scale.diag()])
             lengths = torch.linalg.vector_norm(rows.flatten(1), dim=1)
-            if not (_near(got, rows) and _near(scale * length, lengths, slack=50)):
+            if not (_near(computed, rows) and _near(scale * length, lengths, slack=50)):
                 return None
     except Exception:  # this method does not work for the model
         return None
     return tuple(taps.layers)
 
 
-def _near(found: Tensor, wanted: Tensor, slack: float = 1.0) -> bool:
+def _near(computed: Tensor, wanted: Tensor, slack: float = 1.0) -> bool:
     close = slack * (1e-9 if wanted.dtype == torch.float64 else 1e-3)
-    return bool((found - wanted).norm() <= close * wanted.norm() + 1e-12)
+    return bool((computed - wanted).norm() <= close * wanted.norm() + 1e-12)

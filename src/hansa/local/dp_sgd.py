@@ -98,8 +98,8 @@ class DPSGD(LocalSolver):
 
     def check(self, spec: ParamSpec) -> None:
         for entry in (*spec.stats, *spec.counts):
-            layer, _, kept = entry.name.rpartition(".")
-            if kept in RUNNING:
+            layer, _, buffer = entry.name.rpartition(".")
+            if buffer in RUNNING:
                 raise ConfigError(
                     f"dp-sgd cannot train the model: its layer {layer!r} normalises by statistics of the whole batch "
                     "(BatchNorm), so that no sample has a gradient of its own to clip; use GroupNorm or LayerNorm"

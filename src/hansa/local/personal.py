@@ -43,11 +43,11 @@ def divide(spec: ParamSpec, layers: int, head: tuple[str, ...]) -> Division:
     order = list(dict.fromkeys(entry.name.rpartition(".")[0] for entry in spec.weights))
     last = order[max(0, len(order) - layers) :] if layers else []
     names = [entry.name for entry in spec.weights]
-    for given in head:
-        if not any(_inside(name, given) for name in names):
-            raise ConfigError(f"the model has no parameter or layer {given!r}; it has: {', '.join(names)}")
+    for prefix in head:
+        if not any(_inside(name, prefix) for name in names):
+            raise ConfigError(f"the model has no parameter or layer {prefix!r}; it has: {', '.join(names)}")
     own = torch.cat([
-        torch.full((entry.numel,), any(_inside(entry.name, given) for given in head) if head
+        torch.full((entry.numel,), any(_inside(entry.name, prefix) for prefix in head) if head
                    else entry.name.rpartition(".")[0] in last)
         for entry in spec.weights
     ])  # fmt: skip

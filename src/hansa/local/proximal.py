@@ -39,8 +39,9 @@ class Proximal(SGD):
         if self.gamma is not None and not 0 <= self.gamma <= 1:
             raise ConfigError(f"gamma must lie in 0..1, got {self.gamma}")
         if self.lr * self.mu >= 1:
-            what = "diverges" if self.lr * self.mu >= 2 else "oscillates"
-            warnings.warn(f"lr * mu is {self.lr * self.mu:g}: the proximal term {what}; keep it below 1", stacklevel=2)
+            effect = "diverges" if self.lr * self.mu >= 2 else "oscillates"
+            product = f"lr * mu is {self.lr * self.mu:g}"
+            warnings.warn(f"{product}: the proximal term {effect}; keep it below 1", stacklevel=2)
 
     @property
     def pull(self) -> float:

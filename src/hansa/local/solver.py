@@ -161,8 +161,8 @@ class LocalSolver(Op):
     own_finish: ClassVar[bool] = False  # `finish` or `report`: engines must call them for each party
     own_run: ClassVar[bool] = False  # `run`, `train` or `drawn`: engines must train one party at a time
 
-    def __init_subclass__(cls, **given: Any) -> None:
-        super().__init_subclass__(**given)
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
         cls.rated = _overrides(cls, "rate")
         cls.own_batches = _overrides(cls, "batches", "count")
         cls.own_finish = _overrides(cls, "finish", "report")

@@ -63,7 +63,7 @@ def check_engines(algorithm: Algorithm) -> Result:
         assert same_bits(published(reference), published(workers)), f"{name}: worker processes and the reference differ"
     for a, b in zip(reference.history, stacked.history, strict=True):
         assert (a["bytes_up"], a["bytes_down"]) == (b["bytes_up"], b["bytes_down"]), (
-            f"{name}: engines count other bytes"
+            f"{name}: engines count different bytes"
         )
         assert "empty" not in a, f"{name}: round {a['round']} was empty: {a['empty']}"
     assert finite(published(reference)), f"{name}: the final state is not finite"

@@ -69,7 +69,7 @@ class _FusionCheck:
         fused = self.fuse(self.updates).w
         assert fused.shape == (DIM,), f"{self.name}: it gives the shape {tuple(fused.shape)}, and not ({DIM},)"
         assert fused.dtype == self.updates.dtype, f"{self.name}: it changes the type of the updates"
-        assert bool(torch.isfinite(fused).all()), f"{self.name}: of finite updates it makes values that are not finite"
+        assert bool(torch.isfinite(fused).all()), f"{self.name}: finite updates give values that are not finite"
         for bad in (torch.nan, torch.inf):
             spoiled = torch.cat([self.updates, torch.full((1, DIM), bad, dtype=torch.float64)])
             try:
@@ -95,7 +95,7 @@ class _FusionCheck:
         except HansaError:
             return
         along = update[0] * (fused @ update[0]) / (update[0] @ update[0])
-        assert not self.differ(fused, along), f"{self.name}: of a single update it makes no multiple of that update"
+        assert not self.differ(fused, along), f"{self.name}: a single update does not give a multiple of itself"
 
     def storage(self) -> None:
         """Updates in memory, in one file and in a file per party give the same bits."""
