@@ -94,7 +94,7 @@ def test_what_the_guarantee_would_not_cover_is_refused() -> None:
     assert "keeps another out of the sum" in refusal(over_select=0.5, cohort=0.5)
     assert "training loss" in refusal(pace={"name": "adacomm", "tau0": 2})
     for name in ("weighted", "power-of-choice", "tiers"):
-        assert f"whom {name!r} draws depends on what parties hold" in refusal(select=name, cohort=0.5)
+        assert f"{name!r} selects parties by their data or their training" in refusal(select=name, cohort=0.5)
     batch_norm = small(model=lambda: nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)))
     assert "running statistics (BatchNorm)" in refusal(task=batch_norm)
     assert "running statistics (BatchNorm)" in refusal(task=batch_norm, privacy={"bound": 1.0})

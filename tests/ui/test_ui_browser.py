@@ -382,7 +382,7 @@ def test_a_simulation_is_shown_and_stopped_and_can_be_resumed(
     expect(page.locator("#token-form")).to_be_hidden()
     page.get_by_role("button", name="Stop seen").click()
     expect(page.locator("#now-status")).to_have_text("stopped")
-    expect(page.locator("#now-reason")).to_have_text(re.compile("go on with: hansa resume"))
+    expect(page.locator("#now-reason")).to_have_text(re.compile("continue with: hansa resume"))
     expect(page.locator("#link-text")).to_have_text("the run has ended; this is how it ended")
     assert len(asked) == 1 and "with a checkpoint; hansa resume continues it" in asked[0]
     assert process.wait(timeout=120) == 130

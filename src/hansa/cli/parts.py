@@ -36,7 +36,7 @@ def show_kinds(as_json: bool) -> None:
     if as_json:
         print(json.dumps(names_of))
         return
-    table = Table("kind", "what it is", "parts")
+    table = Table("kind", "description", "parts")
     for kind, names in names_of.items():
         table.add_row(kind, noun(kind), ", ".join(names) or "none")
     console.print(table)
@@ -83,7 +83,7 @@ def show_parts(kind: str, name: str | None, as_json: bool) -> None:
         print(json.dumps(described if name is None else described[0]))
         return
     if name is None:
-        table = Table(kind, "what it is", "fields")
+        table = Table(kind, "description", "fields")
         for n, cls in chosen.items():
             table.add_row(n, summary(cls)[0], ", ".join(f for f, _, _ in fields(cls)))
         console.print(table)

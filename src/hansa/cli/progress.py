@@ -48,5 +48,5 @@ def watching(rounds: int, quiet: bool, hint: str) -> Iterator[Watch | None]:
         with logging_to(console), Bar(rounds, console) as bar:
             yield bar.watch
     except KeyboardInterrupt:
-        sys.stderr.write(f"interrupted; go on with: {hint}\n")
+        sys.stderr.write(f"interrupted; continue with: {hint}\n")
         sys.exit(130)

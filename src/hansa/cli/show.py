@@ -45,7 +45,7 @@ def show_run(run_dir: Path, as_json: bool) -> None:
     print_configuration(experiment)
     print_rounds(history)
     if summary is None:
-        console.print(f"not finished after {len(history)} rounds; go on with: hansa resume {run_dir}", markup=False)
+        console.print(f"not finished after {len(history)} rounds; continue with: hansa resume {run_dir}", markup=False)
     else:
         print_summary(summary)
 

@@ -164,7 +164,7 @@ class CentralDP(Part):
         select = run.select
         if not select.blind:
             raise ConfigError(
-                f"run.select: whom {select.name!r} draws depends on what parties hold or how they train, which "
+                f"run.select: {select.name!r} selects parties by their data or their training, which "
                 "central differential privacy does not cover; use 'poisson' or 'uniform'"
             )
         if run.over_select:

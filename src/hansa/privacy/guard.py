@@ -23,7 +23,7 @@ from hansa.secure.channel import Channel
 from hansa.secure.encoding import FixedPoint
 
 log = logging.getLogger("hansa")
-Kept = dict[str, Any]  # the state between rounds, in the checkpoint: sigma, the clip, the releases
+GuardState = dict[str, Any]  # the state between rounds, in the checkpoint: sigma, the clip, the releases
 STEPS = 2.0  # the least noise of a party, in steps of the fixed point: rounding would distort a narrower Gaussian
 TAIL = 8.0  # a party's noise is assumed to stay within this many standard deviations
 
@@ -70,7 +70,7 @@ class Guard:
     def delta(self) -> float:
         return self.dp.delta if self.dp.delta is not None else self.parties**-1.1
 
-    def begin(self) -> Kept:
+    def begin(self) -> GuardState:
         """The state before the first round; a ConfigError if the settings allow no round."""
         dp = self.dp
         if dp.delta is None and self.parties == 1:
@@ -80,22 +80,22 @@ class Guard:
         if sigma is None:
             assert dp.epsilon is not None
             sigma = _calibrated(dp.epsilon, self.delta, self.rate, self.rounds, self.sums, dp.accountant)
-        kept: Kept = {"sigma": sigma, "clip": dp.clip, "spent": []}
+        state: GuardState = {"sigma": sigma, "clip": dp.clip, "spent": []}
         if dp.quantile is not None and sigma > 0 and not self.sigma_b(sigma) > sigma / 2:
             raise ConfigError(
                 f"privacy.dp.sigma_b is {self.sigma_b(sigma):g}, too small for a sigma of {sigma:g}; it must be more "
                 "than half of sigma"
             )
-        spent = self.spent(kept)
+        spent = self.spent(state)
         if spent is not None:
-            one = self.epsilon(kept, coming=1)
+            one = self.epsilon(state, coming=1)
             raise ConfigError(
                 f"privacy.dp: one round with sigma {sigma:g} costs epsilon {one:.4g}, more than the {dp.epsilon:g} "
                 "that the run may spend; raise sigma or epsilon"
             )
         if self.secure is not None and sigma > 0 and dp.clip is not None:
             self._check_room(self.secure, sigma, dp.clip)
-        return kept
+        return state
 
     def _check_room(self, secure: Channel, sigma: float, clip: float) -> None:
         """Refuse a fixed point that is too coarse for a party's noise, or has too small a range."""
@@ -147,30 +147,30 @@ class Guard:
         rounding = math.sqrt(self.values) * step * (1.0 if self.secure.stochastic else 0.5)
         return noise + sigma * rounding
 
-    def sigma(self, kept: Kept) -> float:
+    def sigma(self, state: GuardState) -> float:
         """The noise multiplier of a sum; a run that is extended keeps the sigma with which it began."""
-        return float(kept["sigma"] if self.dp.sigma is None else self.dp.sigma)
+        return float(state["sigma"] if self.dp.sigma is None else self.dp.sigma)
 
-    def epsilon(self, kept: Kept, coming: int = 0, known: bool = False) -> float:
+    def epsilon(self, state: GuardState, coming: int = 0, known: bool = False) -> float:
         """The epsilon of all releases and `coming` more rounds; with `known`, for an observer who knows the cohorts."""
         from hansa.privacy.accounting import epsilon
 
-        done = [Release(rate, noise, int(steps)) for rate, noise, steps in kept["spent"]]
-        releases = [*done, Release(self.rate, self.sigma(kept), coming, self.sums)]
+        done = [Release(rate, noise, int(steps)) for rate, noise, steps in state["spent"]]
+        releases = [*done, Release(self.rate, self.sigma(state), coming, self.sums)]
         if known:
             releases = [dataclasses.replace(release, rate=1.0) for release in releases]
         return epsilon(releases, self.delta, self.dp.accountant)
 
-    def spent(self, kept: Kept) -> str | None:
+    def spent(self, state: GuardState) -> str | None:
         """The reason why no further round is possible, or None."""
         most = self.dp.epsilon
-        if most is None or self.epsilon(kept, coming=1) <= most:
+        if most is None or self.epsilon(state, coming=1) <= most:
             return None
         return f"the privacy budget is spent: epsilon {most:g} at delta {self.delta:g}"
 
-    def round(self, kept: Kept) -> PrivateSums:
+    def round(self, state: GuardState) -> PrivateSums:
         """The protocol that replaces `reduce` in a round."""
-        return PrivateSums(self, kept)
+        return PrivateSums(self, state)
 
     @property
     def answers_nobody(self) -> bool:
@@ -185,10 +185,10 @@ class Guard:
 class PrivateSums:
     """The private sums of one round, and their cost."""
 
-    def __init__(self, guard: Guard, kept: Kept) -> None:
-        self.guard, self.kept = guard, kept
-        self.sigma = guard.sigma(kept)
-        self.clip: float | None = kept["clip"]
+    def __init__(self, guard: Guard, state: GuardState) -> None:
+        self.guard, self.state = guard, state
+        self.sigma = guard.sigma(state)
+        self.clip: float | None = state["clip"]
         self.done = 0  # sums so far
         self._next = self.clip
 
@@ -244,24 +244,24 @@ class PrivateSums:
             widest = guard.tight(self.sigma) / math.sqrt(guard.secure.least(guard.cohort))
             self._next = min(self._next, guard.secure.range / (1 + TAIL * widest))
 
-    def after(self, committed: bool) -> Kept:
+    def after(self, committed: bool) -> GuardState:
         """The state after the round. Every sum that was made counts as released, even if the round was aborted."""
-        kept = dict(self.kept)
+        state = dict(self.state)
         if self.done:
             guard = self.guard
-            done = [Release(rate, noise, int(steps)) for rate, noise, steps in kept["spent"]]
+            done = [Release(rate, noise, int(steps)) for rate, noise, steps in state["spent"]]
             releases = merged([*done, Release(guard.rate, self.sigma, 1, self.done)])
-            kept["spent"] = [[release.rate, release.noise, release.steps] for release in releases]
+            state["spent"] = [[release.rate, release.noise, release.steps] for release in releases]
         if committed:
-            kept["clip"] = self._next
-        return kept
+            state["clip"] = self._next
+        return state
 
-    def line(self, kept: Kept) -> dict[str, Any]:
+    def line(self, state: GuardState) -> dict[str, Any]:
         """The fields of the metrics line: the epsilon spent so far, and its delta and sampling rate."""
         guard = self.guard
-        out = {"epsilon": finite(guard.epsilon(kept)), "delta": guard.delta, "sampling_rate": guard.rate}
-        if guard.secure is not None and guard.rate < 1:  # the aggregator knows whom it sampled
-            out["epsilon_aggregator"] = finite(guard.epsilon(kept, known=True))
+        out = {"epsilon": finite(guard.epsilon(state)), "delta": guard.delta, "sampling_rate": guard.rate}
+        if guard.secure is not None and guard.rate < 1:  # the aggregator knows the sampled parties
+            out["epsilon_aggregator"] = finite(guard.epsilon(state, known=True))
         return out | ({"clip": self.clip} if guard.dp.quantile is not None else {})
 
 

@@ -138,16 +138,16 @@ class Privacy:
         return parts | ({} if self.bound is None else {"bound": self.bound})
 
 
-def privacy(given: Any) -> Privacy:
+def privacy(settings: Any) -> Privacy:
     """The settings from an experiment's table; a `Privacy` is returned unchanged.
 
     Fields beside `secure`, `dp` and `bound` belong to the secure sum that `secure` names.
     """
-    if given is None or isinstance(given, Privacy):
-        return given or Privacy()
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"[privacy] must be a table, got {given!r}")
-    fields = dict(given)
+    if settings is None or isinstance(settings, Privacy):
+        return settings or Privacy()
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"[privacy] must be a table, got {settings!r}")
+    fields = dict(settings)
     dp = _dp(fields.pop("dp", None))
     bound = convert(fields.pop("bound", None), float | None, "privacy.bound")
     secure = fields.pop("secure", None)
@@ -165,11 +165,11 @@ def privacy(given: Any) -> Privacy:
     return Privacy(from_config("secure", {**fields, **table}, where="privacy"), dp, bound)
 
 
-def _dp(given: Any) -> CentralDP | None:
+def _dp(settings: Any) -> CentralDP | None:
     """Differential privacy from a part, a name, or a table whose `kind` is the name."""
-    if given is None:
+    if settings is None:
         return None
-    if isinstance(given, Mapping):
-        given = {"name" if field == "kind" else field: value for field, value in given.items()}
-    part: CentralDP = from_config("dp", given, where="privacy.dp")
+    if isinstance(settings, Mapping):
+        settings = {"name" if field == "kind" else field: value for field, value in settings.items()}
+    part: CentralDP = from_config("dp", settings, where="privacy.dp")
     return part

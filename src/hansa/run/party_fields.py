@@ -57,7 +57,7 @@ def fused(findings: Sequence[Finding], least: int, name: Name) -> dict[str, Any]
 def over_parties(answers: Gathered, least: int, name: Name) -> dict[str, Any]:
     """The parties' metrics on their own test samples: mean, worst tenth and variance over parties, mean over samples.
 
-    With a min_cohort, only numbers that at least so many parties contribute to.
+    With a min_cohort, only numbers to which at least `min_cohort` parties contribute.
     """
     out: dict[str, Any] = {}
     for metric in sorted({m for reply in answers.replies for m in reply.metrics}):
@@ -73,6 +73,6 @@ def over_parties(answers: Gathered, least: int, name: Name) -> dict[str, Any]:
         out[f"party_{metric}_variance"] = sum((v - mean) * (v - mean) for v in values) / len(values)
         out[metric] = sum(v * n for v, n in pairs) / sum(n for _, n in pairs)
     if len(answers.parties) <= LISTED and least == 1:
-        who = map(name, answers.parties)
-        out["parties"] = {one: reply.metrics for one, reply in zip(who, answers.replies, strict=True)}
+        names = map(name, answers.parties)
+        out["parties"] = {one: reply.metrics for one, reply in zip(names, answers.replies, strict=True)}
     return out

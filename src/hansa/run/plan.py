@@ -68,9 +68,7 @@ def check_same_run(before: dict[str, Any], now: dict[str, Any], force: bool) -> 
             "of its rounds; begin a new run"
         )
     if before.get("data") != now["data"] and not force:
-        raise ConfigError(
-            "the data are not those this run was begun with; use --force (force=True) to go on all the same"
-        )
+        raise ConfigError("the data are not those this run was begun with; use --force (force=True) to continue anyway")
     for part, changeable in (("plan", ()), ("algorithm", ()), ("adversary", ()), ("privacy", ()), ("run", CHANGEABLE)):
         old, new = (_fields(json.loads(json.dumps(record.get(part, [])))) for record in (before, now))
         changed = [f"{name} was {old.get(name)!r} and is {new.get(name)!r}" for name in sorted({*old, *new})
@@ -78,7 +76,7 @@ def check_same_run(before: dict[str, Any], now: dict[str, Any], force: bool) -> 
         if changed and not force:
             raise ConfigError(
                 f"this run was begun with another {part} ({'; '.join(changed)}), so its numbers could not be "
-                "replayed; use --force (force=True) to go on all the same"
+                "replayed; use --force (force=True) to continue anyway"
             )
 
 

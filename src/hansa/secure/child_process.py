@@ -88,9 +88,9 @@ class _Child:
 
 
 def serve() -> None:
-    """Compute what standard input asks for until it ends."""
+    """Serve the requests of standard input until its end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupted aggregator ends this process itself
-    answers = protected_output()  # what is printed must not be taken for an answer
+    answers = protected_output()  # printed text must not be mistaken for an answer
     while True:
         try:
             message = codec.decode(_receive(sys.stdin.buffer))
@@ -107,18 +107,18 @@ def _function(name: str) -> Callable[..., Any]:
     if name not in FUNCTIONS:
         raise TypeError(f"{name} is not one of the functions that a child process runs")
     module, _, function = name.rpartition(".")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
-    return found
+    target: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return target
 
 
 def _class(error: HansaError) -> str:
     """The name of the nearest class of an error that `core.errors` has."""
-    found: str = next(cls.__name__ for cls in type(error).__mro__ if getattr(errors, cls.__name__, None) is cls)
-    return found
+    name: str = next(cls.__name__ for cls in type(error).__mro__ if getattr(errors, cls.__name__, None) is cls)
+    return name
 
 
 def _packed(value: Any) -> Any:
-    """A value as a tree that `codec` encodes: what is no tensor, text, float or None has its type's name beside it."""
+    """A value as a tree that `codec` can encode; values of other types are stored with their type's name."""
     if value is None or isinstance(value, (bool, float, str, Tensor)):
         return value
     if isinstance(value, int):
@@ -151,7 +151,7 @@ _MAKE: dict[str, Callable[[Any], Any]] = {
 
 
 def _unpacked(tree: Any) -> Any:
-    """The value that `_packed` was given."""
+    """The inverse of `_packed`."""
     if not isinstance(tree, dict):
         return tree
     ((kind, inside),) = tree.items()

@@ -40,7 +40,7 @@ def _value(polynomial: Sequence[int], point: int) -> int:
 
 
 def number(share: bytes) -> int:
-    """A share as an element of the field; a ValueError if it is none."""
+    """A share as an element of the field; a ValueError if it is outside the field."""
     value = int.from_bytes(share, "little")
     if len(share) != SHARE or value >= PRIME:
         raise ValueError("it is outside the field")

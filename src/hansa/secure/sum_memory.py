@@ -16,7 +16,7 @@ PREFIX = "secure."
 def read(memory: Memory, name: str) -> bytes:
     """A remembered value as bytes; a PartyError if the party does not have it."""
     if f"{PREFIX}{name}" not in memory:
-        raise PartyError("it knows nothing of this secure sum: an exchange was left out, or it is over")
+        raise PartyError("it has no state of this secure sum: an exchange was skipped, or the sum has ended")
     return as_bytes(memory[f"{PREFIX}{name}"])
 
 

@@ -96,7 +96,7 @@ class Delivery:
                 state = self._sink.deliver(event)
             except Undelivered as error:
                 if self._trouble is None:
-                    log.info("%s: for now nothing can be delivered, the run goes on: %s", self.tracker.name, error)
+                    log.info("%s: delivery failed and is tried again, the run continues: %s", self.tracker.name, error)
                 self._trouble = str(error)
                 self._failures += 1
                 with self._changed:

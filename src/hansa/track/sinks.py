@@ -94,7 +94,7 @@ class ProcessSink:
             state = self._request(child, event)
         except ChildEnded as ended:
             self._end()
-            raise Undelivered(f"its process ended: {str(ended) or 'it said nothing'}") from ended
+            raise Undelivered(f"its process ended: {str(ended) or 'without an error message'}") from ended
         except TimeoutError as error:
             self._end()
             raise Undelivered("it does not answer") from error
@@ -109,7 +109,7 @@ class ProcessSink:
 
     def _start(self) -> ChildProcess:
         if self._killed:
-            raise Undelivered("it was given up")
+            raise Undelivered("the run no longer waits for it")
         child = ChildProcess("hansa.track", environment={**QUIET, "OMP_NUM_THREADS": "1"}, keep_errors=True)
         self._child = child
         if self._killed:  # by another thread in the meantime

@@ -1,3 +1,5 @@
-"""The live page: what runs, as it runs, in a browser. It knows neither the simulation nor the network: whoever has
-something to show hands it over as plain values (`events.Source`), and what may be started or stopped goes through a
-`page.Control`."""
+"""The live page: a running simulation or aggregator, shown in a browser.
+
+The page imports neither the simulation nor the network. A source hands over its content as plain values
+(`events.Source`); runs and jobs are started and stopped through a `page.Control`.
+"""

@@ -75,7 +75,7 @@ class LivePage:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if kind is not None:
             stopped = issubclass(kind, (KeyboardInterrupt, SystemExit))
-            reason = f"go on with: hansa resume {self.folder}" if stopped else str(error)
+            reason = f"continue with: hansa resume {self.folder}" if stopped else str(error)
             self.stay = False
             self.ended("stopped" if stopped else "failed", reason)
         self.close()
