@@ -39,8 +39,8 @@ SEEDS = (0, 1, 2)
 def run(example: str, settings: dict[str, Any] | None = None, seed: int = 0) -> list[dict[str, Any]]:
     """Run an example with changed settings and return its history."""
     always = {"run.engine": "stacked", "run.seed": seed, "run.eval_parties": False}
-    found = read(ROOT / "examples" / f"{example}.toml", {**always, **(settings or {})})
-    return hansa.simulate(found.algorithm, found.build_task(), **found.settings()).history
+    experiment = read(ROOT / "examples" / f"{example}.toml", {**always, **(settings or {})})
+    return hansa.simulate(experiment.algorithm, experiment.build_task(), **experiment.settings()).history
 
 
 def series(history: Sequence[dict[str, Any]], y: str, x: str = "round") -> tuple[list[float], list[float]]:
@@ -104,8 +104,10 @@ def quadratic(output: Tensor, target: Tensor) -> Tensor:
 def path(
     algorithm: hansa.Algorithm, a: Sequence[float], b: Sequence[float], rounds: int, **settings: Any
 ) -> tuple[list[float], list[float]]:
-    """Simulated seconds and where the one number stands, after each round from 0 on, for parties with curvatures a and
-    optima b."""
+    """The simulated seconds and the value of w before the first round and after each round.
+
+    The parties have the curvatures a and the optima b.
+    """
     parties = [(torch.ones(1, 1).double(), torch.tensor([[ai, bi]]).double()) for ai, bi in zip(a, b, strict=True)]
     # A central test sample with curvature 1 and optimum 0 has the loss w^2 / 2, from which w is read each round.
     probe = (torch.ones(1, 1).double(), torch.tensor([[1.0, 0.0]]).double())
@@ -125,7 +127,7 @@ def averaging() -> Figure:
     }
     for axes, title, partition in (
         (left, "IID parties", {"partition": "iid"}),
-        (right, "Two label shards a party", {"partition": "shards"}),
+        (right, "Two label shards per party", {"partition": "shards"}),
     ):
         base = {**partition, "partition.parties": 10, "run.rounds": 40}
         curves(axes, {n: series(run("digits", {**base, **w}), "accuracy") for n, w in works.items()}, title)
@@ -150,13 +152,13 @@ def server() -> Figure:
         rounds, values = average([run("shards", {**base, **method}, seed) for seed in SEEDS], "accuracy")
         lines[name] = (rounds, smooth(values, 5))
     axes = figure.subplots()
-    curves(axes, lines, "Digits, two label shards a party, 5 of 20 parties a round")
+    curves(axes, lines, "Digits, two label shards per party, 5 of 20 parties per round")
     axes.set_ylabel("test accuracy (mean of 5 rounds, 3 seeds)")
     return figure
 
 
 def drift() -> Figure:
-    """Two parties with quadratic losses: local steps move the fixed point, and what each method does about it.
+    """Two parties with quadratic losses: local steps move the fixed point, unless the method corrects for it.
 
     A round takes one simulated second.
     """
@@ -212,7 +214,7 @@ def fairness() -> Figure:
             "run.eval_every": 150, "run.eval_parties": True}  # fmt: skip
     ends = [[run("heart", {**base, "algorithm.local.q": q}, seed)[-1] for seed in range(4)] for q in powers]
     column = {
-        name: (powers, [float(np.mean([end[f"party_loss_{name}"] for end in some])) for some in ends])
+        name: (powers, [float(np.mean([end[f"party_loss_{name}"] for end in runs])) for runs in ends])
         for name in ("worst_tenth", "mean", "variance")
     }
     curves(left, {"worst hospital": column["worst_tenth"], "mean": column["mean"]}, "Test loss of four hospitals", "q")
@@ -234,8 +236,8 @@ def personal() -> Figure:
         lines[f"{name}, mean"] = series(history, "party_accuracy_mean")
         lines[f"{name}, worst tenth"] = series(history, "party_accuracy_worst_tenth")
     axes = figure.subplots()
-    curves(axes, lines, "Digits, two label shards a party, all 20 parties each round")
-    axes.set_ylabel("accuracy on the parties' own test")
+    curves(axes, lines, "Digits, two label shards per party, all 20 parties in every round")
+    axes.set_ylabel("accuracy on the parties' own test samples")
     axes.set_ylim(0, 1.05)
     return figure
 
@@ -248,14 +250,14 @@ def periods() -> Figure:
 
     def excess(steps: int, rounds: int, **settings: Any) -> tuple[list[float], list[float]]:
         algorithm = hansa.FedAvg(local=hansa.SGD(lr=0.01, steps=steps, batch=None))
-        seconds, found = path(algorithm, a, b, rounds, devices=devices, **settings)
-        return seconds, [11 / 4 * (w - 10 / 11) ** 2 for w in found]  # mean loss, less that of the optimum
+        seconds, places = path(algorithm, a, b, rounds, devices=devices, **settings)
+        return seconds, [11 / 4 * (w - 10 / 11) ** 2 for w in places]  # mean loss minus the loss at the optimum
 
     pace = hansa.build("pace", "adacomm", tau0=20, interval=8.0)
     lines = {"tau = 1": excess(1, 75), "tau = 20": excess(20, 35), "AdaComm from 20": excess(20, 65, pace=pace)}
     curves(left, lines, "How often to exchange: two quadratics", "simulated seconds")
     left.set_yscale("log")
-    left.set_ylabel("loss above the optimum's")
+    left.set_ylabel("loss above the optimum")
     base = {"run.devices.compute": "exponential", "run.devices.compute.mean": 0.05, "run.cohort": 1.0,
             "task.model.hidden": 64, "partition": "iid", "algorithm.local.lr": 0.1, "algorithm.local.batch": 16,
             "algorithm.local.steps": 20}  # fmt: skip
@@ -279,23 +281,23 @@ def step_time() -> Figure:
     theory = [draws.exponential(size=(4000, workers, tau)).mean(2).max(1).mean() + talk / tau for tau in taus]
     parties = [(torch.ones(1, 1).double(), torch.zeros(1, 2).double())] * workers
     devices = hansa.Devices(compute=hansa.build("distribution", "exponential"))
-    found = []
+    measured = []
     for tau in taus:
         algorithm = hansa.FedAvg(local=hansa.SGD(steps=tau, batch=None))
         rounds = max(100, 1000 // tau)
         task = hansa.Task(lambda: nn.Linear(1, 2).double(), "mse", parties)
         done = hansa.simulate(algorithm, task, rounds=rounds, devices=devices, engine="stacked")
-        found.append(done.history[-1]["simulated_seconds"] / rounds / tau)
+        measured.append(done.history[-1]["simulated_seconds"] / rounds / tau)
     axes = figure.subplots()
     axes.plot(taus, theory, "-", color="0.3", label="E[max of means] + D / tau")
-    axes.plot(taus, found, "o", color="black", mfc="white", ms=7, label="measured in runs")
+    axes.plot(taus, measured, "o", color="black", mfc="white", ms=7, label="measured in runs")
     axes.plot(
         taus, [1 + talk / tau for tau in taus], ":", color="0.5", label="if all workers were equally fast: 1 + D / tau"
     )
     axes.set_xscale("log")
     axes.set_xticks(taus, [str(tau) for tau in taus])
     axes.minorticks_off()
-    plain(axes, "Simulated seconds a step, 10 workers, Exp(1) steps, D = 1")
+    plain(axes, "Simulated seconds per step, 10 workers, Exp(1) steps, D = 1")
     axes.set_xlabel("tau, steps between exchanges")
     axes.legend(frameon=False, fontsize="small")
     return figure
@@ -317,7 +319,7 @@ def choice() -> Figure:
         rounds, values = average([run("synthetic", {**base, **method}, seed) for seed in SEEDS], "loss")
         lines[name] = (rounds, smooth(values, 5))
     axes = figure.subplots()
-    curves(axes, lines, "Synthetic(1, 1), 3 of 30 parties a round")
+    curves(axes, lines, "Synthetic(1, 1), 3 of 30 parties per round")
     axes.set_ylabel("test loss (mean of 5 rounds, 3 seeds)")
     return figure
 
@@ -331,7 +333,7 @@ def tiers() -> Figure:
     policies = ["vanilla", "slow", "uniform", "random", "fast"]
     histories = [run("digits", {**base, "run.select.policy": policy}) for policy in policies]
     seconds = [(h[-1]["simulated_seconds"] - h[0]["simulated_seconds"]) / (len(h) - 1) for h in histories]
-    bars(left, policies, seconds, "Simulated seconds a round", "{:.1f}")
+    bars(left, policies, seconds, "Simulated seconds per round", "{:.1f}")
     bars(right, policies, [h[-1]["accuracy"] for h in histories], "Test accuracy after 100 rounds")
     return figure
 
@@ -343,7 +345,7 @@ def deadlines() -> Figure:
             "run.devices.speed.sigma": 1.0, "algorithm.local.lr": 0.05}  # fmt: skip
     methods: dict[str, dict[str, Any]] = {
         "no deadline": {"run.rounds": 40},
-        "deadline 2 s, late ones dropped": {"run.deadline": 2.0, "run.late": "drop", "run.rounds": 85},
+        "deadline 2 s, late parties dropped": {"run.deadline": 2.0, "run.late": "drop", "run.rounds": 85},
         "deadline 2 s, partial work counts": {"run.deadline": 2.0, "run.rounds": 85},
     }
     lines = {}

@@ -51,8 +51,8 @@ def graph(source: Path = SOURCE) -> Graph:
     for path in sorted(source.rglob("*.py")):
         own = package_of(".".join(["hansa", *path.relative_to(source).with_suffix("").parts]))
         if own is not None:
-            found = map(package_of, imports(ast.parse(path.read_text()), path))
-            out.setdefault(own, set()).update(name for name in found if name not in (None, own))
+            imported = map(package_of, imports(ast.parse(path.read_text()), path))
+            out.setdefault(own, set()).update(name for name in imported if name not in (None, own))
     return {name: frozenset(out[name]) for name in sorted(out)}
 
 
@@ -159,7 +159,7 @@ def table(packages: Graph) -> str:
 
 def page(text: str, packages: Graph) -> str:
     """The page with its table replaced."""
-    return TABLE.sub(lambda found: f"{found[1]}\n{table(packages)}\n{found[2]}", text)
+    return TABLE.sub(lambda match: f"{match[1]}\n{table(packages)}\n{match[2]}", text)
 
 
 if __name__ == "__main__":

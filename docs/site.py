@@ -35,10 +35,10 @@ OUTSIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/RESULTS
            "deploy/README.md")  # fmt: skip
 PACKAGES = {
     "hansa.algorithms": "published methods",
-    "hansa.local": "what a party does with the model",
+    "hansa.local": "how a party trains the model",
     "hansa.fusion": "how updates become one",
     "hansa.server": "how the model takes the update",
-    "hansa.select": "who takes part in a round",
+    "hansa.select": "selection of the parties of a round",
     "hansa.schedule": "what changes from round to round",
     "hansa.classical": "naive Bayes, decision trees",
     "hansa.adversary": "hostile parties, in simulation",
@@ -79,7 +79,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         if source.suffix in (".md", ".ipynb"):
             text = source.read_text() if source.suffix == ".md" else notebook(source, path)
             files.append(File.generated(config, place, content=text))
-            waiting += [found for found in targets(text, path) if not found.startswith("docs/")]
+            waiting += [linked for linked in targets(text, path) if not linked.startswith("docs/")]
         elif place.endswith(".md"):
             language = LANGUAGES.get(source.suffix, "text")
             text = f"---\nsearch:\n  exclude: true\n---\n# `{path}`\n\n````{language}\n{source.read_text()}````\n"
@@ -94,10 +94,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     here = repository_path(page.file.src_uri)
 
     def turned(link: re.Match[str]) -> str:
-        found = resolve(link["target"], here)
-        if found is None or (here.startswith("docs/") and found.startswith("docs/")):
+        linked = resolve(link["target"], here)
+        if linked is None or (here.startswith("docs/") and linked.startswith("docs/")):
             return link[0]
-        place = posixpath.relpath(site_path(found), posixpath.dirname(page.file.src_uri) or ".")
+        place = posixpath.relpath(site_path(linked), posixpath.dirname(page.file.src_uri) or ".")
         return f"{link['start']}{place}{link['anchor'] or ''}"
 
     return outside_fences(markdown, lambda text: LINK.sub(turned, text))
@@ -105,7 +105,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def notebook(source: Path, path: str) -> str:
     """Convert a notebook's cells to Markdown; the notebooks have no stored outputs."""
-    parts = [f"*The notebook `{path}`, to be opened in Jupyter: outputs are made where it runs.*"]
+    parts = [f"*The notebook `{path}`, for Jupyter; it has no stored outputs.*"]
     for cell in json.loads(source.read_text())["cells"]:
         text = "".join(cell["source"])
         parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
@@ -115,27 +115,27 @@ def notebook(source: Path, path: str) -> str:
 
 def outside_fences(markdown: str, change: Any) -> str:
     """Change the text of a page outside its code blocks."""
-    kept, at = [], 0
+    parts, at = [], 0
     for fence in FENCE.finditer(markdown):
-        kept += [change(markdown[at : fence.start()]), fence[0]]
+        parts += [change(markdown[at : fence.start()]), fence[0]]
         at = fence.end()
-    return "".join([*kept, change(markdown[at:])])
+    return "".join([*parts, change(markdown[at:])])
 
 
 def resolve(target: str, here: str) -> str | None:
     """Resolve a link of a page to a path in the repository; None if there is no such file."""
     if "://" in target or target.startswith(("mailto:", "/")):
         return None
-    found = posixpath.normpath(posixpath.join(posixpath.dirname(here), target))
-    return found if (ROOT / found).is_file() and not found.startswith("..") else None
+    linked = posixpath.normpath(posixpath.join(posixpath.dirname(here), target))
+    return linked if (ROOT / linked).is_file() and not linked.startswith("..") else None
 
 
 def targets(markdown: str, here: str) -> Iterator[str]:
     """The files of the repository that a page links to."""
     for link in LINK.finditer(FENCE.sub("", markdown)):
-        found = resolve(link["target"], here)
-        if found is not None:
-            yield found
+        linked = resolve(link["target"], here)
+        if linked is not None:
+            yield linked
 
 
 def repository_path(src_uri: str) -> str:
@@ -169,15 +169,15 @@ def reference() -> Iterator[tuple[str, str]]:
     packages = {name: importlib.import_module(name) for name in PACKAGES}
     lines = [f"| [`{name}`]({name}.md) | {what} |" for name, what in PACKAGES.items()]
     yield "reference/README.md", "\n".join([
-        "# Reference", "", "Made from the docstrings, and from the commands themselves. What is used most can be had "
-        "from `hansa` itself: `hansa.FedAvg` is `hansa.algorithms.FedAvg`.", "",
+        "# Reference", "", "Generated from the docstrings and from the commands. The most used names are also in "
+        "`hansa` itself: `hansa.FedAvg` is `hansa.algorithms.FedAvg`.", "",
         "| | |", "|---|---|", "| [command line](cli.md) | every command, its arguments and options |",
-        "| [`hansa`](hansa.md) | tasks, runs, results, and what an algorithm of your own is made of |", *lines, "",
+        "| [`hansa`](hansa.md) | tasks, runs, results, and the base classes of your own algorithm |", *lines, "",
     ])  # fmt: skip
     for name, module in packages.items():
         yield f"reference/{name}.md", _page(module, _public(module))
     elsewhere = {path for module in packages.values() for path in _public(module)}
-    first = [_path(found) for found in (hansa.simulate, hansa.resume, hansa.Task, hansa.Result)]
+    first = [_path(item) for item in (hansa.simulate, hansa.resume, hansa.Task, hansa.Result)]
     own = [path for path in (*first, *_public(hansa)) if path not in elsewhere]
     yield "reference/hansa.md", _page(hansa, [*own, *INSIDE])
     yield "reference/cli.md", command_line()
@@ -186,14 +186,14 @@ def reference() -> Iterator[tuple[str, str]]:
 def _public(module: ModuleType) -> list[str]:
     """Find where the public classes and functions of a module are defined."""
     names = getattr(module, "__all__", None) or [
-        name for name, found in vars(module).items()
-        if getattr(found, "__module__", None) == module.__name__ and not name.startswith("_")
+        name for name, item in vars(module).items()
+        if getattr(item, "__module__", None) == module.__name__ and not name.startswith("_")
     ]  # fmt: skip
-    return [_path(found) for found in (getattr(module, name) for name in names) if hasattr(found, "__qualname__")]
+    return [_path(item) for item in (getattr(module, name) for name in names) if hasattr(item, "__qualname__")]
 
 
-def _path(found: Any) -> str:
-    return f"{found.__module__}.{found.__qualname__}"
+def _path(item: Any) -> str:
+    return f"{item.__module__}.{item.__qualname__}"
 
 
 def _page(module: ModuleType, paths: Iterable[str]) -> str:

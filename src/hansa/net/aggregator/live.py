@@ -127,7 +127,7 @@ class Live:
         public = without_numbers if runtime.rules.min_cohort > 1 else str
         rows = self._ledger.all(f"SELECT party, why, rejected FROM replies WHERE {WHERE}", *key)
         of = {names[p]: f"missing: {_short(public(why))}" for p, why in dict(machine.missing).items()}
-        of |= {names[p]: "waited for" for p in list(machine.waiting)}
+        of |= {names[p]: "pending" for p in list(machine.waiting)}
         for row in rows:
             how = "answered" if row["why"] is None else "rejected" if row["rejected"] else "refused"
             of[names[row["party"]]] = how if row["why"] is None else f"{how}: {_short(public(row['why']))}"
@@ -138,7 +138,7 @@ class Live:
         return {
             "round": of_round, "phase": phase, "since": progress.since, "until": progress.until,
             "asked": len(machine.parties), "answered": sum(state == "answered" for state in of.values()),
-            "waiting": sum(state == "waited for" for state in of.values()),
+            "waiting": sum(state == "pending" for state in of.values()),
             **counts, "of": dict(list(of.items())[:ROWS]),
         }  # fmt: skip
 

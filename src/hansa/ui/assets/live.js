@@ -48,7 +48,7 @@ function show(element, shown) {
   if (element.hidden === shown) element.hidden = !shown;
 }
 
-// Children of a parent by key: create new ones, keep those that stay (with their focus), remove the others.
+// Updates the children of a parent by key: creates new ones, keeps existing ones (with their focus), removes the others.
 function keyed(parent, keys, make) {
   const there = new Map([...parent.children].map((child) => [child.dataset.key, child]));
   keys.forEach((key, place) => {
@@ -83,7 +83,7 @@ function facts(list, pairs) {
   });
 }
 
-// A table's body; a row is [key, [cell, ...]], a cell a text or [text, class]; the first one heads the row.
+// Updates the body of a table. A row is [key, [cell, ...]]; a cell is a text or [text, class]; the first cell is the row's header.
 function fill(table, rows) {
   const made = keyed(table.tBodies[0], rows.map(([key]) => key), () => document.createElement("tr"));
   rows.forEach(([, cells], place) => {
@@ -142,7 +142,7 @@ function drawNow(j) {
   const known = (name) => { for (let k = lines.length - 1; k >= 0; k--) if (typeof lines[k][name] === "number") return lines[k][name]; return null; };
   const score = SCORES.find(([name]) => known(name) !== null), loss = LOSSES.find(([name]) => known(name) !== null);
   const phase = n && (n.round ? `round ${number(n.round)}: ${n.phase}` : n.phase);
-  const counts = n && n.asked !== undefined && n.since && [`${number(n.answered)} of ${number(n.asked)} answered`, n.waiting ? `${number(n.waiting)} waited for` : "", n.missing ? `${number(n.missing)} missing` : "", n.rejected ? `${number(n.rejected)} rejected` : "", n.refused ? `${number(n.refused)} refused` : ""].filter(Boolean).join(", ");
+  const counts = n && n.asked !== undefined && n.since && [`${number(n.answered)} of ${number(n.asked)} answered`, n.waiting ? `${number(n.waiting)} pending` : "", n.missing ? `${number(n.missing)} missing` : "", n.rejected ? `${number(n.rejected)} rejected` : "", n.refused ? `${number(n.refused)} refused` : ""].filter(Boolean).join(", ");
   facts($("facts"), [
     ["Phase", running && phase],
     ["Deadline of this exchange", running && n && n.until ? " " : running && n && n.since ? "none" : ""],
@@ -165,7 +165,7 @@ function drawNow(j) {
   say(j, phase);
 }
 
-// Tells a screen reader what matters: states at once, phases now and then.
+// Announces changes to screen readers: states at once, phases at a limited rate.
 function say(j, phase) {
   const at = performance.now();
   if (said.job === j.job && said.status !== undefined && said.status !== j.status) { put($("said"), `${j.job} is ${j.status}. ${j.reason}`); spoke = at; }
@@ -243,12 +243,12 @@ function drawLog() {
     ["Signed answers in them", `${plural(log.updates, "update", "updates")}, ${plural(log.evaluations, "evaluation", "evaluations")}, ${number(log.answers)} other; ${number(log.rejected)} rejected, ${number(log.refusals)} refused`],
     ["Last signed head", h ? `of ${plural(h.size, "entry", "entries")}, with round ${h.round} of ${h.job}` : "none yet: the first is signed as a round closes"],
     ["Signed", h ? clock(h.at) : ""],
-    ["Whether it verifies", state, log.fault ? "bad" : behind > 0 ? "" : "good"],
+    ["Verification", state, log.fault ? "bad" : behind > 0 ? "" : "good"],
     ["Root", h ? h.root : "", "whole"],
   ]);
 }
 
-// What goes on by itself: the deadline, how long ago somebody was seen, whether we are connected.
+// Updated by a timer: the time until the deadline, the time since the last contact, the state of the connection.
 function tick() {
   const j = job(), n = j && values[`now:${j.job}`];
   for (const box of $("facts").children) {
@@ -295,7 +295,7 @@ function connect() {
   source.addEventListener("beat", (event) => take(event, false));
   source.addEventListener("error", () => {
     connected = false;
-    source.close(); // it would try again by itself, but not after every error
+    source.close(); // EventSource reconnects by itself only after some errors
     if (!about().ended) setTimeout(connect, AGAIN * (0.5 + Math.random()));
     tick();
   });
