@@ -1,4 +1,4 @@
-"""Attacks inside runs: whom they concern, what they leave alone, and that every engine and every resume agrees."""
+"""Attacks inside runs: which parties attack, what changes, and that all engines and resumed runs agree."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OPTIMA = [float(2**k) for k in range(10)]
 
 
 def images(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Dim images of 3 classes, 6 by 6: a bright row says which."""
+    """Dark images of 3 classes, 6 by 6; the row that is bright gives the class."""
     draws = torch.Generator().manual_seed(seed)
     y = torch.randint(0, 3, (n,), generator=draws)
     x = torch.rand(n, 1, 6, 6, generator=draws, dtype=torch.float64) * 0.5
@@ -134,7 +134,7 @@ def test_where_nobody_is_honest_omniscient_attackers_send_what_they_have(engine:
 
 @dataclass(frozen=True)
 class Replaced(hansa.Backdoor):
-    """A backdoor's replacement of the model without its trigger, which only images can have."""
+    """The model replacement of a backdoor, without its trigger, which needs images."""
 
     name: ClassVar[str] = "replaced"
     poisons: ClassVar[bool] = False
@@ -477,7 +477,7 @@ def test_attackers_whose_updates_arrive_one_by_one_forge_their_own() -> None:
 
 @dataclass(frozen=True)
 class TwoAsks(hansa.FedAvg):
-    """Takes an update as often as its fusion is asked for one, twice a round."""
+    """Asks its fusion for two updates per round."""
 
     name: ClassVar[str] = "two-asks"
 

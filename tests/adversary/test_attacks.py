@@ -249,7 +249,7 @@ def test_draws_differ_from_piece_to_piece(monkeypatch: pytest.MonkeyPatch) -> No
     for attack in (hansa.Gambler(fraction=1.0, probability=0.5), hansa.BitFlip(fraction=0.25, mode="dimensional")):
         hit = attack(updates) != updates
         assert len({hit[:, at : at + 64].numpy().tobytes() for at in range(0, 256, 64)}) == 4
-    assert hit.sum(0).tolist() == [2] * 256  # as many in each coordinate as without pieces
+    assert hit.sum(0).tolist() == [2] * 256  # as many per coordinate as without blocks
 
 
 # --- poisoned data ---

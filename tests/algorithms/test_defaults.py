@@ -1,4 +1,4 @@
-"""Hyper-parameters left out: the values of the papers, or ours where a paper names none."""
+"""Default hyper-parameters: the values of the papers, or our own where a paper names none."""
 
 from __future__ import annotations
 

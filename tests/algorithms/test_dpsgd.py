@@ -35,7 +35,7 @@ def task(parties: int = 6, model: Any = net) -> hansa.Task:
 
 @dataclass(frozen=True)
 class Scatter(LocalSolver):
-    """In round 0 a party moves to a place of its own; from then on its gradient is zero."""
+    """In round 0 a party moves to its own optimum; after that its gradient is zero."""
 
     name: ClassVar[str] = "scatter"
     sampler: ClassVar[Any] = "full"

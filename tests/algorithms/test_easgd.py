@@ -19,7 +19,7 @@ A, B = [1.0, 3.0, 2.0], [0.0, 4.0, -1.0]
 
 
 def by_hand(rounds: int, lr: float, alpha: float, steps: int = 1) -> tuple[list[float], float]:
-    """EASGD on quadratics, both sides from the old x_i and z."""
+    """EASGD on quadratics; both sides use the old x_i and z."""
     xs, z = [0.0] * len(A), 0.0
     for _ in range(rounds):
         pulls = [alpha * (x - z) for x in xs]
@@ -73,10 +73,10 @@ def test_workers_that_agree_with_the_centre_stay(engine: str) -> None:
 
 
 class Cluster:
-    """Overlap-Local-SGD as card 2.3 has it: workers with an all-reduce under way, on quadratics.
+    """Overlap-Local-SGD as in card 2.3: workers with an all-reduce in progress, on quadratics.
 
     Every tau steps (i) a worker is pulled to the anchor that has arrived, (ii) the all-reduce of the pulled models
-    begins; it is done at the next boundary, where the anchor takes its result with momentum.
+    begins. It ends at the next boundary, where the anchor takes its result with momentum.
     """
 
     def __init__(self, alpha: float, beta: float) -> None:
@@ -152,7 +152,7 @@ def test_overlapped_workers_that_agree_stay_where_nothing_pulls(engine: str) -> 
 def test_the_centre_is_pulled_by_beta_over_the_cohort_from_each_who_replied(
     settings: dict[str, Any], engine: str
 ) -> None:
-    # alpha = beta / p for a cohort of p, whoever of the N parties it is; who does not reply does not pull.
+    # alpha = beta / p for a cohort of p, whichever of the N parties are in it; a party without a reply does not pull.
     local = Elastic(lr=0.05, steps=2, batch=None)
     cohort = settings.get("cohort_size", 3)
     for rounds in (2, 3, 4):
@@ -165,7 +165,7 @@ def test_the_centre_is_pulled_by_beta_over_the_cohort_from_each_who_replied(
         z = float(before.state.params.w)
         olds = {k: float(before.memories[k][OWN]) if k in before.memories else z for k in after.memories}
         news = {k: float(memory[OWN]) for k, memory in after.memories.items()}
-        pulls = {k: 0.6 / cohort * (x - z) for k, x in olds.items() if news[k] != x}  # who replied has moved
+        pulls = {k: 0.6 / cohort * (x - z) for k, x in olds.items() if news[k] != x}  # a party that replied has moved
         assert len(pulls) == 2
         assert float(after.state.params.w) == pytest.approx(z + sum(pulls.values()), abs=1e-12)
         for k, pull in pulls.items():

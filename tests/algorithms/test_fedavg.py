@@ -133,7 +133,7 @@ def test_identical_parties_are_one_party(engine: str) -> None:
 
 
 def models(parties: list[tuple[Tensor, Tensor]], local: SGD, round: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Where each party's own training ends, their sizes, and where it started."""
+    """The end point of each party's own training, the sizes, and the start point."""
     given = hansa.Task(net, "cross_entropy", parties, classes=3)
     objective = Objective(net, "cross_entropy", 0)
     engine = ReferenceEngine(objective, given.holdings(objective), 0)
@@ -205,7 +205,7 @@ def test_a_server_rate_of_two_moves_twice_as_far() -> None:
 
 
 class Scalar(nn.Module):
-    """One number, whatever the sample."""
+    """One number that does not depend on the sample."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -71,7 +71,7 @@ def test_every_step_of_the_server_applies_as_many_updates_as_the_buffer_holds(
 
 @dataclass(frozen=True)
 class Power(LocalSolver):
-    """Sends 100 ** (the party's number), so that a sum says who contributed and with what weight."""
+    """Sends 100 ** (the party's number), so that a sum shows which parties contributed and with which weights."""
 
     name: ClassVar[str] = "power"
 
@@ -93,7 +93,7 @@ class Scalar(nn.Module):
 
 
 def traced(rounds: int, parties: int = 4, **given: Any) -> tuple[list[float], list[tuple[int, int]]]:
-    """The model after each round, and who trained when (party, the round of its model)."""
+    """The model after each round, and which party trained in which round: (party, round of its model)."""
     trace.clear()
     fields = {
         "local": Power(),

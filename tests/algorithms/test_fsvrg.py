@@ -21,7 +21,7 @@ def linear() -> nn.Module:
 
 
 def problem(sizes: list[int], density: float = 1.0, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Linear regression; of each party's features, some are zero, and feature 5 occurs at party 0 alone."""
+    """Linear regression; some features are zero at each party, and feature 5 occurs only at party 0."""
     make = np.random.default_rng(seed)
     parties = []
     for k, n in enumerate(sizes):
@@ -29,7 +29,7 @@ def problem(sizes: list[int], density: float = 1.0, seed: int = 0) -> list[tuple
         if density < 1:
             x[make.random(x.shape) >= density] = 0.0
             x[:, 5] *= k == 0
-            x[:, 4] = 0.0  # nobody has it
+            x[:, 4] = 0.0  # no party has it
         parties.append((x, (x @ np.arange(FEATURES) + make.normal(size=n))[:, None]))
     return parties
 

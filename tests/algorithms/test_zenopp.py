@@ -1,4 +1,4 @@
-"""Zeno++: each update is judged when it arrives, by a gradient of the server's own."""
+"""Zeno++: each update is judged on arrival, by the server's own gradient."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_what_points_away_is_not_taken(seed: int, factor: float) -> None:
 
 
 def task(parties: int = 5, reversed_ones: int = 0) -> hansa.Task:
-    """Parties with the same kind of samples; some of them have every label turned."""
+    """Parties with the same kind of samples; at some parties every label is flipped."""
     make = torch.Generator().manual_seed(1)
     weights = torch.randn(4, generator=make, dtype=torch.float64)
 

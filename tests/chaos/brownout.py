@@ -1,12 +1,14 @@
-"""A disk that loses power: what is observed of a folder is kept in a journal, and from it folders are built as a file
-system could show them after the power failed at some moment.
+"""A disk that loses power: builds folders as a file system could show them after a power failure.
 
-Real: every operation was made, by Hansa's own code through `hansa.core.disk` and by SQLite's through a VFS that
-passes all on to the real files. Simulated: which of them have reached the disk. What was flushed (fsync of the file, of
-the folder for names) is there. Of the rest each write is there or not, or torn: a beginning of it, 512-byte sectors of
-it, or zeros; a file may be as long as it was without having its bytes. Names that were made, changed or removed are so
-up to some point of their folder's sequence; for some failures any of them may be missing. A file that is moved to
-another folder may be seen in both, and never in none.
+All operations on a folder are recorded in a journal. The folder is then rebuilt as it could look if the power failed at
+a chosen moment.
+
+Real: every operation, made by Hansa's own code through `hansa.core.disk` and by SQLite through a VFS that passes it on
+to the real files. Simulated: which operations have reached the disk. Flushed data (fsync of the file; of the folder,
+for names) are there. Every other write is there, is missing, or is torn: a prefix, some 512-byte sectors, or zeros; a
+file may have its length but not its bytes. Changes of names (created, renamed, removed) have happened up to some point
+of their folder's sequence; in some failures any of them may be missing. A file that was moved to another folder may be
+in both folders, but never in neither.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ SECTOR = 512
 
 @dataclass(eq=False)
 class File:
-    """A file's bytes on the disk, and what was done to it since it was flushed."""
+    """A file's bytes on the disk, and the operations since its last flush."""
 
     data: bytearray = field(default_factory=bytearray)
     pending: list[tuple[str, int, bytes]] = field(
@@ -39,7 +41,7 @@ class File:
         self.pending.clear()
 
     def fail(self, chance: random.Random) -> None:
-        """Let each of the pending operations happen, or not, or in part."""
+        """Apply each pending operation, or not, or in part."""
         style, longest = chance.choice(("all", "none", "beginning", "some", "some")), len(self.data)
         until = chance.randint(0, len(self.pending))
         for place, (what, at, data) in enumerate(self.pending):
@@ -85,14 +87,14 @@ def _apply(held: bytearray, what: str, at: int, data: bytes) -> None:
 
 @dataclass(eq=False)
 class Moved:
-    """A rename from one folder to another: the old name goes only if the new one is there."""
+    """A rename between folders: the old name goes only if the new name is there."""
 
     arrived: bool = False
 
 
 @dataclass(eq=False)
 class Folder:
-    """A folder's names on the disk, as a process sees them, and what was done to them since they were flushed."""
+    """A folder's names on the disk, its names as a process sees them, and the changes since its last flush."""
 
     held: dict[str, Node] = field(default_factory=dict)
     seen: dict[str, Node] = field(default_factory=dict)
@@ -115,7 +117,7 @@ class Folder:
             elif what == "rename":
                 self.held.pop(name, None)
                 self.held[more[0]] = more[1]
-            elif what == "unlink" or more[0].arrived:  # else it has not left
+            elif what == "unlink" or more[0].arrived:  # otherwise it has not moved yet
                 self.held.pop(name, None)
 
     def chosen(self, chance: random.Random, reorder: bool) -> list[tuple[Any, ...]]:
@@ -128,7 +130,7 @@ Node = File | Folder
 
 
 class Journal:
-    """Everything that was done under a folder since it was as it lies there. An observer for `disk.observe`."""
+    """All operations under a folder since the start of the journal. An observer for `disk.observe`."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.events = root, list[tuple[Any, ...]]()
@@ -146,8 +148,8 @@ class Journal:
         self.events.append(event)
 
     def moment(self, chance: random.Random) -> int:
-        """After how many operations the power fails: any number, or just before a flush of some file or folder, which
-        is drawn first, so that those that are flushed rarely have their turn."""
+        """The number of operations before the power fails: any number, or the number just before a flush. For a flush,
+        the file or folder is drawn first, so that rarely flushed ones are tested too."""
         flushes: dict[tuple[str, ...], list[int]] = {}
         for at, (what, path, *_) in enumerate(self.events):
             if what in ("fsync", "folder"):
@@ -157,8 +159,8 @@ class Journal:
         return chance.choice(flushes[chance.choice(sorted(flushes))])
 
     def fail(self, at: int, into: Path, chance: random.Random, spared: frozenset[str] = frozenset()) -> None:
-        """Build the folder as it may be found when the power failed after so many operations. What lies under the
-        `spared` folders of the root belongs to machines that did not fail."""
+        """Build the folder as it may look if the power failed after the first `at` operations. The `spared` folders of
+        the root belong to machines that did not fail."""
         root = self._tree()
         for event in self.events[:at]:
             self._replay(root, *event)
@@ -240,7 +242,7 @@ class Journal:
 
 
 class Present(Journal):
-    """A journal for a power failure now: of how the disk became what it is, nothing is kept."""
+    """A journal for a power failure now: it keeps the pending operations, not the history."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -251,7 +253,7 @@ class Present(Journal):
         self._replay(self._now, *event)
 
     def fail_now(self, into: Path, chance: random.Random) -> None:
-        """As `fail`, after all that was done."""
+        """As `fail`, after all operations."""
         self._fail(self._now, into, chance, frozenset())
 
 
@@ -282,7 +284,7 @@ def _folders(folder: Folder) -> Iterator[Folder]:
 
 
 class Watched(apsw.VFSFile):
-    """A real file of SQLite's, with what it does to it told to the journal."""
+    """A real file of SQLite, whose operations are reported to the journal."""
 
     def __init__(self, journal: Journal, name: Any, flags: list[int]) -> None:
         self._journal, self._new = journal, False
@@ -309,7 +311,7 @@ class Watched(apsw.VFSFile):
 
 
 class Vfs(apsw.VFS):
-    """SQLite's own file system, watched."""
+    """SQLite's own file system, observed."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -326,7 +328,7 @@ class Vfs(apsw.VFS):
 
 
 class Row(dict[str, Any]):
-    """A row by names and by places, as sqlite3.Row is."""
+    """A row with access by name and by position, like sqlite3.Row."""
 
     def __getitem__(self, name: Any) -> Any:
         return list(self.values())[name] if isinstance(name, int) else super().__getitem__(name)
@@ -351,8 +353,9 @@ class Rows:
 
 
 class Connection:
-    """What the ledger needs of a connection, over apsw. One serves as writer and as reader: the write-ahead log's
-    index lies in its own memory (`locking_mode = EXCLUSIVE`), for the shared one cannot be watched."""
+    """The part of a connection's interface that the ledger uses, over apsw. One connection serves as writer and as
+    reader: the index of the write-ahead log is in its own memory (`locking_mode = EXCLUSIVE`), because shared memory
+    cannot be observed."""
 
     def __init__(self, journal: Journal, path: Path, synchronous: str = "FULL") -> None:
         self._vfs, self._closing = Vfs(journal), False
@@ -383,7 +386,7 @@ class Connection:
         return bool(self._db.in_transaction)
 
     def close(self) -> None:
-        """The first time, of twice: who reads is who writes."""
+        """Close on the first of two calls: the reader is the writer."""
         if self._closing:
             self._db.close()
         self._closing = True

@@ -1,7 +1,8 @@
-"""`make chaos`: kill a federation's processes at random moments, many times, and check what must hold after each job.
+"""`make chaos`: kill a federation's processes at random moments, many times, and check the invariants after each job.
 
-The seed says who is killed and after how long; what a process is doing at that moment the machine decides, so a failure
-may need the same seed more than once. The folder with all logs and the database stays after a failure.
+The seed decides which process is killed and after how long. What the process is doing at that moment depends on the
+machine, so it may take several runs with the same seed to repeat a failure. After a failure, the folder with all logs
+and the database stays.
 """
 
 from __future__ import annotations

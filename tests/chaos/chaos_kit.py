@@ -1,7 +1,7 @@
-"""A federation whose processes are killed with SIGKILL and started again until its job has ended; what must hold then.
+"""A federation whose processes are killed with SIGKILL and restarted until its job has ended, and its invariants.
 
-Real processes on loopback, real TLS, a real database. `mortal.py` is what they run: the `hansa` command that dies when
-it reaches a chosen point. They are forked from a process that has torch loaded, which saves seconds at every restart.
+Real processes on loopback, real TLS, a real database. The processes run `mortal.py`: the `hansa` command that dies at a
+chosen point. They are forked from a process that has torch loaded, which saves seconds at every restart.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from hansa.net.transport.client import Unreachable
 from hansa.run.resume import execute
 from hansa.testing import RecordedArrivals
 
-PARTIES = ("north", "north-east", "south")  # one name begins another
+PARTIES = ("north", "north-east", "south")  # one name is a prefix of another
 AGGREGATOR = "aggregator"
 PATIENCE = 120.0  # seconds without any change in the ledger after which a federation counts as stuck
-FAILURES = 20  # exits of a process by itself, such as a party's that finds no aggregator to enrol at
+FAILURES = 20  # exits of a process by itself, for example a party that finds no aggregator for its enrolment
 
 processes = multiprocessing.get_context("forkserver")
 
 
 def warm_up() -> None:
-    """Start the process that others are forked from. What it loads it finds by PYTHONPATH alone."""
+    """Start the process from which the others are forked. It finds its modules by PYTHONPATH alone."""
     paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     with mock.patch.dict(os.environ, PYTHONPATH=paths, OMP_NUM_THREADS="1"):
         processes.set_forkserver_preload(["warm", "mortal"])
@@ -59,11 +59,11 @@ def warm_up() -> None:
 
 @dataclass
 class Member:
-    """The aggregator or a party: how it is started, and the points at which it is to die, a life each."""
+    """The aggregator or a party: how it is started, and the points at which it dies, one per life."""
 
     name: str
     arguments: list[str]
-    first: list[str] = field(default_factory=list)  # more arguments while it has a death before it
+    first: list[str] = field(default_factory=list)  # further arguments while another death is planned
     dooms: list[tuple[str, int]] = field(default_factory=list)
     process: Any = None
     doom: mortal.Doom | None = None
@@ -115,7 +115,7 @@ class Federation:
         return self.folder / f"{member.name}.log"
 
     def tend(self) -> None:
-        """Start what is not running."""
+        """Start the processes that are not running."""
         for member in self.members.values():
             if member.process is None:
                 self._start(member)
@@ -134,7 +134,7 @@ class Federation:
                 self._start(member)
 
     def kill(self, name: str) -> bool:
-        """Kill a process at this moment; False where there is none."""
+        """Kill a process now; False if it is not running."""
         process = self.members[name].process
         if process is None or process.exitcode is not None:
             return False
@@ -145,7 +145,7 @@ class Federation:
         return True
 
     def submit(self, experiment: Experiment, name: str) -> None:
-        """Submit a job, again and again until it is there, as an operator would."""
+        """Submit a job, and repeat until it is accepted, as an operator would."""
 
         def insist() -> None:
             while not self.rows("SELECT 1 FROM jobs WHERE name = ?", name):
@@ -157,8 +157,8 @@ class Federation:
         threading.Thread(target=insist, daemon=True).start()
 
     def run(self, experiment: Experiment, name: str, strike: Callable[[], None] = lambda: None) -> str:
-        """Submit a job and tend the federation until it has ended and nobody is to die any more; `strike` may kill
-        somebody at any moment."""
+        """Submit a job and restart processes until the job has ended and no further death is planned; `strike` may kill
+        a process at any moment."""
         self.tend()
         self.submit(experiment, name)
         job, before, last = f"{name}-1", None, time.monotonic()
@@ -177,7 +177,7 @@ class Federation:
             time.sleep(0.01)
 
     def rows(self, sql: str, *values: Any) -> list[sqlite3.Row]:
-        """What the ledger says; nothing where there is none yet."""
+        """Rows of the ledger; none if there is no ledger yet."""
         if not self.database.exists():
             return []
         with closing(sqlite3.connect(self.database, timeout=30)) as db:
@@ -193,7 +193,7 @@ class Federation:
         return self.rows(sql, *values)
 
     def logs(self) -> str:
-        """The ends of what the processes printed."""
+        """The last lines of each process's output."""
         texts = [(member.name, self.log(member)) for member in self.members.values()]
         return "\n".join(f"--- {name}\n{path.read_text()[-3000:]}" for name, path in texts if path.exists())
 
@@ -206,7 +206,7 @@ class Federation:
         assert not missing, f"blobs that are needed are gone: {missing}"
 
     def model(self, job: str) -> bytes:
-        """The job's model, as the operator pulls it once the aggregator is there."""
+        """The job's model, pulled by the operator once the aggregator is running."""
         end = time.monotonic() + PATIENCE
         while True:
             self.tend()
@@ -216,7 +216,7 @@ class Federation:
                 assert time.monotonic() < end, self.logs()
 
     def check(self, job: str, rounds: int) -> None:
-        """What must hold of a job that has ended, however often somebody was killed."""
+        """Check the invariants of a job that has ended, however many processes were killed."""
         (row,) = self.rows("SELECT * FROM jobs WHERE id = ?", job)
         assert row["status"] == "finished", f"{row['reason']}\n{self.logs()}"
         assert len(self.rows("SELECT 1 FROM jobs WHERE name = ?", row["name"])) == 1
@@ -233,7 +233,7 @@ class Federation:
         assert [round for round, _ in closed] == list(range(1, rounds + 1))
 
     def check_audit(self) -> Report:
-        """The whole log verifies, with every receipt that a party has kept. The aggregator may be writing to it."""
+        """Check that the whole log verifies, with all receipts of the parties. The aggregator may be writing to it."""
         size = self.rows("SELECT max(seq) AS size FROM log")[0]["size"]
         lines, tree = log_lines(self, 0, size), Frontier()
         for line in lines:
@@ -245,8 +245,8 @@ class Federation:
         return verify(path, self.notary.authority, sorted(self.folder.glob("homes/*/receipts/*.jsonl")))
 
     def check_receipts(self) -> int:
-        """Every answer that a party has a receipt for is in the ledger, as it was; how many those are. While the
-        aggregator is down this is what it promised, for it would ask again for what it has lost."""
+        """Check that every answer with a receipt is in the ledger, unchanged; returns the number of these answers.
+        While the aggregator is down this shows what it promised; once running, it would ask again for lost answers."""
         path = self.folder / "receipts.jsonl"
         got = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         accepted = [receipt for receipt in got if receipt["status"] == "accepted"]
@@ -257,7 +257,7 @@ class Federation:
         return len(accepted)
 
     def _check_members(self, job: str) -> None:
-        """Every reply that was fused has one row, and every ticket came back once."""
+        """Check that every fused reply has one row, and that every ticket was answered once."""
         counted = self.rows("SELECT round, phase, number, party FROM replies WHERE job = ?", job)
         replies = [tuple(row) for row in counted]
         assert len(replies) == len(set(replies))
@@ -269,17 +269,17 @@ class Federation:
         assert len(tickets) == len(set(tickets))
 
     def tickets(self, job: str) -> list[int]:
-        """The tickets of a job in the order in which they came back."""
+        """The tickets of a job, in the order of their answers."""
         rows = self.rows("SELECT closed FROM asks WHERE job = ? AND closed LIKE '{\"ticket\"%' ORDER BY round, number",
                          job)  # fmt: skip
         return [json.loads(row["closed"])["ticket"] for row in rows]
 
     def check_tidy(self, jobs: Sequence[str]) -> None:
-        """Of jobs that have ended only the models are left, and nothing at all of what was half done."""
+        """Check that only the models of ended jobs are left, and no unfinished files."""
         models = {self.rows("SELECT model FROM jobs WHERE id = ?", job)[0]["model"] for job in jobs}
         deadline = time.monotonic() + 10
         while (left := self._left(models)) and time.monotonic() < deadline:
-            time.sleep(0.02)  # what came too late is on its way out
+            time.sleep(0.02)  # a late upload is being deleted
         assert not left, f"left over: {left}"
         assert models <= self.on_disk()
 
@@ -290,7 +290,7 @@ class Federation:
 
 
 def write_samples(folder: Path) -> None:
-    """A small file of samples for each party, some values missing, and one for the aggregator's test."""
+    """A small file of samples for each party, with some missing values, and one for the aggregator's test set."""
     make = np.random.default_rng(0)
     for name, n in zip((*PARTIES, "test"), (12, 9, 15, 20), strict=True):
         x = make.normal(size=(n, 3)).astype(np.float32)
@@ -323,7 +323,7 @@ engine = "reference"
 
 
 def simulated(experiment: Experiment, folder: Path, clock: RecordedArrivals | None = None) -> bytes:
-    """The model file that `hansa run` makes of an experiment, where tickets come back in a given order if need be."""
+    """The model file that `hansa run` makes of an experiment, with tickets answered in a given order if needed."""
     if clock is None:
         execute(experiment, folder)
     else:
@@ -334,7 +334,7 @@ def simulated(experiment: Experiment, folder: Path, clock: RecordedArrivals | No
 
 @dataclass
 class Striker:
-    """Kills somebody, the aggregator half of the time, after random pauses, so many times in all."""
+    """Kills processes after random pauses, `count` times in all; half of the time the aggregator."""
 
     federation: Federation
     kills: int
@@ -358,8 +358,8 @@ ALGORITHMS = {
 
 def campaign(folder: Path, kills: int, seed: int, tell: Callable[[str], None] = lambda line: None,
              rounds: int = 6) -> list[str]:  # fmt: skip
-    """Jobs, one after another and at least two, until so many processes were killed at random moments; each must end
-    with the bits of its simulation. Gives their names."""
+    """Run jobs, one after another and at least two, until `count` processes were killed at random moments. Each job
+    must end with the bits of its simulation. Returns the names of the jobs."""
     jobs: list[str] = []
     expected: dict[str, bytes] = {}
     with Federation(folder, tell) as federation:

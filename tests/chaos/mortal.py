@@ -30,7 +30,7 @@ BEFORE_COMMIT = ("ledger.execute", "reply.written")
 @hansa.register("wandering")
 @dataclass(frozen=True)
 class Wandering(SGD):
-    """Each party remembers how far it went, and is drawn back by a tenth of that: memory for asynchronous jobs."""
+    """Each party remembers the distance it moved, and is pulled back by a tenth of it: memory for asynchronous jobs."""
 
     def remember(self, spec: ParamSpec) -> Memory:
         return {"went": torch.zeros(spec.dim, dtype=spec.dtype)}
@@ -44,9 +44,10 @@ class Wandering(SGD):
 
 @dataclass(frozen=True)
 class Doom:
-    """Death at the n-th time that a point is reached, once: the marker says that it has happened.
+    """Die when a point is reached for the n-th time, once; the marker file records the death.
 
-    Just before a commit the process's other threads go on for a while: time enough to acknowledge what is not on disk.
+    Just before a commit, the other threads of the process continue for a while: long enough to acknowledge data that
+    are not on disk, if the code has that fault.
     """
 
     point: str
@@ -71,7 +72,7 @@ class Doom:
 
 
 def note_receipts(path: Path) -> None:
-    """Append every receipt that comes in to a file, before the party sees it."""
+    """Append every receipt that arrives to a file, before the party sees it."""
     unpack = party.unpack
 
     def noting(data: bytes, kind: type[Any]) -> Any:
@@ -86,11 +87,11 @@ def note_receipts(path: Path) -> None:
 
 def live(arguments: list[str], log: Path, doom: Doom | None = None, receipts: Path | None = None,
          quick: bool = True) -> None:  # fmt: skip
-    """`hansa ARGUMENTS`, in this process, with what it prints in a file; `quick` to come back after short pauses."""
+    """Run `hansa ARGUMENTS` in this process, with its output in a file; `quick` shortens the pauses before a retry."""
     written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(written, 1)
     os.dup2(written, 2)
-    if quick:  # who was killed is back at once: no need to wait for long
+    if quick:  # a killed process is back at once: long pauses are not needed
         client.LEAST, client.MOST, party.PAUSE = 0.05, 1.0, 0.05
     if receipts is not None:
         note_receipts(receipts)

@@ -1,12 +1,11 @@
-"""`make power SEEDS=1000`: cut the power of an aggregator and a party, again and again, and see that nothing that was
-acknowledged is lost.
+"""`make power SEEDS=1000`: cut the power of an aggregator and a party repeatedly; no acknowledged data may be lost.
 
-Each seed is a history of some lives. In each life the real ledger, blobs, registry, asks, job records, and a party's
-store, memory and receipts are driven through a random sequence of what an aggregator and its parties do; then the power
-fails after a random one of the operations on the disk, and the next life begins with what a file system could show
-(brownout.py says what is real and what is simulated). Each life begins with a look at all that was promised, and the
-log is audited as a stranger would, with the party's receipts. A seed gives the same history each time, but for keys and
-times.
+Each seed is a history of several lives. In each life the real ledger, blobs, registry, asks, job records, and a party's
+store, memory and receipts go through a random sequence of actions of an aggregator and its parties. Then the power
+fails after a random operation on the disk, and the next life begins with a state that a file system could show
+(brownout.py says what is real and what is simulated). Each life begins with a check of everything that was promised,
+and the log is audited as an outsider would, with the party's receipts. A seed gives the same history each time, except
+for keys and times.
 """
 
 from __future__ import annotations
@@ -53,15 +52,15 @@ from hansa.net.transport.wire import Answer, Blob, IssuedCertificate, Receipt, a
 
 PARTIES = ("ann", "bob", "cid")
 LIVES, STEPS = 4, 14
-INITIAL = torch.zeros(10, dtype=torch.float64)  # the model that jobs begin with
+INITIAL = torch.zeros(10, dtype=torch.float64)  # the model at the start of jobs
 RUNNING = "job IN (SELECT id FROM jobs WHERE status = 'running')"
 OPERATOR = "operator.operator"
-MESSAGE = "0" * 64  # the hash of what was asked
-KEYS = {name: keys.new_key() for name in PARTIES[1:]}  # of those whose machines do not fail
+MESSAGE = "0" * 64  # the hash of the ask
+KEYS = {name: keys.new_key() for name in PARTIES[1:]}  # folders of the machines that do not fail
 
 
 class Lost(AssertionError):
-    """Something that was acknowledged is not there."""
+    """Acknowledged data are missing."""
 
 
 def need(true: Any, what: str) -> None:
@@ -71,9 +70,9 @@ def need(true: Any, what: str) -> None:
 
 @dataclass
 class Promises:
-    """What was acknowledged, each with how many operations on the disk had been made by then."""
+    """Acknowledged data, each with the number of disk operations made before the acknowledgement."""
 
-    receipts: dict[tuple[Any, ...], tuple[int, bytes]] = field(default_factory=dict)  # (ask, party): as it was given
+    receipts: dict[tuple[Any, ...], tuple[int, bytes]] = field(default_factory=dict)  # (ask, party): the answer
     kept: dict[tuple[str, bytes], tuple[int, None]] = field(default_factory=dict)  # (job, receipt), by the party
     closed: dict[tuple[Any, ...], tuple[int, str]] = field(default_factory=dict)
     facts: dict[str, tuple[int, JobFacts]] = field(default_factory=dict)
@@ -83,11 +82,11 @@ class Promises:
     tokens: dict[str, tuple[int, str]] = field(default_factory=dict)
     revoked: dict[str, tuple[int, str]] = field(default_factory=dict)
     staged: dict[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
-    forgotten: dict[tuple[str, str], tuple[int, None]] = field(default_factory=dict)  # from when on it may be gone
+    forgotten: dict[tuple[str, str], tuple[int, None]] = field(default_factory=dict)  # from here on it may be gone
     enrolled: dict[str, tuple[int, None]] = field(default_factory=dict)
 
     def until(self, at: int) -> None:
-        """Forget what had not been acknowledged when the power failed; the rest was, before the next life."""
+        """Forget data that had not been acknowledged when the power failed."""
         for kind in vars(self).values():
             for name in [name for name, (when, _) in kind.items() if when > at]:
                 del kind[name]
@@ -96,7 +95,7 @@ class Promises:
 
 
 class Nodes:
-    """The nodes of the log's tree, as anybody reads them."""
+    """The nodes of the log's tree, as any reader reads them."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -131,7 +130,7 @@ class Line:
 
 
 def at_once(work: Any) -> None:
-    """Run a coroutine that waits for nothing."""
+    """Run a coroutine that never waits."""
     try:
         work.send(None)
     except StopIteration:
@@ -140,7 +139,7 @@ def at_once(work: Any) -> None:
 
 
 class Life:
-    """An aggregator and a party from their start to the power failure."""
+    """An aggregator and a party, from their start to the power failure."""
 
     def __init__(self, root: Path, chance: random.Random, promises: Promises, synchronous: str) -> None:
         self.chance, self.promises, self.journal = chance, promises, Journal(root)
@@ -154,7 +153,7 @@ class Life:
         self.receipts = Receipts(self.store.folder)
 
     def serve(self) -> None:
-        """As `hansa serve` starts."""
+        """Start the aggregator as `hansa serve` does."""
         opened: list[Connection] = []
 
         def connect(path: Path) -> Connection:
@@ -171,7 +170,7 @@ class Life:
         self.blobs.sweep(self.ledger.now(lambda db: (db.log("started"), needed_blobs(db))[1]))
 
     def restart(self) -> None:
-        """The aggregator ends cleanly, and is started again."""
+        """Shut the aggregator down cleanly and start it again."""
         self.ledger.close()
         self.serve()
 
@@ -185,7 +184,7 @@ class Life:
         nodes = Nodes(self.ledger)
         self.promises.heads[nodes.size] = (len(self.journal.events), merkle.root(nodes, nodes.size).hex())
 
-    # What is done
+    # Actions
 
     def step(self) -> None:
         doing = self.chance.choices(
@@ -207,7 +206,7 @@ class Life:
         return row["id"] if row is not None else None
 
     def _closed(self, job: str) -> int:
-        """How many rounds of a job are closed; those that are asked now are asked in the round of that number."""
+        """The number of closed rounds of a job; new asks belong to the round of that number."""
         row = self.ledger.one("SELECT coalesce(max(round), 0) AS n FROM rounds WHERE job = ?", job)
         assert row is not None
         return int(row["n"])
@@ -246,8 +245,8 @@ class Life:
             self.ledger.now(asks.open_ask(key, "digest", [0, 1, 2], 0.0))
 
     def answer(self) -> None:
-        """A party answers, or answers again, and keeps the receipt."""
-        # What is late is answered too.
+        """A party answers, possibly again, and stores the receipt."""
+        # Late answers are given too.
         ask = self._open_ask() if self.chance.random() < 0.9 else self._any(
             f"SELECT * FROM asks WHERE phase IN ('round', 'describe') AND {RUNNING}")  # fmt: skip
         if ask is None:
@@ -259,11 +258,11 @@ class Life:
         except Denied:
             need(self._revoked(PARTIES[party]), f"{PARTIES[party]} is denied, and was not revoked")
             return
-        # The same ask mostly gets the same answer, as it does after a crash.
+        # The same ask usually gets the same answer, as after a crash.
         data = random.Random(str((key, party))).randbytes(900) if self.chance.random() < 0.8 else self._data()
         if party == 0 and data[0] < 180:
             number = self.chance.random()
-            # From the first operation on the old one may be gone, and none is promised until it returns.
+            # The old memory may be deleted from the first operation on; the new one is promised once the call returns.
             name = (key[0], ask_name(*key[1:]))
             self.promises.staged.pop(name, None)
             self.promises.forgotten.pop(name, None)
@@ -289,7 +288,7 @@ class Life:
             self.promise("kept", (key[0], pack(receipt)), None)
 
     def _receipt(self, key: tuple[str, int, str, int], sent: asks.Sent, blob: Blob) -> Receipt:
-        """As the aggregator gives it; one that was given before is the same."""
+        """The aggregator's answer; a repeated request gets the same one."""
         before = self.promises.receipts.get((*key, sent.party))
         receipt = asks.earlier_receipt(self.ledger, key, sent, self.ledger.notary)
         if receipt is None:
@@ -305,7 +304,7 @@ class Life:
         return receipt
 
     def signer(self, name: str) -> tuple[keys.PrivateKey, bytes]:
-        """A party's key and certificate, which is in use."""
+        """A party's key and certificate, in use."""
         if name == PARTIES[0]:
             if not self.store.enrolled:
                 self.certificate()
@@ -319,7 +318,7 @@ class Life:
         return key, pem
 
     def _revoked(self, name: str) -> bool:
-        self.ledger.now(lambda db: None)  # who is denied hears of it before the writer has ended
+        self.ledger.now(lambda db: None)  # a denied request is answered before the writer has ended
         return self.ledger.one("SELECT 1 FROM log WHERE event = 'revoked' AND party = ?", name) is not None
 
     def close(self) -> None:
@@ -400,11 +399,11 @@ class Life:
             self.memory.recall(job, keep)
 
     def leave_upload(self) -> None:
-        """An upload that is cut off."""
+        """An interrupted upload."""
         data = self._data()
         self.blobs.append("party.bob", hashlib.sha256(data).hexdigest(), 0, data[: len(data) // 2 + 1], 2**20)
 
-    # What must hold
+    # Invariants
 
     def check(self) -> None:
         ledger, promises = self.ledger, self.promises
@@ -438,7 +437,7 @@ class Life:
         self._check_party()
 
     def _check_log(self) -> None:
-        """Its tree is that of its entries, and what was promised of it is its beginning."""
+        """The tree is that of the entries, and every promised root is the root of a prefix."""
         nodes, tree, roots = Nodes(self.ledger), merkle.Frontier(), dict[int, str]()
         for row in self.ledger.all("SELECT * FROM log ORDER BY seq"):
             tree.append(merkle.leaf_hash(entry_line(*(row[name] for name in ENTRY))))
@@ -448,7 +447,7 @@ class Life:
             need(roots.get(size) == root, f"the log's first {size} entries")
 
     def audit(self) -> None:
-        """As a stranger looks at the exported log, with the receipts that the party has."""
+        """Audit the exported log as an outsider would, with the party's receipts."""
         size = Nodes(self.ledger).size
         last = structs.asdict(self.ledger.now(lambda db: db.head(size)))
         lines = [line.rstrip(b"\n") for line in log_lines(self.ledger, 0, size)] + [canonical({"head": last})]
@@ -479,13 +478,13 @@ class Life:
         need(self.store.enrolled or not self.promises.enrolled, "who the party is")
         if self.store.enrolled:
             folder, who = self.store.folder, self.store.identity()
-            client_context(folder / "ca.pem", folder / "cert.pem", folder / "key.pem")  # they go together
+            client_context(folder / "ca.pem", folder / "cert.pem", folder / "key.pem")  # they are deleted together
             need(self.registry.admits(who), "the party's certificate is not valid")
 
 
 def history(seed: int, template: Path, folder: Path, lives: int = LIVES, steps: int = STEPS,
             synchronous: str = "FULL") -> int:  # fmt: skip
-    """One seed: so many lives, each ended by the power; gives how many operations on the disk there were."""
+    """Run one seed: `lives` lives, each ended by a power failure; returns the number of disk operations."""
     chance, promises, made = random.Random(seed), Promises(), 0
     root = folder / "0"
     shutil.copytree(template, root)
@@ -511,19 +510,19 @@ def history(seed: int, template: Path, folder: Path, lives: int = LIVES, steps: 
 
 
 def template(folder: Path) -> Path:
-    """A federation's folder and a place for a party, as they are before the first start."""
+    """A federation's folder and a folder for a party, as they are before the first start."""
     (folder / "template" / "party").mkdir(parents=True)
     init(folder / "template" / "aggregator", "league", PARTIES, ["127.0.0.1"], 1)
     return folder / "template"
 
 
 def fast() -> str | None:
-    """A folder in memory, where there is one."""
+    """A folder in memory, where the system has one."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 def campaign(seeds: range, tell: Callable[[str], None] = lambda line: None, **given: Any) -> tuple[int, int]:
-    """Many seeds; gives how many power failures there were and among how many operations. A failure names its seed."""
+    """Run many seeds; returns the number of power failures and of disk operations. A failure names its seed."""
     failures = made = 0
     with tempfile.TemporaryDirectory(dir=fast(), prefix="hansa-power-") as place:
         folder = Path(place)

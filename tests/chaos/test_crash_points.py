@@ -1,5 +1,5 @@
-"""A process that dies at any named point, just after a flush, a rename, a commit or a model's save, loses nothing that
-was acknowledged and has nothing counted twice: the job ends with the bits of the simulation."""
+"""A process that dies at a named point (after a flush, a rename, a commit, a model's save) loses no acknowledged data
+and counts nothing twice: the job ends with the bits of the simulation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hansa.core import crash_points as points
 from hansa.testing import RecordedArrivals
 
 SOURCE = Path(hansa.__file__).parent
-# A point, and at the how manyth time in a process's life; a process dies once a life, in this order.
+# A point, and how often it is reached before the process dies; a process dies once per life, in this order.
 SYNCHRONOUS = {
     AGGREGATOR: [
         ("private.fsync", 1), ("private.rename", 1), ("private.folder", 1), ("ledger.created", 1), ("mark.fsync", 1),
@@ -54,10 +54,10 @@ def test_every_named_point_is_in_the_code_and_every_point_in_the_code_is_named()
 
 
 def test_after_every_flush_rename_and_commit_there_is_a_point() -> None:
-    """Whole files are written by `disk.put` and `disk.publish`, which tell of each step; nothing goes past the disk's
-    gateway. A federation's own files, and the samples of an order from the live page, are written before anything is
-    acknowledged; the database is upgraded in one
-    transaction (`tests/net/test_upgrade.py`)."""
+    """Check that whole files are written by `disk.put` and `disk.publish`, which report each step, and that no code
+    bypasses `core.disk`. Exceptions: a federation's own files and the samples of an order from the live page are
+    written before anything is acknowledged; the database is upgraded in one transaction (`tests/net/test_upgrade.py`).
+    """
     durable = re.compile(r'disk\.(rename|flush|sync_folder)\(|"COMMIT"|blobs\.put\(')
     past = re.compile(r"os\.(fsync|replace|rename)\(")
     for path in (SOURCE / "net").rglob("*.py"):

@@ -1,4 +1,4 @@
-"""Parties that are killed between the exchanges of a masked sum, each of them a process that came by `hansa join`."""
+"""Parties that are killed between the exchanges of a masked sum; each party is a process started by `hansa join`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ engine = "reference"
 {privacy}
 """
 MASKED = '[privacy]\nsecure = "masking"\nthreshold = 0.6'  # two of three
-# What a party answers: its description, then keys, shares, masked numbers and what opens the sum, round by round.
+# The answers of a party: its description, then keys, shares, masked numbers and unmasking shares, per round.
 AFTER_ITS_NUMBERS, AFTER_ITS_NEXT_KEYS = 4, 6
 
 
@@ -41,7 +41,7 @@ def test_a_masked_sum_survives_kill_9_after_the_numbers_came_and_says_why_where_
     tmp_path: Path,
 ) -> None:
     with Federation(tmp_path) as federation:
-        for path in tmp_path.glob("*.npz"):  # without missing values, nothing need be prepared
+        for path in tmp_path.glob("*.npz"):  # without missing values no preparation is needed
             held = np.load(path)
             np.savez(path, x=np.nan_to_num(held["x"]), y=held["y"])
         toml = federation.home / "federation.toml"
@@ -53,7 +53,7 @@ def test_a_masked_sum_survives_kill_9_after_the_numbers_came_and_says_why_where_
             federation.tend()
             assert time.monotonic() < until, federation.logs()
             time.sleep(0.02)
-        federation.operator.submit(experiment(tmp_path, 2, MASKED), "masked")  # from here on who dies stays dead
+        federation.operator.submit(experiment(tmp_path, 2, MASKED), "masked")  # from here on a dead party stays dead
         while not (ended := federation.rows(f"SELECT * FROM jobs WHERE status IN {ENDED}")):
             assert time.monotonic() < until, federation.logs()
             time.sleep(0.02)
@@ -64,7 +64,7 @@ def test_a_masked_sum_survives_kill_9_after_the_numbers_came_and_says_why_where_
         assert (first["replies"], "empty" in first) == (3, False)
         assert "south" in first["missing"]
         assert second["empty"] == "1 parties shared their secrets, and the secure sum needs 2"
-        assert set(second["missing"]) == {"north-east"}  # the other is known to be away, and not asked
+        assert set(second["missing"]) == {"north-east"}  # the other party is known to be absent, and is not asked
         masked = codec.decode(federation.model("masked-1"))
     plain = codec.decode(simulated(experiment(tmp_path, 1), tmp_path / "plain"))
     assert masked["params"].keys() == plain["params"].keys()

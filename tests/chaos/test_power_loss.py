@@ -1,5 +1,5 @@
-"""A slice of the power-loss campaign, and that it would find what it looks for: take a flush away, and something that
-was acknowledged is lost within a few seeds."""
+"""A part of the power-loss campaign, and a check of the campaign itself: with a flush left out, it finds lost data
+within a few seeds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from hansa.privacy import spent
 
 @pytest.fixture
 def memory() -> Iterator[Path]:
-    """A folder that is quick to flush, where there is one."""
+    """A folder with fast flushes, where the system has one."""
     with tempfile.TemporaryDirectory(dir=fast(), prefix="hansa-power-") as folder:
         yield Path(folder)
 
@@ -45,7 +45,7 @@ def test_what_was_acknowledged_outlives_the_power() -> None:
 
 
 def skipped(monkeypatch: pytest.MonkeyPatch, name: str, which: Callable[[Path], bool] = lambda path: True) -> None:
-    """Leave out one of the gateway's operations, for the paths it is about."""
+    """Skip one operation of `core.disk`, for the paths that it concerns."""
     real = getattr(disk, name)
     monkeypatch.setattr(disk, name, lambda path: None if which(path) else real(path))
 
@@ -120,7 +120,8 @@ def test_whenever_the_power_fails_in_a_rotation_key_and_certificate_go_together(
 
 
 def test_whenever_the_power_fails_as_a_receipt_is_kept_the_next_one_follows_whole_lines(memory: Path) -> None:
-    """Of the line that was being written nothing is left, or all, or it is torn, with zeros in the middle of it too."""
+    """Of a line that was being written nothing is left, or all of it, or a torn line, possibly with zeros in the
+    middle."""
     root, chance = memory / "root", random.Random(0)
     folder = Path("machine") / "receipts"
     lines = [canonical({"receipt": _receipt(k), "statement": _statement(k)}) + b"\n" for k in range(3)]
@@ -176,7 +177,7 @@ def _receipt(number: int) -> dict[str, Any]:
 
 
 def test_a_party_that_answers_again_with_a_new_key_takes_the_receipt_of_what_it_signed_before(memory: Path) -> None:
-    """The power failed before it had the receipt, and its certificate was renewed when it came back."""
+    """The power failed before the receipt was stored, and the certificate was renewed after the restart."""
     life = Life(template(memory), random.Random(0), Promises(), "FULL")
     try:
         first, _ = life.signer("ann")
@@ -198,7 +199,7 @@ def test_a_party_that_answers_again_with_a_new_key_takes_the_receipt_of_what_it_
 
 
 def test_whenever_the_power_fails_as_a_record_is_closed_or_opened_it_is_opened_again(memory: Path) -> None:
-    """Its mark must not speak of a database that is not there yet, or not any more."""
+    """The mark must not describe a database that does not exist yet, or no longer exists."""
     root = memory / "root"
     (root / "machine").mkdir(parents=True)
     journal, acknowledged = Journal(root), list[int]()
@@ -240,7 +241,7 @@ def written(root: Path, *steps: Callable[[], Any]) -> Journal:
 
 
 def outcomes(journal: Journal, at: int, root: Path) -> set[str]:
-    """All that may be found in the machine's folder, over many power failures."""
+    """All states of the machine's folder that were seen over many power failures."""
     found = set()
     for seed in range(60):
         into = root.with_name(f"after-{at}-{seed}")

@@ -1,4 +1,4 @@
-"""Processes that are killed at random moments, the aggregator and parties, lose nothing and change no bit."""
+"""Processes (the aggregator and parties) killed at random moments lose nothing and change no bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an aggregator that comes back, and requests that are sent again because an answer was lost, must not break."""
+"""Restarts of the aggregator, and requests that are repeated because a response was lost."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_what_a_party_was_fetching_as_it_died_is_gone_when_it_is_back(tmp_path: 
 def test_a_certificate_that_was_cut_off_in_writing_is_not_taken_up(
     tmp_path: Path, federation: FederationFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if the process died between opening the file and writing to it."""
+    """As if the process had died between opening the file and writing to it."""
 
     class Died(BaseException):
         pass
@@ -153,7 +153,7 @@ def test_an_order_that_is_sent_twice_is_one_job(federation: FederationFolder) ->
 
 
 def serving(federation: FederationFolder, work: Callable[[Aggregator, str], Awaitable[None]]) -> None:
-    """Do something with an aggregator in this process."""
+    """Use an aggregator in this process."""
 
     async def main() -> None:
         aggregator, done = Aggregator(federation), asyncio.Event()

@@ -1,4 +1,4 @@
-"""What processes of chaos_kit.py have loaded before they begin: they are forked from one that has imported this."""
+"""Modules loaded before the processes of chaos_kit.py start; they are forked from a process that imported this one."""
 
 from __future__ import annotations
 

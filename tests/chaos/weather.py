@@ -1,8 +1,9 @@
-"""`make weather`: a federation whose parties reach their aggregator over lines that delay, lose, break, fall silent and
-are cut off, with slow strangers at the door; what must hold of its rounds, its sockets and its model.
+"""`make weather`: a federation over connections that delay, lose, break, stall and partition, with slow strangers at
+the listener; checks its rounds, its sockets and its model.
 
-Real processes; each party has a fault proxy of its own (`tests/net/tcp_proxy.py`). Every round some parties drop out;
-for some rounds a part of them is cut off altogether. The seed says who and how; when a byte goes the machine decides.
+Real processes; each party has its own fault proxy (`tests/net/tcp_proxy.py`). In every round some parties drop out; for
+some rounds a part of them is cut off completely. The seed decides which parties and which faults; the machine decides
+when each byte is sent.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ from hansa.net.transport.tls import client_context, unverified_context
 from hansa.run.simulate import simulate
 
 PATIENCE = 120.0  # seconds without a closed round after which a job counts as stuck
-STUCK = 60.0  # seconds that a socket may be held for somebody who says nothing, a question for work or not
-MARGIN = 3.0  # seconds that something may be late: fusion, a checkpoint, a busy machine
+STUCK = 60.0  # seconds that a socket may be held open for a silent client, with or without a poll for work
+MARGIN = 3.0  # seconds by which an event may be late: fusion, a checkpoint, a busy machine
 ESTABLISHED, CLOSE_WAIT = "01", "08"
 EXPERIMENT = """
 [task]
@@ -64,22 +65,22 @@ engine = "reference"
 
 @dataclass(frozen=True)
 class Climate:
-    """What a storm is like."""
+    """The kind and strength of the faults."""
 
     parties: int = 10
     faults: Faults = Faults(latency=0.2, jitter=0.05, loss=0.05, rto=0.2)
-    dropping: float = 0.3  # share of the parties that drop out, each round others
-    cut: float = 0.3  # share of the parties that are cut off altogether ...
+    dropping: float = 0.3  # share of the parties that drop out, drawn anew in each round
+    cut: float = 0.3  # share of the parties that are cut off completely ...
     cut_rounds: range = range(10, 20)  # ... from the opening of the first of these rounds to that of the last
     rounds: int = 30
     deadline: float = 8.0
     quorum: int = 2
-    strangers: int = 12  # slow ones at the door
-    quick: bool = False  # parties that come back after short pauses
+    strangers: int = 12  # slow clients at the listener
+    quick: bool = False  # parties that reconnect after short pauses
 
 
 class Lines:
-    """A proxy for each party, on an event loop and a thread of their own."""
+    """A proxy for each party, on its own event loop and thread."""
 
     def __init__(self, to: int, names: Iterable[str], seed: int) -> None:
         self.proxies = {name: Proxy(("127.0.0.1", to), seed=seed * 1000 + k) for k, name in enumerate(names)}
@@ -97,7 +98,7 @@ class Lines:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
     def do(self, names: Iterable[str], *what: Callable[[Proxy], Any]) -> None:
-        """Have that done to the lines of these parties."""
+        """Apply faults to the connections of these parties."""
 
         async def doing() -> None:
             for name in names:
@@ -122,8 +123,8 @@ class Lines:
 
 
 def sockets(port: int) -> Counter[str]:
-    """The states of this machine's connections whose near end is that port, as /proc/net/tcp has them. Those that no
-    process has any more (the kernel is saying goodbye) are left out."""
+    """The states of this machine's connections with that local port, from /proc/net/tcp. Connections that no process
+    holds any more (the kernel is closing them) are left out."""
     found: Counter[str] = Counter()
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         words = line.split()
@@ -133,7 +134,7 @@ def sockets(port: int) -> Counter[str]:
 
 
 class Storm:
-    """A federation in a folder, its lines and its weather. Use it as `with Storm(...) as storm`."""
+    """A federation in a folder, its connections and their faults. Use it as `with Storm(...) as storm`."""
 
     def __init__(
         self, folder: Path, climate: Climate, seed: int, tell: Callable[[str], None] = lambda line: None
@@ -150,7 +151,7 @@ class Storm:
         self.lines = Lines(self.port, self.names, seed)
         self.processes: dict[str, Any] = {}
         self.dropped: dict[str, str] = {}
-        self.ages: list[float] = []  # seconds after which slow strangers were sent away
+        self.ages: list[float] = []  # seconds after which slow strangers were disconnected
         make = np.random.default_rng(0)
         for name in self.names:
             x = make.normal(size=(12, 3)).astype(np.float32)
@@ -188,10 +189,10 @@ class Storm:
         path.write_text(EXPERIMENT.format(files=files, rounds=rounds, run=run))
         return read(path)
 
-    # The weather
+    # Faults
 
     def turn(self, round: int) -> None:
-        """The weather of a round: who dropped out in the last one may come back, others drop out."""
+        """The faults of a round: parties that dropped out in the last round may return, others drop out."""
         lines, climate = self.lines, self.climate
         calm = [name for name, how in self.dropped.items() if how != "silence" or climate.quick]
         lines.do(calm, Proxy.heal, Proxy.accept, self._usual)
@@ -219,7 +220,7 @@ class Storm:
         proxy.faults = Faults(drip=0.05)
 
     def clear_up(self) -> None:
-        """The end of all weather."""
+        """End all faults."""
 
         def calm(proxy: Proxy) -> None:
             proxy.faults = Faults()
@@ -231,7 +232,7 @@ class Storm:
     # Strangers
 
     async def stranger(self, kind: int) -> None:
-        """Somebody who comes to the aggregator and is slow; how long he is put up with is noted."""
+        """A client that connects to the aggregator and is slow; records how long the connection is kept."""
         began, folder = time.monotonic(), self.folder
         tls = [None, unverified_context(),
                client_context(folder / self.names[0] / "ca.pem", folder / self.names[0] / "cert.pem",
@@ -240,7 +241,7 @@ class Storm:
         said = [b"\x16\x03\x01\x02\x00" + bytes(600), words[:-2] + b"X: y\r\n" * 1000, words + bytes(100000)][kind % 3]
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, ssl=tls)
         with contextlib.suppress(OSError):
-            at = len(words) if kind % 3 == 2 else 1  # a whole head, then a slow body
+            at = len(words) if kind % 3 == 2 else 1  # a complete head, then a slow body
             writer.write(said[:at])
             while not reader.at_eof():
                 with contextlib.suppress(TimeoutError):
@@ -250,7 +251,7 @@ class Storm:
         writer.transport.abort()
         self.ages.append(time.monotonic() - began)
 
-    # What must hold
+    # Invariants
 
     def connected(self) -> None:
         end = time.monotonic() + PATIENCE
@@ -259,7 +260,7 @@ class Storm:
             time.sleep(0.1)
 
     def run(self, experiment: Experiment, name: str, weather: bool) -> str:
-        """Run a job to its end, in its weather."""
+        """Run a job to its end, with faults."""
         job, _ = self.operator.submit(experiment, name)
         round, last = -1, time.monotonic()
         while True:
@@ -275,8 +276,8 @@ class Storm:
             time.sleep(0.02)
 
     def check(self, job: str, experiment: Experiment) -> tuple[list[dict[str, Any]], list[set[int]]]:
-        """The job ended, its lines say who was missing and why, and its model is the reference's with those members;
-        its lines and its members, round by round."""
+        """Check that the job ended, its metrics lines give the reasons for missing parties, and its model is the
+        reference's for these members; returns its metrics lines and its members by round."""
         ((status, reason),) = self.rows("SELECT status, reason FROM jobs WHERE id = ?", job)
         assert status == "finished", f"{reason}\n{self.logs()}"
         rows = self.rows("SELECT line, members FROM rounds WHERE job = ? ORDER BY round", job)
@@ -298,14 +299,14 @@ class Storm:
         return lines, inside
 
     def late(self, job: str) -> float:
-        """By how many seconds rounds were closed after their deadline, at most."""
+        """The largest delay in seconds between the deadline and the closing of a round."""
         rows = self.rows("SELECT r.closed - min(a.opened), count(*) FROM rounds r JOIN asks a ON a.job = r.job AND "
                          "a.round = r.round - 1 AND a.parties != '[]' AND a.phase NOT IN ('describe', 'prepare') WHERE "
                          "r.job = ? GROUP BY r.round", job)  # fmt: skip
         return max(seconds - asks * self.climate.deadline for seconds, asks in rows)
 
     def emptied(self) -> float:
-        """Have every line fall silent; the seconds until the aggregator holds no socket any more."""
+        """Stall all connections; returns the seconds until the aggregator holds no socket any more."""
         self.lines.do(self.names, Proxy.silence_all, Proxy.refuse)
         began = time.monotonic()
         while left := sum(sockets(self.port)[state] for state in (ESTABLISHED, CLOSE_WAIT)):
@@ -317,8 +318,8 @@ class Storm:
 
 def campaign(folder: Path, climate: Climate, seed: int, tell: Callable[[str], None] = lambda line: None,
              strict: bool = True) -> str:  # fmt: skip
-    """A job in bad weather, then one after it; what must hold. `strict` looks at clocks and sockets too, which a quick
-    test on a busy machine cannot. Gives what was seen, in one line."""
+    """Run a job with faults, then one without, and check the invariants. `strict` also checks times and sockets, which
+    a quick test on a busy machine cannot. Returns a summary in one line."""
     with Storm(folder, climate, seed, tell) as storm:
         storm.connected()
         names, run = storm.names, f"deadline = {climate.deadline}\nquorum = {climate.quorum}"
@@ -328,9 +329,9 @@ def campaign(folder: Path, climate: Climate, seed: int, tell: Callable[[str], No
         job = storm.run(rough, "rough", True)
         lines, inside = storm.check(job, rough)
         rows = storm.rows("SELECT parties FROM asks WHERE job = ? AND phase = 'round' ORDER BY round", job)
-        asked = [set(json.loads(parties)) for (parties,) in rows]  # who has been away for long is not asked any more
+        asked = [set(json.loads(parties)) for (parties,) in rows]  # parties absent for long are not asked
         cut = {names.index(name) for name in storm.cut}
-        for round in climate.cut_rounds[1:]:  # in the first some may have answered before they were cut off
+        for round in climate.cut_rounds[1:]:  # in the first, some may have answered before the cut
             assert not cut & inside[round], f"round {round + 1}: who was cut off answered"
             missing = {names.index(name) for name in lines[round].get("missing", {})}
             assert cut & asked[round] <= missing, f"round {round + 1}: {cut} were cut off, {missing} are missing"
@@ -372,7 +373,7 @@ def main() -> None:
     given = parser.parse_args()
     logging.getLogger("hansa").addHandler(logging.NullHandler())
     folder, began, climate = Path(tempfile.mkdtemp(prefix="hansa-weather-")), time.monotonic(), Climate()
-    rounds = max(6, int(60 * given.minutes / climate.deadline * 0.6))  # the rest is for what comes before and after
+    rounds = max(6, int(60 * given.minutes / climate.deadline * 0.6))  # the rest is for setup and teardown
     if given.partition is None:
         cut = range(rounds // 3, 2 * rounds // 3)
     else:

@@ -77,7 +77,7 @@ def worth_splitting(rows: Rows, features: int) -> list[int]:
 
 @st.composite
 def worlds(draw: st.DrawFn) -> tuple[list[Rows], int, int]:
-    """Rows of few values, so that gains tie, in the hands of up to five parties, of whom some may have none."""
+    """Rows with few values, so that gains tie, divided among up to five parties, some of which may be empty."""
     features = draw(st.integers(1, 4))
     classes = draw(st.integers(1, 3))
     row = st.tuples(st.lists(st.integers(-1, 2), min_size=features, max_size=features), st.integers(0, classes - 1))
@@ -97,7 +97,7 @@ def test_the_tree_is_that_of_the_union_whoever_holds_which_row(world: tuple[list
 
 
 def label(node: Node, x: list[int]) -> int:
-    """The most frequent label, the lowest of equals, at the last node that a row reaches."""
+    """The most frequent label (the lowest of equal ones) at the last node that a row reaches."""
     counts, feature, branches = node
     if feature is not None and float(x[feature]) in branches:
         return label(branches[float(x[feature])], x)

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: real processes, real files."""
+"""The command line as a user sees it: real processes, real files."""
 
 import contextlib
 import io
@@ -38,7 +38,7 @@ def hansa(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def inside(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """The same in this process, for what many short commands say: it takes seconds to start one."""
+    """Run a command in this process, for tests with many short commands: starting a process takes seconds."""
     out, err, argv = io.StringIO(), io.StringIO(), sys.argv
     code: Any = 0
     sys.argv = ["hansa", *args]

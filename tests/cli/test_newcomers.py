@@ -1,4 +1,4 @@
-"""What a newcomer sees: every promise of a help text is kept, and a mistake is one sentence with the way out."""
+"""First use: help texts are accurate, and a mistake gets one sentence that says what to do."""
 
 from __future__ import annotations
 

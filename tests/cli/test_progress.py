@@ -1,4 +1,4 @@
-"""The progress bar: on a terminal only, about ten times a second, next to nothing in time."""
+"""The progress bar: only on a terminal, about ten updates per second, with little overhead."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def terminal() -> Console:
 
 
 def shown(console: Console) -> list[str]:
-    """What was drawn and printed, one text for each, without colours and movements."""
+    """The drawn and printed texts, without colours and cursor movements."""
     assert isinstance(console.file, io.StringIO)
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue())
     return [text.strip() for text in re.split(r"[\r\n]+", plain) if text.strip()]
 
 
 class Clock:
-    """Time that passes when it is told to."""
+    """A clock that advances when the test says so."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
