@@ -1,4 +1,4 @@
-"""What the deploy folder promises, read from its files: nobody is root, no party has a port, secrets stay secret."""
+"""The files of the deploy folder: no process is root, no party has an open port, secrets stay private."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def test_a_template_includes_what_is_defined_and_reads_values_that_are_there() -
         for part in name.split("."):
             assert part in here, name
             here = here[part]
-    # Each value is read, by itself, with what it is part of, or with one of its parts.
+    # Each value is used: by itself, as part of a table, or through one of its fields.
     for top, value in VALUES.items():
         for name in [f"{top}.{key}" for key in value] if isinstance(value, dict) else [top]:
             assert any(one == name or one.startswith(f"{name}.") for one in read), name

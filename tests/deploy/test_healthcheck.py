@@ -45,7 +45,7 @@ def certificate(
 
 
 class Aggregator(BaseHTTPRequestHandler):
-    """Answers GET /v1/ca alone."""
+    """Answers GET /v1/ca only."""
 
     def do_GET(self) -> None:
         self.send_response(200 if self.path == "/v1/ca" else 404)
@@ -58,7 +58,7 @@ class Aggregator(BaseHTTPRequestHandler):
 
 class QuietServer(HTTPServer):
     def handle_error(self, request: object, client_address: object) -> None:
-        pass  # a handshake that the client broke off is what some tests are about
+        pass  # some tests make the client abort the handshake
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def check(state: Path, *words: str) -> tuple[int, str]:
 def test_an_aggregator_that_answers_is_well_whatever_host_its_certificate_names(
     served: tuple[int, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")  # a proxy is no way to one's own machine
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")  # a proxy is not used for this machine
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.delenv("no_proxy", raising=False)
     federation(tmp_path, *served)
@@ -119,7 +119,7 @@ def test_an_aggregator_that_answers_is_well_whatever_host_its_certificate_names(
 
 
 class Unready(BaseHTTPRequestHandler):
-    """An admin port that says that it lives, and is not ready."""
+    """An admin port that is alive and not ready."""
 
     def do_GET(self) -> None:
         self.send_response({"/healthz": 200, "/readyz": 503}.get(self.path, 404))

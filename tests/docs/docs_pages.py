@@ -1,10 +1,11 @@
-"""Runs what stands on pages of the documentation, in order and page by page, each in a folder of its own.
+"""Runs the code on pages of the documentation, in order and page by page, each page in its own folder.
 
     python tests/docs/docs_pages.py FOLDER PAGE ...
 
-A block of Python is executed; one whose first line is `# name.py`, or `# name.toml`, is written to that file, and the
-Python is imported. In a block without a language the lines that begin with `hansa` are run. What each block printed,
-and the first error, are a JSON object a page. One process for all pages, for torch takes seconds to be imported.
+A block of Python is executed. A block whose first line is `# name.py` or `# name.toml` is written to that file, and
+Python files are imported. In a block without a language, the lines that begin with `hansa` are run. The output of each
+block and the first error of a page are printed as one JSON object per page. All pages run in one process, because
+importing torch takes seconds.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def commands(block: Block) -> Iterator[list[str]]:
-    """The words of the lines of a block that are commands of Hansa."""
+    """The words of the lines of a block that are `hansa` commands."""
     if block.language in ("", "sh"):
         for line in block.text.replace("\\\n", " ").splitlines():
             if line.startswith("hansa "):
@@ -55,7 +56,7 @@ def commands(block: Block) -> Iterator[list[str]]:
 
 
 def console() -> Any:
-    """The command `hansa` with all that it has below it."""
+    """The command `hansa` with all its subcommands."""
     import typer
 
     from hansa import cli
@@ -68,7 +69,7 @@ def console() -> Any:
 
 
 def command(words: list[str], refused: bool) -> None:
-    """What the console would do with `hansa WORDS`; `refused` says that the page shows a refusal."""
+    """Run `hansa WORDS` as the console would; `refused` says that the page shows a refusal."""
     from hansa.cli import main
 
     sys.argv = ["hansa", *words]
@@ -96,7 +97,7 @@ def run(block: Block, names: dict[str, Any], page: Path, refused: bool = False) 
 
 
 def perform(page: Path, folder: Path) -> dict[str, Any]:
-    """Run a page's blocks; what they printed by line, and what went wrong."""
+    """Run a page's blocks; returns their output by line, and the first error."""
     shutil.copytree(ROOT / "examples", folder / "examples", ignore=shutil.ignore_patterns("notebooks"))
     os.chdir(folder)
     sys.path.insert(0, str(folder))

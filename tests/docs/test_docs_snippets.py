@@ -1,4 +1,4 @@
-"""The documentation's code runs, its experiments are valid, its commands are ones that Hansa has."""
+"""The code of the documentation runs, its experiments are valid, and its commands exist."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from docs_pages import ROOT, Block, blocks, commands, console
 
 from hansa.experiment.config import parse, parse_set, read
 
-# Pages whose code is executed; what takes long stands on others.
+# Pages whose code is executed; code that takes long is on other pages.
 RUN = ["README.md", "docs/first-steps.md", "docs/data.md", "docs/algorithms/classical.md", "docs/howto/own-model.md",
        "docs/howto/own-data.md", "docs/howto/own-algorithm.md", "docs/howto/secure.md"]  # fmt: skip
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -30,7 +30,7 @@ def named(page: Path) -> str:
 
 @pytest.fixture(scope="module")
 def performed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What the pages gave, each in a folder of its own; in another process, for a page may register parts."""
+    """The results of the pages, each run in its own folder; in another process, because a page may register parts."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "80"}
     folder = tmp_path_factory.mktemp("pages")
     done = subprocess.run([sys.executable, str(Path(__file__).with_name("docs_pages.py")), str(folder), *RUN],
@@ -46,7 +46,7 @@ def test_the_code_of_a_page_runs_in_its_order(performed: dict[str, dict[str, Any
 
 
 def masked(text: str) -> list[str]:
-    """Lines without their numbers, which differ between machines; how an engine was picked does, too."""
+    """Lines without their numbers, and without the choice of the engine: both depend on the machine."""
     lines = [re.sub(r"[\d.]+(-\d+)*", "#", line.rstrip()) for line in text.strip().splitlines()]
     return [line for line in lines if not line.startswith("engine ")]
 
@@ -54,7 +54,7 @@ def masked(text: str) -> list[str]:
 def test_the_table_of_the_page_is_that_of_the_command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The study takes too long to be done here: its labels, columns and notes are those of the command's own table."""
+    """The study takes too long for a test: check its labels, columns and notes against the command's table."""
     from hansa.cli.compare import print_results
     from hansa.study import Outcome, Results, read_study
 
@@ -170,7 +170,7 @@ def named_blocks(page: Path) -> dict[str, Block]:
 
 def test_an_algorithm_of_ones_own_is_found_once_it_is_installed(tmp_path: Path) -> None:
     page = named_blocks(ROOT / "docs/howto/own-algorithm.md")
-    assert len(page["my_fedexp.py"].text.splitlines()) <= 51  # fifty lines, and the one with its name
+    assert len(page["my_fedexp.py"].text.splitlines()) <= 51  # fifty lines, and the line with its name
     (tmp_path / "my_fedexp.py").write_text(page["my_fedexp.py"].text)
     project = tomllib.loads(page["pyproject.toml"].text)["project"]
     installed = tmp_path / "my_fedexp-0.1.dist-info"  # what an installer makes of the page's pyproject.toml

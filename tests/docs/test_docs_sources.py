@@ -1,4 +1,4 @@
-"""The page that maps the sources' cards to code: every card once, every file there."""
+"""The page that maps the sources' cards to code: it lists every card once, and its files exist."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A world without time of its own: an event loop whose clock jumps to the next event, and processes that can be killed.
+"""A world without real time: an event loop whose clock jumps to the next event, and processes that can be killed.
 
-Everything that would block or happen at some moment (threads, timers, the disk's and the network's delays) becomes an
-event of this one loop, at a moment drawn from a seeded generator: the same seed gives the same history.
+Everything that would block or depend on time (threads, timers, delays of disk and network) becomes an event of this
+loop, at a time drawn from a seeded generator. So the same seed gives the same history.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("proces
 
 
 class Crash(BaseException):
-    """The process that does this is dead: whatever it was about to do does not happen."""
+    """The process of the current event is dead: nothing that it was about to do happens."""
 
 
 class Stuck(Exception):
-    """Nothing will ever happen any more, or it has not happened for too long."""
+    """No event is left, or nothing has happened for too long."""
 
 
 class _NoFiles(selectors.BaseSelector):
-    """No file is ever ready; waiting is moving the clock."""
+    """A selector in which no file is ever ready; waiting moves the clock."""
 
     def __init__(self) -> None:
         self.loop: Clockwork | None = None
@@ -57,7 +57,7 @@ class _NoFiles(selectors.BaseSelector):
 
 
 class Clockwork(asyncio.SelectorEventLoop):
-    """The loop. Its time, `time.time` and `time.monotonic` are the world's while `running` lasts."""
+    """The event loop. Inside `running`, its time, `time.time` and `time.monotonic` are those of the world."""
 
     def __init__(self, seed: int, limit: float) -> None:
         self.now, self.limit, self.chance = 0.0, limit, random.Random(seed)
@@ -78,7 +78,7 @@ class Clockwork(asyncio.SelectorEventLoop):
         return self.call_soon(callback, *args, context=context)  # there are no threads
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
-        """What would run in a thread runs at once, a little later, if its process is still alive by then."""
+        """Run the function of a thread at once, after a short delay, if its process is still alive by then."""
         process, done = alive(), self.create_future()
 
         def run() -> None:
@@ -107,7 +107,7 @@ class Clockwork(asyncio.SelectorEventLoop):
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Within this, clocks show the world's time; a process's wall clock may be off by its `skew`."""
+        """Inside the block, clocks show the world's time; a process's wall clock may be off by its `skew`."""
 
         def wall() -> float:
             process = PROCESS.get()
@@ -122,7 +122,7 @@ class Clockwork(asyncio.SelectorEventLoop):
 
 
 class Process:
-    """Something that lives until it is killed; what it had in memory is gone then."""
+    """A process that lives until it is killed; the content of its memory is lost then."""
 
     def __init__(self, loop: Clockwork, name: str, skew: float = 0.0, fragile: float = 0.0) -> None:
         self.loop, self.name, self.skew, self.fragile = loop, name, skew, fragile
@@ -134,11 +134,11 @@ class Process:
         self.context.run(PROCESS.set, self)
 
     def spawn(self, coro: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Start something in this process."""
+        """Start a coroutine in this process."""
         return self.loop.create_task(coro, context=self.context.copy())
 
     def later(self, seconds: float, call: Callable[[], Any]) -> None:
-        """Have something happen in this process, if it is still alive by then."""
+        """Schedule a call in this process, if it is still alive by then."""
 
         def run() -> None:
             if not self.dead:
@@ -154,7 +154,7 @@ class Process:
             self.errors.append(error)
 
     def kill(self) -> None:
-        """`kill -9`: nothing that it was about to do is done."""
+        """`kill -9`: nothing that the process was about to do happens."""
         if not self.dead:
             self.dead = True
             for task in list(self.tasks):
@@ -164,7 +164,7 @@ class Process:
 
 
 def alive() -> Process | None:
-    """The process that this happens in; a Crash where it is dead."""
+    """The process of the current event; a Crash if it is dead."""
     process = PROCESS.get()
     if process is not None and process.dead:
         raise Crash
@@ -172,7 +172,7 @@ def alive() -> Process | None:
 
 
 def reached(name: str) -> None:
-    """A named point: a process may die here, and a dead one gets no further."""
+    """A named point: a process may die here, and a dead process stops here."""
     process = alive()
     if process is not None and process.fragile and process.loop.chance.random() < process.fragile:
         process.kill()

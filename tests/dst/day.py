@@ -1,5 +1,5 @@
-"""`make day`: a job's day, simulated: parties come in the morning and go at night, processes die, and what the process
-takes of memory stays what it was."""
+"""`make day`: a simulated day of one job. Parties come in the morning and leave at night, processes die, and the memory
+of this process must not grow."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from hansa.net.transport.wire import Receipt
 
 HOUR = 3600.0
 SLEEP = 8.0  # hours that a party is away every day
-SETTLED = 4  # hours after which memory is to stay what it is
-GROWTH = 16.0  # MiB that it may grow from then on
+SETTLED = 4  # hours after which memory must stay constant
+GROWTH = 16.0  # MiB by which it may grow after that
 
 
 class Day(World):
-    """Twelve parties, a round a minute or so, for so many hours."""
+    """Twelve parties, about one round per minute, for `hours` hours."""
 
     hours: float = 24.0
 
@@ -49,7 +49,7 @@ class Day(World):
         return True
 
     def _asleep(self, number: int) -> float:
-        """The hours until a party gets up; 0 where it is up."""
+        """The hours until a party is awake; 0 if it is."""
         hour = (self.loop.now / HOUR - 2.0 * number) % 24.0
         return max(0.0, hour - (24.0 - SLEEP)) and 24.0 - hour
 
@@ -58,7 +58,7 @@ class Day(World):
         return away + super()._pause(life)
 
     def received(self, receipt: Receipt) -> None:
-        """Looked up at once, for there will be tens of thousands."""
+        """Looked up once: there will be tens of thousands of calls."""
         row = self.db.execute(
             "SELECT blob FROM replies WHERE job = ? AND round = ? AND phase = ? AND number = ? AND party = ?",
             (receipt.job, receipt.round, receipt.phase, receipt.number, NAMES.index(receipt.party)),

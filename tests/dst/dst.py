@@ -1,4 +1,4 @@
-"""`make dst SEEDS=100000`: many worlds, each from its seed; what breaks prints the seed and how to repeat it."""
+"""`make dst SEEDS=100000`: many worlds, each from its seed; a failure prints the seed and how to repeat it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 
 def live(seed: int) -> tuple[int, list[str], str, int, float]:
-    """One world: its seed, what broke, how its job ended, how many died, and the simulated seconds."""
+    """Run one world: its seed, the failures, how its job ended, the number of deaths, and the simulated seconds."""
     from world import World
 
     try:

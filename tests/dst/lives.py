@@ -1,4 +1,4 @@
-"""Processes of a simulated world: lives of an aggregator and of parties, with all that is theirs while they last."""
+"""Processes of a simulated world: lives of an aggregator and of parties, with everything they own while they last."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from hansa.net.transport.wire import Order
 if TYPE_CHECKING:
     from world import World
 
-STEP = 0.5  # seconds of a party's work until it looks at its brake
+STEP = 0.5  # seconds of a party's work between two looks at its brake
 
 
 def connect(path: str = ":memory:") -> sqlite3.Connection:
@@ -47,7 +47,7 @@ def connect(path: str = ":memory:") -> sqlite3.Connection:
 
 
 class Direct(Ledger):
-    """The ledger over a database in memory, each change at once; its transactions are the real ones."""
+    """A ledger over a database in memory that makes each change at once; its transactions are the real ones."""
 
     def __init__(self, db: sqlite3.Connection, notary: Notary) -> None:
         self._db = self._reader = db
@@ -64,7 +64,7 @@ class Direct(Ledger):
 
 
 class SimulatedLedger(Direct):
-    """The same for a process: what waits is committed together, a little later, or never if it dies."""
+    """The same for a process: waiting changes are committed together, after a delay, or never if the process dies."""
 
     def __init__(self, db: sqlite3.Connection, notary: Notary, process: Process) -> None:
         super().__init__(db, notary)
@@ -97,7 +97,7 @@ class SimulatedLedger(Direct):
 
 
 class News:
-    """The queue's condition, for tasks in place of threads."""
+    """The queue's condition, for tasks instead of threads."""
 
     def __init__(self) -> None:
         self.waiting: dict[asyncio.Future[None], None] = {}
@@ -122,7 +122,7 @@ class News:
 
 
 class SimulatedRunner(JobRunner):
-    """Jobs as tasks in place of threads."""
+    """Jobs as tasks instead of threads."""
 
     process: Process
 
@@ -153,7 +153,7 @@ class SimulatedRunner(JobRunner):
 
 
 class Aggregator:
-    """A life of the aggregator, from its start to its death."""
+    """One life of the aggregator, from its start to its death."""
 
     def __init__(self, world: World) -> None:
         self.world, weather, loop = world, world.weather, world.loop
@@ -190,7 +190,7 @@ class Aggregator:
 
 
 class Member:
-    """A life of a party."""
+    """One life of a party."""
 
     def __init__(self, world: World, number: int) -> None:
         self.world, self.number, self.name = world, number, world.names[number]
@@ -216,7 +216,7 @@ class Member:
 
 
 class Thread:
-    """A party's work: it takes a while, stops at its next step when its brake is pulled, and goes with its process."""
+    """A party's work: it takes time, stops at its next step when its brake is pulled, and ends with its process."""
 
     work = 1.0
 
@@ -237,9 +237,9 @@ class Thread:
 
 
 class SimulatedBrake(Brake):
-    """A brake that has a simulated thread look at it."""
+    """A brake that a simulated thread checks."""
 
-    made: SimulatedBrake | None = None  # the last one: a party makes it just before the thread that it stops
+    made: SimulatedBrake | None = None  # the last brake: a party makes it just before the thread that it stops
 
     def __init__(self, seconds: float) -> None:
         super().__init__(seconds)

@@ -1,4 +1,4 @@
-"""What must hold of a world once it has ended, read from what it left behind."""
+"""Invariants of a world that has ended, checked on what it left behind."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Promises:
                 self.fail(f"a good update was rejected: {receipt}")
 
     def _check_audit(self) -> None:
-        """The log verifies, with all the receipts that parties have kept."""
+        """The log verifies, with all receipts that parties have stored."""
         record = Direct(self.db, self.world.notary)
         size = record.now(lambda db: db.size())
         head = record.now(lambda db: db.head(size))
@@ -90,7 +90,7 @@ class Promises:
             self.fail("the job did not end once")
 
     def _check_rounds(self, lines: list[sqlite3.Row], empty: list[bool]) -> list[list[list[int]] | None]:
-        """Who was in each ask of each round; empty rounds change nothing, others have their quorum."""
+        """The members of each ask of each round; empty rounds change nothing, other rounds have their quorum."""
         history: list[list[list[int]] | None] = []
         models = [None, *(line["model"] for line in lines)]
         for place, line in enumerate(lines):
@@ -121,13 +121,13 @@ class Promises:
         return history
 
     def _needed(self, asked: int) -> int:
-        """How many of so many that were asked make a quorum."""
+        """The number of replies that make a quorum of `asked` parties."""
         quorum = self.weather.run["quorum"]
         least = -(-int(quorum * asked * 1000) // 1000) if isinstance(quorum, float) else quorum
         return max(least, self.weather.run.get("min_cohort", 1))
 
     def _events(self) -> list[tuple[int, int | None, int | None]]:
-        """What an asynchronous job asked, and in which order tickets came back."""
+        """What an asynchronous job asked, and the order in which tickets were answered."""
         rows = self.db.execute("SELECT * FROM asks WHERE phase = 'round' ORDER BY round, number").fetchall()
         submitted = [row for row in rows if json.loads(row["parties"])]
         taken: set[int] = set()
@@ -151,7 +151,7 @@ class Promises:
 
     def _check_model(self, digest: str, wanted: list[float]) -> None:
         state = self.world.state
-        if self.world.deaths:  # who dies before he has tidied up does so when he starts again
+        if self.world.deaths:  # a process that dies before it has tidied up does so when it starts again
             Blobs(state).sweep(needed_blobs(Direct(self.db, self.world.notary)))
         here = {path.name for path in state.glob("blobs/??/*")}
         if here != {digest}:

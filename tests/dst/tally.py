@@ -1,7 +1,8 @@
-"""What simulated federations compute: sums of whole numbers that depend on who was fused when, and how often before.
+"""The computation of simulated federations: sums of whole numbers that depend on which parties were fused, when, and
+how often before.
 
-A model that was fused from a lost, doubled or stale update, or with a party's memory out of step, is another number.
-`expected` computes it a second time, from who was in each ask, without any of the code under test.
+A lost, doubled or stale update, or a party's memory that is out of step, gives a different number. `expected` computes
+the number a second time, from the members of each ask, without any of the code under test.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ MODULUS = 2**20
 
 
 def share(party: int, round: int, model: int, times: int) -> int:
-    """What a party says in a round, given the model it was sent and how often it was fused before."""
+    """A party's number in a round, given the model that it was sent and how often it was fused before."""
     return (party * 7919 + round * 104729 + model * 31 + times * 613) % 1009
 
 
 @hansa.register("tallying")
 @dataclass(frozen=True)
 class Tallying(Op):
-    """A party's share; it remembers how often it was fused. Now and then it refuses, or says something that is none."""
+    """A party's op; it remembers how often it was fused. Sometimes it refuses, or sends an invalid reply."""
 
     moody: ClassVar[float] = 0.0
 
@@ -56,7 +57,7 @@ class Tallying(Op):
 @hansa.register("tally")
 @dataclass(frozen=True)
 class Tally(Algorithm):
-    """Adds up what the parties say, in so many asks a round."""
+    """Adds the parties' numbers, with several asks per round."""
 
     asks: int = 1
     trains: ClassVar[bool] = True
@@ -81,9 +82,9 @@ class Tally(Algorithm):
 @hansa.register("tally-async")
 @dataclass(frozen=True)
 class TallyAsync(Tally):
-    """The same without rounds that wait for anybody: what comes is added, whoever is idle is asked again."""
+    """The same without rounds that wait: each arrival is added, and idle parties are asked again."""
 
-    asks: int = 2  # arrivals a round
+    asks: int = 2  # arrivals per round
     participation: ClassVar[Literal["cohort", "all", "own"]] = "own"
 
     @property
@@ -105,8 +106,8 @@ class TallyAsync(Tally):
 
 
 def expected_async(events: Sequence[tuple[int, int | None, int | None]], start: Sequence[float]) -> list[float]:
-    """The model after events in their order: (round, party, None) for a ticket, (round, None, n) for the n-th one's
-    coming back, (round, None, -1) for one that came back lost."""
+    """The model after events in order: (round, party, None) for a ticket, (round, None, n) for the answer to the n-th
+    ticket, (round, None, -1) for a lost ticket."""
     w, times, tickets = list(start), dict[int, int](), list[tuple[int, int, int, int]]()
     for round, party, back in events:
         if party is not None:
@@ -120,7 +121,7 @@ def expected_async(events: Sequence[tuple[int, int | None, int | None]], start: 
 
 
 def expected(rounds: Sequence[Sequence[Sequence[int]] | None], start: Sequence[float]) -> list[float]:
-    """The model after rounds, each given by who was in each of its asks, or None for an empty one."""
+    """The model after rounds, each given by the members of each of its asks, or None for an empty round."""
     w, times = list(start), dict[int, int]()
     for round, asks in enumerate(rounds):
         for members in asks or ():

@@ -1,4 +1,4 @@
-"""Worlds in which everything goes wrong keep every promise; and a promise that is broken is noticed."""
+"""Worlds with every kind of fault keep every promise, and a broken promise is noticed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_hours_of_a_job_whose_parties_come_and_go(monkeypatch: pytest.MonkeyPatc
 
 def check_found(change: Callable[[pytest.MonkeyPatch], None], patch: pytest.MonkeyPatch, what: str, first: int = 0,
                 ) -> None:  # fmt: skip
-    """That something breaks under a change as it should, within so many worlds (from `first` on, where it is rare)."""
+    """Check that a change breaks a promise within a number of worlds (from the seed `first` on, where it is rare)."""
     change(patch)
     for seed in range(first, first + 300):
         if any(what in found for found in World(seed).run().broken):
@@ -52,7 +52,7 @@ def stores_answer(change: Any) -> bool:
 
 
 def tried(ledger: SimulatedLedger, change: Any) -> Any:
-    """The result of a change that is undone."""
+    """The result of a change, which is undone afterwards."""
     ledger._db.execute("BEGIN")
     try:
         return change(Writer(ledger._db, ledger))

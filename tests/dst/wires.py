@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _Transport:
-    """What the server may ask of a connection: whose it is."""
+    """What the server may ask of a connection: the client's certificate."""
 
     def __init__(self, certificate: bytes) -> None:
         self._certificate = certificate
@@ -78,7 +78,7 @@ class Answer:
 
 
 class Session:
-    """What a client has of aiohttp: requests, over the simulated network."""
+    """The part of aiohttp that a client uses: requests, over the simulated network."""
 
     def __init__(self, world: World, name: str, certificate: bytes) -> None:
         self.world, self.name, self.certificate = world, name, certificate
@@ -106,7 +106,7 @@ class _Exchange:
         self.body = b"".join([piece async for piece in self.data]) if self.data is not None else b""
         await world.travel(self.session.name)
         if world.stormy and chance.random() < world.weather.doubled:
-            # the same bytes again, at any time: a network may do so, and so may somebody who recorded them
+            # the same bytes again, at any time: a network may do so, and so may an attacker who recorded them
             world.loop.call_later(chance.expovariate(1 / chance.choice([1.0, 30.0, 600.0])), self._again)
         answer = await self._delivered()
         await world.travel(self.session.name)
@@ -163,7 +163,7 @@ class _Exchange:
 
 
 class SimulatedClient(Client):
-    """The client, over a session that was given to it."""
+    """The client, over a given session."""
 
     async def __aenter__(self) -> Client:
         return self

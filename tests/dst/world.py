@@ -1,10 +1,13 @@
-"""A federation in a simulated world: the aggregator's and the parties' own code, over a network that loses, delays,
-doubles and reorders, processes that die between any two steps, clocks that are wrong, and disks that forget what was
-not flushed when the power fails (of files; SQLite is in memory here, and on such a disk in `tests/chaos/power.py`).
+"""A federation in a simulated world: the real code of aggregator and parties, with faults of network, processes, clocks
+and disks.
 
-Real are: the server with its routes and checks, the client with its repetitions, the queue, the ledger's transactions
-in SQLite, blobs in files, jobs, rounds and their machine, the party's agent, worker and memory, keys and signatures.
-Simulated are: time, threads, TCP and TLS (who calls is known by its certificate), and death.
+The network loses, delays, doubles and reorders messages. Processes die between any two steps, clocks are wrong, and
+disks lose data that were not flushed when the power fails (files; SQLite is in memory here, and on such a disk in
+`tests/chaos/power.py`).
+
+Real: the server with its routes and checks, the client with its retries, the queue, the ledger's transactions in
+SQLite, blobs in files, jobs, rounds and their state machine, the party's agent, worker and memory, keys and signatures.
+Simulated: time, threads, TCP and TLS (a client is known by its certificate), and death.
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ LIMIT = 30_000.0  # seconds by which the job must have ended
 
 @dataclass(frozen=True)
 class Weather:
-    """What goes wrong in a world, and how often; all of it drawn from the seed."""
+    """Which faults occur in a world, and how often; drawn from the seed."""
 
     parties: int
     algorithm: str
@@ -65,16 +68,16 @@ class Weather:
     asks: int
     run: dict[str, Any]
     prepare: bool
-    lost: float  # of requests, and of answers
-    doubled: float  # requests that come a second time, perhaps much later
+    lost: float  # share of requests, and of responses, that are lost
+    doubled: float  # requests that arrive a second time, perhaps much later
     delay: float  # seconds that a message takes, on average
     pause: float  # seconds between two deaths, on average
     fragile: float  # the chance to die at a named point
     partition: float  # of the time that a party is cut off
     skew: float  # seconds that clocks are off, at most
     work: float  # seconds that a party's work takes, on average
-    moody: float  # the chance that a party refuses, or says what is no reply
-    power: float  # of deaths that are a power failure
+    moody: float  # the chance that a party refuses, or sends an invalid reply
+    power: float  # share of deaths that are power failures
     absent_after: float
     lease: float
     min_parties: int
@@ -110,7 +113,7 @@ class Weather:
 
 @functools.lru_cache(maxsize=1)
 def template() -> tuple[Path, FederationFolder, sqlite3.Connection]:
-    """A federation's folder with enrolled parties' folders, and its record; made once a process."""
+    """A federation's folder with enrolled parties' folders, and its record; made once per process."""
     base = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
     root = Path(tempfile.mkdtemp(prefix="hansa-dst-", dir=base))
     atexit.register(shutil.rmtree, root, ignore_errors=True)
@@ -139,7 +142,7 @@ def template() -> tuple[Path, FederationFolder, sqlite3.Connection]:
 
 @dataclass
 class World:
-    """One history. `run` lives through it, and says what broke."""
+    """One history. `run` plays it and returns the failure, if any."""
 
     seed: int
     broken: list[str] = field(default_factory=list)
@@ -183,7 +186,7 @@ class World:
         return self.loop.now < HEAL
 
     def note(self, *what: Any) -> None:
-        """Something happened; a history is known by all that did, and when."""
+        """Record an event; a history is identified by its events and their times."""
         self._trace.update(repr((self.loop.now, what)).encode())
 
     @property
@@ -198,7 +201,7 @@ class World:
         return _prepared(number)
 
     async def travel(self, name: str) -> None:
-        """Have a message of a party's on its way; where it is lost, who waits for it hears of it, sooner or later."""
+        """Send a message of a party; if it is lost, the sender that waits for it is told, sooner or later."""
         chance = self.loop.chance
         await asyncio.sleep(chance.expovariate(1 / self.weather.delay))
         if self.stormy and (chance.random() < self.weather.lost or self._cut.get(name, 0.0) > self.loop.now):
@@ -206,7 +209,7 @@ class World:
             raise aiohttp.ClientConnectionError("lost")
 
     def died(self, life: Aggregator | Member) -> None:
-        """Somebody has died, and is started again after a while."""
+        """A process has died, and is restarted after a while."""
         self.deaths += 1
         self.note("died", life.process.name)
         if self.loop.chance.random() < self.weather.power:
@@ -214,13 +217,13 @@ class World:
         pause = self._pause(life)
         if isinstance(life, Aggregator):
             self.aggregator = None
-            aiohttp.web_app._cached_build_middleware.cache_clear()  # or it would hold what a real death frees
+            aiohttp.web_app._cached_build_middleware.cache_clear()  # otherwise it would hold what a real death frees
             self.loop.call_later(pause, lambda: self.ended is None and Aggregator(self))
         else:
             self.loop.call_later(pause, lambda: self.ended is None and self._member(life.number))
 
     def _lose_power(self, machine: str) -> None:
-        """What a machine's disk had not flushed is gone, or torn."""
+        """Data that a machine's disk had not flushed are lost or torn."""
         folder = self.folder / machine
         self.journals[machine].fail_now(self.folder / "after", self.loop.chance)
         shutil.rmtree(folder)
@@ -228,21 +231,21 @@ class World:
         self.journals[machine] = Present(folder)
 
     def _observe(self, what: str, path: Path, *more: Any) -> None:
-        if self.weather.power and "messages" not in path.parts:  # which may be lost at any time, and are made again
+        if self.weather.power and "messages" not in path.parts:  # messages may be lost, and are made again
             self.journals[path.relative_to(self.folder).parts[0]](what, path, *more)
 
     def _pause(self, life: Aggregator | Member) -> float:
         return self.loop.chance.expovariate(1 / 10.0)
 
     def received(self, receipt: Receipt) -> None:
-        """A party has a receipt."""
+        """Record a party's receipt."""
         self.receipts.append(receipt)
 
     def _member(self, number: int) -> None:
         self.members[number] = Member(self, number)
 
     async def _strike(self) -> None:
-        """Deaths and partitions, at random moments, until the weather clears."""
+        """Deaths and partitions, at random moments, until the faults end."""
         chance = self.loop.chance
         while self.stormy and self.weather.pause:
             await asyncio.sleep(chance.expovariate(1 / self.weather.pause))
@@ -278,13 +281,13 @@ class World:
                 self.ended = "broken"
             row = self.db.execute("SELECT status FROM jobs").fetchone()
             if row is not None and row["status"] in ("finished", "failed"):
-                # a crash after that is survived too; stragglers come and go for a while
+                # a crash after that is survived too; late messages arrive for a while
                 if self.stormy:
                     await asyncio.sleep(self.loop.chance.random() * 60.0)
                 self.ended = row["status"]
 
     def run(self) -> World:
-        """Live through it, then check everything."""
+        """Play the history, then check everything."""
         unpack = party.unpack
 
         def noted(data: bytes, kind: type[Any]) -> Any:
@@ -298,7 +301,7 @@ class World:
                 mock.patch.object(Thread, "work", self.weather.work), \
                 mock.patch.object(tally.Tallying, "moody", self.weather.moody), \
                 mock.patch.object(runtime, "TICK", 5.0):  # fmt: skip
-            random.seed(self.seed)  # what back-off draws from
+            random.seed(self.seed)  # the random source of back-off
             asyncio.set_event_loop(self.loop)
             disk.observe(self._observe)
             try:
@@ -323,7 +326,7 @@ class World:
         return f"the job is {tuple(row) if row else None}, open asks {[tuple(ask) for ask in asks]}"
 
     def _end(self) -> None:
-        """Everybody dies, and nobody comes back."""
+        """Kill all processes; none is restarted."""
         self.ended = self.ended or "stuck"
         for life in [self.aggregator, *self.members.values()]:
             if life is not None:

@@ -1,4 +1,4 @@
-"""The rules once more, in plain Python from the papers' words: slow, and with nothing in common with the package."""
+"""The rules again, in plain Python from the papers: slow, and without any code of the package."""
 
 from __future__ import annotations
 

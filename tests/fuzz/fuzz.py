@@ -1,11 +1,12 @@
-"""Fuzz every reader of others' bytes, led by what is reached in Hansa's code (atheris): so many minutes of CPU in all.
+"""Fuzz every parser of untrusted bytes, guided by code coverage (atheris), for a number of CPU minutes in all.
 
-    python tests/fuzz/fuzz.py --minutes 30 --jobs 2            all of them
+    python tests/fuzz/fuzz.py --minutes 30 --jobs 2            all targets
     python tests/fuzz/fuzz.py --minutes 5 --target codec.decode
     python tests/fuzz/fuzz.py --target codec.decode --repeat runs/fuzz/codec.decode/crash-...
 
-What was reached stays in runs/fuzz, and the next campaign begins with it. An input is a failure where it makes a reader
-raise anything but a HansaError, takes more than 10 seconds or more than 1 GiB; it is kept, and the exit status is 1.
+Inputs that reached new code stay in runs/fuzz, and the next campaign starts with them. An input is a failure if it
+makes a parser raise anything but a HansaError, takes more than 10 seconds or needs more than 1 GiB; it is stored, and
+the exit status is 1.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 HERE = Path(__file__).resolve()
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1] / "net")]
 TIMEOUT, MEMORY, LONGEST = 10, 1024, 16384  # seconds of an input, MiB of the process, bytes of an input
-TOLD = 2.0  # seconds of CPU after which it is told how far it is
+TOLD = 2.0  # seconds of CPU between two reports of progress
 LIVE = ("http.raw", "http.whole")  # an aggregator's sockets
 
 
@@ -53,7 +54,7 @@ def main() -> int:
 
 
 def campaign(names: list[str], given: argparse.Namespace) -> int:
-    """Every target in a process of its own; the verdict on one line."""
+    """Run every target in a process of its own; print each result on one line."""
     seconds = given.minutes * 60 / len(names)
     start, failed, runs = time.monotonic(), [], 0
     with concurrent.futures.ThreadPoolExecutor(given.jobs) as pool:
@@ -70,7 +71,7 @@ def campaign(names: list[str], given: argparse.Namespace) -> int:
 
 
 def fuzz(name: str, seconds: float, given: argparse.Namespace) -> tuple[int, float, str]:
-    """Fuzz one target: how often it ran, how long, and what is wrong."""
+    """Fuzz one target; returns the number of runs, the duration, and the failure if any."""
     folder: Path = given.folder / name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "stats.json").unlink(missing_ok=True)
@@ -91,7 +92,7 @@ def fuzz(name: str, seconds: float, given: argparse.Namespace) -> tuple[int, flo
 
 
 def target(name: str) -> Any:
-    """A target by name; those that are live are started."""
+    """A target by name; targets with a server are started."""
     import targets
 
     if name not in LIVE:
@@ -102,14 +103,14 @@ def target(name: str) -> Any:
 
 
 def child(name: str, seconds: float, folder: Path, seed: int) -> int:
-    """Fuzz in this process until so much CPU time has gone."""
+    """Fuzz in this process for that much CPU time."""
     import aiohttp.web
     import atheris
     import cryptography.x509
     import sklearn
     import torch
 
-    del aiohttp, cryptography, sklearn  # they, and all that they import, are not what is looked at
+    del aiohttp, cryptography, sklearn  # these modules, and all that they import, are not instrumented
     torch.set_num_threads(1)
     with atheris.instrument_imports(include=["hansa"]):
         found = target(name)
@@ -131,7 +132,7 @@ def child(name: str, seconds: float, folder: Path, seed: int) -> int:
                 os._exit(0)
         found.run(data)
 
-    wall = int(4 * seconds) + 60  # where others take the CPU
+    wall = int(4 * seconds) + 60  # in case other processes use the CPU
     known = [f"-dict={words}"] if found.words else []
     atheris.Setup(
         [sys.argv[0], str(corpus), *known, f"-artifact_prefix={place}/", f"-timeout={TIMEOUT}",

@@ -1,4 +1,4 @@
-"""The aggregator's routes as what takes bytes: every route with a request that is right, and who may make it."""
+"""The aggregator's routes as targets for bytes: every route with a valid request, and the role that may use it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hansa.net.transport.signing import About
 
 DIGEST = "ab" * 32
 ASK = Asked().path
-PARTS = [  # role, method, path, whether it is about an ask
+PARTS = [  # role, method, path, whether it concerns an ask
     ("party", "POST", "/v1/rotate", False), ("party", "GET", "/v1/work?instance=ab", False),
     ("party", "POST", "/v1/alive?instance=ab", False), ("party", "GET", f"{ASK}/message", False),
     ("party", "GET", f"{ASK}/task", False), ("party", "GET", f"{ASK}/parts/{DIGEST}", False),
@@ -43,7 +43,7 @@ BODIES = [
 
 
 class Everybody:
-    """A caller for each role."""
+    """A client for each role."""
 
     def __init__(self, league: League) -> None:
         self.league = league
@@ -73,7 +73,7 @@ WORDS = [b"\r\n", b"\r\n\r\n", b"\x00", b"\xff", b"%00", b"%ff", b"..", b"%2e%2e
 
 
 class Failures(logging.Handler):
-    """Keeps what an aggregator in this process has in its log that should not be there."""
+    """Collects log lines of an aggregator in this process that should not occur."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -84,27 +84,27 @@ class Failures(logging.Handler):
 
 
 class Surface:
-    """An aggregator in this process, on a thread of its own, whose failures are those of who talks to it."""
+    """An aggregator in this process, on its own thread; its failures are raised in the client."""
 
     def __init__(self) -> None:
         self._kept = tempfile.TemporaryDirectory(prefix="hansa-fuzz-")
         self._failures = Failures()
         logging.getLogger().addHandler(self._failures)
         logging.getLogger("hansa").setLevel(logging.INFO)
-        party_routes.POLL = 0.05  # questions for work are not held open for long
+        party_routes.POLL = 0.05  # polls for work are held open only briefly
         self._league = League(Path(self._kept.name) / "league", limits=PLENTY)
         self._everybody = Everybody(self._league)
 
     def raw(self, data: bytes) -> None:
-        """Bytes on a socket of TLS; the first says whose."""
+        """Send bytes over TLS; the first byte chooses the client."""
         role = list(self._everybody.callers)[data[0] % 3] if data else "anyone"
         with dial(self._league, self._everybody.callers[role].files) as stream:
             say(stream, data[1:])
-            socket.socket.shutdown(stream, socket.SHUT_WR)  # of the connection: it will not say more
+            socket.socket.shutdown(stream, socket.SHUT_WR)  # no further request follows
             self._check(statuses(hear(stream)))
 
     def whole(self, data: bytes) -> None:
-        """A request that is signed as it should be: the first byte says to which route, the rest is its body."""
+        """Send a correctly signed request: the first byte chooses the route, the rest is the body."""
         parts = [part for part in PARTS if "/v1/work" not in part[2]]
         role, method, path, ask = parts[data[0] % len(parts)] if data else parts[0]
         body = data[1:]
@@ -113,7 +113,7 @@ class Surface:
 
     def _check(self, got: list[int]) -> None:
         loop = self._league._loop
-        for _ in range(3):  # until it has done what it was about to do
+        for _ in range(3):  # until the server has finished the request
             asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result()
         assert all(status < 500 or status == 505 for status in got), got
         found, self._failures.found = self._failures.found, []

@@ -1,6 +1,6 @@
-"""What reads bytes that others wrote, as functions of bytes: each returns, or refuses with a HansaError, and no more.
+"""Parsers of untrusted bytes as functions of bytes: each returns, or refuses the input with a HansaError.
 
-Where something was read, what must hold of it is checked: written again and read again it is the same.
+If the input was parsed, its invariants are checked: written and parsed again it is the same.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from hansa.net.transport.client import https_url
 from hansa.net.transport.tokens import Token, new_token
 
 KEY = keys.PrivateKey.from_private_bytes(bytes(range(32)))
-LONGEST = 2000  # letters of what is said about input that is refused, beside what it quotes
+LONGEST = 2000  # characters of the message about refused input, besides what it quotes
 
 
 @dataclass(frozen=True)
 class Target:
-    """A reader under test, with bytes that it takes."""
+    """A parser under test, with valid inputs."""
 
     name: str
     read: Callable[[bytes], Any]
     seeds: Sequence[bytes]
-    words: Sequence[bytes] = ()  # that mean something to it
+    words: Sequence[bytes] = ()  # with a meaning to the parser
 
     def run(self, data: bytes) -> bool:
-        """Whether it takes the bytes; anything but a clear refusal is raised."""
+        """Whether the parser accepts the bytes; anything but a clear refusal is raised."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -62,7 +62,7 @@ class Target:
         except HansaError as error:
             said = str(error)
             assert said and len(said) <= LONGEST + 2 * len(data), f"{len(said)} letters: {said[:200]}"
-            said.encode()  # it can be written down
+            said.encode()  # the message can be encoded
             return False
         return True
 
@@ -90,7 +90,7 @@ _kept: list[Any] = []  # until the process ends
 def decoded(data: bytes) -> None:
     once = codec.encode(codec.decode(data, 2**20))
     assert codec.encode(codec.decode(once)) == once
-    mapped(data)  # what is a message in memory is one in a file
+    mapped(data)  # a message in memory and in a file are the same
 
 
 def mapped(data: bytes) -> None:
@@ -101,7 +101,7 @@ def mapped(data: bytes) -> None:
 
 
 def reply(data: bytes) -> None:
-    """A reply as the aggregator takes it: read from its file and held to what was asked for."""
+    """A reply as the aggregator takes it: read from its file and checked against the ask."""
     stored = StoredReply.read(_file(data, "reply"))
     none = torch.zeros(0)
     payload = {"model": {"w": torch.zeros(3), "stats": none, "counts": none}}
@@ -112,7 +112,7 @@ def reply(data: bytes) -> None:
 
 
 def ask(data: bytes) -> None:
-    """A message as a party takes it, up to the op it names."""
+    """A message as a party takes it, up to the op that it names."""
     tree = codec.decode(data, 2**20)
     if isinstance(tree, dict) and isinstance(tree.get("op"), dict):
         op_of(tree["op"], where="ask")
@@ -134,7 +134,7 @@ def ordered(data: bytes) -> None:
 
 
 def experiment(data: bytes) -> None:
-    """An experiment's tables as JSON, which a mutation leaves readable more often."""
+    """An experiment's tables as JSON, which stays parseable after a mutation more often than TOML."""
     try:
         tree = json.loads(data)
     except (ValueError, RecursionError):
@@ -147,7 +147,7 @@ def experiment(data: bytes) -> None:
 
 
 def signature(data: bytes) -> None:
-    """The headers of a signed request, a line each."""
+    """The headers of a signed request, one per line."""
     lines = (line.partition(": ") for line in data.decode("utf-8", "surrogateescape").split("\n"))
     signing.verify(KEY.public_key(), "POST", "/v1/x", b"body", {name: value for name, _, value in lines})
 
@@ -176,7 +176,7 @@ def policy(data: bytes) -> None:
 
 
 def exported(data: bytes) -> None:
-    """A log as it was exported, as it is and with its hashes and signatures made anew: who has the log's key can."""
+    """An exported log, as it is and with new hashes and signatures: the owner of the log's key can make them."""
     try:
         report = audit.verify(_file(data, "log.jsonl"))
         assert report.text().isprintable()
@@ -190,19 +190,19 @@ def proved(data: bytes) -> None:
 
 
 def receipts(data: bytes) -> None:
-    """A party's receipts, and what a log says of them."""
+    """A party's receipts, and their check against a log."""
     read_receipts(_file(data, "job-1.jsonl"))
     audit.verify_lines(_history()[1].splitlines(), receipts=[_file(data, "job-1.jsonl")])
 
 
 @dataclass(frozen=True)
 class Signer:
-    """Who signs a log."""
+    """The signer of a log."""
 
     notary: Notary
 
     def signed(self, lines: Sequence[bytes]) -> list[bytes]:
-        """Those of some lines that are entries, numbered, hashed and signed as a log; others as they are."""
+        """Those of the lines that are entries, numbered, hashed and signed as a log; other lines unchanged."""
         tree, out = merkle.Frontier(), list[bytes]()
         for line in lines:
             try:
@@ -226,7 +226,7 @@ class Signer:
 
 @functools.cache
 def _history() -> tuple[Signer, bytes, bytes]:
-    """Who signs a log, the log of a job of one round, and the receipt for the one update in it."""
+    """The signer of a log, the log of a job of one round, and the receipt for its one update."""
     authority, certificate = certificates.make_ca("league", 30)
     pems = [certificates.issue(authority, certificate, KEY.public_key(), name, role, "league", 20)
             for name, role in (("log", "log"), ("ann", "party"))]  # fmt: skip
@@ -273,7 +273,7 @@ def _evidence() -> list[Target]:
 
 
 def targets() -> dict[str, Target]:
-    """All of them, by name."""
+    """All targets, by name."""
     return {t.name: t for t in (*_messages(), *_envelopes(), *_identities(), *_files(), *_evidence())}
 
 

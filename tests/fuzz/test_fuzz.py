@@ -1,7 +1,7 @@
-"""Valid input, mutated: every reader takes it or refuses it, and the aggregator answers it and lives.
+"""Valid input, mutated: every parser accepts or refuses it, and the aggregator responds and stays alive.
 
-The examples are the same in every run. HANSA_FUZZ=10 takes ten times as many; fuzz.py goes on for as long as it is
-told, led by what is reached.
+The examples are the same in every run. HANSA_FUZZ=10 takes ten times as many; fuzz.py runs for a given time, guided by
+code coverage.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ BORDERS = sorted({sign * 2**power + off for power in (7, 8, 15, 16, 31, 32, 53, 
 
 @st.composite
 def mutated(draw: st.DrawFn, seeds: Sequence[bytes], words: Sequence[bytes] = ()) -> bytes:
-    """A valid input after some changes: bytes flipped, parts cut, repeated, put elsewhere or taken from another one,
-    words put in, numbers replaced by such as lie at a border."""
+    """A valid input after some changes: bytes flipped; parts cut, repeated, moved or taken from another input; words
+    inserted; numbers replaced by boundary values."""
     data = bytearray(draw(st.sampled_from(seeds)))
     for _ in range(draw(st.integers(1, 4))):
         at, length = draw(st.integers(0, len(data))), draw(st.integers(0, 40))
@@ -76,7 +76,7 @@ def test_a_reader_takes_mutated_input_or_refuses_it(name: str) -> None:
     run()
 
 
-FOUND = {  # by reader: what once made it fail in another way
+FOUND = {  # by parser: inputs that once made it fail in another way
     "order": [readers.wire.pack(readers.wire.Blob("ab" * 32, 1)),
               b"\x82\xa4name\xa3job\xaaexperiment\x81\xa4task\x81\x05\x05",
               b"\x82\xa4name\xa3job\xaaexperiment\x81\xa4task\x81\xa5model\xc4\x01x",
@@ -118,7 +118,7 @@ def test_a_mutated_request_is_answered_or_the_connection_closed(served: Served, 
     def run(drawn: tuple[str, bytes]) -> None:
         role, data = drawn
         with dial(served, everybody.callers[role].files) as stream:
-            stream.settimeout(0.05)  # what is no whole request is waited for in vain
+            stream.settimeout(0.05)  # an incomplete request gets no response
             say(stream, data)
             try:
                 got = stream.recv(2**16)
@@ -132,7 +132,7 @@ def test_a_mutated_request_is_answered_or_the_connection_closed(served: Served, 
 
 @st.composite
 def whole(draw: st.DrawFn) -> tuple[Any, bytes, str]:
-    """A request to a route that is there, right or nearly so, and whose certificate comes with it."""
+    """A request to an existing route, valid or nearly so, with its certificate."""
     part = draw(st.sampled_from([part for part in PARTS if "/v1/work" not in part[2]]))  # which is held open
     bodies = [*BODIES, draw(mutated(BODIES[3:]))]
     return part, draw(st.sampled_from(bodies)), draw(st.sampled_from([part[0], part[0], part[0], "party", "operator"]))

@@ -1,4 +1,4 @@
-"""Federations of real processes in which somebody lies: an aggregator, a party, a dealer."""
+"""Federations of real processes with a lying member: an aggregator, a party, or a dealer."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from hansa.net.operator import Operator
 
 LIARS = Path(__file__).with_name("liars.py")
 AGGREGATOR = "aggregator"
-PATIENCE = 120.0  # seconds after which a process that should have answered has not
+PATIENCE = 120.0  # seconds after which a process that has not answered is considered stuck
 
 
 def samples(count: int = 40, features: int = 3, seed: int = 0) -> tuple[Any, Any]:
-    """Two classes that a line divides."""
+    """Two classes that a line separates."""
     draws = np.random.default_rng(seed)
     x = draws.normal(size=(count, features)).astype(np.float32)
     return x, (x.sum(1) > 0).astype(np.int64)
 
 
 def experiment(**tables: Any) -> dict[str, Any]:
-    """A job of two quick rounds; `run={...}`, `task={...}` and so on are laid over it."""
+    """A job of two quick rounds; `run={...}`, `task={...}` and so on override its tables."""
     tree: dict[str, Any] = {
         "task": {"parties": ["each.npz"], "model": "logistic"},
         "algorithm": {"name": "fedavg", "local": {"lr": 0.1, "epochs": 1, "batch": 16}},
@@ -47,7 +47,7 @@ class Stage:
     """An aggregator and parties, each a process, over mutual TLS.
 
     `parties` gives each party its samples (x, y), or (x, y, test x, test y), `policies` the text of its `party.toml`,
-    and `lies` names what a process lies about: `{"aggregator": "test_module:function", "ann": ...}`. Use it as a
+    and `lies` the function by which a process lies: `{"aggregator": "test_module:function", "ann": ...}`. Use it as a
     context manager.
     """
 
@@ -94,7 +94,7 @@ class Stage:
         return self.folder / "homes" / party
 
     def start(self, name: str, *words: str) -> None:
-        """A `hansa` command as a process, with the lie of that name; its output is `log(name)`."""
+        """Start a `hansa` command as a process, with the lie of that name; its output is `log(name)`."""
         lie = self.lies.get(name)
         command = [sys.executable, *(["-m", "hansa.cli"] if lie is None else [str(LIARS), lie]), *words]
         env = {**os.environ, "OMP_NUM_THREADS": "1", "HANSA_NOTES": str(self.folder / f"{name}.notes")}
@@ -110,15 +110,15 @@ class Stage:
         return {**ended, "rounds": lines}
 
     def log(self, name: str) -> str:
-        """What a process has printed so far."""
+        """The output of a process so far."""
         return (self.folder / f"{name}.log").read_text()
 
     def notes(self, name: str = AGGREGATOR) -> list[dict[str, Any]]:
-        """What a liar has written down."""
+        """The notes of a liar."""
         return [codec.decode(path.read_bytes()) for path in sorted((self.folder / f"{name}.notes").glob("*.note"))]
 
     def spent(self, party: str) -> dict[str, Any]:
-        """What `hansa privacy spent` says of a party."""
+        """The output of `hansa privacy spent` for a party."""
         command = [sys.executable, "-m", "hansa.cli", "privacy", "spent", "--state", str(self.home(party)), "--json"]
         found: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
         return found

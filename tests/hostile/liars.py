@@ -1,7 +1,7 @@
 """Run a `hansa` command as a liar: `python liars.py MODULE:FUNCTION WORDS...` calls the function, then the command.
 
-The function replaces what it lies about; everything else is the ordinary program, over real sockets. What a liar learns
-it writes down with `note`, for the test to read. `kit.py` starts these processes.
+The function replaces the code that it lies about; everything else is the ordinary program, over real sockets. A liar
+records what it learns with `note`, for the test to read. `kit.py` starts these processes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Message = dict[str, Any]
 
 
 def forged(part: T, **fields: Any) -> T:
-    """A copy of a part with other fields, which no check has seen."""
+    """A copy of a part with other fields, without any check."""
     other = copy.copy(part)
     for name, value in fields.items():
         object.__setattr__(other, name, value)
@@ -34,7 +34,7 @@ def forged(part: T, **fields: Any) -> T:
 
 
 def note(tree: Mapping[str, Any]) -> None:
-    """Write down something that the liar learnt: named tensors and plain values."""
+    """Record something that the liar has learned: named tensors and plain values."""
     folder = Path(os.environ["HANSA_NOTES"])
     folder.mkdir(exist_ok=True)
     part = folder / f"{len(list(folder.iterdir())):06d}.part"
@@ -42,16 +42,16 @@ def note(tree: Mapping[str, Any]) -> None:
     part.rename(part.with_suffix(".note"))
 
 
-# What an aggregator can lie about
+# Lies of an aggregator
 
 
 def believe_everything() -> None:
-    """Have an aggregator take every reply: a liar does not mind what it looks like."""
+    """Make an aggregator accept every reply."""
     runtime.fault = replies.fault = lambda *_: None  # type: ignore[assignment]
 
 
 def rewrite(change: Callable[[int, Message], Message]) -> None:
-    """Have an aggregator send parties other messages (op, payload, round) than the job's: `change(party, message)`."""
+    """Make an aggregator send parties other messages (op, payload, round) than the job's: `change(party, message)`."""
     honest = Ask.message
     Ask.message = lambda self, number: change(number, dict(honest(self, number)))  # type: ignore[method-assign]
     runtime.NetworkRuntime._shows = lambda *_: False  # type: ignore[method-assign]
@@ -59,17 +59,17 @@ def rewrite(change: Callable[[int, Message], Message]) -> None:
 
 
 def take_over(round: Callable[..., Any], *verbs: str) -> None:
-    """Have the jobs of an aggregator that name `fedavg` run this: `async def round(algorithm, state, fed)`."""
+    """Replace the round of jobs that use `fedavg` at an aggregator: `async def round(algorithm, state, fed)`."""
     FedAvg.round = round  # type: ignore[assignment]
     FedAvg.verbs = frozenset(verbs)  # type: ignore[assignment,misc]
     believe_everything()
 
 
-# What a party can lie about
+# Lies of a party
 
 
 def answer(change: Callable[[Op, Mapping[str, Any], Reply], Reply | str]) -> None:
-    """Have a party send other replies than its own: `change(op, payload, reply)`."""
+    """Make a party send other replies than its own: `change(op, payload, reply)`."""
     honest = party.Worker._answer
 
     def lie(self: party.Worker, work: Any, message: Message, task: Message) -> tuple[Reply | str, bool]:

@@ -1,4 +1,4 @@
-"""Parameters of DP-SGD that a lying aggregator chooses: what it can read of a party with a budget."""
+"""Parameters of DP-SGD that a lying aggregator chooses: what it can learn from a party with a budget."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROUNDS: list[tuple[dict[str, Any], dict[str, Any], float]] = [
 
 
 def asks_for_next_to_no_noise() -> None:
-    """Send the rounds above in place of the job's asks, and write down what comes back."""
+    """Send the rounds above instead of the job's asks, and record the replies."""
 
     def change(party: int, message: Message) -> Message:
         op = message["op"]
@@ -71,10 +71,10 @@ def test_no_record_is_read_by_choosing_clip_rate_noise_or_model(tmp_path: Path) 
         job = stage.run(experiment(algorithm={"name": "fedavg", "local": local}, run={"rounds": len(ROUNDS)}))
         notes = stage.notes()
         spendings = {name: stage.spent(name) for name in parties}
-    answers = list({tuple(found["w"].tolist()): found["w"] for found in notes}.values())  # each is looked at twice
+    answers = list({tuple(found["w"].tolist()): found["w"] for found in notes}.values())  # each is checked twice
     assert not any(recovered(w, x) for w in answers)
     assert sum(of["replies"] for books in spendings.values() for of in books["jobs"].values()) == 2
-    # What is answered is noise of sigma times the clip.
+    # The answer is noise of sigma times the clip.
     noisy = answers[0].double() / RATE
     assert len(answers) == 2 and 0.3 < float(noisy.std()) / (SIGMA * 1e-6) < 3
     why = [line["missing"] for line in job["rounds"]]
@@ -85,6 +85,6 @@ def test_no_record_is_read_by_choosing_clip_rate_noise_or_model(tmp_path: Path) 
     assert all("lr, batch, epochs, steps" in reason for reason in why[10].values())
     assert all("sigma must lie in 1e-06 to 1e+06" in reason for reason in why[12].values())
     assert all("requires a sigma of at least 4, and the job has 3" in reason for reason in why[13].values())
-    # The books are those of what was answered.
+    # The spending is that of the answers given.
     assert spendings["ann"]["epsilon"] == spent([Release(1 / RECORDS, SIGMA, 2)], 1e-5)
     assert spendings["bob"]["epsilon"] == 0.0

@@ -1,5 +1,4 @@
-"""An aggregator that lies about the cohort, with an enrolled colluder, against parties that sum only with those who
-sign what they were told."""
+"""An aggregator that lies about the cohort, with an enrolled colluder, against parties that require signed masks."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ ROWS = ("keys", "certificates", "signatures")
 
 
 def announce_a_large_cohort() -> None:
-    """The job promises a cohort of ten, and sums three. From round to round it tries something else."""
+    """The job promises a cohort of ten, and sums three parties. In each round it tries another lie."""
     before: dict[str, Any] = {}
 
     def change(party: int, message: dict[str, Any]) -> dict[str, Any]:
@@ -31,7 +30,7 @@ def announce_a_large_cohort() -> None:
             return message
         op, payload = dict(message["op"]), dict(message["payload"])
         before.setdefault("payload", payload)
-        if round == 1:  # ten of fourteen are said to be needed, and three are there
+        if round == 1:  # the aggregator claims that ten of fourteen are needed; three take part
             op |= {"parties": 14, "neighbours": 13}
         if round == 2:  # and the colluder stands for eight of them
             op |= {"parties": 10, "threshold": 1.0, "neighbours": 9}
@@ -40,7 +39,7 @@ def announce_a_large_cohort() -> None:
             payload["keys"] = payload["keys"].clone()
             payload["keys"][3:, 0] += torch.arange(1, 8, dtype=torch.uint8)
             payload["keys"][3:, 40] += torch.arange(1, 8, dtype=torch.uint8)
-        if round == 3:  # what the colluder advertised in the first round
+        if round == 3:  # the keys that the colluder advertised in the first round
             payload |= {row: torch.cat([payload[row][:2], before["payload"][row][2:]]) for row in ROWS}
         return {**message, "op": op, "payload": payload}
 
@@ -49,7 +48,7 @@ def announce_a_large_cohort() -> None:
 
 
 def test_a_promise_of_a_large_cohort_gets_an_aggregator_no_smaller_sum(tmp_path: Path) -> None:
-    """In 0.1.0 ann, who asks for ten, was summed with a colluder alone, and her update was the difference."""
+    """In 0.1.0 ann, who requires a cohort of ten, was summed with a colluder alone: her update was the difference."""
     policies = {"ann": f"min_cohort = 10\n{FLOOR}", "bob": FLOOR}
     lies = {"aggregator": "test_lying_cohorts:announce_a_large_cohort"}
     with Stage(tmp_path, PARTIES, policies, lies) as stage:

@@ -1,4 +1,4 @@
-"""Evaluations as queries about samples: what a lying aggregator can read, and what it cannot."""
+"""Evaluations as queries about samples: what a lying aggregator can learn, and what it cannot."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FEATURES, FAR = 3, 2.0**10  # a bias that makes every residual positive, so that
 
 
 def targets(count: int, seed: int) -> tuple[Any, Any]:
-    """Records of a regression, in eighths: what is read of them is exact."""
+    """Records of a regression, in eighths, so that learned values are exact."""
     draws = np.random.default_rng(seed)
     return (draws.integers(-800, 800, (count, FEATURES)) / 8).astype(np.float32), (
         draws.integers(-800, 800, count) / 8
@@ -27,7 +27,7 @@ def targets(count: int, seed: int) -> tuple[Any, Any]:
 
 
 def reads_a_record() -> None:
-    """Ask each round for `mae` of a unit vector, on what the job holds out; from round 4 on hold out another sample."""
+    """Ask in each round for `mae` of a unit vector on the held-out samples; from round 4 on hold out another sample."""
     offers = runtime.NetworkRuntime._offers
 
     def offer(self, ask, parties):  # type: ignore[no-untyped-def]
@@ -65,26 +65,26 @@ def test_no_record_is_read_by_holding_it_out(tmp_path: Path) -> None:
         read: dict[str, dict[int, Any]] = {name: {} for name in parties}
         for found in stage.notes():
             read[list(parties)[found["party"]]][found["round"]] = found
-    # Without a floor the party answers, and this is what a floor is for: the record, exactly.
+    # Without a floor the party answers, and the aggregator learns the record exactly: the reason for the floor.
     answers = {round: found["mae"] for round, found in read["open"].items()}
     y = FAR - answers[0]
     record = [answers[1 + k] - answers[0] for k in range(FEATURES)]
     assert any(np.array_equal(record, x) and y == target for x, target in zip(*records, strict=True))
     assert sorted(answers) == [0, 1, 2, 3] and read["open"][0]["samples"] == 1
     assert "they are fixed once per job" in job["rounds"][4]["missing"]["open"]
-    # With one it does not.
+    # With a floor it refuses.
     for name in ("active", "noisy"):
         assert not read[name]
         for line in job["rounds"][:4]:
             assert "no job may evaluate on its training samples" in line["missing"][name]
-    # Test samples of its own it measures on, all of them, as often as its owner allows.
+    # On its own test samples it evaluates, on all of them, as often as its policy allows.
     assert sorted(read["tested"]) == [0, 1] and read["tested"][0]["samples"] == 40
     assert "its policy allows 2 evaluations per job, and they are used up" in job["rounds"][2]["missing"]["tested"]
 
 
 def reads_all_records() -> None:
-    """Ask, within a masked sum, for column sums about a centre with a dimension too many: one sum for each record. The
-    others are given a centre that makes their part of the sum 0."""
+    """Ask, within a masked sum, for column sums about a centre with one dimension too many: one sum per record. The
+    other parties get a centre that makes their part of the sum 0."""
 
     async def round(algorithm, fed, state):  # type: ignore[no-untyped-def]
         centre = torch.zeros(40, 1, FEATURES, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Threshold sums with a party that deals, names and opens keys wrongly, and a dealer that gives one a wrong share."""
+"""Threshold sums with a party that deals, names and opens keys wrongly, and a dealer that deals a wrong share."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ NAMES = list(PARTIES)
 
 
 def lie_about_the_key() -> None:
-    """In the first job the key that is dealt is wrong, and a share of 80,000 is claimed; in the second the key is dealt
-    rightly, and then opened and recalled wrongly."""
+    """In the first job the party deals a wrong key and claims 80,000 shares; in the second it deals a correct key, then
+    opens and recalls it wrongly."""
     dealt: list[int] = []
 
     def change(op: Any, payload: Any, reply: Any) -> Any:
@@ -45,7 +45,7 @@ def lie_about_the_key() -> None:
 
 
 def give_a_wrong_share() -> None:
-    """To the third of those who hold one, in a box that only that party can open."""
+    """To the third holder, in an envelope that only that party can open."""
     seal, count = envelopes.seal, iter(range(10**6))
     envelopes.seal = lambda key, data: seal(key, data[:-1] + b"\1" if next(count) == 2 else data)
 

@@ -1,4 +1,4 @@
-"""A party that sends invalid replies: it is rejected by name, and the others go on."""
+"""A party that sends invalid replies: it is rejected by name, and the other parties continue."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_party_that_sends_what_is_not_finite_is_left_out_by_name(tmp_path: Pat
 
 
 def boasts() -> None:
-    """Metrics that are finite, and nothing that anybody could have measured."""
+    """Metrics that are finite, but that no party could have measured."""
 
     def change(op, payload, reply):  # type: ignore[no-untyped-def]
         for name in reply.metrics:
@@ -42,7 +42,7 @@ def boasts() -> None:
 
 
 def outweighs() -> None:
-    """As many samples as a weight may say, for an update and an evaluation of its own making."""
+    """Claim the largest possible weight, for a forged update and a forged evaluation."""
 
     def change(op, payload, reply):  # type: ignore[no-untyped-def]
         if op.update is not None:
@@ -67,7 +67,7 @@ def test_no_party_owns_the_means_by_what_it_claims(tmp_path: Path) -> None:
         )
         assert "its weight 1000000000 counts as 200, 10 times the median" in line["capped"]["eve"]
         assert list(line["capped"]) == ["eve"] and list(line["rejected"]) == ["bob"]
-        # Three honest parties of 20 samples, and one that counts as 200 with a loss of 0.
+        # Three honest parties of 20 samples, and a party that counts as 200 samples with a loss of 0.
         honest = [line["parties"][name] for name in ("ann", "cid", "dee")]
         for name in ("loss", "accuracy"):
             expected = sum(metrics[name] for metrics in honest) * 20 / 260

@@ -1,4 +1,4 @@
-"""An aggregator that asks parties for more work than they can do: they refuse, stop, and stay."""
+"""An aggregator that asks parties for more work than they allow: they refuse or stop, and stay connected."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def asks_too_much() -> None:
     offers = NetworkRuntime._offers
 
     def lying(self: NetworkRuntime, ask: Any, parties: Any) -> Any:
-        """In one round the task names a model that has no room anywhere."""
+        """In one round the task names a model that fits into no memory."""
         if _honest() or ask.round != 3 or not self.task:
             return offers(self, ask, parties)
         honest, written = self.task, dict(self._written)
