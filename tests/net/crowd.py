@@ -1,13 +1,13 @@
 """A crowd of light parties: thousands in one process, each with its own key, certificate and TLS 1.3 connection.
 
-A light party sends the same requests with the same headers as `hansa.net.party.agent.Agent`: it asks for work, waits
+A light party sends the same requests with the same headers as `hansa.net.party.agent.Agent`: it polls for work, waits
 as long as the aggregator says, fetches task and message, uploads its signed reply, and retries with the back-off of
-`hansa.net.transport.client`. It does not train: a reply has the names, shapes and types that the op expects, and a
-thousandth of the party's number in every place, so the fused model is known in advance.
+`hansa.net.transport.client`. It does not train: a reply has the names, shapes and types that the op expects, and every
+value is a thousandth of the party's number, so the fused model is known in advance.
 
 It is light because TLS runs over memory BIOs without the buffers of a stream, and because all parties share a context:
-a connection keeps the certificate that the context showed when it was made, so each party's is loaded just before.
-Each party comes from an address of its own (127.1.0.1, 127.1.0.2, ...).
+a connection keeps the certificate that the context had when it was made, so each party's certificate is loaded just
+before. Each party has its own address (127.1.0.1, 127.1.0.2, ...).
 """
 
 from __future__ import annotations
@@ -46,13 +46,12 @@ Head = tuple[int, dict[str, str]]
 
 
 class Cut(Exception):
-    """The connection ended before the answer was there."""
+    """The connection ended before the response was complete."""
 
 
 def populate(folder: Path, count: int) -> None:
-    """Enrol so many parties at once, in one transaction of the registry and not by as many requests: their keys and
-    certificates lie in `folder`/crowd. The certificates are new, as after an enrolment: they count from their first
-    use on."""
+    """Enrol `count` parties in one transaction of the registry, without requests; their keys and certificates are in
+    `folder`/crowd. The certificates are new, as after an enrolment: they become valid at their first use."""
     text = (folder / "federation.toml").read_text().splitlines()
     names = [f"p{number:05}" for number in range(count)]
     given = ", ".join(f'"{name}"' for name in names)
@@ -79,7 +78,7 @@ def populate(folder: Path, count: int) -> None:
 
 
 class Line(asyncio.Protocol):
-    """One TLS connection over which one request at a time is made."""
+    """One TLS connection, with one request at a time."""
 
     def __init__(self, context: ssl.SSLContext, certificate: Path, gone: Callable[[], None]) -> None:
         self._context, self._certificate, self._gone = context, certificate, gone
@@ -160,7 +159,7 @@ class Line(asyncio.Protocol):
         for future in (self.secure, self._waiting):
             if future is not None and not future.done():
                 future.set_exception(Cut(str(error)))
-                future.exception()  # it may be that nobody waits for it any more
+                future.exception()  # perhaps nobody waits for it any more
 
     async def request(self, data: bytes) -> tuple[int, dict[str, str], bytes]:
         if self.lost:
@@ -181,7 +180,7 @@ class Line(asyncio.Protocol):
 
 @dataclass
 class Told:
-    """When the parties had what an ask brought them (seconds since 1970)."""
+    """When the parties received the parts of an ask (seconds since 1970)."""
 
     work: list[float] = field(default_factory=list)
     fetched: list[float] = field(default_factory=list)
@@ -190,7 +189,7 @@ class Told:
 
 @dataclass
 class Crowd:
-    """Parties `numbers` of a federation's folder. What they see is noted here."""
+    """Parties `numbers` of a federation's folder; their observations are recorded here."""
 
     folder: Path
     port: int
@@ -198,12 +197,12 @@ class Crowd:
     host: str = "127.0.0.1"
     told: dict[str, Told] = field(default_factory=dict)
     dialled: list[float] = field(default_factory=list)  # when TCP connections were made
-    back: list[float] = field(default_factory=list)  # when a handshake was done and work asked for
+    back: list[float] = field(default_factory=list)  # when a handshake was complete and work was requested
     refused: int = 0  # attempts to connect that failed
     slow: int = 0  # attempts to connect that took too long
     statuses: dict[int, int] = field(default_factory=dict)  # answers other than 2xx
     connected: int = 0
-    start: dict[str, torch.Tensor] = field(default_factory=dict)  # the model that was sent first, by job
+    start: dict[str, torch.Tensor] = field(default_factory=dict)  # the first model that was sent, by job
 
     def __post_init__(self) -> None:
         self.context = client_context(self.folder / "ca.pem")
@@ -213,7 +212,7 @@ class Crowd:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def come(self, seconds: float) -> None:
-        """Have all of them come, evenly over that time; they stay."""
+        """Let all parties connect, evenly over that time; they stay."""
         for place, number in enumerate(self.numbers):
             party = Light(self, number)
             self._tasks.append(asyncio.ensure_future(party.stay(seconds * place / len(self.numbers))))
@@ -223,7 +222,7 @@ class Crowd:
         self.connected -= 1
 
     def failed(self) -> list[str]:
-        """Why parties have left, where some have."""
+        """The reasons why parties have left, if any have."""
         return [repr(task.exception()) for task in self._tasks if task.done() and not task.cancelled()]
 
     async def leave(self) -> None:
@@ -232,7 +231,7 @@ class Crowd:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def tree(self, blob: Blob, data: bytes) -> Any:
-        """What a party was sent, checked by its hash; all that were sent the same share it."""
+        """Content that a party was sent, checked by its hash; parties with the same content share it."""
         if hashlib.sha256(data).hexdigest() != blob.digest:
             raise Cut("a download does not have the hash it should have")
         if blob.digest not in self._trees:
@@ -326,7 +325,7 @@ class Light:
 
     async def _call(self, method: str, path: str, body: bytes = b"", about: About | None = None,
                     headers: Mapping[str, str] | None = None) -> tuple[Mapping[str, str], bytes]:  # fmt: skip
-        """As `Client.call`: what fails in passing is tried again, in the same time."""
+        """As `Client.call`: transient failures are retried, with the same delays."""
         attempt = 0
         while True:
             got: Mapping[str, str] = {}

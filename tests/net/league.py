@@ -1,6 +1,7 @@
-"""A federation on loopback for tests: an aggregator and parties on loops of their own, real certificates and sockets.
+"""A federation on loopback for tests: an aggregator and parties on their own event loops, real certificates and
+sockets.
 
-`Caller` speaks HTTPS by hand, so that a test can say what no client of ours would say.
+`Caller` speaks HTTPS directly, so that a test can send requests that our client never sends.
 """
 
 from __future__ import annotations
@@ -52,13 +53,13 @@ from hansa.net.transport.wire import (
 
 SPOKEN = str(PROTOCOLS[-1])  # the version of the protocol, as a request names it
 PARTIES = ("ann", "bob", "cid")
-PATIENCE = 60.0  # seconds after which something that should have happened has not
-PLENTY = {"stranger_burst": 10**9, "party_burst": 10**9}  # limits that hold nobody off by the number of requests
+PATIENCE = 60.0  # seconds after which a missing event is a failure
+PLENTY = {"stranger_burst": 10**9, "party_burst": 10**9}  # limits that no number of requests reaches
 
 
 @dataclasses.dataclass(frozen=True)
 class Answered:
-    """What came back for a request."""
+    """The response to a request."""
 
     status: int
     headers: Mapping[str, str]
@@ -79,7 +80,7 @@ def draft(blob: Blob | None = None, staged: bool = False, why: str | None = None
 
 
 class Caller:
-    """One HTTPS connection, with somebody's certificate or with none."""
+    """An HTTPS connection, with a certificate or without."""
 
     def __init__(self, league: League, key: keys.PrivateKey | None = None, files: tuple[Path, Path] | None = None,
                  name: str = "") -> None:  # fmt: skip
@@ -95,7 +96,7 @@ class Caller:
 
     def call(self, method: str, path: str, body: bytes = b"", about: About | None = None,
              headers: Mapping[str, str] | None = None, key: keys.PrivateKey | None = None) -> Answered:  # fmt: skip
-        """A request; with `about` it is signed, by `key` or by the caller's own."""
+        """Send a request; with `about` it is signed, by `key` or by the caller's own key."""
         signer = key or self.key
         signed = signing.sign(signer, method, path, body, about) if about is not None and signer is not None else {}
         every = {"Hansa-Protocol": SPOKEN, **signed, **(headers or {})}
@@ -107,7 +108,7 @@ class Caller:
     def close(self) -> None:
         self.connection.close()
 
-    # What a party does
+    # Actions of a party
 
     def work(self, instance: str | None = None) -> Work | None:
         got = self.call("GET", f"/v1/work?instance={instance or self.instance}")
@@ -123,18 +124,18 @@ class Caller:
         return blob
 
     def signed(self, ask: Asked, answer: Answer) -> Answer:
-        """An answer to what was asked, signed by the caller's key as the caller's own."""
+        """An answer to the ask, signed with the caller's key in the caller's name."""
         assert self.key is not None
         answer = structs.replace(answer, **self.league.told(self.name, ask))
         said = make_statement("league", self.name, ask.key, answer)
         return structs.replace(answer, signature=self.key.sign(said.signed_bytes()).hex())
 
     def reply(self, ask: Asked, answer: Answer, **given: Any) -> Answered:
-        """Hand in an answer, signed."""
+        """Send an answer, signed."""
         return self.call("POST", f"{ask.path}/reply", pack(self.signed(ask, answer)), ask.about, **given)
 
     def sent(self, ask: Asked, answer: Answer) -> asks.Sent:
-        """An answer as the aggregator has it once it has looked at its signatures."""
+        """An answer as the aggregator has it after checking its signatures."""
         assert self.files is not None
         answer = self.signed(ask, answer)
         said = make_statement("league", self.name, ask.key, answer)
@@ -144,7 +145,7 @@ class Caller:
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """An ask, as paths and signatures name it."""
+    """The ask as paths and signatures name it."""
 
     job: str = "job-1"
     round: int = 0
@@ -165,7 +166,7 @@ class Asked:
 
 
 async def quiet() -> None:
-    """Wait until a loop's connections are closed: aiohttp does not wait for those that were cut off."""
+    """Wait until a loop's connections are closed: aiohttp does not wait for aborted ones."""
     selector = asyncio.get_running_loop()._selector  # type: ignore[attr-defined]
     while len(selector.get_map()) > 1:  # the loop's own pipe stays
         await asyncio.sleep(0.005)
@@ -209,14 +210,14 @@ class Member:
             self._started.set()
 
     def leave(self) -> None:
-        """Go, without a word to anybody."""
+        """Disconnect without notice."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._task.cancel)
         self.gone()
         self.store._lock.close()
 
     def gone(self) -> None:
-        """Wait until it has ended."""
+        """Wait until the thread has ended."""
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
 
@@ -265,7 +266,7 @@ class League:
         assert ready.wait(PATIENCE) and not failed, failed
 
     def stop(self) -> None:
-        """End the aggregator; what it has is in its folder."""
+        """Shut the aggregator down; its state stays in its folder."""
         for caller in self._callers:
             caller.close()
         self._loop.call_soon_threadsafe(self._done.set)
@@ -304,7 +305,7 @@ class League:
         return self.caller(keys.load_key(files[1].read_bytes()), files, "operator")
 
     def certified(self, name: str, key: keys.PrivateKey, certificate: bytes) -> Caller:
-        """A party with that key and certificate."""
+        """A client with that party's key and certificate."""
         place = self.folder / "callers"
         place.mkdir(exist_ok=True)
         mark = hashlib.sha256(certificate).hexdigest()[:8]
@@ -344,7 +345,7 @@ class League:
         return asked
 
     def told(self, name: str, asked: Asked) -> dict[str, Any]:
-        """What a party was told with an ask, as its answer repeats it; also when it is not asked any more."""
+        """The fields of an ask that its answer repeats; also after the ask is closed."""
         offer = self.queue.find(self.number(name), asked.key)
         if offer is not None:
             work = offer.work
@@ -362,7 +363,7 @@ class League:
 
     def events(self, event: str) -> list[dict[str, Any]]:
         """The log's entries of that name."""
-        self.ledger.now(lambda db: None)  # what waits is written
+        self.ledger.now(lambda db: None)  # waiting changes are written
         return [dict(row) for row in self.ledger.all("SELECT * FROM log WHERE event = ? ORDER BY seq", event)]
 
     # Jobs
@@ -376,7 +377,7 @@ class League:
         return self.aggregator.registry.number(name)
 
     def until(self, found: Callable[[], bool]) -> None:
-        """Wait for something that the queue hears of."""
+        """Wait for a condition that the queue notices."""
         end = time.monotonic() + PATIENCE
         with self.queue.changed:
             while not found():
@@ -387,14 +388,14 @@ class League:
         return self.runner.submit(Order(name, dict(tree), None, min_parties))
 
     def ended(self, job: str) -> dict[str, Any]:
-        """The job once it has ended, with its rounds."""
+        """The job after its end, with its rounds."""
         running = self.runner._running.get(job)
         if running is not None:
             running[1].join(PATIENCE)
         return self.shown(job)
 
     def ended_after_all(self, job: str) -> dict[str, Any]:
-        """The job once it has ended, however often it was begun again."""
+        """The job after its end, however often it was resumed."""
         end = time.monotonic() + 2 * PATIENCE
         while self.shown(job)["status"] not in ("finished", "failed", "stopped"):
             assert time.monotonic() < end, self.shown(job)
@@ -416,7 +417,7 @@ class League:
 
 
 class Signer:
-    """A party that a ledger knows, without an aggregator: its answers as the ledger is given them."""
+    """A party known to a ledger, without an aggregator: its answers as the ledger gets them."""
 
     def __init__(self, ledger: Ledger, number: int, name: str) -> None:
         self.number, self.name, self._key = number, name, keys.new_key()
@@ -431,7 +432,7 @@ class Signer:
 
 
 def notary() -> Notary:
-    """A key for a log of its own."""
+    """A key for a log."""
     authority, pem = certificates.make_ca("league")
     key = keys.new_key()
     return Notary("league", key, certificates.issue(authority, pem, key.public_key(), "log", "log", "league", 9), pem)

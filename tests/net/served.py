@@ -1,4 +1,4 @@
-"""An aggregator in a process of its own, as `hansa serve` runs it, and sockets that say to it what no client would."""
+"""An aggregator in its own process, as `hansa serve` runs it, and sockets for requests that no client would send."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ MIB = 2**20
 
 
 class Served(League):
-    """A federation whose aggregator is a process: its memory can be measured, its log read. What is thrown at it comes
-    from one address and from few parties, and is not to be held off by how much of it there is."""
+    """A federation whose aggregator is a process: its memory can be measured and its log read. Its limits allow many
+    requests from one address and from few parties."""
 
     def start(self) -> None:
         config = self.folder / "federation.toml"
@@ -48,10 +48,10 @@ class Served(League):
         assert self.process.wait(PATIENCE) == 0
 
     def told(self, name: str, asked: Asked) -> dict[str, Any]:
-        return {}  # nobody was asked anything
+        return {}  # no party was asked anything
 
     def memory(self, what: str = "VmRSS") -> int:
-        """Bytes of the process's memory, or with VmHWM the most that there were since `forget_peak`."""
+        """Bytes of the process's memory; with VmHWM, the maximum since `forget_peak`."""
         found = re.search(rf"{what}:\s+(\d+) kB", Path(f"/proc/{self.process.pid}/status").read_text())
         assert found is not None
         return int(found[1]) * 1024
@@ -60,16 +60,16 @@ class Served(League):
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
 
     def files(self) -> set[str]:
-        """What lies in its state, less the ledger's own files."""
+        """The files in its state folder, except those of the ledger."""
         state = self.folder / "state"
         return {str(path.relative_to(state)) for path in state.rglob("*") if not path.name.startswith("hansa.db")}
 
     def lines(self) -> list[dict[str, object]]:
-        """Its log; a line that is none is what a crash prints."""
+        """Its log; a line that is not JSON comes from a crash."""
         return [json.loads(line) for line in self.log.read_text().splitlines()]
 
     def check(self) -> None:
-        """It lives, answers, and has no failure in its log."""
+        """Check that it is alive, responds, and has no failure in its log."""
         assert self.process.poll() is None
         nobody = self.nobody()
         assert nobody.call("GET", "/v1/ca").status == 200
@@ -79,21 +79,21 @@ class Served(League):
 
 
 def dial(league: League, files: tuple[Path, Path] | None = None) -> ssl.SSLSocket:
-    """A TLS connection to an aggregator, with somebody's certificate or with none."""
+    """A TLS connection to an aggregator, with a certificate or without."""
     context = client_context(league.folder / "ca.pem", *(files or (None, None)))
     raw = socket.create_connection(("127.0.0.1", league.port), timeout=PATIENCE)
     return context.wrap_socket(raw, server_hostname="127.0.0.1")
 
 
 def say(stream: ssl.SSLSocket, data: bytes, step: int = 2**16) -> None:
-    """Send that, as far as it is taken."""
-    with contextlib.suppress(OSError):  # it has heard enough: what it said is still to be read
+    """Send data, as far as the other side reads it."""
+    with contextlib.suppress(OSError):  # the other side has stopped reading; its response can still be read
         for at in range(0, len(data), step):
             stream.sendall(data[at : at + step])
 
 
 def hear(stream: ssl.SSLSocket) -> bytes:
-    """All that the other side says until it closes the connection."""
+    """All bytes until the other side closes the connection."""
     got = b""
     with contextlib.suppress(OSError):
         while piece := stream.recv(2**16):
@@ -109,5 +109,5 @@ def hear_one(stream: ssl.SSLSocket, method: str) -> tuple[int, bytes]:
 
 
 def statuses(data: bytes) -> list[int]:
-    """The statuses of the responses in what was heard."""
+    """The statuses of the responses in received bytes."""
     return [int(number) for number in re.findall(rb"HTTP/[12]\.[01] (\d{3})", data)]

@@ -1,16 +1,16 @@
-"""A TCP proxy that does to connections what networks do: latency, loss, throttling, resets, silence, partitions.
+"""A TCP proxy with the faults of networks: latency, loss, throttling, resets, silence, partitions.
 
     async with Proxy(("127.0.0.1", 8443), Faults(latency=0.2, loss=0.05), seed=7) as proxy:
         ...  # connect to proxy.port
         proxy.partition()
         proxy.heal()
 
-It stands between real processes and never looks at, alters or reorders their bytes. `ProxyThread` is the same for code
-without an event loop, `python tests/net/fault_proxy.py` by hand.
+It stands between real processes and never inspects, alters or reorders their bytes. `ProxyThread` is the same for code
+without an event loop; `python tests/net/fault_proxy.py` runs it from a shell.
 
-What cannot be had between two sockets is told apart from what can: a client's connection is accepted by the proxy's
-kernel before anybody else has a say, and TCP's own keep-alives are answered by it; a lost segment is what a program
-sees of it, a direction that stands still until it was sent again.
+Limits of a proxy between two sockets: the proxy's kernel accepts a client's connection first, and answers TCP
+keep-alives itself. A lost segment is simulated as a program sees it: the direction stalls until the segment is sent
+again.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from hansa.core.errors import ConfigError
 
 SEGMENT = 1460  # bytes that are lost together
 READ = 2**16  # bytes taken at once
-NEAR, FAR = 2**16, 2**20  # bytes under way in a direction, at most: without latency, and with
-BUFFER = 2**16  # bytes of each socket's own buffers, so that a slow reader is felt by who writes
+NEAR, FAR = 2**16, 2**20  # most bytes in transit in a direction: without latency, and with
+BUFFER = 2**16  # bytes of each socket's own buffers, so that a slow reader slows the writer
 STEP = 0.02  # seconds between two pieces of a throttled direction
-PAUSE = 0.1  # seconds after which a connection is accepted that could not be
+PAUSE = 0.1  # seconds after a failed accept until the next attempt
 SLOWEST = 60.0  # seconds that a lost segment stands still, at most
 
 Way = Literal["up", "down"]
@@ -45,18 +45,18 @@ WAYS: tuple[Way, Way] = ("up", "down")  # from the client to the server, and bac
 
 @dataclass(frozen=True)
 class Faults:
-    """What happens to one direction of a connection; times in seconds, chances for each segment.
+    """The faults of one direction of a connection; times in seconds, probabilities per segment.
 
-    A slow reader is a small `rate`: what is not read makes its writer wait. A slow writer is a `drip`.
+    A slow reader is a small `rate`: unread data make the writer wait. A slow writer is a `drip`.
     """
 
     latency: float = 0.0
     jitter: float = 0.0  # added to the latency, evenly between none and all of it; order is kept
     loss: float = 0.0  # chance that a segment is lost: the direction stalls for `rto`, twice that if lost again, ...
     rto: float = 0.2
-    rate: float = math.inf  # bytes a second
-    reset: float = 0.0  # chance that a segment never arrives and both sides' connections are reset
-    silence: float = 0.0  # chance that from a segment on nothing passes either way, and nobody is told
+    rate: float = math.inf  # bytes per second
+    reset: float = 0.0  # chance that a segment is lost and both connections are reset
+    silence: float = 0.0  # chance that from a segment on nothing passes in either direction, without notice
     drip: float = 0.0  # pause after each byte
 
     def __post_init__(self) -> None:
@@ -77,7 +77,8 @@ NONE = Faults()
 
 @dataclass(frozen=True)
 class Fate:
-    """What becomes of a piece of data: so many bytes of it pass, after standing still; then perhaps the end."""
+    """The fate of a piece of data: the number of bytes that pass, the stall before, and the end of the connection,
+    if any."""
 
     passing: int
     stall: float = 0.0
@@ -85,17 +86,17 @@ class Fate:
 
 
 class Dice:
-    """The fates of a direction's segments, one after another. The same seed gives the same fates."""
+    """The fates of a direction's segments, in order. The same seed gives the same fates."""
 
     def __init__(self, seed: object) -> None:
         self._random = random.Random(str(seed))
 
     def delay(self, faults: Faults) -> float:
-        """How long a piece is on its way."""
+        """The time in transit of a piece."""
         return faults.latency + (self._random.random() * faults.jitter if faults.jitter else 0.0)
 
     def fate(self, faults: Faults, size: int) -> Fate:
-        """What becomes of so many bytes that were read at once."""
+        """The fates of `size` bytes that were read at once."""
         stall = 0.0
         if not (faults.loss or faults.reset or faults.silence):
             return Fate(size)
@@ -112,7 +113,7 @@ class Dice:
 
 
 class Direction:
-    """One direction of a connection: bytes are taken, are on their way for a while, and are given."""
+    """One direction of a connection: bytes are read, are in transit for a while, and are written."""
 
     def __init__(self, way: Way, connection: Connection, source: socket.socket, target: socket.socket) -> None:
         self.way, self.connection, self.source, self.target = way, connection, source, target
@@ -139,7 +140,7 @@ class Direction:
         self._moved.set()
 
     async def take(self) -> None:
-        """Read until the source's end, no further ahead than what may be under way."""
+        """Read until the source's end, at most one window ahead of the writer."""
         loop = asyncio.get_running_loop()
         while True:
             await self._passes()
@@ -162,12 +163,12 @@ class Direction:
             if not data:
                 return
             if fate.then:
-                await self._until(lambda: not self._line)  # what came before arrives
+                await self._until(lambda: not self._line)  # earlier data still arrive
                 self.connection.end_by(fate.then, self.way)
                 return
 
     async def give(self) -> None:
-        """Write what has been on its way for long enough."""
+        """Write the data whose time in transit is over."""
         loop = asyncio.get_running_loop()
         while True:
             await self._until(lambda: bool(self._line))
@@ -184,7 +185,7 @@ class Direction:
             try:
                 await self._write(data)
             except OSError:
-                return  # the other direction hears of it too, and passes it on
+                return  # the other direction notices too, and passes it on
             self._line.popleft()
             self._held -= len(data)
             self._moved.set()
@@ -202,7 +203,8 @@ class Direction:
 
 
 class Connection:
-    """A client's connection through the proxy. `up` and `down` are its own faults, where they are not the proxy's."""
+    """A client's connection through the proxy. `up` and `down` are its own faults, where they differ from the
+    proxy's."""
 
     def __init__(self, proxy: Proxy, number: int, client: socket.socket, server: socket.socket) -> None:
         self.proxy, self.number, self.client, self.server = proxy, number, client, server
@@ -215,7 +217,7 @@ class Connection:
         self.task.add_done_callback(lambda task: self._close())  # which also comes if it never began
 
     def faults_of(self, way: Way) -> Faults:
-        """What happens to a direction of it now."""
+        """The current faults of a direction."""
         if way == "up":
             return self.up or self.proxy.faults
         return self.down or self.proxy.down or self.proxy.faults
@@ -230,14 +232,14 @@ class Connection:
             self.silence(way=way)
 
     def reset(self, by: str = "proxy", way: Way | None = None) -> None:
-        """Reset both sides' connections, now; what is under way is lost. `by` says whether a peer did."""
+        """Reset both connections now; data in transit are lost. `by` says whether a peer did it."""
         if not self._by:
             self._by = by
             self.tell("reset" if by == "proxy" else "peer reset", way)
             self.task.cancel()
 
     def silence(self, way: Way | None = None) -> None:
-        """Make it half-open: from now on nothing passes, either way, and neither side is told."""
+        """Make the connection half-open: from now on nothing passes in either direction, without notice."""
         if not self.silent:
             self.silent = True
             self.tell("silence", way)
@@ -276,9 +278,9 @@ class Connection:
 
 
 class Proxy:
-    """Listens and passes connections on to `to`. `faults` happen in both directions, or, where `down` is given, on the
-    way to the server alone; they can be replaced at any time. `partitions` are (begin, seconds) after its start. `tell`
-    hears of each fault. Use it as `async with Proxy(...) as proxy`."""
+    """Listens and forwards connections to `to`. `faults` apply to both directions or, where `down` is given, only to
+    the direction to the server; they can be replaced at any time. `partitions` are (begin, seconds) after the start.
+    `tell` is called with each fault. Use it as `async with Proxy(...) as proxy`."""
 
     def __init__(self, to: Address, faults: Faults = NONE, seed: int = 0, down: Faults | None = None,
                  listen: Address = ("127.0.0.1", 0), partitions: Iterable[tuple[float, float]] = (),
@@ -294,7 +296,7 @@ class Proxy:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port."""
         return self.listen[1]
 
     async def __aenter__(self) -> Proxy:
@@ -310,14 +312,14 @@ class Proxy:
         self.refuse(False)
 
     def note(self, event: str, **detail: Any) -> None:
-        """Count something that happened, and tell who listens."""
+        """Count an event, and pass it to `tell`."""
         self.counts[event] += 1
         self.tell({"event": event, **detail})
 
-    # At once
+    # Immediate faults
 
     def accept(self) -> None:
-        """Take connections (again)."""
+        """Accept connections (again)."""
         if self._listener is None:
             self._listener = listener = _socket(self.listen)
             try:
@@ -331,7 +333,7 @@ class Proxy:
             self._accepting = asyncio.ensure_future(self._accept(listener))
 
     def refuse(self, told: bool = True) -> None:
-        """Refuse new connections; those that are there stay."""
+        """Refuse new connections; existing ones stay."""
         if self._listener is not None:
             self._accepting.cancel()
             asyncio.get_running_loop().remove_reader(self._listener)
@@ -341,13 +343,13 @@ class Proxy:
                 self.note("refusal")
 
     def partition(self, *ways: Way) -> None:
-        """Let nothing pass any more, in both directions or in those named; what is under way is held."""
+        """Let nothing pass, in both directions or in those named; data in transit are held."""
         self._blocked |= set(ways or WAYS)
         self._set_gates()
         self.note("partition", ways=sorted(self._blocked))
 
     def heal(self) -> None:
-        """End the partition: what was held passes. Silent connections stay so."""
+        """End the partition: held data pass. Silent connections stay silent."""
         self._blocked.clear()
         self._set_gates()
         self.note("heal")
@@ -370,7 +372,7 @@ class Proxy:
                 else:
                     gate.set()
 
-    # By itself
+    # Internals
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -382,7 +384,7 @@ class Proxy:
                 for side in sides:
                     side.setblocking(False)
                     side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            except OSError as error:  # no more open files, say; who waits to be accepted goes on waiting
+            except OSError as error:  # for example no more open files; clients that wait to be accepted keep waiting
                 for side in sides:
                     side.close()
                 self.note("not accepted", why=error.strerror)
@@ -401,10 +403,10 @@ class Proxy:
 
 
 def _socket(near: Address) -> socket.socket:
-    """A socket that goes with an address, with small buffers."""
+    """A socket for an address, with small buffers."""
     made = socket.socket(socket.AF_INET6 if ":" in near[0] else socket.AF_INET, socket.SOCK_STREAM)
     made.setblocking(False)
-    for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):  # before it listens or connects, for those take them over
+    for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):  # before listening or connecting
         made.setsockopt(socket.SOL_SOCKET, option, BUFFER)
     return made
 
@@ -445,7 +447,7 @@ class ProxyThread:
             self._ready.set()
 
     def do(self, what: Callable[[Proxy], Any]) -> Any:
-        """Do something with the proxy where it lives, and wait for it."""
+        """Call a function on the proxy's event loop, and wait for it."""
 
         async def doing() -> Any:
             return what(self.proxy)
@@ -454,17 +456,17 @@ class ProxyThread:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port."""
         return self.proxy.port
 
     @property
     def counts(self) -> Counter[str]:
-        """What has happened, and the bytes that passed."""
+        """The counts of events, and the bytes that passed."""
         return self.proxy.counts
 
     @property
     def faults(self) -> Faults:
-        """What happens to connections now."""
+        """Set the faults of all connections."""
         return self.proxy.faults
 
     @faults.setter

@@ -1,5 +1,5 @@
-"""The admin port: alive, ready or not and why, and the metrics; for this machine, for reading. The live page there has
-tests of its own (`tests/ui`)."""
+"""The admin port: health, readiness with the reason, and metrics; read-only, for this machine. The live page on it
+has its own tests (`tests/ui`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a party keeps, and what the aggregator makes of answers that are no replies."""
+"""What a party stores, and how the aggregator treats answers that are not replies."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def agent() -> StdioParty:
 
 
 def gossip(agent: StdioParty, name: str, drop: list[str]) -> torch.Tensor:
-    """One exchange in which only the own message arrives; returns the model that the party sent."""
+    """One exchange in which only the party's own message arrives; returns the model that the party sent."""
     op = {"kind": "op", "name": "gossip", "inner": {"name": "sgd", "steps": 1, "batch": None}}
     payload = {"dim": 62, "stats": 0, "counts": 0, "dtype": "float64", "stats_dtype": "float64"}
     ask = {"type": "ask", "id": name, "op": op, "payload": payload, "round": 0, "drop": drop}

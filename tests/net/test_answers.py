@@ -1,4 +1,4 @@
-"""Answers are taken once; uploads and downloads go on where they stopped and are what they say they are."""
+"""Answers are stored once; uploads and downloads resume where they stopped, and their content is verified."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def parts(league: League) -> list[Path]:
 
 
 def speaker(league: League, caller: Caller) -> Client:
-    """The client of the package, with a caller's certificate."""
+    """The package's client, with a caller's certificate."""
     assert caller.files is not None
     return Client(league.url, client_context(league.folder / "ca.pem", *caller.files), caller.key, patience=0)
 
@@ -70,7 +70,7 @@ def test_the_same_answer_gets_the_same_receipt_and_another_is_refused_and_logged
 
 
 def test_an_accepted_answer_beyond_the_cohort_keeps_its_receipt(league: League, ann: Caller) -> None:
-    """It was acknowledged, and then others made the cohort."""
+    """The answer was acknowledged, and then others completed the cohort."""
     bob, ask = league.enrolled("bob"), league.ask()
     bob.reply(ask, draft(bob.upload(ask, b"first")))
     answer = draft(ann.upload(ask, b"second"))
@@ -96,7 +96,7 @@ def test_an_answer_whose_bytes_another_job_has_just_let_go_of_is_sent_again(leag
 
     def check(path: Path, answer: object) -> None:
         looks.append(path.name)
-        if len(looks) == 1:  # the same bytes were another job's, of a round that closes now
+        if len(looks) == 1:  # the same bytes belong to another job, whose round closes now
             discard(league.ledger, league.aggregator.blobs, looks)
         path.read_bytes()
 
@@ -161,7 +161,8 @@ def test_a_digest_with_a_line_break_is_none(league: League, ann: Caller) -> None
 
 
 def test_a_party_cannot_answer_for_another_nor_with_what_another_sent(league: League, ann: Caller) -> None:
-    """Whoever guesses the hash of another's reply neither learns that it is there nor can hand it in as his own."""
+    """A client that guesses the hash of another party's reply learns nothing about it and cannot submit it as its
+    own."""
     bob, ask = league.enrolled("bob"), league.ask()
     blob = bob.upload(ask, b"bob's")
     assert bob.reply(ask, draft(blob)).status == 200
@@ -190,10 +191,10 @@ def test_an_upload_goes_on_after_a_cut_in_the_middle(league: League, ann: Caller
         ann.connection.putheader(name, value)
     ann.connection.endheaders()
     ann.connection.send(body[: CHUNK // 2])
-    ann.close()  # the line is cut
+    ann.close()  # the connection breaks
     assert ann.call("GET", f"{ask.path}/parts/{blob.digest}").headers["Hansa-At"] == str(CHUNK)
     league.stop()
-    league.start()  # and the aggregator, too, was away
+    league.start()  # and the aggregator was restarted
     again = league.caller(ann.key, ann.files, "ann")
     league.ask()
     sent: list[str] = []
@@ -263,7 +264,7 @@ def test_two_parties_may_send_the_same_bytes_at_once(league: League, ann: Caller
 
 
 def test_a_blob_that_is_discarded_as_the_same_bytes_come_in_is_asked_for_again(league: League, ann: Caller) -> None:
-    """The upload is whole and about to be noted; just then nothing else needs these bytes any more."""
+    """The upload is complete and about to be stored; at that moment the last other use of these bytes ends."""
     bob, ask, blobs = league.enrolled("bob"), league.ask(), league.aggregator.blobs
     blob = bob.upload(ask, b"the same")
     bob.reply(ask, draft(blob))

@@ -75,7 +75,7 @@ class Scene:
         return path
 
     def forged(self, entries: list[Tree]) -> Path:
-        """Other entries as the aggregator itself could put them: numbered, hashed and signed anew."""
+        """Other entries as the aggregator itself could write them: numbered, hashed and signed again."""
         tree, lines = merkle.Frontier(), list[bytes]()
         for number, entry in enumerate(entries, 1):
             line = canonical({**entry, "seq": number})
@@ -153,7 +153,7 @@ def test_an_honest_log_verifies_with_all_receipts(scene: Scene) -> None:
 
 
 def test_a_forgery_that_changes_nothing_is_the_log(scene: Scene) -> None:
-    """What the tests below build on: only what they change is what is found."""
+    """The basis of the tests below: only their changes are found."""
     assert scene.forged(scene.plain()).read_bytes() == scene.log.read_bytes()
 
 
@@ -165,7 +165,7 @@ def test_parties_see_the_model_they_train(scene: Scene) -> None:
     assert {d["model"] is None for d in others if d["phase"] == "describe"} == {True}
 
 
-# What the file itself shows
+# Visible in the file itself
 
 
 def test_every_field_of_every_kind_of_entry_is_covered(scene: Scene) -> None:
@@ -233,7 +233,7 @@ def test_what_is_no_log_is_refused_with_one_sentence(data: bytes, scene: Scene) 
         verify(scene.folder)
 
 
-# What the aggregator could do, which has the log's key
+# Possible for the aggregator, which has the log's key
 
 
 def index(entries: list[Tree], event: str, nth: int = 0, **detail: Any) -> int:
@@ -291,7 +291,7 @@ def emptied(entries: list[Tree]) -> None:
 
 
 def another_key(entries: list[Tree]) -> None:
-    """A certificate of the attacker's own making, for a party."""
+    """A certificate that the attacker made, for a party."""
     authority, pem = certificates.make_ca("league")
     key = keys.new_key()
     made = certificates.issue(authority, pem, key.public_key(), "ann", "party", "league", 9)
@@ -338,13 +338,13 @@ def wrong_round(entries: list[Tree]) -> None:
 
 
 def claimed(entries: list[Tree]) -> None:
-    """An update said to be another party's."""
+    """An update attributed to another party."""
     entry = entries[index(entries, "update accepted", phase="round")]
     entry["party"] = "bob" if entry["party"] == "ann" else "ann"
 
 
 def rejected_after_all(entries: list[Tree]) -> None:
-    """An update that a round has fused was never taken."""
+    """A fused update that was never accepted."""
     entry = entries[index(entries, "update accepted", phase="round")]
     entry["event"] = "update rejected"
     entry["detail"]["rejected"] = "it is not liked"
@@ -357,7 +357,7 @@ def overwritten(entries: list[Tree]) -> None:
 
 
 def from_nothing(entries: list[Tree]) -> None:
-    """The last round of a job has another model, and no update that it is made of."""
+    """The last round of a job has another model, without updates that explain it."""
     closing("one-1", 3, entries)["detail"]["members"] = []
 
 
@@ -481,7 +481,7 @@ def test_the_closing_of_a_round_must_follow_from_the_one_before(scene: Scene) ->
 
 
 def test_a_history_without_an_update_is_found_by_its_receipt(scene: Scene) -> None:
-    """Left out of the round and of the log, and everything after it signed anew: the log by itself looks well."""
+    """An update left out of the round and of the log, and all later entries signed again: the log alone looks valid."""
     entries = scene.plain()
     place = next(k for k, e in enumerate(entries) if e["event"] == "update accepted" and e["party"] == "bob" and
                  e["job"] == "one-1" and e["round"] == 1 and e["detail"]["phase"] == "round")  # fmt: skip
@@ -492,12 +492,12 @@ def test_a_history_without_an_update_is_found_by_its_receipt(scene: Scene) -> No
             entry["detail"]["members"] = [{**m, "index": m["index"] - (m["index"] > place)} for m in kept]
     path = scene.forged(entries)
     assert verify(path, scene.authority).entries == scene.entries - 1
-    for home in scene.homes()[:2]:  # not only bob's: whoever got a receipt afterwards knows the root
+    for home in scene.homes()[:2]:  # not only bob's: every party with a later receipt knows the root
         fails(path, "different root|not the one that the receipt confirms|this log has", scene, receipts=[home])
 
 
 def test_an_entry_that_nobody_but_the_aggregator_signs_cannot_be_rewritten_either(scene: Scene) -> None:
-    """What every receipt is for is still there, at its place; only the root tells."""
+    """Every entry with a receipt is still in its place; only the root differs."""
     entries = scene.plain()
     entries[index(entries, "started")]["detail"]["plan"] = "another"
     path = scene.forged(entries)
@@ -560,7 +560,7 @@ def test_a_receipt_says_late_only_of_what_the_log_does_not_have(scene: Scene) ->
 
 
 def test_a_receipt_for_something_else_than_the_log_has_convicts_whoever_signed_it(scene: Scene) -> None:
-    """The aggregator acknowledged one thing and logged another, or took it and logged that it did not."""
+    """The aggregator acknowledged one thing and logged another, or accepted an answer and logged a rejection."""
     kept = read_receipts(scene.receipts / "ann" / "receipts" / "one-1.jsonl")[2]
     path, one = scene.folder / "promised.jsonl", kept.receipt
     heavier = structs.replace(kept.statement, weight=100)
@@ -640,7 +640,7 @@ def test_an_answer_to_another_message_or_model_than_was_sent_is_not_taken(league
 
 
 def test_a_reply_with_another_weight_than_was_signed_is_rejected_and_the_log_says_so(league: League) -> None:
-    """Both have it in writing: what the party signed, and why the aggregator did not take it."""
+    """Both sides have evidence: what the party signed, and why the aggregator rejected it."""
     cid = league.enrolled("cid")
     job = league.submit({"task": TASK, "algorithm": "fedavg", "run": {"rounds": 1}}, min_parties=1)
     work = cid.work()
@@ -670,7 +670,7 @@ def test_a_reply_with_another_weight_than_was_signed_is_rejected_and_the_log_say
 
 
 def test_with_a_least_cohort_only_the_receipt_has_the_numbers_of_a_rejection(league: League) -> None:
-    """The party is told why, and everybody else no number of a single party."""
+    """The party is told the numbers; everybody else sees no number of a single party."""
     cid, _ = league.enrolled("cid"), league.enrolled("ann")
     run = {"rounds": 1, "min_cohort": 2}
     job = league.submit({"task": TASK, "algorithm": "fedavg", "run": run}, min_parties=2)
@@ -749,7 +749,7 @@ def test_a_party_stops_when_its_receipt_is_not_good(league: League, monkeypatch:
 def test_a_party_refuses_a_message_that_does_not_hold_the_model_it_should(
     league: League, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The aggregator sends another model than the one that it says the round began with."""
+    """The aggregator sends another model than the one that it logged for the round."""
     honest = Ask.message
 
     def lying(ask: Ask, party: int) -> dict[str, Any]:
@@ -849,7 +849,7 @@ def test_a_proof_says_whether_its_party_was_shown_the_model(scene: Scene, proof:
 
 
 def another_algorithm(pem: str) -> str:
-    """A certificate for a key of a kind that there is not."""
+    """A certificate for a key of an unknown type."""
     data = base64.b64decode("".join(pem.splitlines()[1:-1])).replace(b"\x2b\x65\x70\x03\x21", b"\x1b\x65\x70\x03\x21")
     return f"-----BEGIN CERTIFICATE-----\n{base64.encodebytes(data).decode()}-----END CERTIFICATE-----\n"
 
@@ -873,7 +873,7 @@ def test_a_fault_can_be_printed_whatever_it_quotes() -> None:
 
 
 def test_each_certificate_is_looked_at_once(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first use of a certificate takes no longer because others have many."""
+    """The first use of a certificate takes no longer if others have many."""
 
     class Seen(dict[str, Certificate]):
         def values(self) -> Any:
@@ -889,7 +889,7 @@ def test_each_certificate_is_looked_at_once(scene: Scene, monkeypatch: pytest.Mo
 
 
 def by_hand(scene: Scene, proof: Proof, change: Change) -> Proof:
-    """The proof of bob's update in round 2 that the aggregator could make of a history of its own."""
+    """The proof of bob's update in round 2 that the aggregator could make from a forged history."""
     entries = scene.plain()
     change(entries)
     nodes = merkle.InMemoryNodes()
@@ -1032,7 +1032,7 @@ def test_reasons_are_short_in_the_entry_of_a_round_and_whole_in_its_line(league:
 
 
 class _Network:
-    """What a round's closing needs to know of the network."""
+    """The part of the network's interface that closing a round needs."""
 
     parties, members, used, flights = PARTIES, (), (), ()
 

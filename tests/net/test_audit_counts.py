@@ -97,7 +97,7 @@ def test_the_hash_of_a_model_that_is_no_vector_changes_with_it(league: League, t
 
 
 def test_the_state_of_the_server_optimiser_is_hashed_beside_the_model(league: League, tmp_path: Path) -> None:
-    """The parties compare the model itself with its hash, so the state has one of its own."""
+    """The parties compare the model with its hash, so the state has a separate hash."""
     joined(league)
     done(league, {"name": "fedadam"}, "job", rounds=2, eval_parties=False)
     log = tmp_path / "audit.jsonl"

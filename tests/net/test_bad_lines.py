@@ -29,7 +29,7 @@ def ann(league: League) -> Caller:
 
 @contextlib.asynccontextmanager
 async def lined(league: League, caller: Caller, faults: Faults, patience: int) -> AsyncIterator[tuple[Proxy, Client]]:
-    """A client on the other end of a bad line."""
+    """A client behind a bad connection."""
     assert caller.files is not None
     async with Proxy(("127.0.0.1", league.port), faults, down=Faults()) as proxy:
         tls = client_context(league.folder / "ca.pem", *caller.files)
@@ -51,7 +51,7 @@ def sending(client: Client, ask: Asked, blob: Blob, data: bytes) -> asyncio.Futu
 def test_a_slow_line_gets_a_chunk_through_that_takes_longer_than_anybody_waits(
     league: League, ann: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The whole of a chunk in the system's buffers looks sent, and its answer is waited for in vain."""
+    """A whole chunk in the system's buffers looks sent, but no response arrives."""
     impatient(monkeypatch, 2.0)
     ask, data = league.ask(), os.urandom(CHUNK)
     blob = Blob(hashlib.sha256(data).hexdigest(), len(data))
@@ -140,7 +140,7 @@ def test_a_sign_of_life_that_hangs_does_not_hold_up_the_answer(league: League, m
         assert begun.wait(PATIENCE)
         proxy.silence_all()
         silent.set()
-        assert beating.wait(PATIENCE)  # a sign of life hangs, until the party gives it up after a minute
+        assert beating.wait(PATIENCE)  # a heartbeat hangs, until the party gives up after a minute
         go.set()
         league.until(lambda: league.ledger.one("SELECT 1 FROM replies WHERE party = 0") is not None)
         proxy.reset_all()

@@ -1,4 +1,4 @@
-"""Input that is too large, too deep, too long or a lie: refused at a limit, in one sentence, in bounded memory."""
+"""Input that is too large, too deep, too long or false: refused at a limit, with one sentence, in bounded memory."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ LIES = {
 
 
 def growth(work: Any) -> int:
-    """The most memory that was taken at once while something is done."""
+    """The peak memory during a call."""
     tracemalloc.start()
     try:
         work()
@@ -145,7 +145,7 @@ def test_what_the_lies_alter_is_right() -> None:
 
 @pytest.mark.parametrize("one", [b"[]", b"{}", b"9"])
 def test_a_reply_of_a_full_header_takes_little_memory(tmp_path: Path, one: bytes) -> None:
-    """Of a sixteenth of the header it may have, a sixteenth of the memory: it is the same many times over."""
+    """A sixteenth of the largest header takes a sixteenth of the memory: it repeats the same content."""
     count = 2**16 // (len(one) + 1) - 100
     (tmp_path / "reply").write_bytes(texted(b"[" + (one + b",") * count + one + b"]"))
     assert growth(lambda: codec.mapped(tmp_path / "reply")) <= GROWTH / 16
@@ -236,7 +236,7 @@ def ann(served: Served) -> Caller:
 
 
 class Watch:
-    """What must hold of the aggregator after something was thrown at it."""
+    """Check the aggregator after an attack."""
 
     def __init__(self, served: Served) -> None:
         self.served = served
@@ -264,14 +264,14 @@ def signed(caller: Caller, method: str, path: str, body: bytes, about: About) ->
 
 
 def asked(served: Served, data: bytes, files: Any = None) -> tuple[int, bytes]:
-    """Status and body of the response to some bytes."""
+    """Status and body of the response to bytes."""
     with dial(served, files) as stream:
         say(stream, data)
         return hear_one(stream, data.split(b" ")[0].decode("latin-1"))
 
 
 def heard(served: Served, data: bytes, files: Any = None) -> list[int]:
-    """The statuses of all that comes back for some bytes."""
+    """The statuses of all responses to bytes."""
     with dial(served, files) as stream:
         say(stream, data)
         return statuses(hear(stream))
@@ -348,7 +348,7 @@ def test_many_or_long_headers_and_long_paths_are_refused(served: Served) -> None
     ],
 )
 def test_what_two_readers_could_read_in_two_ways_is_refused(served: Served, lines: list[str]) -> None:
-    """A second request that hides in the body of the first is never answered."""
+    """A second request that is hidden in the body of the first gets no response."""
     with Watch(served):
         hidden = b"GET /v1/ca HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
         got = heard(served, head("POST", "/v1/enrol", *lines) + hidden)

@@ -43,7 +43,7 @@ def test_the_aggregators_own_word_is_a_least_pause_within_the_bounds(wait: float
 
 
 class Far:
-    """A server that says what it is told to, and a client that does not wait as long as it says."""
+    """A server with scripted responses, and a client whose pauses are short."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.answers: list[Callable[[], web.Response] | None] = []
@@ -62,7 +62,7 @@ class Far:
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         self.asked.append(request)
         answer = self.answers.pop(0)
-        if answer is None:  # the line is cut
+        if answer is None:  # the connection breaks
             assert request.transport is not None
             request.transport.abort()
             return web.Response()
@@ -77,7 +77,7 @@ class Far:
             port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
             try:
                 client = Client(f"https://127.0.0.1:{port}/", unverified_context(), key, patience)
-                client.url = f"http://127.0.0.1:{port}"  # what is looked at here does not depend on TLS
+                client.url = f"http://127.0.0.1:{port}"  # these tests do not depend on TLS
                 client.pace.update(self.told)
                 async with client:
                     return await client.call(*given, **more)
@@ -114,7 +114,7 @@ def test_a_connection_that_is_cut_comes_back_within_the_time_that_the_aggregator
     assert len(far.slept) == 25 and max(far.slept) > 100  # not at once, nor within the second of a first pause
     far.slept, far.answers = [], [saying(503), good]
     far.call("GET", "/x")
-    assert max(far.slept) <= 1  # it is there and says something
+    assert max(far.slept) <= 1  # it is running and responds
 
 
 def test_the_aggregators_pace_is_kept(far: Far) -> None:

@@ -23,7 +23,7 @@ DAY = 86400.0
 
 
 class Clock:
-    """The clock on the wall of this process: everybody in it reads this one."""
+    """The wall clock of this process, shared by all its threads."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.off, right = 0.0, time.time
@@ -48,7 +48,7 @@ def join(league: League, *names: str) -> None:
 
 
 def silent_from_now_on(league: League, job: str) -> Caller:
-    """Cid, who says what its data look like, and then nothing: each round is over at its deadline."""
+    """Cid describes its data and then does not answer: each round ends at its deadline."""
     cid, ask = league.enrolled("cid"), Asked(job, 0, "describe", 0)
     league.until(lambda: league.queue.find(2, ask.key) is not None)
     about = Description((3,), 2, "class", False, False, Labels(0, 1, 2)).reply()
@@ -59,7 +59,7 @@ def silent_from_now_on(league: League, job: str) -> Caller:
 
 @pytest.mark.parametrize("jump", [DAY, -DAY])
 def test_a_jump_in_the_middle_of_a_round_does_not_close_it(league: League, clock: Clock, jump: float) -> None:
-    """Its deadline is far away, whatever the wall says: who answers after the jump is in."""
+    """The deadline is far away, whatever the wall clock shows: a party that answers after the jump is fused."""
     join(league, "ann", "bob")
     league.enrolled("cid")
     job = league.submit(tree(deadline=600.0))
@@ -105,7 +105,8 @@ def test_an_aggregator_that_comes_back_with_another_clock_goes_on(league: League
 def test_parties_and_certificates_of_a_day_ago_or_from_tomorrow_count(
     found: Callable[..., League], clock: Clock, jump: float
 ) -> None:
-    """Enrolment, rotation and work, with the aggregator's clock off by a day since before or since after enrolment."""
+    """Enrolment, rotation and work, with the aggregator's clock wrong by a day from before or from after the
+    enrolment."""
     league = found()
     before: Caller = league.enrolled("ann")
     clock.off = jump
@@ -119,7 +120,7 @@ def test_parties_and_certificates_of_a_day_ago_or_from_tomorrow_count(
 
 
 def test_what_is_issued_now_is_good_where_it_is_yesterday_or_tomorrow(league: League) -> None:
-    """Each side's TLS looks at its own clock; so each certificate must be good at the other's."""
+    """Each side's TLS uses its own clock, so each certificate must be valid at the other side's time."""
     ann = league.enrolled("ann")
     assert ann.files is not None
     now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)

@@ -69,7 +69,7 @@ def test_an_enrolment_that_was_cut_off_anywhere_goes_on_with_the_same_token(
         pass
 
     token = league.token("ann")
-    for nth in range(1, 6):  # each time the point is reached is one place to be cut off at
+    for nth in range(1, 6):  # each reached point is a possible place for an interruption
         store, left = PartyStore(tmp_path / "home"), [nth]
 
         def cut(name: str, left: list[int] = left) -> None:
@@ -150,11 +150,11 @@ def test_a_ticket_of_a_party_that_has_gone_is_lost_after_a_while_and_not_at_once
     parts: tuple[Ledger, Blobs, TaskQueue],  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    ledger, blobs, queue = parts  # nobody was heard of
+    ledger, blobs, queue = parts  # no party had contact
     network = NetworkRuntime("job-1", "job", PARTIES, ledger, blobs, queue, tmp_path / "messages")
     model = {"w": torch.zeros(3), "stats": torch.zeros(0), "counts": torch.zeros(0, dtype=torch.int64)}
     began, arrivals = time.monotonic(), []
-    for number in (0, 2):  # the same party is asked again, as an algorithm may that does not know better
+    for number in (0, 2):  # the same party is asked again, as an algorithm may do
         network.answer(Ask("submit", 0, "round", number, SGD(), {"model": model}, (0,)))
         arrivals.append(network.answer(Ask("next", 0, "round", number + 1)))
     assert all(arrival.reply is None for arrival in arrivals)
@@ -165,7 +165,7 @@ def test_a_deadline_that_passed_while_the_aggregator_was_away_begins_again(leagu
     members = [league.join(name, samples(k)) for k, name in enumerate(PARTIES)]
     league.until(lambda: len(league.queue.present(range(3))) == 3)
     for member in members:
-        member.leave()  # they still count as there, and answer nothing
+        member.leave()  # they still count as present, but do not answer
     job = league.submit(tree(rounds=1, deadline=2.0, quorum=3), min_parties=3)
     league.until(lambda: league.queue.find(0, (job, 0, "describe", 0)) is not None)
     league.stop()

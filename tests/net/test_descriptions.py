@@ -1,4 +1,5 @@
-"""What parties say of their data and of the model: what one of them says wrongly is its own matter, not the job's."""
+"""Parties' descriptions of their data and of the model: a wrong description excludes its party and does not stop the
+job."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ def join(league: League, change: Callable[[str, PartySamples], PartySamples] = l
 
 @pytest.fixture
 def lying(league: League, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[Reply], Reply]], None]:
-    """Has cid change its replies of a phase before it sends them."""
+    """Changes cid's replies of a phase before they are sent."""
     plain = party.Worker.answer
 
     def lie(phase: str, change: Callable[[Reply], Reply]) -> None:
@@ -93,7 +94,7 @@ def simulated(parties: list[Any], task: dict[str, Any] | None = None) -> Any:
 
 
 def without_cid(league: League, why: str, **given: Any) -> None:
-    """The job goes on with the others, and says why cid is not of it."""
+    """The job continues with the others, and reports why cid does not take part."""
     ended = league.ended(league.submit(tree(**given)))
     assert ended["status"] == "finished", ended["reason"]
     assert [line["members"] for line in ended["rounds"]] == [["ann", "bob"]] * 2
@@ -263,7 +264,7 @@ def test_metrics_that_were_not_asked_for_do_not_enter_the_record(
 
 
 def test_a_rounds_own_record_goes_before_what_parties_measure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even where an op lets every name pass."""
+    """Even for an op that allows every metric name."""
     from hansa.core import predictor
 
     monkeypatch.setattr(predictor.Evaluate, "measures", None)
@@ -317,7 +318,7 @@ HEADER = ("sick", "age", "chol", "pulse")
 
 
 def headed(league: League, **headers: tuple[str, ...]) -> dict[str, PartySamples]:
-    """All parties join, each with names of its columns, which its features lie in the order of."""
+    """All parties join, each with names of its columns; its features are in the order of these names."""
     given = {}
     for number, name in enumerate(PARTIES):
         x, y = samples(number)[0]
@@ -375,13 +376,14 @@ def test_long_headers_are_compared_by_a_hash() -> None:
 
 
 def with_columns(**headers: str) -> dict[str, Description]:
-    """Descriptions that name these columns, the target's first; none for an empty text."""
+    """Descriptions with these column names, the target's first; no names for an empty text."""
     one = Description((3,), 2, "class", False, False, Labels(0, 1, 2), False)
     return {name: replace(one, header=tuple(header)) for name, header in headers.items()}
 
 
 def test_a_single_party_that_names_columns_moves_nobody_elses() -> None:
-    """The only name-giver among ten put the aggregator's own test samples into its order, or ended the job."""
+    """In an earlier version the only party with column names among ten reordered the aggregator's test samples, or
+    ended the job."""
     nobody = {f"n{k}": "" for k in range(9)}
     for header in ("ycba", "yqrs"):
         said = with_columns(liar=header, **nobody)

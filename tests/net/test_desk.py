@@ -1,4 +1,4 @@
-"""Who is to do what: leases, absence, and questions for work that wait."""
+"""The task queue: leases, absence, and polls for work that wait."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hansa.net.transport.wire import Blob, Work
 
 
 class Clock:
-    """Time that passes when a test says so."""
+    """A clock that advances when a test says so."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
@@ -55,8 +55,8 @@ def test_the_same_instance_gets_its_work_again_at_once_and_another_waits_for_the
         assert queue.take(0, "a") == offer().work
     assert queue.take(0, "b") is None
     clock.now += 8
-    queue.heard(0, "a")  # it is at it
-    queue.heard(0, "b")  # which is no sign of life of the other
+    queue.heard(0, "a")  # it is working on the ask
+    queue.heard(0, "b")  # a contact of one instance is none of the other
     clock.now += 8
     assert queue.take(0, "b") is None
     clock.now += 2.1

@@ -1,4 +1,4 @@
-"""Every registered algorithm that can run between organisations gives the reference's bits there."""
+"""Every registered algorithm that can be deployed gives the reference's bits over the network."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_parties_that_would_talk_through_the_aggregator_in_the_clear_are_refused
 def test_an_encrypted_sum_gives_the_reference_s_bits_over_mutual_tls(
     secure: dict[str, Any], rounds: int, network: NetworkPool
 ) -> None:
-    """Sums are exact, so that it does not matter which keys the parties draw."""
+    """Sums are exact, so the parties' random keys do not matter."""
     task = {name: value for name, value in TREE["task"].items() if name != "prepare"}
     run = {**TREE["run"], "rounds": rounds, "eval_parties": False}
     experiment = parse({**TREE, "task": task, "run": run, "algorithm": {"name": "fedavg"}, "privacy": secure})

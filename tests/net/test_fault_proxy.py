@@ -1,4 +1,4 @@
-"""The fault proxy does what it says, and never alters, reorders or invents a byte."""
+"""The fault proxy injects the configured faults, and never alters, reorders or invents a byte."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tcp_proxy import BUFFER, NEAR, SEGMENT, Dice, Faults, Proxy, ProxyThread, p
 
 from hansa.core.errors import ConfigError
 
-SOON = 20.0  # seconds after which what should come has not
-WHILE = 0.15  # seconds for which what should not come is looked for
+SOON = 20.0  # seconds after which a missing event is a failure
+WHILE = 0.15  # seconds in which an unwanted event is watched for
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -37,7 +37,7 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 
 class Echo:
-    """A server that sends back what it gets; what it got and how connections ended can be looked at."""
+    """A server that echoes; its input and the ends of its connections can be inspected."""
 
     def __init__(self) -> None:
         self.got: list[bytearray] = []
@@ -74,7 +74,7 @@ async def connect(proxy: Proxy) -> Streams:
 
 
 async def say(streams: Streams, data: bytes) -> bytes:
-    """Send something and wait for its echo."""
+    """Send data and wait for the echo."""
     streams[1].write(data)
     return await asyncio.wait_for(streams[0].readexactly(len(data)), SOON)
 
@@ -92,7 +92,7 @@ async def until(found: Any) -> None:
 
 
 async def silent(streams: Streams) -> bool:
-    """Whether nothing comes, not even an end."""
+    """Whether nothing arrives, not even an end of stream."""
     try:
         await asyncio.wait_for(streams[0].read(1), WHILE)
     except TimeoutError:
@@ -125,7 +125,7 @@ def test_bytes_arrive_as_they_were_sent_and_so_does_the_end(faults: Faults) -> N
 
 
 class Clocked:
-    """An event loop's clock, with what was slept, so that a test needs no watch."""
+    """An event loop's clock that records sleeps, so that a test does not measure time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.slept: list[float] = []
@@ -231,7 +231,7 @@ def test_throttling_paces_by_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("fault", ["rate", "drip", "partition", "silence"])
 def test_a_direction_that_stands_still_makes_its_writer_wait(fault: str) -> None:
-    """What is not passed on is not read: no more is under way than the sockets' buffers and one window hold."""
+    """Data that are not passed on are not read: at most the sockets' buffers and one window are in transit."""
 
     async def main() -> None:
         faults = {"rate": Faults(rate=1.0), "drip": Faults(drip=1.0)}.get(fault, Faults())
@@ -519,7 +519,7 @@ def test_bad_words_are_answered_in_one_sentence(
 def test_without_open_files_it_says_so_and_accepts_again_when_it_has_some(
     monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """Either for the client's side or, once that is accepted, for the server's."""
+    """For the client's side or, once that is accepted, for the server's side."""
     monkeypatch.setattr(module, "PAUSE", 0.01)
     left = 2
 
@@ -551,7 +551,7 @@ def test_without_open_files_it_says_so_and_accepts_again_when_it_has_some(
             if where == "socket":
                 for _ in range(2):
                     reader, writer = await connect(proxy)
-                    assert await reader.read() == b""  # it is told at once
+                    assert await reader.read() == b""  # the peer is notified at once
                     writer.close()
             streams = await connect(proxy)
             assert await say(streams, b"hello") == b"hello"

@@ -1,4 +1,4 @@
-"""Honest parties with ordinary, unlike data: no default limit of a deployed job rejects what they send."""
+"""Honest parties with ordinary, heterogeneous data: no default limit of a deployed job rejects their replies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def same_bits(league: League, parties: list[Any], loss: str, **run: Any) -> list[dict[str, Any]]:
-    """The rounds of a deployed job that everybody was fused in and whose model has the bits of the reference engine."""
+    """The rounds of a deployed job; all parties were fused, and the model has the bits of the reference engine."""
     for name, pair in zip(PARTIES, parties, strict=True):
         league.join(name, PartySamples(pair))
     task = {"dataset": "heart", "model": "logistic", "dtype": "float64", "loss": loss}
@@ -51,7 +51,7 @@ def same_bits(league: League, parties: list[Any], loss: str, **run: Any) -> list
 
 @pytest.mark.parametrize("scale", [1e6, 1e8])
 def test_targets_of_millions_are_learned(league: League, scale: float) -> None:
-    """House prices: the first updates are as long as the prices, the squared error is theirs squared."""
+    """House prices: the first updates have the size of the prices, and the squared error that of their squares."""
     xs = [samples(k)[0][0] for k in range(3)]
     rounds = same_bits(league, [(x, scale * (1 + 0.1 * x[:, 0])) for x in xs], "mse")
     assert rounds[0]["train_loss"] > scale**2 / 10 > rounds[-1]["train_loss"] / 100
@@ -65,7 +65,7 @@ def test_a_party_with_many_samples_counts_in_full_where_the_run_says_how_many(le
 
 @pytest.mark.parametrize("scale", [1e5, 1e8])
 def test_batch_norm_may_learn_the_scale_of_raw_features(scale: float) -> None:
-    """Incomes, bytes: the variance is the square of the scale, and the first round moves it there from one."""
+    """Incomes, bytes: the variance is the square of the scale, and the first round moves it there from 1."""
     draw = torch.Generator().manual_seed(0)
     x = scale * (1 + torch.randn(400, 4, generator=draw))
     objective = Objective(lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)), "cross_entropy", 0)

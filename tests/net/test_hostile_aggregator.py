@@ -27,7 +27,7 @@ BLOB = Blob("ab" * 32, 10)
 
 
 class Liar:
-    """A server that answers each request with the next of some bytes; the last it repeats for ever."""
+    """A server that answers each request with the next of the given bytes, and repeats the last."""
 
     def __init__(self, *answers: bytes, endless: bytes = b"") -> None:
         self.answers, self.endless = list(answers), endless
@@ -52,13 +52,13 @@ class Liar:
             writer.close()
 
     def meet(self, work: Any) -> Any:
-        """What comes of `await work(client)`."""
+        """The result of `await work(client)`."""
 
         async def main() -> Any:
             server = await asyncio.start_server(self._talk, "127.0.0.1", 0)
             port = server.sockets[0].getsockname()[1]
             client = Client(f"https://127.0.0.1:{port}", unverified_context(), keys.new_key(), patience=0)
-            client.url = f"http://127.0.0.1:{port}"  # what is looked at here does not depend on TLS
+            client.url = f"http://127.0.0.1:{port}"  # these tests do not depend on TLS
             try:
                 async with client:
                     return await work(client)

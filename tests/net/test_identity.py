@@ -57,7 +57,7 @@ def test_a_token_is_for_its_party_and_its_federation_alone(league: League, found
         assert got.status == 403 and "unknown token" in got.error
     assert enrol(league, "x" * 43, "ann").status == 403
     assert enrol(found(), secret, "ann").status == 403
-    assert league.events("denied") == []  # what strangers do must not make the record grow
+    assert league.events("denied") == []  # requests of strangers must not make the ledger grow
 
 
 def test_what_is_no_request_for_a_certificate_is_refused(league: League) -> None:
@@ -123,7 +123,7 @@ def test_nothing_secret_is_said_to_an_aggregator_of_another_authority(
 def test_an_aggregator_that_shows_the_right_authority_and_has_not_its_key_hears_no_secret(
     league: League, found: Callable[..., League]
 ) -> None:
-    """Anyone can hand on the authority's certificate; only the aggregator has a certificate by it."""
+    """Anybody can pass on the authority's certificate; only the aggregator has a certificate issued by it."""
     other = found()
     (other.folder / "ca.pem").write_bytes((league.folder / "ca.pem").read_bytes())
     with pytest.raises(HansaError, match="failed the TLS check of its certificate"):
@@ -177,7 +177,7 @@ def test_a_party_rotates_and_a_crash_at_any_moment_does_not_lock_it_out(
     asyncio.run(store.enrol(league.url, league.token("ann")))
     asyncio.run(hello())
     first = store.identity()
-    with monkeypatch.context() as patch:  # the certificate has come, and is half on disk
+    with monkeypatch.context() as patch:  # the certificate has arrived, and is half on disk
 
         def half(path: Path, data: bytes) -> None:
             part = path.with_name(path.name + ".part")
@@ -191,7 +191,7 @@ def test_a_party_rotates_and_a_crash_at_any_moment_does_not_lock_it_out(
     store.install_new_keys()
     asyncio.run(hello())
     assert store.identity() == first
-    with monkeypatch.context() as patch:  # on disk, and the key not yet taken up
+    with monkeypatch.context() as patch:  # on disk, and the key is not yet in use
         patch.setattr(PartyStore, "install_new_keys", lambda self: None)
         asyncio.run(rotate())
     asyncio.run(hello())
@@ -233,7 +233,7 @@ def test_a_certificate_that_was_revoked_before_its_first_use_stays_so(league: Le
     used = league.aggregator.registry.used(who)
     assert used is not None
     league.ledger.now(league.aggregator.registry.revoke("ann"))
-    league.ledger.now(used)  # it came in at the same moment
+    league.ledger.now(used)  # it arrived at the same moment
     league.aggregator.registry.reload()
     assert not league.aggregator.registry.admits(who)
 
@@ -255,7 +255,7 @@ def test_an_aggregator_refuses_private_files_that_others_may_read(league: League
     league.stop()
     (league.folder / name).chmod(0o644)
     try:
-        if name == "server.key":  # it is made anew as it starts
+        if name == "server.key":  # it is renewed at every start
             with pytest.raises(ConfigError, match="mode 0644"):
                 FederationFolder.open(league.folder).private(name)
         else:

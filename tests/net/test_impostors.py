@@ -24,7 +24,7 @@ DAY = datetime.timedelta(days=1)
 
 def remade(league: League, who: Caller, begin: datetime.timedelta, end: datetime.timedelta,
            by: keys.PrivateKey | None = None, use: Any = ExtendedKeyUsageOID.CLIENT_AUTH) -> Caller:  # fmt: skip
-    """A caller with the same name, key and extensions in a certificate of other dates, or by another key."""
+    """A caller with the same name, key and extensions in a certificate with other dates or another signature."""
     assert who.files is not None and who.key is not None
     old = x509.load_pem_x509_certificate(who.files[0].read_bytes())
     now = datetime.datetime.now(datetime.UTC)
@@ -43,7 +43,7 @@ def remade(league: League, who: Caller, begin: datetime.timedelta, end: datetime
 
 
 def known(league: League, caller: Caller) -> None:
-    """Have the aggregator's record say that a certificate counts: then only the handshake is in its way."""
+    """Mark a certificate as valid in the aggregator's ledger, so that only the handshake can refuse it."""
     assert caller.files is not None
     pem = caller.files[0].read_bytes()
     who = certificates.identity_of_pem(pem)
@@ -53,7 +53,7 @@ def known(league: League, caller: Caller) -> None:
 
 
 def turned_away(caller: Caller) -> None:
-    """The handshake, or the first words after it, end in an alert or a reset: nothing of the aggregator's is heard."""
+    """The handshake, or the first request after it, ends in an alert or a reset, without any data of the aggregator."""
     with pytest.raises((ssl.SSLError, ConnectionError)):
         caller.call("POST", f"/v1/alive?instance={caller.instance}")
 
@@ -64,7 +64,7 @@ def ann(league: League) -> Caller:
 
 
 def test_a_certificate_made_as_ours_are_made_is_let_in(league: League, ann: Caller) -> None:
-    """The counterpart of what follows: it is dates, use and signature that they are about."""
+    """The control for the tests below: they depend on dates, usage and signature only."""
     good = remade(league, ann, -DAY, DAY)
     known(league, good)
     assert good.call("POST", f"/v1/alive?instance={good.instance}").status == 204
@@ -85,7 +85,7 @@ def test_a_certificate_that_has_ended_or_not_begun_opens_no_connection(
 def test_the_same_names_by_another_authority_open_no_connection(
     league: League, ann: Caller, found: Callable[..., League]
 ) -> None:
-    """The other has the same federation and party names, and even the authority's; its key it has not."""
+    """The other federation has the same names for federation, parties and authority, but another key."""
     other = found().enrolled("ann")
     assert other.files is not None
     stranger = league.certified("ann", other.key, other.files[0].read_bytes())  # type: ignore[arg-type]
@@ -103,7 +103,7 @@ def test_a_self_signed_certificate_opens_no_connection(league: League, ann: Call
 
 
 def test_the_servers_certificate_does_not_make_a_client(league: League, ann: Caller) -> None:
-    """Who has stolen it cannot be a party or the operator, with it or with one made for the same use."""
+    """A thief of it can act neither as a party nor as the operator, with it or with another one for the same usage."""
     files = league.folder / "server.pem", league.folder / "server.key"
     server = league.caller(keys.load_key(files[1].read_bytes()), files, "aggregator")
     turned_away(server)
@@ -113,7 +113,8 @@ def test_the_servers_certificate_does_not_make_a_client(league: League, ann: Cal
 
 
 def test_the_authoritys_own_certificate_is_nobodys(league: League, ann: Caller) -> None:
-    """Its key can make any certificate, which is why it stays at home; one that is not on record counts for nothing."""
+    """The authority's key can make any certificate, so it stays private; a certificate that is not in the ledger is
+    refused."""
     files = league.folder / "ca.pem", league.folder / "ca.key"
     league.caller(keys.load_key(files[1].read_bytes()), files, "league")
     authority = league._callers[-1]
@@ -133,7 +134,7 @@ def test_a_certificate_by_the_authority_that_is_not_on_record_is_denied_and_logg
 
 
 def test_a_party_cannot_make_itself_the_operator(league: League, ann: Caller) -> None:
-    """By its name, by its routes, or with the operator's words over its own connection."""
+    """By its name, by its routes, or with the operator's requests over its own connection."""
     chief = league.chief()
     before = len(league.events("denied"))
     for method, path, body in (
@@ -173,7 +174,7 @@ def test_what_bob_signed_does_not_come_from_ann(league: League, ann: Caller) -> 
 def test_a_path_other_than_the_signed_one_is_refused_however_it_is_written(
     league: League, ann: Caller, old: str, new: str
 ) -> None:
-    """Even where it is the same path to the router, it is not what was signed."""
+    """Even if the router treats both paths alike, the signature covers only one of them."""
     ask, other = league.ask(), league.ask(number=1)
     body = pack(ann.signed(ask, draft(why="no")))
     league.ask(job="job-2")
@@ -186,7 +187,8 @@ def test_a_path_other_than_the_signed_one_is_refused_however_it_is_written(
 
 
 def test_a_header_twice_is_one_too_many(league: League, ann: Caller) -> None:
-    """One to be checked and another to be believed: whichever comes first, what was not signed does not count."""
+    """Two values of one header, one to be verified and one to be used: in either order, the unsigned value is
+    refused."""
     ask, body = league.ask(), pack(draft(why="no"))
     later = league.ask(round=1)
     path = f"{later.path}/reply"
@@ -208,7 +210,7 @@ def test_a_header_twice_is_one_too_many(league: League, ann: Caller) -> None:
 
 def test_a_party_is_not_deceived_by_another_aggregator(league: League, ann: Caller, found: Callable[..., League],
                                                        tmp_path: Path) -> None:  # fmt: skip
-    """Of another authority, by a party's certificate, for another host, or with one that has ended."""
+    """From another authority, of a party, for another host, or expired."""
     assert ann.files is not None
     tls = client_context(league.folder / "ca.pem", *ann.files)
     authority = keys.load_key((league.folder / "ca.key").read_bytes())
@@ -233,7 +235,7 @@ def test_a_party_is_not_deceived_by_another_aggregator(league: League, ann: Call
 
 
 def _shaken(server: ssl.SSLContext, client: ssl.SSLContext) -> str:
-    """A handshake in memory; what the client has against it."""
+    """A handshake in memory; returns the client's error."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     near = client.wrap_bio(to_client, to_server, server_hostname="127.0.0.1")
     far = server.wrap_bio(to_server, to_client, server_side=True)

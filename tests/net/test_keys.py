@@ -44,7 +44,7 @@ def one_sentence(error: pytest.ExceptionInfo[HansaError]) -> str:
 
 @dataclass(frozen=True)
 class Member:
-    """Someone with a key and a certificate, in files."""
+    """A member with a key and a certificate, in files."""
 
     key: Path
     cert: Path
@@ -52,7 +52,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Authority:
-    """A federation's CA and the folder where it and its members keep their files."""
+    """A federation's CA, and the folder with its files and those of its members."""
 
     key: Ed25519PrivateKey
     pem: bytes
@@ -471,7 +471,8 @@ def test_a_text_that_is_no_token_gives_one_sentence(text: str) -> None:
 
 @dataclass
 class Outcome:
-    """What each side of a handshake saw. In TLS 1.3 a client learns only afterwards that its certificate is refused."""
+    """The observations of both sides of a handshake. In TLS 1.3 a client learns only later that its certificate is
+    refused."""
 
     peer: bytes | None = None  # the client's certificate as the server has it
     served: bool = False

@@ -1,4 +1,4 @@
-"""With a least cohort, nothing that is made of fewer parties' replies leaves the aggregator."""
+"""With a minimum cohort, nothing computed from fewer parties' replies leaves the aggregator."""
 
 from __future__ import annotations
 

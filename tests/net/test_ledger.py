@@ -1,4 +1,4 @@
-"""The record: one writer, many changes to a flush, all of a change or nothing, and a log that only grows."""
+"""The ledger: one writer, many changes per flush, atomic changes, and an append-only log."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def names(ledger: Ledger) -> list[str]:
 
 
 class Held:
-    """The writer, busy until it is let go: what is written meanwhile goes into one batch."""
+    """Keep the writer busy until released: changes made meanwhile form one batch."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._go, started = threading.Event(), threading.Event()
@@ -204,7 +204,7 @@ def test_a_log_goes_on_only_under_the_key_it_was_begun_with(tmp_path: Path) -> N
     bare.close()
 
 
-# What asks go through
+# The states of an ask
 
 KEY = ("job-1", 0, "round", 0)
 

@@ -32,13 +32,13 @@ from hansa.net.transport.signing import About
 from hansa.net.transport.tls import client_context
 from hansa.net.transport.wire import Enrolment, pack
 
-QUICK = {"handshake": 1.0, "head": 1.0, "stall": 0.6, "idle": 2.0}  # a busy machine may stand still for a moment
+QUICK = {"handshake": 1.0, "head": 1.0, "stall": 0.6, "idle": 2.0}  # a busy machine may stall for a moment
 LOOPS = {"asyncio": None, "uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture(params=sorted(LOOPS))
 def hasty(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[League]:
-    """A federation whose aggregator waits for nobody."""
+    """A federation whose aggregator has short timeouts."""
     league = League(tmp_path / "league", limits=QUICK, loop=LOOPS[request.param])
     yield league
     league.close()
@@ -78,7 +78,7 @@ def secured(league: League, caller: Caller | None = None) -> ssl.SSLSocket:
 
 
 def closed(line: socket.socket) -> bytes:
-    """What still came until the other end closed the connection; it must do so."""
+    """The remaining data until the other side closes the connection; it must close it."""
     got = bytearray()
     try:
         while piece := line.recv(65536):
@@ -92,7 +92,7 @@ def closed(line: socket.socket) -> bytes:
 
 
 def turned_away(league: League) -> None:
-    """Somebody who connects now is sent away before he can say anything."""
+    """Check that a new connection is closed before it can send anything."""
     with contextlib.suppress(ConnectionResetError):
         assert closed(plain(league)) == b""
 
@@ -277,7 +277,7 @@ def test_strangers_that_connect_too_often_are_refused_and_parties_do_not_count(m
     assert counted(league, "refused_total", reason="rate of strangers") == 0
     assert closed(secured(league)) == b""
     assert counted(league, "refused_total", reason="rate of strangers") == 1
-    line = secured(league, ann)  # what strangers do at a party's address does not keep the party out
+    line = secured(league, ann)  # strangers at a party's address do not keep the party out
     line.send(f"POST /v1/alive?instance={ann.instance} HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 2\r\n\r\n".encode())
     assert line.recv(100).startswith(b"HTTP/1.1 204")
     line.close()
@@ -294,12 +294,12 @@ def test_strangers_have_a_quarter_of_the_connections(make: Callable[..., League]
     for line in lines:
         line.close()
     until(lambda: counted(league, "open_connections") == 1)
-    assert league.nobody().call("GET", "/v1/ca").status == 200  # nobody who has gone is counted
+    assert league.nobody().call("GET", "/v1/ca").status == 200  # disconnected clients are not counted
 
 
 @pytest.mark.parametrize("loop", sorted(LOOPS))
 def test_silent_connections_of_many_addresses_do_not_keep_others_waiting(tmp_path: Path, loop: str) -> None:
-    limits = {"handshakes": 16, "handshake": 60.0, "head": 60.0}  # who waits for one to end waits longer than this does
+    limits = {"handshakes": 16, "handshake": 60.0, "head": 60.0}  # a waiting client waits longer than this test
     league = League(tmp_path / "league", limits=limits, loop=LOOPS[loop])
     ann, stuck = league.enrolled("ann"), []
     for k in range(2, 12):
@@ -499,7 +499,7 @@ def test_what_a_party_is_denied_is_in_the_log_at_a_bounded_rate_and_all_of_it_is
 def shown(
     league: League, name: str, when: datetime.timedelta, monkeypatch: pytest.MonkeyPatch, days: int = 1
 ) -> Caller:
-    """A caller whose certificate was made at another time, by the federation's authority."""
+    """A caller whose certificate was issued at another time, by the federation's authority."""
     now = datetime.datetime.now(datetime.UTC)
     key = keys.new_key()
     with monkeypatch.context() as patch:
@@ -531,8 +531,9 @@ def test_a_certificate_that_is_expired_or_of_another_authority_is_refused_and_wh
 def test_a_clock_that_is_a_day_off_does_not_matter(
     make: Callable[..., League], days: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The aggregator's clock is a day off: what it certifies now, itself and a party, is good where it is another day.
-    Certificates begin two days before they are made; an aggregator has a year and a party 90 days until they end."""
+    """The aggregator's clock is a day off: certificates that it issues now, for itself and for a party, are valid on
+    the other day. Certificates begin two days before they are issued; an aggregator's is valid for a year, a party's
+    for 90 days."""
     now = datetime.datetime.now(datetime.UTC)
     monkeypatch.setattr(certificates, "_now", lambda: now + datetime.timedelta(days=days))
     real = time.time

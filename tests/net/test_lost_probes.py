@@ -55,7 +55,7 @@ print(json.dumps({"began": began, "kept": kept, "gone": time.monotonic() - since
 
 
 def apart() -> list[str]:
-    """What gives a command a network of its own; nothing where the system does not."""
+    """The command prefix for a separate network namespace; empty if the system does not allow one."""
     found = shutil.which("unshare")
     words = [found, "--map-root-user", "--net"] if found else []
     return words if words and subprocess.run([*words, "true"], capture_output=True, check=False).returncode == 0 else []

@@ -49,7 +49,7 @@ def malformed() -> Iterator[bytes]:
 
 
 def throw(port: int, data: bytes, tls: ssl.SSLContext | None = None) -> bytes:
-    """What begins the answer to some bytes; nothing where the connection is closed."""
+    """The beginning of the response to bytes; empty if the connection is closed."""
     line = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
     try:
         if tls is not None:

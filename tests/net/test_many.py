@@ -26,7 +26,7 @@ ROUND = {"task": {"parties": ["their-own.csv"], "model": "logistic"}, "algorithm
 
 
 class Throng(League):
-    """A federation of many parties, who are enrolled already."""
+    """A federation of many parties that are already enrolled."""
 
     def start(self) -> None:
         if not (self.folder / "crowd").exists():
@@ -36,7 +36,7 @@ class Throng(League):
 
 @contextmanager
 def present(league: League) -> Iterator[Crowd]:
-    """All of them, on a loop of their own, until the end."""
+    """All of them, on their own event loop, until the end."""
     crowd, ready, over = Crowd(league.folder, league.port, range(MANY)), threading.Event(), threading.Event()
 
     async def main() -> None:

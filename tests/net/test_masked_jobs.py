@@ -1,4 +1,5 @@
-"""Masked sums between organisations: the same sum, secrets of the parties' own, and others known by certificate."""
+"""Masked sums over the network: the same sum, secrets only at the parties, and parties authenticated by
+certificates."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from hansa.net.transport import certificates, client, keys
 from hansa.secure import signatures
 
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}
-SUMS = 4  # two of the preparation, and one a round
+SUMS = 4  # two of the preparation, and one per round
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +54,7 @@ def tensors(model: Any) -> list[torch.Tensor]:
 
 
 def answered(league: League, name: str) -> list[str]:
-    """What a party has answered in secure sums."""
+    """The answers of a party in secure sums."""
     said = [said.split()[0] for _, said in read_vault(league.folder / "homes" / name).answered]
     return [name for name in said if name.startswith("secure-")]
 
@@ -84,7 +85,7 @@ def test_a_job_that_wants_to_be_believed_gets_nothing_from_parties_that_do_not(f
 
 
 def test_a_slow_party_holds_no_exchange_up_beyond_the_deadline(found: Callable[..., League]) -> None:
-    """It has shared its secrets: its masks are taken out of the sum of the others."""
+    """The party has shared its secrets, so its masks are removed from the sum of the others."""
     league, go_on = found(), threading.Event()
     for k, name in enumerate(PARTIES):
         league.join(name, samples(k))
@@ -113,7 +114,7 @@ def test_a_slow_party_holds_no_exchange_up_beyond_the_deadline(found: Callable[.
 
 
 class Certified:
-    """A party's folder, with a certificate of an authority's."""
+    """A party's folder, with a certificate of an authority."""
 
     def __init__(self, folder: Path, authority: tuple[Any, bytes], name: str, federation: str = "league",
                  role: str = "party") -> None:  # fmt: skip
@@ -148,7 +149,7 @@ def test_parties_know_each_other_by_certificates_of_their_authority(tmp_path: Pa
 
 
 def test_a_party_that_pins_the_others_takes_nobody_else_for_a_party(tmp_path: Path) -> None:
-    """As whoever holds the authority's key could have it."""
+    """What a holder of the authority's key could do."""
     authority = certificates.make_ca("league")
     ann, bob, eve = (Certified(tmp_path / name, authority, name) for name in ("ann", "bob", "eve"))
     pins = {"bob": bob.fingerprint}

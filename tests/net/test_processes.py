@@ -1,4 +1,4 @@
-"""Parties in processes of their own: the contract that a network runtime fills."""
+"""Parties in separate processes: the contract that a network runtime fulfils."""
 
 import asyncio
 import contextlib
@@ -83,7 +83,7 @@ def test_killed_parties_are_missing_and_the_others_go_on_between_the_exchanges_o
 
         async def counted(protocol: Masking | None = None, parties: Sequence[int] = range(PARTIES),
                           doomed: tuple[str, int] | None = None) -> tuple[Any, Record]:  # fmt: skip
-            """The parties' moments; one of them is killed as an exchange begins."""
+            """The parties' moments; one party is killed when an exchange begins."""
             record, round = Record(), next(rounds)
             await own.runtime.answer(Open(round, record))
             fed = Federation(range(PARTIES), round, 0, len(parties), protocol=protocol)
@@ -123,7 +123,7 @@ def test_a_replay_under_another_configuration_fails_loudly(pool: PartyPool) -> N
 
 
 async def trained(experiment: Experiment, pool: PartyPool) -> Training:
-    """A whole run over the pool's processes; tickets come back as they are done."""
+    """A whole run over the pool's processes; tickets arrive in the order of completion."""
     await pool.runtime.begin(experiment.tree)
     task = experiment.build_task()
     objective = Objective(task.model, task.loss, experiment.run.seed)

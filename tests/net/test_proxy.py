@@ -1,4 +1,4 @@
-"""Parties behind a proxy: the usual variables are honoured, and the proxy sees nothing but bytes."""
+"""Parties behind a proxy: the usual environment variables work, and the proxy sees only encrypted bytes."""
 
 import asyncio
 from pathlib import Path

@@ -35,7 +35,7 @@ def joined(league: League, policies: dict[str, str], data: dict[str, Any] | None
 
 
 def asked(league: League) -> Counter[str]:
-    """How often the parties were asked for sums of their features."""
+    """The number of times that the parties were asked for sums of their features."""
     rows = league.ledger.all("SELECT party FROM replies WHERE phase LIKE 'prepare%'")
     return Counter(PARTIES[row["party"]] for row in rows)
 
@@ -64,7 +64,7 @@ def test_a_preparation_that_all_refuse_is_asked_once_and_every_reason_is_shown(
 
 
 def test_who_refuses_a_preparation_is_left_out_of_it_and_the_others_go_on(league: League) -> None:
-    """With a masked sum one refusal ends an attempt: the next one is made without the party that refused."""
+    """With a masked sum one refusal ends an attempt; the next attempt is made without the party that refused."""
     joined(league, {"cid": NO_MOMENTS})
     tree = {"task": TASK, "algorithm": "fedavg", "run": {"rounds": 1, "eval_parties": False}}
     private = {"secure": "masking", "threshold": 1.0}
@@ -84,7 +84,7 @@ def test_a_masked_preparation_out_of_range_names_the_setting(league: League) -> 
 
 
 def test_a_party_whose_disk_is_full_is_not_taken_to_refuse(league: League, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its disk may have room again, so it gives no answer, and is asked anew."""
+    """A full disk may have space again, so the party gives no answer, and is asked again."""
     honest, times = party.Worker._answer, Counter[str]()
 
     def full(self: Any, work: Any, message: Any, task: Any) -> Any:

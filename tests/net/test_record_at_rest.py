@@ -1,4 +1,4 @@
-"""What lies in the aggregator's and the parties' folders between two starts, and what a start that fails leaves."""
+"""The folders of aggregator and parties between two starts, and their state after a failed start."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def calm() -> Iterator[None]:
 
 
 def no_room(found: Callable[[str, Path], bool]) -> None:
-    """A disk that is full where something is found."""
+    """A disk that is full while a condition holds."""
 
     def full(what: str, path: Path, *more: Any) -> None:
         if found(what, path):
@@ -53,12 +53,12 @@ def broken() -> None:
     raise sqlite3.OperationalError("disk I/O error")
 
 
-# The record
+# The ledger
 
 
 @pytest.fixture
 def record(tmp_path: Path) -> Path:
-    """A record that ended cleanly."""
+    """A ledger that was closed cleanly."""
     ledger = Ledger(tmp_path / "hansa.db")
     ledger.now(lambda db: db.log("event"))
     ledger.close()
@@ -66,7 +66,7 @@ def record(tmp_path: Path) -> Path:
 
 
 class Watched:
-    """A connection that says what it is told, and may fail at it."""
+    """A connection with scripted results, which may fail."""
 
     def __init__(self, path: Path, said: list[str], fail: Callable[[str], bool] = lambda sql: False) -> None:
         self._db, self._said, self._fail, self.closed = connect(path), said, fail, False
@@ -106,7 +106,7 @@ def test_a_start_that_fails_is_not_taken_for_damage_by_the_next(record: Path, wh
     with contextlib.suppress(LedgerError):
         Ledger(record).close()
     disk.observe(None)
-    gc.collect()  # as the end of a process closes what is left open
+    gc.collect()  # as the end of a process closes its open files
     ledger = Ledger(record)
     assert len(ledger.all("SELECT * FROM log")) == 1
     ledger.close()
@@ -123,7 +123,7 @@ def test_a_start_that_fails_in_the_database_closes_it_and_is_not_taken_for_damag
     with pytest.raises(LedgerError, match="disk I/O error"):
         Ledger(record, connect=failing)
     assert [db.closed for db in made] == [True, True]
-    with contextlib.closing(sqlite3.connect(record)) as other:  # what a start may have changed before it failed
+    with contextlib.closing(sqlite3.connect(record)) as other:  # changes that a start may have made before it failed
         other.execute(f"PRAGMA user_version = {VERSION}")
     ledger = Ledger(record)
     assert len(ledger.all("SELECT * FROM log")) == 1
@@ -167,7 +167,7 @@ def test_a_record_that_is_what_it_was_is_not_checked_again_and_any_other_is(reco
     points.install(None)
     ledger.close()
     Ledger(record, connect=lambda path: Watched(path, said)).close()
-    assert sum("quick_check" in sql for sql in said) == 2  # something was wrong with it, who knows what
+    assert sum("quick_check" in sql for sql in said) == 2  # the cause of the fault is unknown
 
 
 # A federation that an older version made
@@ -207,13 +207,13 @@ def test_uploads_that_one_party_begins_at_the_same_time_leave_one(
     blobs, together = Blobs(tmp_path), threading.Barrier(2)
     free = disk.free
 
-    def slow(folder: Path) -> int:  # both are between what they forget and what they begin, if they can be
+    def slow(folder: Path) -> int:  # both are between deletion and creation, if the lock allows it
         with contextlib.suppress(threading.BrokenBarrierError):
             together.wait(0.2)
         return free(folder)
 
     monkeypatch.setattr(disk, "free", slow)
-    for k in range(3):  # two names could fall to the same lock by chance
+    for k in range(3):  # two names could share a lock by chance
         names = [hashlib.sha256(f"{k} {j}".encode()).hexdigest() for j in range(2)]
         with ThreadPoolExecutor(2) as threads:
             list(threads.map(lambda name: blobs.append("party.ann", name, 0, b"x" * 100, 2**20), names))

@@ -1,5 +1,5 @@
-"""Replies that may not be fused are refused as they arrive: the party is told why, and the model is as if it had not
-been asked."""
+"""Replies that may not be fused are rejected on arrival: the party learns the reason, and the model is as if the
+party had not been asked."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_run_may_allow_longer_updates_and_heavier_replies(league: League, monk
 def test_a_reply_counts_for_no_more_than_ten_medians_whatever_it_claims(
     league: League, found: Callable[..., League], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cap depends on who is in the round alone: not on who came first, nor on how much was claimed."""
+    """The cap depends only on the members of the round: neither on the order of arrival nor on the claimed weight."""
     plain, sizes = party.Worker.answer, sorted(len(samples(number)[0][0]) for number in range(3))
     claims: dict[int, int] = {}
 
@@ -179,7 +179,8 @@ def test_a_reply_counts_for_no_more_than_ten_medians_whatever_it_claims(
 def test_who_says_its_size_late_and_alone_is_drawn_no_more_often(
     league: League, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sizes are asked once; the only party of a later ask had no median but its own, and was drawn in every round."""
+    """Sizes are asked once; the only party of a later ask had only its own size as the median, and was drawn in
+    every round."""
     plain, asked = party.Worker.answer, []
 
     def answer(self: Any, work: Work, *rest: Any) -> tuple[Reply | str, bool]:

@@ -1,5 +1,5 @@
-"""Requests that were recorded and are sent again, doubled, reordered or out of their time: each is refused or gets the
-receipt it got before, and nothing that is fused changes."""
+"""Recorded requests that are sent again, doubled, reordered or late: each is refused or gets its earlier receipt,
+and the fused replies do not change."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BLOB = Blob(hashlib.sha256(DATA).hexdigest(), len(DATA))
 
 
 def recorded(caller: Caller, method: str, path: str, body: bytes, about: About) -> bytes:
-    """A signed request, as its bytes."""
+    """A signed request as bytes."""
     assert caller.key is not None
     head = {"Host": "127.0.0.1", "Hansa-Protocol": SPOKEN, "Content-Length": str(len(body)),
             **signing.sign(caller.key, method, path, body, about)}  # fmt: skip
@@ -39,7 +39,7 @@ def recorded(caller: Caller, method: str, path: str, body: bytes, about: About) 
 
 
 class Tap:
-    """A connection over which bytes are sent as they are."""
+    """A connection for raw bytes."""
 
     def __init__(self, league: League, caller: Caller) -> None:
         assert caller.files is not None
@@ -65,13 +65,13 @@ class Tap:
 
 
 def sent(league: League, caller: Caller, data: bytes) -> Answered:
-    """Bytes over a new connection with the caller's certificate."""
+    """Send bytes over a new connection with the caller's certificate."""
     with Tap(league, caller) as tap:
         return tap.send(data)
 
 
 class Taped:
-    """An upload and an answer of ann's, recorded."""
+    """An upload and an answer of ann, recorded."""
 
     def __init__(self, league: League, ask: Asked, caller: Caller) -> None:
         self.put = recorded(caller, "PUT", f"{ask.path}/parts/{BLOB.digest}?at=0", DATA, ask.about)
@@ -89,7 +89,7 @@ def bob(league: League) -> Caller:
 
 
 def fused(league: League, ask: Asked) -> list[tuple[Any, ...]]:
-    """All that a job would fuse of an ask."""
+    """All replies to an ask that a job would fuse."""
     return [(party, row["blob"], row["why"]) for party, row in sorted(league.replies(ask).items())]
 
 
@@ -103,7 +103,7 @@ def test_an_answer_sent_again_byte_for_byte_gets_the_same_receipt_whenever_it_co
         first = tap.send(tape.reply)
         assert first.status == 200 and first.receipt.status == "accepted"
         assert tap.send(tape.reply).body == first.body  # over the same connection
-        assert tap.send(tape.put).status == 404  # and nothing is left lying about
+        assert tap.send(tape.put).status == 404  # and no file is left behind
     assert list((league.folder / "state" / "uploads").iterdir()) == []
     assert sent(league, ann, tape.reply).body == first.body  # over another
     league.close_ask(ask)
@@ -141,11 +141,11 @@ def test_recorded_requests_do_not_survive_the_key_that_signed_them(league: Leagu
         assert tap.send(rotating).body == given.body  # the same certificate
         new = league.certified("ann", fresh, unpack(given.body, IssuedCertificate).certificate)
         assert new.call("POST", f"/v1/alive?instance={new.instance}").status == 204
-        for data in (old.reply, unsent.put, unsent.reply, rotating):  # the connection is open, the key is superseded
+        for data in (old.reply, unsent.put, unsent.reply, rotating):  # open connection, superseded key
             assert tap.send(data).status == 403
     for data in (old.reply, unsent.put, unsent.reply, rotating):
         assert sent(league, ann, data).status == 403
-        assert sent(league, new, data).status == 401  # its own signature is by another key now
+        assert sent(league, new, data).status == 401  # its own signature is now by another key
     assert fused(league, ask) == [(0, BLOB.digest, None)] and fused(league, later) == []
     own = Taped(league, later, new)
     with Tap(league, new) as tap:
@@ -157,13 +157,13 @@ def test_recorded_requests_do_not_survive_the_key_that_signed_them(league: Leagu
 
 
 def test_a_party_that_is_revoked_while_it_sends_has_sent_in_vain(league: League, ann: Caller) -> None:
-    """Its request was let in, and its body is still on the way."""
+    """The request was admitted, and its body is still arriving."""
     ask = league.ask()
     tape = Taped(league, ask, ann)
     assert sent(league, ann, tape.put).status == 204
     with Tap(league, ann) as tap:
         tap._socket.sendall(tape.reply[:-5])
-        assert sent(league, ann, tape.put).status == 204  # so the head that came before has been read, too
+        assert sent(league, ann, tape.put).status == 204  # so the earlier head has been read too
         league.operator.revoke("ann")
         tap._socket.sendall(tape.reply[-5:])
         got = tap.receive()
@@ -171,7 +171,7 @@ def test_a_party_that_is_revoked_while_it_sends_has_sent_in_vain(league: League,
 
 
 def test_an_answer_of_one_round_is_none_of_the_next(league: League, ann: Caller) -> None:
-    """Recorded in a round and sent in the next, or moved to it: by its path, by what was signed, by both."""
+    """Recorded in one round and sent in the next, or moved to it: by its path, by its signed fields, or by both."""
     first, second = league.ask(), league.ask(round=1)
     tape = Taped(league, first, ann)
     league.close_ask(first, {0: "it did not answer"})
@@ -193,7 +193,7 @@ def test_an_answer_of_one_round_is_none_of_the_next(league: League, ann: Caller)
 
 
 def test_chunks_doubled_and_in_any_order_give_the_bytes_or_nothing(league: League, ann: Caller) -> None:
-    """Every order of the requests of an upload, each of them twice: what is accepted is what was meant."""
+    """Every order of the requests of an upload, each sent twice: the accepted bytes are the intended ones."""
     chunks = [DATA[:3], DATA[3:6], DATA[6:]]
     chance = random.Random(4)
     for number in range(20):
@@ -202,7 +202,7 @@ def test_chunks_doubled_and_in_any_order_give_the_bytes_or_nothing(league: Leagu
         chance.shuffle(order)
         accepted: list[bytes] = []
         with Tap(league, ann) as tap:
-            for which in [*order, 0, 1, 2, 3]:  # in the end its party sends all of it again
+            for which in [*order, 0, 1, 2, 3]:  # in the end the party sends everything again
                 if which < 3:
                     path = f"{ask.path}/parts/{BLOB.digest}?at={3 * which}"
                     got = tap.send(recorded(ann, "PUT", path, chunks[which], ask.about))
@@ -252,7 +252,7 @@ def simulated(**run: Any) -> Any:
 def test_a_job_whose_every_request_comes_twice_or_more_ends_with_the_same_bits(
     found: Callable[..., League], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As after answers that were lost; old ones come again at random, even those of closed rounds."""
+    """As if responses had been lost; old requests arrive again at random, even those of closed rounds."""
     league, once, chance = found(), Client._attempt, random.Random(5)
     past: list[tuple[Client, tuple[Any, ...]]] = []
     refused: list[int] = []

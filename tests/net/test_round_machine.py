@@ -1,4 +1,4 @@
-"""The machine of an ask: the same events give the same commands, and it is closed once."""
+"""The state machine of an ask: the same events give the same commands, and it closes once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds over the network: deadlines, quorums, parties that go, come late or are sent away, and restarts."""
+"""Rounds over the network: deadlines, quorums, parties that leave, are late or are revoked, and restarts."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def join(league: League, *names: str) -> None:
 
 
 class Gate:
-    """Holds a job at the end of a round."""
+    """Stops a job at the end of a round until released."""
 
     def __init__(self) -> None:
         self._held, self._go, self._left = threading.Event(), threading.Event(), 0
@@ -104,7 +104,7 @@ def without(party: int, rounds: range = range(99)) -> Callable[[int, int], bool]
 
 def test_a_round_closes_at_its_deadline_with_those_who_answered(league: League) -> None:
     join(league, "ann", "bob")
-    league.enrolled("cid")  # it is there, and says nothing
+    league.enrolled("cid")  # it is connected and does not answer
     job = league.submit(tree(deadline=0.4, quorum=2))
     ended = league.ended(job)
     assert ended["status"] == "finished"
@@ -134,7 +134,7 @@ def test_over_selection_closes_a_round_with_the_first_to_answer(league: League) 
     job = league.submit(tree(cohort_size=2, over_select=0.5), min_parties=3)
     key = (job, 0, "describe", 0)
     league.until(lambda: league.queue.find(2, key) is not None)
-    league.ledger.now(store_answer(key, cid.sent(Asked(*key), described(league)), None))  # and from then on nothing
+    league.ledger.now(store_answer(key, cid.sent(Asked(*key), described(league)), None))  # and no answer after that
     league.queue.answered(key, 2, None)
     ended = league.ended(job)
     assert ended["status"] == "finished"
@@ -144,7 +144,7 @@ def test_over_selection_closes_a_round_with_the_first_to_answer(league: League) 
 
 
 def described(league: League) -> Answer:
-    """What cid would have said of its data."""
+    """The description that cid would have sent."""
     about = Description((3,), 2, "class", False, False, Labels(0, 1, 2)).reply()
     digest, size = league.aggregator.blobs.put([codec.encode(about.tree())])
     return draft(Blob(digest, size))
@@ -224,7 +224,7 @@ def test_a_job_is_stopped_while_it_waits(league: League) -> None:
     assert league.queue.find(2, key) is None
     late = cid.sent(Asked(*key), draft(why="too late"))
     assert league.ledger.now(store_answer(key, late, None)).status == "late"
-    league.until(lambda: list(league.aggregator.blobs) == [])  # one that was on its way as the job ended is let go of
+    league.until(lambda: list(league.aggregator.blobs) == [])  # an ask in transit when the job ended is withdrawn
 
 
 def test_a_job_that_waits_for_its_turn_can_be_stopped_too(found: Callable[..., League]) -> None:
@@ -288,7 +288,7 @@ def test_nothing_of_an_ended_job_stays_but_its_model_and_its_record(league: Leag
     assert not (league.folder / "state" / "messages" / job).exists()
 
 
-# Who is waited for
+# Waiting for parties
 
 
 @pytest.fixture
@@ -310,7 +310,7 @@ def test_a_party_that_was_given_up_and_answers_after_all_does_not_count_twice(
     asked, given_up = threading.Event(), threading.Event()
 
     def present(parties: Any) -> list[int]:
-        """All are there at first; then one is not, until it was given up."""
+        """All parties are present at first; then one is absent, until it is given up."""
         if asked.is_set() and 0 in parties:
             given_up.set()
             return [party for party in parties if party != 0]

@@ -1,4 +1,4 @@
-"""Who may use which route: all else is denied, whoever asks and however he signs."""
+"""Which role may use which route: everything else is denied, for every client and every signature."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hansa.net.transport.signing import About
 from hansa.net.transport.wire import IssuedCertificate, pack, unpack
 
 ASK = "/v1/jobs/{job}/asks/{round}/{phase}/{number}"
-ROUTES = {  # method and path: who may, and whether it is signed
+ROUTES = {  # method and path: the role, and whether it is signed
     ("GET", "/v1/ca"): ("anyone", False),
     ("POST", "/v1/enrol"): ("anyone", False),
     ("POST", "/v1/rotate"): ("party", True),
@@ -51,7 +51,7 @@ FILLED = {"job": "job-1", "round": "0", "phase": "round", "number": "0", "digest
 
 
 def filled(path: str) -> str:
-    """A path that is right in every other way."""
+    """A path that is valid in every other respect."""
     query = {"/v1/work": f"?instance={'1' * 32}", "/v1/alive": f"?instance={'1' * 32}"}.get(path, "")
     return path.format(**FILLED) + (query or ("?at=0" if path.endswith("{digest}") else ""))
 
@@ -62,7 +62,7 @@ def about(path: str) -> About:
 
 @dataclass
 class Scene:
-    """A federation with everybody in it: nobody's right to anything depends on what is there."""
+    """A federation with all roles: no permission depends on what exists."""
 
     league: League
     parties: dict[str, Caller]
@@ -145,7 +145,7 @@ def test_a_signed_route_takes_no_other_signature(scene: Scene, method: str, path
 
 
 def test_a_right_signature_is_let_in_everywhere(scene: Scene) -> None:
-    """The counterpart of the denials: it is the signature that they are about."""
+    """The control for the denials: they depend on the signature only."""
     for method, path, role in SIGNED:
         caller = scene.parties["ann"] if role == "party" else scene.operator
         got = caller.call(

@@ -27,7 +27,7 @@ from hansa.net.transport.wire import Answer, IssuedCertificate, pack, unpack
 
 
 def ended_by(error: Exception, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """How a job is noted to have ended whose work ends so."""
+    """The recorded end of a job whose work ends with that error."""
     monkeypatch.setattr(job, "PAUSE", 0.0)
     ends: list[tuple[str, str]] = []
     runner = SimpleNamespace(closing=threading.Event(), end=lambda id, status, reason: ends.append((status, reason)))

@@ -1,4 +1,4 @@
-"""The end of an aggregator: nobody new, those under way finish, everybody is told when to come back."""
+"""Shutdown of an aggregator: new requests are refused, open ones finish, and all clients are told when to return."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def league(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[League]:
 
 
 def tell(league: League) -> None:
-    """Tell the aggregator to end."""
+    """Tell the aggregator to shut down."""
     league._loop.call_soon_threadsafe(league._done.set)
 
 
@@ -154,7 +154,7 @@ def test_a_process_that_is_told_to_end_does_so_with_0_and_told_twice_does_so_at_
             assert process.stderr is not None
             line = next(line for line in process.stderr if '"serving"' in line)
             port = int(line.partition('"port": ')[2].partition(",")[0])
-            if twice:  # with somebody under way, for whom it would wait
+            if twice:  # with an open request, for which it would wait
                 tls = client_context(tmp_path / "heart" / "ca.pem")
                 raw = tls.wrap_socket(socket.create_connection(("127.0.0.1", port)), server_hostname="127.0.0.1")
                 raw.send(b"POST /v1/enrol HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 2\r\nContent-Length: 9\r\n\r\nabc")
@@ -191,7 +191,7 @@ def test_a_request_that_outlives_the_shutdown_does_not_hold_it_up(
         assert begun.wait(PATIENCE)
         tell(league)
         until(lambda league=league: league.ledger._closed)
-        assert blob.digest not in league.aggregator.blobs  # it was called off before, and undone
+        assert blob.digest not in league.aggregator.blobs  # it was cancelled before, and undone
         go.set()
         ended(league)
         sending.join(PATIENCE)
@@ -202,7 +202,7 @@ def test_jobs_come_to_rest_together(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     waits: list[float] = []
 
     class Stubborn:
-        """A thread that does not end, and takes all the time that it is given; the clock goes on as it does."""
+        """A thread that does not end and uses all the time that it gets; the clock advances as it does."""
 
         def join(self, timeout: float) -> None:
             waits.append(timeout)

@@ -1,5 +1,5 @@
-"""A disk that is full, read-only or damaged, and no more open files: a clear refusal, nothing corrupted, and on it goes
-when the fault has passed."""
+"""A full, read-only or damaged disk, and no more open files: a clear refusal, no corruption, and normal work once
+the fault is gone."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def flip(path: Path, at: int | None = None) -> Path:
-    """Turn one bit of a file."""
+    """Flip one bit of a file."""
     data = bytearray(path.read_bytes())
     data[len(data) // 2 if at is None else at] ^= 1
     path.write_bytes(data)
@@ -84,7 +84,7 @@ HARM = pytest.mark.parametrize("harm", (flip, truncate))
 
 
 class Faulty:
-    """A disk that fails with an error at operations of a kind, under a folder, as long as there are faults left."""
+    """A disk that fails with an error at operations of a kind, under a folder, for a number of faults."""
 
     def __init__(self, folder: Path, number: int, what: str = "", faults: float = 1) -> None:
         self.folder, self.number, self.what, self.left = folder, number, what, faults
@@ -101,7 +101,7 @@ def stored(league: League) -> list[Path]:
 
 
 def answer(caller: Caller, ask: Asked, data: bytes = b"a reply") -> Any:
-    """Upload and answer, as far as it gets."""
+    """Upload and answer, as far as possible."""
     blob = Blob(hashlib.sha256(data).hexdigest(), len(data))
     sent = caller.put(ask, blob.digest, 0, data)
     return sent if sent.status != 204 else caller.reply(ask, draft(blob))
@@ -146,7 +146,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[League, C
 
 
 def test_a_file_that_may_not_grow_is_left_as_long_as_it_was(shared: tuple[League, Caller]) -> None:
-    """By the kernel itself: no file of this process may be longer than that."""
+    """Enforced by the kernel: no file of this process may be longer than that."""
     league, ann = shared
     ask, data = league.ask(number=next(COUNT)), random.Random(1).randbytes(3 * 2**20)
     digest = hashlib.sha256(data).hexdigest()
@@ -225,7 +225,7 @@ def test_a_job_goes_through_random_faults_to_the_same_bits(found: Callable[..., 
 
 
 def submitted(league: League) -> str:
-    """A job, as an operator who is told to try again gets it."""
+    """A job, submitted again as an operator does who is told to try again."""
     while True:
         try:
             return league.runner.submit(jobs.Order("job", TREE, mark="1"))
@@ -245,7 +245,7 @@ def simulated() -> Any:
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="the limits of another process can be set on Linux alone")
 def test_an_aggregator_without_open_files_says_so_and_goes_on_when_it_has_some(tmp_path: Path) -> None:
-    """A real process, which from some moment on the kernel lets have no more than it has."""
+    """A real process that from some moment on gets no more file descriptors from the kernel."""
     with contextlib.closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -281,7 +281,7 @@ def test_an_aggregator_without_open_files_says_so_and_goes_on_when_it_has_some(t
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (lowest, before[1]))
         got = upload()
         assert got.status == 503 and got.error == "the aggregator cannot store this: Too many open files"
-        # Who comes now waits, and the process does not spin meanwhile.
+        # New clients wait, and the process does not spin meanwhile.
         coming, came = (
             threading.Thread(target=lambda: came.append(late.call("GET", "/v1/ca")), daemon=True),
             list[Any](),
@@ -291,7 +291,7 @@ def test_an_aggregator_without_open_files_says_so_and_goes_on_when_it_has_some(t
         coming.join(1.5)
         assert not came and coming.is_alive()
         assert cpu_seconds(process.pid) - used < (time.monotonic() - began) / 2
-        assert chief.call("GET", "/v1/jobs").body == b"[]"  # what needs none goes on
+        assert chief.call("GET", "/v1/jobs").body == b"[]"  # requests that need no file descriptor are served
         assert process.poll() is None
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, before)
         coming.join(PATIENCE)
@@ -308,7 +308,7 @@ def test_an_aggregator_without_open_files_says_so_and_goes_on_when_it_has_some(t
 
 
 def cpu_seconds(process: int) -> float:
-    """The processor's time that a process has used."""
+    """The processor time that a process has used."""
     spent = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13]
     return sum(map(int, spent)) / os.sysconf("SC_CLK_TCK")
 
@@ -435,7 +435,7 @@ def ledger_of(folder: Path, entries: int = 400) -> Ledger:
 
 
 def crashed(ledger: Ledger, folder: Path, to: Path) -> Path:
-    """What a process that was killed leaves: the database with its write-ahead log."""
+    """The state after a kill: the database with its write-ahead log."""
     to.mkdir()
     for path in folder.iterdir():
         shutil.copy(path, to / path.name)
@@ -443,7 +443,7 @@ def crashed(ledger: Ledger, folder: Path, to: Path) -> Path:
 
 
 def test_a_flipped_bit_of_the_database_is_a_refusal_or_changes_nothing_else(tmp_path: Path) -> None:
-    """Where it did not end cleanly. SQLite's pages have no checksums: it finds only a broken structure."""
+    """After an unclean end. SQLite's pages have no checksums: it detects only a broken structure."""
     ledger_of(tmp_path / "first").close()
     data, refused = (tmp_path / "first" / "hansa.db").read_bytes(), 0
     chance = random.Random(0)
@@ -536,7 +536,7 @@ def test_a_record_that_is_damaged_while_it_is_used_says_so_and_the_writer_lives(
 
 
 def test_a_blob_goes_only_after_the_commit_that_makes_it_unneeded(tmp_path: Path) -> None:
-    """In one batch, which fails: what it would have made unneeded is needed after all."""
+    """In one batch, which fails: blobs that it would have made unneeded are still needed."""
     ledger, blobs = Ledger(tmp_path / "hansa.db"), Blobs(tmp_path)
     digest, _ = blobs.put([b"needed"])
     seen: list[bool] = []
@@ -590,7 +590,7 @@ def test_a_blob_stays_where_an_answer_needs_it_that_comes_with_its_discarding(tm
 def test_an_aggregator_refuses_to_start_with_a_damaged_file(
     tmp_path: Path, name: str, harm: Callable[..., Path]
 ) -> None:
-    """What a person may edit (federation.toml, hosts) is refused where it makes no sense; see test_identity."""
+    """Files that a person may edit (federation.toml, hosts) are refused if they are invalid; see test_identity."""
     init(tmp_path / "federation", "league", PARTIES, ["127.0.0.1"], 0)
     path = tmp_path / "federation" / name
     if name.startswith("tokens"):  # its secret may be any

@@ -1,4 +1,4 @@
-"""Jobs of an aggregator whose operator has them tracked."""
+"""Tracked jobs of an aggregator."""
 
 from __future__ import annotations
 

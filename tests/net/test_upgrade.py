@@ -1,4 +1,4 @@
-"""A database that hansa 0.1 made is upgraded when it is opened, and its jobs go on with their parties and secrets."""
+"""A database of hansa 0.1 is upgraded when it is opened, and its jobs continue with their parties and secrets."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ TASK = {"model": "logistic", "dtype": "float64", "shape": [3], "outputs": 2, "lo
 
 
 class Place:
-    """A party's folder, and what it answers in it."""
+    """A party's folder, and its answers."""
 
     def __init__(self, folder: Path, policy: str = "", shift: float = 0.0) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ class Place:
 
     @property
     def lines(self) -> list[bytes]:
-        """The lines of its vault, without what it notes once per job."""
+        """The lines of its vault, without those that it writes once per job."""
         path = self.folder / FILE
         all_of = path.read_bytes().splitlines() if path.exists() else []
         return [line for line in all_of if b"task.party_test" not in line]
@@ -84,7 +84,7 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Any:
-    """Makes a party's place anew, as a party that is started again would."""
+    """Opens a party's folder again, as after a restart of the party."""
     made: list[Place] = []
 
     def make(policy: str = "", shift: float = 0.0) -> Place:
@@ -134,7 +134,7 @@ def test_the_same_ask_after_the_secret_was_lost_has_other_noise_and_costs_again(
 
 
 def test_another_version_draws_other_noise(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two versions may round differently, and the same noise on both answers would show the difference."""
+    """Two versions may round differently; the same noise on both answers would reveal the difference."""
     first = update(place().answer())
     for module, version in ((hansa, "9.9.9"), (torch, "99.0")):
         with monkeypatch.context() as patch:
@@ -144,8 +144,8 @@ def test_another_version_draws_other_noise(place: Any, monkeypatch: pytest.Monke
 
 
 def test_noise_is_never_used_for_another_answer(place: Any) -> None:
-    """Two answers with one noise would show their difference. Without noise of its own, only a few samples' clipped
-    gradients would tell them apart."""
+    """Two answers with the same noise would reveal their difference. Without noise, only the clipped gradients of a
+    few samples would differ."""
     small = DPSGD(batch=5, sigma=1000.0, steps=1, lr=1.0)
     first = update(place().answer(small))
     others = [
@@ -341,7 +341,7 @@ def test_without_a_floor_a_job_may_hold_samples_out_in_one_way_only(place: Any) 
 def test_statistics_are_of_all_samples_whatever_the_shape_of_the_question(
     place: Any, op: str, name: str, shapes: list[tuple[int, ...]]
 ) -> None:
-    """With a dimension more, a sum over the samples would become a number for each sample."""
+    """With one more dimension, a sum over the samples would become one number per sample."""
     party = place()
 
     def ask(tensor: Any) -> Reply | str:
@@ -500,8 +500,8 @@ STRICT = "[privacy]\nepsilon = 1.0\nsigma = 4.0\nsecure = true\nactive = true\n"
 @pytest.mark.parametrize("op", [Describe(), SecureMasked(inner=Describe())], ids=lambda op: op.name)
 @pytest.mark.parametrize("task", [{**TASK, "dtype": "float32", "prepared": True}, {}], ids=["task", "none"])
 def test_a_party_describes_its_data_only_as_they_are(place: Any, op: Op, task: Any) -> None:
-    """A preparation that makes values above a bound overflow would ask whether there is one: by halving the bound, the
-    largest value of a column was read to the last digit in 60 descriptions, past every floor."""
+    """A preparation that makes values above a bound overflow would reveal whether there are any: by halving the
+    bound, 60 descriptions revealed the largest value of a column to the last digit, despite every floor."""
     here = place(STRICT)
     assert isinstance(here.answer(Describe(), task={}), Reply)
     said = []
@@ -513,8 +513,8 @@ def test_a_party_describes_its_data_only_as_they_are(place: Any, op: Op, task: A
 
 
 def test_a_sample_that_the_model_cannot_take_is_not_told_by_a_failure(place: Any) -> None:
-    """The aggregator chooses how many characters a model knows, and so which samples it cannot be applied to: whether
-    the work failed told whether one of these was drawn."""
+    """The aggregator chooses the size of a model's vocabulary, and so which samples the model cannot take: a failure
+    would reveal that such a sample was drawn."""
     x = torch.randint(0, 5, (12, 4), generator=torch.Generator().manual_seed(0))
     x[3, 2] = 7
     here = place("[privacy]\nepsilon = 5.0\n")
@@ -536,7 +536,7 @@ def test_labels_that_a_model_has_no_outputs_for_are_refused_whoever_is_drawn(pla
 
 
 def test_a_party_declines_few_sums_for_what_its_numbers_are(place: Any) -> None:
-    """The aggregator chooses the range of a sum: by halving it, 135 sums read a record to eight digits."""
+    """The aggregator chooses the range of a sum: by halving it, 135 sums revealed a record to eight digits."""
     policy, step = "[privacy]\nsecure = true\ndeclines = 3\n", SGD(batch=1, steps=1)
     tiny, wide = (PaillierEncrypt(inner=step, range=range, key_bits=1024) for range in (1e-9, 16.0))
     model = {"w": torch.zeros(8, dtype=torch.float64), "stats": torch.zeros(0), "counts": torch.zeros(0).long()}

@@ -1,4 +1,4 @@
-"""Waiting for a job: through restarts of the aggregator, with the run's own metric, and each failure said once."""
+"""Waiting for a job: across restarts of the aggregator, with the run's own metric, and each failure reported once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def joined(league: League, **policies: str) -> None:
 
 @pytest.fixture
 def command(league: League, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    """Runs a command of an operator of the federation, whose port is not the one in its file."""
+    """Runs a command of the federation's operator; the port is not the one in its file."""
     monkeypatch.setattr(network, "_operator", lambda federation: league.operator)
     return lambda *words: CliRunner().invoke(app, [*words])
 
@@ -63,7 +63,7 @@ def test_waiting_goes_on_when_the_aggregator_restarts(league: League) -> None:
     waiting.start()
     league.until(lambda: len(lines) > 1)
     league.stop()
-    while not news:  # it has noticed that nobody answers
+    while not news:  # it has noticed that the aggregator does not respond
         waiting.join(0.02)
         assert waiting.is_alive()
     league.start()
@@ -81,7 +81,7 @@ def test_an_aggregator_that_stays_away_is_given_up(league: League, monkeypatch: 
     with pytest.raises(Unreachable, match=rf"`hansa wait .* {job}`"):
         operator.wait(job, known=True)
     with pytest.raises(Unreachable, match="no response"):
-        operator.wait(job)  # which has never answered: its address may be wrong
+        operator.wait(job)  # it has never responded: its address may be wrong
     league.start()
 
 

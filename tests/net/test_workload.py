@@ -50,7 +50,7 @@ LIMITS = "[limits]\nepochs = 50\nsteps = 500\nparameters = 100000\nparticipants 
 
 
 def answer(folder: Path, op: Op, payload: Any = None, policy: str = LIMITS, **task: Any) -> Reply | str:
-    """What a party with that policy answers."""
+    """The answer of a party with that policy."""
     folder.mkdir(exist_ok=True)
     (folder / "party.toml").write_text(policy)
     store = PartyStore(folder)
@@ -185,7 +185,7 @@ def test_evaluation_stops_between_its_batches(tmp_path: Path) -> None:
 
 
 def test_a_tree_in_which_a_node_is_below_itself_is_refused(tmp_path: Path) -> None:
-    """Version 0.1.0 went down such a tree for ever."""
+    """Version 0.1.0 followed such a tree for ever."""
     tree = {"domain": [{"cuts": [0.0]}] * 3, "feature": torch.tensor([0, 0]), "child": torch.tensor([[1, 1], [0, 0]])}
     assert "malformed tree" in str(answer(tmp_path / "home", SplitCounts((1,), 3, 2, 2), tree))
     x, y = samples(0)[0]
@@ -213,15 +213,15 @@ def test_a_party_remembers_a_limited_number_of_jobs(tmp_path: Path) -> None:
     memory, kept = PartyMemory(tmp_path, jobs=3), {"m": torch.ones(2)}
     for number in range(6):
         memory.stage(f"job-{number}", "0/round/0", kept)
-        os.utime(tmp_path / f"job-{number}", ns=(number, number))  # whatever the clock's grain
+        os.utime(tmp_path / f"job-{number}", ns=(number, number))  # whatever the resolution of the clock
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job-3", "job-4", "job-5"]
-    memory.stage("job-3", "1/round/0", kept)  # the oldest, and it goes on
+    memory.stage("job-3", "1/round/0", kept)  # the oldest memory is deleted, and work continues
     assert memory.recall("job-3", "0/round/0") and memory.recall("job-4", "0/round/0")
     assert memory.recall("job-1", "0/round/0") is None
 
 
 def test_memory_is_bounded_by_the_operating_system_and_the_party_lives_on() -> None:
-    """In a process of its own: the limit cannot be taken back."""
+    """In a separate process, because the limit cannot be removed again."""
     program = f"""
 import resource, torch
 from hansa.net.party.workload import Workload
@@ -279,7 +279,8 @@ def test_a_party_stops_when_the_deadline_has_passed(league: League, begun: threa
 def test_a_long_step_of_work_that_nobody_awaits_is_waited_for(
     league: League, begun: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A step cannot be stopped within: a party whose step took longer than a minute ended, though the job alone had."""
+    """A step cannot be interrupted: a party whose step took longer than a minute exited, although only the job had
+    ended."""
     monkeypatch.setattr(parties, "STUCK", 0.05)
     drawn = LocalSolver.drawn
 
