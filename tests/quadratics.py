@@ -1,4 +1,4 @@
-"""Parties whose losses are quadratics in one number, F_i = a_i / 2 (w - b_i)^2: what methods do to them is known."""
+"""Parties whose losses are quadratics in one number, F_i = a_i / 2 (w - b_i)^2; the results of methods are known."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ENGINES = ["reference", "stacked"]
 
 
 class Scalar(nn.Module):
-    """One number, whatever the sample."""
+    """One number that does not depend on the sample."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,5 +54,5 @@ def task(curvatures: Sequence[float], optima: Sequence[float], sizes: Sequence[i
 
 
 def found(algorithm: hansa.Algorithm, given: hansa.Task, rounds: int, **settings: Any) -> float:
-    """Where a method ends."""
+    """The point at which a method ends."""
     return float(hansa.simulate(algorithm, given, rounds=rounds, **settings).state.params.w)

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the 
 
 @pytest.fixture
 def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A kernel that is this very interpreter, whatever kernels this machine has."""
+    """A kernel that is this interpreter, whatever other kernels this machine has."""
     folder = tmp_path / "jupyter" / "kernels" / KERNEL
     folder.mkdir(parents=True)
     command = [sys.executable, "-Xfrozen_modules=off", "-m", "ipykernel_launcher", "-f", "{connection_file}"]
@@ -40,7 +40,7 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def executed(notebook: Any, kernel: str, folder: Path) -> Any:
-    """The notebook with its outputs, run in a folder; an error in a cell is raised."""
+    """Run a notebook in a folder and return it with its outputs; an error in a cell is raised."""
     folder.mkdir()
     resources = {"metadata": {"path": str(folder)}}
     nbclient.NotebookClient(notebook, timeout=300, kernel_name=kernel, resources=resources).execute()
@@ -52,7 +52,7 @@ def outputs(notebook: Any) -> list[Any]:
 
 
 def shown(notebook: Any) -> list[dict[str, Any]]:
-    """What was displayed, by its type, as results and by hand."""
+    """The displayed outputs, by MIME type."""
     return [dict(output.data) for output in outputs(notebook) if "data" in output]
 
 

@@ -1,4 +1,4 @@
-"""The results of a study as a notebook shows them: a table, pictures, sentences, and where the study stands."""
+"""The results of a study in a notebook: a table, pictures, sentences, and progress."""
 
 from __future__ import annotations
 

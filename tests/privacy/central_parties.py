@@ -1,5 +1,5 @@
-"""Parties whose updates are known beforehand: a model of d numbers whose loss at a sample x is <w, x>, so that the
-gradient is the mean sample whatever the model is, and FedSGD's update its negative."""
+"""Parties with known updates: a model of d numbers whose loss at a sample x is <w, x>, so that the gradient is the
+mean sample for every model, and FedSGD's update is its negative."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_what_left_a_party_is_spent_though_the_reply_was_rejected_or_the_round_a
     lines = run(local, **settings).history
     assert all("empty" in line for line in lines)
     assert lines[-1]["epsilons"]["0"] == pytest.approx(cost(20, 3, local))
-    assert ("2" in lines[-1]["epsilons"]) is ("quorum" not in settings)  # who was not there spent nothing
+    assert ("2" in lines[-1]["epsilons"]) is ("quorum" not in settings)  # an absent party spent nothing
 
 
 def test_a_party_that_was_not_asked_spends_nothing() -> None:
@@ -116,7 +116,7 @@ def test_no_run_begins_or_ends_to_be_private_on_its_way(tmp_path: Path, force: b
                 run(local, rounds=2, run_dir=tmp_path / str(begun), resume=True, force=force, privacy=privacy)
     more = run(DPSGD(sigma=2.0), rounds=2, run_dir=tmp_path / "1", resume=True, force=True)
     both = [Release(1.0, 1.0), Release(1.0, 2.0)]
-    assert more.history[-1]["epsilons"]["0"] == pytest.approx(epsilon(both, 1e-5))  # what was spent stays
+    assert more.history[-1]["epsilons"]["0"] == pytest.approx(epsilon(both, 1e-5))  # the spending stays
 
 
 def test_with_a_least_cohort_only_the_most_is_told() -> None:

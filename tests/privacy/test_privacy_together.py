@@ -185,7 +185,7 @@ def test_with_a_secure_sum_the_parties_add_the_noise_and_enough_of_it_for_the_ro
     secure = {"secure": "masking", "bits": bits, "stochastic": stochastic, "threshold": 0.67}
     dp = {"kind": "central", "sigma": 1.5, "delta": 1e-5, "clip": 0.4}
     step = 16 / 2 ** (bits - 1)
-    least = 1.5 * (0.4 + math.sqrt(d) * step * (1 if stochastic else 0.5))  # what the sum of the fewest, five, has
+    least = 1.5 * (0.4 + math.sqrt(d) * step * (1 if stochastic else 0.5))  # the noise of a sum of five
     off = {**secure, "dp": {**dp, "sigma": 0}}
     assert abs(deviations(updates, {**secure, "dp": dp}, off, least * math.sqrt(6 / 5))) < 5
     gone = {"absent": lambda party, round: party == 2}

@@ -1,4 +1,4 @@
-"""What a release is held to: pinned tools, and an audit that cannot pass by finding nothing out."""
+"""Requirements on a release: pinned tools, and an audit that cannot pass without findings."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ torch.set_num_threads(1)
 @hansa.register("drifting")
 @dataclass(frozen=True)
 class Drifting(SGD):
-    """Each party remembers how far it went, and is drawn back by a tenth of that."""
+    """Each party remembers the distance it moved, and is pulled back by a tenth of it."""
 
     def remember(self, spec: ParamSpec) -> Memory:
         return {"drift": torch.zeros(spec.dim, dtype=spec.dtype)}
@@ -58,11 +58,11 @@ def task(**more: Any) -> hansa.Task:
 
 
 EXPERIMENTS: dict[str, Any] = {
-    # What parties remember between rounds has to survive.
+    # The parties' memory between rounds has to survive.
     "d-psgd": lambda **run: hansa.simulate(
         hansa.DecentralizedSGD(local=SGD(lr=0.3, batch=2)), task(), rounds=5, seed=3, engine="stacked", **run
     ),
-    # So has what only some of them were asked to remember.
+    # So has the memory of parties of which only some were asked.
     "drifting": lambda **run: hansa.simulate(
         hansa.FedAvg(local=Drifting(lr=0.3, batch=2)), task(), rounds=5, seed=3, engine="stacked", cohort=0.6, **run
     ),
@@ -90,7 +90,8 @@ CASES: dict[str, list[list[int] | str]] = {
 
 
 def die_at(write: int, folder: Path) -> None:
-    """Let this process die at a write, as if the power had gone: half of what the disk did not have yet is lost."""
+    """Make this process die at a write, as in a power failure: half of the data that are not on the disk yet are
+    lost."""
     real, left = os.fsync, [write]
     on_disk = {path.stat().st_ino: path.stat().st_size for path in folder.glob("*")}
 
@@ -144,7 +145,7 @@ def case_folder(root: Path, name: str, case: Any) -> Path:
 def main(root: Path) -> None:
     memories.SLACK = 0  # so that memories move to a new log at nearly every checkpoint
     out: dict[str, list[str]] = {}
-    for run in EXPERIMENTS.values():  # imports and first calls are paid for once, here
+    for run in EXPERIMENTS.values():  # imports and first calls happen once, here
         run()
     for name, cases in CASES.items():
         for case in cases:

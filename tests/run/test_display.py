@@ -253,7 +253,7 @@ def test_a_figure_can_be_saved_as_any_other() -> None:
 
 
 def test_a_summary_has_the_last_training_loss_and_all_epsilon_that_is_spent() -> None:
-    """Not those of the last evaluation, which may lie rounds back, or never have been."""
+    """The values of the last round, not those of the last evaluation, which may be rounds ago or missing."""
     plain = {"bytes_up": 1, "bytes_down": 1, "seconds": 1.0}
     history = [{**plain, "round": k, "train_loss": 1.0 / k, "epsilon": 0.5 * k, "delta": 1e-5} for k in (1, 2, 3)]
     history[0]["loss"] = 0.7

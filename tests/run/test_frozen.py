@@ -32,7 +32,7 @@ def net() -> nn.Module:
 
 
 def still() -> nn.Module:
-    """The same without a buffer: all that it has beside trained parameters is frozen."""
+    """The same without a buffer: everything beside the trained parameters is frozen."""
     module = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2))
     module[0].requires_grad_(False)
     return module.double()

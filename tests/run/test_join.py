@@ -19,7 +19,7 @@ TASK = {"model": "logistic", "dtype": "float32", "shape": [2], "outputs": 2, "lo
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Any]:
-    """The samples that are read of a function which returns that."""
+    """The samples that are read from a function with this return value."""
 
     def read(values: Any) -> Any:
         monkeypatch.setattr("hansa.net.party.samples.load_function", lambda *where: lambda: values)
@@ -57,7 +57,7 @@ def test_numbers_that_nothing_can_be_learned_from_are_refused_with_one_sentence(
 def test_class_numbers_that_there_are_not_are_refused_in_test_samples_too(low: int) -> None:
     x = torch.ones(2, 2)
     good, bad = (x, torch.tensor([0, 1])), (x, torch.tensor([low, low + 1]))
-    with pytest.raises(DataError, match=r"^its targets must lie in 0\.\.1, and some do not$"):  # and not which
+    with pytest.raises(DataError, match=r"^its targets must lie in 0\.\.1, and some do not$"):  # without values
         preparer((bad, None))(0, TASK, "cpu")
     with pytest.raises(DataError, match=r"^of its test samples, the targets must lie in 0\.\.1, and some do not$"):
         preparer((good, bad))(0, TASK, "cpu")

@@ -35,7 +35,8 @@ def graveyard(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def moment(folder: Path) -> dict[str, Any]:
-    """What a killed run left: a checkpoint, how long its metrics are and how long it knew them, logs of memories."""
+    """The state that a killed run left: a checkpoint, the actual and the recorded length of its metrics, memory
+    logs."""
     checkpoint, metrics = folder / "checkpoint.safetensors", folder / "metrics.jsonl"
     known = int(codec.decode(checkpoint.read_bytes())["metrics_length"]) if checkpoint.exists() else 0
     length = metrics.stat().st_size if metrics.exists() else 0
@@ -83,7 +84,7 @@ def test_a_run_that_was_killed_and_resumed_equals_one_that_was_not(
 
 
 def test_the_kills_left_runs_at_different_moments(graveyard: Path) -> None:
-    """The cases are worth something only if they differ."""
+    """The cases are useful only if they differ."""
     moments = json.loads((graveyard / "moments.json").read_text())
     assert any(not moment["checkpoint"] for moment in moments)
     assert any(moment["checkpoint"] and moment["metrics"] > moment["known"] for moment in moments)

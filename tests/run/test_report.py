@@ -21,7 +21,7 @@ NASTY = "<script>alert('x')</script> & \"Söhne\""
 
 
 def stands_alone(page: str) -> None:
-    """Nothing in the page, or in the pictures embedded in it, is to be fetched from elsewhere."""
+    """Check that the page and its embedded pictures load nothing from elsewhere."""
     assert "http://" not in page and "https://" not in page
     assert page.count("<script") == 1 and f"<script>{SCRIPT}</script>" in page
     assert "<link" not in page and "@import" not in page

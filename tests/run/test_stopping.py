@@ -19,7 +19,7 @@ from hansa.local import SGD
 
 
 class Scalar(nn.Module):
-    """One number, whatever the sample; it starts at 0."""
+    """One number that does not depend on the sample; it starts at 0."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ def test_impossible_settings_are_refused(settings: dict[str, Any], reason: str) 
 
 
 def labelled(parties: int, model: Any) -> hansa.Task:
-    """Each party k has ten test samples, of which k are of class 0; the model says 0."""
+    """Each party k has ten test samples, k of them of class 0; the model predicts 0."""
     x = torch.zeros(10, 1, dtype=torch.float64)
     tests = [(x, torch.tensor([0] * k + [1] * (10 - k))) for k in range(parties)]
     return hansa.Task(model, "cross_entropy", [(x, torch.tensor([0] * 10))] * parties, party_tests=tests, classes=2)

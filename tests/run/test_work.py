@@ -1,6 +1,6 @@
-"""What a run says of single parties and of all: it reaches the parties through every verb, and nothing else does.
+"""Work settings for single parties and for all: they reach the parties through every verb.
 
-The loss |w x - y| with y out of reach has the gradient -x wherever w is: a party with the samples e_i moves coordinate
+The loss |w x - y| with an unreachable y has the gradient -x for every w: a party with the samples e_i moves coordinate
 i by its rate times its number of steps.
 """
 
@@ -44,7 +44,7 @@ def task(names: list[str] | None = NAMES, samples: int = 4) -> hansa.Task:
 
 @dataclass(frozen=True)
 class Gathering(Algorithm):
-    """The mean of updates that are seen one by one; `each` party gets something of its own."""
+    """The mean of updates that are gathered one by one; `each` adds a value per party."""
 
     name: ClassVar[str] = "gathering"
     local: LocalSolver = LOCAL
@@ -73,7 +73,7 @@ ALGORITHMS = [
 
 def moved(algorithm: Algorithm = ALGORITHMS[0], *, names: list[str] | None = NAMES, engine: str = "reference",
           **settings: Any) -> list[float]:  # fmt: skip
-    """By how much each party moved its own coordinate in one round."""
+    """The distance that each party moved its own coordinate in one round."""
     done = hansa.simulate(algorithm, task(names), rounds=1, engine=engine, **settings)
     moves: Tensor = done.state.params.w * 3
     return [round(value, 9) for value in moves.tolist()]
@@ -117,11 +117,11 @@ def test_what_the_run_says_is_laid_over_what_the_algorithm_says() -> None:
 def test_parties_go_by_name_or_by_number() -> None:
     assert moved(own={"1": {"lr": 0.5}}) == moved(own={1: {"lr": 0.5}}) == [1, 0.5, 1]
     assert moved(names=None, own={"2": {"lr": 0.5}}) == [1, 1, 0.5]
-    assert moved(names=["2", "0", "1"], own={"2": {"lr": 0.5}}) == [0.5, 1, 1]  # a name goes before a number
+    assert moved(names=["2", "0", "1"], own={"2": {"lr": 0.5}}) == [0.5, 1, 1]  # a name takes precedence over a number
 
 
 class Spy:
-    """A sum protocol that only looks."""
+    """A sum protocol that only observes."""
 
     def __init__(self) -> None:
         self.asks: list[Ask] = []

@@ -1,7 +1,7 @@
-"""Card 2.2 and FedNova's random epochs, through whole runs.
+"""Card 2.2 and FedNova's random epochs, in whole runs.
 
-The loss |w x - y| with y out of reach has the gradient -x wherever w is: a party that takes k steps at rate lr moves by
-k * lr * x, so that the model tells how many steps were taken, and the losses on the way are known.
+The loss |w x - y| with an unreachable y has the gradient -x for every w: a party that takes k steps at rate lr moves by
+k * lr * x. So the model shows how many steps were taken, and the losses on the way are known.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def steps(result: hansa.Result) -> list[int]:
 
 
 def expected(pace: AdaComm, rounds: int, lr: float, schedule: RateSchedule, y: float = 100.0) -> list[int]:
-    """AdaComm on the line, written again: a round takes one second."""
+    """AdaComm on the line, implemented again; a round takes one second."""
     tau, w, taus, first, boundary = pace.tau0, 0.0, [], None, pace.interval
     for round in range(rounds):
         rate = lr * schedule.factor(round)
@@ -156,7 +156,7 @@ class Quiet(Wrapper):
 
 
 class Hiding:
-    """A sum that says nothing of the loss."""
+    """A sum without the training loss."""
 
     async def reduce(self, fed: Federation, ask: Ask) -> Reduced:
         assert ask.op is not None
@@ -204,7 +204,7 @@ def test_what_a_party_draws_depends_on_nobody_else() -> None:
 
 
 def one_step_more(algorithm: hansa.Algorithm, folder: Path, stop: int, **settings: Any) -> hansa.Result:
-    """A run that is stopped at a round's end and goes on."""
+    """A run that is stopped at the end of a round and resumed."""
 
     class Stop(BaseException):
         pass

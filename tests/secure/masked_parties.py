@@ -1,5 +1,5 @@
-"""Parties of a secure sum without a run around them: each can leave before any exchange, and all that the aggregator
-is sent and sends is kept."""
+"""Parties of a secure sum without a run: each can leave before any exchange, and all messages from and to the
+aggregator are recorded."""
 
 from __future__ import annotations
 
@@ -50,20 +50,20 @@ class Diary(Vault):
 
 
 def party(id: int, numbers: Any, vault: Vault | None = None, secret: bytes = b"", seed: int = 0) -> Party:
-    """A party that has these numbers."""
+    """A party with these numbers."""
     x = torch.as_tensor(numbers, dtype=torch.int64)
     return Party(id, cast(Any, None), SampleGateway((x, x)), seed, 0, secret, vault or Diary())
 
 
 @dataclass
 class Parties:
-    """Parties by id; `leaves` says before which exchange some of them leave for good."""
+    """Parties by id; `leaves` says before which exchange some parties leave for good."""
 
     numbers: Mapping[int, Any]
     leaves: Mapping[int, str] = field(default_factory=dict)
     seed: int = 0
     meddle: Callable[[Ask, int, dict[str, Any]], Any] | None = None  # an aggregator that changes what it sends
-    known: dict[Any, Any] = field(default_factory=dict)  # answers that other runs of the same parties gave
+    known: dict[Any, Any] = field(default_factory=dict)  # answers of other runs of the same parties
     records: bool = False
     transcript: list[tuple[str, int, bytes]] = field(default_factory=list)
     reasons: dict[int, str] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class Parties:
 
     def sum(self, channel: Masking, op: Op | None = None, parties: Collection[int] | None = None,
             uniform: bool = True) -> Reduced:  # fmt: skip
-        """The sum over the parties, as the channel makes it."""
+        """The sum over the parties, as the channel computes it."""
         asked = tuple(sorted(parties or self.numbers))
         fed = Federation(range(max(self.numbers) + 1), 0, self.seed, len(asked), protocol=channel)
         given = op or Count(self.here[asked[0]].n)

@@ -163,7 +163,8 @@ def test_a_child_that_is_killed_is_replaced_and_one_that_keeps_ending_is_reporte
 
 
 def test_other_threads_go_on_while_a_large_power_is_computed() -> None:
-    """One power of large numbers holds Python's lock until it is done. Here it takes seconds; other threads go on."""
+    """One power of large numbers holds Python's lock until it is done. Here it takes seconds; other threads
+    continue."""
     exponent, done, begun = Stream(b"x").bits(2**18), threading.Event(), threading.Event()
 
     def work() -> None:

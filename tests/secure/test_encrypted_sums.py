@@ -37,7 +37,7 @@ from hansa.secure.masking_ops import SecureKeys
 NUMBERS = {k: [1.5 * k - 2.25, 0.125, -3.0] for k in range(5)}
 COUNTS = {k: [7 * k, 10_000 - k] for k in range(5)}
 
-PUBLIC = [f"secure.threshold.{name}" for name in ("modulus", "checks", "owners", "needed")]  # what all may know
+PUBLIC = [f"secure.threshold.{name}" for name in ("modulus", "checks", "owners", "needed")]  # public values
 
 has_tenseal = importlib.util.find_spec("tenseal") is not None
 FIELDS: dict[str, dict[str, Any]] = {
@@ -114,7 +114,7 @@ class World:
     asked: list[str] = field(default_factory=list)
     rejected: dict[int, str] = field(default_factory=dict)  # by the last sum
     round: int = 0
-    rules: Rules = Rules(quorum=3, min_cohort=2)  # which are for what is summed, not for what serves it
+    rules: Rules = Rules(quorum=3, min_cohort=2)  # the rules of the summed op do not apply to ops that serve it
 
     def party(self, k: int) -> Party:
         empty = SampleGateway((torch.empty(0), torch.empty(0)))
@@ -265,7 +265,7 @@ SEND, OPEN = "secure-threshold", "secure-threshold-open"
 @pytest.mark.parametrize(
     ("gone", "left"),
     [
-        ({READY: [0, 1]}, [0, 1, 2, 3, 4]),  # too late for a share, not for the sum
+        ({READY: [0, 1]}, [0, 1, 2, 3, 4]),  # too late for a share, but in time for the sum
         ({READY: [0, 1], SEND: [0, 1]}, [2, 3, 4]),
         ({SEND: [0, 4]}, [1, 2, 3]),
         ({OPEN: [1, 2]}, [0, 1, 2, 3, 4]),
@@ -343,7 +343,7 @@ def test_the_aggregator_sees_no_partys_numbers_and_no_secret(name: str) -> None:
             assert as_bytes(here.memories[k]["secure.functional.box"]) not in seen
             assert (
                 envelopes.public(as_bytes(here.memories[k]["secure.functional.box"])) in seen
-            )  # the test can find things
+            )  # the search can find matches
 
 
 @every_channel
@@ -354,7 +354,7 @@ def test_no_party_opens_a_second_vector_for_a_sum(name: str) -> None:
     op, payload = op_of(opening["op"], where="test"), opening["payload"]
     here.round -= 1
     k = 0
-    assert isinstance(here.at(k, op, payload), Reply)  # the same again is answered alike
+    assert isinstance(here.at(k, op, payload), Reply)  # the same message gets the same answer
     if name == "functional":
         other = {**payload, "weights": [1, 1, 1, 1, 0]}
     else:
@@ -380,7 +380,7 @@ def test_the_functional_authority_gives_no_key_that_would_show_one_party() -> No
     wanted = next(m for m in here.sent if m["op"]["name"] == "secure-functional-key")
     for weights, least, why in (
         ([0, 1, 0, 0, 0], 2, "no key for a sum of 1 parties"),
-        ([0, 1, 0, 0, 0], 1, "no key for a sum of 1 parties"),  # whatever the aggregator says
+        ([0, 1, 0, 0, 0], 1, "no key for a sum of 1 parties"),  # whatever the aggregator claims
         ([2, 1, 1, 1, 1], 2, "with weights 0 or 1"),
         ([1, 1, 1, 1], 2, "4 weights do not match 5 parties"),
     ):

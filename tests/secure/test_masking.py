@@ -31,7 +31,7 @@ def numbers(parties: int, size: int = 3) -> dict[int, np.ndarray[Any, Any]]:
 
 
 def expected(leaves: dict[int, str], parties: int, needed: int, phases: tuple[str, ...] = PHASES) -> set[int] | None:
-    """The parties of the sum; None if too few are left in some exchange."""
+    """The parties of the sum; None if too few remain in some exchange."""
     there, summed = set(range(parties)), set[int]()
     for phase in phases:
         there -= {id for id, before in leaves.items() if before == phase}
@@ -228,7 +228,7 @@ def test_the_default_neighbours_are_all_in_a_small_cohort_and_grow_with_the_loga
     assert all(k % 2 == 0 for k in many)
     steps = np.diff(many)
     assert 0 < steps.max() <= steps.min() + 4 < 40
-    assert graph.degree(1000, 0.95) == 999  # who spares so few needs all
+    assert graph.degree(1000, 0.95) == 999  # with so few to spare, all are needed
 
 
 @given(st.integers(2, 40), st.integers(1, 10), st.binary(min_size=4, max_size=4))

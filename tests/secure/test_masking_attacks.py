@@ -39,7 +39,7 @@ def test_what_the_aggregator_sees_holds_no_update_and_no_secret(active: bool) ->
             assert len(secret) == 32 and secret not in seen
         own = kept["secure.share"].numpy().tobytes()
         halves = [own[: shamir.SHARE] in seen, own[shamir.SHARE :] in seen]
-        assert halves == [False, id != 4]  # the key's share never, the seed's from those who came
+        assert halves == [False, id != 4]  # never the key's share; the seed's share of parties that stayed
 
 
 def test_no_two_answers_together_hold_both_shares_of_a_party() -> None:
@@ -108,7 +108,7 @@ class Victim:
         self.sealed = self.all(self.terms, self.advertised)
 
     def boxes(self, ids: list[int]) -> dict[str, Any]:
-        rows = [self.sealed[id].tensors["sealed"][0] for id in ids]  # the victim is everybody's first neighbour
+        rows = [self.sealed[id].tensors["sealed"][0] for id in ids]  # the victim is the first neighbour of every party
         return {"secure": {"ids": torch.tensor(ids), "sealed": torch.stack(rows)}}
 
     def mask(self) -> None:
@@ -151,13 +151,13 @@ def test_a_party_shares_nothing_with_an_aggregator_that(lie: str) -> None:
     tell, reason = LIES[lie]
     assert reason in victim.refuses(victim.terms, tell(victim.advertised))
     assert not victim.diary.said
-    victim.share()  # nor is it put off by it
+    victim.share()  # and it does not stop the party
 
 
 def test_a_key_that_nobody_can_have_is_refused() -> None:
     victim = Victim()
     keys = victim.advertised["keys"].clone()
-    keys[4, :32] = 0  # a point of low order: what is agreed with it anybody can guess
+    keys[4, :32] = 0  # a point of low order: anybody can guess the agreed key
     assert "a public key of the secure sum is invalid" in victim.refuses(
         victim.terms, {**victim.advertised, "keys": keys}
     )
@@ -199,7 +199,7 @@ def test_masked_numbers_leave_once_whatever_model_is_sent() -> None:
     again, _ = victim.one(victim.op, victim.boxes([1, 2, 3, 4]))
     assert torch.equal(again.tensors["masked"], victim.masked.tensors["masked"])
     assert "otherwise before" in victim.refuses(victim.op, victim.boxes([1, 2, 3]))
-    victim.party.data.transform(lambda x: x + 1)  # as another model would have it
+    victim.party.data.transform(lambda x: x + 1)  # as with another model
     assert "otherwise before" in victim.refuses(victim.op, victim.boxes([1, 2, 3, 4]))
 
 
@@ -263,7 +263,7 @@ def test_an_active_aggregator_cannot_put_its_own_keys_in_a_partys_place() -> Non
     assert "not signed by 3" in victim.refuses(victim.terms, {**victim.advertised, "keys": false})
     swapped = {name: value[[0, 1, 3, 2, 4]] for name, value in victim.advertised.items() if name != "ids"}
     assert "not signed by 2" in victim.refuses(victim.terms, {**victim.advertised, **swapped})
-    Victim().share()  # which a curious one, who is believed, need not prove
+    Victim().share()  # a curious aggregator, which is trusted, need not prove it
 
 
 class Acquainted(Diary):

@@ -1,4 +1,4 @@
-"""Runs whose cohorts are seen."""
+"""Runs with recorded cohorts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hansa.core.federation import Federation
 
 
 def make_task(sizes: Sequence[int], tests: bool = False, alike: bool = False) -> hansa.Task:
-    """Parties of the given sizes, each with data of its own kind unless all are alike."""
+    """Parties of the given sizes, each with its own data unless all are alike."""
     make = torch.Generator().manual_seed(5)
     pairs = []
     for k, n in enumerate(sizes):
@@ -30,7 +30,7 @@ def make_task(sizes: Sequence[int], tests: bool = False, alike: bool = False) ->
 
 @dataclass
 class Seen:
-    """What a run selected, and the model before each round."""
+    """The cohorts of a run, and the model before each round."""
 
     result: hansa.Result
     cohorts: list[tuple[int, ...]]
@@ -38,11 +38,11 @@ class Seen:
 
     @property
     def kept(self) -> dict[str, Any]:
-        """What the selector kept."""
+        """The selector's last state."""
         return self.result.training.progress.selection
 
     def loss(self, round: int, party: int) -> float:
-        """A party's mean loss at the model before a round, worked out here."""
+        """A party's mean loss at the model before a round, computed here."""
         x, y = self.result.training.task.parties[party]
         w = self.models[round]
         scores = x @ w[:6].view(2, 3).T + w[6:]
@@ -51,7 +51,7 @@ class Seen:
 
 def watch(select: Any, sizes: Sequence[int], base: hansa.FedAvg | None = None, tests: bool = False,
           alike: bool = False, **settings: Any) -> Seen:  # fmt: skip
-    """Simulate and look at the cohorts."""
+    """Run a simulation and record its cohorts."""
     cohorts: list[tuple[int, ...]] = []
     models: list[Tensor] = []
     base = base or hansa.FedAvg()

@@ -1,4 +1,5 @@
-"""Poisson selection: every party by a draw of its own, sometimes nobody, and from a secret where there is one."""
+"""Poisson selection: independent draws per party, possibly an empty cohort, and draws from a secret where there is
+one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every selector promises: replay, resume, other processes, configuration, refusals."""
+"""Promises of every selector: replay, resume, other processes, configuration, refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TiFL: parties of like speed train together."""
+"""TiFL: parties of similar speed train together."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Answers = Callable[[Ask], Gathered]
 
 
 def scripted(speeds: Sequence[float] = SPEEDS, accuracy: Callable[[int, int], float] | None = None) -> Answers:
-    """Parties that always take the same time, never answer where it is infinite, and are as accurate as told."""
+    """Parties with fixed durations (never answering if infinite) and fixed accuracies."""
 
     def answer(ask: Ask) -> Gathered:
         here = tuple(party for party in ask.parties if np.isfinite(speeds[party]))
@@ -50,7 +50,7 @@ def scripted(speeds: Sequence[float] = SPEEDS, accuracy: Callable[[int, int], fl
 
 def select(selector: Tiers, answers: Answers, rounds: int, cohort: int = 2, seed: int = 0,
            available: Callable[[int], Sequence[int]] | None = None) -> tuple[list[tuple[int, ...]], Any]:  # fmt: skip
-    """The cohorts of some rounds with parties that follow a script, and what was kept at last."""
+    """The cohorts of some rounds with scripted parties, and the selector's last state."""
     kept: dict[str, Any] = {}
     cohorts = []
     for round in range(rounds):
@@ -202,7 +202,7 @@ def test_a_tier_without_available_parties_is_not_drawn() -> None:
     cohorts, _ = select(Tiers(tiers=3, probabilities=(0.5, 0.5, 0.0)), scripted(), 20, 3, available=most)
     assert set(cohorts[1:]) == {(0, 7, 8)}
     cohorts, _ = select(Tiers(tiers=3, policy="fast"), scripted(), 30, 3, available=most)
-    assert set(cohorts[1:]) == {(0, 7, 8), (2, 4, 6)}  # none of those that are left was to be drawn: alike, then
+    assert set(cohorts[1:]) == {(0, 7, 8), (2, 4, 6)}  # the remaining tiers have no probability: uniform draw
 
 
 def test_a_party_that_comes_later_is_profiled_when_it_comes() -> None:

@@ -18,7 +18,7 @@ SIZES = [4, 9, 0, 30, 2, 12, 7, 20]
 
 
 def inclusion(weights: list[int], count: int) -> list[float]:
-    """The exact probability of each place to be among `count` draws, one after another without replacement."""
+    """The exact probability that each position is among `count` draws without replacement."""
     found = [0.0] * len(weights)
     for order in itertools.permutations(range(len(weights)), count):
         chance, left = 1.0, float(sum(weights))

@@ -1,5 +1,5 @@
-"""Cards 1.3 to 1.5, through whole runs. The loss |w x - y| with y out of reach has the gradient -x wherever w is, so
-that FedSGD hands the server the update x in every round, whatever the server does with it."""
+"""Cards 1.3 to 1.5, in whole runs. The loss |w x - y| with an unreachable y has the gradient -x for every w, so
+FedSGD gives the server the update x in every round."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def zeros(n: int) -> nn.Module:
 
 
 def task(*updates: list[float]) -> hansa.Task:
-    """A party for each update, with that update as its one sample."""
+    """One party per update, with that update as its only sample."""
     pairs = [(torch.tensor([u], dtype=torch.float64), torch.tensor([[1e9]]).double()) for u in updates]
     return hansa.Task(lambda: zeros(len(updates[0])), "mae", pairs)
 
@@ -42,7 +42,7 @@ def run(server: ServerOptimizer, *updates: list[float], rounds: int = 1, **more:
 
 
 def path(server: ServerOptimizer, update: list[float], rounds: int) -> Tensor:
-    """How far the model has come after each round [rounds, d]; it starts from 0."""
+    """The position of the model after each round [rounds, d]; it starts from 0."""
     return torch.stack([run(server, update, rounds=t + 1).params.w for t in range(rounds)])
 
 
