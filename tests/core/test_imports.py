@@ -53,7 +53,7 @@ MAY_IMPORT = {
              "net.aggregator"},
     "testing": {"core", "experiment", "fusion", "local", "privacy", "run", "sim", "net", "net.aggregator"},
 }  # fmt: skip
-EVERYTHING = {"cli"}  # commands, which put the pieces together
+EVERYTHING = {"cli"}  # commands, which use all other packages
 LEAN = {"core", "local", "fusion", "server", "select", "schedule", "transforms", "adversary", "sim"}
 ALLOWED = {"torch", "numpy", "safetensors"} | set(sys.stdlib_module_names)
 

@@ -1,4 +1,4 @@
-"""What holds for all tests of data."""
+"""Settings for all tests of data."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_damaged_idx_files_are_refused(tmp_path: Path) -> None:
 
 
 def write_cifar(folder: Path, sheets: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Two images a batch, as binary records or as PNG sheets."""
+    """Two images per batch, as binary records or as PNG sheets."""
     rng = np.random.default_rng(1)
     pixels, labels = rng.integers(0, 256, (12, 3, 32, 32), dtype=np.uint8), rng.integers(0, 10, 12)
     for i, batch in enumerate([*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]):

@@ -40,7 +40,7 @@ def draw(seed: int, n: int = 11, d: int = 7, dtype: torch.dtype = torch.float64)
 
 
 def known(rule: Fusion, rows: Tensor) -> dict[str, Any]:
-    """What a rule needs to know beside the updates."""
+    """The inputs that a rule needs besides the updates."""
     if isinstance(rule, FLTrust):
         return {"trusted": rows.mean(0) + 0.1}
     if isinstance(rule, Zeno):

@@ -1,4 +1,4 @@
-"""Single fusions as functions of tensors: what the papers promise of each."""
+"""Single fusions as functions of tensors: the guarantees of the papers."""
 
 from __future__ import annotations
 

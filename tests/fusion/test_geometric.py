@@ -36,9 +36,9 @@ def objective(rows: Tensor, z: Tensor, weights: list[float] | None = None) -> fl
 
 
 def excess(rows: Tensor, z: Tensor, weights: list[float] | None = None) -> float:
-    """The pull of the updates away from z less the weight of those at z, as a part of the whole weight.
+    """The pull of the updates away from z minus the weight of those at z, as a fraction of the total weight.
 
-    Where it is not positive, the subgradient of the sum of distances contains 0.
+    If it is not positive, the subgradient of the sum of distances contains 0.
     """
     w = np.ones(len(rows)) if weights is None else np.array(weights, dtype=float)
     apart = np.linalg.norm(rows.numpy() - z.numpy(), axis=1)
@@ -196,7 +196,7 @@ def test_rows_in_a_file_give_the_same_bits(tmp_path: Path, dtype: torch.dtype) -
         assert torch.equal(on_disk.w, in_memory.w) and on_disk.shares == in_memory.shares
 
 
-# Who is reported as excluded
+# Reported exclusions
 
 
 def test_honest_updates_are_not_excluded_because_the_median_is_one_of_them() -> None:

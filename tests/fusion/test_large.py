@@ -1,4 +1,4 @@
-"""Updates larger than memory: rows in files, read in blocks, give what they give in memory."""
+"""Updates larger than memory: rows in files, read in blocks, give the same result as in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fusions as functions of tensors: what holds for all of them, and that they are what plain Python says."""
+"""The fusions as functions of tensors: common properties, and agreement with plain Python."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_impossible_fields_are_refused(wrong: Any) -> None:
         wrong()
 
 
-# What a rule is, against the same in plain Python
+# Agreement with plain Python
 
 
 @given(seed=seeds, n=st.integers(3, 14), d=st.integers(1, 5))

@@ -1,4 +1,4 @@
-"""Fusions in runs: what is refused, what is reported, what a bad reply changes (nothing)."""
+"""Fusions in runs: refusals, reports, and the effect of a bad reply (none)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HOSTILE = "clara"
 
 
 def task(model: Any = None, hostile: bool = True, trusted: bool = True) -> hansa.Task:
-    """Eight parties; without the hostile one, seven, with the samples they have among eight."""
+    """Eight parties; without the hostile party seven, with the same samples."""
     make = torch.Generator().manual_seed(0)
     weights = torch.randn(4, 3, generator=make, dtype=torch.float64)
 
@@ -44,7 +44,7 @@ def task(model: Any = None, hostile: bool = True, trusted: bool = True) -> hansa
 
 @dataclass(frozen=True)
 class Tricks(Wrapper):
-    """Honest at every party but one."""
+    """Honest at every party except one."""
 
     trick: str = "nan"
     inner: LocalSolver = SGD(lr=0.5)
@@ -131,7 +131,7 @@ def test_past_one_half_running_means_come_from_the_server(fusion: Any) -> None:
 
 
 class Hostile(Controlled):
-    """Sends a control variate from far away, where it has as many samples as the hostile party."""
+    """Sends a control variate from far away, at the party with as many samples as the hostile one."""
 
     def finish(self, ctx: Context, start: torch.Tensor, w: torch.Tensor, carry: Carry,
                memory: Memory) -> tuple[dict[str, torch.Tensor], Memory]:  # fmt: skip

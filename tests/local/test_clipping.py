@@ -1,4 +1,4 @@
-"""Sums of clipped gradients: each sample's gradient is bounded and keeps its direction, however the sum is made."""
+"""Sums of clipped gradients: each sample's gradient is bounded and keeps its direction, for every method of summing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Sequence(nn.Module):
 
 
 class Twice(nn.Module):
-    """One layer used twice: the length of a sum is not the sum of lengths."""
+    """One layer used twice: the length of a sum is not the sum of the lengths."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Twice(nn.Module):
 
 
 class Peeks(nn.Module):
-    """Looks at the other samples of the batch."""
+    """Depends on the other samples of the batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ def test_the_sum_is_that_of_the_samples_own_clipped_gradients(model: Callable[[]
     ctx, w = context(model)
     alone = each(ctx, w, batch())
     lengths = alone.norm(dim=1, keepdim=True)
-    for clip in (float(lengths.median()), math.inf):  # some are cut, and none
+    for clip in (float(lengths.median()), math.inf):  # half of them are clipped, or none
         wanted = (alone * (clip / lengths).clamp(max=1)).sum(0)
         for at_once in (None, 1, 4):
             got = ctx.clipped_sum(w, batch(), KEY, clip, at_once=at_once)

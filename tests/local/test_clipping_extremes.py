@@ -1,4 +1,4 @@
-"""Clipping holds whatever a gradient's length: subnormal, huge, infinite, by every way that a sum is made."""
+"""Clipping holds for gradients of any length (subnormal, huge, infinite), for every method of summing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SMALLEST = {torch.float32: 1.401298464324817e-45, torch.float64: 5e-324}  # subn
 
 
 class Flat(nn.Module):
-    """A linear model without a linear layer: its samples are mapped."""
+    """A linear model without a linear layer: its samples are mapped by vmap."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Flat(nn.Module):
 
 
 class Rows(nn.Module):
-    """A linear layer that sees two rows of each sample, or more than it has entries."""
+    """A linear layer with two rows per sample, or more rows than it has entries."""
 
     def __init__(self, times: int, width: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ WAYS: dict[str, Callable[[], nn.Module]] = {
 
 
 def slope(output: Tensor, y: Tensor) -> Tensor:
-    """A loss whose gradient in the output is the target."""
+    """A loss whose gradient with respect to the output is the target."""
     return (output * y).sum(1)
 
 
@@ -72,7 +72,7 @@ _objectives: dict[tuple[str, torch.dtype], Objective] = {}
 
 
 def objective(way: str, dtype: torch.dtype) -> Objective:
-    """The model of a way, made once."""
+    """The model of a method, made once."""
     if (way, dtype) not in _objectives:
         made = Objective(lambda: WAYS[way]().to(dtype), slope, 0)
         clipping.prepare(made, torch.ones(3, 3, dtype=dtype), torch.ones(3, 1, dtype=dtype))
@@ -89,7 +89,7 @@ def context(way: str, dtype: torch.dtype, stacked: bool = False) -> Context:
 
 
 def exponents(dtype: torch.dtype) -> st.SearchStrategy[float]:
-    """Magnitudes from the smallest number to the largest, zero and what is none."""
+    """Magnitudes from the smallest number to the largest, zero, infinity and NaN."""
     most = 38 if dtype == torch.float32 else 300
     powers = st.integers(-most, most).map(lambda p: 10.0**p)
     special = st.sampled_from(
@@ -99,7 +99,7 @@ def exponents(dtype: torch.dtype) -> st.SearchStrategy[float]:
 
 
 def check(got: Tensor, alone: list[float], clip: float, precision: float) -> None:
-    """The clipped gradient is no longer than the bound, and along the gradient where that is a vector of numbers."""
+    """The clipped gradient is no longer than the bound, and has the direction of the gradient if that is finite."""
     values = got.double().tolist()
     assert all(map(math.isfinite, values))
     assert math.hypot(*values) <= clip * (1 + precision)
@@ -162,7 +162,7 @@ def test_a_models_gradient_of_any_length_is_no_longer_than_the_bound(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_layer_whose_rows_are_long_where_what_comes_back_is_short_is_clipped(dtype: torch.dtype) -> None:
-    """The parts of its squared length vanish one by one; the gradient does not."""
+    """The terms of its squared length underflow one by one; the gradient does not."""
     large, small = (1e30, 1e-8) if dtype == torch.float32 else (1e250, 1e-100)
     rows = torch.tensor([[[large], [large * small]]], dtype=dtype).expand(1, 2, 8)
     back = torch.tensor([[[small], [1.0]]], dtype=dtype).expand(1, 2, 3)
@@ -204,7 +204,7 @@ def test_one_sample_among_others_that_is_not_finite_counts_as_nothing(way: str) 
 
 
 def test_the_attack_that_read_records_finds_gradients_clipped() -> None:
-    """A logistic model so sure of itself that a gradient is 5e-25 long: its square vanishes in float32."""
+    """A logistic model with such large outputs that a gradient has length 5e-25: its square underflows in float32."""
     made = Objective(lambda: nn.Linear(3, 2), "cross_entropy", 0)
     x, y = torch.tensor([[0.3, -0.4, 1.2]]), torch.tensor([1])
     clipping.prepare(made, x, y)
@@ -216,7 +216,7 @@ def test_the_attack_that_read_records_finds_gradients_clipped() -> None:
 
 
 def test_one_sample_changes_the_sum_of_many_by_no_more_than_the_bound() -> None:
-    """Float32 sums of many samples round by more than one of them adds."""
+    """Float32 sums of many samples have rounding errors larger than one sample's contribution."""
     ctx = context("layer", torch.float32)
     x = torch.randn(40_000, 3, generator=torch.Generator().manual_seed(0)).abs()
     y, w = torch.ones(len(x), 1), torch.zeros(3)

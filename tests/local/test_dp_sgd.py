@@ -1,4 +1,4 @@
-"""DP-SGD at the party: what the card of Abadi et al. 2016 asks of the solver."""
+"""DP-SGD at the party: the requirements of the card of Abadi et al. 2016."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_one_sample_cannot_spoil_the_update() -> None:
         at.samples("train")[0][5] = value
         updates.append(update(solver, at))
     assert updates[0].isfinite().all()
-    assert torch.equal(updates[0], updates[1]) and torch.equal(updates[0], updates[2])  # it counts as nothing
+    assert torch.equal(updates[0], updates[1]) and torch.equal(updates[0], updates[2])  # it adds nothing
 
 
 def test_parties_that_are_told_batch_sizes_of_their_own_divide_by_them() -> None:
@@ -184,7 +184,7 @@ def test_draws_differ_between_rounds_parties_steps_and_seeds_and_repeat_otherwis
 def test_a_deployed_partys_samples_and_noise_come_from_its_secret_alone() -> None:
     solver = DPSGD(batch=4, steps=2, sigma=1.0)
     updates = [update(solver, party(10, secret)) for secret in (b"", b"one", b"two", b"one")]
-    assert torch.equal(updates[1], updates[3])  # the same message answered again
+    assert torch.equal(updates[1], updates[3])  # the same message, answered again
     assert not torch.equal(updates[0], updates[1])
     assert not torch.equal(updates[1], updates[2])
     draws = [[tuple(rows) for rows in solver.drawn(party(40, secret))] for secret in (b"", b"one", b"two")]

@@ -1,4 +1,4 @@
-"""Tasks, solvers and an algorithm that show what simulated time does."""
+"""Tasks, solvers and an algorithm that make simulated time visible."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def task(parties: int = 10, sizes: list[int] | None = None) -> hansa.Task:
 
 
 def lengths(result: Result) -> np.ndarray:
-    """How long each round lasted."""
+    """The duration of each round."""
     return np.diff([line["simulated_seconds"] for line in result.history], prepend=0.0)
 
 
@@ -40,7 +40,7 @@ def missing(result: Result) -> list[dict[str, str]]:
 @hansa.register("idle")
 @dataclass(frozen=True)
 class Idle(hansa.SGD):
-    """Takes a solver's steps in simulated time alone."""
+    """Takes a solver's steps in simulated time only."""
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         return Reply({"w": torch.zeros_like(payload["model"]["w"])}), memory
@@ -57,7 +57,7 @@ class StepsTaken(hansa.SGD):
 
 @dataclass(frozen=True)
 class Census(Algorithm):
-    """Keeps how many steps each party took in each round."""
+    """Records the number of steps of each party in each round."""
 
     name: ClassVar[str] = "census"
     local: LocalSolver = StepsTaken()

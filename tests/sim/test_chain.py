@@ -1,4 +1,5 @@
-"""Models replayed as chains of layers: the same numbers as one party at a time, and only where that is so."""
+"""Models replayed as chains of layers: the same numbers as one party at a time, and no chain where they would
+differ."""
 
 import dataclasses
 from typing import Any
@@ -24,7 +25,7 @@ SIZES = (3, 11, 0, 7, 16, 5)
 
 
 class Plain(nn.Module):
-    """Layers called from a forward of its own, one of them without a bias."""
+    """Layers called from a custom forward, one of them without a bias."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +36,7 @@ class Plain(nn.Module):
 
 
 class Branches(nn.Module):
-    """Looks at the whole batch to decide what to do with it."""
+    """Branches on the values of the whole batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,7 +165,7 @@ def shaped() -> nn.Module:
 @register("test_proximal")
 @dataclasses.dataclass(frozen=True)
 class Proximal(SGD):
-    """Descent that is pulled back to where it began: a solver that a chain serves with gradients only."""
+    """Descent that is pulled back to its start: a solver that uses only the chain's gradients."""
 
     def start(self, ctx: Context, w: Tensor, payload: Payload, memory: Memory) -> tuple[Tensor, Carry]:
         return w, {"start": w}
@@ -190,7 +191,7 @@ def test_every_solver_is_served_by_a_chain(model: Any, solver: LocalSolver, chun
     engine = StackedEngine(objective, holdings, 0, chunk)
     assert engine.chain is not None
     assert engine.chain.stacks == (model in (dense, plain))
-    if chunk != 3:  # convolutions that are asked to stack go by vmap
+    if chunk != 3:  # convolutions that must be stacked use vmap
         engine.one = None  # type: ignore[assignment,method-assign]
     wanted, got = outcomes(ReferenceEngine(objective, holdings, 0), solver), outcomes(engine, solver)
     assert list(wanted) == list(got)

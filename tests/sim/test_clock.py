@@ -242,7 +242,7 @@ def test_tickets_go_to_available_parties() -> None:
     assert missing(done) == [{}] * 40
 
 
-# What runs promise
+# Promises of runs
 
 
 EVERYTHING = {

@@ -1,4 +1,4 @@
-"""Distributions of what devices take: keyed draws, traces, refusals."""
+"""Distributions for simulated devices: keyed draws, traces, refusals."""
 
 from __future__ import annotations
 

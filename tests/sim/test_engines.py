@@ -120,7 +120,7 @@ def payload(engine: ReferenceEngine, solver: LocalSolver) -> dict[str, Any]:
 
 
 def memory(engine: ReferenceEngine, solver: LocalSolver, party: int) -> dict[str, Tensor]:
-    """What a party remembers: nothing at first, something else than zero for every other party."""
+    """The memory of a party: empty at first, nonzero for every second party."""
     if party % 2:
         return {}
     return {name: torch.linspace(0.1, 0.3 + party, value.numel(), dtype=torch.float64).view(value.shape)
@@ -129,7 +129,7 @@ def memory(engine: ReferenceEngine, solver: LocalSolver, party: int) -> dict[str
 
 def compare(given: hansa.Task, solver: LocalSolver, chunk: int | None = 4, round: int = 1,
             works: Sequence[dict[str, Any]] = ()) -> None:  # fmt: skip
-    """Both engines' replies agree, tensor by tensor, and the stacked one did stack."""
+    """Check that both engines' replies agree, tensor by tensor, and that the stacked engine did stack."""
     alone, together = pair(given, chunk=chunk)
     together.one = None  # type: ignore[assignment,method-assign]  # training a party alone would agree for the wrong reason
     sent = payload(alone, solver)
@@ -376,7 +376,7 @@ class Reader(nn.Module):
 
 
 class Branching(nn.Module):
-    """Does something else when the batch happens to be positive."""
+    """Branches if all values of the batch are positive."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * 2 if bool(x.sum() > 0) else x

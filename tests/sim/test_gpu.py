@@ -1,4 +1,4 @@
-"""What is recorded for a GPU gives the numbers of one party at a time: traced and run here; on a GPU, if there is one,
+"""Recorded training gives the numbers of one party at a time: traced and run here; on a GPU, if there is one,
 recorded and compiled."""
 
 import dataclasses
@@ -32,7 +32,7 @@ SIZES = (5, 1, 9, 3, 16, 9, 2)
 
 @dataclasses.dataclass(frozen=True)
 class Corrected(SGD):
-    """Descent corrected by what the party remembers, which moves with every round."""
+    """Descent corrected by the party's memory, which changes in every round."""
 
     name = "corrected"  # type: ignore[misc]
 

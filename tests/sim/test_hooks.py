@@ -175,7 +175,7 @@ def test_a_solver_that_overrides_one_hook_answers_the_same_in_a_stack(
 
 
 class Mixed:
-    """A step that comes from beside the solver's own bases."""
+    """A step from a mixin beside the solver's own bases."""
 
     def step(self, ctx: Context, w: Tensor, direction: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
         return w - 0.01 * direction.sign(), carry
@@ -196,7 +196,7 @@ class StepsPrivately(DPSGD):
 
 
 class Declares(SGD):
-    """A step of its own, and a rule that describes it."""
+    """A custom step, and a rule that describes it."""
 
     def direction(self, ctx: Context, w: Tensor, batch: Batch, carry: Carry, key: Tensor) -> Tensor:
         return ctx.gradient(w, batch, key) + 0.5 * w

@@ -1,4 +1,4 @@
-"""What a party sends is checked before it is fused, whichever verb asked for it and whichever engine ran it."""
+"""Replies of parties are checked before they are fused, for every verb and every engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = ["anna", "boris", "clara", "dora"]
 
 @dataclass(frozen=True)
 class Bad(Wrapper):
-    """Honest at every party but one, which sends something else."""
+    """Honest at every party except one, which sends something else."""
 
     trick: str = "nan"
     inner: LocalSolver = SGD(lr=0.5)
@@ -146,7 +146,7 @@ def test_a_bad_counter_is_rejected_like_any_other_tensor(counts: Tensor) -> None
     assert done.params["1.num_batches_tracked"] == 1
 
 
-# --- rounds that come to nothing ---
+# --- empty rounds ---
 
 
 @dataclass(frozen=True)

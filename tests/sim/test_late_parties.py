@@ -25,7 +25,7 @@ def test_partial_work_before_the_deadline_is_that_of_fewer_steps(engine: str) ->
     assert torch.allclose(late.state.params.w, two.state.params.w, rtol=0, atol=1e-12)
     assert lengths(late).tolist() == [3.5] * 3
     assert missing(late) == [{}] * 3
-    assert late.summary["bytes_down"] == two.summary["bytes_down"]  # how far one gets does not travel
+    assert late.summary["bytes_down"] == two.summary["bytes_down"]  # a party's progress is not sent
 
 
 @ENGINES

@@ -1,4 +1,4 @@
-"""Memories on disk are those of a dictionary, and after a crash at any moment those of the last checkpoint."""
+"""Memories on disk behave like a dictionary, and after a crash at any moment they are those of the last checkpoint."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def dying(at: int, synced: dict[int, int]) -> Iterator[None]:
 
 
 rounds = st.dictionaries(st.integers(0, PARTIES - 1), st.tuples(st.integers(0, 3), st.integers(0, 99)), max_size=6)
-# What happens, and at which of its system calls the machine dies (0 for never).
+# The actions, and the number of the system call at which the machine dies (0 for never).
 deaths = st.one_of(st.just(0), st.integers(0, 12))
 steps = st.lists(st.tuples(st.one_of(rounds, st.just("checkpoint")), deaths), max_size=14)
 

@@ -1,4 +1,4 @@
-"""Models, losses and solvers with ways of their own: every engine gives the reference's numbers, or says why not."""
+"""Unusual models, losses and solvers: every engine gives the reference's numbers, or gives the reason why it cannot."""
 
 import dataclasses
 from typing import Any
@@ -63,7 +63,7 @@ def agree(given: hansa.Task, op: Op, chunk: int | None = None) -> None:
 
 
 class Viewing(nn.Module):
-    """Flattens images by `view`, which minds how they lie in memory."""
+    """Flattens images by `view`, which depends on their memory layout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ def test_a_float32_model_that_views_its_images_trains_and_is_evaluated(engine: s
 
 
 def relative(output: Tensor, target: Tensor) -> Tensor:
-    """A loss that looks at the other samples of its batch."""
+    """A loss that depends on the other samples of its batch."""
     values = nn.functional.cross_entropy(output, target, reduction="none")
     return values * (values / values.mean()).detach()
 
@@ -137,7 +137,7 @@ class Reversed(nn.Module):
 
 
 class Counting(nn.Module):
-    """Does something else with a large batch."""
+    """Behaves differently for a large batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ def test_a_party_that_declines_while_it_trains_is_missing_and_the_others_are_not
 @register("test_hoarder")
 @dataclasses.dataclass(frozen=True)
 class Hoarder(SGD):
-    """Remembers more than it said it would."""
+    """Remembers more than it declares."""
 
     def finish(self, ctx: Context, start: Tensor, w: Tensor, carry: Carry,
                memory: Memory) -> tuple[dict[str, Tensor], Memory]:  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a run costs does not grow with the parties that do nothing."""
+"""The cost of a run does not grow with the number of idle parties."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The batches of many parties at once are those that each of them would take alone."""
+"""The batches of many parties, computed at once, equal those of each party alone."""
 
 import numpy as np
 import pytest

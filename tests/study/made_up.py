@@ -1,4 +1,4 @@
-"""Results of studies that were never run: any labels, any curves, in a moment."""
+"""Results of studies that were never run: any labels and curves, made instantly."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def made_up(
     trials: Sequence[Trial] = (),
     task: Mapping[str, Any] | None = None,
 ) -> Results:
-    """Results with accuracies that rise to `top` of (algorithm's place, setting's place). `lost` runs have no loss that
-    is a number at their end; `clock` gives the simulated seconds of a round's end."""
+    """Results with accuracies that rise to `top` of (algorithm's index, setting's index). `lost` runs have no finite
+    loss at the end; `clock` gives the simulated seconds at the end of a round."""
     given: dict[str, Any] = {
         "name": name, "seeds": seeds,
         "algorithms": [{"name": "fedavg", "label": label} for label in algorithms],

@@ -37,7 +37,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def page(browser: Any) -> Iterator[Any]:
-    """A page that fails the test for whatever it says on its console or tries to fetch."""
+    """A page that fails the test on any console message or request."""
     context = browser.new_context()
     opened = context.new_page()
     said: list[str] = []

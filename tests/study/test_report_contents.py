@@ -1,4 +1,4 @@
-"""What the report of a study says, and that it says it right whatever the study was like."""
+"""The content of a study's report, for studies of every kind."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ VOID = {"meta", "img"}
 
 
 class Structure(HTMLParser):
-    """Fails where tags are not closed in the order in which they were opened, or are not those that a report has."""
+    """Fails if tags are not closed in the order of opening, or are not among those of a report."""
 
     def __init__(self, page: str) -> None:
         super().__init__()

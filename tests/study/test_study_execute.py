@@ -1,4 +1,4 @@
-"""Runs of a study: done once, side by side, resumed after a kill, and each by itself."""
+"""Runs of a study: done once, in parallel, resumed after a kill, and independent of each other."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def study(folder: Path, **keys: Any) -> Study:
 
 
 class Noted(SilentWatcher):
-    """Notes what ran, and how it ended."""
+    """Records which runs were done, and how they ended."""
 
     def __init__(self) -> None:
         self.ran: list[str] = []
@@ -52,7 +52,7 @@ class Noted(SilentWatcher):
 
 
 def bits(results: Results) -> list[tuple[str, bytes, list[dict[str, Any]]]]:
-    """Everything a run gives but the time it took."""
+    """Everything about a run except its duration."""
     out = []
     for outcome in results.outcomes:
         assert outcome.run_dir is not None and outcome.failed is None, outcome.failed
@@ -118,7 +118,7 @@ def test_a_run_that_goes_on_elsewhere_keeps_its_bits(
 
 
 class Steps:
-    """A clock that moves on a little whenever it is looked at."""
+    """A clock that advances a little at each reading."""
 
     def __init__(self) -> None:
         self.now = time.monotonic()
@@ -191,7 +191,7 @@ def test_a_second_study_in_the_same_folder_is_refused(tmp_path: Path, monkeypatc
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process has started."""
+    """The child processes of a process."""
     found = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         found += [int(child) for child in task.read_text().split()]

@@ -1,4 +1,4 @@
-"""The key of a run knows the user's own code and files: what has changed is run again, and nothing else."""
+"""The key of a run covers the user's own code and files: runs with changed inputs are repeated, and no others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cell(place: Path, task: dict[str, Any], **tables: Any) -> Cell:
 
 
 def changed(path: Path, text: str) -> None:
-    """Write a file at another time than before, whatever the clock's steps."""
+    """Write a file with a new modification time, whatever the clock's resolution."""
     before = path.stat().st_mtime_ns if path.exists() else 0
     path.write_text(text)
     os.utime(path, ns=(before + 10**9, before + 10**9))

@@ -1,4 +1,4 @@
-"""A run's key is made of the whole experiment: whatever field changes, the key does, or LEFT_OUT says why not."""
+"""A run's key covers the whole experiment: if any field changes, the key changes, or LEFT_OUT has the reason."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TREE: dict[str, Any] = {
     "adversary": [{"name": "sign-flip", "fraction": 0.25}],
     "privacy": {"secure": "masking", "dp": {"name": "central", "sigma": 1.0}},
 }
-# Other values for fields of which any value will not do.
+# Other values for fields that do not accept every value.
 OTHERS: dict[str, Any] = {
     "task": TaskTable(dataset="digits"), "partition": None, "algorithm": registered("algorithm")["scaffold"](),
     "run": Run(rounds=99), "tree": {}, "folder": "elsewhere", "adversary": (), "track": ("tracker",),
@@ -62,12 +62,12 @@ def options(hint: Any) -> list[Any]:
 
 
 def part_kinds(hint: Any) -> set[str]:
-    """The kinds of parts that may stand in a field."""
+    """The kinds of parts that a field accepts."""
     return {option.kind for option in options(hint) if isinstance(option, type) and issubclass(option, Part)}
 
 
 def sample(cls: type[Any]) -> Any:
-    """A part with its defaults, and any value where a field has none."""
+    """A part with its defaults, and an arbitrary value for each field without a default."""
     needed = {name: hint for name, hint in field_types(cls).items() if field_default(cls, name) is dataclasses.MISSING}
     try:
         return fill(cls, {name: another(None, hint) for name, hint in needed.items()}, where="sample")
@@ -104,7 +104,7 @@ def another(value: Any, hint: Any, step: float = 1) -> Any:
 
 
 def places() -> Iterator[tuple[str, Any, Rebuild]]:
-    """Every settings class, once: its dotted place, an instance of it, and how to lay another one in its place."""
+    """Every settings class, once: its dotted path, an instance, and a function that replaces it."""
     base = parse(TREE)
     seen: set[type[Any]] = set()
     waiting: list[tuple[str, Any, Rebuild]] = [("", base, lambda value: value)]
@@ -150,7 +150,7 @@ def typed(cls: type[Any]) -> dict[str, Any]:
 
 
 def changed_key(dotted: str, owner: Any, rebuild: Rebuild, name: str, hint: Any) -> str:
-    """The key with another value in one field; of data sets and models, which are checked, a value that is allowed."""
+    """The key with another value in one field; for data sets and models, which are checked, an allowed value."""
     value = getattr(owner, name)
     for step in (1, 6, 0.25):
         with contextlib.suppress(ConfigError):

@@ -1,4 +1,4 @@
-"""Measures of a study follow its metric, and intervals that cannot be are said to be meaningless."""
+"""Measures of a study follow its metric, and impossible intervals are marked as meaningless."""
 
 from __future__ import annotations
 

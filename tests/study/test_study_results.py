@@ -1,4 +1,4 @@
-"""What a study has found: measures, estimates, curves, ranks and the way to disk and back."""
+"""The results of a study: measures, estimates, curves, ranks, saving and loading."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def test_workers_are_told_where_parts_of_ones_own_come_from() -> None:
     @hansa.register("study-own")
     @dataclass(frozen=True)
     class Own(SGD):
-        """A local solver of one's own."""
+        """A user-defined local solver."""
 
     assert modules_of(study().cells()[0].experiment) == set()
     own = study(algorithms=[{"name": "fedavg", "local": "study-own"}])

@@ -1,4 +1,4 @@
-"""Tuning: successive halving with one budget for all, on seeds and samples of its own."""
+"""Tuning: successive halving with the same budget for all algorithms, on separate seeds and samples."""
 
 from __future__ import annotations
 

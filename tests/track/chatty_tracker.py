@@ -16,8 +16,7 @@ from hansa.track.tracker import Log, RunInfo, Tracker
 @register("chatty")
 @dataclass(frozen=True)
 class Chatty(Tracker):
-    """In a process of its own: it prints, takes its time to start, and at a round that is named it ends, or waits for
-    ever."""
+    """In a separate process: it prints, starts slowly, and at a given round it exits or hangs."""
 
     path: str = ""
     dies_at: int | None = None

@@ -34,7 +34,7 @@ def answers(url: str) -> bool:
 
 
 class Process:
-    """A command with all that it starts."""
+    """A command together with all its child processes."""
 
     def __init__(self, command: list[str], log: Path, **environment: str) -> None:
         self._log = log

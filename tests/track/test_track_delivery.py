@@ -1,4 +1,4 @@
-"""A tracker that fails in whatever way: the run is the same, nothing is lost, and what was not delivered is said."""
+"""A tracker that fails in any way: the run is unaffected, no event is lost, and undelivered events are reported."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HOOK: list[Hook] = []
 
 
 class Diary(Log):
-    """Keeps what it is told, after a hook that may fail or hang."""
+    """Records its events, after a hook that may fail or hang."""
 
     def __init__(self, about: RunInfo, state: dict[str, Any]) -> None:
         self.state = {**state, "run": about.run}
@@ -51,7 +51,7 @@ class Diary(Log):
 @hansa.register("diary")
 @dataclass(frozen=True)
 class DiaryTracker(Tracker):
-    """Keeps what it is told."""
+    """Records its events."""
 
     wait: float = 20.0
 
@@ -132,7 +132,7 @@ def test_a_tracker_that_hangs_does_not_hold_the_run_up(caplog: pytest.LogCapture
 
 
 class Clock:
-    """Time that goes on when it is told to."""
+    """A clock that advances when the test says so."""
 
     def __init__(self) -> None:
         self.now, self.looks, self.over = 0.0, 0, False
@@ -142,7 +142,7 @@ class Clock:
         return self.now
 
     def go(self, seconds: float) -> None:
-        """Let time pass, and be seen to have passed."""
+        """Advance the clock, and wait until that is noticed."""
         self.now += seconds
         seen = self.looks
         while self.looks < seen + 2 and not self.over:
@@ -153,7 +153,7 @@ class Clock:
 def test_a_tracker_at_work_is_waited_for_longer_than_an_idle_one_but_not_for_ever(
     hours: float, given_up: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To start may take minutes on a slow machine; that is not the same as a server that does not answer."""
+    """Starting may take minutes on a slow machine, unlike a server that does not answer."""
     clock = Clock()
     monkeypatch.setattr(delivery, "time", clock)
     ended = threading.Event()
@@ -180,7 +180,7 @@ def test_a_tracker_at_work_is_waited_for_longer_than_an_idle_one_but_not_for_eve
 
 
 def test_who_has_had_enough_of_the_wait_is_not_held_up(tmp_path: Path) -> None:
-    """Ctrl-C after the run: the run's files are there, nothing is locked, and nothing goes on."""
+    """Ctrl-C after the run: the run's files are complete, nothing is locked, and no thread continues."""
     never = threading.Event()
 
     def hangs(what: str) -> None:
@@ -254,7 +254,7 @@ def test_a_resumed_run_goes_on_with_the_same_trackers_and_their_state(tmp_path: 
 
 @pytest.fixture
 def chatty_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The other process finds this module's trackers as it would those of an installed package: by an entry point."""
+    """The other process finds this module's trackers by an entry point, like those of an installed package."""
     made = tmp_path / "site" / "chatty-1.dist-info"
     made.mkdir(parents=True)
     (made / "METADATA").write_text("Metadata-Version: 2.1\nName: chatty\nVersion: 1\n")
@@ -299,7 +299,7 @@ def test_a_process_that_hangs_is_ended_with_the_run(chatty_is_known: Path, caplo
 
 
 def test_a_tracker_does_not_outlive_a_run_that_was_killed(tmp_path: Path) -> None:
-    """Its standard input ends with the run, and with it the process."""
+    """Its standard input ends with the run, and so the process ends."""
     child = subprocess.Popen(
         [sys.executable, "-m", "hansa.track"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )

@@ -70,7 +70,7 @@ def small():
 
 @dataclass
 class Whole:
-    """A run that was interrupted after three of its five rounds, and went on."""
+    """A run that was interrupted after three of its five rounds, and resumed."""
 
     uri: str
     folder: Path
@@ -127,7 +127,7 @@ def test_a_run_has_all_that_belongs_to_it(whole: Whole) -> None:
 
 
 def test_what_mlflow_has_already_is_not_sent_again_even_where_nobody_was_told(whole: Whole) -> None:
-    """A process that was killed before it could say so: the run is found by its mark, and its model by the run."""
+    """The process was killed before it could report: the run is found by its mark, and its model by the run."""
     assert track_folder(whole.folder) == []
     path = whole.folder / "tracking.json"
     tree = json.loads(path.read_text())
@@ -143,7 +143,7 @@ def test_what_mlflow_has_already_is_not_sent_again_even_where_nobody_was_told(wh
 
 
 def test_a_served_model_answers_as_the_run_itself_predicts(whole: Whole, tmp_path: Path) -> None:
-    """Missing values and all: the preparation that the parties learned is part of what is served."""
+    """With missing values: the preparation that the parties learned is part of the served model."""
     port = free_port()
     command = [sys.executable, "-m", "mlflow", "models", "serve", "-m", "models:/whole/1", "--env-manager", "local",
                "--port", str(port)]  # fmt: skip
@@ -235,7 +235,7 @@ def test_a_database_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: py
 
 
 def opened(server: Server, mark: str, **record: Any) -> tuple[Any, list[str]]:
-    """A log in this process, and what it says."""
+    """A log in this process, and its messages."""
     said: list[str] = []
     tracker = hansa.build("tracker", "mlflow", uri=server.uri)
     return tracker.open(RunInfo("r", "direct", record, mark), {}, said.append), said

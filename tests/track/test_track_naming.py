@@ -1,4 +1,4 @@
-"""How trackers are named, and that they are no part of the experiment."""
+"""Names of trackers; trackers are not part of the experiment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A saved model predicts, in whatever process, what the run itself predicts."""
+"""A saved model gives the predictions of its run, in any process."""
 
 from __future__ import annotations
 

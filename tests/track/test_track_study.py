@@ -1,4 +1,4 @@
-"""A study at its trackers: a run for the study, in it one for each cell, and nothing twice."""
+"""A study at its trackers: one run for the study, one nested run per cell, and no duplicates."""
 
 from __future__ import annotations
 

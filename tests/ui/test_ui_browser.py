@@ -1,5 +1,5 @@
-"""The live page in a real browser: it shows a running federation, goes on by itself after a restart, starts and stops
-jobs with the token; and it can be used by keyboard, by screen reader, in the dark and on a narrow screen."""
+"""The live page in a real browser: it shows a running federation, continues after a restart, and starts and stops
+jobs with the token; it works with the keyboard, with a screen reader, in dark mode and on a narrow screen."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def browser() -> Iterator[Any]:
 
 
 class Sight:
-    """A page that is looked at: whatever it says on the console, and whatever it asks of others than its own server."""
+    """A page under observation: its console messages, and its requests to other servers."""
 
     def __init__(self, browser: Any, url: str, **given: Any) -> None:
         self.context = browser.new_context(**given)
@@ -58,7 +58,7 @@ class Sight:
         self.page.goto(url)
 
     def close(self, *besides: str) -> None:
-        """Nothing went wrong in the page, but what is named here."""
+        """Check that the page had no errors except those named here."""
         self.context.close()
         assert [error for error in self.errors if not any(re.search(one, error) for one in besides)] == []
         assert self.elsewhere == []
@@ -81,7 +81,7 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def league(tmp_path_factory: pytest.TempPathFactory) -> Iterator[League]:
-    """A federation with a long job, and its page always at the same port."""
+    """A federation with a long job, whose page keeps its port."""
     league = League(tmp_path_factory.mktemp("live") / "league", admin=f"127.0.0.1:{free_port()}")
     for party, name in enumerate(PARTIES):
         league.join(name, samples(party))
@@ -224,7 +224,7 @@ def test_a_job_can_be_chosen_and_the_focus_stays_where_it_was(sight: Sight, leag
     expect(page.locator("#jobs tr[aria-current]")).to_contain_text(ended)
 
 
-# Everybody can use it
+# Accessibility
 
 RATIO = """
 (scheme) => {
@@ -345,7 +345,7 @@ engine = "reference"
 
 @pytest.fixture
 def simulated(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str], str]]]:
-    """Starts `hansa run --ui`: the process, and where its page is."""
+    """Start `hansa run --ui`; returns the process and the page's address."""
     started: list[subprocess.Popen[str]] = []
 
     def start(rounds: int, *more: str) -> tuple[subprocess.Popen[str], str]:

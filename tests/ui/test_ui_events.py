@@ -1,4 +1,4 @@
-"""The board of the live page: a snapshot, then changes; what is kept, and for whom, is bounded."""
+"""The content of the live page: a snapshot, then changes; stored data and subscribers are bounded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def on_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], Non
 
 
 async def heard(listener: Subscriber) -> list[tuple[str, dict[str, Any], str]]:
-    """What waits for one who looks: kind, data and id."""
+    """The events that wait for a subscriber: kind, data and id."""
     out = []
     while True:
         event = await listener.next(0.01)
@@ -188,7 +188,7 @@ def test_a_run_that_goes_back_to_its_checkpoint_is_shown_anew(tmp_path: Path) ->
     assert run.look() is None
     _, rounds = run.look() or ({}, {})
     assert [each["round"] for each in rounds[tmp_path.name]] == [1, 2]
-    write(tmp_path, line(1), line(2), line(2, longer="than before"), line(3))  # cut back and grown again in between
+    write(tmp_path, line(1), line(2), line(2, longer="than before"), line(3))  # truncated and extended in between
     assert run.look() is None
 
 

@@ -1,4 +1,4 @@
-"""The live page over HTTP, without a browser: its headers and limits, its events, and what the token may do."""
+"""The live page over HTTP, without a browser: its headers, limits and events, and the actions of the token."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def post(league: League, path: str, body: Any, shown: str | None = None, **heade
 
 
 class Events:
-    """One who listens to the page's events."""
+    """A subscriber to the page's events."""
 
     def __init__(self, league: League, last: str = "") -> None:
         self.line = http.client.HTTPConnection("127.0.0.1", league.aggregator.admin.port, timeout=PATIENCE)
@@ -72,7 +72,7 @@ class Events:
         self.last = last
 
     def next(self) -> tuple[str, dict[str, Any]]:
-        """The next event but signs of life; "over" where there is none any more."""
+        """The next event other than a heartbeat; "over" at the end of the stream."""
         while True:
             fields = {}
             while (text := self.got.readline().decode()) not in ("\n", ""):
@@ -211,7 +211,7 @@ def test_so_many_listen_and_the_next_is_told_to_come_later(league: League) -> No
     assert status == 503 and "too many" in data["error"] and headers["Retry-After"]
     for events in all:
         events.close()
-    until(lambda: ask_events(league) == 200)  # places of those who have gone are free again
+    until(lambda: ask_events(league) == 200)  # the places of disconnected subscribers are free again
 
 
 def ask_events(league: League) -> int:
@@ -231,7 +231,7 @@ def test_one_who_reads_nothing_is_cut_off_and_holds_nobody_up(league: League) ->
         quick.next()
         until(lambda: page.stream.subscribers == 2)
         began = time.monotonic()
-        for n in range(300):  # a board that changes far quicker than any does
+        for n in range(300):  # changes far faster than a real one
             league._loop.call_soon_threadsafe(page.stream.update, {"n": n, "much": f"{n}" * 30_000}, {})
             if n % 20 == 0:
                 while quick.next()[1]["values"].get("n") != n:
@@ -292,7 +292,7 @@ def test_nobody_looks_at_the_record_while_nobody_looks_at_the_page(
 
 def test_a_reason_has_no_number_where_the_run_has_a_least_cohort(league: League) -> None:
     def refused(job: dict[str, Any]) -> str:
-        """What is shown of Ann, who refuses, while Bob is waited for."""
+        """The displayed state of Ann, who refuses, while Bob is pending."""
         live, end = Live(league.runner), time.monotonic() + PATIENCE
         id = league.submit(job, min_parties=2)
         while True:
@@ -432,7 +432,7 @@ def test_a_body_that_is_none_gets_a_sentence(league: League, body: Any, status: 
 
 
 def test_a_stopped_job_is_stopped_for_good_and_the_log_says_by_whom(league: League) -> None:
-    job = league.submit(tree(), min_parties=3)  # nobody is there: it waits
+    job = league.submit(tree(), min_parties=3)  # no party is connected: the job waits
     assert post(league, "/stop", {"job": job}) == (200, {"job": job, "stopped": True})
     assert league.ended(job)["status"] == "stopped"
     assert post(league, "/stop", {"job": job}) == (200, {"job": job, "stopped": False})
