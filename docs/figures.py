@@ -327,7 +327,7 @@ def choice() -> Figure:
 def tiers() -> Figure:
     """Draw the cost and the benefit of TiFL's policies."""
     figure, left, right = pair()
-    base = {"partition.parties": 50, "run.cohort_size": 5, "run.rounds": 100, "run.devices.compute": "exponential",
+    base = {"partition.parties": 50, "run.cohort": 0.1, "run.rounds": 100, "run.devices.compute": "exponential",
             "run.devices.compute.mean": 0.1, "run.devices.speed": "lognormal", "run.devices.speed.sigma": 1.0,
             "algorithm.local.lr": 0.1, "run.select": "tiers", "run.eval_every": 100}  # fmt: skip
     policies = ["vanilla", "slow", "uniform", "random", "fast"]
