@@ -233,13 +233,13 @@ def test_both_shares_of_a_party_are_never_given() -> None:
     assert "otherwise before" in victim.refuses(SecureUnmask(4), survivors(0, 1, 2, 3, 4))
     assert "otherwise before" in victim.refuses(SecureUnmask(4), survivors(0, 1, 2, 4))
     victim.memory[0] = after
-    assert "it is over" in victim.refuses(SecureUnmask(4), survivors(0, 1, 2, 3))
+    assert "the sum has ended" in victim.refuses(SecureUnmask(4), survivors(0, 1, 2, 3))
 
 
 def test_a_sum_is_opened_only_for_enough_survivors_that_took_part() -> None:
     victim = Victim()
     victim.share()
-    assert "an exchange was left out" in victim.refuses(SecureUnmask(4), survivors(0, 1, 2, 3))
+    assert "an exchange was skipped" in victim.refuses(SecureUnmask(4), survivors(0, 1, 2, 3))
     victim.mask()
     assert "3 of the parties that share secrets with it are left" in victim.refuses(SecureUnmask(4), survivors(0, 1, 2))
     assert "not part of" in victim.refuses(SecureUnmask(4), survivors(1, 2, 3, 4))
