@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from kit import PATIENCE, Stage, experiment, samples
 from liars import rewrite
 
@@ -55,9 +56,29 @@ def asks_too_much() -> None:
     NetworkRuntime._offers = lying  # type: ignore[method-assign]
 
 
+def never_ends_a_step() -> None:
+    """Work that does not come to the end of a step: its thread stays inside torch, and wakes up all the time."""
+
+    class Endless(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+            while True:
+                time.sleep(0.0001)
+
+    def run(*_: Any) -> Any:
+        x = torch.ones(1, requires_grad=True)
+        Endless.apply(x).backward()  # type: ignore[no-untyped-call]
+
+    SGD.run = run  # type: ignore[method-assign]
+
+
 def test_parties_refuse_what_is_too_much_stop_what_nobody_awaits_and_end_when_told(tmp_path: Path) -> None:
-    people = {name: samples(seed=seed) for seed, name in enumerate(("ann", "bob"))}
-    lies = {"aggregator": "test_too_much_work:asks_too_much"}
+    people = {name: samples(seed=seed) for seed, name in enumerate(("ann", "bob", "cat"))}
+    lies = {"aggregator": "test_too_much_work:asks_too_much", "cat": "test_too_much_work:never_ends_a_step"}
     with Stage(tmp_path, people, {"ann": "[limits]\nepochs = 7\n"}, lies) as stage:
         tree = experiment(run={"rounds": 6, "deadline": 600.0, "eval_parties": False})
         job, _ = stage.operator.submit(parse(tree), "greedy")
@@ -69,7 +90,7 @@ def test_parties_refuse_what_is_too_much_stop_what_nobody_awaits_and_end_when_to
             time.sleep(0.2)
         lines = stage.operator.job(job)["rounds"]
         said = [line["missing"] for line in lines]
-        for name, most in (("ann", 7), ("bob", 10000)):
+        for name, most in (("ann", 7), ("bob", 10000), ("cat", 10000)):
             limit = f"at most {most} epochs (limits.epochs in party.toml), and this one requests 1000000000"
             assert limit in said[0][name]
         for name in people:
@@ -78,9 +99,12 @@ def test_parties_refuse_what_is_too_much_stop_what_nobody_awaits_and_end_when_to
             )
             assert "limits.memory in party.toml" in said[2][name]
             assert "its policy allows models of at most 1000000000 parameters" in said[3][name]
-        stage.processes["bob"].terminate()  # in the middle of a million steps
-        assert stage.processes["bob"].wait(PATIENCE) == 0
+        for name in ("bob", "cat"):  # in the middle of a million steps, and in the middle of one
+            stage.processes[name].terminate()
+        assert [stage.processes[name].wait(PATIENCE) for name in ("bob", "cat")] == [0, 0], stage.log("cat")
         assert stage.operator.stop(job)
+        for name in ("bob", "cat"):
+            stage.operator.revoke(name)  # or the next job would wait for them until its deadline
         (tmp_path / "honest").touch()
         after, _ = stage.operator.submit(parse(experiment(run={"rounds": 1})), "modest", min_parties=1)
         ended = stage.operator.wait(after, None)

@@ -45,8 +45,10 @@ from hansa.privacy import spent
 
 log = logging.getLogger("hansa.net")
 HEARTBEAT = 15.0  # seconds between two heartbeats while the worker runs
+WORK = "hansa-work"  # the name of the worker's thread
 STUCK = 60.0  # seconds after which a warning says that stopped work still runs
 PAUSE = 1.0  # seconds before the next poll after an error
+LAST_STEP = 5.0  # seconds that stopped work has to reach the end of its step before the party leaves
 FATAL = frozenset({401, 403, 426})  # statuses after which polling again is pointless
 HEADER = 2**24  # bytes: the largest header of a message (names, shapes, plain values)
 ASK = {"op": dict, "payload": dict, "round": int}
@@ -299,8 +301,8 @@ class Agent:
             except (OSError, Halted) as error:
                 result.set_exception(error)
 
-        # A daemon thread: on exit the process does not wait for it. The ask will be repeated.
-        threading.Thread(target=run, name="work", daemon=True).start()
+        # A daemon thread: a process that exits does not wait for a long step. The ask will be repeated.
+        threading.Thread(target=run, name=WORK, daemon=True).start()
         waiting, beating = asyncio.wrap_future(result), asyncio.ensure_future(self._send_heartbeats(work))
         try:
             await asyncio.wait((waiting, beating), timeout=brake.seconds + STUCK, return_when=asyncio.FIRST_COMPLETED)
@@ -317,6 +319,7 @@ class Agent:
                 lambda done: done.cancelled() or done.exception()
             )  # marks an exception as retrieved
             beating.cancel()  # may hang on a dead connection; the reply does not wait
+            await asyncio.wait((waiting,), timeout=LAST_STEP)  # it has ended already unless this party leaves
 
     async def _send_heartbeats(self, work: Work) -> None:
         """Send heartbeats until the aggregator no longer waits for this reply."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import sys
+import threading
 import time
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 from hansa.core.errors import ConfigError
-from hansa.net.party.agent import Agent, Worker
+from hansa.net.party.agent import WORK, Agent, Worker
 from hansa.net.party.samples import preparer, read_samples
 from hansa.net.party.store import PartyStore
 from hansa.net.transport.client import Refusal
@@ -71,6 +74,11 @@ def join(state: Path, data: str, url: str | None = None, token: Token | None = N
         run_loop(main())
     finally:
         store.close()
+    if any(thread.name == WORK for thread in threading.enumerate()):
+        # Python's own exit aborts the process where a thread is inside torch.
+        log.warning("exiting in the middle of a long step")
+        sys.stdout.flush()
+        os._exit(0)
 
 
 async def _until_done(done: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
