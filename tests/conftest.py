@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -11,3 +13,5 @@ settings.register_profile(
 )  # fmt: skip
 settings.load_profile("hansa")
 torch.set_num_threads(1)  # the models are tiny, and tests run side by side
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # programs that the tests start would ignore it too
