@@ -15,6 +15,8 @@ MINUTES     ?= 5
 SEEDS       ?= 1000
 RELEASE_SEEDS ?= 100000
 PARTIES     ?= 10000
+MODULE      ?=
+SAMPLE      ?=
 
 VENV := .venv
 BIN  := $(VENV)/bin
@@ -35,7 +37,7 @@ check-python = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup extras docs demo demo-net test test-gpu lint chaos power weather dst day load fuzz audit release bench bench-peers \
+.PHONY: help setup extras docs demo demo-net test test-gpu lint chaos power weather dst day load fuzz mutants audit release bench bench-peers \
   bench-fusion bench-deploy bench-secure bench-dp bench-paillier privacy-figures lock clean
 
 help:
@@ -46,6 +48,7 @@ help:
 	@echo "make lint    set up .venv and run ruff and mypy only"
 	@echo "make chaos   kill the aggregator and parties at random moments and check the results (KILLS=$(KILLS) SEED=$(SEED))"
 	@echo "make fuzz    fuzz every parser of untrusted bytes and the HTTP routes (FUZZ_MINUTES=$(FUZZ_MINUTES) of CPU time, JOBS=$(JOBS) in parallel)"
+	@echo "make mutants MODULE=src/hansa/fusion  change formulas of a file or package one at a time; print changes that no test notices (SAMPLE=80 SEED=$(SEED): a sample, JOBS=$(JOBS) in parallel)"
 	@echo "make audit   check the locked requirements for known vulnerabilities (AUDIT=skip: skip the check)"
 	@echo "make release  run make test, then write sdist, wheel, audit and bill of materials to dist/, then run CAMPAIGNS='$(CAMPAIGNS)' (dst: RELEASE_SEEDS=$(RELEASE_SEEDS))"
 	@echo "make weather  run rounds over connections with delays, losses, resets, stalls and outages (MINUTES=$(MINUTES) SEED=$(SEED))"
@@ -184,6 +187,10 @@ $(TOOLS): $(READY) requirements/release.txt
 
 fuzz: $(TOOLS)
 	@$(RELEASE)/bin/python tests/fuzz/fuzz.py --minutes $(FUZZ_MINUTES) --jobs $(JOBS)
+
+mutants: $(READY)
+	@test -n "$(MODULE)" || { echo "make mutants needs a file or a package, as in 'make mutants MODULE=src/hansa/fusion'" >&2; exit 2; }
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/mutants/mutants.py $(MODULE) --jobs $(JOBS) $(if $(SAMPLE),--sample $(SAMPLE) --seed $(SEED))
 
 audit: $(TOOLS)
 	@mkdir -p dist
