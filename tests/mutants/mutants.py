@@ -6,7 +6,8 @@
 
 A mutant that no test notices survives, and is printed: a test is missing, or the change makes no difference. Each
 mutant runs in a fork of a process that has imported torch and the other requirements. The fork imports the changed
-module from memory; nothing is written to the source tree. Programs that a test starts run the unchanged code.
+module from memory; nothing is written to the source tree. Tests that start programs do not take part: a program runs
+the unchanged code, so that such a test would notice any difference, right or wrong.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ MORE_TESTS = {
     "privacy": ["local/test_dp_sgd.py"],
 }
 MEMORY = 8 * 2**30  # bytes of data of a process
-COLLECT = 120  # seconds to import and collect the tests
+COLLECT = 60  # seconds of processor time to import and collect the tests
+PROGRAM = ("", 0)  # stands for a line of a program that a test starts
 OPTIONS = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--assert=plain"]
 
 
@@ -76,7 +78,9 @@ class Chosen(Plugin):
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         usual = self.tests[nodeid].seconds if nodeid in self.tests else 0
-        signal.setitimer(signal.ITIMER_REAL, self.patience + 10 * usual)
+        limit = self.patience + 5 * usual
+        signal.setitimer(signal.ITIMER_PROF, limit)  # of processor time: another program may keep the machine busy
+        signal.setitimer(signal.ITIMER_REAL, 10 * limit)
 
 
 class Traced(Plugin):
@@ -88,6 +92,7 @@ class Traced(Plugin):
         self.tests: dict[str, Test] = {}
         self.shared: dict[str, set[tuple[str, int]]] = {}  # of the test that set up a fixture for others too
         self.fixtures: dict[str, list[str]] = {}
+        sys.addaudithook(lambda event, _: self.lines.add(PROGRAM) if event == "subprocess.Popen" else None)
 
     def trace(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
         if frame.f_code.co_filename not in self.files:
@@ -133,7 +138,8 @@ def start_fork(work: Callable[[], int], output: str = os.devnull) -> int:
         os.setsid()
         file = os.open(output, os.O_WRONLY | os.O_CREAT)
         os.dup2(file, 1), os.dup2(file, 2)
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process
+        for number in (signal.SIGALRM, signal.SIGPROF, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)  # ends the process
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
         status = work()
         sys.stdout.flush()
@@ -152,28 +158,33 @@ def unchanged(files: set[str], tests: Sequence[str], own: tuple[str, ...], folde
         result.write_text(json.dumps([found, [name for name in sys.modules if name not in own_modules(own)]]))
         return int(status)
 
-    if os.waitpid(start_fork(work, str(output)), 0)[1]:
+    pid = start_fork(work, str(output))
+    try:
+        status = os.waitpid(pid, 0)[1]
+    except BaseException:
+        os.killpg(pid, signal.SIGKILL)
+        raise
+    if status:
         print(output.read_text(errors="replace")[-5000:], file=sys.stderr)
         fail("the tests above fail, or there are none, without a mutation; repair them first")
     found, modules = json.loads(result.read_text())
     for name in modules:
         with contextlib.suppress(Exception):
             importlib.import_module(name)
-    return {name: Test(path, seconds, set(map(tuple, lines))) for name, (path, seconds, lines) in found.items()}
+    passed = {name: Test(path, seconds, set(map(tuple, lines))) for name, (path, seconds, lines) in found.items()}
+    return {name: test for name, test in passed.items() if PROGRAM not in test.lines}
 
 
 def noticing(mutant: Mutant, tests: dict[str, Test]) -> dict[str, Test]:
     """The tests that may notice a mutant, the fastest first."""
     lines = {(str(mutant.path), line) for line in mutant.lines}
-    return dict(sorted(
-        ((name, test) for name, test in tests.items() if mutant.at_import or lines & test.lines),
-        key=lambda pair: pair[1].seconds,
-    ))  # fmt: skip
+    reaching = [name for name, test in tests.items() if mutant.at_import or lines & test.lines]
+    return {name: tests[name] for name in sorted(reaching, key=lambda name: tests[name].seconds)}
 
 
 def run_mutant(mutant: Mutant, tests: dict[str, Test], folder: str, patience: float) -> int:
     """Run the tests on a changed module; 0 if all pass."""
-    signal.setitimer(signal.ITIMER_REAL, COLLECT)
+    signal.setitimer(signal.ITIMER_PROF, COLLECT)
     changed, load = mutant.code(), SourceFileLoader.get_code
 
     def get_code(loader: SourceFileLoader, name: str) -> CodeType | None:
@@ -201,7 +212,7 @@ def run_all(mutants: Sequence[Mutant], tests: dict[str, Test], jobs: int, patien
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)  # what the test left behind
             folder.cleanup()
-            late = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM
+            late = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGALRM, signal.SIGPROF)
             verdicts[k] = "timed out" if late else "killed" if status else "survived"
             if sys.stderr.isatty():
                 print(f"\r{len(queue) + len(running)} mutants left ", end="", file=sys.stderr, flush=True)
@@ -241,8 +252,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="mutants that run at the same time")
     parser.add_argument("--sample", type=int, help="number of mutants, drawn at random (default: all)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
-    parser.add_argument("--patience", type=float, default=10.0,
-                        help="time limit of a test: 10 times its usual duration and this many seconds")  # fmt: skip
+    limit = "most processor time of a test, in seconds, beside 5 times its usual duration"
+    parser.add_argument("--patience", type=float, default=10.0, help=limit)
     given = parser.parse_args()
     module = given.module.resolve()
     files = [module] if module.suffix == ".py" and module.is_file() else sorted(module.rglob("*.py"))
@@ -258,6 +269,7 @@ def main() -> int:
         chosen = random.Random(given.seed).sample(range(len(mutants)), given.sample)
         mutants = [mutants[k] for k in sorted(chosen)]
     sys.path.insert(0, str(source))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the forks too
     own = tuple(f"{folder}{os.sep}" for folder in (source, ROOT / "tests", *(Path(t).resolve() for t in tests)))
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         passed = unchanged({str(path) for path in files}, tests, own, Path(folder))

@@ -34,7 +34,10 @@ def rounds(n: int) -> int:
         count += STEP
     return count
 '''
-TESTS = """import toy
+TESTS = """import subprocess
+import sys
+
+import toy
 
 
 def test_area():
@@ -47,6 +50,11 @@ def test_untested():
 
 def test_rounds():
     assert toy.rounds(4) == 4
+
+
+def test_that_starts_a_program():
+    command = [sys.executable, "-c", "import toy; print(toy.untested(1.0, 2.0))"]
+    assert float(subprocess.run(command, capture_output=True).stdout) == toy.untested(1.0, 2.0)
 """
 
 
