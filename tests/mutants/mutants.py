@@ -13,6 +13,7 @@ the unchanged code, so that such a test would notice any difference, right or wr
 from __future__ import annotations
 
 import argparse
+import builtins
 import contextlib
 import functools
 import importlib
@@ -23,17 +24,16 @@ import resource
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any, NamedTuple
 
 import pytest
-from mutations import Mutant, mutants_of
+from mutations import Mutant, mutants_of, with_probes
 
 ROOT = Path(__file__).resolve().parents[2]
 # Tests beside those in the folder with the name of the package.
@@ -49,7 +49,7 @@ OPTIONS = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--assert=pla
 
 
 class Test(NamedTuple):
-    """A test of the unchanged code: its file, its duration, and the lines (file, number) that it reaches."""
+    """A test of the unchanged code: its file, its duration, and the statements (file, line) that it reaches."""
 
     path: str
     seconds: float
@@ -86,19 +86,17 @@ class Chosen(Plugin):
 class Traced(Plugin):
     """pytest plugin: record duration and lines of each test."""
 
-    def __init__(self, files: set[str], own: tuple[str, ...]) -> None:
-        self.files, self.own = files, own
+    def __init__(self, own: tuple[str, ...]) -> None:
+        self.own = own
         self.lines: set[tuple[str, int]] = set()
         self.tests: dict[str, Test] = {}
         self.shared: dict[str, set[tuple[str, int]]] = {}  # of the test that set up a fixture for others too
         self.fixtures: dict[str, list[str]] = {}
+        vars(builtins)["__reached__"] = self.reach
         sys.addaudithook(lambda event, _: self.lines.add(PROGRAM) if event == "subprocess.Popen" else None)
 
-    def trace(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
-        if frame.f_code.co_filename not in self.files:
-            return None
-        self.lines.add((frame.f_code.co_filename, frame.f_lineno))
-        return self.trace
+    def reach(self, path: str, line: int) -> None:
+        self.lines.add((path, line))
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -107,10 +105,7 @@ class Traced(Plugin):
                 if isinstance(value, functools._lru_cache_wrapper):
                     value.cache_clear()
         start, self.lines = time.monotonic(), set()
-        threading.settrace(self.trace)
-        sys.settrace(self.trace)
         yield
-        sys.settrace(None)
         self.tests[item.nodeid] = Test(str(item.path), time.monotonic() - start, self.lines)
         self.fixtures[item.nodeid] = getattr(item, "fixturenames", [])
 
@@ -127,6 +122,12 @@ class Traced(Plugin):
 def own_modules(own: tuple[str, ...]) -> dict[str, Any]:
     """The imported modules whose files lie in these folders."""
     return {name: m for name, m in sys.modules.copy().items() if (getattr(m, "__file__", None) or "").startswith(own)}
+
+
+def load_from(changed: dict[str, CodeType]) -> None:
+    """Import these files from memory."""
+    load = SourceFileLoader.get_code
+    SourceFileLoader.get_code = lambda self, name: changed.get(self.path) or load(self, name)  # type: ignore[method-assign]
 
 
 def start_fork(work: Callable[[], int], output: str = os.devnull) -> int:
@@ -147,12 +148,13 @@ def start_fork(work: Callable[[], int], output: str = os.devnull) -> int:
         os._exit(status)
 
 
-def unchanged(files: set[str], tests: Sequence[str], own: tuple[str, ...], folder: Path) -> dict[str, Test]:
+def unchanged(files: Sequence[Path], tests: Sequence[str], own: tuple[str, ...], folder: Path) -> dict[str, Test]:
     """Run the tests without a mutation, and import what they import, less the project's own modules."""
     output, result = folder / "output", folder / "result"
 
     def work() -> int:
-        plugin = Traced(files, own)
+        plugin = Traced(own)
+        load_from({str(path): with_probes(path) for path in files})
         status = pytest.main([*tests, *OPTIONS, f"--basetemp={folder / 'tests'}"], plugins=[plugin])
         found = {name: [test.path, test.seconds, sorted(test.lines)] for name, test in plugin.result().items()}
         result.write_text(json.dumps([found, [name for name in sys.modules if name not in own_modules(own)]]))
@@ -177,20 +179,15 @@ def unchanged(files: set[str], tests: Sequence[str], own: tuple[str, ...], folde
 
 def noticing(mutant: Mutant, tests: dict[str, Test]) -> dict[str, Test]:
     """The tests that may notice a mutant, the fastest first."""
-    lines = {(str(mutant.path), line) for line in mutant.lines}
-    reaching = [name for name, test in tests.items() if mutant.at_import or lines & test.lines]
+    line = (str(mutant.path), mutant.statement)
+    reaching = [name for name, test in tests.items() if mutant.at_import or line in test.lines]
     return {name: tests[name] for name in sorted(reaching, key=lambda name: tests[name].seconds)}
 
 
 def run_mutant(mutant: Mutant, tests: dict[str, Test], folder: str, patience: float) -> int:
     """Run the tests on a changed module; 0 if all pass."""
     signal.setitimer(signal.ITIMER_PROF, COLLECT)
-    changed, load = mutant.code(), SourceFileLoader.get_code
-
-    def get_code(loader: SourceFileLoader, name: str) -> CodeType | None:
-        return changed if loader.path == str(mutant.path) else load(loader, name)
-
-    SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
+    load_from({str(mutant.path): mutant.code()})
     files = dict.fromkeys(test.path for test in tests.values())
     return int(pytest.main([*files, *OPTIONS, f"--basetemp={folder}/tests"], plugins=[Chosen(tests, patience)]))
 
@@ -272,7 +269,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the forks too
     own = tuple(f"{folder}{os.sep}" for folder in (source, ROOT / "tests", *(Path(t).resolve() for t in tests)))
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        passed = unchanged({str(path) for path in files}, tests, own, Path(folder))
+        passed = unchanged(files, tests, own, Path(folder))
     print(f"{len(passed)} tests pass on the unchanged code; {len(mutants)} mutants to run", file=sys.stderr, flush=True)
     report(mutants, run_all(mutants, passed, max(1, given.jobs), given.patience), passed)
     return 0

@@ -46,13 +46,13 @@ class Edit(NamedTuple):
 
 
 class Mutant(NamedTuple):
-    """A change of a module. `lines` are those of the statement; if `at_import`, they run only when it is imported."""
+    """A change of a module. `statement` is the line of its statement, which may run only `at_import` of the module."""
 
     path: Path
     tree: ast.Module
     edit: Edit
     line: int
-    lines: range
+    statement: int
     at_import: bool
     before: str
     after: str
@@ -67,16 +67,35 @@ def mutants_of(path: Path) -> list[Mutant]:
     """All mutants of a file, in the order of their lines."""
     tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
     mutants = []
-    for edit, node, shown, at_import in _edits(tree, tree, True):
+    for edit, node, statement, shown, at_import in _edits(tree, tree, tree, True):
         before, undo = ast.unparse(shown), edit.apply()
         after, _ = ast.unparse(shown), undo.apply()
-        lines = range(shown.lineno, shown.end_lineno + 1)
-        mutants.append(Mutant(path, tree, edit, node.lineno, lines, at_import, *_shortened(before, after)))
+        mutants.append(Mutant(path, tree, edit, node.lineno, statement.lineno, at_import, *_shortened(before, after)))
     return sorted(mutants, key=lambda mutant: mutant.line)
 
 
-def _edits(parent: ast.AST, shown: Any, at_import: bool) -> Iterator[tuple[Edit, Any, Any, bool]]:
-    """Edits below a node, each with its node, the statement (or the condition of one) to show, and `at_import`."""
+def with_probes(path: Path) -> CodeType:
+    """The unchanged module, in which each statement of a function first calls `__reached__(path, line)`."""
+    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    for node in ast.walk(tree):
+        for field in ("body", "orelse", "finalbody"):
+            block = getattr(node, field, None)
+            if isinstance(block, list) and not isinstance(node, (ast.Module, ast.ClassDef)):
+                block[:] = [statement for old in block for statement in (*_probe(path, old), old)]
+    return compile(tree, str(path), "exec", dont_inherit=True)
+
+
+def _probe(path: Path, statement: ast.stmt) -> list[ast.stmt]:
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):  # a docstring stays the first
+        return []
+    probe = ast.parse(f"__reached__({str(path)!r}, {statement.lineno})").body[0]
+    for node in ast.walk(probe):
+        ast.copy_location(node, statement)
+    return [probe]
+
+
+def _edits(parent: ast.AST, statement: Any, shown: Any, at_import: bool) -> Iterator[tuple[Edit, Any, Any, Any, bool]]:
+    """Edits below a node, each with its node, its statement, what to show of the statement, and `at_import`."""
     for field, value in ast.iter_fields(parent):
         if field in ("annotation", "returns", "decorator_list"):
             continue
@@ -86,8 +105,10 @@ def _edits(parent: ast.AST, shown: Any, at_import: bool) -> Iterator[tuple[Edit,
                 continue
             alone = isinstance(node, ast.stmt) or (isinstance(node, ast.expr) and hasattr(shown, "body"))
             whole = node if alone and not isinstance(shown, ast.expr) else shown
-            yield from ((edit, node, whole, early) for edit in _edits_of(node, Edit(parent, field, index, None)))
-            yield from _edits(node, whole, early)
+            near = node if isinstance(node, ast.stmt) else statement
+            for edit in _edits_of(node, Edit(parent, field, index, None)):
+                yield edit, node, near, whole, early
+            yield from _edits(node, near, whole, early)
 
 
 def _is_skipped(node: ast.AST) -> bool:
