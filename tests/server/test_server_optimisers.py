@@ -125,6 +125,18 @@ def test_the_first_step_has_the_papers_numbers(server: ServerAdam, v: float) -> 
     assert close(after.params.w, [server.lr * 0.01 / (math.sqrt(v) + 1e-3)])
 
 
+@pytest.mark.parametrize("server", [Adagrad(beta1=0.5), ServerAdam(), Yogi(beta1=0.7)])
+def test_the_mean_of_a_constant_update_approaches_the_update(server: Any) -> None:
+    for t in range(1, 5):
+        m = run(server, UPDATE, rounds=t).slots["server/m"]
+        assert close(m, [(1 - server.beta1**t) * u for u in UPDATE])
+
+
+def test_the_default_rates_are_those_of_the_papers() -> None:
+    """Reddi et al. 2021: 0.1 for Adagrad, 0.01 for Adam and Yogi; Hsu et al. 2019 apply the momentum as it is."""
+    assert [server().lr for server in (Adagrad, ServerAdam, Yogi, Momentum)] == [0.1, 0.01, 0.01, 1.0]
+
+
 updates = st.lists(st.floats(-10, 10, allow_nan=False), min_size=1, max_size=4)
 
 
