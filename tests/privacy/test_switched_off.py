@@ -62,6 +62,11 @@ def test_a_pair_of_settings_of_which_one_would_be_ignored_is_refused(privacy: An
         run(privacy, **settings)
 
 
+def test_a_secure_sum_that_is_neither_a_name_nor_a_table_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"privacy\.secure: expected a secure sum by name or as a table, got 7"):
+        run({"secure": 7})
+
+
 def test_what_a_refusal_of_a_least_cohort_recommends_is_accepted() -> None:
     for size in (3, 4):
         wanted = {"cohort_size": size, "min_cohort": size}

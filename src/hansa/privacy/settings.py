@@ -161,6 +161,8 @@ def privacy(settings: Any) -> Privacy:
                 f"privacy.{next(iter(fields))}: `secure` is an object, not a name; set the field on that object"
             )
         return Privacy(secure, dp, bound)  # type: ignore[arg-type]
+    if not isinstance(secure, (str, Mapping)):
+        raise ConfigError(f"privacy.secure: expected a secure sum by name or as a table, got {secure!r}")
     table = {"name": secure} if isinstance(secure, str) else dict(secure)
     return Privacy(from_config("secure", {**fields, **table}, where="privacy"), dp, bound)
 
