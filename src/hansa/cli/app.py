@@ -233,6 +233,14 @@ def parts(
 
 
 @app.command()
+def schema() -> None:
+    """Print the JSON schema of experiment files, for editors; it has the parts of installed packages too."""
+    from hansa.study.schema import file_schema
+
+    typer.echo(json.dumps(file_schema(), indent=1))
+
+
+@app.command()
 def partition(
     experiment: Annotated[Path, typer.Argument(help="Experiment file (TOML).")],
     sets: Set = None,
