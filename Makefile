@@ -37,7 +37,8 @@ check-python = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup extras docs demo demo-net test test-gpu lint chaos power weather dst day load fuzz mutants audit release bench bench-peers \
+.PHONY: help setup extras hooks surface docs demo demo-net test test-gpu lint chaos power weather dst day load fuzz mutants audit release \
+  bench bench-peers \
   bench-fusion bench-deploy bench-secure bench-dp bench-paillier privacy-figures lock clean
 
 help:
@@ -58,6 +59,8 @@ help:
 	@echo "make day     simulate 24 hours of a job whose parties come and go; check that memory stays constant (SEED=$(SEED))"
 	@echo "make setup   set up .venv only"
 	@echo "make extras  add the extras (MLflow, TensorBoard, notebooks, documentation tools) to .venv"
+	@echo "make hooks   check each commit of this clone before it is made: ruff, mypy, fast tests"
+	@echo "make surface  record the public surface and the schema of experiment files (RELEASED=1: as the surface of this version)"
 	@echo "make docs    build the documentation into site/; fail on a broken link"
 	@echo "make bench   compare Hansa with hand-written baselines (BENCH_ARGS=... : --model cnn, --repeats 5)"
 	@echo "make bench-peers   compare Hansa with Flower, pfl and FedJAX, each in its own environment (BENCH_ARGS=--nvflare: also NVFLARE)"
@@ -74,6 +77,13 @@ help:
 setup: $(READY)
 
 extras: $(EXTRAS)
+
+hooks:
+	@git config core.hooksPath .githooks
+	@echo "git runs .githooks/pre-commit before each commit (git commit --no-verify skips it)"
+
+surface: $(READY)
+	@$(BIN)/python tests/public/public_surface.py $(if $(RELEASED),--release)
 
 docs: $(EXTRAS)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
