@@ -31,8 +31,8 @@ ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"(?P<start>\]\()(?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?(?=\))")
 FENCE = re.compile(r"^(?:```|~~~).*?^(?:```|~~~)[^\S\n]*$", re.MULTILINE | re.DOTALL)
 LANGUAGES = {".py": "python", ".toml": "toml", ".csv": "text", ".yml": "yaml", ".yaml": "yaml", ".sh": "sh"}
-OUTSIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/RESULTS.md", "benchmarks/reproduce/README.md",
-           "deploy/README.md")  # fmt: skip
+OUTSIDE = ("CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/RESULTS.md",
+           "benchmarks/reproduce/README.md", "deploy/README.md")  # fmt: skip
 PACKAGES = {
     "hansa.algorithms": "published methods",
     "hansa.local": "how a party trains the model",
