@@ -101,7 +101,7 @@ test: lint
 
 test-gpu: $(READY)
 	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make test-gpu needs an NVIDIA GPU that PyTorch can use; torch.cuda.is_available() is False here.")'
-	@$(BIN)/python -m pytest tests/sim/test_gpu.py tests/adversary/test_attacked_runs.py -k "gpu or cuda"
+	@$(BIN)/python -m pytest tests/sim/test_gpu.py tests/adversary/test_attacked_runs.py -m "" -k "gpu or cuda"
 
 lint: $(READY)
 	@echo "==> ruff"

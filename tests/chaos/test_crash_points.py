@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from chaos_kit import AGGREGATOR, ALGORITHMS, Federation, simulated, write_experiment
 
 import hansa
@@ -84,6 +85,7 @@ def doomed(federation: Federation, plan: dict[str, list[tuple[str, int]]]) -> in
     return sum(len(dooms) for dooms in plan.values())
 
 
+@pytest.mark.slow
 def test_a_synchronous_job_survives_a_death_at_every_point(tmp_path: Path) -> None:
     with Federation(tmp_path) as federation:
         experiment = write_experiment(tmp_path, "job", ALGORITHMS["scaffold"], rounds=5)
@@ -96,6 +98,7 @@ def test_a_synchronous_job_survives_a_death_at_every_point(tmp_path: Path) -> No
         federation.check_tidy([job])
 
 
+@pytest.mark.slow
 def test_an_asynchronous_job_survives_deaths_and_follows_the_stored_order(tmp_path: Path) -> None:
     with Federation(tmp_path) as federation:
         experiment = write_experiment(tmp_path, "job", ALGORITHMS["fedbuff"], rounds=6, run="cohort_size = 2")

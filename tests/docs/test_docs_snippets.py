@@ -40,6 +40,7 @@ def performed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, A
     return {each["page"]: each for each in found}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", RUN)
 def test_the_code_of_a_page_runs_in_its_order(performed: dict[str, dict[str, Any]], page: str) -> None:
     assert performed[page]["error"] is None, performed[page]["error"]
@@ -80,6 +81,7 @@ def test_the_table_of_the_page_is_that_of_the_command(
     assert of_page == of_command
 
 
+@pytest.mark.slow
 def test_first_steps_show_what_is_really_printed(performed: dict[str, dict[str, Any]]) -> None:
     page = "docs/first-steps.md"
     found = list(blocks(ROOT / page))
@@ -89,6 +91,7 @@ def test_first_steps_show_what_is_really_printed(performed: dict[str, dict[str, 
         assert masked(performed[page]["printed"][str(before.line)]) == masked(block.text), f"line {before.line}"
 
 
+@pytest.mark.slow
 def test_the_careful_federation_learns_under_an_attack_that_a_mean_does_not_survive(
     performed: dict[str, dict[str, Any]],
 ) -> None:

@@ -34,6 +34,7 @@ def parts_files() -> dict[str, str]:
     return {name: text for name, text in page_files().items() if name.endswith(".py")}
 
 
+@pytest.mark.slow
 def test_the_page_runs_from_its_first_block_to_its_last(tmp_path: Path) -> None:
     command = [sys.executable, str(Path(__file__).with_name("docs_pages.py")), str(tmp_path), PAGE]
     done = subprocess.run(command, capture_output=True, text=True, env=environment())

@@ -25,6 +25,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NetworkPool]:
     network.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in PEER_TO_PEER])
 def test_an_algorithm_gives_the_reference_s_bits_over_mutual_tls(name: str, network: NetworkPool) -> None:
     check_network(ALGORITHMS[name](), network)  # type: ignore[arg-type]
@@ -36,12 +37,13 @@ def test_parties_that_would_talk_through_the_aggregator_in_the_clear_are_refused
         experiment_for(ALGORITHMS[name]()).check_networked()  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("secure", "rounds"),
     [
         ({"secure": "paillier", "key_bits": 1024, "range": 4096}, 2),
         ({"secure": "threshold-paillier", "key_bits": 1024, "range": 4096}, 2),
-        pytest.param({"secure": "functional", "bits": 12, "max_weight": 512, "range": 4096}, 1, marks=pytest.mark.slow),
+        ({"secure": "functional", "bits": 12, "max_weight": 512, "range": 4096}, 1),
     ],
 )
 def test_an_encrypted_sum_gives_the_reference_s_bits_over_mutual_tls(

@@ -115,6 +115,16 @@ SOLVERS = [
 ]
 
 
+def slow(*values: Any) -> list[Any]:
+    """The same values, for `make test-all` and `make test-gpu` alone."""
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
+def named(model: Any) -> str:
+    name: str = model.__name__
+    return name
+
+
 def task(model: Any, sizes: tuple[int, ...] = SIZES) -> hansa.Task:
     make = np.random.default_rng(0)
     pairs = [(make.normal(size=(n, 24)), make.integers(0, 3, n)) for n in sizes]
@@ -178,7 +188,7 @@ def agree(
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("solver", SOLVERS, ids=lambda s: s.name)
-@pytest.mark.parametrize("model", [dense, wide, convolving, grouped, residual], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("model", [dense, *slow(wide), convolving, *slow(grouped, residual)], ids=named)
 def test_a_recorded_stack_trains_as_each_party_does_alone(model: Any, solver: LocalSolver, device: str) -> None:
     engine = agree(task(model), solver, device, chunk=8, compiles=model is dense and isinstance(solver, Corrected))
     assert len(engine.programs) == 1  # replayed, not recorded anew
@@ -194,7 +204,7 @@ def test_parties_of_one_size_whose_last_batch_is_short_train_as_each_does_alone(
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("solver", [SOLVERS[0], SGD(lr=0.3, batch=None), SGD(lr=0.3, batch=4, steps=7)], ids=repr)
-@pytest.mark.parametrize("model", [wide, convolving, residual], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("model", [wide, *slow(convolving, residual)], ids=named)
 def test_equal_parties_are_trained_by_one_recording(model: Any, solver: LocalSolver, device: str) -> None:
     engine = agree(task(model, (10,) * 5), solver, device, chunk=8)
     assert [type(program) for program in engine.programs.values()] == [gpu.Epochs]
@@ -252,7 +262,7 @@ def test_equal_chunks_of_one_window_keep_their_own_updates(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("reader", [READERS[1], *slow(READERS[0], READERS[2], READERS[3])])
 def test_recurrent_layers_are_unrolled(reader: Any, device: str) -> None:
     agree(task(reader, (4, 7, 5)), SGD(lr=0.3, batch=3), device, chunk=3)
 

@@ -145,9 +145,16 @@ def outcomes(engine: ReferenceEngine, op: Op) -> dict[int, Outcome]:
     return dict(engine.run(op, [PartyWork(party, payload, {}) for party in range(len(engine.holdings))], 1))
 
 
-@pytest.mark.parametrize("recorded", [False, True], ids=["", "recorded"])
-@pytest.mark.parametrize("sizes", [(5, 1, 9, 3), (6, 6, 6)], ids=str)
-@pytest.mark.parametrize("model", [dense, grouped], ids=lambda model: model.__name__)
+@pytest.mark.parametrize(
+    ("model", "sizes", "recorded"),
+    [
+        pytest.param(model, sizes, recorded, id=f"{model.__name__}-{sizes}{'-recorded' if recorded else ''}",
+                     marks=pytest.mark.slow if recorded and (model, sizes) != (dense, (5, 1, 9, 3)) else ())
+        for model in (dense, grouped)
+        for sizes in ((5, 1, 9, 3), (6, 6, 6))
+        for recorded in (False, True)
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("op", [*STACKED, *ALONE], ids=lambda op: type(op).__name__)
 def test_a_solver_that_overrides_one_hook_answers_the_same_in_a_stack(
     op: Op, model: Any, sizes: tuple[int, ...], recorded: bool

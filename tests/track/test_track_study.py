@@ -52,6 +52,7 @@ def test_each_cell_is_told_of_once_however_often_the_study_is_tracked(results: A
     assert (tmp_path / "events.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_study_is_nested_runs_in_mlflow(results: Any, mlflow_server: Server) -> None:
     import mlflow
 
