@@ -67,7 +67,7 @@ def test_a_good_commit_passes_and_every_check_ran_without_the_variables_of_git(c
     done = clone.commit()
     said = done.stdout + done.stderr
     assert done.returncode == 0 and clone.commits() == 1, said
-    assert "mypy" in said and "python -m pytest -q -n 2 tests/core" in said
+    assert "mypy" in said and "python -m pytest -q -n 2 --dist loadfile tests/core" in said
     assert "GIT_DIR" not in said and "GIT_INDEX_FILE" not in said
 
 
@@ -116,6 +116,8 @@ def test_the_fast_tests_exist() -> None:
     listed = re.search(r"^fast=\((.*?)\)", HOOK.read_text(), re.M | re.S)
     assert listed is not None and len(listed[1].split()) > 5
     assert [path for path in listed[1].split() if not (ROOT / path).exists()] == []
+    left_out = re.findall(r"--deselect (\S+)::(\w+)", HOOK.read_text())
+    assert left_out and all(f"def {name}(" in (ROOT / path).read_text() for path, name in left_out)
 
 
 def test_the_workflow_only_calls_the_checks_of_the_repository() -> None:
