@@ -186,3 +186,9 @@ def test_parties_come_to_agree_on_the_optimum_of_the_mean_loss() -> None:
 def test_it_needs_every_party() -> None:
     with pytest.raises(hansa.ConfigError, match="d-psgd needs every party in every round"):
         hansa.simulate(hansa.DecentralizedSGD(), task(), cohort=0.5)
+
+
+@pytest.mark.parametrize("probability", [-0.1, 1.1])
+def test_an_edge_probability_outside_0_to_1_is_refused(probability: float) -> None:
+    with pytest.raises(hansa.ConfigError, match=rf"edge_probability must lie in 0\.\.1, got {probability}"):
+        hansa.DecentralizedSGD(topology="random", edge_probability=probability)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import hansa
+from hansa.fusion import WeightedMean
 from hansa.local import Elastic, Overlapped
 from hansa.local.elastic import OWN
 from hansa.schedule import StepDecay
@@ -194,6 +195,7 @@ def test_the_centre_converges_to_the_optimum_of_the_mean_when_all_curvatures_are
     [
         (lambda: hansa.EASGD(alpha=1.0), "alpha must lie in"),
         (lambda: hansa.EASGD(beta=0.0), "beta must lie in"),
+        (lambda: hansa.EASGD(fusion=WeightedMean()), "every worker the same weight; set fusion.uniform = true"),
         (lambda: Overlapped(alpha=0.0), "alpha must lie in"),
         (lambda: Overlapped(alpha=1.5), "alpha must lie in"),
         (lambda: Overlapped(alpha=1.0), "the anchor would never move"),
@@ -202,6 +204,12 @@ def test_the_centre_converges_to_the_optimum_of_the_mean_when_all_curvatures_are
 def test_strengths_outside_their_range_are_refused(make: Any, reason: str) -> None:
     with pytest.raises(hansa.ConfigError, match=reason):
         make()
+
+
+def test_a_pull_past_the_mean_of_the_workers_is_refused_and_the_largest_strength_is_named() -> None:
+    with pytest.raises(hansa.ConfigError, match=r"3 workers pull .* alpha = 0\.34 each.*set alpha to at most 0\.3333"):
+        hansa.simulate(hansa.EASGD(alpha=0.34), task(A, B), rounds=1)
+    hansa.simulate(hansa.EASGD(alpha=0.33), task(A, B), rounds=1)
 
 
 def test_memories_have_the_models_type() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 
 import hansa
 from hansa.core.federation import Federation
-from hansa.local import SGD, Adam, Proximal
+from hansa.fusion import FLTrust
+from hansa.local import SGD, Adam, Gradient, Proximal
 from hansa.local.personal import HEAD
 from quadratics import ENGINES
 
@@ -151,6 +153,19 @@ def test_a_head_can_be_named(head: tuple[str, ...], names: set[str]) -> None:
 def test_a_head_that_the_model_does_not_have_is_refused() -> None:
     with pytest.raises(hansa.ConfigError, match="no parameter or layer 'top'"):
         hansa.simulate(hansa.FedPer(head=("top",)), task())
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: hansa.FedPer(layers=-1), "layers must not be negative, got -1"),
+        (lambda: hansa.FedPer(local=Gradient()), "the local solver 'gradient' takes no steps, so it cannot train a"),
+        (lambda: hansa.FedPer(fusion=FLTrust()), "fltrust needs a whole model, and the server has no head"),
+    ],
+)
+def test_parts_that_cannot_train_a_head_are_refused(make: Any, reason: str) -> None:
+    with pytest.raises(hansa.ConfigError, match=reason):
+        hansa.simulate(make(), dataclasses.replace(task(), trusted=samples([9], 2)[0]), rounds=1)
 
 
 def test_stopping_on_accuracy_needs_the_parties_own_tests() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -83,3 +85,20 @@ def test_impossible_fields_are_refused() -> None:
     for wrong in ({"gamma": 0.0}, {"rho": -1.0}, {"epsilon": -1.0}, {"refresh": 0}, {"max_staleness": -1}):
         with pytest.raises(ConfigError):
             hansa.ZenoPlusPlus(**wrong)  # type: ignore[arg-type]
+
+
+class UnitLength(nn.Module):
+    """Divides each sample by its norm, which is undefined for a sample of zeros."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / x.square().sum(1, keepdim=True).sqrt()
+
+
+def test_a_round_in_which_the_servers_own_gradient_is_not_finite_is_empty_and_leaves_the_model() -> None:
+    zeros = torch.zeros(3, 4, dtype=torch.float64), torch.zeros(3, dtype=torch.int64)
+    broken = dataclasses.replace(
+        task(), model=lambda: nn.Sequential(UnitLength(), nn.Linear(4, 2)).double(), trusted=zeros
+    )
+    done = hansa.simulate(hansa.ZenoPlusPlus(), broken, rounds=2, engine="reference")
+    assert [line["empty"] for line in done.history] == ["zeno++: the server's own gradient is not finite"] * 2
+    assert torch.equal(done.state.params.w, done.training.objective.initial.w)

@@ -190,6 +190,24 @@ def test_any_threshold_of_shares_gives_the_secret(secret: bytes, points: set[int
     assert shamir.recover({point: shares[point] for point in some}, threshold) == secret
 
 
+@pytest.mark.parametrize(
+    ("secret", "threshold", "points", "reason"),
+    [
+        (b"s" * 31, 2, [1, 2], "a secret must have 32 bytes, got 31"),
+        (b"s" * 32, 2, [1, 1], "distinct and positive"),
+        (b"s" * 32, 2, [0, 1], "distinct and positive"),  # the value at 0 is the secret itself
+        (b"s" * 32, 2, [1, shamir.PRIME], "distinct and positive"),  # the same point of the field as 0
+        (b"s" * 32, 0, [1, 2], r"the threshold must lie in 1\.\.2, got 0"),
+        (b"s" * 32, 3, [1, 2], r"the threshold must lie in 1\.\.2, got 3"),
+    ],
+)
+def test_a_split_that_gives_the_secret_away_or_loses_it_is_refused(
+    secret: bytes, threshold: int, points: list[int], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        shamir.split(secret, threshold, points, b"r")
+
+
 def test_shares_outside_the_field_are_refused() -> None:
     assert shamir.number((shamir.PRIME - 1).to_bytes(shamir.SHARE, "little")) == shamir.PRIME - 1
     for bad in (shamir.PRIME.to_bytes(shamir.SHARE, "little"), b"\xff" * shamir.SHARE, b"\1" * 32):

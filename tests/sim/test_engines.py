@@ -442,6 +442,24 @@ def test_an_unknown_engine_suggests_the_nearest() -> None:
         hansa.simulate(hansa.FedAvg(), task(mlp, [3]), engine="staked")
 
 
+def test_workers_by_name_are_refused_where_processes_cannot_be_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hansa.sim.workers.cores", lambda: 1)
+    with pytest.raises(hansa.ConfigError, match="a model on the CPU, a system that forks and more than one core"):
+        hansa.simulate(hansa.FedAvg(), task(mlp, [3]), engine="workers")
+
+
+def test_a_run_that_is_alone_in_its_process_forks_only_by_name() -> None:
+    given, long = task(dropout, [4] * 7), RunSize(100_000, 4, SGD(batch=2))
+    objective = Objective(given.model, given.loss, 0)
+    forks = {
+        name: isinstance(
+            pick_engine(name, objective, given.holdings(objective), 0, long, alone=True), WorkersEngine
+        )
+        for name in ("auto", "stacked", "reference", "workers")
+    }  # fmt: skip
+    assert forks == {"auto": False, "stacked": False, "reference": False, "workers": True}
+
+
 def test_a_party_of_one_sample_cannot_train_batch_norm_and_is_named() -> None:
     for engine in ("reference", "stacked"):
         with pytest.raises(
