@@ -161,6 +161,26 @@ def test_what_can_be_afforded_is_the_most_steps_within_the_budget() -> None:
     assert affordable(1.0, DELTA, 0.02, 0.0) == 0
 
 
+@pytest.mark.parametrize(
+    ("target", "rate", "steps", "reason"),
+    [
+        (0.0, 0.1, 5, "epsilon must be positive, got 0"),
+        (math.inf, 0.1, 5, "epsilon must be positive, got inf"),
+        (1.0, 0.1, 0, "at least 1 step and a positive sampling rate, got 0 steps at rate 0.1"),
+        (1.0, 0.0, 5, "at least 1 step and a positive sampling rate, got 5 steps at rate 0.0"),
+        (1e-9, 1.0, 10**9, "no sigma up to .* limits 1000000000 steps to epsilon 1e-09 at delta 1e-05"),
+    ],
+)
+def test_a_promise_that_no_noise_keeps_is_refused(target: float, rate: float, steps: int, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        calibrate(target, DELTA, rate, steps)
+
+
+def test_steps_that_cost_nothing_have_no_largest_number() -> None:
+    with pytest.raises(ConfigError, match=r"more than 2\^40 steps at a sampling rate of 0\.0 .* less than epsilon 1"):
+        affordable(1.0, DELTA, 0.0, 1.0)
+
+
 def test_releases_of_one_kind_are_one() -> None:
     kept = merged([Release(0.1, 2.0, 5, times=4), Release(0.2, 1.0, 1), Release(0.1, 1.0, 2)])
     assert kept == (Release(0.1, 1.0, 7), Release(0.2, 1.0, 1))
