@@ -211,8 +211,8 @@ def run_all(mutants: Sequence[Mutant], tests: dict[str, Test], jobs: int, patien
             folder.cleanup()
             late = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGALRM, signal.SIGPROF)
             verdicts[k] = "timed out" if late else "killed" if status else "survived"
-            if sys.stderr.isatty():
-                print(f"\r{len(queue) + len(running)} mutants left ", end="", file=sys.stderr, flush=True)
+            if not (left := len(queue) + len(running)) % 20:
+                print(f"{left} mutants left", file=sys.stderr, flush=True)
     finally:
         for pid in running:
             os.killpg(pid, signal.SIGKILL)
