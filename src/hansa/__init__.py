@@ -28,7 +28,7 @@ provide("secure", *_SECURE)
 provide("dp", "hansa.privacy")
 provide("tracker", *(f"hansa.track.{name}" for name in ("console", "jsonl", "tensorboard", "mlflow")))
 provide("op", "hansa.core.predictor", "hansa.algorithms", "hansa.classical", "hansa.data", "hansa.select",
-        *_SECURE, "hansa.privacy", "hansa.transforms")  # fmt: skip
+        *_SECURE, "hansa.secure.routing", "hansa.privacy", "hansa.transforms")  # fmt: skip
 
 for _kind in ("algorithm", "local"):
     refuse(_kind, "dpsgd", "is ambiguous: 'd-psgd' is decentralised SGD (an algorithm), 'dp-sgd' is differentially "

@@ -253,7 +253,7 @@ def test_parties_in_processes_of_their_own_refuse_adversaries() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "reason"),
     [
-        (hansa.DecentralizedSGD(), "parties exchange models"),
+        (hansa.DecentralizedSGD(), "parties send to each other"),
         (hansa.GaussianNB(), "send no updates"),
         (hansa.ID3(), "send no updates"),
     ],

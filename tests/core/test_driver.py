@@ -185,7 +185,7 @@ def test_an_asks_digest_changes_with_everything_that_was_asked() -> None:
     others = [
         {"verb": "gather"}, {"round": 2}, {"phase": "publish"}, {"index": 1}, {"op": SGD(lr=0.2)}, {"parties": (0, 2)},
         {"payload": {"w": torch.tensor([0.0, 1e-30])}}, {"payload": {"v": torch.zeros(2)}}, {"uniform": True},
-        {"each": {1: {"c": 1}}}, {"mixing": torch.eye(2)},
+        {"each": {1: {"c": 1}}}, {"routes": ((0, 1),)}, {"routes": ((1, 0),)},
     ]  # fmt: skip
     digests = [ask().digest(), *(ask(**other).digest() for other in others)]
     assert len(set(digests)) == len(digests)

@@ -12,7 +12,7 @@ import hansa
 from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Ask, Gathered, Reduced
 from hansa.core.op import Replies, Reply
-from hansa.core.replies import combine, inboxes, mixed
+from hansa.core.replies import combine
 from hansa.core.reply_checks import Rules, clean, fault
 from hansa.core.round_record import Record
 from hansa.core.sums import BLOCK, BlockSum
@@ -211,26 +211,6 @@ def test_every_party_is_as_likely_as_another_and_none_is_taken_twice() -> None:
     counts = torch.bincount(torch.tensor(seen), minlength=10)
     # 300 draws of 10 parties: 30 each, variance 100 * 0.3 * 0.7 = 21; five standard deviations.
     assert float((counts - 30).abs().max()) < 5 * math.sqrt(21)
-
-
-# --- exchange ---
-
-
-def test_the_weight_of_a_missing_neighbour_stays_with_the_receiver() -> None:
-    mixing = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5]])
-    asked = Ask("exchange", 0, "round", 0, SGD(), {}, (0, 1, 2), mixing=mixing)
-    messages = {0: reply(1, 0, 0), 2: reply(0, 0, 1)}
-    found = inboxes(asked, messages)
-    assert {party: [share for share, _ in box] for party, box in found.items()} == {0: [0.75, 0.25], 2: [0.25, 0.75]}
-    assert mixed(found[0], "w").tolist() == [0.75, 0, 0.25]
-
-
-def test_a_party_hears_only_its_neighbours() -> None:
-    mixing = torch.tensor([[0.5, 0.5, 0.0], [0.5, 0.0, 0.5], [0.0, 0.5, 0.5]])
-    asked = Ask("exchange", 0, "round", 0, SGD(), {}, (0, 1, 2), mixing=mixing)
-    found = inboxes(asked, {k: reply(k, k, k) for k in range(3)})
-    assert [tensors["w"][0].item() for _, tensors in found[0]] == [0, 1]
-    assert [share for share, _ in found[1]] == [0.5, 0.0, 0.5]  # its own message is there, with weight 0
 
 
 # --- stacks ---

@@ -21,31 +21,44 @@ def agent() -> StdioParty:
     return agent
 
 
+LAYOUT = {"dim": 62, "stats": 0, "counts": 0, "dtype": "float64", "stats_dtype": "float64"}
+NOBODY = torch.zeros(0, dtype=torch.int64)
+
+
 def gossip(agent: StdioParty, name: str, drop: list[str]) -> torch.Tensor:
-    """One exchange in which only the party's own message arrives; returns the model that the party sent."""
-    op = {"kind": "op", "name": "gossip", "inner": {"name": "sgd", "steps": 1, "batch": None}}
-    payload = {"dim": 62, "stats": 0, "counts": 0, "dtype": "float64", "stats_dtype": "float64"}
-    ask = {"type": "ask", "id": name, "op": op, "payload": payload, "round": 0, "drop": drop}
-    reply = agent.handle(ask)["reply"]
-    agent.handle({"type": "deliver", "id": name, "inbox": [[1.0, reply["tensors"]]]})
-    sent: torch.Tensor = reply["tensors"]["x"]
-    return sent
+    """A route in which the party has no neighbours; returns the model with which it began."""
+
+    def ask(part: str, op: dict[str, Any], payload: dict[str, Any], drop: list[str]) -> Any:
+        message = {"type": "ask", "id": f"{name}.{part}", "op": {"kind": "op", **op}, "payload": payload, "round": 0}
+        return agent.handle({**message, "drop": drop})["reply"]["tensors"]
+
+    inner = {"name": "gossip", "inner": {"name": "sgd", "steps": 1, "batch": None}}
+    payload = {**LAYOUT, "mixing": torch.ones(1, dtype=torch.float64)}
+    model: torch.Tensor = ask("own", {"name": "own-model"}, LAYOUT, drop)["w"]
+    sending = {"sender": 0, "receivers": NOBODY, "receives": True}
+    ask("send", {"name": "route-send", "inner": inner}, {**payload, "route": sending}, [])
+    ask("receive", {"name": "route-receive", "inner": inner}, {**payload, "route": {"senders": NOBODY}}, [])
+    return model
+
+
+def asks(name: str) -> list[str]:
+    return [f"{name}.{part}" for part in ("own", "send", "receive")]
 
 
 def test_a_party_keeps_what_it_staged_only_when_told_to() -> None:
     party = agent()
     start = gossip(party, "0/round/0", [])
-    party.handle({"type": "settle", "keep": [], "drop": ["0/round/0"]})
+    party.handle({"type": "settle", "keep": [], "drop": asks("0/round/0")})
     assert party.memory == {}
     assert torch.equal(gossip(party, "1/round/0", []), start)
-    party.handle({"type": "settle", "keep": ["1/round/0"], "drop": []})
+    party.handle({"type": "settle", "keep": asks("1/round/0"), "drop": []})
     assert not torch.equal(gossip(party, "2/round/0", []), start)
 
 
 def test_a_party_does_not_build_on_a_reply_that_was_rejected() -> None:
     party = agent()
     start = gossip(party, "0/round/0", [])
-    assert torch.equal(gossip(party, "0/round/1", ["0/round/0"]), start)
+    assert torch.equal(gossip(party, "0/round/1", asks("0/round/0")), start)
 
 
 def test_an_op_that_is_not_registered_is_refused() -> None:

@@ -15,7 +15,6 @@ from hansa.run.simulate import simulate
 from hansa.testing import TREE, NetworkPool, check_network, experiment_for, same_bits
 
 ALGORITHMS = {name: part for name, part in registered("algorithm").items() if part.__module__.startswith("hansa.")}
-PEER_TO_PEER = ["d-psgd"]
 
 
 @pytest.fixture(scope="module")
@@ -26,15 +25,9 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NetworkPool]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in PEER_TO_PEER])
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_an_algorithm_gives_the_reference_s_bits_over_mutual_tls(name: str, network: NetworkPool) -> None:
     check_network(ALGORITHMS[name](), network)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("name", PEER_TO_PEER)
-def test_parties_that_would_talk_through_the_aggregator_in_the_clear_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="through the aggregator"):
-        experiment_for(ALGORITHMS[name]()).check_networked()  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

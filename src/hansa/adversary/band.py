@@ -97,8 +97,8 @@ class Band:
             if not (group.forges or group.corrupts):
                 continue
             problem = f"the adversary {group.name!r} changes updates of the model"
-            if "exchange" in algorithm.verbs:
-                raise ConfigError(f"{problem}, and with {algorithm.name} parties exchange models; use 'label-flip'")
+            if "route" in algorithm.verbs:
+                raise ConfigError(f"{problem}, and with {algorithm.name} parties send to each other; use 'label-flip'")
             if not algorithm.trains:
                 raise ConfigError(f"{problem}, and parties of {algorithm.name} send no updates; use 'label-flip'")
             if masked:

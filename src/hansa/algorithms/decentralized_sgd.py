@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -13,10 +14,10 @@ from hansa.core import rng
 from hansa.core.algorithm import Algorithm, Parts, Problem, State
 from hansa.core.errors import ConfigError, PartyError
 from hansa.core.federation import Federation
-from hansa.core.op import Memory, Op, Party, Payload, PeerOp, Reply, Shape
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, sent
 from hansa.core.params import Params
 from hansa.core.registry import register
-from hansa.core.replies import mixed
+from hansa.core.route_op import Message, PeerOp, mixing_shares
 from hansa.fusion import mean_update
 from hansa.local import SGD, LocalSolver
 
@@ -43,13 +44,14 @@ class Gossip(PeerOp):
     update: ClassVar[str | None] = None  # the reply is a model, not an update
 
     def before(self, party: Party, payload: Payload, memory: Memory) -> Payload:
-        return {**payload, "model": own_model(party, memory)._asdict()}
+        shared = {name: value for name, value in payload.items() if name != "mixing"}
+        return {**shared, "model": own_model(party, memory)._asdict()}
 
     def after(self, party: Party, payload: Payload, reply: Reply, memory: Memory) -> tuple[Reply, Memory]:
-        message = {"x": own_model(party, memory).w} | (
-            {"stats": reply.tensors["stats"]} if "stats" in reply.tensors else {}
-        )
+        message = {"x": own_model(party, memory).w}
         staged = {**memory, "gossip/delta": reply.tensors["w"]}
+        if "stats" in reply.tensors:
+            message["stats"] = staged["gossip/trained"] = reply.tensors["stats"]
         if "counts" in reply.maxima:
             staged["gossip/counts"] = reply.maxima["counts"]
         return Reply(message, weight=reply.weight, metrics=reply.metrics), staged
@@ -60,13 +62,27 @@ class Gossip(PeerOp):
     def expects_maxima(self, payload: Payload) -> dict[str, Shape]:
         return {}
 
-    def receive(self, party: Party, payload: Payload, inbox: list[tuple[float, dict[str, Tensor]]],
-                memory: Memory) -> Memory:  # fmt: skip
-        new = {name: value for name, value in memory.items() if name != "gossip/delta"}
-        new["gossip/w"] = mixed(inbox, "x") + memory["gossip/delta"]
-        if "stats" in inbox[0][1]:
-            new["gossip/stats"] = mixed(inbox, "stats")
-        return new
+    def receive(self, party: Party, payload: Payload, inbox: Mapping[int, Message],
+                memory: Memory) -> tuple[None, Memory]:  # fmt: skip
+        shares = mixing_shares(sent(payload, "mixing", (None,)), party.id, inbox)
+        own = {"x": own_model(party, memory).w} | (
+            {"stats": memory["gossip/trained"]} if "gossip/trained" in memory else {}
+        )
+        models = {**inbox, party.id: own}
+        new = {name: value for name, value in memory.items() if name not in ("gossip/delta", "gossip/trained")}
+        new["gossip/w"] = mixed(shares, models, "x") + memory["gossip/delta"]
+        if "stats" in own:
+            new["gossip/stats"] = mixed(shares, models, "stats")
+        return None, new
+
+
+def mixed(shares: Mapping[int, float], models: Mapping[int, Message], name: str) -> Tensor:
+    """The weighted sum of one tensor over models: added in float64, in the order of ids; in the tensor's type."""
+    first = models[next(iter(shares))][name]
+    out = torch.zeros_like(first, dtype=torch.float64)
+    for party, share in shares.items():
+        out = out + models[party][name].to(torch.float64) * share
+    return out.to(first.dtype)
 
 
 @register("own-model")
@@ -115,7 +131,7 @@ class DecentralizedSGD(Algorithm):
 
     @property
     def verbs(self) -> frozenset[str]:
-        return frozenset({"exchange", "reduce"})
+        return frozenset({"route", "reduce"})
 
     def init(self, problem: Problem) -> State:
         weights = metropolis(self.graph(problem.parties))

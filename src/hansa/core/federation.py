@@ -1,8 +1,8 @@
 """The federation as an algorithm sees it: verbs that ask parties, answered by a runtime.
 
 `reduce` needs only the weighted sum of the replies, so the sum can be streamed, masked or encrypted. `gather` sees each
-reply. `submit` and `next` are asynchronous. With `exchange` neighbours send to each other, not to the aggregator. Every
-verb yields an `Ask` to the driver and resumes with the answer; no event loop is needed.
+reply. `submit` and `next` are asynchronous. With `route` parties send to each other, not to the aggregator. Every verb
+yields an `Ask` to the driver and resumes with the answer; no event loop is needed.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from hansa.core.errors import AlgorithmError, ConfigError
 from hansa.core.op import Op, Payload, Reply, unwrap
 from hansa.core.params import Params
 from hansa.core.registry import from_config, to_config
+from hansa.core.route_op import RouteOp
 from hansa.core.rows import Rows
 from hansa.core.trusted import Trusted
 
-Verb = Literal["reduce", "gather", "submit", "next", "exchange"]
+Verb = Literal["reduce", "gather", "submit", "next", "route"]
 PIECE = 2**22  # numbers divided at once
-VERBS: tuple[Verb, ...] = ("reduce", "gather", "submit", "next", "exchange")
+VERBS: tuple[Verb, ...] = ("reduce", "gather", "submit", "next", "route")
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +35,7 @@ class Ask:
     """A request to parties, identified by (round, phase, index).
 
     `payload` goes to all `parties`, `each` has additions for single parties. `uniform` gives all replies weight 1.
-    `mixing` is the matrix of an exchange.
+    `routes` are the (sender, receiver) pairs of a route.
     """
 
     verb: Verb
@@ -46,7 +47,7 @@ class Ask:
     parties: tuple[int, ...] = ()
     each: Mapping[int, Payload] = field(default_factory=dict)
     uniform: bool = False
-    mixing: Tensor | None = None
+    routes: tuple[tuple[int, int], ...] = ()
     # The first `enough` replies suffice if more parties were asked. A fractional quorum is a fraction of `enough`, even
     # if some parties left in an earlier ask of the same protocol.
     enough: int | None = None
@@ -64,6 +65,18 @@ class Ask:
     def selects(self) -> bool:
         """Whether the ask helps to select the cohort: no quorum, and its metrics are not the round's."""
         return self.phase.startswith("select")
+
+    @functools.cached_property
+    def senders(self) -> tuple[int, ...]:
+        """The parties of a route that send; a party without any route sends to nobody, and receives nothing."""
+        only = {receiver for _, receiver in self.routes} - {sender for sender, _ in self.routes}
+        return tuple(party for party in self.parties if party not in only)
+
+    @functools.cached_property
+    def receivers(self) -> tuple[int, ...]:
+        """The parties of a route that receive, those without any route included."""
+        only = {sender for sender, _ in self.routes} - {receiver for _, receiver in self.routes}
+        return tuple(party for party in self.parties if party not in only)
 
     def payload_of(self, party: int) -> Payload:
         """The payload for one party: the shared payload and the party's own additions."""
@@ -91,12 +104,15 @@ class Ask:
     def digest(self) -> str:
         """A hash of the whole ask; a replay must make an ask with the same hash."""
         op = op_config(self.op) if self.op is not None else None
-        body = {
+        body: dict[str, Any] = {
             "verb": self.verb, "round": self.round, "phase": self.phase, "index": self.index, "op": op,
-            "parties": list(self.parties), "payload": self.payload, "uniform": self.uniform, "mixing": self.mixing,
+            "parties": list(self.parties), "payload": self.payload, "uniform": self.uniform,
+            "mixing": None,  # of an earlier version; without it, the asks of a running job would have other hashes
             "enough": self.enough,
             "each": {str(party): payload for party, payload in sorted(self.each.items())},
         }  # fmt: skip
+        if self.routes:
+            body["routes"] = [list(pair) for pair in self.routes]
         return codec.digest(body)
 
 
@@ -171,6 +187,18 @@ class Gathered:
     @property
     def weights(self) -> Tensor:
         return torch.tensor([reply.weight for reply in self.replies], dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class Routed:
+    """What became of a route: the (sender, receiver) pairs whose messages arrived, and the receivers' replies.
+
+    `refused` has the messages that their receivers did not accept, with the reasons that the receivers give.
+    """
+
+    arrived: tuple[tuple[int, int], ...]
+    replies: Gathered
+    refused: Mapping[tuple[int, int], str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -369,18 +397,49 @@ class Federation:
         self._busy.discard(arrival.ticket.party)
         return arrival
 
-    async def exchange(self, op: Op, payload: Payload | None = None, *, mixing: Tensor) -> None:
-        """Each party sends its reply to its neighbours: party i receives that of party j with weight mixing[i, j].
+    async def route(self, op: RouteOp, payload: Payload | None = None, routes: Iterable[tuple[int, int]] = (), *,
+                    parties: Iterable[int] | None = None,
+                    each: Mapping[int, Payload] | None = None) -> Routed:  # fmt: skip
+        """Each sender sends a message to each of its receivers. The aggregator sees which arrived, not their content.
 
-        A missing party keeps its state. Each neighbour adds the missing party's weight to its own, so the mixing stays
-        symmetric and doubly stochastic.
+        `routes` are (sender, receiver) pairs. `parties` are by default those of the routes; a party without any route
+        runs `send` for no receivers and `receive` with an empty inbox. The message of a missing sender is missing in
+        its receivers' inboxes. The quorum counts senders.
+        """
+        if not isinstance(op, RouteOp):
+            raise AlgorithmError(f"route needs a RouteOp, and {op.name!r} is none")
+        pairs = tuple(sorted((int(sender), int(receiver)) for sender, receiver in routes))
+        for sender, receiver in pairs:
+            for party in (sender, receiver):
+                if party not in self.parties:
+                    raise AlgorithmError(f"the route {sender} -> {receiver}: there is no party {party} in this job")
+            if sender == receiver:
+                raise AlgorithmError(f"the route {sender} -> {receiver}: a party cannot send to itself")
+        if len(set(pairs)) < len(pairs):
+            raise AlgorithmError("routes must be distinct: a sender has one message for a receiver")
+        named = {party for pair in pairs for party in pair}
+        asked = self._checked(named if parties is None else parties)
+        if not named <= set(asked):
+            raise AlgorithmError(
+                f"the routes name the parties {sorted(named - set(asked))}, which `parties` leaves out"
+            )
+        payload, each = self._with_work(op, payload or {}, each or {}, asked)
+        answer: Routed = await self._ask("route", op=op, payload=payload, parties=asked, each=each, routes=pairs)
+        return answer
+
+    async def exchange(self, op: RouteOp, payload: Payload | None = None, *, mixing: Tensor) -> Routed:
+        """A route between neighbours: party i receives the message of party j if mixing[i, j] is not 0.
+
+        Each party gets its row of the matrix as `mixing` in its payload (see `mixing_shares`). A missing party keeps
+        its state. Each neighbour adds the missing party's weight to its own, so the mixing stays symmetric and doubly
+        stochastic.
         """
         k = len(self.parties)
         if tuple(mixing.shape) != (k, k):
             raise AlgorithmError(f"the mixing matrix is {tuple(mixing.shape)}, expected {(k, k)}")
-        everyone = tuple(self.parties)
-        payload, each = self._with_work(op, payload or {}, {}, everyone)
-        await self._ask("exchange", op=op, payload=payload, parties=everyone, each=each, mixing=mixing)
+        routes = [(j, i) for i, j in mixing.nonzero().tolist() if i != j]
+        rows = {party: {"mixing": row} for party, row in zip(self.parties, mixing.to(torch.float64), strict=True)}
+        return await self.route(op, payload, routes, parties=self.parties, each=rows)
 
     def _open(self) -> Federation:
         """This round's federation for a protocol: all verbs are allowed, and its asks are numbered under this ask."""

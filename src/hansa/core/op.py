@@ -282,15 +282,6 @@ def unwrap(op: Op) -> tuple[list[Wrapper], Op]:
     return layers, op
 
 
-class PeerOp(Wrapper):
-    """An op whose reply goes to the party's neighbours, not to the aggregator (verb `exchange`)."""
-
-    def receive(self, party: Party, payload: Payload, inbox: list[tuple[float, dict[str, Tensor]]],
-                memory: Memory) -> Memory:  # fmt: skip
-        """The memory after receiving the messages of the neighbours and its own, each with its mixing weight."""
-        raise TypeError(f"the op {self.name!r} does not define receive()")
-
-
 class DataOp(Op):
     """An op that transforms a party's data (imputation, scaling); its reply has no tensors."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ from torch import Tensor
 from hansa.core import codec
 from hansa.core.errors import RoundAborted
 from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket
-from hansa.core.op import Op, Payload, Replies, Reply
+from hansa.core.op import Op, Payload, Replies, Reply, Shape
 from hansa.core.reply_checks import Rules, clean, fault
-from hansa.core.round_record import Inbox, Means, Medians, Record
+from hansa.core.round_record import Means, Medians, Record
 from hansa.core.rows import Rows, room
 from hansa.core.sums import BlockSum, StoredReply, stored_sums
 
@@ -30,9 +30,9 @@ def reply_size(reply: Reply) -> int:
     return _size(*layout, tuple(reply.metrics))
 
 
-def expected_size(op: Op, payload: Payload) -> int:
-    """The size in bytes of the reply that an op announces."""
-    groups = (op.expects(payload), op.expects_maxima(payload))
+def expected_size(op: Op, payload: Payload, tensors: Mapping[str, Shape] | None = None) -> int:
+    """The size in bytes of the reply that an op announces, or of one with other `tensors`."""
+    groups = (op.expects(payload) if tensors is None else tensors, op.expects_maxima(payload))
     layout = tuple(tuple((name, *shape) for name, shape in group.items()) for group in groups)
     return _size(*layout, tuple(sorted(op.measures or ())))
 
@@ -212,26 +212,3 @@ def arrive(ticket: Ticket, op: Op, payload: Payload, outcome: Reply | str, rules
     record.arrived.add(record.noted(ticket.party, outcome.metrics), 1)  # asynchronous updates all have weight 1
     record.metrics.update(record.arrived.result())
     return Arrival(ticket, outcome)
-
-
-def mixed(inbox: Inbox, name: str) -> Tensor:
-    """The weighted sum of one tensor over an inbox: added in float64, in order; in the tensor's type."""
-    out = torch.zeros_like(inbox[0][1][name], dtype=torch.float64)
-    for share, tensors in inbox:
-        out = out + tensors[name].to(torch.float64) * share
-    return out.to(inbox[0][1][name].dtype)
-
-
-def inboxes(ask: Ask, messages: dict[int, Reply]) -> dict[int, Inbox]:
-    """The messages that each party receives in an exchange; a missing neighbour's weight goes to the receiver."""
-    assert ask.mixing is not None
-    weights = ask.mixing.to(torch.float64)
-    present = torch.tensor([party in messages for party in ask.parties])
-    lost = (weights * ~present).sum(1).tolist()
-    out: dict[int, Inbox] = {party: [] for party in messages}
-    for i, j in ((weights != 0) | torch.eye(len(weights), dtype=torch.bool)).nonzero().tolist():
-        party, other = ask.parties[i], ask.parties[j]
-        if party in messages and other in messages:
-            share = float(weights[i, j]) + (lost[i] if i == j else 0.0)
-            out[party].append((share, messages[other].tensors))
-    return out

@@ -121,7 +121,12 @@ def fault(reply: Reply, op: Op, payload: Payload, rules: Rules, summed: bool = T
     return None
 
 
-def _unlike(tensors: dict[str, Tensor], expected: dict[str, Shape]) -> str | None:
+def message_fault(tensors: Mapping[str, Tensor], expected: dict[str, Shape]) -> str | None:
+    """The reason why a message from one party to another may not be used, or None."""
+    return _unlike(tensors, expected) or _unusable(tensors, summed=False)
+
+
+def _unlike(tensors: Mapping[str, Tensor], expected: dict[str, Shape]) -> str | None:
     """The difference in names, shapes or types from the expected tensors, or None."""
     if set(tensors) != set(expected):
         return f"it has the tensors {sorted(tensors)}, expected {sorted(expected)}"
@@ -134,7 +139,7 @@ def _unlike(tensors: dict[str, Tensor], expected: dict[str, Shape]) -> str | Non
     return None
 
 
-def _unusable(tensors: dict[str, Tensor], summed: bool) -> str | None:
+def _unusable(tensors: Mapping[str, Tensor], summed: bool) -> str | None:
     """The reason why the values of tensors may not be fused, or None."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not all_finite(tensor):

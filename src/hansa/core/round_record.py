@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import re
 import statistics
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from torch import Tensor
-
-from hansa.core import codec
 from hansa.core.budget import EPSILON
 from hansa.core.federation import Ask, Gathered, Reduced
-from hansa.core.op import Reply
 
-Inbox = list[tuple[float, dict[str, Tensor]]]  # a party's inbox in an exchange: (weight, message) of each neighbour
 LISTED = 100  # largest number of parties that a metrics line lists one by one
 NUMBER = re.compile(r"-?\b\d[\d.,e+-]*|\b(?:nan|inf)\b")
 
@@ -94,9 +90,10 @@ class Record:
         """Count the bytes of an ask's messages to its parties."""
         self.bytes_down += sum(ask.sizes())
 
-    def count_inbox(self, sent: Reply, inbox: Inbox) -> None:
-        """Count the bytes of the neighbours' messages to a party, each as long as the message that the party sent."""
-        self.bytes_down += codec.size(sent.tensors) * (len(inbox) - 1)
+    def refuse(self, refused: Mapping[tuple[int, int], str], name: Callable[[int], str]) -> None:
+        """Record the messages of a route that their receivers refused; the reason is the receiver's claim."""
+        for (sender, receiver), reason in refused.items():
+            self.rejected[sender] = f"{name(receiver)} refused its message: {reason}"
 
     def timed(self, answer: Reduced | Gathered) -> Reduced | Gathered:
         """The answer with the simulated seconds of each gathered reply."""

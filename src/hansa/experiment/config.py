@@ -103,11 +103,6 @@ class Experiment:
     def check_networked(self) -> None:
         """`check_deployed`, and refuse what cannot run across a network."""
         self.check_deployed()
-        if "exchange" in self.algorithm.verbs:
-            raise ConfigError(
-                f"{self.algorithm.name}: its parties send messages to each other, which would pass through the "
-                "aggregator in the clear; simulate it, or use another algorithm"
-            )
         if self.run.precision == "tf32":
             raise ConfigError("run.precision: 'tf32' exists only in a simulation; use 'float32' or 'bf16'")
 

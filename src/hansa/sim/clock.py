@@ -12,6 +12,7 @@ from hansa.core import rng
 from hansa.core.federation import Ask
 from hansa.core.op import Op, unwrap
 from hansa.core.replies import expected_size
+from hansa.core.route_op import RouteOp
 from hansa.core.runtime import Plan
 from hansa.core.task import PartyShards
 from hansa.local.solver import LocalSolver
@@ -222,8 +223,14 @@ def amount(solver: LocalSolver, n: int) -> tuple[int, int]:
 def traffic(ask: Ask) -> Array:
     """The bytes on the wire that each party of an ask receives and sends."""
     assert ask.op is not None
-    up = expected_size(ask.op, ask.payload)
-    total: Array = np.array(ask.sizes(), dtype=np.float64) + up
-    if ask.mixing is not None:  # messages of neighbours, about as long as a party's own
-        total += up * ((ask.mixing != 0).sum(1) - (ask.mixing.diagonal() != 0).long()).numpy()
+    total: Array = np.array(ask.sizes(), dtype=np.float64)
+    if not isinstance(ask.op, RouteOp):
+        return total + expected_size(ask.op, ask.payload)
+    at, uploads = {party: place for place, party in enumerate(ask.parties)}, dict[Any, int]()
+    for sender, receiver in ask.routes:
+        shapes = ask.op.expects_message(ask.payload_of(sender), sender, receiver)
+        size = uploads[sender if ask.op.broadcast else (sender, receiver)] = expected_size(ask.op, ask.payload, shapes)
+        total[at[receiver]] += size
+    for link, size in uploads.items():
+        total[at[link if ask.op.broadcast else link[0]]] += size
     return total

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from hansa.core.answering import report_spent
 from hansa.core.budget import Accountant, Spending
+from hansa.core.determinism import threads
 from hansa.core.errors import AlgorithmError, PartyError
-from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket
-from hansa.core.op import DataOp, Memory, Op, Payload, PeerOp, Replies, Reply
-from hansa.core.replies import Outcomes, arrive, combine, inboxes
-from hansa.core.reply_checks import Rules
+from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Routed, Ticket
+from hansa.core.op import DataOp, Memory, Op, Payload, Replies, Reply
+from hansa.core.relay import ACCEPTED, CODES, KEYS, SEND, UNLIKE, relay, weightless
+from hansa.core.replies import Outcomes, arrive, combine, reply_size
+from hansa.core.reply_checks import Rules, message_fault
 from hansa.core.round_record import Record
-from hansa.core.runtime import Abort, Attend, Clock, Commit, Flight, Open, Plan, Request, Tickets, shortened
-from hansa.sim.engine import Block, Outcome, PartyWork, ReferenceEngine
+from hansa.core.route_op import ROUTE, Inbox, Message, Outbox, RouteOp
+from hansa.core.runtime import Abort, Attend, Clock, Commit, Flight, Open, Plan, Request, Tickets, complete, shortened
+from hansa.sim.engine import Block, Failure, Outcome, PartyWork, ReferenceEngine, named
 from hansa.sim.memories import Memories
 
 
@@ -78,18 +83,25 @@ class Simulation:
             return self._next()
         if isinstance(request.op, DataOp):
             return self._prepare(request)
-        if request.verb == "exchange":
-            return self._exchange(request)
-        answer, memories = self._collect(request)
+        if request.verb == "route":
+            return self._route(request)
+        self._record.count_ask(request)
+        answer, memories = self._collect(request, self._plan(request))
         self._staged.update(memories)
         return self._record.timed(answer)
 
-    def _collect(self, ask: Ask) -> tuple[Reduced | Gathered, dict[int, Memory]]:
-        """The combined answer to an ask, and the new memories of the parties whose replies were fused."""
-        self._record.count_ask(ask)
+    def _plan(self, ask: Ask) -> Plan:
+        """The course of an ask in simulated time, which passes."""
         plan = self.clock.plan(ask)
         self.clock.now += plan.lasts
         self._record.seconds = plan.seconds
+        return plan
+
+    def _collect(self, ask: Ask, plan: Plan, op: Op | None = None) -> tuple[Reduced | Gathered, dict[int, Memory]]:
+        """The combined answer to an ask, and the new memories of the parties whose replies were fused.
+
+        `op` describes the replies, if that of the ask does not.
+        """
         memories: dict[int, Memory] = {}
 
         def outcomes() -> Iterator[Replies | tuple[int, Reply | str]]:
@@ -110,7 +122,8 @@ class Simulation:
                     yield party, outcome[0]
 
         arriving = outcomes() if self.band is None else self.band.forge(ask, outcomes())
-        answer = combine(ask, arriving, self.rules, self._record, self._folder)
+        judged = ask if op is None else replace(ask, op=op)
+        answer = combine(judged, arriving, self.rules, self._record, self._folder)
         return answer, {party: memory for party, memory in memories.items() if party in self._record.fused}
 
     def memory(self, party: int) -> Memory:
@@ -125,14 +138,18 @@ class Simulation:
     def _run(self, ask: Ask, plan: Plan) -> Iterator[Block | tuple[int, Outcome]]:
         """The parties' outcomes: first the reasons of absent and lost parties, then replies in the order of ids."""
         assert ask.op is not None
-        absent = self.absent if ask.in_round else None
-        here = [p for p in ask.parties if p not in plan.lost and (absent is None or not absent(p, ask.round))]
+        here = self._here(ask, ask.parties, plan)
         for party in sorted(set(ask.parties) - set(here)):
             yield party, plan.lost.get(party, "it did not answer")
         members = [
             PartyWork(p, plan.payload_of(ask, p), memory) for p, memory in zip(here, self._memories(here), strict=True)
         ]
         yield from self._perform(ask.op, members, ask.round)
+
+    def _here(self, ask: Ask, parties: Sequence[int], plan: Plan) -> list[int]:
+        """The parties that answer an ask."""
+        absent = self.absent if ask.in_round else None
+        return [p for p in parties if p not in plan.lost and (absent is None or not absent(p, ask.round))]
 
     def _perform(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
         """Charge the parties' privacy budgets, run the op with the engine, and report the spending: the sequence of
@@ -174,17 +191,100 @@ class Simulation:
             shard.x = ask.op.transform(shard.x, ask.payload)
         return combine(ask, ((p, Reply({})) for p in ask.parties), self.rules, self._record)
 
-    def _exchange(self, ask: Ask) -> None:
-        assert isinstance(ask.op, PeerOp)
+    def _route(self, ask: Ask) -> Routed:
+        """Deliver messages from party to party by the steps of `relay`, without keys: nothing is sealed.
+
+        Bytes are those of sealed messages.
+        """
+        plan = self._plan(ask)
+        boxes: dict[int, dict[int, Message]] = {}
+
+        def answer(step: Ask) -> Gathered:
+            assert step.op is not None
+            self._record.count_ask(step)
+            before = self._record.bytes_up
+            if step.op.name == KEYS:
+                replies = self._advertise(step, plan)
+            elif step.op.name == SEND:
+                replies = self._send(ask, step, plan, boxes)
+            else:
+                replies = self._deliver(ask, step, boxes)
+            self._record.bytes_up = before + sum(map(reply_size, replies.values()))
+            return Gathered(tuple(replies), tuple(replies.values()))
+
+        routed = complete(relay(ask), answer)
+        self._record.refuse(routed.refused, lambda party: f"party {party}")
+        return routed
+
+    def _advertise(self, step: Ask, plan: Plan) -> dict[int, Reply]:
+        """Find out which parties answer; the result has replies as if they had sent keys."""
+        assert step.op is not None
+        here, key = set(self._here(step, step.parties, plan)), Reply(weightless(step.op.expects({})))
+        outcomes = ((p, key if p in here else plan.lost.get(p, "it did not answer")) for p in step.parties)
+        advertised = combine(step, outcomes, self.rules, self._record)
+        assert isinstance(advertised, Gathered)
+        return dict(zip(advertised.parties, advertised.replies, strict=True))
+
+    def _send(self, ask: Ask, step: Ask, plan: Plan, boxes: dict[int, dict[int, Message]]) -> dict[int, Reply]:
+        """Run `send` at the senders and put their messages into `boxes`; the result has replies as if sealed."""
         op = ask.op
-        gathered, staged = self._collect(ask)
-        assert isinstance(gathered, Gathered)
-        messages = dict(zip(gathered.parties, gathered.replies, strict=True))
-        for party, inbox in inboxes(ask, messages).items():
-            self._record.count_inbox(messages[party], inbox)
-            here = self.engine.party(party, ask.round)
-            memory = staged[party] if party in staged else self.memory(party)
-            self._staged[party] = op.receive(here, ask.payload_of(party), inbox, memory)
+        assert isinstance(op, RouteOp) and step.op is not None
+        receivers = {party: step.each[party][ROUTE]["receivers"].tolist() for party in step.parties}
+        each = {party: op.to_send(ask.each.get(party, {}), party, receivers[party]) for party in step.parties}
+        sent, staged = self._collect(replace(step, op=op, each=each), plan, Outbox(op))
+        assert isinstance(sent, Gathered)
+        self._staged.update(staged)
+        replies = {}
+        for party, reply in zip(sent.parties, sent.replies, strict=True):
+            boxes[party] = op.messages(reply, receivers[party])
+            codes = torch.full((len(receivers[party]),), ACCEPTED, dtype=torch.uint8)
+            sealed = weightless(step.op.expects(step.payload_of(party)))
+            replies[party] = replace(reply, tensors={**sealed, CODES: codes})
+        return replies
+
+    def _deliver(self, ask: Ask, step: Ask, boxes: Mapping[int, Mapping[int, Message]]) -> dict[int, Reply]:
+        """Run `receive` at the receivers; the result has their replies, with a code for each message."""
+        op = ask.op
+        assert isinstance(op, RouteOp)
+        codes: dict[int, list[int]] = {}
+        memories: dict[int, Memory] = {}
+
+        def outcomes() -> Iterator[tuple[int, Reply | str]]:
+            for party, memory in zip(step.parties, self._memories(step.parties), strict=True):
+                payload, inbox = ask.payload_of(party), dict[int, Message]()
+                senders = step.each[party][ROUTE]["senders"].tolist()
+                for sender in senders:
+                    message = boxes[sender][party]
+                    if message_fault(message, op.expects_message(payload, sender, party)) is None:
+                        inbox[sender] = message
+                codes[party] = [ACCEPTED if sender in inbox else UNLIKE for sender in senders]
+                yield party, self._receive(op, PartyWork(party, payload, memory), inbox, ask.round, memories)
+
+        with threads(1):  # as a deployed party
+            received = combine(replace(step, op=Inbox(op)), outcomes(), self.rules, self._record, self._folder)
+        assert isinstance(received, Gathered)
+        self._staged.update((party, memories[party]) for party in received.parties if memories[party])
+        return {
+            party: replace(reply, tensors={**reply.tensors, CODES: torch.tensor(codes[party], dtype=torch.uint8)})
+            for party, reply in zip(received.parties, received.replies, strict=True)
+        }
+
+    def _receive(self, op: RouteOp, job: PartyWork, inbox: Mapping[int, Message], round: int,
+                 memories: dict[int, Memory]) -> Reply | str:  # fmt: skip
+        """One receiver's reply, or the reason why there is none; its new memory goes into `memories`."""
+        memory = {name: value.clone() for name, value in job.memory.items()}  # the op may write into it
+        try:
+            self._charge(Inbox(op), job)
+            with named(op, job.party, round):
+                reply, memory = op.receive(self.engine.party(job.party, round), job.payload, inbox, memory)
+        except PartyError as reason:
+            if isinstance(reason, Failure):
+                raise
+            return str(reason)
+        memories[job.party] = memory
+        reply = reply if reply is not None and op.replies else Reply({})
+        report_spent(Inbox(op), reply, self._record.spent.get(job.party))
+        return reply
 
     def _submit(self, ask: Ask) -> Ticket:
         (party,) = ask.parties

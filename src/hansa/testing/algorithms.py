@@ -36,15 +36,14 @@ from hansa.testing.processes import ProcessRuntime
 def check_algorithm(algorithm: Algorithm, pool: PartyPool | None = None, network: NetworkPool | None = None) -> None:
     """Raise AssertionError with the promise that an algorithm breaks.
 
-    `pool` has party processes to use again. `network` is a federation on which the algorithm is checked too, unless it
-    cannot be deployed.
+    `pool` has party processes to use again. `network` is a federation on which the algorithm is checked too.
     """
     reference = check_engines(algorithm)
     check_replay(algorithm, reference)
     check_missing_party(algorithm)
     check_codec(algorithm)
     check_processes(algorithm, reference, pool)
-    if network is not None and "exchange" not in algorithm.verbs:
+    if network is not None:
         check_network(algorithm, network)
 
 

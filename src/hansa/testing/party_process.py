@@ -22,7 +22,7 @@ from hansa.core.errors import HansaError, PartyError
 from hansa.core.federation import op_of
 from hansa.core.gateway import SampleGateway
 from hansa.core.objective import Objective
-from hansa.core.op import DataOp, Memory, Party, PeerOp, Reply
+from hansa.core.op import DataOp, Memory, Party, Reply
 from hansa.experiment.config import parse
 from hansa.privacy import spent as accountant
 from hansa.testing.processes import LIMIT
@@ -73,14 +73,13 @@ class StdioParty:
         self.party: Party | None = None
         self.memory: Memory = {}
         self.staged: dict[str, Memory] = {}
-        self.waiting: dict[str, tuple[PeerOp, Any]] = {}
 
     def handle(self, message: dict[str, Any]) -> dict[str, Any]:
         """Answer one message."""
         kind = message["type"]
         if kind == "task":
             self.party = self.load(message)
-            self.memory, self.staged, self.waiting = {}, {}, {}
+            self.memory, self.staged = {}, {}
             self.spending = Spending(self._accountant)
             return {"ready": True}
         if self.party is None:
@@ -88,8 +87,6 @@ class StdioParty:
         if kind == "ask":
             self._drop(message["drop"])
             return self._ask(self.party, message)
-        if kind == "deliver":
-            return self._deliver(self.party, message)
         if kind == "settle":
             for name in message["keep"]:
                 self.memory = self.staged.pop(name, self.memory)
@@ -121,16 +118,7 @@ class StdioParty:
             reply, _ = answer(op, lambda: op.run(party, payload, self._now()), lambda: spent, stage)
         except PartyError as reason:
             return {"declined": str(reason)}
-        if isinstance(op, PeerOp):
-            self.waiting[ask] = (op, payload)
         return {"reply": reply.tree()}
-
-    def _deliver(self, party: Party, message: dict[str, Any]) -> dict[str, Any]:
-        """Receive the neighbours' messages of an exchange."""
-        op, payload = self.waiting.pop(message["id"])
-        inbox = [(float(share), tensors) for share, tensors in message["inbox"]]
-        self.staged[message["id"]] = op.receive(party, payload, inbox, self._now())
-        return {"received": True}
 
 
 def serve(party: StdioParty) -> None:

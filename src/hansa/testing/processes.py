@@ -14,13 +14,14 @@ from typing import Any
 
 from hansa.core import codec
 from hansa.core.errors import AlgorithmError, DataError, ReplayError, RuntimeFailure
-from hansa.core.federation import Arrival, Ask, Gathered, Ticket
+from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Routed, Ticket
 from hansa.core.journal import Journal
 from hansa.core.op import Reply
-from hansa.core.replies import arrive, combine, inboxes
+from hansa.core.relay import SEND, relay
+from hansa.core.replies import arrive, combine
 from hansa.core.reply_checks import Rules
 from hansa.core.round_record import Malformed, Record
-from hansa.core.runtime import Abort, Attend, Clock, Commit, Flight, Open, Plan, Request, Tickets
+from hansa.core.runtime import Abort, Attend, Clock, Commit, Flight, Open, Plan, Request, Tickets, complete_async
 
 LIMIT = 1 << 32  # most bytes of a message
 
@@ -142,21 +143,34 @@ class ProcessRuntime:
             return self._submit(request)
         if request.verb == "next":
             return await self._next(request)
-        self._record.count_ask(request)
         plan = self.clock.plan(request) if self.clock is not None else Plan()
         if self.clock is not None:
             self.clock.now += plan.lasts
         self._record.seconds = plan.seconds
-        outcomes = await self._outcomes(request, plan)
-        answer = combine(request, ((p, _outcome(outcomes[p])) for p in request.parties), self.rules, self._record)
-        for party in request.parties:
+        if request.verb == "route":
+            return await self._route(request, plan)
+        return self._record.timed(await self._collect(request, plan))
+
+    async def _collect(self, ask: Ask, plan: Plan) -> Reduced | Gathered:
+        self._record.count_ask(ask)
+        outcomes = await self._outcomes(ask, plan)
+        answer = combine(ask, ((p, _outcome(outcomes[p])) for p in ask.parties), self.rules, self._record)
+        for party in ask.parties:
             if "reply" in outcomes[party]:
                 names = self._fused if party in self._record.fused else self._dropped
-                names.setdefault(party, []).append(_name(request))
-        if request.verb == "exchange":
-            assert isinstance(answer, Gathered)
-            return await self._relay(request, dict(zip(answer.parties, answer.replies, strict=True)))
-        return self._record.timed(answer)
+                names.setdefault(party, []).append(_name(ask))
+        return answer
+
+    async def _route(self, ask: Ask, plan: Plan) -> Routed:
+        """Relay messages between parties, sealed as in a deployment. The ask of the route has the simulated time."""
+
+        async def answer(step: Ask) -> Reduced | Gathered:
+            assert step.op is not None
+            return await self._collect(step, plan if step.op.name == SEND else Plan(lost=plan.lost))
+
+        routed = await complete_async(relay(ask), answer)
+        self._record.refuse(routed.refused, lambda party: f"party {party}")
+        return routed
 
     async def _outcomes(self, ask: Ask, plan: Plan) -> dict[int, dict[str, Any]]:
         """The parties' raw answers: from the journal if the ask was answered before, else from the parties."""
@@ -186,17 +200,6 @@ class ProcessRuntime:
         message["payload"] = plan.payload_of(ask, party)
         dropped = self._dropped.pop(party, [])  # so that the party does not build on a rejected reply
         return await self.parties[party].call({"type": "ask", "id": _name(ask), "drop": dropped, **message})
-
-    async def _relay(self, ask: Ask, messages: dict[int, Reply]) -> None:
-        """Deliver the neighbours' messages of an exchange to each party."""
-        calls = []
-        for party, inbox in inboxes(ask, messages).items():
-            tree = {"type": "deliver", "id": _name(ask), "inbox": [[share, tensors] for share, tensors in inbox]}
-            self._record.count_inbox(messages[party], inbox)
-            calls.append(self.parties[party].call(tree))
-        for party, answer in zip(messages, await asyncio.gather(*calls), strict=True):
-            if "failed" in answer:
-                self._record.missing[party] = answer["failed"]
 
     async def _settle(self, keep: bool) -> None:
         """Tell the parties which of their replies were fused; memory staged under other asks is dropped."""

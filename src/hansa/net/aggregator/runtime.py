@@ -20,9 +20,10 @@ from typing import Any
 
 from hansa.core import codec, disk
 from hansa.core.crash_points import reach
-from hansa.core.errors import ConfigError, DataError, RuntimeFailure
-from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket, op_config
+from hansa.core.errors import DataError, RuntimeFailure
+from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Routed, Ticket, op_config
 from hansa.core.op import DataOp, Op, Payload, Reply
+from hansa.core.relay import relay
 from hansa.core.replies import WEIGHT_CAP, arrive, combine, expected_size
 from hansa.core.reply_checks import Rules, fault
 from hansa.core.round_record import Malformed, Record
@@ -131,11 +132,8 @@ class NetworkRuntime:
             return (yield from self._submit(request))
         if request.verb == "next":
             return (yield from self._next(request))
-        if request.verb == "exchange":
-            raise ConfigError(
-                "exchanges between parties are not deployed yet: the aggregator could read the messages; simulate "
-                "this algorithm with `hansa run`"
-            )
+        if request.verb == "route":
+            return (yield from self._route(request))
         return (yield from self._collect(request))
 
     def perform(self, step: Write | Do | Wait) -> Any:
@@ -213,6 +211,19 @@ class NetworkRuntime:
         if isinstance(ask.op, DataOp):
             self.preparations.append({"op": op_config(ask.op), "payload": dict(ask.payload)})
         return self._record.timed(answer)
+
+    def _route(self, ask: Ask) -> Steps[Routed]:
+        """Relay messages between parties; they are sealed from party to party."""
+        steps, answer = relay(ask), None
+        while True:
+            try:
+                step = steps.send(answer)  # type: ignore[arg-type]
+            except StopIteration as done:
+                routed: Routed = done.value
+                break
+            answer = yield from self._collect(step)
+        self._record.refuse(routed.refused, lambda party: self.parties[party])
+        return routed
 
     def _replies(self, key: Key) -> list[Any]:
         return self.ledger.all(f"SELECT party, blob, staged, why, rejected, seconds FROM replies WHERE {WHERE}", *key)

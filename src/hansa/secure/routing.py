@@ -1,0 +1,297 @@
+"""The ops of a party in a route: advertise a key, seal messages for other parties, open those of others.
+
+The aggregator relays the messages (`hansa.core.relay`) and sees their sizes. It is not trusted:
+
+- A party signs its fresh public key with the key of its certificate, together with federation, job, round, ask and its
+  number in the job. Another party accepts a key only with such a signature, by a certificate of the federation (and of
+  its own list of peers, if its policy has one). So neither the aggregator nor another party can put its own key there.
+- A message is sealed once, under a key of its own. Each receiver gets an envelope with that key and the hash of the
+  sealed message. The envelope is sealed under a key that only sender and receiver can derive (X25519, HKDF-SHA256), for
+  this sender, receiver, op and ask (AES-256-GCM). So a receiver cannot pass on another message as the sender's.
+- A receiver answers for one set of messages per key (`Vault.once`).
+
+A receiver does not accept a message that fails a check; the message counts as missing, and the reply has the reason as
+a code. The messages themselves are as private as the receivers: a sender cannot know what a receiver does with them.
+
+Keys and nonces are derived from the party's own secret (`Party.private`) and from what they encrypt. A repeated ask
+gives the same bytes, and two different messages never share a key and a nonce. The secret key lies in the party's
+memory between the asks, and `route-receive` removes it. There is no forward secrecy against a thief of the party's
+folder, as in `masking_ops`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from hansa.core import codec
+from hansa.core.errors import DataError, PartyError
+from hansa.core.federation import op_config
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Wrapper
+from hansa.core.registry import register
+from hansa.core.relay import ACCEPTED, CODES, UNLIKE, UNSEALED, UNTRUSTED, message_size
+from hansa.core.reply_checks import message_fault
+from hansa.core.route_op import ROUTE, Message, Receiving, RouteOp, without_route
+from hansa.secure import envelopes, key_agreement, payloads, signatures
+from hansa.secure.byte_tensors import as_bytes, as_tensor, to_table
+
+log = logging.getLogger("hansa.secure")
+PREFIX = "route."  # of the names in a party's memory
+DIGEST = 32  # bytes of a hash
+ENVELOPE = key_agreement.KEY + DIGEST + envelopes.OVERHEAD  # bytes
+HEADER = 2**20  # bytes: the largest header of a message (names and shapes)
+
+
+@register("route-keys")
+@dataclass(frozen=True)
+class RouteKeys(Op):
+    """Send a fresh public key, signed for this federation, job, round and ask."""
+
+    serves: ClassVar[bool] = True
+
+    def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        session = payloads.session(payload)
+        secret = party.private("route", session, "key")
+        key = key_agreement.public(secret)
+        certificate, signature = signatures.sign(party, _advertised(party, party.id, session, key))
+        sent = {"key": as_tensor(key), "certificate": as_tensor(certificate), "signature": as_tensor(signature)}
+        stored = {"secret": as_tensor(secret), "session": as_tensor(session.encode())}
+        return Reply(sent), {**_split(memory)[0], **{PREFIX + name: value for name, value in stored.items()}}
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        sizes = {"key": key_agreement.KEY, "certificate": signatures.CERTIFICATE, "signature": signatures.SIGNATURE}
+        return {name: ((size,), torch.uint8) for name, size in sizes.items()}
+
+
+@register("route-send")
+@dataclass(frozen=True)
+class RouteSend(Wrapper):
+    """Run the inner op's `send`, and send its messages sealed: only their receivers can open them."""
+
+    inner: RouteOp
+    update: ClassVar[str | None] = None
+
+    def demands(self, n: int, payload: Payload) -> dict[str, int]:
+        return {**self.inner.demands(n, without_route(payload)), "participants": len(_peers(payload, "receivers"))}
+
+    def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        own, stored = _split(memory)
+        receivers, payload, route = _peers(payload, "receivers"), without_route(payload), _route(payload)
+        if route.get("sender") != party.id:
+            raise PartyError("the aggregator asks it to send as another party")
+        session = _Session.of(party, self.inner, stored) if receivers else None
+        keys = {} if session is None else session.trusted_keys(route, receivers)
+        trusted = [receiver for receiver in receivers if receiver in keys]
+        reply, own = self.inner.run(party, self.inner.to_send(payload, party.id, trusted), own)
+        messages = self.inner.messages(reply, trusted)
+        sealed, addressed = dict[str, Tensor](), []
+        letters: dict[int, tuple[bytes, bytes]] = {}  # the key and the sealed bytes, by the message's identity
+        for receiver in receivers:
+            name = "sealed" if self.inner.broadcast else f"sealed/{receiver}"
+            expected = self.inner.expects_message(payload, party.id, receiver)
+            if receiver not in keys or session is None:
+                sealed.setdefault(name, torch.zeros(message_size(expected) + envelopes.OVERHEAD, dtype=torch.uint8))
+                addressed.append(bytes(ENVELOPE))
+                continue
+            message = messages[receiver]
+            if id(message) not in letters:
+                letters[id(message)] = session.sealed(message, expected)
+                sealed[name] = as_tensor(letters[id(message)][1])
+            addressed.append(session.envelope(receiver, keys[receiver], *letters[id(message)]))
+        codes = [ACCEPTED if receiver in keys else UNTRUSTED for receiver in receivers]
+        sent = {**sealed, "envelopes": to_table(addressed, ENVELOPE), CODES: torch.tensor(codes, dtype=torch.uint8)}
+        kept = stored if route.get("receives") else {}
+        return Reply(sent, reply.weight, {}, reply.metrics), {**own, **kept}
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        receivers, sender = _peers(payload, "receivers"), _route(payload).get("sender")
+        if not isinstance(sender, int):
+            raise PartyError("the aggregator does not say as which party it sends")
+        shapes: dict[str, Shape] = {
+            "envelopes": ((len(receivers), ENVELOPE), torch.uint8),
+            CODES: ((len(receivers),), torch.uint8),
+        }
+        for receiver in receivers[:1] if self.inner.broadcast else receivers:
+            expected = self.inner.expects_message(without_route(payload), sender, receiver)
+            name = "sealed" if self.inner.broadcast else f"sealed/{receiver}"
+            shapes[name] = ((message_size(expected) + envelopes.OVERHEAD,), torch.uint8)
+        return shapes
+
+    def expects_maxima(self, payload: Payload) -> dict[str, Shape]:
+        return {}
+
+
+@register("route-receive")
+@dataclass(frozen=True)
+class RouteReceive(Receiving):
+    """Open and check the messages of other parties, and run the inner op's `receive` with those that are valid."""
+
+    def demands(self, n: int, payload: Payload) -> dict[str, int]:
+        return {"participants": len(_peers(payload, "senders"))}
+
+    def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        own, stored = _split(memory)
+        senders, payload, route = _peers(payload, "senders"), without_route(payload), _route(payload)
+        inbox: dict[int, Message] = {}
+        if senders:
+            session = _Session.of(party, self.inner, stored)
+            inbox = session.opened(payload, route, senders)
+            party.vault.once(f"route-receive {session.public.hex()}", session.digest(route, senders))
+        codes = [ACCEPTED if sender in inbox else session.codes[sender] for sender in senders]
+        reply, own = self.inner.receive(party, payload, inbox, own)
+        if reply is None or not self.inner.replies:
+            reply = Reply({})
+        if CODES in reply.tensors:
+            raise PartyError(f"a receiver's reply cannot have a tensor called {CODES!r}")
+        sent = {**reply.tensors, CODES: torch.tensor(codes, dtype=torch.uint8)}
+        # The name of the session stays, so that there is memory to stage: the secret key must not be the last word.
+        kept = {name: value for name, value in stored.items() if name == f"{PREFIX}session"}
+        return Reply(sent, reply.weight, {}, reply.metrics), {**own, **kept}
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        own = self.inner.expects_reply(without_route(payload)) if self.inner.replies else {}
+        return {**own, CODES: ((len(_peers(payload, "senders")),), torch.uint8)}
+
+
+@dataclass(frozen=True)
+class _Session:
+    """One party's end of a route: its key, and what the route is for."""
+
+    party: Party
+    inner: RouteOp
+    name: str
+    secret: bytes
+    public: bytes
+    codes: dict[int, int]  # why messages are refused, by sender; filled by `trusted_keys` and `opened`
+
+    @classmethod
+    def of(cls, party: Party, inner: RouteOp, stored: Memory) -> _Session:
+        if not {f"{PREFIX}secret", f"{PREFIX}session"} <= set(stored):
+            raise PartyError("it knows nothing of this route: an exchange was left out, or the route is over")
+        secret, name = as_bytes(stored[f"{PREFIX}secret"]), as_bytes(stored[f"{PREFIX}session"]).decode()
+        return cls(party, inner, name, secret, key_agreement.public(secret), {})
+
+    def trusted_keys(self, route: Mapping[str, Any], others: Sequence[int]) -> dict[int, bytes]:
+        """The keys of other parties that are signed for this route by certificates that the party trusts."""
+        rows = [
+            payloads.rows(route, name, len(others), size)
+            for name, size in (("keys", key_agreement.KEY), ("certificates", signatures.CERTIFICATE),
+                               ("signatures", signatures.SIGNATURE))
+        ]  # fmt: skip
+        keys: dict[int, bytes] = {}
+        names: set[str] = set()
+        for other, key, certificate, signature in zip(others, *rows, strict=True):
+            try:
+                name, signer = signatures.signer(self.party, other, certificate)
+                if not signatures.verify(signer, _advertised(self.party, other, self.name, key), signature):
+                    raise PartyError(f"the key that the aggregator sent for party {other} is not signed by {name}")
+                if other == self.party.id or key == self.public or key in keys.values() or name in names:
+                    raise PartyError(f"the aggregator presents {name} as two parties of the route")
+                if not key_agreement.usable(key):
+                    raise PartyError(f"the key of {name} is invalid")
+            except PartyError as reason:
+                self._refuse(other, UNTRUSTED, str(reason))
+            else:
+                keys[other] = key
+                names.add(name)
+        return keys
+
+    def _refuse(self, other: int, code: int, reason: str) -> None:
+        self.codes[other] = code
+        log.warning("party %d of the route is refused: %s", other, reason)
+
+    def _context(self, sender: int, receiver: int) -> bytes:
+        """What an envelope is bound to: federation, job, round, ask, op, sender and receiver."""
+        scope = [*self.party.vault.scope, self.party.round, self.name, codec.digest(op_config(self.inner))]
+        return b"hansa route" + json.dumps([*scope, sender, receiver]).encode()
+
+    def _pair_key(self, other: bytes, sender: int, receiver: int) -> bytes:
+        first, second = (self.public, other) if sender == self.party.id else (other, self.public)
+        transcript = hashlib.sha256(self._context(sender, receiver) + first + second).digest()
+        return key_agreement.agree(self.secret, other, transcript, "route")
+
+    def sealed(self, message: Message, expected: Mapping[str, Shape]) -> tuple[bytes, bytes]:
+        """A message's own key, and the message sealed under it. The key depends on the message."""
+        fault = message_fault(message, dict(expected))
+        if fault is not None:
+            raise PartyError(f"its own message cannot be sent: {fault}")
+        data = codec.encode({name: message[name] for name in expected})
+        key = self.party.private("route", self.name, "message", hashlib.sha256(data).hexdigest())
+        return key, envelopes.seal(key, data)
+
+    def envelope(self, receiver: int, public: bytes, key: bytes, sealed: bytes) -> bytes:
+        """The key and the hash of a sealed message, for one receiver."""
+        digest = hashlib.sha256(sealed).digest()
+        nonce = self.party.private("route", self.name, "nonce", receiver, (key + digest).hex())[: key_agreement.NONCE]
+        pair = self._pair_key(public, self.party.id, receiver)
+        return key_agreement.seal(pair, nonce, key + digest, self._context(self.party.id, receiver))
+
+    def opened(self, payload: Payload, route: Mapping[str, Any], senders: Sequence[int]) -> dict[int, Message]:
+        """The messages that pass all checks, by sender. `codes` has the reasons why others do not."""
+        keys = self.trusted_keys(route, senders)
+        letters = payloads.rows(route, "envelopes", len(senders), ENVELOPE)
+        table = route.get("sealed")
+        inbox: dict[int, Message] = {}
+        for sender, letter in zip(senders, letters, strict=True):
+            if sender not in keys:
+                continue
+            sealed = table.get(str(sender)) if isinstance(table, Mapping) else None
+            expected = self.inner.expects_message(payload, sender, self.party.id)
+            try:
+                if not isinstance(sealed, Tensor) or sealed.dtype != torch.uint8:
+                    raise ValueError("there is no sealed message")
+                if sealed.numel() != message_size(expected) + envelopes.OVERHEAD:
+                    raise DataError(f"the message has {sealed.numel()} bytes, which the op does not announce")
+                pair, data = self._pair_key(keys[sender], sender, self.party.id), as_bytes(sealed)
+                content = key_agreement.unseal(pair, letter, self._context(sender, self.party.id))
+                key, digest = content[: key_agreement.KEY], content[key_agreement.KEY :]
+                if hashlib.sha256(data).digest() != digest:
+                    raise ValueError("the sealed message is not the one that the envelope is for")
+                message = codec.decode(key_agreement.unseal(key, data, b""), HEADER)
+                fault = message_fault(message, expected) if _tensors(message) else "it is not a table of tensors"
+                if fault is not None:
+                    raise DataError(fault)
+            except (ValueError, DataError) as reason:
+                self._refuse(sender, UNLIKE if isinstance(reason, DataError) else UNSEALED, str(reason))
+            else:
+                inbox[sender] = {name: tensor.to(self.party.objective.device) for name, tensor in message.items()}
+        return inbox
+
+    def digest(self, route: Mapping[str, Any], senders: Sequence[int]) -> str:
+        """A hash of all that a receiver is sent."""
+        return codec.digest({"senders": list(senders), "op": op_config(self.inner), "route": route})
+
+
+def _advertised(here: Party, party: int, session: str, key: bytes) -> bytes:
+    """What a party signs: federation, job, round, ask, its number in the job and its key."""
+    return b"hansa route key" + json.dumps([*here.vault.scope, here.round, session, party]).encode() + key
+
+
+def _split(memory: Memory) -> tuple[Memory, Memory]:
+    """A party's memory for its ops, and what it keeps between the asks of a route."""
+    parts: tuple[Memory, Memory] = ({}, {})
+    for name, value in memory.items():
+        parts[name.startswith(PREFIX)][name] = value
+    return parts
+
+
+def _route(payload: Payload) -> Mapping[str, Any]:
+    route = payload.get(ROUTE)
+    if not isinstance(route, Mapping):
+        raise PartyError("the aggregator sent no route")
+    return route
+
+
+def _peers(payload: Payload, name: str) -> list[int]:
+    return payloads.ids(_route(payload), name)
+
+
+def _tensors(tree: Any) -> bool:
+    return isinstance(tree, dict) and all(isinstance(value, Tensor) for value in tree.values())
