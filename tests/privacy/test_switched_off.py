@@ -12,6 +12,9 @@ from hansa.core.errors import ConfigError
 from hansa.experiment.settings import Run
 from hansa.net.party.policy import Floor, Policy
 from hansa.secure import Masking
+from hansa.secure.masking_ops import SecureKeys, SecureShares
+from hansa.secure.paillier_sum import PaillierOpen
+from hansa.secure.routing import RouteKeys
 from hansa.testing import experiment_for
 
 
@@ -76,11 +79,14 @@ def test_what_a_refusal_of_a_least_cohort_recommends_is_accepted() -> None:
         assert run({"secure": "masking", "threshold": threshold}, **wanted).history[0]["replies"] == size
 
 
-def test_pinned_peers_without_signed_sums_are_refused() -> None:
+def test_a_party_that_names_its_peers_refuses_sums_that_do_not_show_who_they_are() -> None:
     pins = {"bob": "0" * 64}
-    with pytest.raises(ConfigError, match=r"peers applies only to .* set active = true"):
-        Policy(peers=pins)
-    assert Policy(peers=pins, privacy=Floor(active=True)).peers == pins
+    for policy in (Policy(peers=pins), Policy(peers=pins, privacy=Floor(active=True))):
+        for op in (SecureKeys(), SecureShares(3, 0.7, 2), PaillierOpen()):
+            assert "names its peers" in str(policy.refuses_op(op))
+        assert policy.refuses_op(SecureKeys(active=True)) is None
+    assert Policy(peers=pins).refuses_op(RouteKeys()) is None
+    assert Policy().refuses_op(SecureKeys()) is None
 
 
 def test_each_of_two_settings_alone_is_accepted() -> None:

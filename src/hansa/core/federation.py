@@ -193,7 +193,7 @@ class Gathered:
 class Routed:
     """What became of a route: the (sender, receiver) pairs whose messages arrived, and the receivers' replies.
 
-    `refused` has the messages that their receivers did not accept, with the reasons that the receivers give.
+    `refused` has a reason for each (party, by): the party `by` does not accept a message or a key of that party.
     """
 
     arrived: tuple[tuple[int, int], ...]

@@ -120,17 +120,18 @@ def _letters(op: RouteOp, outboxes: Mapping[int, Reply], outgoing: Mapping[int, 
 def _routed(op: RouteOp, outboxes: Mapping[int, Reply], outgoing: Mapping[int, Sequence[int]],
             arriving: Mapping[int, Sequence[int]], got: Gathered) -> Routed:  # fmt: skip
     """The result of a route, from the parties' codes."""
-    arrived, refused = [], {}
+    arrived, refused, unsent = [], {}, set()
     for sender, reply in outboxes.items():
         for receiver, code in zip(outgoing[sender], reply.tensors[CODES].tolist(), strict=True):
-            if code != ACCEPTED:  # the sender does not trust the receiver's key
+            if code != ACCEPTED:  # the sender does not trust the receiver's key, and sealed nothing for it
                 refused[receiver, sender] = REASONS.get(code, REASONS[UNTRUSTED])
+                unsent.add((sender, receiver))
     replies = []
     for receiver, reply in zip(got.parties, got.replies, strict=True):
         for sender, code in zip(arriving[receiver], reply.tensors[CODES].tolist(), strict=True):
             if code == ACCEPTED:
                 arrived.append((sender, receiver))
-            elif (receiver, sender) not in refused:
+            elif (sender, receiver) not in unsent:
                 refused[sender, receiver] = REASONS.get(code, REASONS[UNSEALED])
         own = {name: tensor for name, tensor in reply.tensors.items() if name != CODES}
         replies.append(replace(reply, tensors=own))

@@ -91,9 +91,9 @@ class Record:
         self.bytes_down += sum(ask.sizes())
 
     def refuse(self, refused: Mapping[tuple[int, int], str], name: Callable[[int], str]) -> None:
-        """Record the messages of a route that their receivers refused; the reason is the receiver's claim."""
-        for (sender, receiver), reason in refused.items():
-            self.rejected[sender] = f"{name(receiver)} refused its message: {reason}"
+        """Record the parties whose messages or keys others refused in a route; the reasons are the others' claims."""
+        for (party, by), reason in refused.items():
+            self.rejected[party] = f"{name(by)} refused its message: {reason}"
 
     def timed(self, answer: Reduced | Gathered) -> Reduced | Gathered:
         """The answer with the simulated seconds of each gathered reply."""

@@ -5,6 +5,7 @@ The aggregator relays the messages (`hansa.core.relay`) and sees their sizes. It
 - A party signs its fresh public key with the key of its certificate, together with federation, job, round, ask and its
   number in the job. Another party accepts a key only with such a signature, by a certificate of the federation (and of
   its own list of peers, if its policy has one). So neither the aggregator nor another party can put its own key there.
+  Who has which number in a job is the aggregator's choice; a party remembers it, and it cannot change later.
 - A message is sealed once, under a key of its own. Each receiver gets an envelope with that key and the hash of the
   sealed message. The envelope is sealed under a key that only sender and receiver can derive (X25519, HKDF-SHA256), for
   this sender, receiver, op and ask (AES-256-GCM). So a receiver cannot pass on another message as the sender's.
@@ -186,22 +187,32 @@ class _Session:
                                ("signatures", signatures.SIGNATURE))
         ]  # fmt: skip
         keys: dict[int, bytes] = {}
-        names: set[str] = set()
+        names: dict[int, str] = {}
         for other, key, certificate, signature in zip(others, *rows, strict=True):
             try:
-                name, signer = signatures.signer(self.party, other, certificate)
-                if not signatures.verify(signer, _advertised(self.party, other, self.name, key), signature):
-                    raise PartyError(f"the key that the aggregator sent for party {other} is not signed by {name}")
-                if other == self.party.id or key == self.public or key in keys.values() or name in names:
-                    raise PartyError(f"the aggregator presents {name} as two parties of the route")
-                if not key_agreement.usable(key):
-                    raise PartyError(f"the key of {name} is invalid")
+                names[other], signer = signatures.signer(self.party, other, certificate)
+                self._check_key(other, key, names[other], signer, signature)
             except PartyError as reason:
                 self._refuse(other, UNTRUSTED, str(reason))
             else:
                 keys[other] = key
-                names.add(name)
+        for other in [other for other in keys if list(names.values()).count(names[other]) > 1]:
+            self._refuse(other, UNTRUSTED, f"the aggregator presents {names[other]} as several parties of the route")
+            del keys[other]
         return keys
+
+    def _check_key(self, other: int, key: bytes, name: str, signer: bytes, signature: bytes) -> None:
+        """Raise a PartyError unless a key is signed for this route, by the party that has this number in the job."""
+        if not signatures.verify(signer, _advertised(self.party, other, self.name, key), signature):
+            raise PartyError(f"the key that the aggregator sent for party {other} is not signed by {name}")
+        if other == self.party.id or key == self.public:
+            raise PartyError(f"the aggregator presents {name} as this party itself")
+        if not key_agreement.usable(key):
+            raise PartyError(f"the key of {name} is invalid")
+        try:
+            self.party.vault.once(f"route-peer {other}", name)
+        except PartyError:
+            raise PartyError(f"party {other} of this job was another party before, and is now {name}") from None
 
     def _refuse(self, other: int, code: int, reason: str) -> None:
         self.codes[other] = code

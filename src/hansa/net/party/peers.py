@@ -1,10 +1,10 @@
-"""Authentication between parties in a secure sum, where the aggregator is not trusted.
+"""Authentication between parties, in a secure sum or for messages, where the aggregator is not trusted.
 
 A party signs with the key of its certificate. The others receive that certificate through the aggregator and check it:
 the federation's authority must have issued it, for a party of this federation, and it must not have expired. The holder
 of the authority's key could certify parties that do not exist. If the aggregator holds it, a party could end up sharing
-its masks with fake parties only. Against that, a party pins the others in `party.toml`: then it accepts only the
-parties in the table `[peers]`, each by the fingerprint of its certificate.
+its masks, or its messages, with fake parties only. Against that, a party pins the others in `party.toml`: then it
+accepts only the parties in the table `[peers]`, each by the fingerprint of its certificate.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class Peers:
                 certificate, (self._folder / "ca.pem").read_bytes(), "party", self.federation
             )
         except (HansaError, OSError, ValueError, KeyError) as error:
-            raise PartyError(f"cannot trust a party of the secure sum: {error}") from None
+            raise PartyError(f"cannot trust another party: {error}") from None
         if identity.not_after < time.time():
             raise PartyError(f"the certificate of {identity.name} has expired")
         mine = (self._folder / "cert.pem").read_bytes()
         if identity.name == certificates.identity_of_pem(mine).name:
             if certificate != mine:
-                raise PartyError("the secure sum lists this party with another certificate")
+                raise PartyError("the aggregator lists this party with another certificate")
         elif self._pins and self._pins.get(identity.name) != certificates.fingerprint(certificate):
             raise PartyError(
-                f"its policy pins the other parties of secure sums, and has no pin for {identity.name} with the "
+                f"its policy names its peers, and has no pin for {identity.name} with the "
                 f"certificate {certificates.fingerprint(certificate)}; see peers in party.toml"
             )
         return identity.name, identity.key.public_bytes_raw()

@@ -55,12 +55,12 @@ TOML = """\
 # steps = 1000000
 # seconds = 86400    # an ask that takes longer is stopped
 # parameters = 1000000000   # of a model that comes with hansa or its plug-ins
-# participants = 10000      # parties that this one shares secrets with in a secure sum
+# participants = 10000      # parties that this one shares secrets with in a secure sum, or messages in a route
 # jobs = 1000        # jobs whose memory this party keeps; beyond that, it deletes those that trained longest ago
 # memory = 8589934592       # bytes; default: all memory of the machine
 
-# [peers]            # the other parties of secure sums with privacy.active, each with the fingerprint of its
-# clinic = "5f1e..."  # certificate, as that party tells you; then no other party is accepted
+# [peers]            # the parties that this one sends messages to, receives them from, or forms masked sums with,
+# clinic = "5f1e..."  # each with the fingerprint of its certificate, as that party tells you; no other is accepted
 
 # [own]              # replaces the aggregator's values
 # lr = 0.01
@@ -147,9 +147,11 @@ class Floor:
             )
         if op.name == "describe" or isinstance(op, DataOp):
             return None
+        if (self.secure or self.active) and op.name.startswith("route-"):
+            return "its policy requires a secure sum, and this job sends messages to other parties, which read them"
         if self.secure and not op.name.startswith("secure-"):
             return f"its policy requires a secure sum, and {op.name!r} would reveal its reply; set privacy.secure"
-        if self.active and not (op.name in SIGNED or (op.name in SIGNING and getattr(op, "active", False))):
+        if self.active and not _signed(op):
             return (
                 f"its policy requires masked sums with signatures, and {op.name!r} is not part of one; set "
                 "privacy.secure = 'masking' and privacy.active = true"
@@ -197,10 +199,6 @@ class Policy:
             if name != "lr" and not isinstance(value, int):
                 raise ConfigError(f"own.{name}: expected a whole number, got {value!r}")
 
-        if self.peers and not self.privacy.active:
-            raise ConfigError(
-                "peers applies only to masked sums with signatures; set active = true in [privacy], or leave peers out"
-            )
         for name, value in self.peers.items():
             if not isinstance(value, str) or not re.fullmatch(r"[0-9a-f]{64}", value):
                 raise ConfigError(
@@ -251,6 +249,11 @@ class Policy:
         for part in parts(op):
             if not _matches(part.name, self.ops):
                 return f"its policy does not accept the op {part.name!r}"
+        if self.peers and op.name.startswith("secure-") and not _signed(op):
+            return (
+                f"its policy names its peers (peers in party.toml), and {op.name!r} is not part of a sum with "
+                "signatures; set privacy.secure = 'masking' and privacy.active = true"
+            )
         return None
 
     def refuses_model(self, model: str | Mapping[str, Any] | None) -> str | None:
@@ -273,6 +276,11 @@ class Policy:
         if "epochs" in own and "steps" not in own and inner.has("steps"):
             own["steps"] = None  # steps would override epochs
         return {**payload, "work": {**payload.get("work", {}), **own}}
+
+
+def _signed(op: Op) -> bool:
+    """Whether an op is part of a masked sum with signatures."""
+    return op.name in SIGNED or (op.name in SIGNING and bool(getattr(op, "active", False)))
 
 
 def parts(op: Op) -> Iterator[Op]:
