@@ -15,6 +15,7 @@ from torch import Tensor
 from hansa.core import codec
 from hansa.core.errors import PartyError
 from hansa.core.federation import Ask, Gathered, Routed
+from hansa.core.gateway import SampleGateway
 from hansa.core.op import Memory, Party, Payload, Reply, Shape, Vault, perform
 from hansa.core.registry import register
 from hansa.core.relay import KEYS, RECEIVE, SEND, relay
@@ -40,7 +41,7 @@ class Say(RouteOp):
     def send(self, party: Party, payload: Payload, receivers: tuple[int, ...],
              memory: Memory) -> tuple[Mapping[int, Message], Memory]:  # fmt: skip
         assert not [name for name in memory if name.startswith("route")], "an op sees the keys of the route"
-        out = {to: {"x": party.train[0] + to, "from": torch.tensor(party.id)} for to in receivers}
+        out = {to: {"x": party.samples("train")[0] + to, "from": torch.tensor(party.id)} for to in receivers}
         return out, {**memory, "said": torch.tensor(receivers)}
 
     def receive(self, party: Party, payload: Payload, inbox: Mapping[int, Message],
@@ -69,7 +70,7 @@ class Shout(Say):
 
     def send(self, party: Party, payload: Payload, receivers: tuple[int, ...],
              memory: Memory) -> tuple[Mapping[int, Message], Memory]:  # fmt: skip
-        message = {"x": party.train[0], "from": torch.tensor(party.id)}
+        message = {"x": party.samples("train")[0], "from": torch.tensor(party.id)}
         return {to: message for to in receivers}, memory
 
 
@@ -121,7 +122,7 @@ class RoutedParties:
         self.here = {}
         for id, numbers in self.numbers.items():
             x = torch.tensor(numbers, dtype=torch.float64)
-            self.here[id] = Party(id, CPU, (x, x), None, 0, 0, b"", JobVault(self.scope, f"p{id}"))
+            self.here[id] = Party(id, CPU, SampleGateway((x, x)), 0, 0, b"", JobVault(self.scope, f"p{id}"))
 
     def route(self, routes: Iterable[tuple[int, int]], op: RouteOp | None = None, round: int = 0, index: int = 0,
               parties: Iterable[int] | None = None) -> Routed:  # fmt: skip

@@ -13,6 +13,7 @@ from routed_parties import CPU, JobVault, RoutedParties, Say, Shout, flipped, su
 from hansa.core import codec
 from hansa.core.errors import PartyError, RoundAborted
 from hansa.core.federation import Ask
+from hansa.core.gateway import SampleGateway
 from hansa.core.op import Party, Reply
 from hansa.core.relay import KEYS, REASONS, RECEIVE, SEND, UNLIKE, UNSEALED, UNTRUSTED
 from hansa.net.party.workload import Workload
@@ -300,7 +301,7 @@ def posing_as(name: str, party: int, row: int, round: int = 0) -> Any:
     """An aggregator that shows a key which the owner of another certificate signed for the number of a party."""
     key = key_agreement.public(b"k" * 32)
     vault = JobVault(("league", "job-1"), name)
-    poser = Party(party, CPU, (torch.zeros(3), torch.zeros(3)), None, 0, round, b"", vault)
+    poser = Party(party, CPU, SampleGateway((torch.zeros(3), torch.zeros(3))), 0, round, b"", vault)
     certificate, signature = signatures.sign(poser, _advertised(poser, party, "round 0", key))
 
     def change(route: dict[str, Any]) -> None:
@@ -430,7 +431,7 @@ GOOD = {"sender": 0, "receivers": IDS, "receives": True, "keys": torch.zeros(2, 
      {**GOOD, "signatures": torch.zeros(1, 64, dtype=torch.uint8)}, {**GOOD, "sender": 1}, {**GOOD, "sender": None}],
 )  # fmt: skip
 def test_a_malformed_ask_is_declined(route: Any) -> None:
-    party = Party(0, CPU, (torch.zeros(3), torch.zeros(3)), None, 0, 0, b"s", JobVault(("league", "job")))
+    party = Party(0, CPU, SampleGateway((torch.zeros(3), torch.zeros(3))), 0, 0, b"s", JobVault(("league", "job")))
     _, memory = RouteKeys().run(party, {"session": "round 0"}, {})
     with pytest.raises(PartyError):
         RouteSend(Say()).run(party, {"route": route}, memory)
@@ -443,7 +444,7 @@ def test_a_malformed_ask_is_declined(route: Any) -> None:
 
 
 def test_more_peers_than_the_policy_allows_and_messages_larger_than_the_memory_are_refused() -> None:
-    party = Party(0, CPU, (torch.zeros(3), torch.zeros(3)), None, 0)
+    party = Party(0, CPU, SampleGateway((torch.zeros(3), torch.zeros(3))), 0)
     for op in (RouteSend(Say()), RouteReceive(Say())):
         route = {**GOOD, "senders": IDS}
         assert Workload(participants=2).refuses(op, party, {"route": route}) is None
