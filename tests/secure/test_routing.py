@@ -94,11 +94,17 @@ def test_a_receiver_without_senders_gets_an_empty_inbox_and_a_party_without_rout
     assert parties.memories[2]["said"].tolist() == []
 
 
-def test_a_route_without_senders_aborts_the_round() -> None:
+def test_a_route_without_senders_or_without_receivers_aborts_the_round() -> None:
     with pytest.raises(RoundAborted):
         RoutedParties(NUMBERS, dict.fromkeys(NUMBERS, KEYS)).route(ALL)
     with pytest.raises(RoundAborted, match="none of the 1 senders"):
         RoutedParties(NUMBERS, {0: KEYS}).route([(0, 1), (0, 2)])
+    with pytest.raises(RoundAborted, match="none of the 1 receivers"):
+        RoutedParties(NUMBERS, {0: KEYS}).route([(1, 0), (2, 0)])
+    with pytest.raises(RoundAborted, match="none of the 2 receivers of a route sent"):
+        RoutedParties(NUMBERS, {0: SEND, 1: SEND}).route([(1, 0), (2, 0), (0, 1)])
+    with pytest.raises(RoundAborted, match="0 usable replies of 1"):
+        RoutedParties(NUMBERS, {0: RECEIVE}).route([(1, 0), (2, 0)])
 
 
 def test_the_secret_key_is_gone_when_the_route_is_over() -> None:

@@ -50,8 +50,9 @@ def relay(ask: Ask) -> Generator[Ask, Gathered, Routed]:
     outgoing, incoming = _by(routes, 0), _by(routes, 1)
 
     senders = [party for party in ask.senders if party in here]
-    if not senders:
-        raise RoundAborted(f"none of the {len(ask.senders)} senders of a route advertised a key")
+    for role, parties in (("senders", ask.senders), ("receivers", ask.receivers)):
+        if not here.intersection(parties):
+            raise RoundAborted(f"none of the {len(parties)} {role} of a route advertised a key")
     each: dict[int, Payload] = {
         party: {"sender": party, "receivers": _ids(outgoing[party]), "receives": party in ask.receivers,
                 **_keys(keys, outgoing[party])}
@@ -64,7 +65,7 @@ def relay(ask: Ask) -> Generator[Ask, Gathered, Routed]:
     left = {party for party in senders if party not in outboxes}
     receivers = [party for party in ask.receivers if party in here and party not in left]
     if not receivers:
-        return Routed((), Gathered((), ()))
+        raise RoundAborted(f"none of the {len(ask.receivers)} receivers of a route sent what it should send itself")
     arriving = {party: [sender for sender in incoming[party] if sender in outboxes] for party in receivers}
     each = {
         party: {"senders": _ids(arriving[party]), **_keys(keys, arriving[party]),
