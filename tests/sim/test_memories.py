@@ -37,7 +37,8 @@ def of(kind: int, value: int) -> Memory:
         "flags": torch.tensor([value % 2 == 0, True]),
         "half": torch.full((kind + 1, 2), value, dtype=torch.bfloat16),
     }
-    return [whole, {name: whole[name] for name in ("half", "c")}, {"half": whole["half"]}, {}][kind]
+    some, empty = {name: whole[name] for name in ("half", "c")}, {"none": whole["none"]}
+    return [whole, some, {"half": whole["half"]}, {}, empty][kind]
 
 
 def same(a: Mapping[int, Memory], b: Mapping[int, Memory]) -> bool:
@@ -82,7 +83,7 @@ def dying(at: int, synced: dict[int, int]) -> Iterator[None]:
         yield
 
 
-rounds = st.dictionaries(st.integers(0, PARTIES - 1), st.tuples(st.integers(0, 3), st.integers(0, 99)), max_size=6)
+rounds = st.dictionaries(st.integers(0, PARTIES - 1), st.tuples(st.integers(0, 4), st.integers(0, 99)), max_size=6)
 # The actions, and the number of the system call at which the machine dies (0 for never).
 deaths = st.one_of(st.just(0), st.integers(0, 12))
 steps = st.lists(st.tuples(st.one_of(rounds, st.just("checkpoint")), deaths), max_size=14)

@@ -100,7 +100,8 @@ class RowLayout:
         """Unpack memories; each tensor returns to the device that it was on."""
         columns: list[Sequence[Tensor]] = []
         for (_, dtype, shape, away), (begin, end) in zip(self.entries, self.spans, strict=True):
-            values = rows[:, begin:end].view(dtype).view(len(rows), *shape)
+            column = rows[:, begin:end].view(dtype) if begin < end else torch.empty(0, dtype=dtype)
+            values = column.view(len(rows), *shape)
             columns.append((values.to(device) if away else values).unbind())
         names = [name for name, *_ in self.entries]
         return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)] or [{} for _ in rows]
