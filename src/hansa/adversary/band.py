@@ -17,7 +17,7 @@ from hansa.core import rng
 from hansa.core.algorithm import Algorithm
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Ask, Ticket
-from hansa.core.op import Op, Payload, Replies, Reply
+from hansa.core.op import Op, Payload, Replies, Reply, open_tensors
 from hansa.core.registry import from_config
 from hansa.core.replies import Outcomes
 from hansa.core.rows import Rows, room
@@ -149,7 +149,9 @@ class Band:
         if ask.op is None or ask.op.update is None or not ask.in_round or ask.selects:
             return outcomes
         uniform = ask.uniform or (ask.verb == "gather" and not self.weighted)
-        exchange = Exchange(ask.op, ask.payload, ask.round, ask.parties, uniform, (ask.round, ask.phase, ask.index))
+        occasion = (ask.round, ask.phase, ask.index)
+        exchange = Exchange(ask.op, ask.payload, ask.round, ask.parties, uniform, occasion, ask.each)
+        self._check_sizes(ask)
         if not self._colluding.isdisjoint(ask.parties):
             outcomes = self._together(exchange, outcomes)
         return self._alone(exchange, outcomes)
@@ -158,6 +160,20 @@ class Band:
         """The reply to a ticket as it reaches the server."""
         exchange = Exchange(op, payload, ticket.round, (ticket.party,), True, ("ticket", ticket.id))
         return reply if op.update is None else self._on_the_way(exchange)(ticket.party, reply)
+
+    def _check_sizes(self, ask: Ask) -> None:
+        """Refuse attacks that compare or corrupt updates of one length, if an op leaves the length open."""
+        assert ask.op is not None
+        compare = next(
+            (group for group in self.groups if group.corrupts or (group.forges and group.sees != "own")), None
+        )
+        if compare is None or not ask.parties:
+            return
+        if ask.op.update in open_tensors(ask.op, ask.payload_of(ask.parties[0])):
+            raise ConfigError(
+                f"the adversary {compare.name!r} needs updates of one length, and the op {ask.op.name!r} leaves the "
+                "length open; use an attack that needs only its own update, such as 'sign-flip'"
+            )
 
     def _scene(self, exchange: Exchange, number: int, parties: Iterable[int], weights: Iterable[int] = (),
                total: int = 0) -> Scene:  # fmt: skip
@@ -179,7 +195,7 @@ class Band:
         row_of: dict[int, int] = {}  # the row of each valid reply
         weights: dict[int, int] = {}
         for party, outcome in one_by_one(outcomes):
-            if isinstance(outcome, Reply) and exchange.sound(outcome):
+            if isinstance(outcome, Reply) and exchange.sound(party, outcome):
                 update = exchange.update(outcome)
                 rows = room(len(exchange.parties), update, self.memory, self.folder) if rows is None else rows
                 row_of[party], weights[party] = len(row_of), 1 if exchange.uniform else outcome.weight
@@ -222,7 +238,7 @@ class Band:
 
         def arrived(party: int, reply: Reply) -> Reply:
             member = self._lone.get(party)
-            if (member is None and not corrupting) or not exchange.sound(reply):
+            if (member is None and not corrupting) or not exchange.sound(party, reply):
                 return reply
             row = exchange.update(reply)
             if member is not None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -23,6 +23,7 @@ class Exchange:
     parties: tuple[int, ...]
     uniform: bool
     occasion: tuple[int | str, ...]  # names the random numbers of this exchange
+    each: Mapping[int, Payload] = field(default_factory=dict)  # additions to the payload of single parties
 
     @property
     def name(self) -> str:
@@ -30,9 +31,10 @@ class Exchange:
         assert self.op.update is not None
         return self.op.update
 
-    def sound(self, reply: Reply) -> bool:
-        """Whether a reply is valid; invalid replies are not attacked."""
-        return fault(reply, self.op, self.payload, Rules(), summed=False) is None
+    def sound(self, party: int, reply: Reply) -> bool:
+        """Whether a party's reply is valid; invalid replies are not attacked."""
+        payload = {**self.payload, **self.each.get(party, {})}
+        return fault(reply, self.op, payload, Rules(), summed=False) is None
 
     def update(self, reply: Reply) -> Tensor:
         """The update of a reply, as a vector."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
-from hansa.core.op import Op, unwrap
+from hansa.core.op import Op, known_open_tensors, unwrap
 from hansa.core.params import Params, ParamSpec
 from hansa.core.registry import Part, field_types, noun
 
@@ -128,6 +128,13 @@ class Algorithm(Part):
                 )
         if solver is not None:
             unwrap(solver)[1].check(problem.spec)  # type: ignore[attr-defined]
+            unequal = known_open_tensors(solver, {"model": problem.initial._asdict()})
+            if unequal and (fusion is not None or not self.verbs & {"gather", "submit"}):
+                combines = f"the fusion {fusion.name!r} combines" if fusion is not None else "the algorithm sums"
+                raise ConfigError(
+                    f"{self.name}: the local solver {solver.name!r} leaves the size of {', '.join(unequal)} open "
+                    f"(UpTo), and {combines} updates of one length; use another solver"
+                )
         partner = getattr(solver, "partner", None)
         if partner is not None and partner[0] != self.completes:
             raise ConfigError(

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hansa.core.op import Op, Payload
 from hansa.core.params import ParamSpec
+from hansa.core.shapes import is_open, largest_shape
 
 Spans = tuple[tuple[int, int], ...]
 VARIANCE = "running_var"  # the name of the buffer in PyTorch's normalisation layers
@@ -79,7 +80,9 @@ def beside_fault(tensors: Mapping[str, Tensor], weight: int, op: Op, payload: Pa
     expected = op.expects(payload)
     for name, most in op.most(weight, payload, longest).items():
         shape = expected[name][0]
-        rows = tensors[name].to(torch.float64).reshape(-1, math.prod(shape))
+        # Replies of open size come one by one, others perhaps in a stack.
+        width = tensors[name].numel() if is_open(shape) else math.prod(largest_shape(shape))
+        rows = tensors[name].to(torch.float64).reshape(-1, width)
         if not shape and bool((rows < 0).any()):
             return f"its {name} is negative"
         largest = float(torch.linalg.vector_norm(rows, dim=1).max())

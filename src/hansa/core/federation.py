@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hansa.core import codec, rng
 from hansa.core.errors import AlgorithmError, ConfigError
-from hansa.core.op import Op, Payload, Reply, unwrap
+from hansa.core.op import Op, Payload, Reply, known_open_tensors, unwrap
 from hansa.core.params import Params
 from hansa.core.registry import from_config, to_config
 from hansa.core.route_op import RouteOp
@@ -88,16 +88,20 @@ class Ask:
         return {"op": op_config(self.op), "payload": self.payload_of(party), "round": self.round}
 
     def sizes(self) -> list[int]:
-        """The bytes of the message to each party; computed once for parties with equal plain values."""
+        """The bytes of the message to each party."""
+        return self.measured(lambda party: codec.size(self.message(party)))
+
+    def measured(self, measure: Callable[[int], int]) -> list[int]:
+        """A number for each party that depends on its payload; computed once for parties with equal plain values."""
         if not self.each:
-            return [codec.size(self.message(self.parties[0]))] * len(self.parties) if self.parties else []
+            return [measure(self.parties[0])] * len(self.parties) if self.parties else []
         computed: dict[str, int] = {}
         sizes = []
         for party in self.parties:
             own = self.each.get(party)
             content = repr(own) if not _holds_tensor(own) else f"party {party}"
             if content not in computed:
-                computed[content] = codec.size(self.message(party))
+                computed[content] = measure(party)
             sizes.append(computed[content])
         return sizes
 
@@ -114,6 +118,22 @@ class Ask:
         if self.routes:
             body["routes"] = [list(pair) for pair in self.routes]
         return codec.digest(body)
+
+
+def unsummable(op: Op, tensors: Sequence[str]) -> str:
+    """The error of a sum over an op whose tensors have open dimensions."""
+    return (
+        f"the op {op.name!r} leaves the size of {', '.join(tensors)} open (UpTo), so its replies cannot be summed; "
+        "gather them, or submit the op"
+    )
+
+
+def _check_sizes(ask: Ask) -> None:
+    """Raise an AlgorithmError for a sum over an op with open dimensions, before a party is asked."""
+    if ask.op is not None and ask.parties:
+        tensors = known_open_tensors(ask.op, ask.payload_of(ask.parties[0]))
+        if tensors:
+            raise AlgorithmError(unsummable(ask.op, tensors))
 
 
 def _holds_tensor(tree: Any) -> bool:
@@ -181,8 +201,15 @@ class Gathered:
         return self.matrices[name] if name in self.matrices else Rows(self.rows(name).reshape(len(self.replies), -1))
 
     def rows(self, name: str) -> Tensor:
-        """One tensor of all replies, stacked: [replies, ...]."""
-        return torch.stack([reply.tensors[name] for reply in self.replies])
+        """One tensor of all replies, stacked: [replies, ...]; their shapes must be equal."""
+        tensors = [reply.tensors[name] for reply in self.replies]
+        shapes = sorted({tuple(tensor.shape) for tensor in tensors})
+        if len(shapes) > 1:
+            raise AlgorithmError(
+                f"{name!r} has different shapes in the replies, such as {shapes[0]} and {shapes[-1]}, so it cannot be "
+                "stacked; read the tensors of each reply"
+            )
+        return torch.stack(tensors)
 
     @property
     def weights(self) -> Tensor:
@@ -359,6 +386,7 @@ class Federation:
         asked = self._checked(parties)
         payload, each = self._with_work(op, payload or {}, each or {}, asked)
         ask = self._ask("reduce", op=op, payload=payload, parties=asked, each=each, uniform=uniform)
+        _check_sizes(ask)
         if self._protocol is not None:
             reduced = await self._protocol.reduce(self._open(), ask)
             self.metrics |= reduced.metrics

@@ -20,10 +20,12 @@ from hansa.core.gateway import Purpose, SampleGateway, Samples
 from hansa.core.metric_ranges import Range
 from hansa.core.objective import Objective
 from hansa.core.registry import Part
+from hansa.core.shapes import Shape as Shape
+from hansa.core.shapes import UpTo as UpTo
+from hansa.core.shapes import is_open
 
 Payload = Mapping[str, Any]  # named tensors and plain values, possibly nested
 Memory = dict[str, Tensor]  # what a party keeps between rounds; it never leaves the party
-Shape = tuple[tuple[int, ...], torch.dtype]
 
 
 @dataclass
@@ -184,7 +186,10 @@ class Op(Part):
         raise TypeError(f"the op {self.name!r} does not define run()")
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
-        """Names, shapes and types of the reply's tensors; a different reply is rejected."""
+        """Names, shapes and types of the reply's tensors; a different reply is rejected.
+
+        `payload` is that of one party. A dimension may be open up to a bound: `UpTo(n)`.
+        """
         raise TypeError(f"the op {self.name!r} does not say what its replies look like; define expects()")
 
     def expects_maxima(self, payload: Payload) -> dict[str, Shape]:
@@ -324,3 +329,17 @@ def sent(payload: Payload, name: str, shape: tuple[int | None, ...]) -> Tensor:
 def like(tensor: Tensor) -> Shape:
     """The shape and type of a tensor, for `Op.expects`."""
     return tuple(tensor.shape), tensor.dtype
+
+
+def open_tensors(op: Op, payload: Payload) -> list[str]:
+    """The tensors of an op's reply that have an open dimension."""
+    expected = {**op.expects(payload), **op.expects_maxima(payload)}
+    return [name for name, (sizes, _) in expected.items() if is_open(sizes)]
+
+
+def known_open_tensors(op: Op, payload: Payload) -> list[str]:
+    """As `open_tensors`; none if the payload lacks an entry that `expects` needs, so that the shapes are not known."""
+    try:
+        return open_tensors(op, payload)
+    except KeyError:
+        return []

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from hansa.core import codec
-from hansa.core.errors import RoundAborted
-from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket
-from hansa.core.op import Op, Payload, Replies, Reply, Shape
+from hansa.core.errors import AlgorithmError, RoundAborted
+from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket, unsummable
+from hansa.core.op import Op, Payload, Replies, Reply, Shape, open_tensors
 from hansa.core.reply_checks import Rules, clean, fault
 from hansa.core.round_record import Means, Medians, Record
 from hansa.core.rows import Rows, room
+from hansa.core.shapes import largest_shape
 from hansa.core.sums import BlockSum, StoredReply, stored_sums
 
 WEIGHT_CAP = 10  # deployed: the largest weight of a reply, in medians of all weights, unless run.max_weight is set
@@ -31,15 +32,21 @@ def reply_size(reply: Reply) -> int:
 
 
 def expected_size(op: Op, payload: Payload, tensors: Mapping[str, Shape] | None = None) -> int:
-    """The size in bytes of the reply that an op announces, or of one with other `tensors`."""
+    """The size in bytes of the reply that an op announces, or of one with other `tensors`.
+
+    If dimensions are open, it is the size of the largest reply.
+    """
     groups = (op.expects(payload) if tensors is None else tensors, op.expects_maxima(payload))
-    layout = tuple(tuple((name, *shape) for name, shape in group.items()) for group in groups)
+    layout = tuple(
+        tuple((name, largest_shape(sizes), dtype) for name, (sizes, dtype) in group.items()) for group in groups
+    )
     return _size(*layout, tuple(sorted(op.measures or ())))
 
 
 @functools.lru_cache(maxsize=64)
 def _size(tensors: tuple[Any, ...], maxima: tuple[Any, ...], metrics: tuple[str, ...]) -> int:
-    empty = [{name: torch.empty(shape, dtype=dtype) for name, shape, dtype in group} for group in (tensors, maxima)]
+    groups = (tensors, maxima)
+    empty = [{name: torch.empty(shape, dtype=dtype, device="meta") for name, shape, dtype in group} for group in groups]
     return codec.size(Reply(empty[0], 1, empty[1], dict.fromkeys(metrics, 0.0)).tree())
 
 
@@ -102,10 +109,14 @@ class ReplyCombiner:
             self.record.without(party, outcome)
             return
         self.record.bytes_up += reply_size(outcome)
-        reason = fault(outcome, self.op, self.ask.payload_of(party), self.rules, self._summed)
+        payload = self.ask.payload_of(party)
+        reason = fault(outcome, self.op, payload, self.rules, self._summed)
         if reason is not None:
             self.record.rejected[party] = reason
             return
+        unequal = open_tensors(self.op, payload)
+        if unequal and self._summed:
+            raise AlgorithmError(unsummable(self.op, unequal))
         if self._heaviest is not None and outcome.weight > self._heaviest:
             self.record.capped[party] = (
                 f"its weight {outcome.weight} counts as {self._heaviest}, {WEIGHT_CAP} times the median of the "
@@ -115,7 +126,7 @@ class ReplyCombiner:
         share = self._accept(party, outcome.weight)
         self._measure(party, outcome.metrics, share)
         if not self._summed:
-            self._gathered.append((party, self._copied(outcome)))
+            self._gathered.append((party, self._copied(outcome, unequal)))
         elif isinstance(outcome, StoredReply) and outcome.wide:
             self._stored.append((outcome, share))
         else:
@@ -148,11 +159,15 @@ class ReplyCombiner:
             value = rows.amax(0)
             self._maxima[name] = torch.maximum(self._maxima[name], value) if name in self._maxima else value
 
-    def _copied(self, reply: Reply) -> Reply:
-        """A copy of a gathered reply, which outlives its stack; updates are copied into rows of a matrix."""
+    def _copied(self, reply: Reply, unequal: list[str]) -> Reply:
+        """A copy of a gathered reply, which outlives its stack; updates are copied into rows of a matrix.
+
+        Tensors of open size (`unequal`) form no matrix.
+        """
         tensors = {}
         for name, value in reply.tensors.items():
-            if self.op.update is not None and value.dim() == 1 and value.is_floating_point() and value.numel():
+            vector = value.dim() == 1 and value.is_floating_point() and value.numel() > 0
+            if self.op.update is not None and vector and name not in unequal:
                 tensors[name] = self._row(name, value)
             else:
                 tensors[name] = value.clone()

@@ -14,7 +14,8 @@ from hansa.core.errors import ConfigError
 from hansa.core.federation import Ask
 from hansa.core.metric_ranges import COUNT, MOST, NAME, outside
 from hansa.core.norms import l2_norm, row_norms
-from hansa.core.op import Op, Payload, Replies, Reply, Shape
+from hansa.core.op import Op, Payload, Replies, Reply
+from hansa.core.shapes import Shape, fits, is_open, shape_text
 
 SLACK = 1 + 1e-6  # tolerance for the rounding of sums of squares
 LARGEST = 2**53  # integers from here on are not exact in float64
@@ -130,10 +131,10 @@ def _unlike(tensors: Mapping[str, Tensor], expected: dict[str, Shape]) -> str | 
     """The difference in names, shapes or types from the expected tensors, or None."""
     if set(tensors) != set(expected):
         return f"it has the tensors {sorted(tensors)}, expected {sorted(expected)}"
-    for name, (shape, dtype) in expected.items():
+    for name, (sizes, dtype) in expected.items():
         tensor = tensors[name]
-        if tuple(tensor.shape) != shape:
-            return f"{name} has the shape {tuple(tensor.shape)}, expected {shape}"
+        if not fits(tuple(tensor.shape), sizes):
+            return f"{name} has the shape {tuple(tensor.shape)}, expected {shape_text(sizes)}"
         if tensor.dtype != dtype:
             return f"{name} is {tensor.dtype}, expected {dtype}"
     return None
@@ -164,8 +165,9 @@ def clean(replies: Replies, op: Op, payloads: Sequence[Payload], rules: Rules, s
     first = replies.row(0)
     weights, metrics = replies.weights, replies.metrics
     for payload in payloads:
-        if _unlike(first.tensors, op.expects(payload)) or _unlike(first.maxima, op.expects_maxima(payload)):
-            return False
+        for tensors, expected in ((first.tensors, op.expects(payload)), (first.maxima, op.expects_maxima(payload))):
+            if _unlike(tensors, expected) or any(is_open(sizes) for sizes, _ in expected.values()):
+                return False
     if set(map(type, weights)) != {int} or min(weights) <= 0 or max(weights) >= LARGEST:
         return False
     if rules.max_weight is not None and max(weights) > rules.max_weight:

@@ -18,6 +18,7 @@ from hansa.core.budget import Release, check_delta, finite, merged
 from hansa.core.errors import AlgorithmError, ConfigError, RoundAborted
 from hansa.core.federation import Ask, Federation, Reduced
 from hansa.core.op import Op
+from hansa.core.shapes import largest_shape
 from hansa.privacy.central import UNCLIPPED, CentralDP, Contribution, RunSettings
 from hansa.secure.channel import Channel
 from hansa.secure.encoding import FixedPoint
@@ -226,8 +227,8 @@ class PrivateSums:
             reduced: Reduced = await ask
             sums = reduced.sums
         else:
-            sums = {name: torch.zeros(shape, dtype=torch.float64, device=device)
-                    for name, (shape, _) in op.expects(ask.payload).items()}  # fmt: skip
+            sums = {name: torch.zeros(largest_shape(sizes), dtype=torch.float64, device=device)
+                    for name, (sizes, _) in op.expects(ask.payload).items()}  # fmt: skip
         if not noise:
             return dict(sums)
         secret = fed.private_rng(f"noise {ask.index}").bytes(32)

@@ -21,9 +21,10 @@ import torch
 
 from hansa.core import rng
 from hansa.core.errors import ConfigError, OutOfRange, RoundAborted
-from hansa.core.federation import Reduced
+from hansa.core.federation import Reduced, unsummable
 from hansa.core.metric_ranges import RANGES
-from hansa.core.op import Op, Payload, Reply, Shape
+from hansa.core.op import Op, Payload, Reply, open_tensors
+from hansa.core.shapes import largest_shape
 
 WIDEST = 64  # bits of a sum, sign included
 SLACK = 1e-6  # by which rounding at the parties may move a mean of metrics out of its range
@@ -119,7 +120,10 @@ class SumLayout:
             )
         self.update = op.update
         self.wide = wide
-        self.tensors: dict[str, Shape] = dict(sorted(op.expects(payload).items()))
+        if tensors := open_tensors(op, payload):
+            raise ConfigError(unsummable(op, tensors))
+        expected = sorted(op.expects(payload).items())
+        self.tensors = {name: (largest_shape(sizes), dtype) for name, (sizes, dtype) in expected}
         self.beside = {name for name in op.beside(payload) if self.tensors[name][1].is_floating_point}
         self.metrics, self.ranges = sorted(op.measures), op.ranges
         self.values = sum(self.entries(name) for name in self.tensors)

@@ -221,16 +221,21 @@ def amount(solver: LocalSolver, n: int) -> tuple[int, int]:
 
 
 def traffic(ask: Ask) -> Array:
-    """The bytes on the wire that each party of an ask receives and sends."""
-    assert ask.op is not None
+    """The bytes on the wire that each party of an ask receives and sends.
+
+    A reply whose size is open counts with its largest size: the clock plans before the party answers.
+    """
+    op = ask.op
+    assert op is not None
     total: Array = np.array(ask.sizes(), dtype=np.float64)
-    if not isinstance(ask.op, RouteOp):
-        return total + expected_size(ask.op, ask.payload)
+    if not isinstance(op, RouteOp):
+        up: Array = np.array(ask.measured(lambda party: expected_size(op, ask.payload_of(party))), dtype=np.float64)
+        return total + up
     at, uploads = {party: place for place, party in enumerate(ask.parties)}, dict[Any, int]()
     for sender, receiver in ask.routes:
-        shapes = ask.op.expects_message(ask.payload_of(sender), sender, receiver)
-        size = uploads[sender if ask.op.broadcast else (sender, receiver)] = expected_size(ask.op, ask.payload, shapes)
+        shapes = op.expects_message(ask.payload_of(sender), sender, receiver)
+        size = uploads[sender if op.broadcast else (sender, receiver)] = expected_size(op, ask.payload, shapes)
         total[at[receiver]] += size
     for link, size in uploads.items():
-        total[at[link if ask.op.broadcast else link[0]]] += size
+        total[at[link if op.broadcast else link[0]]] += size
     return total

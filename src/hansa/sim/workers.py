@@ -25,13 +25,15 @@ from torch import Tensor
 from hansa.core import codec
 from hansa.core.errors import ConfigError, DataError, HansaError, PartyError, RuntimeFailure
 from hansa.core.federation import op_config, op_of
-from hansa.core.op import Memory, Op, Replies, Reply, unwrap
+from hansa.core.op import Memory, Op, Payload, Replies, Reply, unwrap
+from hansa.core.shapes import is_open, largest_shape
 from hansa.local.solver import LocalSolver
 from hansa.sim.engine import Block, Failure, Outcome, PartyWork, ReferenceEngine, first_line
 from hansa.sim.stacked import ROOM, StackedEngine, cores
 
 ERRORS: dict[str, type[HansaError]] = {kind.__name__: kind for kind in (ConfigError, DataError, PartyError, Failure)}
 SLOTS = 64  # largest number of parties at a time where each trains alone
+OPEN = ROOM // SLOTS  # most bytes of shared memory for a tensor whose size is open
 _ALIGN = 64
 _HERE = "$at"  # in a message: a tensor in shared memory
 
@@ -124,8 +126,8 @@ class WorkersEngine(ReferenceEngine):
         layers, solver = unwrap(op)
         assert isinstance(solver, LocalSolver)
         payload = members[0].payload
-        sent = [*op.expects(payload).values(), *op.expects_maxima(payload).values()]
-        answer = sum(torch.Size(shape).numel() * dtype.itemsize + _ALIGN for shape, dtype in sent)
+        payloads = {id(member.payload): member.payload for member in members}
+        answer = max(_answer_size(op, payload) for payload in payloads.values())
         fresh = _size(solver.remember(self.objective.spec)) + len(layers) * _size(self.objective.initial._asdict())
         memory = max(fresh, *(_size(member.memory) for member in members))
         common = _common(members)
@@ -381,6 +383,13 @@ class WorkersEngine(ReferenceEngine):
                 process.join()
         self._processes, self._pipes, self._seen, self._room = [], [], None, None
         self._head = self._apart = self._slots = 0
+
+
+def _answer_size(op: Op, payload: Payload) -> int:
+    """The bytes of a reply in a slot. A tensor of open size gets at most `OPEN`; a larger one uses the pipe."""
+    sent = [*op.expects(payload).values(), *op.expects_maxima(payload).values()]
+    sizes = [(torch.Size(largest_shape(shape)).numel() * dtype.itemsize, is_open(shape)) for shape, dtype in sent]
+    return sum((min(size, OPEN) if open_size else size) + _ALIGN for size, open_size in sizes)
 
 
 def _common(members: list[PartyWork]) -> set[str]:

@@ -20,6 +20,7 @@ from hansa.testing.algorithms import (
 from hansa.testing.arrivals import RecordedArrivals
 from hansa.testing.experiments import PARTIES, TREE, experiment_for, leaves, published, same_bits
 from hansa.testing.fusions import check_fusion
+from hansa.testing.open_sizes import check_open_sizes
 from hansa.testing.pools import PARTY_COMMAND, NetworkPool, PartyPool, history_on, party_samples, run_on
 from hansa.testing.solvers import check_solver
 
@@ -36,6 +37,7 @@ __all__ = [
     "check_fusion",
     "check_missing_party",
     "check_network",
+    "check_open_sizes",
     "check_processes",
     "check_replay",
     "check_solver",

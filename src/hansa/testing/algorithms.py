@@ -3,7 +3,8 @@
 It runs an algorithm on a small task and checks what every algorithm promises: the engines agree; parties in separate
 processes, which have neither the server object nor the algorithm's state, give the bits of the reference engine; a
 second run and a resumed run give the same bits; a missing party gives a defined result or a named error; messages
-survive the codec; the state survives a round trip through its tree.
+survive the codec; the state survives a round trip through its tree; where an op leaves sizes open, a party that sends
+empty tensors or too large ones does not stop the run.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from hansa.run.simulate import simulate
 from hansa.sim.workers import usable
 from hansa.testing.arrivals import RecordedArrivals, simulated_again
 from hansa.testing.experiments import close, experiment_for, finite, published, same_bits, simulated
+from hansa.testing.open_sizes import check_open_sizes
 from hansa.testing.pools import NetworkPool, PartyPool, run_on
 from hansa.testing.processes import ProcessRuntime
 
@@ -42,6 +44,7 @@ def check_algorithm(algorithm: Algorithm, pool: PartyPool | None = None, network
     check_replay(algorithm, reference)
     check_missing_party(algorithm)
     check_codec(algorithm)
+    check_open_sizes(algorithm)
     check_processes(algorithm, reference, pool)
     if network is not None:
         check_network(algorithm, network)

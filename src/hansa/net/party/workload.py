@@ -20,7 +20,8 @@ from typing import Any
 import torch
 
 from hansa.core.errors import ConfigError
-from hansa.core.op import Op, Payload, Shape
+from hansa.core.op import Op, Payload
+from hansa.core.shapes import Shape, largest_shape
 from hansa.local.solver import WORK
 
 COPIES = 3  # of a message or reply in memory: bytes, tensors, and results
@@ -115,7 +116,7 @@ def machine_memory() -> int:
 
 def _bytes(shape: Shape) -> int:
     sizes, dtype = shape
-    return math.prod(sizes) * torch.empty(0, dtype=dtype).element_size()
+    return math.prod(largest_shape(sizes)) * torch.empty(0, dtype=dtype).element_size()
 
 
 def _malformed_work(work: Any) -> str | None:
