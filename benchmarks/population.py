@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 import hansa
 from hansa.core.op import Memory
-from hansa.core.params import ParamSpec
+from hansa.core.params import Params, ParamSpec
 from hansa.local import SGD
 
 FEATURES, SAMPLES, COHORT = 60, 20, 1000
@@ -41,7 +41,7 @@ FEATURES, SAMPLES, COHORT = 60, 20, 1000
 class ControlledSGD(SGD):
     """SGD with a control variate that a party remembers, as in SCAFFOLD without its server's half."""
 
-    def remember(self, spec: ParamSpec) -> Memory:
+    def remember(self, spec: ParamSpec, initial: Params) -> Memory:
         return {"control": torch.zeros(spec.dim, dtype=spec.dtype)}
 
     def start(self, ctx: Any, w: Tensor, payload: Any, memory: Memory) -> Any:

@@ -17,7 +17,7 @@ import torch
 import hansa
 from hansa.core import crash_points as points
 from hansa.core.op import Memory
-from hansa.core.params import ParamSpec
+from hansa.core.params import Params, ParamSpec
 from hansa.local import SGD
 from hansa.net.party import agent as party
 from hansa.net.transport import client
@@ -32,7 +32,7 @@ BEFORE_COMMIT = ("ledger.execute", "reply.written")
 class Wandering(SGD):
     """Each party remembers the distance it moved, and is pulled back by a tenth of it: memory for asynchronous jobs."""
 
-    def remember(self, spec: ParamSpec) -> Memory:
+    def remember(self, spec: ParamSpec, initial: Params) -> Memory:
         return {"went": torch.zeros(spec.dim, dtype=spec.dtype)}
 
     def start(self, ctx: Any, w: torch.Tensor, payload: Any, memory: Memory) -> Any:

@@ -21,7 +21,7 @@ from torch import nn
 
 import hansa
 from hansa.core.op import Memory
-from hansa.core.params import ParamSpec
+from hansa.core.params import Params, ParamSpec
 from hansa.local import SGD
 from hansa.sim import memories
 
@@ -33,7 +33,7 @@ torch.set_num_threads(1)
 class Drifting(SGD):
     """Each party remembers the distance it moved, and is pulled back by a tenth of it."""
 
-    def remember(self, spec: ParamSpec) -> Memory:
+    def remember(self, spec: ParamSpec, initial: Params) -> Memory:
         return {"drift": torch.zeros(spec.dim, dtype=spec.dtype)}
 
     def start(self, ctx: Any, w: torch.Tensor, payload: Any, memory: Memory) -> Any:

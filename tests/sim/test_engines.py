@@ -124,7 +124,7 @@ def memory(engine: ReferenceEngine, solver: LocalSolver, party: int) -> dict[str
     if party % 2:
         return {}
     return {name: torch.linspace(0.1, 0.3 + party, value.numel(), dtype=torch.float64).view(value.shape)
-            for name, value in solver.remember(engine.objective.spec).items()}  # fmt: skip
+            for name, value in solver.remember(engine.objective.spec, engine.objective.initial).items()}  # fmt: skip
 
 
 def compare(given: hansa.Task, solver: LocalSolver, chunk: int | None = 4, round: int = 1,

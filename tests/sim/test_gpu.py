@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import hansa
 from hansa.core.objective import Objective
 from hansa.core.op import Memory, Payload
-from hansa.core.params import ParamSpec
+from hansa.core.params import Params, ParamSpec
 from hansa.local import DPSGD, SGD, SVRG, Batch, Carry, Context, Gradient, LocalSolver
 from hansa.models.resnet import ResidualBlock
 from hansa.schedule import ExponentialDecay
@@ -36,7 +36,7 @@ class Corrected(SGD):
 
     name = "corrected"  # type: ignore[misc]
 
-    def remember(self, spec: ParamSpec) -> Memory:
+    def remember(self, spec: ParamSpec, initial: Params) -> Memory:
         return {"control": torch.full((spec.dim,), 0.1, dtype=spec.dtype)}
 
     def start(self, ctx: Context, w: Tensor, payload: Payload, memory: Memory) -> tuple[Tensor, Carry]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import hansa
 from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Wrapper
-from hansa.core.params import ParamSpec
+from hansa.core.params import Params, ParamSpec
 from hansa.local import DPSGD, SGD, LocalSolver, Proximal
 from hansa.local.solver import Batch, Carry, Context
 from hansa.local.step_rule import ClipRule, StepRule
@@ -48,7 +48,7 @@ class Silent(SGD):
 
 
 class Remembers(SGD):
-    def remember(self, spec: ParamSpec) -> Memory:
+    def remember(self, spec: ParamSpec, initial: Params) -> Memory:
         return {"kept": torch.full((2,), 3.0, dtype=torch.float64)}
 
 

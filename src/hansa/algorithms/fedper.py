@@ -11,8 +11,7 @@ from hansa.algorithms.fedavg import FedAvg
 from hansa.core.algorithm import Problem, State
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
-from hansa.core.objective import Objective
-from hansa.core.op import Memory, Payload
+from hansa.core.op import Memory, Party, Payload
 from hansa.core.predictor import NetworkPredictor
 from hansa.core.registry import register
 from hansa.local.personal import Division, Personal, divide, own_model
@@ -67,7 +66,8 @@ class PersonalNetwork(NetworkPredictor):
 
     personal: ClassVar[bool] = True
 
-    def own(self, objective: Objective, payload: Payload, memory: Memory) -> Payload:
+    def own(self, party: Party, payload: Payload, memory: Memory) -> Payload:
+        objective = party.objective
         initial, base = objective.initial.w, payload["base"].to(objective.device)
         head = torch.ones(len(initial), dtype=torch.bool, device=objective.device).index_fill(0, base, False)
         division = Division(base, head.nonzero().flatten())

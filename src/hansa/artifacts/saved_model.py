@@ -10,7 +10,7 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,12 @@ from torch import Tensor, nn
 
 from hansa.artifacts.run_folder import MODEL, PERSONAL, SERVING, beside, read_json
 from hansa.core import codec
-from hansa.core.errors import ConfigError, DataError
+from hansa.core.errors import ConfigError, DataError, PartyError
 from hansa.core.federation import op_of
 from hansa.core.functions import double, load_function
+from hansa.core.gateway import Purpose, SampleGateway
 from hansa.core.objective import Objective
-from hansa.core.op import DataOp, Payload
+from hansa.core.op import DataOp, Party, Payload
 from hansa.core.params import Params
 from hansa.core.predictor import Predictor
 from hansa.core.registry import Part, build, from_config, to_config
@@ -31,6 +32,7 @@ from hansa.core.task import Known, Task
 
 EXAMPLES = 2  # test samples in `model.json`
 SMALL = 10_000  # largest count of numbers in these samples
+SAMPLES = "samples"  # in the file of the parties' own models: their numbers of samples
 Make = Callable[[], nn.Module]
 
 
@@ -66,6 +68,22 @@ def named(model: Make | None) -> dict[str, Any] | str | None:
     return None if module in (None, "__main__") or "<" in name or "." in name else f"{module}:{name}"
 
 
+class AbsentSamples(SampleGateway):
+    """The gateway of a party in a saved model, which knows the number of its samples but does not have them."""
+
+    def __init__(self, count: int) -> None:
+        none = torch.empty(0)
+        super().__init__((none, none))
+        self._count = count
+
+    @property
+    def n(self) -> int:
+        return self._count
+
+    def admit(self, purpose: Purpose) -> None:
+        raise PartyError("a saved model does not have the samples of its parties; a predictor must not need them")
+
+
 @dataclass
 class SavedModel:
     """The final model of a run. After saving and loading, `predict` gives the same bits."""
@@ -76,6 +94,7 @@ class SavedModel:
     payload: Payload
     preparation: tuple[DataOp, Payload] | None
     memories: Mapping[int, Any]  # the parties' own parts of the model, if each party has its own model
+    samples: Mapping[int, int] = field(default_factory=dict)  # the parties' numbers of samples, where they are known
 
     @property
     def personal(self) -> bool:
@@ -94,10 +113,11 @@ class SavedModel:
 
     def model(self, party: int | None = None) -> nn.Module:
         """The trained module, in evaluation mode; `party` as for `predict`."""
-        if "model" not in self.payload or self.objective.module is None:
+        payload = self._payload(party) if self.objective.module is not None else {}
+        if "model" not in payload or self.objective.module is None:
             raise ConfigError(f"{self.predictor.name} trains no torch module; use predict(x)")
         module = copy.deepcopy(self.objective.module).cpu()
-        return self.objective.spec.load(module, Params(**self._payload(party)["model"])).eval()
+        return self.objective.spec.load(module, Params(**payload["model"])).eval()
 
     def _payload(self, party: int | None) -> Payload:
         if not self.personal:
@@ -111,7 +131,8 @@ class SavedModel:
                 "each party has its own model, and these models are not saved here: result.save(...) and trackers save "
                 "them if they are not too large; deployed parties keep their own"
             )
-        return self.predictor.own(self.objective, self.payload, dict(self.memories.get(party, {})))
+        absent = Party(party, self.objective, AbsentSamples(self.samples.get(party, 0)), self.about["seed"])
+        return self.predictor.own(absent, self.payload, dict(self.memories.get(party, {})))
 
 
 def tensors(place: Path) -> dict[str, Any]:
@@ -151,8 +172,10 @@ def load(place: str | Path, folder: str = ".", make: Make | None = None) -> Save
         preparation = (op, tree["preparation"]["payload"])
     personal = (place.parent if place.is_file() else place) / PERSONAL
     memories = codec.decode(personal.read_bytes()) if personal.exists() else {}
+    counts = memories.pop(SAMPLES, torch.zeros(0, dtype=torch.int64)).tolist()
     by_party = {int(party): memory for party, memory in memories.items()}
-    return SavedModel(about, build("predictor", tree["predictor"]), objective, payload, preparation, by_party)
+    predictor: Predictor = build("predictor", tree["predictor"])
+    return SavedModel(about, predictor, objective, payload, preparation, by_party, dict(enumerate(counts)))
 
 
 def _factory(about: dict[str, Any], tree: dict[str, Any], beside: str, make: Make | None) -> Make | None:

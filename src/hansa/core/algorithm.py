@@ -48,6 +48,7 @@ class Problem:
     cohort_size: int
     party_tests: bool = False  # whether the parties have their own test samples
     trusted: int = 0  # the number of the aggregator's own samples
+    seed: int = 0  # the run's seed, for random draws in `Algorithm.init`
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class Algorithm(Part):
                 )
         if fusion is not None and fusion.trusts and solver is not None:
             inner: Any = unwrap(solver)[1]
-            if fusion.trains and inner.remember(problem.spec):
+            if fusion.trains and inner.remember(problem.spec, problem.initial):
                 raise ConfigError(
                     f"{self.name}: with {fusion.name} the server trains as a party does, but it has no memory, which "
                     f"the local solver {inner.name!r} needs; use another fusion"
@@ -169,6 +170,15 @@ class Algorithm(Part):
     async def publish(self, fed: Federation, state: State) -> State:
         """The state to evaluate and save; methods without a global model collect one here."""
         return state
+
+    async def evaluate(self, fed: Federation, state: State) -> dict[str, float]:
+        """Metrics of a published state that no single place can compute; none by default.
+
+        They are added to the metrics line of the evaluation. The parties keep nothing that they stage. The asks have no
+        quorum and take no simulated time. `fed` allows `gather`, `reduce` and the algorithm's own verbs, but not
+        `submit` and `next`; with a secure sum it does not allow `gather`.
+        """
+        return {}
 
     def finished(self, state: State) -> bool:
         """Whether further rounds would change nothing; False for iterative methods."""

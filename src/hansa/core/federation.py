@@ -48,6 +48,7 @@ class Ask:
     each: Mapping[int, Payload] = field(default_factory=dict)
     uniform: bool = False
     routes: tuple[tuple[int, int], ...] = ()
+    need: Literal["all"] | None = None  # "all": the round is aborted unless every party replied
     # The first `enough` replies suffice if more parties were asked. A fractional quorum is a fraction of `enough`, even
     # if some parties left in an earlier ask of the same protocol.
     enough: int | None = None
@@ -117,7 +118,7 @@ class Ask:
         }  # fmt: skip
         if self.routes:
             body["routes"] = [list(pair) for pair in self.routes]
-        return codec.digest(body)
+        return codec.digest(body if self.need is None else {**body, "need": self.need})
 
 
 def unsummable(op: Op, tensors: Sequence[str]) -> str:
@@ -253,10 +254,14 @@ class Ticket:
 
 @dataclass(frozen=True)
 class Arrival:
-    """An answered ticket; `reply` is None if the party was lost or its reply was rejected."""
+    """An answered ticket, and the payload that its party was sent.
+
+    `reply` is None if the party was lost or its reply was rejected.
+    """
 
     ticket: Ticket
     reply: Reply | None
+    payload: Payload = field(default_factory=dict)
 
 
 class SumProtocol(Protocol):
@@ -300,6 +305,7 @@ class Federation:
         self._work: Mapping[str, Any] = {}
         self._own_work: Callable[[int], Mapping[str, Any]] | None = None
         self._payloads: dict[Any, tuple[Payload, Payload]] = {}  # of `submit`, with their work
+        self._measured: dict[tuple[str, str], tuple[float, int]] = {}  # (op, metric): sum over sums, and their weight
 
     def tell(self, work: Mapping[str, Any], own: Callable[[int], Mapping[str, Any]] | None = None) -> None:
         """Set fields of the local solver for all parties (`work`) and for single parties (`own`, which wins).
@@ -350,7 +356,8 @@ class Federation:
         if verb not in self._verbs:
             declared = ", ".join(sorted(self._verbs)) or "none"
             raise AlgorithmError(f"the algorithm used the verb {verb!r}, but declares only: {declared}")
-        if fields.get("enough") is None and fields.get("parties") == self.cohort and verb in ("reduce", "gather"):
+        whole_cohort = fields.get("parties") == self.cohort and verb in ("reduce", "gather")
+        if fields.get("enough") is None and fields.get("need") is None and whole_cohort:
             fields["enough"] = self.enough
         ask = Ask(verb=verb, round=self.round, phase=self._phase, index=self._index, **fields)
         self._index += 1
@@ -389,17 +396,32 @@ class Federation:
         _check_sizes(ask)
         if self._protocol is not None:
             reduced = await self._protocol.reduce(self._open(), ask)
-            self.metrics |= reduced.metrics
+            self._join_metrics(op, reduced)
             return reduced
         answer: Reduced = await ask
         return answer
 
+    def _join_metrics(self, op: Op, reduced: Reduced) -> None:
+        """Add the metrics of a protocol's sum to those of the round: means over all sums of the same op."""
+        for name, value in reduced.metrics.items():
+            before, weight = self._measured.get((op.name, name), (0.0, 0))
+            joined = self._measured[op.name, name] = before + value * reduced.weight, weight + reduced.weight
+            self.metrics[name] = joined[0] / joined[1] if weight else value
+
     async def gather(self, op: Op, payload: Payload | None = None, *, parties: Iterable[int] | None = None,
-                     each: Mapping[int, Payload] | None = None, enough: int | None = None) -> Gathered:  # fmt: skip
-        """The reply of each party, in the order of their ids. For `enough` see `Ask`."""
+                     each: Mapping[int, Payload] | None = None, enough: int | None = None,
+                     need: Literal["all"] | None = None) -> Gathered:  # fmt: skip
+        """The reply of each party, in the order of their ids.
+
+        With `need="all"` the round is aborted unless every party replied. For `enough` see `Ask`.
+        """
+        if need not in (None, "all") or (need is not None and enough is not None):
+            raise AlgorithmError(f'gather: need must be "all" or left out, and excludes enough; got {need!r}')
         asked = self._checked(parties)
         payload, each = self._with_work(op, payload or {}, each or {}, asked)
-        answer: Gathered = await self._ask("gather", op=op, payload=payload, parties=asked, each=each, enough=enough)
+        answer: Gathered = await self._ask(
+            "gather", op=op, payload=payload, parties=asked, each=each, enough=enough, need=need
+        )
         return answer
 
     async def submit(self, op: Op, payload: Payload, party: int) -> Ticket:

@@ -7,15 +7,17 @@ never sees the aggregator, the algorithm or another party.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from hansa.core import rng
 from hansa.core.budget import Budget, Release
-from hansa.core.errors import DataError, PartyError
+from hansa.core.errors import AlgorithmError, DataError, PartyError
 from hansa.core.gateway import Purpose, SampleGateway, Samples
 from hansa.core.metric_ranges import Range
 from hansa.core.objective import Objective
@@ -74,6 +76,9 @@ def _is_text(name: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+Around = Generator[Payload, tuple[Reply, Memory], tuple[Reply, Memory]]  # the two halves of a wrapper
 
 
 @dataclass
@@ -150,6 +155,13 @@ class Party:
         secret = self.secret or hashlib.blake2b(repr((self.seed, "private", self.id, self.round)).encode()).digest()
         return hashlib.blake2b(repr(parts).encode(), digest_size=32, key=secret[:64]).digest()
 
+    def rng(self, purpose: str) -> np.random.Generator:
+        """The random stream of this party and round for a purpose.
+
+        Everybody who knows the run's seed knows the stream. What must not be guessed comes from `private`.
+        """
+        return rng.generator(self.seed, purpose, self.round, self.id)
+
     @property
     def n(self) -> int:
         """The number of training samples."""
@@ -224,8 +236,9 @@ class Op(Part):
 class Wrapper(Op):
     """An op around another op: it may change the payload and the reply of the inner op.
 
-    Engines can still stack the inner op over parties: an engine calls `before`, runs the inner op in its own way, then
-    calls `after`.
+    A wrapper overrides `before`, `after` or both. If the second half needs what the first half computed, it overrides
+    `around` instead. Engines can still stack the inner op over parties: an engine steps `around` to its `yield`, runs
+    the inner op in its own way, then steps `around` to its end.
     """
 
     inner: Op
@@ -250,10 +263,14 @@ class Wrapper(Op):
         """The reply and the memory, from those of the inner op."""
         return reply, memory
 
-    def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        inner = self.before(party, payload, memory)
-        reply, memory = self.inner.run(party, inner, memory)
+    def around(self, party: Party, payload: Payload, memory: Memory) -> Around:
+        """Yield the payload for the inner op; get its reply and memory; return the wrapper's reply and memory."""
+        reply, memory = yield self.before(party, payload, memory)
         return self.after(party, payload, reply, memory)
+
+    def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        around = self.around(party, payload, memory)
+        return completed(around, *self.inner.run(party, next(around), memory))
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         return self.inner.expects(payload)
@@ -276,6 +293,17 @@ class Wrapper(Op):
 
     def release(self, n: int, payload: Payload) -> Release:
         return self.inner.release(n, payload)
+
+
+def completed(around: Around, reply: Reply, memory: Memory) -> tuple[Reply, Memory]:
+    """The reply and the memory of a wrapper, from those of its inner op: the second half of `Wrapper.around`."""
+    try:
+        around.send((reply, memory))
+    except StopIteration as done:
+        outcome: tuple[Reply, Memory] = done.value
+        return outcome
+    around.close()
+    raise AlgorithmError("Wrapper.around must yield once: the payload for the inner op")
 
 
 def unwrap(op: Op) -> tuple[list[Wrapper], Op]:

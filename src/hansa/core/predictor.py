@@ -21,8 +21,12 @@ class Predictor(Part):
     kind: ClassVar[str] = "predictor"
     personal: ClassVar[bool] = False  # whether each party has its own model, and there is no global one
 
-    def own(self, objective: Objective, payload: Payload, memory: Memory) -> Payload:
-        """The payload for one party, with the party's memory."""
+    def own(self, party: Party, payload: Payload, memory: Memory) -> Payload:
+        """The payload for one party, with the party's memory.
+
+        The party's id and number of samples may be used, not its samples: a saved model does not have them, and a
+        deployed party does not show its training samples to an evaluation.
+        """
         return payload
 
     def outputs(self, objective: Objective, payload: Payload, x: Tensor) -> Tensor:
@@ -39,10 +43,10 @@ class NetworkPredictor(Predictor):
 
 
 def evaluate(name: str, objective: Objective, payload: Payload, x: Tensor, y: Tensor,
-             memory: Memory | None = None) -> dict[str, float]:  # fmt: skip
-    """The metrics of a predictor on samples; `memory` is that of the party, if it runs at one."""
+             party: Party | None = None, memory: Memory | None = None) -> dict[str, float]:  # fmt: skip
+    """The metrics of a predictor on samples; with `party` and its memory, if it runs at a party."""
     predictor: Predictor = build("predictor", name)
-    payload = payload if memory is None else predictor.own(objective, payload, memory)
+    payload = payload if party is None else predictor.own(party, payload, memory or {})
     return objective.metrics(predictor.outputs(objective, payload, x), y)
 
 
@@ -56,7 +60,7 @@ class Evaluate(Op):
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         x, y = party.data.test("evaluate")
-        metrics = evaluate(self.predictor, party.objective, payload, x, y, memory)
+        metrics = evaluate(self.predictor, party.objective, payload, x, y, party, memory)
         return Reply({}, weight=len(x), metrics=metrics), memory
 
     def expects(self, payload: Payload) -> dict[str, Shape]:

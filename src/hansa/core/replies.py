@@ -198,9 +198,11 @@ class ReplyCombiner:
         needed = 0 if self.ask.selects else self.rules.needed(self.ask.enough or len(self.ask.parties))
         if self._count < needed:
             raise RoundAborted(f"{self._count} usable replies of {self._wanted} parties asked, quorum {needed}")
+        if self.ask.need == "all" and self._count < len(self.ask.parties):
+            raise RoundAborted(f"{self._count} usable replies of {self._wanted} parties asked, and all are needed")
         metrics = self._means.result(self.rules.min_cohort)
         if not self.ask.selects:
-            self.record.metrics.update(metrics)
+            self.record.measure(self.op, self._means, metrics)
         if not self._summed:
             matrices = {name: rows.take(range(len(self._gathered))) for name, rows in self._matrices.items()}
             parties, replies = tuple(p for p, _ in self._gathered), tuple(r for _, r in self._gathered)
@@ -214,16 +216,16 @@ def arrive(ticket: Ticket, op: Op, payload: Payload, outcome: Reply | str, rules
     record.asked += 1
     if isinstance(outcome, str):
         record.without(ticket.party, outcome)
-        return Arrival(ticket, None)
+        return Arrival(ticket, None, payload)
     record.bytes_up += reply_size(outcome)
     reason = fault(outcome, op, payload, rules)
     if reason is not None:
         record.rejected[ticket.party] = reason
-        return Arrival(ticket, None)
+        return Arrival(ticket, None, payload)
     record.accepted += 1
     record.fused.add(ticket.party)
     if op.budget is not None:
         record.delta = op.budget.delta
     record.arrived.add(record.noted(ticket.party, outcome.metrics), 1)  # asynchronous updates all have weight 1
     record.metrics.update(record.arrived.result())
-    return Arrival(ticket, outcome)
+    return Arrival(ticket, outcome, payload)

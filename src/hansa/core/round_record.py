@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from hansa.core.budget import EPSILON
 from hansa.core.federation import Ask, Gathered, Reduced
+from hansa.core.op import Op, Reply
 
 LISTED = 100  # largest number of parties that a metrics line lists one by one
 NUMBER = re.compile(r"-?\b\d[\d.,e+-]*|\b(?:nan|inf)\b")
@@ -34,6 +35,12 @@ class Means:
             total, weights, count = self._sums.get(name, (0.0, 0, 0))
             self._sums[name] = (total + value * weight, weights + weight, count + 1)
 
+    def join(self, other: Means, names: Iterable[str]) -> None:
+        """Add some of the numbers of another ask."""
+        for name in names:
+            ours, theirs = self._sums.get(name, (0.0, 0, 0)), other._sums[name]
+            self._sums[name] = (ours[0] + theirs[0], ours[1] + theirs[1], ours[2] + theirs[2])
+
     def result(self, least: int = 1) -> dict[str, float]:
         """The means of the numbers that at least `least` parties sent."""
         return {name: total / weights for name, (total, weights, count) in self._sums.items() if count >= least}
@@ -49,6 +56,11 @@ class Medians(Means):
     def add(self, numbers: dict[str, float], weight: int) -> None:
         for name, value in numbers.items():
             self._values.setdefault(name, []).append(value)
+
+    def join(self, other: Means, names: Iterable[str]) -> None:
+        assert isinstance(other, Medians)
+        for name in names:
+            self._values.setdefault(name, []).extend(other._values[name])
 
     def result(self, least: int = 1) -> dict[str, float]:
         return {name: statistics.median(values) for name, values in self._values.items() if len(values) >= least}
@@ -73,6 +85,7 @@ class Record:
     delta: float | None = None  # the delta of `spent`
     each: dict[int, float] | None = None  # the training loss of each party, if requested
     arrived: Means = field(default_factory=Means)  # over the answered tickets
+    measured: dict[tuple[str, type], Means] = field(default_factory=dict)  # over the asks of an op, by its name
     seconds: dict[int, float] = field(default_factory=dict)  # simulated, per party of the last ask that trained
 
     def without(self, party: int, reason: str) -> None:
@@ -85,6 +98,17 @@ class Record:
             return metrics
         self.spent[party] = metrics[EPSILON]
         return {name: value for name, value in metrics.items() if name != EPSILON}
+
+    def measure(self, op: Op, means: Means, metrics: Iterable[str]) -> None:
+        """Add the metrics of an ask: means (or medians) over all parties that the round asked for the same op.
+
+        Metrics of another op replace those of the same name. `metrics` names those that enough parties sent.
+        """
+        kind = type(means)
+        joined = self.measured.setdefault((op.name, kind), kind())
+        joined.join(means, metrics)
+        values = joined.result()
+        self.metrics.update({name: values[name] for name in metrics})
 
     def count_ask(self, ask: Ask) -> None:
         """Count the bytes of an ask's messages to its parties."""

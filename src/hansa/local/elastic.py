@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hansa.core.errors import ConfigError
 from hansa.core.op import Memory, Payload
-from hansa.core.params import ParamSpec
+from hansa.core.params import Params, ParamSpec
 from hansa.core.registry import register
 from hansa.local.sgd import SGD
 from hansa.local.solver import Carry, Context
@@ -25,7 +25,7 @@ OWN, BEGUN = "elastic/x", "elastic/begun"
 class ElasticWorker(SGD):
     """Base: the party keeps its own model x_i, at first the centre z, and sends x_i - z from before training."""
 
-    def remember(self, spec: ParamSpec) -> Memory:
+    def remember(self, spec: ParamSpec, initial: Params) -> Memory:
         return {OWN: torch.zeros(spec.dim, dtype=spec.dtype), BEGUN: torch.zeros((), dtype=spec.dtype)}
 
     def own(self, z: Tensor, memory: Memory) -> Tensor:

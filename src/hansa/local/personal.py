@@ -16,13 +16,13 @@ from hansa.core.errors import ConfigError
 from hansa.core.metric_ranges import Range
 from hansa.core.objective import Objective
 from hansa.core.op import Memory, Payload
-from hansa.core.params import ParamSpec
+from hansa.core.params import Params, ParamSpec
 from hansa.core.registry import register
 from hansa.local.sgd import SGD
 from hansa.local.solver import Batch, Carry, Context, LocalSolver, Sampler
 from hansa.local.step_rule import StepRule
 
-HEAD, BEGUN = "personal/head", "personal/begun"
+HEAD = "personal/head"
 
 
 class Division(NamedTuple):
@@ -129,9 +129,9 @@ class Personal(LocalSolver):
     def division(self, spec: ParamSpec) -> Division:
         return divide(spec, self.layers, self.head)
 
-    def remember(self, spec: ParamSpec) -> Memory:
-        own = torch.zeros(len(self.division(spec).head), dtype=spec.dtype)
-        return {HEAD: own, BEGUN: torch.zeros((), dtype=spec.dtype), **self.inner.remember(spec)}
+    def remember(self, spec: ParamSpec, initial: Params) -> Memory:
+        head = initial.w.index_select(0, self.division(spec).head.to(initial.w.device))
+        return {HEAD: head, **self.inner.remember(spec, initial)}
 
     def start(self, ctx: Context, w: Tensor, payload: Payload, memory: Memory) -> tuple[Tensor, Carry]:
         whole = own_model(self.division(ctx.spec), ctx.objective.initial.w, w, memory)
@@ -150,13 +150,10 @@ class Personal(LocalSolver):
                memory: Memory) -> tuple[dict[str, Tensor], Memory]:  # fmt: skip
         tensors, after = self.inner.finish(ctx, start, w, carry, memory)
         base, head = (at.to(w.device) for at in self.division(ctx.spec))
-        begun = torch.ones_like(memory[BEGUN])
-        return {"w": tensors["w"].index_select(0, base)}, {**after, HEAD: w.index_select(0, head), BEGUN: begun}
+        return {"w": tensors["w"].index_select(0, base)}, {**after, HEAD: w.index_select(0, head)}
 
 
 def own_model(division: Division, initial: Tensor, base: Tensor, memory: Memory) -> Tensor:
-    """A party's whole vector: the shared base and its own head (the initial head in its first round)."""
-    head = initial.index_select(0, division.head.to(initial.device))
-    if HEAD in memory:
-        head = torch.where(memory[BEGUN] > 0, memory[HEAD], head)
+    """A party's whole vector: the shared base and its own head (the initial head if it has not trained yet)."""
+    head = memory[HEAD] if HEAD in memory else initial.index_select(0, division.head.to(initial.device))
     return division.joined(base, head)

@@ -14,7 +14,7 @@ from torch import Tensor
 from hansa.core import buffer_checks
 from hansa.core.errors import ConfigError
 from hansa.core.op import Memory, Payload
-from hansa.core.params import ParamSpec
+from hansa.core.params import Params, ParamSpec
 from hansa.core.registry import register
 from hansa.local.sgd import SGD
 from hansa.local.solver import Carry, Context
@@ -46,7 +46,7 @@ class Controlled(SGD):
                 "use option I with them"
             )
 
-    def remember(self, spec: ParamSpec) -> Memory:
+    def remember(self, spec: ParamSpec, initial: Params) -> Memory:
         return {OWN: torch.zeros(spec.dim, dtype=spec.dtype)}
 
     def most(self, n: int, payload: Payload, longest: float | None) -> dict[str, float]:

@@ -190,8 +190,8 @@ class LocalSolver(Op):
         """What `direction` and `step` compute, as one value; None where no StepRule describes them."""
         return None
 
-    def remember(self, spec: ParamSpec) -> Memory:
-        """A party's memory before its first round."""
+    def remember(self, spec: ParamSpec, initial: Params) -> Memory:
+        """A party's memory before its first round. `initial` is the model that every party starts with."""
         return {}
 
     def start(self, ctx: Context, w: Tensor, payload: Payload, memory: Memory) -> tuple[Tensor, Carry]:
@@ -322,7 +322,7 @@ class LocalSolver(Op):
         ctx = Context(objective, party.n, len(batches), party.round, self.rate(party.round), lambda: whole,
                       (model.stats, model.counts), torch.tensor(base, device=objective.device), rule=rule,
                       private=party.private if party.secret else None)  # fmt: skip
-        fresh = self.remember(objective.spec)
+        fresh = self.remember(objective.spec, objective.initial)
         before = {name: memory.get(name, value).to(objective.device) for name, value in fresh.items()}
         extra = {name: value for name, value in payload.items() if name != "model"}
         start, carry = self.start(ctx, model.w, extra, before)

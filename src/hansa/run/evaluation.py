@@ -12,7 +12,7 @@ import torch
 from hansa.core.algorithm import Algorithm, State
 from hansa.core.budget import finite
 from hansa.core.determinism import threads
-from hansa.core.errors import ConfigError, DataError, RoundAborted
+from hansa.core.errors import AlgorithmError, ConfigError, DataError, RoundAborted
 from hansa.core.federation import Federation, Gathered, Reduced
 from hansa.core.objective import Objective
 from hansa.core.op import DataOp, Payload
@@ -20,6 +20,7 @@ from hansa.core.predictor import Evaluate, evaluate
 from hansa.core.registry import lookup
 from hansa.core.runtime import Abort, Attend, Request
 from hansa.core.task import Pair
+from hansa.core.trusted import Trusted
 from hansa.run import party_fields
 from hansa.run.exchanges import Exchanges
 
@@ -43,6 +44,7 @@ class Evaluation:
     test: Pair | None
     probe: tuple[torch.Tensor, torch.Tensor] | None
     personal: bool = False  # whether each party has a model of its own
+    trusted: Trusted | None = None
 
     def check(self, state: State) -> None:
         """Refuse stopping rules on a metric if nothing can be evaluated."""
@@ -50,7 +52,7 @@ class Evaluation:
         self.personal = lookup("predictor", self.algorithm.predictor(state)[0]).personal  # type: ignore[attr-defined]
         stops = run.target is not None or run.patience is not None
         central = self.test is not None and not self.personal
-        if stops and not central and (holdings.tests is None or not run.eval_parties):
+        if stops and not central and not self._joint and (holdings.tests is None or not run.eval_parties):
             hint = f"; {self.algorithm.name} has no single model to test" if self.personal else ""
             raise ConfigError(f"target and patience need a test set: give the task one, or each party its own{hint}")
 
@@ -82,7 +84,37 @@ class Evaluation:
             metrics |= yield from self._at_parties(round, predictor, payload)
         if self.test is not None and not self.personal:
             metrics |= self._central(self.test, predictor, payload)
+        if self._joint:
+            metrics |= yield from self._by_algorithm(round, published)
         return {name: finite(value) if isinstance(value, float) else value for name, value in metrics.items()}
+
+    @property
+    def _joint(self) -> bool:
+        """Whether the algorithm has metrics that no single place can compute."""
+        return type(self.algorithm).evaluate is not Algorithm.evaluate
+
+    def _by_algorithm(self, round: int, published: State) -> Metrics:
+        """The metrics of `Algorithm.evaluate`."""
+        verbs = (
+            ({"reduce", "gather"} | self.algorithm.verbs) - {"submit", "next"} - ({"gather"} if self.hides else set())
+        )
+
+        async def evaluate(fed: Federation) -> dict[str, float]:
+            fed.trusted = self.trusted
+            return await self.algorithm.evaluate(fed, published)
+
+        try:
+            metrics = yield from self.exchanges.outside(round, "evaluate-joint", evaluate, verbs)
+        except RoundAborted as aborted:
+            reason = self.exchanges.explain(aborted)
+            log.warning("%s could not evaluate its model: %s", self.algorithm.name, reason)
+            yield Abort(round)
+            return {"unmeasured": reason}
+        if not isinstance(metrics, dict) or not all(
+            isinstance(name, str) and isinstance(value, (int, float)) for name, value in metrics.items()
+        ):
+            raise AlgorithmError(f"{self.algorithm.name}: evaluate() must return a dict of numbers by name")
+        return {name: float(value) for name, value in metrics.items()}
 
     def _central(self, test: Pair, predictor: str, payload: Payload) -> dict[str, Any]:
         """The metrics on the aggregator's test set."""

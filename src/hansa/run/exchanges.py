@@ -37,11 +37,12 @@ class Exchanges:
         return Federation(range(len(self.holdings)), round, self.run.seed, self.cohort_size, verbs,
                           protocol or self.protocol, phase, busy, self.secret)  # fmt: skip
 
-    def outside(self, round: int, phase: str, asks: Callable[[Federation], Coroutine[Any, Any, Any]]) -> Steps:
+    def outside(self, round: int, phase: str, asks: Callable[[Federation], Coroutine[Any, Any, Any]],
+                verbs: Iterable[str] = VERBS) -> Steps:  # fmt: skip
         """Run asks outside the rounds (preparation, evaluation): the parties keep nothing that they stage."""
         self.record = Record()
         yield Open(round, self.record)
-        fed = self.federation(round, phase)
+        fed = self.federation(round, phase, verbs)
         try:
             result = yield from drive(asks(fed), phase)
         finally:

@@ -81,6 +81,7 @@ class Training:
         self.trusted: Trusted | None = None
         if self.holdings.trusted is not None:
             self.trusted = Trusted(self.objective, *self.holdings.trusted, len(self.holdings), self.run.seed)
+        self.evaluation.trusted = self.trusted
         self.preparation: tuple[DataOp, dict[str, Any]] | None = None
         self.unprepared: dict[str, str] = {}  # parties that the preparation was learned without, and why
         self.selection = hooks.CohortSelection(self.run, self.algorithm, self.exchanges)
@@ -91,7 +92,7 @@ class Training:
         holdings = self.holdings
         trusted = 0 if holdings.trusted is None else len(holdings.trusted[0])
         return Problem(self.objective.spec, self.objective.initial, len(holdings), holdings.shape, holdings.classes,
-                       self.run.size(len(holdings)), holdings.tests is not None, trusted)  # fmt: skip
+                       self.run.size(len(holdings)), holdings.tests is not None, trusted, self.run.seed)  # fmt: skip
 
     def _hooks(self, work: LocalWork) -> list[hooks.RoundHook]:
         """The hooks of this run, in the order of their fields in the metrics line."""

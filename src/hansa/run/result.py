@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hansa.artifacts import saved_model
@@ -16,6 +17,7 @@ from hansa.core import codec
 from hansa.core.algorithm import State
 from hansa.core.errors import ConfigError
 from hansa.core.federation import op_config
+from hansa.core.predictor import Predictor
 from hansa.core.registry import build
 from hansa.report.display import Displayed, totals
 from hansa.run.loop import Training
@@ -72,8 +74,16 @@ class Result(Displayed):
     def _final(self) -> saved_model.SavedModel:
         training = self.training
         name, payload = training.algorithm.predictor(self.state)
-        return saved_model.SavedModel(self.described(), build("predictor", name), training.objective, payload,
-                           training.preparation, self.memories)  # fmt: skip
+        predictor: Predictor = build("predictor", name)
+        counts = dict(enumerate(self._sample_counts())) if predictor.personal else {}
+        return saved_model.SavedModel(self.described(), predictor, training.objective, payload,
+                                      training.preparation, self.memories, counts)  # fmt: skip
+
+    def _sample_counts(self) -> list[int]:
+        """The number of samples of each simulated party; none for deployed parties, which do not say it."""
+        train = getattr(self.training.holdings, "train", None)
+        counts: list[int] = [] if train is None else train.sizes(range(len(train))).tolist()
+        return counts
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -123,11 +133,13 @@ class Result(Displayed):
         """
         if not self.personal or not self.memories:
             return
-        by_party, size = {}, 0
+        by_party: dict[str, Any] = {}
+        size = 0
         for party in range(len(self.training.holdings)):
             memory = dict(self.memories.get(party, {}))
             size += sum(tensor.nbytes for tensor in memory.values())
             if size > PERSONAL_BYTES:
                 return
             by_party[str(party)] = memory
-        write_atomic(folder / PERSONAL, codec.encode(by_party))
+        counts = torch.tensor(self._sample_counts(), dtype=torch.int64)
+        write_atomic(folder / PERSONAL, codec.encode({**by_party, saved_model.SAMPLES: counts}))

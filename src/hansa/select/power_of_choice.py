@@ -35,7 +35,7 @@ class Loss(Op):
             rows = torch.from_numpy(rng.shuffled(key, party.n)[: self.batch]).to(x.device)
             x, y = x[rows], y[rows]
         predictor: Predictor = build("predictor", self.predictor)
-        own = predictor.own(party.objective, payload, memory)
+        own = predictor.own(party, payload, memory)
         losses = party.objective.loss_of(predictor.outputs(party.objective, own, x), y)
         return Reply({"loss": losses.to(torch.float64).mean().cpu()}, weight=party.n), memory
 

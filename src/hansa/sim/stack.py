@@ -224,11 +224,12 @@ class Stack:
     @functools.cached_property
     def memory(self) -> dict[str, Tensor]:
         """The parties' memories of the solver, stacked."""
-        zero = self.solver.remember(self.engine.objective.spec)
-        if not zero:
+        objective = self.engine.objective
+        fresh = self.solver.remember(objective.spec, objective.initial)
+        if not fresh:
             return {}
         return {name: torch.stack([member.memory.get(name, value).to(self.device) for member in self.members])
-                for name, value in zero.items()}  # fmt: skip
+                for name, value in fresh.items()}  # fmt: skip
 
     @functools.cached_property
     def started(self) -> tuple[Tensor, Carry, tuple[Tensor, Tensor]]:

@@ -22,7 +22,7 @@ from hansa.core import rng
 from hansa.core.determinism import threads
 from hansa.core.errors import HansaError, PartyError
 from hansa.core.objective import Objective
-from hansa.core.op import Op, Replies, Wrapper, unwrap
+from hansa.core.op import Around, Op, Replies, Wrapper, completed, unwrap
 from hansa.core.sums import BLOCK
 from hansa.core.task import Holdings
 from hansa.local.solver import Batch, Context, LocalSolver
@@ -172,17 +172,18 @@ class StackedEngine(ReferenceEngine):
                 yield from [(member.party, self.one(op, member, round)) for member in members]
             return
         ready: list[PartyWork] = []
-        payloads: dict[int, list[Any]] = {}  # the payload of each wrapper
+        begun: dict[int, list[Around]] = {}  # the wrappers, each at its inner op
         for member in members:
             payload = member.payload
             try:
                 if self.holdings.train.size(member.party) == 0:
                     raise PartyError("it has no samples")
-                payloads[member.party] = []
+                begun[member.party] = []
                 with named(op, member.party, round):
                     for layer in layers:
-                        payloads[member.party].append(payload)
-                        payload = layer.before(self.party(member.party, round), payload, member.memory)
+                        around = layer.around(self.party(member.party, round), payload, member.memory)
+                        begun[member.party].append(around)
+                        payload = next(around)
                 ready.append(PartyWork(member.party, payload, member.memory))
             except PartyError as reason:
                 if isinstance(reason, Failure):
@@ -200,8 +201,8 @@ class StackedEngine(ReferenceEngine):
                 try:
                     if not isinstance(outcome, str):
                         with named(op, party, round):
-                            for layer, payload in zip(reversed(layers), reversed(payloads[party]), strict=True):
-                                outcome = layer.after(self.party(party, round), payload, *outcome)
+                            for around in reversed(begun[party]):
+                                outcome = completed(around, *outcome)
                 except PartyError as reason:
                     if isinstance(reason, Failure):
                         raise

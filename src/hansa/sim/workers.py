@@ -128,7 +128,8 @@ class WorkersEngine(ReferenceEngine):
         payload = members[0].payload
         payloads = {id(member.payload): member.payload for member in members}
         answer = max(_answer_size(op, payload) for payload in payloads.values())
-        fresh = _size(solver.remember(self.objective.spec)) + len(layers) * _size(self.objective.initial._asdict())
+        spec, initial = self.objective.spec, self.objective.initial
+        fresh = _size(solver.remember(spec, initial)) + len(layers) * _size(initial._asdict())
         memory = max(fresh, *(_size(member.memory) for member in members))
         common = _common(members)
         own = max(_size({n: v for n, v in member.payload.items() if n not in common}) for member in members)

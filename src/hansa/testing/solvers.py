@@ -93,7 +93,7 @@ class _Setting:
                        lambda: Batch(x, y, None), (initial.stats, initial.counts), rng_key(party))  # fmt: skip
 
     def memory(self, solver: LocalSolver) -> Memory:
-        return solver.remember(self.objective.spec)
+        return solver.remember(self.objective.spec, self.objective.initial)
 
 
 def _network() -> nn.Module:

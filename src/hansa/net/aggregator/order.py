@@ -32,7 +32,7 @@ def check_order(order: Order, functions: tuple[str, ...], parties: list[str]) ->
     run, count = experiment.run, len(parties)
     LocalWork(run, experiment.algorithm, Known(count, parties, (), None))
     trusted = 0 if experiment.task.trusted is None else 1
-    problem = Problem(ParamSpec((), (), ()), Params.none(), count, (), None, run.size(count), True, trusted)
+    problem = Problem(ParamSpec((), (), ()), Params.none(), count, (), None, run.size(count), True, trusted, run.seed)
     Algorithm.check(experiment.algorithm, problem)  # not the algorithm's own check, which needs the data
     own = dataclasses.replace(problem, party_tests=experiment.task.party_test > 0)  # as far as is known so far
     experiment.privacy.check(experiment.algorithm, run, own, experiment.task.prepare is not None)

@@ -34,7 +34,7 @@ def check_rows(op: Op, party: Party, payload: Payload, memory: Memory) -> None:
         return
     x, _ = party.data.test("evaluate") if tests else party.samples("statistics")
     predictor: Predictor = build("predictor", name)
-    own = predictor.own(party.objective, payload, memory)
+    own = predictor.own(party, payload, memory)
     shapes = []
     for rows in (x[:1], x[:2]):
         with contextlib.suppress(RuntimeError):  # parameters for another number of rows

@@ -1,0 +1,127 @@
+"""Contracts of an algorithm in a deployed job: its own evaluation, gathering all, and what a party was sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import pytest
+import torch
+from league import PARTIES, League, samples
+
+import hansa
+from hansa.core.federation import Federation
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
+from hansa.core.registry import register
+from hansa.local import SGD
+from hansa.net.aggregator import runtime
+from hansa.net.transport import client
+
+TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "TICK", 0.05)
+    monkeypatch.setattr(client, "LEAST", 0.02)
+    monkeypatch.setattr(client, "MOST", 0.1)
+
+
+def tree(algorithm: Any, **run: Any) -> dict[str, Any]:
+    return {"task": TASK, "algorithm": algorithm, "run": {"rounds": 2, **run}}
+
+
+@register("test-net-mean")
+@dataclass(frozen=True)
+class Mean(Op):
+    """The sum of the party's features, and a draw of its own."""
+
+    def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        x, _ = party.samples("statistics")
+        draw = torch.tensor(party.rng("draw").random(), dtype=torch.float64)
+        return Reply({"sum": x.double().sum(), "draw": draw}, weight=party.n), {"test/evaluated": torch.ones(1)}
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        return {"sum": ((), torch.float64), "draw": ((), torch.float64)}
+
+
+@register("test-net-evaluated")
+@dataclass(frozen=True)
+class Evaluated(hansa.FedAvg):
+    """FedAvg that also reports the mean feature over all parties, and the sum of their draws."""
+
+    need: Literal["all", "some"] = "some"
+
+    async def round(self, fed: Federation, state: hansa.State) -> hansa.State:
+        if self.need == "all":
+            await fed.gather(Mean(), need="all")
+        return await super().round(fed, state)
+
+    @property
+    def verbs(self) -> frozenset[str]:
+        return frozenset({"reduce", "gather"})
+
+    async def evaluate(self, fed: Federation, state: hansa.State) -> dict[str, float]:
+        answer = await fed.gather(Mean())
+        count = sum(reply.weight for reply in answer.replies)
+        total = sum(float(reply.tensors["sum"]) for reply in answer.replies)
+        return {"mean_feature": total / count, "draws": sum(float(reply.tensors["draw"]) for reply in answer.replies)}
+
+
+def simulated(algorithm: hansa.Algorithm) -> hansa.Result:
+    pairs = [samples(k)[0] for k in range(3)]
+    task = hansa.Task(lambda: torch.nn.Linear(3, 2).double(), "cross_entropy", pairs, names=list(PARTIES), classes=2)
+    return hansa.simulate(algorithm, task, rounds=2, engine="reference")
+
+
+def test_a_deployed_job_has_the_algorithm_s_own_metrics(league: League) -> None:
+    for number, name in enumerate(PARTIES):
+        league.join(name, samples(number))
+    ended = league.ended(league.submit(tree("test-net-evaluated")))
+    assert ended["status"] == "finished", ended["reason"]
+    expected = simulated(Evaluated())
+    assert not any(expected.memories.get(party) for party in range(3))  # parties keep nothing of an evaluation
+    for line, other in zip(ended["rounds"], expected.history, strict=True):
+        assert line["mean_feature"] == other["mean_feature"]
+        assert line["draws"] == other["draws"]  # the same streams as in a simulation
+        assert (line["asked"], line["bytes_up"]) == (3, other["bytes_up"])  # not counted with the round
+
+
+def test_a_deployed_round_that_needs_all_is_empty_without_one_of_them(league: League) -> None:
+    for number, name in enumerate(PARTIES[:2]):
+        league.join(name, samples(number))
+    league.enrolled("cid")  # it is there, and says nothing
+    ended = league.ended(league.submit(tree({"name": "test-net-evaluated", "need": "all"}, deadline=3.0)))
+    assert ended["status"] == "failed"
+    for line in ended["rounds"]:
+        assert line["empty"].startswith("2 usable replies of 3 parties asked, and all are needed")
+
+
+@register("test-net-versions")
+@dataclass(frozen=True)
+class Versions(hansa.Algorithm):
+    """Asynchronous; checks that an arrival has what its party was sent."""
+
+    participation: ClassVar[Literal["cohort", "all", "own"]] = "own"
+
+    @property
+    def verbs(self) -> frozenset[str]:
+        return frozenset({"submit", "next"})
+
+    async def round(self, fed: Federation, state: hansa.State) -> hansa.State:
+        for party in fed.available:
+            if party not in fed.busy:
+                await fed.submit(SGD(), {"model": state.params._asdict(), "version": fed.round}, party)
+        arrival = await fed.next()
+        assert arrival.payload["version"] == arrival.ticket.round
+        assert arrival.reply is not None
+        w = arrival.payload["model"]["w"] + arrival.reply.tensors["w"]
+        seen = [*state.slots.get("seen", []), arrival.payload["version"]]
+        return state.replace(state.params._replace(w=(state.params.w + w) / 2), seen=seen)
+
+
+def test_an_arrival_of_a_deployed_job_says_what_its_party_was_sent(league: League) -> None:
+    for number, name in enumerate(PARTIES):
+        league.join(name, samples(number))
+    ended = league.ended(league.submit(tree("test-net-versions", rounds=5)))
+    assert ended["status"] == "finished", ended["reason"]
