@@ -53,7 +53,7 @@ PACKAGES = {
 INSIDE = [
     "hansa.core.op.Op", "hansa.core.op.Wrapper", "hansa.core.op.Party", "hansa.core.op.Reply", "hansa.core.op.UpTo",
     "hansa.core.algorithm.Problem", "hansa.core.federation.Reduced", "hansa.core.federation.Gathered",
-    "hansa.core.params.Params", "hansa.experiment.settings.Run",
+    "hansa.core.params.Params", "hansa.core.other_model.OtherModel", "hansa.experiment.settings.Run",
 ]  # fmt: skip
 
 

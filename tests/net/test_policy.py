@@ -260,3 +260,24 @@ def test_what_fails_at_a_party_is_said_without_quoting_its_data(
     ended = league.ended(league.submit({"task": TASK, "run": {"rounds": 1}}))
     assert ended["rounds"][0]["missing"] == {"cid": "the ask failed at the party (ValueError); see the party's log"}
     assert "Zoe" not in str([dict(row) for row in league.ledger.all("SELECT * FROM log")])
+
+
+@pytest.mark.parametrize(
+    ("architecture", "reason"),
+    [
+        ({"name": "logistic", "inputs": [3], "outputs": 2}, None),
+        ({"name": "2nn", "inputs": [3], "outputs": 2}, "its policy does not accept the model '2nn'"),
+        ({"name": "logistic", "inputs": [3], "outputs": 10**9}, "models of at most 1000 parameters"),
+        ({"name": "os:getcwd"}, "malformed ask: architecture must be the fields of a registered model"),
+        ("logistic", "malformed ask: architecture must be the fields of a registered model"),
+        ({"inputs": [3]}, "malformed ask: architecture must be the fields of a registered model"),
+        (None, "malformed ask: architecture must be the fields of a registered model"),
+    ],
+)
+def test_a_model_that_a_payload_describes_is_checked_like_the_task_s(
+    tmp_path: Path, architecture: Any, reason: str | None
+) -> None:
+    found = policy(tmp_path, 'models = ["logistic"]\n[limits]\nparameters = 1000')
+    refused = found.refuses_architecture({"model": {}, "architecture": architecture})
+    assert refused is None if reason is None else reason in str(refused)
+    assert found.refuses_architecture({"model": {}}) is None

@@ -1,8 +1,9 @@
-"""Contracts of an algorithm in a deployed job: its own evaluation, gathering all, and what a party was sent."""
+"""Contracts of an algorithm in a deployed job: its own evaluation, gathering all, what was sent, what the model is."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import pytest
@@ -10,11 +11,16 @@ import torch
 from league import PARTIES, League, samples
 
 import hansa
+from hansa.core import codec
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
-from hansa.core.registry import register
+from hansa.core.other_model import OtherModel
+from hansa.core.params import Params
+from hansa.core.registry import build, register
+from hansa.experiment.tasks import make_model
 from hansa.local import SGD
 from hansa.net.aggregator import runtime
+from hansa.net.party.samples import PartySamples
 from hansa.net.transport import client
 
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}
@@ -70,7 +76,8 @@ class Evaluated(hansa.FedAvg):
 
 def simulated(algorithm: hansa.Algorithm) -> hansa.Result:
     pairs = [samples(k)[0] for k in range(3)]
-    task = hansa.Task(lambda: torch.nn.Linear(3, 2).double(), "cross_entropy", pairs, names=list(PARTIES), classes=2)
+    model = make_model("logistic", "float64", ".", (3,), 2)
+    task = hansa.Task(model, "cross_entropy", pairs, names=list(PARTIES), classes=2)
     return hansa.simulate(algorithm, task, rounds=2, engine="reference")
 
 
@@ -125,3 +132,63 @@ def test_an_arrival_of_a_deployed_job_says_what_its_party_was_sent(league: Leagu
         league.join(name, samples(number))
     ended = league.ended(league.submit(tree("test-net-versions", rounds=5)))
     assert ended["status"] == "finished", ended["reason"]
+
+
+# What the model is
+
+
+@register("test-net-halved")
+@dataclass(frozen=True)
+class Halved(hansa.FedAvg):
+    """FedAvg whose model is half of its parameters."""
+
+    def model(self, state: hansa.State) -> Params:
+        return state.params._replace(w=state.params.w / 2)
+
+
+@register("test-net-widened")
+@dataclass(frozen=True)
+class Widened(hansa.FedAvg):
+    """FedAvg on a linear model, published as a network with hidden layers that computes the same."""
+
+    def model(self, state: hansa.State) -> OtherModel:
+        weight, bias = state.params.w[:6].view(2, 3), state.params.w[6:]
+        eye, zero = torch.eye(3, dtype=weight.dtype), torch.zeros(6, dtype=weight.dtype)
+        tensors = {
+            "1.weight": torch.cat([eye, -eye]), "1.bias": zero, "3.weight": torch.eye(6, dtype=weight.dtype),
+            "3.bias": zero, "5.weight": torch.cat([weight, -weight], 1), "5.bias": bias,
+        }  # fmt: skip
+        return OtherModel.of(build("model", "2nn", inputs=(3,), outputs=2, hidden=6), tensors)
+
+
+def joined(league: League, policy: str = "") -> None:
+    for number, name in enumerate(PARTIES):
+        pair, _ = samples(number)
+        league.join(name, PartySamples(pair, (pair[0][:6], pair[1][:6])), policy if name == "bob" else "")
+
+
+def test_the_log_hashes_the_algorithm_s_model(league: League, tmp_path: Path) -> None:
+    joined(league)
+    for algorithm in (Halved(), Widened()):
+        ended = league.ended(league.submit(tree(algorithm.name), algorithm.name))
+        assert ended["status"] == "finished", ended["reason"]
+        state = simulated(algorithm).state
+        model = algorithm.model(state)
+        expected = codec.digest(model.payload() if isinstance(model, OtherModel) else model)
+        assert ended["rounds"][-1]["model"] == expected
+        pulled = league.operator.pull(ended["id"], tmp_path / f"{algorithm.name}.safetensors")
+        x = samples(0)[0][0]
+        assert torch.equal(hansa.load(pulled).predict(x), simulated(algorithm).predict(x))
+        module = hansa.load(pulled).model()
+        assert len([1 for layer in module.modules() if isinstance(layer, torch.nn.Linear)]) == (
+            3 if isinstance(model, OtherModel) else 1
+        )
+
+
+def test_a_party_s_policy_covers_the_model_that_a_payload_describes(league: League) -> None:
+    joined(league, policy='models = ["logistic"]')
+    ended = league.ended(league.submit(tree("test-net-widened")))
+    assert ended["status"] == "finished", ended["reason"]
+    for line in ended["rounds"]:
+        assert line["replies"] == 3  # it trains the task's model
+        assert sorted(line["parties"]) == ["ann", "cid"]  # and does not evaluate the other one

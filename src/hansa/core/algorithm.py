@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.op import Op, known_open_tensors, unwrap
+from hansa.core.other_model import OtherModel
 from hansa.core.params import Params, ParamSpec
 from hansa.core.registry import Part, field_types, noun
 
@@ -184,6 +185,14 @@ class Algorithm(Part):
         """Whether further rounds would change nothing; False for iterative methods."""
         return False
 
+    def model(self, state: State) -> Params | OtherModel:
+        """The model of a state: what is evaluated, saved, shown, pulled and served, and hashed in the audit log.
+
+        By default the state's parameters, for the task's model. An `OtherModel` has another architecture.
+        """
+        return state.params
+
     def predictor(self, state: State) -> tuple[str, dict[str, Any]]:
-        """The name of the predictor for the state, and its payload."""
-        return "network", {"model": state.params._asdict()}
+        """The name of the predictor for the state, and its payload; by default the network of `model`."""
+        model = self.model(state)
+        return "network", model.payload() if isinstance(model, OtherModel) else {"model": model._asdict()}

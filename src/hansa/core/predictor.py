@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
+from hansa.core.other_model import objective_of
 from hansa.core.params import Params
 from hansa.core.registry import Part, build, register
 
@@ -36,10 +37,10 @@ class Predictor(Part):
 @register("network")
 @dataclass(frozen=True)
 class NetworkPredictor(Predictor):
-    """The task's model with the parameters of the payload."""
+    """The task's model, or the model that the payload describes, with the parameters of the payload."""
 
     def outputs(self, objective: Objective, payload: Payload, x: Tensor) -> Tensor:
-        return objective.outputs(Params(**payload["model"]), x)
+        return objective_of(objective, payload).outputs(Params(**payload["model"]), x)
 
 
 def evaluate(name: str, objective: Objective, payload: Payload, x: Tensor, y: Tensor,

@@ -17,8 +17,10 @@ from hansa.core import codec
 from hansa.core.algorithm import State
 from hansa.core.errors import ConfigError
 from hansa.core.federation import op_config
+from hansa.core.objective import Objective
+from hansa.core.other_model import OtherModel
 from hansa.core.predictor import Predictor
-from hansa.core.registry import build
+from hansa.core.registry import build, to_config
 from hansa.report.display import Displayed, totals
 from hansa.run.loop import Training
 
@@ -40,11 +42,23 @@ class Result(Displayed):
     @property
     def params(self) -> dict[str, Tensor]:
         """The trained model's tensors by name; none for methods that train no torch module."""
-        if not self.training.algorithm.trains:
+        if not self._has_module:
             return {}
-        objective = self.training.objective
-        named = objective.spec.named(self.state.params) | objective.frozen
+        model, objective = self.training.algorithm.model(self.state), self._objective()
+        params = model.params if isinstance(model, OtherModel) else model
+        named = objective.spec.named(params) | objective.frozen
         return {name: tensor.clone() for name, tensor in named.items()}
+
+    @property
+    def _has_module(self) -> bool:
+        """Whether the model is a torch module: the task's, or one of another architecture."""
+        other = isinstance(self.training.algorithm.model(self.state), OtherModel)
+        return other or (self.training.algorithm.trains and self.training.task.model is not None)
+
+    def _objective(self) -> Objective:
+        """The objective of the model."""
+        model = self.training.algorithm.model(self.state)
+        return model.objective(self.training.objective) if isinstance(model, OtherModel) else self.training.objective
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -57,7 +71,7 @@ class Result(Displayed):
 
     def model(self, party: int | None = None) -> nn.Module:
         """The trained module, in evaluation mode; the module of `party` if each party has its own."""
-        if self.training.task.model is None or not self.training.algorithm.trains:
+        if not self._has_module:
             raise ConfigError(f"{self.training.algorithm.name} trains no torch module; use result.predict(x)")
         return self._final().model(party)
 
@@ -76,7 +90,7 @@ class Result(Displayed):
         name, payload = training.algorithm.predictor(self.state)
         predictor: Predictor = build("predictor", name)
         counts = dict(enumerate(self._sample_counts())) if predictor.personal else {}
-        return saved_model.SavedModel(self.described(), predictor, training.objective, payload,
+        return saved_model.SavedModel(self.described(), predictor, self._objective(), payload,
                                       training.preparation, self.memories, counts)  # fmt: skip
 
     def _sample_counts(self) -> list[int]:
@@ -110,7 +124,12 @@ class Result(Displayed):
     def described(self) -> dict[str, Any]:
         """What the saved model needs to predict, as plain data."""
         training = self.training
-        return saved_model.describe(training.task, training.objective, training.holdings, training.run.seed)
+        about = saved_model.describe(training.task, training.objective, training.holdings, training.run.seed)
+        model = training.algorithm.model(self.state)
+        if not isinstance(model, OtherModel):
+            return about
+        dtype = str(model.params.w.dtype).removeprefix("torch.")
+        return {**about, "model": to_config(model.architecture), "dtype": dtype}
 
     def save(self, path: str | Path, replace: bool = False) -> Path:
         """Write model, metrics and summary to a run folder, for `hansa show` and `hansa.load`.

@@ -141,8 +141,7 @@ class Job:
         task, objective = self._task(data.common, central, *loss_and_classes(loss, classes or data.common.classes))
         parties = self._known(task, objective, data)
         needed = self._check_quorum(data.reasons)
-        records = JobRecords(self.id, self.runner.ledger, self.runner.blobs, self.runtime,
-                             self.experiment.algorithm.trains)  # fmt: skip
+        records = JobRecords(self.id, self.runner.ledger, self.runner.blobs, self.runtime, self.experiment.algorithm)
         run = dataclasses.replace(self.experiment.run, checkpoint_seconds=0.0)
         self.training = Training(
             self.experiment.algorithm, task, run, objective, parties, records, self.runtime, self.experiment.privacy,

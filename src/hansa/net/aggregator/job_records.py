@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from hansa.core import codec
+from hansa.core.algorithm import Algorithm, State
 from hansa.core.crash_points import reach
 from hansa.core.errors import DataError
 from hansa.net.aggregator.asks import WHERE
@@ -19,7 +20,7 @@ from hansa.net.aggregator.blobs import Blobs
 from hansa.net.aggregator.ledger import Ledger, Writer
 from hansa.net.aggregator.queue import Key
 from hansa.net.aggregator.runtime import NetworkRuntime
-from hansa.net.audit.evidence import state_digests
+from hansa.net.audit.evidence import model_digest, state_digests
 
 REASON = 200  # most characters of a reason in the log: why a party is not in a round, or a round is empty
 ACTIVE = "status IN ('waiting', 'running', 'stopping')"
@@ -54,16 +55,20 @@ def fix_facts(job: str, parties: Sequence[str]) -> Callable[[Writer], JobFacts]:
 class JobRecords:
     """The metrics and checkpoints of a job in the ledger. Closing a round is one transaction."""
 
-    def __init__(self, job: str, ledger: Ledger, blobs: Blobs, runtime: NetworkRuntime, trains: bool = True) -> None:
+    def __init__(self, job: str, ledger: Ledger, blobs: Blobs, runtime: NetworkRuntime,
+                 algorithm: Algorithm | None = None) -> None:  # fmt: skip
         self.job, self.ledger, self.blobs, self.runtime = job, ledger, blobs, runtime
-        self._trains, self._whole = trains, True
+        self._algorithm, self._whole = algorithm, True
         self._line: dict[str, Any] = {}
 
     def _hashes(self, state: Mapping[str, Any]) -> dict[str, str]:
-        """The hashes of the server's state for the log. For an algorithm that trains, `model` is the hash of the
-        parameters, which parties can compare with what they are sent; for others (a tree) it is that of the state."""
+        """The hashes of the server's state for the log. `model` is the hash of the algorithm's model. If that is the
+        parameters, parties can compare it with what they are sent; if the algorithm has no network (a tree), it is the
+        hash of the state."""
         params, whole = state_digests(state)
-        return {"model": params if self._trains else whole, "state": whole}
+        if self._algorithm is not None:
+            params = model_digest(self._algorithm, State.of_tree(state)) or whole
+        return {"model": params, "state": whole}
 
     def begin(self, initial: Mapping[str, Any]) -> None:
         """Log, once, the hashes of the initial state; from then on asks name the model of their round. A job that

@@ -18,6 +18,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from msgspec import Struct, structs
 
 from hansa.core import codec
+from hansa.core.algorithm import Algorithm, State
+from hansa.core.other_model import OtherModel
 from hansa.core.params import Params
 from hansa.net.transport import certificates
 from hansa.net.transport.wire import Answer, Count, Digest, Name, Receipt, Signature, Text, Weight
@@ -191,6 +193,17 @@ def state_digests(state: Mapping[str, Any]) -> tuple[str, str]:
     """
     params, slots = codec.digest(state["params"]), codec.digest(_sorted(state["slots"]))
     return params, hashlib.sha256(length_prefixed("state", [params, slots])).hexdigest()
+
+
+def model_digest(algorithm: Algorithm, state: State) -> str | None:
+    """The hash of an algorithm's model: its parameters, with the architecture if it is not the task's.
+
+    None if the algorithm has no network.
+    """
+    model = algorithm.model(state)
+    if isinstance(model, OtherModel):
+        return codec.digest(model.payload())
+    return codec.digest(model) if algorithm.trains else None
 
 
 def _sorted(tree: Any) -> Any:

@@ -95,6 +95,7 @@ class Worker:
         op = op_of(message["op"], where="ask")
         settings = task["task"]
         refused = self._policy.refuses_op(op) or self._policy.refuses_model(settings.get("model"))
+        refused = refused or self._policy.refuses_architecture(message["payload"])
         if refused is not None:
             return refused, False
         if isinstance(op, DataOp):  # it only becomes part of the task, which applies it to the data

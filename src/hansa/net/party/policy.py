@@ -13,8 +13,11 @@ from typing import Any
 
 from hansa.core.budget import Budget
 from hansa.core.errors import ConfigError
+from hansa.core.functions import is_function
+from hansa.core.objective import count_numbers
 from hansa.core.op import DataOp, Op, Payload, unwrap
-from hansa.core.registry import field_types, fill
+from hansa.core.other_model import ARCHITECTURE
+from hansa.core.registry import field_types, fill, from_config
 from hansa.local.dp_sgd import DPSGD
 from hansa.local.solver import WORK, LocalSolver
 from hansa.net.party.evaluations import Evaluations, evaluates
@@ -264,6 +267,27 @@ class Policy:
         if ":" in name:
             return None if name in self.functions else f"its policy does not allow the function {name!r}"
         return None if _matches(name, self.models) else f"its policy does not accept the model {name!r}"
+
+    def refuses_architecture(self, payload: Payload) -> str | None:
+        """Why this party refuses the model that a payload describes in place of the task's, or None.
+
+        Only registered models are accepted, since no message may name a function. The size is counted without memory.
+        """
+        if ARCHITECTURE not in payload:
+            return None
+        config = payload[ARCHITECTURE]
+        if not isinstance(config, Mapping) or not isinstance(config.get("name"), str) or is_function(config["name"]):
+            return "malformed ask: architecture must be the fields of a registered model"
+        refused = self.refuses_model(config)
+        if refused is not None:
+            return refused
+        size = count_numbers(from_config("model", config, where=ARCHITECTURE))
+        if size > self.limits.parameters:
+            return (
+                f"its policy allows models of at most {self.limits.parameters} parameters (limits.parameters in "
+                f"party.toml), and this one has {size}"
+            )
+        return None
 
     def payload(self, op: Op, payload: Payload) -> Payload:
         """The payload with the party's own learning rate, batch size and amount of work, where the op has them."""
