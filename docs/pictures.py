@@ -82,7 +82,7 @@ def verbs() -> Figure:
     spots: Sequence[Point] = ((1.0, 1.2), (2.5, 1.2), (4.0, 1.2))
     for place, (name, what) in enumerate((
         ("reduce", "one sum:\nno single update"), ("gather", "each reply,\nby party"),
-        ("submit, next", "replies as they\narrive, no rounds"), ("exchange", "nothing:\nneighbours talk"),
+        ("submit, next", "replies as they\narrive, no rounds"), ("route", "only sizes: parties\nsend to each other"),
     )):  # fmt: skip
         axes = canvas(figure, 5, 7.6, grid[0, place])
         axes.text(2.5, 7.2, name, ha="center", fontsize=11, weight="bold", family="monospace")
@@ -111,10 +111,10 @@ def verbs() -> Figure:
                     "-" if length == 1.0 else ":",
                 )
         else:
-            box(axes, (2.5, 5.9), (2.6, 1.0), "", GREY, "--")
-            arrow(axes, (1.4, 1.9), (2.1, 1.9), "black", both=True)
-            arrow(axes, (2.9, 1.9), (3.6, 1.9), "black", both=True)
-            arrow(axes, (1.1, 2.3), (3.9, 2.3), "black", both=True, bend=-0.5)
+            box(axes, (2.5, 5.9), (2.6, 1.0), "sealed", GREY, "--")
+            for start, top, end in ((1.0, 1.6, 3.85), (2.5, 2.3, 4.1)):  # two senders, one receiver
+                arrow(axes, (start, 2.35), (top, 5.3), "0.45", "--")
+                arrow(axes, (top + 1.2, 5.3), (end, 2.4), "0.45", "--")
     return figure
 
 

@@ -14,7 +14,7 @@ import hansa
 from hansa import Algorithm, Federation, State
 from hansa.core.errors import AlgorithmError, PartyError
 from hansa.core.federation import Routed
-from hansa.core.op import Memory, Party, Payload, Reply, Shape
+from hansa.core.op import Memory, Party, Payload, Reply, Shape, UpTo
 from hansa.core.params import Params
 from hansa.core.registry import register
 from hansa.core.route_op import Message, RouteOp, mixing_shares
@@ -62,6 +62,15 @@ class QuietLetters(Letters):
     """The same, without replies."""
 
     replies: ClassVar[bool] = False
+
+
+@register("test-open-letters")
+@dataclass(frozen=True)
+class OpenLetters(Letters):
+    """The same, with messages of a size that the sender chooses."""
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        return {"x": ((UpTo(9),), torch.float32)}
 
 
 @dataclass(frozen=True)
@@ -183,6 +192,10 @@ def test_routes_need_a_route_op_and_all_their_parties() -> None:
         played(lambda fed: fed.route(hansa.SGD(), {}, ROUTES))
     with pytest.raises(AlgorithmError, match=r"the routes name the parties \[3\], which `parties` leaves out"):
         played(lambda fed: fed.route(Letters(), {}, ROUTES, parties=[0, 1, 2]))
+    with pytest.raises(AlgorithmError, match="cannot have an entry 'route'"):
+        played(lambda fed: fed.route(Letters(), {}, ROUTES, each={0: {"route": 1}}))
+    with pytest.raises(AlgorithmError, match="'x' of the messages of 'test-open-letters' has an open dimension"):
+        played(lambda fed: fed.route(OpenLetters(), {}, ROUTES))
     with pytest.raises(AlgorithmError, match=r"the mixing matrix is \(2, 2\), expected \(4, 4\)"):
         played(lambda fed: fed.exchange(Letters(), {}, mixing=torch.eye(2)))
 

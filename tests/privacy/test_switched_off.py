@@ -89,6 +89,13 @@ def test_a_party_that_names_its_peers_refuses_sums_that_do_not_show_who_they_are
     assert Policy().refuses_op(SecureKeys()) is None
 
 
+@pytest.mark.parametrize("privacy", [{"secure": "masking"}, {"bound": 1.0}], ids=str)
+def test_messages_between_parties_are_not_part_of_a_secure_sum(privacy: dict[str, Any]) -> None:
+    experiment = experiment_for(hansa.DecentralizedSGD())
+    with pytest.raises(ConfigError, match=r"d-psgd: its parties send messages to each other.*leave privacy.secure"):
+        hansa.simulate(experiment.algorithm, experiment.build_task(), rounds=1, privacy=privacy)
+
+
 def test_each_of_two_settings_alone_is_accepted() -> None:
     for settings in ({"cohort": 0.5}, {"cohort_size": 2}, {"max_weight": 3}):
         Run(**settings)

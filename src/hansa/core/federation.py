@@ -21,8 +21,9 @@ from hansa.core.errors import AlgorithmError, ConfigError
 from hansa.core.op import Op, Payload, Reply, known_open_tensors, unwrap
 from hansa.core.params import Params
 from hansa.core.registry import from_config, to_config
-from hansa.core.route_op import RouteOp
+from hansa.core.route_op import ROUTE, RouteOp
 from hansa.core.rows import Rows
+from hansa.core.shapes import is_open
 from hansa.core.trusted import Trusted
 
 Verb = Literal["reduce", "gather", "submit", "next", "route"]
@@ -458,6 +459,8 @@ class Federation:
         """
         if not isinstance(op, RouteOp):
             raise AlgorithmError(f"route needs a RouteOp, and {op.name!r} is none")
+        if any(ROUTE in own for own in (payload or {}, *(each or {}).values())):
+            raise AlgorithmError(f"the payload of a route cannot have an entry {ROUTE!r}: the runtime adds one")
         pairs = tuple(sorted((int(sender), int(receiver)) for sender, receiver in routes))
         for sender, receiver in pairs:
             for party in (sender, receiver):
@@ -474,7 +477,15 @@ class Federation:
                 f"the routes name the parties {sorted(named - set(asked))}, which `parties` leaves out"
             )
         payload, each = self._with_work(op, payload or {}, each or {}, asked)
-        answer: Routed = await self._ask("route", op=op, payload=payload, parties=asked, each=each, routes=pairs)
+        ask = self._ask("route", op=op, payload=payload, parties=asked, each=each, routes=pairs)
+        for sender, receiver in {sender: (sender, receiver) for sender, receiver in pairs}.values():
+            for name, (sizes, _) in op.expects_message(ask.payload_of(sender), sender, receiver).items():
+                if is_open(sizes):
+                    raise AlgorithmError(
+                        f"the tensor {name!r} of the messages of {op.name!r} has an open dimension, but a sealed "
+                        "message has one known size; fill the tensor up to its bound, and send its true size beside it"
+                    )
+        answer: Routed = await ask
         return answer
 
     async def exchange(self, op: RouteOp, payload: Payload | None = None, *, mixing: Tensor) -> Routed:

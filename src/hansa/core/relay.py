@@ -22,6 +22,7 @@ from hansa.core.federation import Ask, Gathered, Routed
 from hansa.core.op import Op, Payload, Reply, Shape
 from hansa.core.registry import build
 from hansa.core.route_op import ROUTE, RouteOp
+from hansa.core.shapes import largest_shape
 
 KEYS, SEND, RECEIVE = "route-keys", "route-send", "route-receive"  # the names of the parties' ops
 CODES = "route"  # the tensor of a reply with one code per message: accepted, or why not
@@ -105,7 +106,14 @@ def _keys(keys: Mapping[int, Reply], parties: Sequence[int]) -> dict[str, Tensor
     if not parties:
         return {}
     names = {"keys": "key", "certificates": "certificate", "signatures": "signature"}
-    return {many: torch.stack([keys[p].tensors[one] for p in parties]) for many, one in names.items()}
+    return {many: _rows([keys[p].tensors[one] for p in parties]) for many, one in names.items()}
+
+
+def _rows(tensors: Sequence[Tensor]) -> Tensor:
+    first = tensors[0]
+    if first.is_meta:  # in a simulation; `stack` would load PyTorch's compiler, and takes long
+        return torch.empty((len(tensors), *first.shape), dtype=first.dtype, device="meta")
+    return torch.stack(list(tensors))
 
 
 def _letters(op: RouteOp, outboxes: Mapping[int, Reply], outgoing: Mapping[int, Sequence[int]],
@@ -115,7 +123,7 @@ def _letters(op: RouteOp, outboxes: Mapping[int, Reply], outgoing: Mapping[int, 
         return {}
     envelopes = [outboxes[s].tensors["envelopes"][outgoing[s].index(receiver)] for s in senders]
     name = "sealed" if op.broadcast else f"sealed/{receiver}"
-    return {"envelopes": torch.stack(envelopes), "sealed": {str(s): outboxes[s].tensors[name] for s in senders}}
+    return {"envelopes": _rows(envelopes), "sealed": {str(s): outboxes[s].tensors[name] for s in senders}}
 
 
 def _routed(op: RouteOp, outboxes: Mapping[int, Reply], outgoing: Mapping[int, Sequence[int]],
@@ -142,12 +150,14 @@ def _routed(op: RouteOp, outboxes: Mapping[int, Reply], outgoing: Mapping[int, S
 
 def weightless(shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
     """Tensors that have a shape and no memory, to compute the sizes of messages."""
-    return {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in shapes.items()}
+    return {
+        name: torch.empty(largest_shape(sizes), dtype=dtype, device="meta") for name, (sizes, dtype) in shapes.items()
+    }
 
 
 def message_size(shapes: Mapping[str, Shape]) -> int:
     """The size in bytes of a message, encoded and not sealed."""
-    return _message_size(tuple((name, tuple(shape), dtype) for name, (shape, dtype) in shapes.items()))
+    return _message_size(tuple((name, largest_shape(sizes), dtype) for name, (sizes, dtype) in shapes.items()))
 
 
 @functools.lru_cache(maxsize=64)

@@ -122,9 +122,9 @@ def fault(reply: Reply, op: Op, payload: Payload, rules: Rules, summed: bool = T
     return None
 
 
-def message_fault(tensors: Mapping[str, Tensor], expected: dict[str, Shape]) -> str | None:
-    """The reason why a message from one party to another may not be used, or None."""
-    return _unlike(tensors, expected) or _unusable(tensors, summed=False)
+def message_fault(tensors: Mapping[str, Tensor], expected: dict[str, Shape], values: bool = True) -> str | None:
+    """The reason why a message from one party to another may not be used, or None; without `values`, by its shapes."""
+    return _unlike(tensors, expected) or (_unusable(tensors, summed=False) if values else None)
 
 
 def _unlike(tensors: Mapping[str, Tensor], expected: dict[str, Shape]) -> str | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from hansa.core.budget import EPSILON
 from hansa.core.federation import Ask, Gathered, Reduced
-from hansa.core.op import Op, Reply
+from hansa.core.op import Op
 
 LISTED = 100  # largest number of parties that a metrics line lists one by one
 NUMBER = re.compile(r"-?\b\d[\d.,e+-]*|\b(?:nan|inf)\b")

@@ -17,6 +17,12 @@ def check_settings(algorithm: Algorithm, run: Run, problem: Problem, protocol: S
             f"run.select: the selector {run.select.name!r} needs the loss of each party that trained, which a secure "
             "sum hides; choose another selector"
         )
+    if protocol is not None and "route" in algorithm.verbs:
+        raise ConfigError(
+            f"{algorithm.name}: its parties send messages to each other, and their losses and numbers of samples to "
+            "the aggregator, which a secure sum or a bound on updates does not cover; leave privacy.secure and "
+            "privacy.bound out, or use another algorithm"
+        )
     if protocol is not None and algorithm.verbs - {"reduce"}:
         fusion = algorithm.parts().fusion or algorithm
         raise ConfigError(

@@ -109,7 +109,9 @@ class VirtualClock:
             return none, none + 1
         known: dict[Any, tuple[int, int]] = {}
         amounts = []
+        receive_only = set(ask.parties) - set(ask.senders) if ask.routes else set()
         for party, n in zip(ask.parties, self.shards.sizes(parties).tolist(), strict=True):
+            n = 0 if party in receive_only else n
             work = ask.payload_of(party).get("work", {})
             name = (n, *work.items())
             if name not in known:
