@@ -40,6 +40,7 @@ PACKAGES = {
     "hansa.server": "how the model takes the update",
     "hansa.select": "selection of the parties of a round",
     "hansa.schedule": "what changes from round to round",
+    "hansa.transforms": "how updates travel",
     "hansa.classical": "naive Bayes, decision trees",
     "hansa.adversary": "hostile parties, in simulation",
     "hansa.data": "data sets, partitions, files",

@@ -15,6 +15,7 @@ provide("select", "hansa.select")
 provide("schedule", "hansa.schedule")
 provide("pace", "hansa.schedule")
 provide("adversary", "hansa.adversary")
+provide("transform", "hansa.transforms")
 provide("model", "hansa.models")
 provide("dataset", "hansa.data")
 provide("partition", "hansa.data")
@@ -82,6 +83,9 @@ _EXPORTS = {
     "Tiers": "hansa.select",
     "Uniform": "hansa.select",
     "Weighted": "hansa.select",
+    "Clip": "hansa.transforms",
+    "Int8": "hansa.transforms",
+    "Transform": "hansa.transforms",
     "ALIE": "hansa.adversary",
     "Adversary": "hansa.adversary",
     "Backdoor": "hansa.adversary",

@@ -11,7 +11,7 @@ import hansa
 from hansa.core.op import Reply
 from hansa.core.reply_checks import Rules, fault
 from hansa.local import Controlled, Fair, FairGradient, Normalised
-from hansa.transforms import Clip
+from hansa.transforms import ClippedUpdate
 from quadratics import ENGINES, task
 
 MODEL = {"w": torch.zeros(2), "stats": torch.zeros(0), "counts": torch.zeros(0, dtype=torch.int64)}
@@ -23,7 +23,7 @@ def found(op: Any, rules: Rules | None = None, **numbers: Any) -> str | None:
     return fault(Reply({"w": torch.ones(2), **tensors}, 10), op, PAYLOAD, rules or Rules())
 
 
-@pytest.mark.parametrize("wrap", [lambda op: op, lambda op: Clip(op, 5.0)], ids=["bare", "clipped"])
+@pytest.mark.parametrize("wrap", [lambda op: op, lambda op: ClippedUpdate(op, 5.0)], ids=["bare", "clipped"])
 def test_a_number_of_steps_is_not_negative_and_no_more_than_the_work_allows(wrap: Any) -> None:
     """A negative tau would reverse the update of every party; a large tau would enlarge every step."""
     for op, most in ((Normalised(steps=20), 2_000), (Normalised(steps=20, momentum=0.9), 20_000),

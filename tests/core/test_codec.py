@@ -160,3 +160,8 @@ def test_a_reply_survives_the_wire_and_its_length_does_not_depend_on_its_numbers
     assert (back.weight, back.metrics) == (7, {"train_loss": 0.1})
     other = Reply({"w": torch.full((3,), 1e30)}, 10**12, {"counts": torch.tensor([9])}, {"train_loss": 1 / 3})
     assert codec.size(other.tree()) == codec.size(reply.tree())
+
+
+def test_a_single_number_cut_out_of_a_longer_tensor_is_encoded() -> None:
+    for cut in (torch.arange(2.0)[::2], torch.arange(6.0).view(2, 3)[:1, ::3], torch.arange(9.0)[4]):
+        assert torch.equal(codec.decode(codec.encode({"x": cut}))["x"], cut)

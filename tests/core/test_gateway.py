@@ -95,6 +95,7 @@ def watch() -> Watch:
         simulate(algorithm={"name": "fsvrg", "form": "full"})
         simulate(algorithm={"name": "fednova", "local": {"name": "sgd"}})
         simulate(privacy={"bound": 1.0})
+        simulate(run={"compress": "int8"})
         for selector in ("power-of-choice", "weighted", "tiers"):
             simulate(run={"select": selector, "cohort": 0.75})
         plain = {name: value for name, value in TREE["task"].items() if name != "prepare"}

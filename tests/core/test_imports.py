@@ -47,12 +47,13 @@ MAY_IMPORT = {
     "study": {"core", "adversary", "data", "metrics", "artifacts", "report", "track", "experiment", "run"},
     "net.transport": {"core", "ui"},
     "net.audit": {"core", "net.transport"},
-    "net.party": {"core", "data", "local", "privacy", "experiment", "net.transport", "net.audit"},
+    "net.party": {"core", "data", "local", "transforms", "privacy", "experiment", "net.transport", "net.audit"},
     "net.aggregator": {"core", "data", "experiment", "report", "run", "track", "ui", "net.transport", "net.audit"},
     "net": {"core", "artifacts", "experiment", "net.transport", "net.audit", "net.aggregator"},
     "demo": {"core", "algorithms", "local", "models", "data", "artifacts", "report", "experiment", "run", "net",
              "net.aggregator"},
-    "testing": {"core", "experiment", "fusion", "local", "privacy", "run", "sim", "net", "net.aggregator"},
+    "testing": {"core", "algorithms", "experiment", "fusion", "local", "transforms", "privacy", "run", "sim", "net",
+                "net.aggregator"},
 }  # fmt: skip
 EVERYTHING = {"cli"}  # commands, which use all other packages
 LEAN = {"core", "local", "fusion", "server", "select", "schedule", "transforms", "adversary", "sim"}

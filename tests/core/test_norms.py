@@ -18,7 +18,7 @@ from hansa.core.reply_checks import Rules, fault
 from hansa.fusion import FLTrust, NormClip
 from hansa.local import SGD
 from hansa.privacy.central import CentralDP, Contribution
-from hansa.transforms.clip import Clip, clipped
+from hansa.transforms.clip import ClippedUpdate, clipped
 
 DTYPES = [torch.float32, torch.float64]
 
@@ -86,7 +86,7 @@ def test_a_contribution_that_no_float64_could_square_is_clipped_and_one_that_is_
 def test_a_bound_that_is_no_length_is_refused() -> None:
     for clip in (0.0, math.inf, math.nan):
         with pytest.raises(ConfigError, match=r"must be positive|expected a number"):
-            Clip(SGD(), clip=clip)
+            ClippedUpdate(SGD(), clip=clip)
         with pytest.raises(ConfigError, match=r"must be positive|expected a number"):
             CentralDP(sigma=1.0, clip=clip)
     with pytest.raises(ConfigError, match=r"must be finite|expected a number"):

@@ -1,4 +1,4 @@
-"""Add a fusion, a server optimiser and a local solver as the how-to page says: one file and one line each."""
+"""Add a fusion, a server optimiser, a local solver and a transform as the how-to page says: one file, one line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import pytest
 from docs_pages import FILE, ROOT, blocks
 
 PAGE = "docs/howto/own-parts.md"
-PARTS = {"fusion": "winsorised-mean", "server": "amsgrad", "local": "normed-sgd"}  # the kind and the name of each part
+# The kind and the name of each part.
+PARTS = {"fusion": "winsorised-mean", "server": "amsgrad", "local": "normed-sgd", "transform": "ef-sign"}
 LINES = 55  # of a part's file, at most
 REGISTRATION = re.compile(r'^@register\("([\w-]+)"\)\n', re.MULTILINE)
 
@@ -65,8 +66,9 @@ def test_installed_parts_are_found_by_name(tmp_path: Path, registered: bool) -> 
     (tmp_path / "own_parts.toml").write_text(page_files()["own_parts.toml"])
     code = (
         "from hansa.experiment.config import read\n"
-        "algorithm = read('own_parts.toml').algorithm\n"
-        "print(*(getattr(algorithm, kind).name for kind in ('fusion', 'server', 'local')))"
+        "found = read('own_parts.toml')\n"
+        "parts = [getattr(found.algorithm, kind) for kind in ('fusion', 'server', 'local')]\n"
+        "print(*(part.name for part in [*parts, found.run.compress]))"
     )
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(tmp_path), cwd=tmp_path)

@@ -47,10 +47,11 @@ def asks_for_next_to_no_noise() -> None:
     def read(reply, op, *rest):  # type: ignore[no-untyped-def]
         if "w" in reply.tensors:
             note({"w": reply.tensors["w"]})
+        return reply
 
     rewrite(change)
     believe_everything()
-    runtime.fault = replies.fault = read  # type: ignore[assignment]
+    runtime.received = replies.received = read  # type: ignore[assignment]
 
 
 def recovered(w: torch.Tensor, x: Any) -> bool:

@@ -73,3 +73,31 @@ def test_no_party_owns_the_means_by_what_it_claims(tmp_path: Path) -> None:
             expected = sum(metrics[name] for metrics in honest) * 20 / 260
             assert abs(line[name] - expected) < 1e-9 and 0 < line[f"party_{name}_mean"] < 10
         assert 0 < line["train_loss"] < 1 and "bob" not in line["parties"]
+
+
+LIES = [("w.scales", torch.nan), ("w.scales", -1.0), ("w.codes", -128), ("w.scales", 3e38)]
+REASONS = ["w.scales has values that are not finite", "it cannot be opened: a scale is negative",
+           "it cannot be opened: a code is below -127", "the norm of its update, "]  # fmt: skip
+
+
+def sends_parts_that_nobody_packs() -> None:
+    """Another lie about a packed update in each round."""
+    asks: list[str] = []
+
+    def change(op, payload, reply):  # type: ignore[no-untyped-def]
+        if op.name == "packed":
+            part, value = LIES[len(asks)]
+            reply.tensors[part].fill_(value)
+            asks.append(part)
+        return reply
+
+    answer(change)
+
+
+def test_a_party_that_sends_hostile_parts_is_left_out_by_name(tmp_path: Path) -> None:
+    with Stage(tmp_path, PARTIES, lies={"bob": "test_lying_parties:sends_parts_that_nobody_packs"}) as stage:
+        job = stage.run(experiment(run={"rounds": len(LIES), "compress": "int8"}))
+    assert job["status"] == "finished", job["reason"]
+    for line, reason in zip(job["rounds"], REASONS, strict=True):
+        assert line["replies"] == 2
+        assert list(line["rejected"]) == ["bob"] and line["rejected"]["bob"].startswith(reason), line

@@ -14,7 +14,7 @@ from hansa.core.registry import build
 from hansa.core.reply_checks import Rules, fault
 from hansa.local import Controlled, Fair, Normalised
 from hansa.local.scaffold import OWN
-from hansa.transforms import Clip
+from hansa.transforms import ClippedUpdate
 from quadratics import ENGINES, found, task
 
 SECURE: list[dict[str, Any]] = [{}, {"secure": "masking"}]
@@ -68,7 +68,7 @@ def test_an_update_that_is_too_long_is_shortened_and_what_travels_beside_it_is_n
         def run(self, party: Any, payload: Any, memory: Any) -> Any:
             return Reply({"w": torch.tensor([30.0, 40.0]), "tau": torch.tensor(7.0)}, 3), memory
 
-    op = Clip(Answer(), 5.0)
+    op = ClippedUpdate(Answer(), 5.0)
     reply, _ = op.run(None, {"model": MODEL}, {})  # type: ignore[arg-type]
     assert reply.tensors["w"].tolist() == pytest.approx([3.0, 4.0], rel=1e-5)
     assert float(reply.tensors["tau"]) == 7.0
@@ -80,4 +80,4 @@ def test_an_update_that_is_too_long_is_shortened_and_what_travels_beside_it_is_n
 def test_an_op_without_an_update_has_nothing_that_a_bound_could_shorten() -> None:
     counts: Op = build("op", "feature-counts")
     with pytest.raises(ConfigError, match="clip bounds the length of an update, and 'feature-counts' sends none"):
-        Clip(counts, 1.0)
+        ClippedUpdate(counts, 1.0)

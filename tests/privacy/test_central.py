@@ -25,7 +25,7 @@ from hansa.privacy.accounting import epsilon
 from hansa.privacy.central import UNCLIPPED, Contribution
 from hansa.privacy.guard import Guard
 from hansa.run import Run
-from hansa.transforms import Clip
+from hansa.transforms import ClippedUpdate
 
 LENGTHS = [0.1, 0.7, 1.0, 1.5, 40.0]
 
@@ -46,7 +46,8 @@ def test_one_party_changes_the_sum_by_no_more_than_the_clip(one: int, engine: st
 def test_a_clipped_reply_is_never_longer_than_the_clip_and_keeps_its_direction(dtype: torch.dtype) -> None:
     for seed in range(50):
         w = torch.randn(2000, generator=torch.Generator().manual_seed(seed)).to(dtype)
-        reply = Clip(hansa.SGD(), 0.3).after(None, {}, Reply({"w": w, "c": 3 * w}, 7, metrics={"x": 1.0}), {})[0]  # type: ignore[arg-type]
+        sent = Reply({"w": w, "c": 3 * w}, 7, metrics={"x": 1.0})
+        reply = ClippedUpdate(hansa.SGD(), 0.3).after(None, {}, sent, {})[0]  # type: ignore[arg-type]
         short = reply.tensors["w"].double()
         assert 0.3 * (1 - 1e-6) < float(short.norm()) <= 0.3 * (1 + 1e-15)
         assert torch.nn.functional.cosine_similarity(short, w.double(), dim=0) > 1 - 1e-6
@@ -56,7 +57,7 @@ def test_a_clipped_reply_is_never_longer_than_the_clip_and_keeps_its_direction(d
 
 def test_a_short_reply_stays_as_it_is() -> None:
     w = torch.randn(5)
-    assert Clip(hansa.SGD(), 100.0).after(None, {}, Reply({"w": w}), {})[0].tensors["w"] is w  # type: ignore[arg-type]
+    assert ClippedUpdate(hansa.SGD(), 100.0).after(None, {}, Reply({"w": w}), {})[0].tensors["w"] is w  # type: ignore[arg-type]
 
 
 def test_the_denominator_is_the_expected_cohort_whoever_replies() -> None:

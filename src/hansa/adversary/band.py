@@ -91,8 +91,9 @@ class Band:
         """Whether any group changes updates."""
         return any(group.forges or group.corrupts for group in self.groups)
 
-    def check(self, algorithm: Algorithm, cohort: int, masked: bool) -> None:
-        """Raise ConfigError if an attack cannot work with the algorithm, the cohort size or a secure sum (`masked`)."""
+    def check(self, algorithm: Algorithm, cohort: int, masked: bool, packed: bool = False) -> None:
+        """Raise ConfigError if an attack cannot work with the algorithm, the cohort size, a secure sum (`masked`), or
+        updates that travel in another form (`packed`)."""
         for group in self.groups:
             if not (group.forges or group.corrupts):
                 continue
@@ -104,6 +105,11 @@ class Band:
             if masked:
                 raise ConfigError(
                     f"{problem}, and with a secure sum only masked updates are visible here; use 'label-flip'"
+                )
+            if group.corrupts and packed:
+                raise ConfigError(
+                    f"the adversary {group.name!r} corrupts the numbers of updates on their way, and run.compress "
+                    "sends updates in another form; leave one of them out"
                 )
             if group.needs_rate and ("submit" in algorithm.verbs or self.rate is None):
                 raise ConfigError(

@@ -78,7 +78,8 @@ def pieces(tree: Any) -> Iterator[bytes | memoryview]:
     header, order = _layout(_split(tree, "", tensors), tensors)
     yield header
     for name in order:
-        flat = tensors[name].detach().cpu().contiguous().view(-1)
+        flat = tensors[name].detach().cpu().contiguous()
+        flat = flat.as_strided((flat.numel(),), (1,))  # `contiguous` leaves any stride to a single number
         yield flat.view(torch.uint8).numpy().data if flat.numel() else b""
 
 

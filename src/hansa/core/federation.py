@@ -7,6 +7,7 @@ yields an `Ask` to the driver and resumes with the answer; no event loop is need
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from hansa.core import codec, rng
 from hansa.core.errors import AlgorithmError, ConfigError
-from hansa.core.op import Op, Payload, Reply, known_open_tensors, unwrap
+from hansa.core.op import Op, PackingOp, Payload, Reply, known_open_tensors, unwrap
 from hansa.core.params import Params
 from hansa.core.registry import from_config, to_config
 from hansa.core.route_op import ROUTE, RouteOp
@@ -297,6 +298,7 @@ class Federation:
         self.findings: list[Finding] = []  # of this round
         self.rejected: dict[int, str] = {}  # parties whose replies a protocol rejected, with the reasons
         self.metrics: dict[str, float] = {}  # from the sums of a protocol
+        self.pack: Callable[[Op, str], Op] | None = None  # how updates travel; gets the op and a label of the ask
         self._busy = set(busy)
         self._seed, self._secret = seed, secret
         self._phase = phase
@@ -360,6 +362,8 @@ class Federation:
         whole_cohort = fields.get("parties") == self.cohort and verb in ("reduce", "gather")
         if fields.get("enough") is None and fields.get("need") is None and whole_cohort:
             fields["enough"] = self.enough
+        if self.pack is not None and verb not in ("next", "route"):
+            fields["op"] = self.pack(fields["op"], f"{self._phase}.{self._index}")
         ask = Ask(verb=verb, round=self.round, phase=self._phase, index=self._index, **fields)
         self._index += 1
         return ask
@@ -398,6 +402,10 @@ class Federation:
         if self._protocol is not None:
             reduced = await self._protocol.reduce(self._open(), ask)
             self._join_metrics(op, reduced)
+            packing = ask.op
+            while isinstance(packing, PackingOp):
+                reduced = dataclasses.replace(reduced, sums=packing.opened_sums(ask.payload, reduced.sums))
+                packing = packing.inner
             return reduced
         answer: Reduced = await ask
         return answer
@@ -505,7 +513,7 @@ class Federation:
     def _open(self) -> Federation:
         """This round's federation for a protocol: all verbs are allowed, and its asks are numbered under this ask."""
         inner = Federation.__new__(Federation)
-        inner.__dict__ = {**self.__dict__, "_verbs": frozenset(VERBS), "_protocol": None}
+        inner.__dict__ = {**self.__dict__, "_verbs": frozenset(VERBS), "_protocol": None, "pack": None}
         inner._phase = f"{self._phase}.{self._index - 1}"
         inner._index = 0
         return inner

@@ -7,7 +7,7 @@ never sees the aggregator, the algorithm or another party.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -186,6 +186,11 @@ class Op(Part):
     overlaps: ClassVar[bool] = False  # whether, in simulated time, a party communicates while it computes
 
     @property
+    def vectors(self) -> tuple[str, ...]:
+        """The floating-point vectors of a reply that a transform may pack: the update, and vectors like it."""
+        return () if self.update is None else (self.update,)
+
+    @property
     def longest(self) -> float | None:
         """The largest joint norm of a reply's tensors, except those `beside` the update; None for no limit.
 
@@ -255,6 +260,10 @@ class Wrapper(Op):
     def update(self) -> str | None:  # type: ignore[override]
         return self.inner.update
 
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        return () if self.update is None else self.inner.vectors
+
     def before(self, party: Party, payload: Payload, memory: Memory) -> Payload:
         """The payload for the inner op."""
         return payload
@@ -262,6 +271,14 @@ class Wrapper(Op):
     def after(self, party: Party, payload: Payload, reply: Reply, memory: Memory) -> tuple[Reply, Memory]:
         """The reply and the memory, from those of the inner op."""
         return reply, memory
+
+    def after_stack(self, parties: Sequence[Party], replies: Replies,
+                    memories: Sequence[Memory]) -> tuple[Replies, dict[str, Tensor]] | None:  # fmt: skip
+        """As `after`, for a stack: the replies, and the changed entries of the memories as rows.
+
+        The rows have the bits that `after` gives for each party. None if the op must be applied to each party.
+        """
+        return None
 
     def around(self, party: Party, payload: Payload, memory: Memory) -> Around:
         """Yield the payload for the inner op; get its reply and memory; return the wrapper's reply and memory."""
@@ -313,6 +330,28 @@ def unwrap(op: Op) -> tuple[list[Wrapper], Op]:
         layers.append(op)
         op = op.inner
     return layers, op
+
+
+class PackingOp(Wrapper):
+    """An op whose replies travel in another form. The receiver opens them before it checks and fuses them.
+
+    `expects` describes the reply as it is sent; `inner.expects` describes the opened reply.
+    """
+
+    def opened(self, payload: Payload, reply: Reply) -> Reply:
+        """The reply of the inner op, from a reply with the expected names, shapes and types and finite numbers.
+
+        Raise a DataError for other parts that no party could have packed.
+        """
+        raise TypeError(f"the op {self.name!r} does not define opened()")
+
+    def opened_stack(self, payload: Payload, replies: Replies) -> Replies:
+        """As `opened`, for a stack of replies; row k has the bits that `opened` gives for reply k."""
+        raise TypeError(f"the op {self.name!r} does not define opened_stack()")
+
+    def opened_sums(self, payload: Payload, sums: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The sums of opened replies, from the sums of packed ones. Only for forms that commute with sums."""
+        raise TypeError(f"the op {self.name!r} does not define opened_sums()")
 
 
 class DataOp(Op):

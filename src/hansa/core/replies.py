@@ -15,7 +15,7 @@ from hansa.core import codec
 from hansa.core.errors import AlgorithmError, RoundAborted
 from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket, unsummable
 from hansa.core.op import Op, Payload, Replies, Reply, Shape, open_tensors
-from hansa.core.reply_checks import Rules, clean, fault
+from hansa.core.reply_checks import Rules, opener, received, received_stack
 from hansa.core.round_record import Means, Medians, Record
 from hansa.core.rows import Rows, room
 from hansa.core.shapes import largest_shape
@@ -78,7 +78,8 @@ class ReplyCombiner:
                  heaviest: int | None = None) -> None:  # fmt: skip
         assert ask.op is not None
         self._heaviest = heaviest
-        self.ask, self.op, self.rules, self.record = ask, ask.op, rules, record
+        self.ask, self.op, self.rules, self.record = ask, opener(ask.op), rules, record
+        self._sent_by = ask.op
         self._total, self._maxima = BlockSum(), dict[str, Tensor]()
         self._stored: list[tuple[StoredReply, int]] = []
         judged = ask.verb == "gather" and self.op.update is not None
@@ -109,10 +110,10 @@ class ReplyCombiner:
             self.record.without(party, outcome)
             return
         self.record.bytes_up += reply_size(outcome)
-        payload = self.ask.payload_of(party)
-        reason = fault(outcome, self.op, payload, self.rules, self._summed)
-        if reason is not None:
-            self.record.rejected[party] = reason
+        sent, payload = outcome, self.ask.payload_of(party)
+        outcome = received(sent, self._sent_by, payload, self.rules, self._summed)
+        if isinstance(outcome, str):
+            self.record.rejected[party] = outcome
             return
         unequal = open_tensors(self.op, payload)
         if unequal and self._summed:
@@ -131,8 +132,8 @@ class ReplyCombiner:
             self._stored.append((outcome, share))
         else:
             self._total.add(outcome.tensors, share)
-        if isinstance(outcome, StoredReply):
-            outcome.release()
+        if isinstance(sent, StoredReply):
+            sent.release()
         if not self._summed:
             return
         for name, value in outcome.maxima.items():
@@ -143,19 +144,19 @@ class ReplyCombiner:
         payloads = [self.ask.payload]
         if self.ask.each:
             payloads = [self.ask.payload_of(party) for party in replies.parties]
-        together = self._summed and clean(replies, self.op, payloads, self.rules, summed=True)
-        if not together:
+        fused = received_stack(replies, self._sent_by, payloads, self.rules) if self._summed else None
+        if fused is None:
             for k, party in enumerate(replies.parties):
                 self.add(party, replies.row(k))
             return
         self.record.asked += self._counted * len(replies.parties)
         self.record.consulted += self._consulted * len(replies.parties)
         self.record.bytes_up += reply_size(replies.row(0)) * len(replies.parties)
-        shares = [self._accept(*pair) for pair in zip(replies.parties, replies.weights, strict=True)]
+        shares = [self._accept(*pair) for pair in zip(fused.parties, fused.weights, strict=True)]
         for k, (party, share) in enumerate(zip(replies.parties, shares, strict=True)):
             self._measure(party, {name: values[k] for name, values in replies.metrics.items()}, share)
-        self._total.add_rows(replies.tensors, shares)
-        for name, rows in replies.maxima.items():
+        self._total.add_rows(fused.tensors, shares)
+        for name, rows in fused.maxima.items():
             value = rows.amax(0)
             self._maxima[name] = torch.maximum(self._maxima[name], value) if name in self._maxima else value
 
@@ -218,9 +219,9 @@ def arrive(ticket: Ticket, op: Op, payload: Payload, outcome: Reply | str, rules
         record.without(ticket.party, outcome)
         return Arrival(ticket, None, payload)
     record.bytes_up += reply_size(outcome)
-    reason = fault(outcome, op, payload, rules)
-    if reason is not None:
-        record.rejected[ticket.party] = reason
+    outcome = received(outcome, op, payload, rules)
+    if isinstance(outcome, str):
+        record.rejected[ticket.party] = outcome
         return Arrival(ticket, None, payload)
     record.accepted += 1
     record.fused.add(ticket.party)

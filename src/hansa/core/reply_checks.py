@@ -14,7 +14,7 @@ from hansa.core.errors import ConfigError
 from hansa.core.federation import Ask
 from hansa.core.metric_ranges import COUNT, MOST, NAME, outside
 from hansa.core.norms import l2_norm, row_norms
-from hansa.core.op import Op, Payload, Replies, Reply
+from hansa.core.op import Op, PackingOp, Payload, Replies, Reply
 from hansa.core.shapes import Shape, fits, is_open, shape_text
 
 SLACK = 1 + 1e-6  # tolerance for the rounding of sums of squares
@@ -80,6 +80,39 @@ class Rules:
         if ask.in_round:
             return self
         return Rules(min_cohort=1 if ask.phase.startswith("describe") else self.min_cohort)
+
+
+def opener(op: Op) -> Op:
+    """The op whose replies are fused: without the outer wrappers that pack replies."""
+    while isinstance(op, PackingOp):
+        op = op.inner
+    return op
+
+
+def received(reply: Reply, op: Op, payload: Payload, rules: Rules, summed: bool = True) -> Reply | str:
+    """A reply as it is fused, opened if it was packed; or the reason why it may not be fused."""
+    while isinstance(op, PackingOp):
+        reason = _unlike(reply.tensors, op.expects(payload)) or _unusable(reply.tensors, summed=False)
+        if reason is not None:
+            return reason
+        try:
+            reply, op = op.opened(payload, reply), op.inner
+        except Exception as error:  # the parts are the party's choice: they reject its reply, and stop no round
+            return f"it cannot be opened: {next(iter(str(error).splitlines()), type(error).__name__)}"
+    return fault(reply, op, payload, rules, summed) or reply
+
+
+def received_stack(replies: Replies, op: Op, payloads: Sequence[Payload], rules: Rules) -> Replies | None:
+    """A stack of replies as it is summed, opened if it was packed; None if some reply may not be fused."""
+    while isinstance(op, PackingOp):
+        first = replies.row(0).tensors
+        if any(_unlike(first, op.expects(payload)) for payload in payloads) or _unusable(replies.tensors, False):
+            return None
+        try:
+            replies, op = op.opened_stack(payloads[0], replies), op.inner
+        except Exception:  # `received` gives the reason for each reply
+            return None
+    return replies if clean(replies, op, payloads, rules, summed=True) else None
 
 
 def fault(reply: Reply, op: Op, payload: Payload, rules: Rules, summed: bool = True) -> str | None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from hansa.core.algorithm import Algorithm, Problem
 from hansa.core.errors import ConfigError
 from hansa.core.federation import SumProtocol
+from hansa.core.op import unwrap
 from hansa.experiment.settings import Run
 from hansa.fusion import Fusion
+from hansa.privacy import Privacy
+from hansa.transforms import Packed, Transform
 
 
 def check_settings(algorithm: Algorithm, run: Run, problem: Problem, protocol: SumProtocol | None = None) -> None:
@@ -56,3 +59,59 @@ def check_settings(algorithm: Algorithm, run: Run, problem: Problem, protocol: S
             )
         if run.deadline is not None:
             raise ConfigError(f"run.deadline: {algorithm.name} is asynchronous and has no deadlines; leave it out")
+
+
+def transforms(algorithm: Algorithm, run: Run) -> list[tuple[str, Transform]]:
+    """The transforms of a run's updates, each with the setting that names it."""
+    local = algorithm.parts().local
+    layers = unwrap(local)[0] if local is not None else []
+    inner = [("local", layer.transform) for layer in layers if isinstance(layer, Packed)]
+    return inner + ([] if run.compress is None else [("run.compress", run.compress)])
+
+
+def check_transforms(algorithm: Algorithm, run: Run, privacy: Privacy, protocol: bool) -> None:
+    """Raise a ConfigError for a transform of updates that the run cannot use; `protocol` replaces sums of a run."""
+    used = transforms(algorithm, run)
+    if run.compress is not None and not algorithm.trains:
+        raise ConfigError(f"run.compress: the parties of {algorithm.name} send no updates of a model; leave it out")
+    if run.compress is not None and "route" in algorithm.verbs:
+        raise ConfigError(
+            f"run.compress: the parties of {algorithm.name} send whole models to each other, and a transform is made "
+            "for updates, which become small; leave it out"
+        )
+    local = algorithm.parts().local
+    if run.compress is not None and len(used) > 1:
+        raise ConfigError("run.compress: the algorithm's local solver packs its updates already; leave one of them out")
+    if run.compress is not None and local is not None:
+        try:
+            run.compress.around(local)
+        except ConfigError as error:
+            raise ConfigError(f"run.compress: {error}") from None
+    hidden = "a secure sum" if privacy.secure is not None else "protocol=" if protocol else None
+    for where, transform in used:
+        if transform.adds:
+            continue
+        if hidden is not None:
+            raise ConfigError(
+                f"{where}: {transform.name!r} sends numbers that cannot be added before they are opened, and "
+                f"{hidden} adds them; use a transform that commutes with sums, such as 'clip', or leave one of them out"
+            )
+        if privacy.dp is not None or privacy.bound is not None:
+            setting, length = ("dp", "dp.clip") if privacy.dp is not None else ("bound", "bound")
+            raise ConfigError(
+                f"{where}: {transform.name!r} can make an update longer than privacy.{length}, so privacy.{setting} "
+                "would not hold; use a transform that commutes with sums, such as 'clip', or leave one of them out"
+            )
+    if privacy.secure is not None or protocol or not any(transform.packs for _, transform in used):
+        return
+    where, transform = next((where, transform) for where, transform in used if transform.packs)
+    if privacy.bound is not None:
+        raise ConfigError(
+            f"privacy.bound: the aggregator checks the length of each update, which {where} = {transform.name!r} may "
+            "change; use run.max_norm instead"
+        )
+    if privacy.dp is not None and run.max_norm is not None:
+        raise ConfigError(
+            f"run.max_norm: with privacy.dp and {where} = {transform.name!r} the aggregator adds packed updates and "
+            "does not see the norm of an update; leave run.max_norm out (privacy.dp.clip bounds each update)"
+        )

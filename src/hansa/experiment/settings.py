@@ -17,6 +17,7 @@ from hansa.schedule import Fixed, Pace
 from hansa.select import Selector, Uniform
 from hansa.sim.clock import VirtualClock
 from hansa.sim.devices import Devices
+from hansa.transforms import Transform
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class Run:
     which takes seconds and pays in long runs. Updates that a fusion needs one by one are stored on disk if they take
     more than `reply_memory` bytes. `devices` describes the parties' machines and networks in simulated time; an ask
     that trains may take `deadline` simulated seconds. A party that cannot finish in time counts with the steps that it
-    has done (`late = "partial"`) or is missing (`"drop"`).
+    has done (`late = "partial"`) or is missing (`"drop"`). `compress` is the transform by which parties pack their
+    updates, by default none.
     """
 
     rounds: int = 10
@@ -65,6 +67,7 @@ class Run:
     devices: Devices = Devices()
     deadline: float | None = None
     late: Literal["drop", "partial"] = "partial"
+    compress: Transform | None = None
     checkpoint_seconds: float = 5.0
 
     def __post_init__(self) -> None:

@@ -170,6 +170,10 @@ class LocalSolver(Op):
         if _depth(cls, "step_rule") > min(_depth(cls, "step"), _depth(cls, "direction")):
             cls.step_rule = LocalSolver.step_rule  # type: ignore[method-assign]
 
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        return self.sends
+
     def check(self, spec: ParamSpec) -> None:
         """Raise ConfigError for a model that the solver cannot train. Called before the run starts."""
 

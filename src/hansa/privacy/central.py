@@ -19,6 +19,7 @@ from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Wrapper, unw
 from hansa.core.registry import Part, register
 from hansa.secure.channel import Channel
 from hansa.select import Selector
+from hansa.transforms import Transform
 from hansa.transforms.clip import clipped
 
 CLIP_RATE = 0.2
@@ -85,6 +86,8 @@ class RunSettings(Protocol):
     def max_weight(self) -> int | None: ...
     @property
     def metric(self) -> str | None: ...
+    @property
+    def compress(self) -> Transform | None: ...
 
 
 @register("central")

@@ -17,7 +17,7 @@ from hansa.core.algorithm import Algorithm, Problem
 from hansa.core.budget import Release, check_delta, finite, merged
 from hansa.core.errors import AlgorithmError, ConfigError, RoundAborted
 from hansa.core.federation import Ask, Federation, Reduced
-from hansa.core.op import Op
+from hansa.core.op import Op, Shape
 from hansa.core.shapes import largest_shape
 from hansa.privacy.central import UNCLIPPED, CentralDP, Contribution, RunSettings
 from hansa.secure.channel import Channel
@@ -64,7 +64,9 @@ class Guard:
                 "differential privacy: a cohort of fixed size is accounted as if every party took part in every round; "
                 "run.select = 'poisson' would lower the cost of a round"
             )
-        values = problem.spec.dim + (dp.quantile is not None)
+        vector: Shape = ((problem.spec.dim,), problem.spec.dtype)
+        parts = {"w": vector} if run.compress is None else run.compress.packed(vector)
+        values = sum(math.prod(largest_shape(sizes)) for sizes, _ in parts.values()) + (dp.quantile is not None)
         return cls(dp, secure, problem.parties, problem.cohort_size, rate, algorithm.sums, run.rounds, values)
 
     @property

@@ -14,7 +14,7 @@ from hansa.core.registry import Part, convert, from_config, to_config
 from hansa.privacy.central import CentralDP, RunSettings
 from hansa.privacy.guard import Guard
 from hansa.secure.channel import Channel
-from hansa.transforms import Clip
+from hansa.transforms import ClippedUpdate, Packed
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,11 @@ class BoundedSum:
     inner: SumProtocol | None
 
     async def reduce(self, fed: Federation, ask: Ask) -> Reduced:
-        if ask.op is not None and ask.op.update is not None:
-            ask = dataclasses.replace(ask, op=Clip(ask.op, self.bound))
+        op = ask.op
+        if isinstance(op, Packed):  # the bound is on the update, not on its packed form
+            ask = dataclasses.replace(ask, op=dataclasses.replace(op, inner=ClippedUpdate(op.inner, self.bound)))
+        elif op is not None and op.update is not None:
+            ask = dataclasses.replace(ask, op=ClippedUpdate(op, self.bound))
         if self.inner is not None:
             return await self.inner.reduce(fed, ask)
         reduced: Reduced = await ask

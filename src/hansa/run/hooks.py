@@ -12,8 +12,9 @@ from typing import Any
 
 from hansa.core.algorithm import Algorithm, State
 from hansa.core.budget import BUDGET_SPENT, finite
-from hansa.core.errors import RoundAborted
+from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Federation, SumProtocol
+from hansa.core.op import Op
 from hansa.core.replies import WEIGHT_CAP
 from hansa.core.round_record import LISTED, Record
 from hansa.core.runtime import Clock
@@ -24,11 +25,12 @@ from hansa.privacy.guard import Guard, PrivateSums
 from hansa.run import party_fields
 from hansa.run.checkpoint import Progress
 from hansa.run.exchanges import Exchanges
+from hansa.transforms import Transform
 
 
 @dataclass
 class CurrentRound:
-    """A round under way. Hooks set `protocol`, `available`, `work` and `own_work` before it begins."""
+    """A round under way. Hooks set `protocol`, `available`, `work`, `own_work` and `pack` before it begins."""
 
     number: int  # from 0
     progress: Progress
@@ -37,6 +39,7 @@ class CurrentRound:
     record: Record = field(default_factory=Record)
     work: Mapping[str, Any] = field(default_factory=dict)  # fields of the local solver, the same for all parties
     own_work: Callable[[int], Mapping[str, Any]] | None = None  # fields of the local solver for one party
+    pack: Callable[[Op, str], Op] | None = None  # how updates travel
     busy: frozenset[int] = frozenset()  # parties with a ticket under way
     fed: Federation = field(init=False)  # as the algorithm sees it
     empty: str | None = None  # why the round changed nothing
@@ -90,6 +93,30 @@ class WorkOfParties(RoundHook):
         progress = current.progress
         progress.pace = self.work.observe(progress.pace, current.metrics, current.seconds, progress.round)
         line |= {f"local_{name}": value for name, value in current.work.items()}
+
+
+@dataclass
+class Compression(RoundHook):
+    """How updates travel. An algorithm that asks for no update is refused: the setting would have no effect."""
+
+    transform: Transform
+    algorithm: Algorithm
+    _used: bool = False
+
+    def before(self, current: CurrentRound) -> None:
+        current.pack = self._pack
+
+    def _pack(self, op: Op, label: str) -> Op:
+        packed = self.transform.around(op, label)
+        self._used = self._used or packed is not op
+        return packed
+
+    def after(self, current: CurrentRound, line: dict[str, Any]) -> None:
+        if not self._used and current.record.accepted:
+            raise ConfigError(
+                f"run.compress: {self.algorithm.name} asks the parties for no update that {self.transform.name!r} "
+                "could change; leave run.compress out"
+            )
 
 
 @dataclass

@@ -18,7 +18,7 @@ from hansa.core.op import DataOp
 from hansa.core.runtime import Abort, Attend, Clock, Commit, Open, Request
 from hansa.core.task import Known, Task
 from hansa.core.trusted import Trusted
-from hansa.experiment.checks import check_settings
+from hansa.experiment.checks import check_settings, check_transforms
 from hansa.experiment.local_work import LocalWork
 from hansa.experiment.settings import Run
 from hansa.privacy import Privacy
@@ -64,6 +64,7 @@ class Training:
         self.algorithm.check(self.problem)
         self.privacy.check(self.algorithm, self.run, self.problem, self.task.prepare is not None)
         check_settings(self.algorithm, self.run, self.problem, self.protocol or self.privacy.secure)
+        check_transforms(self.algorithm, self.run, self.privacy, self.protocol is not None)
         self.guard = self.privacy.guard(self.algorithm, self.run, self.problem)
         if self.guard is not None:
             self.progress.privacy = self.guard.begin()
@@ -102,6 +103,8 @@ class Training:
             active.append(hooks.SimulatedTime(self.clock))
         if work.own or not isinstance(self.run.pace, Fixed):
             active.append(hooks.WorkOfParties(work))
+        if self.run.compress is not None:
+            active.append(hooks.Compression(self.run.compress, self.algorithm))
         active += [hooks.RoundOutcome(self.unprepared), hooks.SpendingOfParties(holdings, min_cohort)]
         if self.guard is not None:
             active.append(hooks.CentralPrivacy(self.guard))
@@ -149,7 +152,7 @@ class Training:
         if self.attended is not None:
             current.available = yield Attend(current.number, self.attended)
         fed = self.exchanges.federation(current.number, "round", self.algorithm.verbs, current.busy, current.protocol)
-        fed.available, fed.trusted = current.available, self.trusted
+        fed.available, fed.trusted, fed.pack = current.available, self.trusted, current.pack
         if current.work or current.own_work is not None:
             fed.tell(current.work, current.own_work)
         current.fed = fed

@@ -20,6 +20,7 @@ from hansa.core.objective import Objective
 from hansa.core.registry import fill
 from hansa.core.runtime import complete
 from hansa.core.task import Holdings, Task
+from hansa.experiment.checks import transforms
 from hansa.experiment.settings import Run
 from hansa.local.solver import LocalSolver
 from hansa.privacy import Privacy, spent
@@ -144,7 +145,8 @@ def _poison(groups: tuple[Adversary, ...], algorithm: Algorithm, holdings: Holdi
     """The attackers of a run; they poison their training samples here."""
     weighted = getattr(algorithm.parts().fusion, "weighted", False)
     band = Band(groups, holdings, run.seed, _server_rate(algorithm), weighted, run.reply_memory, folder)
-    band.check(algorithm, run.size(len(holdings)), masked=secure)
+    packed = any(transform.packs for _, transform in transforms(algorithm, run))
+    band.check(algorithm, run.size(len(holdings)), secure, packed)
     band.poison(holdings)
     return band
 

@@ -14,10 +14,10 @@ from hansa.core.budget import Accountant, Spending
 from hansa.core.determinism import threads
 from hansa.core.errors import AlgorithmError, PartyError
 from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Routed, Ticket
-from hansa.core.op import DataOp, Memory, Op, Payload, Replies, Reply
+from hansa.core.op import DataOp, Memory, Op, PackingOp, Payload, Replies, Reply
 from hansa.core.relay import ACCEPTED, CODES, KEYS, SEND, UNLIKE, relay, weightless
 from hansa.core.replies import Outcomes, arrive, combine, reply_size
-from hansa.core.reply_checks import Rules, message_fault
+from hansa.core.reply_checks import Rules, message_fault, opener
 from hansa.core.round_record import Record
 from hansa.core.route_op import ROUTE, Inbox, Message, Outbox, RouteOp
 from hansa.core.runtime import Abort, Attend, Clock, Commit, Flight, Open, Plan, Request, Tickets, complete, shortened
@@ -103,9 +103,11 @@ class Simulation:
         `op` describes the replies, if that of the ask does not.
         """
         memories: dict[int, Memory] = {}
+        assert ask.op is not None
+        run = ask if self.band is None else replace(ask, op=opener(ask.op))
 
         def outcomes() -> Iterator[Replies | tuple[int, Reply | str]]:
-            for item in self._run(ask, plan):
+            for item in self._run(run, plan):
                 if isinstance(item, Block):
                     if item.memory:
                         parties = item.replies.parties
@@ -121,10 +123,43 @@ class Simulation:
                         memories[party] = outcome[1]
                     yield party, outcome[0]
 
-        arriving = outcomes() if self.band is None else self.band.forge(ask, outcomes())
+        arriving: Outcomes = outcomes()
+        if self.band is not None:  # attackers change an update before it is packed
+            arriving = self._packed(ask, self.band.forge(run, arriving), memories)
         judged = ask if op is None else replace(ask, op=op)
         answer = combine(judged, arriving, self.rules, self._record, self._folder)
         return answer, {party: memory for party, memory in memories.items() if party in self._record.fused}
+
+    def _packed(self, ask: Ask, outcomes: Outcomes, memories: dict[int, Memory]) -> Outcomes:
+        """Pack replies that attackers may have changed, as the ask's op does; `memories` gets the parties' memories."""
+        if not isinstance(ask.op, PackingOp):
+            yield from outcomes
+            return
+        for item in outcomes:
+            single = [item] if not isinstance(item, Replies) else [(p, item.row(k)) for k, p in enumerate(item.parties)]
+            for party, outcome in single:
+                if isinstance(outcome, Reply):
+                    kept = memories[party] if party in memories else self.memory(party)
+                    packed = self._pack(ask.op, party, ask.round, ask.payload_of(party), outcome, kept)
+                    outcome = packed if isinstance(packed, str) else packed[0]
+                    if not isinstance(packed, str) and packed[1]:
+                        memories[party] = packed[1]
+                yield party, outcome
+
+    def _pack(self, op: Op, party: int, round: int, payload: Payload, reply: Reply, memory: Memory) -> Outcome:
+        """A reply after the wrappers that pack it, and the party's memory; or the reason why the party declines."""
+        if not isinstance(op, PackingOp):
+            return reply, memory
+        inner = self._pack(op.inner, party, round, payload, reply, memory)
+        if isinstance(inner, str):
+            return inner
+        try:
+            with named(op, party, round):
+                return op.after(self.engine.party(party, round), payload, *inner)
+        except PartyError as reason:
+            if isinstance(reason, Failure):
+                raise
+            return str(reason)
 
     def memory(self, party: int) -> Memory:
         """A party's memory, including its staged changes of this round."""
@@ -305,11 +340,13 @@ class Simulation:
         outcome: Outcome = flight.lost or "it did not answer"
         if flight.lost is None and (self.absent is None or not self.absent(party, round)):
             member = PartyWork(party, shortened(flight.payload, flight.steps), self.memory(party))
-            for item in self._perform(flight.op, [member], round):
+            op = flight.op if self.band is None else opener(flight.op)
+            for item in self._perform(op, [member], round):
                 ((_, outcome),) = item.rows({party: member}) if isinstance(item, Block) else [item]
+            if self.band is not None and not isinstance(outcome, str):
+                forged = self.band.forge_one(flight.ticket, op, flight.payload, outcome[0])
+                outcome = self._pack(flight.op, party, round, flight.payload, forged, outcome[1])
         reply = outcome if isinstance(outcome, str) else outcome[0]
-        if self.band is not None and not isinstance(reply, str):
-            reply = self.band.forge_one(flight.ticket, flight.op, flight.payload, reply)
         arrival = arrive(flight.ticket, flight.op, flight.payload, reply, self.rules, self._record)
         if arrival.reply is not None and not isinstance(outcome, str) and outcome[1]:
             self._staged[party] = outcome[1]

@@ -193,8 +193,9 @@ class StackedEngine(ReferenceEngine):
             return
         with threads(1):  # two threads are slow as soon as another process needs a core
             done = self._train(solver, ready, round)
-            if isinstance(done, Block) and not layers:
-                yield done
+            whole = self._wrapped(layers, done, ready, round) if isinstance(done, Block) else None
+            if whole is not None:
+                yield whole
                 return
             outcomes = done.rows({member.party: member for member in ready}) if isinstance(done, Block) else done
             for party, outcome in outcomes:
@@ -208,6 +209,24 @@ class StackedEngine(ReferenceEngine):
                         raise
                     outcome = str(reason)
                 yield party, outcome
+
+    def _wrapped(self, layers: list[Wrapper], block: Block, members: list[PartyWork], round: int) -> Block | None:
+        """A trained chunk after the wrappers around the solver, still stacked; None if they need each party alone."""
+        if any(type(layer).after_stack is Wrapper.after_stack for layer in layers):
+            return None
+        kept = {member.party: member.memory for member in members}
+        ids = block.replies.parties
+        for layer in reversed(layers):
+            parties = [self.party(party, round) for party in ids]
+            memories = [{**kept[party], **block.remembered(k)} for k, party in enumerate(ids)]
+            try:
+                done = layer.after_stack(parties, block.replies, memories)
+            except Exception:  # each party alone: the one that declines or fails is named
+                return None
+            if done is None:
+                return None
+            block = Block(done[0], {**block.memory, **done[1]})
+        return block
 
     def _train(self, solver: LocalSolver, members: list[PartyWork], round: int) -> Block | list[tuple[int, Outcome]]:
         """Train a chunk by the fastest method for the model and the solver."""

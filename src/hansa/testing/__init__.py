@@ -23,6 +23,7 @@ from hansa.testing.fusions import check_fusion
 from hansa.testing.open_sizes import check_open_sizes
 from hansa.testing.pools import PARTY_COMMAND, NetworkPool, PartyPool, history_on, party_samples, run_on
 from hansa.testing.solvers import check_solver
+from hansa.testing.transforms import check_transform
 
 __all__ = [
     "PARTIES",
@@ -41,6 +42,7 @@ __all__ = [
     "check_processes",
     "check_replay",
     "check_solver",
+    "check_transform",
     "experiment_for",
     "history_on",
     "leaves",

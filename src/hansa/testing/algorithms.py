@@ -24,6 +24,7 @@ from hansa.core.journal import Journal
 from hansa.core.objective import Objective
 from hansa.core.registry import from_config, to_config
 from hansa.core.runtime import Request
+from hansa.experiment.config import Experiment
 from hansa.run.loop import Training
 from hansa.run.result import Result
 from hansa.run.simulate import simulate
@@ -50,12 +51,13 @@ def check_algorithm(algorithm: Algorithm, pool: PartyPool | None = None, network
         check_network(algorithm, network)
 
 
-def check_engines(algorithm: Algorithm) -> Result:
+def check_engines(algorithm: Algorithm, **run: Any) -> Result:
     """Check that the engines agree; return the result of the reference engine.
 
-    In float64 the stacked engine agrees to 1e-9 in state, metrics and bytes; worker processes agree bit for bit.
+    In float64 the stacked engine agrees to 1e-9 in state, metrics and bytes; worker processes agree bit for bit. `run`
+    replaces fields of the `[run]` table, here and in the other checks.
     """
-    experiment = experiment_for(algorithm)
+    experiment = experiment_for(algorithm, **run)
     reference = simulated(experiment, engine="reference")
     stacked = simulated(experiment, engine="stacked")
     name = algorithm.name
@@ -72,9 +74,9 @@ def check_engines(algorithm: Algorithm) -> Result:
     return reference
 
 
-def check_replay(algorithm: Algorithm, reference: Result) -> None:
+def check_replay(algorithm: Algorithm, reference: Result, **run: Any) -> None:
     """Check that a plan gives the same bits twice, and when it is resumed after any round."""
-    experiment = experiment_for(algorithm)
+    experiment = experiment_for(algorithm, **run)
     again = simulated(experiment, engine="reference")
     assert same_bits(published(reference), published(again)), f"{algorithm.name}: two runs of one plan differ"
 
@@ -153,18 +155,18 @@ def check_codec(algorithm: Algorithm) -> None:
         Training.steps = original  # type: ignore[method-assign]
 
 
-def check_processes(algorithm: Algorithm, reference: Result, pool: PartyPool | None = None) -> None:
+def check_processes(algorithm: Algorithm, reference: Result, pool: PartyPool | None = None, **run: Any) -> None:
     """Check that parties in separate processes give the reference's bits, and so does a replay of their replies."""
     own = pool or PartyPool()
     try:
-        own.call(_check_processes(algorithm, reference, own.runtime))
+        own.call(_check_processes(experiment_for(algorithm, **run), reference, own.runtime))
     finally:
         if pool is None:
             own.close()
 
 
-async def _check_processes(algorithm: Algorithm, reference: Result, runtime: ProcessRuntime) -> None:
-    experiment, journal, name = experiment_for(algorithm), Journal(), algorithm.name
+async def _check_processes(experiment: Experiment, reference: Result, runtime: ProcessRuntime) -> None:
+    journal, name = Journal(), experiment.algorithm.name
     first = await run_on(experiment, runtime, journal)
     assert same_bits(published(reference), first.tree()), f"{name}: separate processes and the reference differ"
     total = len(journal)
@@ -173,12 +175,12 @@ async def _check_processes(algorithm: Algorithm, reference: Result, runtime: Pro
         assert same_bits(published(reference), again.tree()), f"{name}: a replay of {count} of {total} answers differs"
 
 
-def check_network(algorithm: Algorithm, pool: NetworkPool) -> None:
+def check_network(algorithm: Algorithm, pool: NetworkPool, **run: Any) -> None:
     """Check that a deployed job saves the reference's model, to the last bit.
 
     An asynchronous method is compared with a reference whose tickets complete in the order recorded by the aggregator.
     """
-    experiment = experiment_for(algorithm)
+    experiment = experiment_for(algorithm, **run)
     job, model = pool.run(experiment)
     if "submit" not in algorithm.verbs:
         reference = simulated(experiment, engine="reference").saved_model()

@@ -6,45 +6,75 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from hansa.core.errors import ConfigError
 from hansa.core.norms import l2_norm, max_abs
-from hansa.core.op import Memory, Op, Party, Payload, Reply, Wrapper
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Wrapper
 from hansa.core.registry import register
+from hansa.transforms.transform import Kept, Transform
 
 ROUNDING = 1e-12  # relative rounding error of a float64 length, with a margin
 
 
 @register("clip")
 @dataclass(frozen=True)
-class Clip(Wrapper):
+class Clip(Transform):
     """Scale an update that is longer than `clip` down to that length. McMahan, Ramage, Talwar and Zhang 2018.
 
-    The length is the L2 norm of the update; its direction stays. Numbers beside the update (FedNova's tau, q-FedAvg's
-    h, control variates), the weight and the metrics stay unchanged. An aggregator that sees the reply rejects a longer
-    update.
+    The length is the L2 norm of the update; its direction stays. The parts of clipped updates add up to the sum of the
+    clipped updates, so that secure sums can follow.
+    """
+
+    clip: float = 1.0
+    adds: ClassVar[bool] = True
+    packs: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.clip < math.inf:
+            raise ConfigError(f"clip is a length and must be positive and finite, got {self.clip}")
+
+    def pack(self, party: Party, name: str, value: Tensor, memory: Kept) -> tuple[dict[str, Tensor], Kept]:
+        return clipped({"value": value}, self.clip)[0], memory
+
+    def packed(self, shape: Shape) -> dict[str, Shape]:
+        return {"value": shape}
+
+    def open(self, parts: Mapping[str, Tensor], shape: Shape) -> Tensor:
+        return parts["value"]
+
+    def around(self, op: Op, label: str = "") -> Op:
+        return ClippedUpdate(op, self.clip) if op.update is not None else op
+
+
+@register("clip")
+@dataclass(frozen=True)
+class ClippedUpdate(Wrapper):
+    """Run the inner op and clip its update to the length `clip`, as `Clip` does.
+
+    Numbers beside the update (FedNova's tau, q-FedAvg's h, control variates), the weight and the metrics stay
+    unchanged. An aggregator that sees the reply rejects a longer update.
     """
 
     inner: Op
     clip: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.clip < math.inf:
-            raise ConfigError(f"clip is a length and must be positive and finite, got {self.clip}")
+        Clip(self.clip)  # checks the length
         if self.update is None:
             raise ConfigError(f"clip bounds the length of an update, and {self.inner.name!r} sends none")
 
     @property
     def longest(self) -> float | None:
-        return self.clip
+        return self.clip if self.inner.longest is None else min(self.clip, self.inner.longest)
 
     def after(self, party: Party, payload: Payload, reply: Reply, memory: Memory) -> tuple[Reply, Memory]:
         assert self.update is not None
-        update, _ = clipped({self.update: reply.tensors[self.update]}, self.clip)
-        return dataclasses.replace(reply, tensors={**reply.tensors, **update}), memory
+        parts, _ = Clip(self.clip).pack(party, self.update, reply.tensors[self.update], None)
+        return dataclasses.replace(reply, tensors={**reply.tensors, self.update: parts["value"]}), memory
 
 
 def clipped(tensors: Mapping[str, Tensor], clip: float) -> tuple[dict[str, Tensor], bool]:

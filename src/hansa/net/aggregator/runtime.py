@@ -25,7 +25,7 @@ from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Routed, Ticke
 from hansa.core.op import DataOp, Op, Payload, Reply
 from hansa.core.relay import relay
 from hansa.core.replies import WEIGHT_CAP, arrive, combine, expected_size
-from hansa.core.reply_checks import Rules, fault
+from hansa.core.reply_checks import Rules, received
 from hansa.core.round_record import Malformed, Record
 from hansa.core.runtime import Abort, Attend, Commit, Flight, Open, Request, Tickets, complete
 from hansa.core.sums import StoredReply
@@ -335,8 +335,8 @@ class NetworkRuntime:
                 reply = StoredReply.read(path)
             except DataError as error:
                 return printable(str(error)[:REASON])
-            reason = weight_differs(reply, answer) or fault(reply, op, payload, rules, ask.verb != "gather")
-            return None if reason is None else printable(reason[:REASON])
+            reason = weight_differs(reply, answer) or received(reply, op, payload, rules, ask.verb != "gather")
+            return printable(reason[:REASON]) if isinstance(reason, str) else None
 
         return expected_size(op, payload) + SLACK, check
 

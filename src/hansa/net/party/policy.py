@@ -17,20 +17,23 @@ from hansa.core.functions import is_function
 from hansa.core.objective import count_numbers
 from hansa.core.op import DataOp, Op, Payload, unwrap
 from hansa.core.other_model import ARCHITECTURE
-from hansa.core.registry import field_types, fill, from_config
+from hansa.core.registry import Part, field_types, fill, from_config
 from hansa.local.dp_sgd import DPSGD
 from hansa.local.solver import WORK, LocalSolver
 from hansa.net.party.evaluations import Evaluations, evaluates
 from hansa.net.party.workload import Workload
 from hansa.net.transport.wire import Work
+from hansa.transforms import Packed, Transform
 
 LEAST_NOISE = 0.3  # the noise multiplier that `dp = true` alone requires: less hides almost nothing
+PACKED = Packed.name  # the op that applies a transform: the policy names the transform instead
 DECLINES = 20  # secure sums that a party may decline, over all jobs
 TOML = """\
 # What this party takes part in. It gives a reason for each refusal, and the aggregator reports it.
 # Names may have wildcards: "heart-*".
 # jobs = ["*"]       # jobs by name
-# ops = ["*"]        # operations on the data: "sgd", "evaluate", ... (`hansa parts op`, `hansa parts local`)
+# ops = ["*"]        # operations on the data: "sgd", "evaluate", ... (`hansa parts op`, `hansa parts local`), and
+#                    # transforms of updates: "int8", ... (`hansa parts transform`)
 # models = ["*"]     # models that come with hansa or its plug-ins (`hansa models`)
 # functions = []     # models of your own that a job may name: ["my_models:net"]; nothing else is ever imported
 # min_cohort = 1     # the smallest cohort in which this party's update may be summed; with privacy.active the party
@@ -248,10 +251,11 @@ class Policy:
         return self.limits.refuses_bytes(max(work.message.size, work.task.size))
 
     def refuses_op(self, op: Op) -> str | None:
-        """Why this party refuses an op, or None; inner ops are checked too."""
+        """Why this party refuses an op, or None; inner ops and transforms are checked too."""
         for part in parts(op):
-            if not _matches(part.name, self.ops):
-                return f"its policy does not accept the op {part.name!r}"
+            if part.name != PACKED and not _matches(part.name, self.ops):
+                kind = "transform" if isinstance(part, Transform) else "op"
+                return f"its policy does not accept the {kind} {part.name!r}"
         if self.peers and op.name.startswith("secure-") and not _signed(op):
             return (
                 f"its policy names its peers (peers in party.toml), and {op.name!r} is not part of a sum with "
@@ -307,12 +311,12 @@ def _signed(op: Op) -> bool:
     return op.name in SIGNED or (op.name in SIGNING and bool(getattr(op, "active", False)))
 
 
-def parts(op: Op) -> Iterator[Op]:
-    """Yield an op and its inner ops, recursively."""
+def parts(op: Part) -> Iterator[Part]:
+    """Yield an op, its inner ops and their transforms, recursively."""
     yield op
     for name in field_types(type(op)):
         inner = getattr(op, name)
-        if isinstance(inner, Op):
+        if isinstance(inner, (Op, Transform)):
             yield from parts(inner)
 
 
