@@ -236,7 +236,7 @@ def test_every_direction_counts_as_one_gradient_whatever_the_solver(local: Any, 
     assert end == pytest.approx(-0.1 * (2 * weights[0] + 6 * weights[1]) / 8, rel=1e-9)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ["reference", pytest.param("stacked", marks=pytest.mark.slow)])
 def test_without_the_division_unequal_steps_would_move_the_optimum(engine: str) -> None:
     # Card 1.10 (b) with Nesterov momentum: FedAvg leans to the party with twenty steps, FedNova does not.
     given, same = task([1.0, 1.0], [0.0, 1.0], sizes=[1, 20]), hansa.WeightedMean(uniform=True)
