@@ -7,18 +7,17 @@ chosen point. They are forked from a process that has torch loaded, which saves 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import signal
 import socket
 import sqlite3
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -27,6 +26,9 @@ import mortal
 import numpy as np
 from msgspec import structs
 
+sys.path.append(str(Path(__file__).parents[1]))
+
+from forked import processes, warm_up
 from hansa.core.errors import HansaError
 from hansa.experiment.config import Experiment, read
 from hansa.experiment.settings import Run
@@ -45,16 +47,6 @@ PARTIES = ("north", "north-east", "south")  # one name is a prefix of another
 AGGREGATOR = "aggregator"
 PATIENCE = 120.0  # seconds without any change in the ledger after which a federation counts as stuck
 FAILURES = 20  # exits of a process by itself, for example a party that finds no aggregator for its enrolment
-
-processes = multiprocessing.get_context("forkserver")
-
-
-def warm_up() -> None:
-    """Start the process from which the others are forked. It finds its modules by PYTHONPATH alone."""
-    paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    with mock.patch.dict(os.environ, PYTHONPATH=paths, OMP_NUM_THREADS="1"):
-        processes.set_forkserver_preload(["warm", "mortal"])
-        forkserver.ensure_running()
 
 
 @dataclass

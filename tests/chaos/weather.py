@@ -28,9 +28,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import chaos_kit
 import mortal
 import numpy as np
+from chaos_kit import processes, warm_up
 
 sys.path.append(str(Path(__file__).parents[1] / "net"))  # the fault proxy
 
@@ -143,7 +143,7 @@ class Storm:
         self.chance = random.Random(seed)
         self.names = [f"p{number}" for number in range(climate.parties)]
         self.cut = self.names[len(self.names) - round(climate.cut * climate.parties) :]
-        chaos_kit.warm_up()
+        warm_up()
         self.port = free_port()
         self.federation = init(folder / "federation", "weather", self.names, ["127.0.0.1"], self.port)
         self.operator = Operator(self.federation)
@@ -174,7 +174,7 @@ class Storm:
 
     def _start(self, name: str, words: list[str]) -> None:
         given = (words, self.folder / f"{name}.log", None, None, self.climate.quick)
-        self.processes[name] = chaos_kit.processes.Process(target=mortal.live, args=given, daemon=True)
+        self.processes[name] = processes.Process(target=mortal.live, args=given, daemon=True)
         self.processes[name].start()
 
     def rows(self, sql: str, *values: Any) -> list[Any]:

@@ -7,12 +7,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from typer.testing import CliRunner
 
+from forked import Forked
+from hansa.cli import privacy  # noqa: F401 (adds its commands)
+from hansa.cli.app import app
 from hansa.core import codec
 from hansa.experiment.config import parse
 from hansa.net.aggregator.federation import FederationFolder, init
@@ -47,20 +51,20 @@ class Stage:
     """An aggregator and parties, each a process, over mutual TLS.
 
     `parties` gives each party its samples (x, y), or (x, y, test x, test y), `policies` the text of its `party.toml`,
-    and `lies` the function by which a process lies: `{"aggregator": "test_module:function", "ann": ...}`. Use it as a
-    context manager.
+    and `lies` the function by which a process lies: `{"aggregator": "test_module:function", "ann": ...}`. The
+    processes are forked, to start at once, except those named in `interpreters`. Use it as a context manager.
     """
 
     def __init__(self, folder: Path, parties: Mapping[str, tuple[Any, ...]], policies: Mapping[str, str] | None = None,
-                 lies: Mapping[str, str] | None = None) -> None:  # fmt: skip
-        self.folder, self.tests, self.lies = folder, folder / "tests", dict(lies or {})
+                 lies: Mapping[str, str] | None = None, interpreters: Collection[str] = ()) -> None:  # fmt: skip
+        self.folder, self.tests, self.lies, self.interpreters = folder, folder / "tests", dict(lies or {}), interpreters
         folder.mkdir(parents=True, exist_ok=True)
         self.federation: FederationFolder = init(
             folder / "federation", "stage", list(parties), ["localhost"], free_port()
         )
         self.operator = Operator(self.federation)
         self._ending = contextlib.ExitStack()
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, Forked | subprocess.Popen[bytes]] = {}
         for name, (x, y, *test) in parties.items():
             np.savez(folder / f"{name}.npz", x=x, y=y)
             if test:
@@ -95,12 +99,16 @@ class Stage:
 
     def start(self, name: str, *words: str) -> None:
         """Start a `hansa` command as a process, with the lie of that name; its output is `log(name)`."""
-        lie = self.lies.get(name)
-        command = [sys.executable, *(["-m", "hansa.cli"] if lie is None else [str(LIARS), lie]), *words]
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "HANSA_NOTES": str(self.folder / f"{name}.notes")}
-        with open(self.folder / f"{name}.log", "ab") as log:
-            self.processes[name] = process = subprocess.Popen(command, stdout=log, stderr=log, env=env)
-        self._ending.callback(_end, process)
+        lie, log = self.lies.get(name), self.folder / f"{name}.log"
+        variables = {"HANSA_NOTES": str(self.folder / f"{name}.notes")}
+        if name not in self.interpreters:
+            self.processes[name] = Forked(words, log, lie, variables)
+        else:
+            command = [sys.executable, *(["-m", "hansa.cli"] if lie is None else [str(LIARS), lie]), *words]
+            env = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+            with open(log, "ab") as file:
+                self.processes[name] = subprocess.Popen(command, stdout=file, stderr=file, env=env)
+        self._ending.callback(_end, self.processes[name])
 
     def run(self, tree: Mapping[str, Any], name: str = "job") -> dict[str, Any]:
         """Submit a job and wait for its end: its status, reason and rounds."""
@@ -119,12 +127,13 @@ class Stage:
 
     def spent(self, party: str) -> dict[str, Any]:
         """The output of `hansa privacy spent` for a party."""
-        command = [sys.executable, "-m", "hansa.cli", "privacy", "spent", "--state", str(self.home(party)), "--json"]
-        found: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+        done = CliRunner().invoke(app, ["privacy", "spent", "--state", str(self.home(party)), "--json"])
+        assert done.exit_code == 0, done.output
+        found: dict[str, Any] = json.loads(done.stdout)
         return found
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: Forked | subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
         process.wait(20)

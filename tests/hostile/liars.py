@@ -83,7 +83,7 @@ def answer(change: Callable[[Op, Mapping[str, Any], Reply], Reply | str]) -> Non
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
+    sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
     module, _, function = sys.argv.pop(1).partition(":")
     getattr(importlib.import_module(module), function)()
     from hansa.cli import main

@@ -16,6 +16,7 @@ from hansa.core.federation import op_config
 from hansa.experiment.config import parse
 from hansa.local import SGD
 from hansa.net.aggregator.runtime import NetworkRuntime
+from hansa.net.party import agent
 
 LONG = 4  # the round whose work is within the limits, and takes very long
 
@@ -56,6 +57,11 @@ def asks_too_much() -> None:
     NetworkRuntime._offers = lying  # type: ignore[method-assign]
 
 
+def beats_often() -> None:
+    """Not a lie: the party learns soon that nobody waits for its reply."""
+    agent.HEARTBEAT = 1.0
+
+
 def never_ends_a_step() -> None:
     """Work that does not come to the end of a step: its thread stays inside torch, and wakes up all the time."""
 
@@ -78,8 +84,9 @@ def never_ends_a_step() -> None:
 
 def test_parties_refuse_what_is_too_much_stop_what_nobody_awaits_and_end_when_told(tmp_path: Path) -> None:
     people = {name: samples(seed=seed) for seed, name in enumerate(("ann", "bob", "cat"))}
-    lies = {"aggregator": "test_too_much_work:asks_too_much", "cat": "test_too_much_work:never_ends_a_step"}
-    with Stage(tmp_path, people, {"ann": "[limits]\nepochs = 7\n"}, lies) as stage:
+    lies = {"aggregator": "test_too_much_work:asks_too_much", "ann": "test_too_much_work:beats_often",
+            "cat": "test_too_much_work:never_ends_a_step"}  # fmt: skip
+    with Stage(tmp_path, people, {"ann": "[limits]\nepochs = 7\n"}, lies, interpreters=("bob", "cat")) as stage:
         tree = experiment(run={"rounds": 6, "deadline": 600.0, "eval_parties": False})
         job, _ = stage.operator.submit(parse(tree), "greedy")
         end = time.monotonic() + 2 * PATIENCE

@@ -1,4 +1,4 @@
-"""Modules loaded before the processes of chaos_kit.py start; they are forked from a process that imported this one."""
+"""Modules that the process of forked.py imports before it forks others."""
 
 from __future__ import annotations
 
