@@ -2,6 +2,7 @@
 
 PYTHON      ?= python3
 PYTEST_ARGS ?= -n 2 --dist loadfile
+COVERAGE_ARGS ?=
 DEMO_ARGS   ?=
 LOCK_ARGS   ?=
 BENCH_ARGS  ?=
@@ -37,21 +38,22 @@ check-python = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup extras hooks surface docs demo demo-net test test-gpu lint chaos power weather dst day load fuzz mutants audit release \
+.PHONY: help setup extras hooks surface docs demo demo-net test test-all test-gpu lint chaos power weather dst day load fuzz mutants audit release \
   bench bench-peers \
   bench-fusion bench-deploy bench-secure bench-dp bench-paillier privacy-figures lock clean
 
 help:
 	@echo "make demo    set up .venv and run the demonstration (arguments: DEMO_ARGS=...)"
 	@echo "make demo-net  set up .venv and run a federation of five processes over mutual TLS on this machine"
-	@echo "make test    set up .venv and run every check: ruff, mypy, pytest (PYTEST_ARGS=... replaces '$(PYTEST_ARGS)')"
+	@echo "make test    set up .venv and run ruff, mypy and pytest without the slow tests (PYTEST_ARGS=... replaces '$(PYTEST_ARGS)')"
+	@echo "make test-all  as make test, with the slow tests: browser, MLflow, notebooks, chaos, simulated worlds, pages (COVERAGE_ARGS=... is added)"
 	@echo "make test-gpu  set up .venv and run the tests that need an NVIDIA GPU"
 	@echo "make lint    set up .venv and run ruff and mypy only"
 	@echo "make chaos   kill the aggregator and parties at random moments and check the results (KILLS=$(KILLS) SEED=$(SEED))"
 	@echo "make fuzz    fuzz every parser of untrusted bytes and the HTTP routes (FUZZ_MINUTES=$(FUZZ_MINUTES) of CPU time, JOBS=$(JOBS) in parallel)"
 	@echo "make mutants MODULE=src/hansa/fusion  change formulas of a file or package one at a time; print changes that no test notices (SAMPLE=80 SEED=$(SEED): a sample, JOBS=$(JOBS) in parallel)"
 	@echo "make audit   check the locked requirements for known vulnerabilities (AUDIT=skip: skip the check)"
-	@echo "make release  run make test, then write sdist, wheel, audit and bill of materials to dist/, then run CAMPAIGNS='$(CAMPAIGNS)' (dst: RELEASE_SEEDS=$(RELEASE_SEEDS))"
+	@echo "make release  run make test-all, then write sdist, wheel, audit and bill of materials to dist/, then run CAMPAIGNS='$(CAMPAIGNS)' (dst: RELEASE_SEEDS=$(RELEASE_SEEDS))"
 	@echo "make weather  run rounds over connections with delays, losses, resets, stalls and outages (MINUTES=$(MINUTES) SEED=$(SEED))"
 	@echo "make power   simulate power failures of disks at random moments and check acknowledged writes (SEEDS=$(SEEDS) histories)"
 	@echo "make load    connect many parties to one aggregator; measure memory, idle CPU, rounds, a restart (PARTIES=$(PARTIES) BENCH_ARGS=...)"
@@ -98,6 +100,10 @@ demo-net: $(READY)
 test: lint
 	@echo "==> pytest"
 	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-all: lint
+	@echo "==> pytest, with slow tests"
+	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest $(PYTEST_ARGS) -m "" --durations=25 $(COVERAGE_ARGS)
 
 test-gpu: $(READY)
 	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make test-gpu needs an NVIDIA GPU that PyTorch can use; torch.cuda.is_available() is False here.")'
@@ -208,7 +214,7 @@ audit: $(TOOLS)
 	  $(RELEASE)/bin/python release/audit.py dist/audit.json requirements/lock.txt requirements/extras.txt requirements/torch.txt; fi
 
 # Quick steps and steps that need external services come first; long steps come last.
-release: test $(TOOLS)
+release: test-all $(TOOLS)
 	@rm -rf build dist && mkdir dist
 	@echo "==> sdist and wheel"
 	@$(BIN)/python -c 'from setuptools import build_meta as b; b.build_sdist("dist"); b.build_wheel("dist")' > /dev/null
