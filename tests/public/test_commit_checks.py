@@ -22,7 +22,7 @@ class Clone:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+        self.environment = {n: value for n, value in os.environ.items() if not n.startswith("GIT_") and n != "VENV"}
         self.environment |= {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
         self.run("init", "-q", ".")
         for name, value in {"user.name": "a", "user.email": "a@example.org", "core.hooksPath": ".githooks"}.items():
@@ -110,6 +110,15 @@ def test_without_an_environment_one_sentence_says_what_to_do(clone: Clone) -> No
     assert done.stderr == (
         "pre-commit: the environment .venv is missing or incomplete; run 'make setup' and commit again.\n"
     )
+
+
+def test_another_environment_can_be_named(clone: Clone) -> None:
+    (clone.folder / ".venv").rename(clone.folder / "elsewhere")
+    stage(clone, GOOD)
+    assert clone.commit().returncode != 0
+    clone.environment["VENV"] = str(clone.folder / "elsewhere")
+    done = clone.commit()
+    assert done.returncode == 0 and "python -m pytest" in done.stdout + done.stderr
 
 
 def test_the_fast_tests_exist() -> None:
