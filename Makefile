@@ -1,7 +1,10 @@
 # Hansa: set-up, demonstration and checks. `make help` lists the targets.
 
 PYTHON      ?= python3
-PYTEST_ARGS ?= -n 2 --dist loadfile
+# More workers than cores: many tests wait for processes and deadlines.
+PYTEST_ARGS ?= -n 4 --dist worksteal
+# Tests start many processes, which would compile Hansa anew each time.
+unexport PYTHONDONTWRITEBYTECODE
 COVERAGE_ARGS ?=
 DEMO_ARGS   ?=
 LOCK_ARGS   ?=

@@ -11,12 +11,13 @@ import torch
 import hansa
 from hansa.core.errors import AlgorithmError, ConfigError
 from hansa.core.federation import Ask, Federation, Gathered
-from hansa.core.op import Memory, Op, Party, Payload, PeerOp, Reply, Shape, UpTo, Wrapper
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, UpTo, Wrapper
 from hansa.core.params import Params
 from hansa.core.registry import register
 from hansa.core.replies import combine, expected_size, reply_size
 from hansa.core.reply_checks import Rules, fault
 from hansa.core.round_record import Record
+from hansa.core.route_op import PeerOp
 from hansa.local import SGD, LocalSolver
 from hansa.net.party.workload import Workload
 from hansa.secure.encoding import SumLayout, WideFixedPoint
@@ -194,8 +195,8 @@ def test_an_exchange_of_open_sizes_is_refused() -> None:
         name = "mixed"
         inner: Op = SendRows()
 
-    exchange = Federation(range(2), 0, 0, 2).exchange(Mixed(), {"most": 2}, mixing=torch.eye(2))
-    with pytest.raises(AlgorithmError, match="'mixed' leaves the size of rows open"):
+    exchange = Federation(range(2), 0, 0, 2).exchange(Mixed(), {"most": 2}, mixing=torch.ones(2, 2) / 2)
+    with pytest.raises(AlgorithmError, match="'rows' of the messages of 'mixed' has an open dimension"):
         exchange.send(None)
 
 

@@ -61,6 +61,8 @@ class Shifted(Wrapper):
 @register("test-shifting")
 @dataclass(frozen=True)
 class Shifting(hansa.Algorithm):
+    """Trains through the wrapper of these tests."""
+
     local: LocalSolver = SGD()
     twice: bool = False
 
@@ -191,6 +193,8 @@ class ByParty(NetworkPredictor):
 @register("test-by-parties")
 @dataclass(frozen=True)
 class ByParties(hansa.FedAvg):
+    """FedAvg whose parties predict by a predictor of their own."""
+
     def predictor(self, state: hansa.State) -> tuple[str, dict[str, Any]]:
         return "test-by-party", {"model": state.params._asdict()}
 
@@ -288,7 +292,7 @@ class KnownLoss(Op):
 @register("test-other-loss")
 @dataclass(frozen=True)
 class OtherLoss(KnownLoss):
-    pass
+    """The same op under another name."""
 
 
 @register("test-groups")
@@ -346,6 +350,8 @@ def test_metrics_of_several_secure_sums_are_means_over_all_their_parties() -> No
 @register("test-all-or-none")
 @dataclass(frozen=True)
 class AllOrNone(hansa.Algorithm):
+    """Gathers replies, of all parties or of some."""
+
     need: Literal["all", "some"] = "all"
 
     @property

@@ -195,8 +195,11 @@ def test_what_cannot_work_is_refused_before_it_runs() -> None:
     class Hidden:
         async def reduce(self, fed: Any, ask: Any) -> Any: ...
 
-    for seeing in (hansa.FedAvg(fusion="krum"), hansa.ZenoPlusPlus(), hansa.FedBuff(), hansa.DecentralizedSGD()):  # type: ignore[arg-type]
+    for seeing in (hansa.FedAvg(fusion="krum"), hansa.ZenoPlusPlus(), hansa.FedBuff()):  # type: ignore[arg-type]
         assert "a secure sum hides" in refused(seeing, protocol=Hidden())
+    assert "which a secure sum or a bound on updates does not cover" in refused(
+        hansa.DecentralizedSGD(), protocol=Hidden()
+    )
 
 
 @pytest.mark.parametrize("algorithm", ["zeno", "fltrust", "zeno++"])

@@ -187,7 +187,6 @@ def test_a_deadline_that_passed_while_the_aggregator_was_away_begins_again(leagu
         (tree("zeno++"), "task.trusted"),
         (tree("fsvrg", cohort=0.5), "needs every party"),
         (tree("fedbuff", min_cohort=2), "applies updates one by one"),
-        (tree("d-psgd"), "through the aggregator"),
         (tree(task={**TASK, "model": "os:getcwd"}), "not among serve.functions"),
     ],
 )

@@ -85,10 +85,11 @@ class MatchedStage(Op):
         layers = layers_of(objective, objective.initial.w)
         if "map" in payload and self._key(self.stage) in memory:  # the party's own layers, on the matched neurons below
             own = [memory[self._key(k)] for k in range(self.stage, len(self.hidden) + 1)]
-            first = torch.zeros_like(layers[0])
-            first[:, payload["map"].long()] = own[0][:, :-1]
-            first[:, -1] = own[0][:, -1]
-            layers = [first, *own[1:]]
+            if len(payload["map"]) == own[0].shape[1] - 1:  # the server matched all neurons that the party has
+                first = torch.zeros_like(layers[0])
+                first[:, payload["map"].long()] = own[0][:, :-1]
+                first[:, -1] = own[0][:, -1]
+                layers = [first, *own[1:]]
         w = torch.cat([tensor.reshape(-1) for tensor in named(layers).values()])
         here = replace(party, objective=objective, data=SampleGateway((features, y)))
         reply, _ = self.inner.run(here, {"model": {**objective.initial._asdict(), "w": w}}, {})

@@ -89,10 +89,17 @@ def test_a_party_that_names_its_peers_refuses_sums_that_do_not_show_who_they_are
     assert Policy().refuses_op(SecureKeys()) is None
 
 
-@pytest.mark.parametrize("privacy", [{"secure": "masking"}, {"bound": 1.0}], ids=str)
-def test_messages_between_parties_are_not_part_of_a_secure_sum(privacy: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("privacy", "reason"),
+    [
+        ({"secure": "masking"}, r"d-psgd: its parties send messages to each other.*leave privacy\.secure"),
+        ({"bound": 1.0}, "privacy.bound: parties bound updates that are summed, and d-psgd does something else"),
+    ],
+    ids=["secure", "bound"],
+)
+def test_messages_between_parties_are_not_part_of_a_secure_sum(privacy: dict[str, Any], reason: str) -> None:
     experiment = experiment_for(hansa.DecentralizedSGD())
-    with pytest.raises(ConfigError, match=r"d-psgd: its parties send messages to each other.*leave privacy.secure"):
+    with pytest.raises(ConfigError, match=reason):
         hansa.simulate(experiment.algorithm, experiment.build_task(), rounds=1, privacy=privacy)
 
 

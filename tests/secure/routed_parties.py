@@ -29,7 +29,7 @@ ORDER = (KEYS, SEND, RECEIVE)
 CPU = cast(Any, SimpleNamespace(device=torch.device("cpu")))
 
 
-@register("test-say")
+@register("test-route-say")
 @dataclass(frozen=True)
 class Say(RouteOp):
     """Send each receiver own numbers and its id; reply with their sum and remember who was heard."""

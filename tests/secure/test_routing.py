@@ -79,7 +79,7 @@ def test_a_party_may_leave_before_any_ask(op: Say, where: str, gone: int) -> Non
     for party in set(NUMBERS) - {gone}:
         assert parties.memories[party]["heard"].tolist() == [a for a, b in expected if b == party]
     assert "heard" not in parties.memories.get(gone, {})
-    if where == RECEIVE and op.name == "test-say":
+    if where == RECEIVE and op.name == "test-route-say":
         assert parties.memories[gone]["said"].tolist() == [p for p in range(3) if p != gone]  # what `send` staged
 
 
@@ -462,4 +462,4 @@ def test_more_peers_than_the_policy_allows_and_messages_larger_than_the_memory_a
 class Say2(Say):
     """The same messages under another name."""
 
-    name = "test-say-2"
+    name = "test-route-say-2"
