@@ -5,7 +5,6 @@ PYTHON      ?= python3
 PYTEST_ARGS ?= -n 4 --dist worksteal
 # Tests start many processes, which would compile Hansa anew each time.
 unexport PYTHONDONTWRITEBYTECODE
-COVERAGE_ARGS ?=
 DEMO_ARGS   ?=
 LOCK_ARGS   ?=
 BENCH_ARGS  ?=
@@ -49,7 +48,7 @@ help:
 	@echo "make demo    set up .venv and run the demonstration (arguments: DEMO_ARGS=...)"
 	@echo "make demo-net  set up .venv and run a federation of five processes over mutual TLS on this machine"
 	@echo "make test    set up .venv and run ruff, mypy and pytest without the slow tests (PYTEST_ARGS=... replaces '$(PYTEST_ARGS)')"
-	@echo "make test-all  as make test, with the slow tests: browser, MLflow, notebooks, chaos, simulated worlds, pages (COVERAGE_ARGS=... is added)"
+	@echo "make test-all  as make test, with the slow tests: browser, MLflow, notebooks, chaos, simulated worlds, pages"
 	@echo "make test-gpu  set up .venv and run the tests that need an NVIDIA GPU"
 	@echo "make lint    set up .venv and run ruff and mypy only"
 	@echo "make chaos   kill the aggregator and parties at random moments and check the results (KILLS=$(KILLS) SEED=$(SEED))"
@@ -106,7 +105,7 @@ test: lint
 
 test-all: lint
 	@echo "==> pytest, with slow tests"
-	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest $(PYTEST_ARGS) -m "" --durations=25 $(COVERAGE_ARGS)
+	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest $(PYTEST_ARGS) -m "" --durations=25
 
 test-gpu: $(READY)
 	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make test-gpu needs an NVIDIA GPU that PyTorch can use; torch.cuda.is_available() is False here.")'

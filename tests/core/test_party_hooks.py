@@ -13,7 +13,7 @@ from torch import Tensor
 import hansa
 from hansa.core import rng
 from hansa.core.algorithm import Problem
-from hansa.core.errors import AlgorithmError, PartyError
+from hansa.core.errors import AlgorithmError, ConfigError, PartyError
 from hansa.core.federation import Ask, Federation
 from hansa.core.gateway import SampleGateway
 from hansa.core.op import Around, Memory, Op, Party, Payload, Reply, Shape, Wrapper
@@ -459,6 +459,14 @@ def test_an_evaluation_that_fails_leaves_the_run_and_says_why() -> None:
 def test_verbs_that_an_evaluation_must_not_use_are_refused(verb: str, privacy: Any) -> None:
     with pytest.raises(AlgorithmError, match=f"used the verb '{verb}'"):
         hansa.simulate(Disagreement(verb=verb), task(), rounds=1, privacy=privacy)
+
+
+@pytest.mark.parametrize("private", ["central", "local"])
+def test_an_evaluation_that_differential_privacy_does_not_cover_is_refused(private: str) -> None:
+    solver = hansa.build("local", "dp-sgd") if private == "local" else SGD()
+    settings: dict[str, Any] = {} if private == "local" else {"privacy": {"dp": hansa.CentralDP(sigma=1.0, clip=1.0)}}
+    with pytest.raises(ConfigError, match="differential privacy does not cover them"):
+        hansa.simulate(Disagreement(local=solver), task(), rounds=1, **settings)
 
 
 def test_an_evaluation_behind_a_secure_sum_uses_the_sum() -> None:

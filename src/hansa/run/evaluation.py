@@ -46,8 +46,17 @@ class Evaluation:
     personal: bool = False  # whether each party has a model of its own
     trusted: Trusted | None = None
 
-    def check(self, state: State) -> None:
-        """Refuse stopping rules on a metric if nothing can be evaluated."""
+    def check(self, state: State, private: bool = False) -> None:
+        """Refuse stopping rules on a metric if nothing can be evaluated.
+
+        With differential privacy (`private`), refuse an algorithm's own evaluation: the guarantee would not cover it.
+        """
+        local = self.algorithm.parts().local
+        if self._joint and (private or (local is not None and local.budget is not None)):
+            raise ConfigError(
+                f"{self.algorithm.name} asks the parties for numbers to evaluate its model (Algorithm.evaluate), and "
+                "differential privacy does not cover them; use another algorithm, or no differential privacy"
+            )
         run, holdings = self.exchanges.run, self.exchanges.holdings
         self.personal = lookup("predictor", self.algorithm.predictor(state)[0]).personal  # type: ignore[attr-defined]
         stops = run.target is not None or run.patience is not None

@@ -78,7 +78,7 @@ class Training:
             self.exchanges, self.algorithm, self.objective, hides, self.threads, self.holdings.test, self.probe
         )
         self.state = self.published = self.algorithm.init(self.problem)
-        self.evaluation.check(self.state)
+        self.evaluation.check(self.state, self.guard is not None)
         self.trusted: Trusted | None = None
         if self.holdings.trusted is not None:
             self.trusted = Trusted(self.objective, *self.holdings.trusted, len(self.holdings), self.run.seed)
