@@ -21,7 +21,7 @@ from hansa.net.party.gateway import OwnerGateway
 from hansa.net.party.policy import Policy
 from hansa.net.party.vault import PartyVault
 from hansa.privacy import spent
-from hansa.transforms import Clip
+from hansa.transforms import ClippedUpdate
 
 MODEL = {"w": torch.zeros(3), "stats": torch.zeros(0), "counts": torch.zeros(0).long()}
 X, Y = torch.ones(30, 2), torch.zeros(30)
@@ -49,7 +49,7 @@ def gateway(tmp_path: Path) -> Any:
 
 def test_each_op_reads_for_its_own_purpose_only(gateway: Any) -> None:
     assert len(gateway(SGD()).train("train")[0]) == 30
-    assert len(gateway(Clip(SGD(), 1.0)).train("train")[0]) == 30
+    assert len(gateway(ClippedUpdate(SGD(), 1.0)).train("train")[0]) == 30
     assert len(gateway(Evaluate()).test("evaluate")[0]) == 30
     assert len(gateway(Describe()).train("describe")[0]) == 30
     for op, purpose in ((SGD(), "describe"), (Evaluate(), "train"), (Describe(), "statistics")):
