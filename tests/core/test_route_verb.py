@@ -188,7 +188,7 @@ def test_a_route_outside_the_job_is_refused(routes: list[tuple[int, int]], reaso
 
 
 def test_routes_need_a_route_op_and_all_their_parties() -> None:
-    with pytest.raises(AlgorithmError, match="route needs a RouteOp, and 'sgd' is none"):
+    with pytest.raises(AlgorithmError, match="route needs a RouteOp; 'sgd' is not a RouteOp"):
         played(lambda fed: fed.route(hansa.SGD(), {}, ROUTES))
     with pytest.raises(AlgorithmError, match=r"the routes name the parties \[3\], which `parties` leaves out"):
         played(lambda fed: fed.route(Letters(), {}, ROUTES, parties=[0, 1, 2]))

@@ -466,7 +466,7 @@ class Federation:
         its receivers' inboxes. The quorum counts senders.
         """
         if not isinstance(op, RouteOp):
-            raise AlgorithmError(f"route needs a RouteOp, and {op.name!r} is none")
+            raise AlgorithmError(f"route needs a RouteOp; {op.name!r} is not a RouteOp")
         if any(ROUTE in own for own in (payload or {}, *(each or {}).values())):
             raise AlgorithmError(f"the payload of a route cannot have an entry {ROUTE!r}: the runtime adds one")
         pairs = tuple(sorted((int(sender), int(receiver)) for sender, receiver in routes))
