@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from league import League
 
+from hansa.net.aggregator.round import Asking, Looked
+
 
 @pytest.fixture
 def found(tmp_path: Path) -> Iterator[Callable[..., League]]:
@@ -22,6 +24,20 @@ def found(tmp_path: Path) -> Iterator[Callable[..., League]]:
     yield make
     for league in made:
         league.close()
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """Numbers of parties that do not answer. A deadline counts for them alone, however slow the others are."""
+    quiet, look = set[int](), Asking._look
+
+    def patient(machine: Asking, event: Looked) -> None:
+        if not quiet.issuperset(machine.waiting):
+            machine.until = max(machine.until, event.now + 0.1)
+        look(machine, event)
+
+    monkeypatch.setattr(Asking, "_look", patient)
+    return quiet
 
 
 @pytest.fixture

@@ -76,10 +76,13 @@ def test_a_jump_in_the_middle_of_a_round_does_not_close_it(league: League, clock
 
 
 @pytest.mark.parametrize("jump", [DAY, -DAY])
-def test_a_jump_in_the_middle_of_a_round_does_not_hold_it_open(league: League, clock: Clock, jump: float) -> None:
+def test_a_jump_in_the_middle_of_a_round_does_not_hold_it_open(
+    league: League, clock: Clock, silent: set[int], jump: float
+) -> None:
     join(league, "ann", "bob")
     job = league.submit(tree(deadline=0.5, quorum=2))
     silent_from_now_on(league, job)
+    silent.add(2)
     clock.off = jump
     ended = league.ended(job)
     assert ended["status"] == "finished" and [line["members"] for line in ended["rounds"]] == [["ann", "bob"]] * 2
@@ -87,14 +90,17 @@ def test_a_jump_in_the_middle_of_a_round_does_not_hold_it_open(league: League, c
 
 
 @pytest.mark.parametrize("jump", [DAY, -DAY])
-def test_an_aggregator_that_comes_back_with_another_clock_goes_on(league: League, clock: Clock, jump: float) -> None:
+def test_an_aggregator_that_comes_back_with_another_clock_goes_on(
+    league: League, clock: Clock, silent: set[int], jump: float
+) -> None:
     join(league, "ann", "bob")
     job = league.submit(tree(deadline=1.0, quorum=1))
-    silent = silent_from_now_on(league, job)
+    cid = silent_from_now_on(league, job)
+    silent.add(2)
     league.stop()
     clock.off = jump
     league.start()
-    again = league.caller(silent.key, silent.files, "cid")
+    again = league.caller(cid.key, cid.files, "cid")
     assert again.call("POST", f"/v1/alive?instance={again.instance}").status == 204
     ended = league.ended(job)
     assert len(ended["rounds"]) == 2 and ended["status"] != "running", "it is held open by a day"

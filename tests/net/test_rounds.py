@@ -102,9 +102,10 @@ def without(party: int, rounds: range = range(99)) -> Callable[[int, int], bool]
     return lambda who, round: who == party and round in rounds
 
 
-def test_a_round_closes_at_its_deadline_with_those_who_answered(league: League) -> None:
+def test_a_round_closes_at_its_deadline_with_those_who_answered(league: League, silent: set[int]) -> None:
     join(league, "ann", "bob")
     league.enrolled("cid")  # it is connected and does not answer
+    silent.add(2)
     job = league.submit(tree(deadline=0.4, quorum=2))
     ended = league.ended(job)
     assert ended["status"] == "finished"
@@ -114,9 +115,10 @@ def test_a_round_closes_at_its_deadline_with_those_who_answered(league: League) 
     assert same(league.model(job), simulated(absent=without(2)))
 
 
-def test_a_round_without_its_quorum_is_empty_and_leaves_the_model_as_it_was(league: League) -> None:
+def test_a_round_without_its_quorum_is_empty_and_leaves_the_model_as_it_was(league: League, silent: set[int]) -> None:
     join(league, "ann", "bob")
     league.enrolled("cid")
+    silent.add(2)
     job = league.submit(tree(deadline=0.4, quorum=3))
     ended = league.ended(job)
     for line in ended["rounds"]:

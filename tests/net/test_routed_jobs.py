@@ -71,15 +71,17 @@ def before(league: League, name: str, op: str, round: int, act: Callable[[Work],
     worker.answer = late  # type: ignore[method-assign]
 
 
-def too_late(league: League) -> Callable[[Work], None]:
+def too_late(league: League, name: str, silent: set[int]) -> Callable[[Work], None]:
     """Wait until the ask is closed."""
 
     def wait(work: Work) -> None:
         key = (work.job, work.round, work.phase, work.number)
         end = time.monotonic() + 30
+        silent.add(league.number(name))
         while league.ledger.one(f"SELECT 1 FROM asks WHERE {WHERE} AND closed IS NULL", *key) is not None:
             assert time.monotonic() < end
             time.sleep(0.02)
+        silent.clear()
 
     return wait
 
@@ -128,10 +130,12 @@ def test_the_aggregator_never_gets_the_models_that_parties_send(
 
 
 @pytest.mark.parametrize("op", ["route-keys", "route-send"])
-def test_a_party_that_leaves_before_its_message_keeps_its_model(op: str, found: Callable[..., League]) -> None:
+def test_a_party_that_leaves_before_its_message_keeps_its_model(
+    op: str, found: Callable[..., League], silent: set[int]
+) -> None:
     """It leaves before its key, or between its key and its message. Its neighbours keep the weight of its model."""
     league = joined(found())
-    before(league, "cid", op, 1, too_late(league))
+    before(league, "cid", op, 1, too_late(league, "cid", silent))
     done = ended(league, deadline=1.0, quorum=0.6)
     reference = simulated(absent=lambda party, round: (party, round) == (2, 1))
     assert same_bits(league.model(done["id"]), reference.saved_model())
@@ -141,13 +145,13 @@ def test_a_party_that_leaves_before_its_message_keeps_its_model(op: str, found: 
 
 
 def test_a_party_that_leaves_after_its_message_keeps_its_model_and_the_others_use_it(
-    found: Callable[..., League],
+    found: Callable[..., League], silent: set[int]
 ) -> None:
     league = joined(found())
     models = list[Memory]()
 
     def leave(work: Work) -> None:
-        too_late(league)(work)
+        too_late(league, "cid", silent)(work)
         models.append(memory(league, "cid", work.job))
 
     before(league, "cid", "route-receive", ROUNDS - 1, leave)
