@@ -1,20 +1,10 @@
 """Every registered algorithm passes the suite that all algorithms must pass."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from hansa.core.algorithm import Algorithm
 from hansa.core.registry import registered
 from hansa.testing import PartyPool, check_algorithm
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[PartyPool]:
-    pool = PartyPool()
-    yield pool
-    pool.close()
-
 
 OURS = [name for name, part in registered("algorithm").items() if part.__module__.startswith("hansa.")]
 

@@ -151,13 +151,6 @@ def test_engines_agree_under_every_fusion(name: str) -> None:
     check_engines(hansa.FedAvg(fusion=name))  # type: ignore[arg-type]
 
 
-@pytest.fixture(scope="module")
-def pool() -> Any:
-    pool = PartyPool()
-    yield pool
-    pool.close()
-
-
 @pytest.mark.parametrize("fusion", ["krum", "median", "zeno", "fltrust"])
 def test_runs_with_robust_fusions_keep_the_promises_of_all_algorithms(fusion: str, pool: PartyPool) -> None:
     check_algorithm(hansa.FedYogi(fusion=fusion), pool)  # type: ignore[arg-type]

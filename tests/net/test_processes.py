@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -21,13 +21,6 @@ from hansa.experiment.config import Experiment, parse
 from hansa.run.loop import Training
 from hansa.secure import Masking
 from hansa.testing import PARTIES, TREE, PartyPool, experiment_for, history_on, run_on, same_bits
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[PartyPool]:
-    pool = PartyPool()
-    yield pool
-    pool.close()
 
 
 def cnn_tree(model: Any) -> dict[str, Any]:

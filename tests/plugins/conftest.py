@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hansa.core.registry import KINDS, _parts
+from hansa.testing import NetworkPool, PartyPool
 
 HERE = Path(__file__).parent
 MODULES = tuple(path.stem for path in sorted(HERE.glob("*.py")) if not path.stem.startswith(("test_", "conftest")))
@@ -33,3 +34,19 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         path = os.environ.get("PYTHONPATH")
         patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(HERE), *([path] if path else [])]))
         yield
+
+
+@pytest.fixture(scope="session")
+def pool(installed: None) -> Iterator[PartyPool]:
+    """Processes of parties that have the plug-ins."""
+    pool = PartyPool()
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="session")
+def network(installed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NetworkPool]:
+    """A federation on loopback whose members have the plug-ins."""
+    network = NetworkPool(tmp_path_factory.mktemp("network"))
+    yield network
+    network.close()

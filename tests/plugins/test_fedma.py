@@ -88,14 +88,6 @@ def test_before_the_last_stage_the_model_predicts_nothing_and_has_the_widths_so_
     assert not result.predict(task().test[0]).any()
 
 
-def test_it_keeps_the_promises_in_every_runtime(installed: None, tmp_path: Path) -> None:
-    pool = PartyPool()
-    try:
-        check_algorithm(FedMA(), pool)
-    finally:
-        pool.close()
-    network = NetworkPool(tmp_path)
-    try:
-        check_network(FedMA(), network)
-    finally:
-        network.close()
+def test_it_keeps_the_promises_in_every_runtime(pool: PartyPool, network: NetworkPool) -> None:
+    check_algorithm(FedMA(), pool)
+    check_network(FedMA(), network)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -96,21 +95,8 @@ def test_a_saved_model_predicts_with_the_cluster_that_the_party_trained(tmp_path
         assert torch.equal(scores, loaded.model(make, party=party)(x).detach())
 
 
-@pytest.fixture(scope="module")
-def pool(installed: None) -> Iterator[PartyPool]:
-    pool = PartyPool()
-    yield pool
-    pool.close()
-
-
 @pytest.mark.parametrize("summed", [False, True])
-def test_it_keeps_the_promises_in_every_runtime(summed: bool, pool: PartyPool, tmp_path: Path) -> None:
-    algorithm = IFCA(summed=summed)
-    check_algorithm(algorithm, pool)
-    if summed:
-        return
-    network = NetworkPool(tmp_path)
-    try:
-        check_network(algorithm, network)
-    finally:
-        network.close()
+def test_it_keeps_the_promises_in_every_runtime(summed: bool, pool: PartyPool, network: NetworkPool) -> None:
+    check_algorithm(IFCA(summed=summed), pool)
+    if not summed:
+        check_network(IFCA(), network)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from prototypes import Prototypes
@@ -36,14 +34,6 @@ def test_the_bytes_of_each_reply_are_counted_not_those_of_its_bound() -> None:
     assert sizes[0] == sizes[1]
 
 
-def test_it_keeps_the_promises_in_every_runtime(installed: None, tmp_path: Path) -> None:
-    pool = PartyPool()
-    try:
-        check_algorithm(Prototypes(), pool)
-    finally:
-        pool.close()
-    network = NetworkPool(tmp_path)
-    try:
-        check_network(Prototypes(), network)
-    finally:
-        network.close()
+def test_it_keeps_the_promises_in_every_runtime(pool: PartyPool, network: NetworkPool) -> None:
+    check_algorithm(Prototypes(), pool)
+    check_network(Prototypes(), network)

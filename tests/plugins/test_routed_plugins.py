@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from pairwise_gossip import PairwiseGossip
@@ -14,20 +12,6 @@ import hansa
 from hansa.testing import NetworkPool, PartyPool, check_algorithm, check_network
 
 PARTIES, FEATURES = 3, 7
-
-
-@pytest.fixture(scope="module")
-def network(installed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NetworkPool]:
-    network = NetworkPool(tmp_path_factory.mktemp("network"))
-    yield network
-    network.close()
-
-
-@pytest.fixture(scope="module")
-def pool(installed: None) -> Iterator[PartyPool]:
-    pool = PartyPool()
-    yield pool
-    pool.close()
 
 
 @pytest.mark.parametrize("algorithm", [PairwiseGossip(), SplitLearning()], ids=lambda a: a.name)

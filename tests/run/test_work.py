@@ -7,7 +7,6 @@ i by its rate times its number of steps.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -171,13 +170,6 @@ def test_parties_told_the_same_are_sent_one_payload() -> None:
     sent = [fed.submit(LOCAL, model, party).send(None).payload for party in range(4)]
     assert sent[0] is sent[1] is sent[2]
     assert sent[3] == {"model": {}, "work": {"steps": 4, "lr": 1.0}}
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[PartyPool]:
-    pool = PartyPool()
-    yield pool
-    pool.close()
 
 
 @pytest.mark.parametrize(

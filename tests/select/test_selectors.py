@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +26,6 @@ SELECTORS: list[Selector] = [
 def named(selector: Selector) -> str:
     given = vars(selector)
     return "-".join([selector.name, *(str(given[field]) for field in ("variant", "policy") if field in given)])
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[PartyPool]:
-    pool = PartyPool()
-    yield pool
-    pool.close()
 
 
 def test_every_registered_selector_is_tried_here() -> None:

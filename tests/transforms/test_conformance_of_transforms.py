@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,13 +18,6 @@ from hansa.transforms import Clip, Int8, Packed, Transform
 from hansa.transforms.transform import Kept
 
 OURS = [name for name, part in registered("transform").items() if part.__module__.startswith("hansa.")]
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[PartyPool]:
-    pool = PartyPool()
-    yield pool
-    pool.close()
 
 
 def test_the_transforms_of_hansa_are_these() -> None:

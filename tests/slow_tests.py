@@ -1,0 +1,272 @@
+"""What `make test` leaves to `make test-all`, besides tests with the mark `slow`.
+
+FILES are left out whole and not imported: MLflow alone takes seconds, in each worker. CASES are functions that are left
+out; the cases whose names begin with one of the words beside a function stay in `make test`.
+"""
+
+from __future__ import annotations
+
+FILES = {
+    "chaos/test_masked_kills.py",
+    "chaos/test_network_faults.py",
+    "chaos/test_power_loss.py",
+    "chaos/test_random_kills.py",
+    "docs/test_docs_site.py",
+    "dst/test_dst.py",
+    "notebooks/test_notebooks.py",
+    "study/test_report_browser.py",
+    "track/test_track_mlflow.py",
+    "ui/test_ui_browser.py",
+}
+
+CASES: dict[str, dict[str, set[str]]] = {
+    "algorithms/test_fedavg.py": {
+        "test_the_fixed_point_of_two_quadratics_is_that_of_the_specification": {"1-"},
+    },
+    "algorithms/test_fednova.py": {
+        "test_unequal_rates_do_not_move_the_optimum_when_steps_are_small": set(),
+        "test_unequal_steps_do_not_move_the_optimum_when_steps_are_small": {"Scalar-stacked"},
+        "test_without_the_division_unequal_steps_would_move_the_optimum": set(),
+    },
+    "algorithms/test_qfedavg.py": {
+        "test_a_larger_q_makes_the_losses_more_even": set(),
+    },
+    "algorithms/test_scaffold.py": {
+        "test_it_reaches_the_optimum_of_two_quadratics_where_fedavg_stops_short": {"II-Scalar-reference"},
+    },
+    "cli/test_cli.py": {
+        "test_a_module_function_and_party_files_are_tasks_too": set(),
+        "test_a_third_party_algorithm_registers_by_entry_point": set(),
+    },
+    "cli/test_progress.py": {
+        "test_hansa_run_shows_it_on_a_terminal": set(),
+        "test_hansa_run_shows_none_in_a_pipe": set(),
+        "test_the_engine_can_be_chosen_and_a_wrong_one_is_one_sentence": set(),
+    },
+    "docs/test_howto_parts.py": {
+        "test_installed_parts_are_found_by_name": {"with register"},
+    },
+    "fusion/test_runs.py": {
+        "test_a_huge_update_is_survived": {"reference-krum", "stacked-median", "stacked-zeno"},
+        "test_engines_agree_under_every_fusion": {"mean", "median", "zeno"},
+        "test_runs_with_robust_fusions_keep_the_promises_of_all_algorithms": {"median"},
+    },
+    "fuzz/test_fuzz.py": {
+        "test_a_mutated_request_is_answered_or_the_connection_closed": set(),
+        "test_whole_requests_in_any_order_are_answered": set(),
+    },
+    "hostile/test_lying_openers.py": {
+        "test_who_lies_about_a_shared_key_is_named_and_the_sums_are_right": set(),
+    },
+    "hostile/test_too_much_work.py": {
+        "test_parties_refuse_what_is_too_much_stop_what_nobody_awaits_and_end_when_told": set(),
+    },
+    "local/test_clipping_extremes.py": {
+        "test_a_layers_gradient_of_any_length_is_no_longer_than_the_bound": {"dtype0"},
+        "test_a_models_gradient_of_any_length_is_no_longer_than_the_bound": {"dtype0"},
+    },
+    "local/test_dp_sgd.py": {
+        "test_every_engine_gives_what_a_deployed_party_would": {"flat-dense", "layers-linear"},
+    },
+    "mutants/test_mutants.py": {
+        "test_survivors_are_the_changes_that_no_test_notices": set(),
+        "test_the_same_seed_gives_the_same_sample": set(),
+    },
+    "net/test_admin.py": {
+        "test_serve_listens_where_it_is_told": set(),
+    },
+    "net/test_bombs.py": {
+        "test_a_compressed_body_is_refused_and_never_unpacked": {"gzip"},
+        "test_an_order_as_long_as_it_may_be_takes_little_memory": {"\\xc0"},
+        "test_an_order_of_anything_is_refused_or_taken_as_one": set(),
+    },
+    "net/test_compressed_jobs.py": {
+        "test_a_job_that_packs_updates_gives_the_reference_s_bits": set(),
+        "test_a_party_whose_policy_does_not_list_the_transform_declines_and_says_so": set(),
+        "test_a_private_party_accepts_a_transform_after_private_training_only": set(),
+    },
+    "net/test_descriptions.py": {
+        "test_a_bad_description_is_its_partys_own_rejection": {"at0", "at5", "at8"},
+        "test_metrics_that_nobody_can_measure_are_left_out": {"accuracy"},
+        "test_metrics_that_were_not_asked_for_do_not_enter_the_record": {"model"},
+    },
+    "net/test_every_algorithm.py": {
+        "test_four_hospitals_in_five_processes_train_the_reference_engine_s_model": set(),
+    },
+    "net/test_many.py": {
+        "test_a_round_reaches_every_one_of_many_parties_once_and_fuses_every_reply": set(),
+    },
+    "net/test_masked_jobs.py": {
+        "test_a_masked_job_gives_the_plain_model_and_each_answer_once": {"True"},
+    },
+    "net/test_private_jobs.py": {
+        "test_parties_with_a_floor_evaluate_within_the_secure_sum": {"privacy0-secure = true"},
+        "test_privacy_secrecy_and_few_bits_in_one_job_over_mutual_tls": set(),
+    },
+    "net/test_processes.py": {
+        "test_killed_parties_are_missing_and_the_others_go_on_between_the_exchanges_of_a_masked_sum_too": set(),
+        "test_processes_and_the_reference_engine_give_the_same_float32_bits": {"2nn"},
+    },
+    "net/test_record_at_rest.py": {
+        "test_a_start_that_fails_is_not_taken_for_damage_by_the_next": {"create-1", "rename-2"},
+    },
+    "net/test_routed_jobs.py": {
+        "test_a_party_that_leaves_before_its_message_keeps_its_model": {"route-send"},
+        "test_an_aggregator_that_restarts_in_the_middle_of_a_route_gives_the_same_bits": {"route-send"},
+    },
+    "net/test_shutdown.py": {
+        "test_a_job_comes_to_rest_and_goes_on": set(),
+        "test_a_process_that_is_told_to_end_does_so_with_0_and_told_twice_does_so_at_once": set(),
+    },
+    "net/test_store_faults.py": {
+        "test_an_aggregator_without_open_files_says_so_and_goes_on_when_it_has_some": set(),
+    },
+    "net/test_upgrade.py": {
+        "test_a_job_that_was_interrupted_under_format_2_goes_on_with_the_same_parties_and_secret": set(),
+    },
+    "net/test_waiting.py": {
+        "test_waiting_goes_on_when_the_aggregator_restarts": set(),
+    },
+    "net/test_workload.py": {
+        "test_memory_is_bounded_by_the_operating_system_and_the_party_lives_on": set(),
+    },
+    "notebooks/test_study_display.py": {
+        "test_results_are_one_line_and_a_table": set(),
+        "test_results_plot_any_picture_of_their_report_by_its_name": set(),
+    },
+    "plugins/test_fedma.py": {
+        "test_it_keeps_the_promises_in_every_runtime": set(),
+    },
+    "plugins/test_ifca.py": {
+        "test_it_keeps_the_promises_in_every_runtime": set(),
+    },
+    "plugins/test_prototypes.py": {
+        "test_it_keeps_the_promises_in_every_runtime": set(),
+    },
+    "plugins/test_routed_plugins.py": {
+        "test_a_routed_plugin_keeps_the_promises_in_every_runtime": set(),
+    },
+    "privacy/test_bound.py": {
+        "test_scaffold_with_a_bound_reaches_the_optimum": set(),
+    },
+    "run/test_diagnosis.py": {
+        "test_a_run_that_never_changed_the_model_fails_with_one_sentence": set(),
+    },
+    "run/test_killed_runs.py": {
+        "test_a_run_that_was_killed_and_resumed_equals_one_that_was_not": {"fedavg"},
+    },
+    "run/test_report.py": {
+        "test_the_demonstrations_report_stands_alone_and_names_its_source": set(),
+    },
+    "run/test_side_by_side.py": {
+        "test_figures_drawn_at_once_have_the_bytes_of_figures_drawn_alone": set(),
+    },
+    "schedule/test_pace.py": {
+        "test_each_party_draws_its_epochs_anew_in_each_round": {"stacked"},
+    },
+    "secure/test_child_process.py": {
+        "test_a_child_gives_what_the_function_itself_gives": set(),
+        "test_a_child_that_is_killed_is_replaced_and_one_that_keeps_ending_is_reported": set(),
+        "test_other_threads_go_on_while_a_large_power_is_computed": set(),
+    },
+    "secure/test_encrypted_sums.py": {
+        "test_a_dealt_key_is_kept_until_too_few_of_those_asked_hold_it": set(),
+        "test_a_party_that_is_missing_or_declines_is_left_out_of_the_sum": {"ckks", "functional", "paillier"},
+        "test_a_sum_without_a_short_name_is_neither_opened_nor_written_down": {"long", "none"},
+        "test_a_tree_is_what_it_is_without": {"ckks", "paillier"},
+        "test_fedavg_is_what_it_is_without_to_the_precision_of_the_numbers": {"ckks", "paillier"},
+        "test_naive_bayes_is_what_it_is_without": {"ckks", "paillier"},
+        "test_the_sum_is_exact_for_updates_and_for_counts": {"ckks", "functional", "paillier"},
+        "test_threshold_sums_stand_dropouts_at_every_exchange": {"gone0", "gone5", "gone8"},
+    },
+    "secure/test_evaluations.py": {
+        "test_a_secure_sum_measures_what_the_plain_run_does_and_no_single_party": {
+            "False-ckks", "False-masking", "True-active",
+        },
+    },
+    "secure/test_ranges.py": {
+        "test_encryption_changes_no_algorithm_whatever_the_size_of_what_it_sends": {
+            "ckks-fednova momentum", "functional-qfedavg", "paillier-fedavg", "paillier-scaffold II",
+        },
+        "test_masks_change_no_algorithm_whatever_the_size_of_what_it_sends": {
+            "fedadam", "fedavg", "fednova", "fsvrg", "qfedavg", "scaffold II",
+        },
+        "test_masks_change_no_quantity_beside_an_update_on_any_engine": {"stacked"},
+    },
+    "secure/test_threshold.py": {
+        "test_a_wrong_partial_decryption_has_no_proof": set(),
+    },
+    "select/test_selectors.py": {
+        "test_a_resumed_run_selects_the_same_and_gives_the_same_bits": {
+            "poisson-reference", "power-of-choice-cpow-d-stacked", "tiers-adaptive-stacked", "uniform-reference",
+        },
+    },
+    "select/test_weighted.py": {
+        "test_a_run_draws_large_parties_more_often": set(),
+        "test_parties_are_drawn_as_often_as_successive_draws_by_size_say": set(),
+    },
+    "sim/test_clock.py": {
+        "test_a_steps_time_is_that_of_the_model_and_does_not_rise_with_the_period": set(),
+        "test_by_day_and_night_a_party_is_there_for_its_share_of_each_period": set(),
+        "test_only_available_parties_are_selected": set(),
+        "test_the_slowest_of_m_exponential_parties_takes_the_harmonic_number_times_the_mean": {"1-0.5"},
+    },
+    "sim/test_engines.py": {
+        "test_every_solver_is_the_same_in_a_stack_whatever_each_party_is_told": {"alike-line"},
+        "test_whole_runs_agree_and_repeat_bit_for_bit": {"batch_norm-fsvrg", "dropout-fedavg"},
+    },
+    "sim/test_gpu.py": {
+        "test_a_failing_compiler_leaves_the_recording_as_it_is": {"cpu-alike"},
+        "test_a_recorded_stack_trains_as_each_party_does_alone": {
+            "convolving-gradient-cpu", "dense-gradient-cpu", "dense-sgd-cpu",
+        },
+        "test_batch_norm_is_recorded_where_all_batches_are_alike": set(),
+        "test_batches_that_are_drawn_anew_and_may_be_empty_are_recorded_once": {"dense-cpu"},
+        "test_large_dense_layers_take_their_step_inside_the_product": set(),
+        "test_recurrent_layers_are_unrolled": set(),
+    },
+    "sim/test_hooks.py": {
+        "test_a_solver_that_overrides_one_hook_answers_the_same_in_a_stack": set(),
+    },
+    "sim/test_memories.py": {
+        "test_a_million_memories_need_little_ram_and_only_the_disk_they_use": set(),
+        "test_memories_are_a_dictionary_and_a_crash_leaves_those_of_the_checkpoint": set(),
+    },
+    "sim/test_workers.py": {
+        "test_a_run_whose_parent_was_killed_at_work_can_be_resumed_at_once": set(),
+    },
+    "study/test_report_contents.py": {
+        "test_a_report_is_written_as_html_and_markdown_with_each_picture_as_png_and_svg": set(),
+        "test_odd_studies_have_a_good_report": {"all failed", "one of each", "regression"},
+    },
+    "study/test_study_execute.py": {
+        "test_a_worker_that_dies_takes_only_its_run_with_it_and_another_gives_the_bits_of_this_process": set(),
+        "test_killed_in_the_middle_and_started_again_a_study_repeats_nothing": set(),
+    },
+    "study/test_study_measures.py": {
+        "test_every_view_of_a_study_by_auc_shows_the_worst_tenth_of_auc": set(),
+    },
+    "test_conformance.py": {
+        "test_every_registered_algorithm_keeps_the_promises": {
+            "d-psgd", "fedavg", "fedbuff", "naive-bayes", "scaffold",
+        },
+    },
+    "testing/test_check_solver.py": {
+        "test_every_registered_solver_keeps_the_promises": {"gradient", "scaffold", "sgd"},
+        "test_solvers_with_other_fields_keep_the_promises": set(),
+    },
+    "track/test_track_files.py": {
+        "test_console_says_a_round_a_line_and_the_last_line_is_still_the_json_object": set(),
+        "test_tensorboard_reads_back_every_round_once_after_a_resume": set(),
+    },
+    "transforms/test_compressed_runs.py": {
+        "test_a_lossless_transform_changes_no_bit_of_any_verb": set(),
+        "test_every_algorithm_that_trains_works_with_int8_in_every_engine_and_after_a_resume": {
+            "fedavg", "fedbuff", "scaffold",
+        },
+        "test_fusions_that_see_each_update_see_the_opened_update": {"reference-median", "stacked-krum"},
+    },
+    "transforms/test_conformance_of_transforms.py": {
+        "test_other_settings_and_transforms_with_parts_that_add_or_with_a_memory_keep_them": {"Halves"},
+    },
+}  # fmt: skip
