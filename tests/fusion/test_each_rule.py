@@ -213,6 +213,12 @@ def test_bulyan_without_faults_is_the_mean_and_else_lies_among_those_it_chose(se
     assert close(torch.tensor(sum(seen.shares)), 3.0)  # beta = theta - 2f values a coordinate
 
 
+@given(seed=seeds)
+def test_bulyan_reports_the_scores_of_its_first_choice(seed: int) -> None:
+    rows = draw(seed)
+    assert Bulyan(f=2).examine(rows).scores == pytest.approx(plain.krum_scores(rows.tolist(), 11 - 2 - 2))
+
+
 # Zeno
 
 
@@ -265,6 +271,15 @@ def test_zeno_leaves_out_what_makes_the_loss_overflow() -> None:
     assert close(Zeno(b=1)(rows, **told), [0.15], 1e-6)
 
 
+def test_the_shares_of_zeno_are_equal_among_those_it_chose_and_one_trusted_sample_is_enough() -> None:
+    rows = draw(4)
+    rule = Zeno(b=7, samples=1)
+    seen = rule.examine(rows, **known(rule, rows))
+    assert sorted(seen.shares) == [0.0] * 7 + [0.25] * 4
+    with pytest.raises(ConfigError, match="samples must be at least 1, got 0"):
+        Zeno(samples=0)
+
+
 def test_rules_that_need_the_server_say_what_to_give() -> None:
     rows = draw(0)
     with pytest.raises(ConfigError, match="give loss="):
@@ -289,6 +304,17 @@ def test_fltrust_gives_no_weight_to_what_points_away_and_none_to_length(seed: in
     assert float(FLTrust()(rows, **told).norm()) <= float(own.norm()) * (1 + 1e-12)
     with pytest.raises(BoundError, match="no update has a positive cosine"):
         FLTrust()(-own.expand(3, -1), **told)
+
+
+@given(seed=seeds)
+def test_the_shares_of_fltrust_are_the_cosines_and_an_update_of_length_zero_has_none(seed: int) -> None:
+    own = draw(seed, 1)[0]
+    rows = draw(seed + 1, 6)
+    rows[0] = own
+    cosines = torch.nn.functional.cosine_similarity(rows, own.expand(6, -1)).clamp(min=0.0)
+    seen = FLTrust().examine(rows, trusted=own)
+    assert seen.shares == pytest.approx((cosines / cosines.sum()).tolist())
+    assert torch.equal(FLTrust()(torch.cat([rows, torch.zeros(1, 7)]), trusted=own), seen.w)
 
 
 @given(seed=seeds, bound=st.floats(0.1, 5), far=st.sampled_from([1.0, 1e6, 1e30]))

@@ -102,6 +102,13 @@ def test_weights_move_it_as_repeated_updates_do_and_a_weight_of_zero_leaves_one_
     assert all(seen.shares[k] == 0 and k in seen.excluded for k, weight in enumerate(weights) if not weight)
 
 
+@given(seed=seeds)
+def test_the_tolerance_is_relative_to_the_whole_weight(seed: int) -> None:
+    rows, rule = draw(seed), GeometricMedian(tolerance=0.02)
+    weights = torch.arange(1.0, 12.0, dtype=torch.float64)
+    assert torch.equal(rule(rows, weights * 1024), rule(rows, weights))
+
+
 @given(rows=grids, seed=seeds)
 def test_the_order_of_updates_does_not_matter_where_they_coincide(rows: list[list[int]], seed: int) -> None:
     some = matrix(rows)

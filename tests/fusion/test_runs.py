@@ -130,6 +130,30 @@ def test_past_one_half_running_means_come_from_the_server(fusion: Any) -> None:
     assert int(params.counts.max()) == 10
 
 
+class Counting(nn.Module):
+    """Has a running mean, and no count beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.register_buffer("middle", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.middle: torch.Tensor = 0.5 * self.middle + 0.5 * x.mean(0).detach()
+        return self.layer(x - self.middle)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("fusion", [hansa.Zeno(), hansa.FLTrust()], ids=lambda rule: rule.name)
+def test_running_means_without_a_count_come_from_the_server_too(fusion: Any) -> None:
+    data = task(lambda: Counting().double())
+    algorithm = hansa.FedAvg(local=hansa.SGD(lr=0.1, batch=None), fusion=fusion)
+    params = hansa.simulate(algorithm, data, rounds=1, engine="reference").state.params
+    assert params.counts.numel() == 0
+    assert data.trusted is not None
+    assert torch.allclose(params.stats, 0.5 * data.trusted[0].mean(0))
+
+
 class Hostile(Controlled):
     """Sends a control variate from far away, at the party with as many samples as the hostile one."""
 
