@@ -48,7 +48,7 @@ help:
 	@echo "make demo    set up .venv and run the demonstration (arguments: DEMO_ARGS=...)"
 	@echo "make demo-net  set up .venv and run a federation of five processes over mutual TLS on this machine"
 	@echo "make test    set up .venv and run ruff, mypy and pytest without the slow tests (PYTEST_ARGS=... replaces '$(PYTEST_ARGS)')"
-	@echo "make test-all  as make test, with the slow tests: browser, MLflow, notebooks, chaos, simulated worlds, pages"
+	@echo "make test-all  as make test, with the slow tests (browser, MLflow, notebooks, chaos, simulated worlds, pages) and coverage"
 	@echo "make test-gpu  set up .venv and run the tests that need an NVIDIA GPU"
 	@echo "make lint    set up .venv and run ruff and mypy only"
 	@echo "make chaos   kill the aggregator and parties at random moments and check the results (KILLS=$(KILLS) SEED=$(SEED))"
@@ -104,8 +104,11 @@ test: lint
 	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-all: lint
-	@echo "==> pytest, with slow tests"
-	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest $(PYTEST_ARGS) -m "" --durations=25
+	@echo "==> pytest, with slow tests and coverage"
+	@$(BIN)/coverage erase
+	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/coverage run -m pytest $(PYTEST_ARGS) -m "" --durations=25
+	@$(BIN)/coverage combine -q
+	@$(BIN)/coverage report
 
 test-gpu: $(READY)
 	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make test-gpu needs an NVIDIA GPU that PyTorch can use; torch.cuda.is_available() is False here.")'

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 import hansa
+from hansa.core.buffer_checks import MOST, OWN
 from hansa.local import SGD, Adam, Normalised, Proximal
-from hansa.local.normalise import reach
+from hansa.local.normalise import Normalise, reach
 from hansa.schedule import ExponentialDecay, StepDecay
 from quadratics import ENGINES, Scalar, found, line, task
 
@@ -262,3 +263,12 @@ def test_rules_that_cannot_judge_tau_are_refused_with_any_solver() -> None:
         hansa.simulate(hansa.FedNova(local=SGD(), fusion=hansa.build("fusion", "fltrust")), given, rounds=1)
     with pytest.raises(hansa.ConfigError, match="beside the update parties send tau"):
         hansa.simulate(hansa.FedNova(local=SGD()), given, rounds=1, privacy={"dp": {"name": "central", "sigma": 1.0}})
+
+
+@pytest.mark.parametrize("local", [Normalised(steps=4, momentum=0.75), Normalise(SGD(steps=4, momentum=0.75))])
+def test_a_party_can_claim_no_more_steps_than_its_own_policy_may_take(local: Any) -> None:
+    assert local.most(10, {}, None)["tau"] == 4 * OWN / (1 - 0.75)
+    assert local.most(0, {}, None)["tau"] == OWN / (1 - 0.75)  # without samples it takes none
+    assert local.most(1, {}, None)["tau"] == 4 * OWN / (1 - 0.75)
+    work = {"work": {"steps": 10**6}}
+    assert local.most(10, work, None)["tau"] == MOST / (1 - 0.75)

@@ -69,22 +69,31 @@ def test_a_very_large_mu_leaves_the_model_where_it_is() -> None:
     assert ends[2] == pytest.approx(0.0, abs=1e-3)
 
 
+@pytest.mark.parametrize("start", [0.0, -3.0])
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("gamma", "steps"), [(1.0, 0), (0.5, None), (0.01, None), (0.0, 40)])
-def test_a_party_stops_as_soon_as_its_point_is_gamma_inexact(gamma: float, steps: int | None, engine: str) -> None:
+def test_a_party_stops_as_soon_as_its_point_is_gamma_inexact(
+    gamma: float, steps: int | None, engine: str, start: float
+) -> None:
     # h(w) = a/2 (w - b)^2 + mu/2 (w - w_t)^2: a step multiplies its gradient by 1 - lr (a + mu), so the inexactness
     # after s steps is that to the power of s.
     a, b, mu, lr = 2.0, 1.0, 0.5, 0.1
     shrinks = 1 - lr * (a + mu)
     expected = next(s for s in range(100) if shrinks**s <= gamma) if steps is None else steps
     local = Proximal(lr=lr, steps=40, batch=None, mu=mu, gamma=gamma)
-    done = hansa.simulate(hansa.FedProx(local=local), task([a], [b]), rounds=1, engine=engine)
+    done = hansa.simulate(hansa.FedProx(local=local), task([a], [b], start=start), rounds=1, engine=engine)
     line = done.history[0]
     assert line["steps_taken"] == expected
     assert line["gamma"] == pytest.approx(shrinks**expected, abs=1e-12)
     assert line["gamma"] <= gamma or expected == 40
-    gap = (a * b) / (a + mu) * (1 - shrinks**expected)
-    assert float(done.state.params.w) == pytest.approx(gap, abs=1e-12)
+    best = (a * b + mu * start) / (a + mu)
+    assert float(done.state.params.w) == pytest.approx(best + (start - best) * shrinks**expected, abs=1e-12)
+
+
+def test_a_party_that_begins_at_its_optimum_is_exact() -> None:
+    local = Proximal(lr=0.1, steps=5, batch=None, mu=0.5, gamma=0.0)
+    done = hansa.simulate(hansa.FedProx(local=local), task([2.0], [1.0], start=1.0), rounds=1, engine="reference")
+    assert (done.history[0]["gamma"], done.history[0]["steps_taken"]) == (0.0, 0.0)
 
 
 def test_a_rate_that_makes_the_proximal_term_oscillate_is_warned_of() -> None:

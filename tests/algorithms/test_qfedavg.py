@@ -15,7 +15,7 @@ import hansa
 from hansa.fusion import WeightedMean
 from hansa.local import SGD, Fair, FairGradient
 from hansa.local.fair import weighed
-from hansa.schedule import ExponentialDecay
+from hansa.schedule import Cosine, ExponentialDecay
 from quadratics import ENGINES, Scalar, found, line, task
 
 
@@ -40,6 +40,13 @@ def test_one_party_steps_by_dw_over_q_dw_squared_over_the_loss_plus_l(q: float, 
     assert found(stepped, given, 1, engine=engine) == pytest.approx(expected, rel=1e-8)
     trained = hansa.QFedAvg(local=Fair(q=q, lr=lr, steps=1, batch=None))  # one step: dw is the gradient
     assert found(trained, given, 1, engine=engine) == pytest.approx(expected, rel=1e-8)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_rate_that_has_fallen_to_zero_leaves_the_model(engine: str) -> None:
+    algorithm = hansa.QFedAvg(local=Fair(lr=0.1, steps=1, batch=None, schedule=Cosine(rounds=1)))
+    given = task([1.0, 3.0], [1.0, -2.0])
+    assert found(algorithm, given, 2, engine=engine) == found(algorithm, given, 1, engine=engine)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

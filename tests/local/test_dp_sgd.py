@@ -18,8 +18,16 @@ from hansa.core.objective import Objective
 from hansa.core.op import Party
 from hansa.core.params import ParamSpec
 from hansa.local import DPSGD, SGD, Personal
+from hansa.local.dp_sgd import SIGMAS
 
 SIZES = (3, 11, 7, 16, 1)
+
+
+def test_the_ends_of_the_range_of_noise_are_within_it() -> None:
+    assert DPSGD(sigma=SIGMAS[0]).sigma < DPSGD(sigma=SIGMAS[1]).sigma
+    for sigma in (SIGMAS[0] / 2, SIGMAS[1] * 2):
+        with pytest.raises(ConfigError, match="sigma must lie in 1e-06 to 1e\\+06"):
+            DPSGD(sigma=sigma)
 
 
 def dense() -> nn.Module:

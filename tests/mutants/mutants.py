@@ -259,7 +259,8 @@ def main() -> int:
         fail(f"{given.module} has no formula to mutate; name a file or a package, such as src/hansa/fusion")
     source = next(folder for folder in files[0].parents if not (folder / "__init__.py").exists())
     package = files[0].relative_to(source).parts[1:2]
-    tests = given.tests or [str(ROOT / "tests" / name) for name in (*package, *MORE_TESTS.get("".join(package), []))]
+    more = MORE_TESTS.get("".join(package), [])
+    tests = given.tests or [str(ROOT / "tests" / name) for name in (*package, *more, "public")]
     if missing := [test for test in tests if not Path(test).exists()]:
         fail(f"there are no tests at {missing[0]}; name files or folders of tests with --tests")
     if given.sample is not None and given.sample < len(mutants):
