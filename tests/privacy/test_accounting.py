@@ -65,6 +65,19 @@ def test_no_divergence_is_over_that_of_dp_accounting_and_at_whole_orders_they_ar
         assert epsilon([Release(rate, sigma, 500)], DELTA) <= theirs * (1 + 1e-9)
 
 
+def test_the_largest_whole_order_has_all_of_its_terms() -> None:
+    rate, noise, order = 0.3, 0.9, 256
+    terms = [
+        math.log(math.comb(order, k))
+        + k * math.log(rate)
+        + (order - k) * math.log1p(-rate)
+        + k * (k - 1) / (2 * noise**2)
+        for k in range(order + 1)
+    ]
+    found = accounting._integer_orders(np.array([2.0, float(order)]), rate, noise)
+    assert found[-1] == pytest.approx(np.logaddexp.reduce(terms), rel=1e-12)
+
+
 def test_loss_distributions_promise_more_than_divergences() -> None:
     release = Release(256 / N, 1.1, 14_062)
     tight, loose = epsilon([release], DELTA, "pld"), epsilon([release], DELTA)

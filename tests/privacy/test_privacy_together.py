@@ -138,7 +138,8 @@ def test_a_bound_is_for_updates_that_are_summed() -> None:
     assert "does something else" in refusal(hansa.GaussianNB(), privacy=bound)
     assert "run.max_norm" in refusal(hansa.FedAvg(fusion=hansa.Median()), privacy=bound)
     assert "leave one out" in refusal(privacy={**NOISY, **bound})
-    assert "must be positive" in refusal(privacy={"bound": -1.0})
+    for length in (-1.0, 0.0):
+        assert "must be positive" in refusal(privacy={"bound": length})
 
 
 @pytest.mark.parametrize(
@@ -149,6 +150,7 @@ def test_a_bound_is_for_updates_that_are_summed() -> None:
      ({"sigma": 1, "total_weight": 3}, "set weight_cap too"), ({"sigma": 1, "sigma_b": 3}, "set quantile too"),
      ({"sigma": 1, "quantile": 2}, "quantile must lie in 0..1"), ({"sigma": 1, "kind": "local"}, "unknown"),
      ({"sigma": 4, "quantile": 0.5, "sigma_b": 1}, "it must be more than half of sigma"),
+     ({"sigma": 4, "quantile": 0.5, "sigma_b": 2}, "it must be more than half of sigma"),
      ({"sigma": 1, "clips": 1}, "unknown field 'clips'"), ({"sigma": "much"}, "privacy.dp (central).sigma")],
 )  # fmt: skip
 def test_a_setting_that_makes_no_sense_is_refused_in_a_sentence(fields: dict[str, Any], sentence: str) -> None:
@@ -208,6 +210,8 @@ def test_against_an_aggregator_that_draws_the_cohort_the_draw_hides_nothing() ->
     assert lines[-1]["epsilon_aggregator"] == epsilon([Release(1.0, 1.0, 2)], 1e-5) > lines[-1]["epsilon"]
     open_sum = hansa.simulate(hansa.FedAvg(), small(12), rounds=1, privacy=NOISY, **given).history
     assert "epsilon_aggregator" not in open_sum[0]  # which is trusted there
+    everybody = hansa.simulate(hansa.FedAvg(), small(12), rounds=1, privacy=protected).history
+    assert "epsilon_aggregator" not in everybody[0]  # nothing is drawn
 
 
 def test_a_fixed_point_that_has_no_room_for_the_noise_is_refused() -> None:
