@@ -11,13 +11,12 @@ import torch
 from torch import nn
 
 import hansa
-from hansa.core.errors import ConfigError, DataError
+from hansa.core.errors import ConfigError
 from hansa.core.gateway import SampleGateway
 from hansa.core.objective import Objective
 from hansa.core.op import Party
 from hansa.core.registry import build
 from hansa.local.dp_sgd import DPSGD
-from hansa.net.party.samples import preparer
 
 X = torch.randn(60, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 Y = (X.sum(1) > 0).long()
@@ -144,26 +143,6 @@ def test_a_run_resumes_to_the_same_bits_and_is_refused_with_another_base(tmp_pat
         hansa.simulate(hansa.FedAvg(), task(other), rounds=4, run_dir=tmp_path / "run", resume=True)
     done = hansa.simulate(hansa.FedAvg(), task(), rounds=4, run_dir=tmp_path / "run", resume=True)
     assert all(torch.equal(done.params[name], whole.params[name]) for name in whole.params)
-
-
-TASK = {"model": "test_frozen:made", "dtype": "float32", "shape": [4], "outputs": 2, "loss": "cross_entropy",
-        "classes": 2, "party_test": 0.0, "seed": 0, "bf16": False, "prepared": False}  # fmt: skip
-
-
-def made() -> nn.Module:
-    return still().float()
-
-
-def test_a_party_takes_the_frozen_parameters_of_the_task_and_refuses_others() -> None:
-    prepare = preparer(((X.float(), Y), None))
-    base = {"0.weight": torch.full((6, 4), 0.5), "0.bias": torch.full((6,), 0.25)}
-    party = prepare(0, {**TASK, "frozen": base}, "cpu")
-    assert all(torch.equal(party.objective.frozen[name], value) for name, value in base.items())
-    bias = base["0.bias"]
-    for wrong in ({"0.weight": base["0.weight"]}, {**base, "0.bias": torch.zeros(7)}, {**base, "2.bias": bias},
-                  {**base, "0.bias": bias.double()}, {**base, "0.bias": 3}, 7):  # fmt: skip
-        with pytest.raises(DataError, match="frozen"):
-            prepare(0, {**TASK, "frozen": wrong}, "cpu")
 
 
 def test_a_method_without_a_model_vector_resumes_though_the_task_has_a_model(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from hansa.core import rng
+from hansa.core import codec, rng
 from hansa.core.errors import ConfigError, DataError, HansaError
 from hansa.core.keyed_randomness import KeyedRandomness
 from hansa.core.losses import Loss, metrics, named_loss
@@ -96,6 +96,7 @@ class Objective:
         self.bf16 = bf16  # matrix products and convolutions in bfloat16; parameters and losses keep their type
         self.loss_of = named_loss(loss)  # (outputs, targets) -> the loss of each sample
         self._random: bool | None = None
+        self._base: str | None = None  # computed when it is needed: a large base takes seconds
         self._tied = False  # whether parameters are shared; searched once, because a search costs as much as a layer
         self._convolves = False
         self._takes_channels_last: bool | None = None  # whether the model accepts channels-last images; None: not tried
@@ -130,14 +131,24 @@ class Objective:
 
     @property
     def frozen(self) -> dict[str, Tensor]:
-        """The frozen parameters by name. They stay in the module and are in no message of a round."""
+        """The frozen parameters by name. They stay in the module and are in no message."""
         if not self.spec.frozen:
             return {}
         parameters = dict(self.network().named_parameters())
         return {entry.name: parameters[entry.name].detach() for entry in self.spec.frozen}
 
+    @property
+    def base(self) -> str | None:
+        """The SHA-256 of the frozen parameters; None if there are none.
+
+        It covers names, shapes, types and bytes, in the order of names. A deployed party compares it with the task's.
+        """
+        if self._base is None and self.spec.frozen:
+            self._base = codec.digest(dict(sorted(self.frozen.items())))
+        return self._base
+
     def take_frozen(self, values: Any) -> None:
-        """Load frozen parameters of the aggregator, or of a saved model.
+        """Load the frozen parameters of a saved model.
 
         A DataError if their names, shapes or types are not those of this model.
         """
@@ -153,6 +164,7 @@ class Objective:
         with torch.no_grad():
             for name, parameter in own.items():
                 parameter.copy_(values[name])
+        self._base = None
 
     def laid_out(self, x: Tensor) -> Tensor:
         """A batch of images in channels-last order, in which a CPU convolves and pools fastest."""

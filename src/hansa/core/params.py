@@ -3,7 +3,8 @@
 The trainable parameters form one vector `w`. Norms, distances, fusions and optimisers act on `w`. Buffers are kept
 apart, because they must not enter a norm or an optimiser's moments: floating-point buffers (`stats`, such as
 BatchNorm's running mean) are averaged, integer buffers (`counts`) take the maximum. Frozen parameters
-(`requires_grad = False`) are in none of the vectors. They are neither trained nor sent, and stay in the module.
+(`requires_grad = False`, a pretrained base) are in none of the vectors. They are neither trained nor sent: the function
+that makes the model makes them, at the aggregator and at every party, and the task has their digest.
 """
 
 from __future__ import annotations
@@ -145,3 +146,8 @@ def _cat(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
     if not tensors:
         return torch.zeros(0, dtype=dtype)
     return torch.cat([t.reshape(-1).to(dtype) for t in tensors])
+
+
+def short(base: str | None) -> str:
+    """The digest of a model's frozen parameters, for a message."""
+    return "none" if base is None else base[:12]

@@ -11,7 +11,6 @@ import torch
 
 import hansa
 from hansa.adversary import Adversary
-from hansa.core import codec
 from hansa.core.algorithm import Algorithm
 from hansa.core.errors import ConfigError
 from hansa.core.registry import Part, check_name, from_config, to_config
@@ -27,11 +26,11 @@ CHANGEABLE = ("rounds", "target", "metric", "patience", "byte_budget", "time_bud
 
 def plan(engine: ReferenceEngine, device: str) -> dict[str, Any]:
     """The software and hardware that the bits of a run depend on."""
-    frozen = engine.objective.frozen
+    base = engine.objective.base
     card = {"gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda} if device.startswith("cuda") else {}
     return {
         "torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability(), "device": device,
-        "numerics": NUMERICS, **card, **engine.plan(), **({"frozen": codec.digest(frozen)} if frozen else {}),
+        "numerics": NUMERICS, **card, **engine.plan(), **({"frozen": base} if base is not None else {}),
     }  # fmt: skip
 
 

@@ -147,7 +147,7 @@ class Job:
             self.experiment.algorithm, task, run, objective, parties, records, self.runtime, self.experiment.privacy,
             on_round=self._on_round, secret=self._secret, attended=needed,
         )  # fmt: skip
-        records.begin(self.training.state.tree())
+        records.begin(self.training.state.tree(), objective.base)
         self._tracking.begin(self._record())
         return (yield from self.training.steps())
 
@@ -173,7 +173,7 @@ class Job:
             "model": table.model, "dtype": table.dtype, "shape": list(data.shape), "outputs": outputs, "loss": loss,
             "classes": classes, "header": list(data.header), "party_test": table.party_test, "seed": run.seed,
             "bf16": bf16, "prepared": table.prepare is not None,
-            **({"frozen": objective.frozen} if objective.frozen else {}),
+            **({"base": objective.base} if objective.base is not None else {}),
         }  # fmt: skip
         self.runtime.rules = run.rules(objective.spec)
         return task, objective

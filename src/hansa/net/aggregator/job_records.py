@@ -14,7 +14,8 @@ import msgspec
 from hansa.core import codec
 from hansa.core.algorithm import Algorithm, State
 from hansa.core.crash_points import reach
-from hansa.core.errors import DataError
+from hansa.core.errors import ConfigError, DataError
+from hansa.core.params import short
 from hansa.net.aggregator.asks import WHERE
 from hansa.net.aggregator.blobs import Blobs
 from hansa.net.aggregator.ledger import Ledger, Writer
@@ -70,19 +71,26 @@ class JobRecords:
             params = model_digest(self._algorithm, State.of_tree(state)) or whole
         return {"model": params, "state": whole}
 
-    def begin(self, initial: Mapping[str, Any]) -> None:
-        """Log, once, the hashes of the initial state; from then on asks name the model of their round. A job that
-        version 0.1.0 began continues as before: with the hash of the parameters alone."""
+    def begin(self, initial: Mapping[str, Any], base: str | None = None) -> None:
+        """Log, once, the hashes of the initial state and of the model's frozen parameters; from then on asks name the
+        model of their round. A job that version 0.1.0 began continues as before: with the hash of the parameters
+        alone. A ConfigError if the frozen parameters are not those with which the job began."""
 
         def change(db: Writer) -> dict[str, str]:
             row = db.one("SELECT detail FROM log WHERE job = ? AND event = 'job begun'", self.job)
             if row is not None:
                 return json.loads(row["detail"])  # type: ignore[no-any-return]
             hashes = self._hashes(initial)
-            db.log("job begun", self.job, model=hashes["model"], state=hashes["state"])
-            return hashes
+            frozen = {} if base is None else {"base": base}
+            db.log("job begun", self.job, model=hashes["model"], state=hashes["state"], **frozen)
+            return {**hashes, **frozen}
 
         begun = self.ledger.now(change)
+        if begun.get("base") != base:
+            raise ConfigError(
+                f"the frozen parameters of the model are not those with which {self.job} began (SHA-256 "
+                f"{short(begun.get('base'))}, now {short(base)}); restore the base and submit the job again"
+            )
         self._whole = "state" in begun
         rows = self.ledger.all("SELECT round, model FROM rounds WHERE job = ?", self.job)
         self.runtime.models = {0: begun["model"]} | {row["round"]: row["model"] for row in rows}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from hansa.core.functions import is_function, load_function
 from hansa.core.gateway import SampleGateway
 from hansa.core.objective import Objective, count_numbers
 from hansa.core.op import Party
+from hansa.core.params import short
 from hansa.core.task import Known, PartyShards, check_outputs, tensor_of
 from hansa.data.party_files import Header, aligned, read_party_file
 from hansa.experiment.tasks import hold_out_one, make_model
@@ -95,6 +97,28 @@ def _pair(pair: Any, reference: str) -> tuple[Tensor, Tensor]:
     return x, y
 
 
+def _objective(task: dict[str, Any], device: str, parameters: int | None) -> Objective:
+    """The objective of a task; a PartyError if its model is too large, or has another base than the aggregator's."""
+    model = make_model(task["model"], task["dtype"], os.getcwd(), tuple(task["shape"]), task["outputs"])
+    if model is not None and parameters is not None and not is_function(task["model"]):
+        size = count_numbers(model)
+        if size > parameters:
+            raise PartyError(
+                f"its policy allows models of at most {parameters} parameters (limits.parameters in party.toml), "
+                f"and this one has {size}"
+            )
+    objective, base = Objective(model, task["loss"], task["seed"], device, task["bf16"]), task.get("base")
+    if base is not None and not (isinstance(base, str) and re.fullmatch("[0-9a-f]{64}", base)):
+        raise DataError("malformed task: base must be the SHA-256 of the model's frozen parameters")
+    if objective.base != base:
+        name = task["model"]["name"] if isinstance(task["model"], dict) else task["model"]
+        raise PartyError(
+            f"its frozen parameters of the model {name!r} have the SHA-256 {short(objective.base)}, and those of the "
+            f"job {short(base)}; both must make the model from the same base"
+        )
+    return objective
+
+
 def preparer(samples: PartySamples, parameters: int | None = None) -> Callable[[int, dict[str, Any], str], Party]:
     """Return a function that makes the party of a task from these samples.
 
@@ -106,6 +130,7 @@ def preparer(samples: PartySamples, parameters: int | None = None) -> Callable[[
         train, test, header = PartySamples(*samples)
         if not task:  # there is no task yet: this party can only describe its data
             return Party(number, Objective(None, "mse", 0), SampleGateway(train, test, header), 0)
+        objective = _objective(task, device, parameters)  # first: a party with another base reads no sample
         task_header = tuple(task.get("header", ()))
         train = (aligned(train[0], header, task_header, ""), train[1])
         test = (aligned(test[0], header, task_header, ""), test[1]) if test is not None else None
@@ -114,17 +139,6 @@ def preparer(samples: PartySamples, parameters: int | None = None) -> Callable[[
         shape = tuple(task["shape"])
         if tuple(train[0].shape[1:]) != shape:
             raise DataError(f"its samples have the shape {tuple(train[0].shape[1:])}, those of the job {shape}")
-        model = make_model(task["model"], task["dtype"], os.getcwd(), shape, task["outputs"])
-        if model is not None and parameters is not None and not is_function(task["model"]):
-            size = count_numbers(model)
-            if size > parameters:
-                raise PartyError(
-                    f"its policy allows models of at most {parameters} parameters (limits.parameters in party.toml), "
-                    f"and this one has {size}"
-                )
-        objective = Objective(model, task["loss"], task["seed"], device, task["bf16"])
-        if "frozen" in task:  # the aggregator's values: a model's function may read them from a file
-            objective.take_frozen(task["frozen"])
         held = PartyShards([train], objective, "data", task["prepared"]).of(0)
         own = PartyShards([test], objective, "test data", task["prepared"]).of(0) if test is not None else None
         known = Known(1, None, shape, task["classes"])
