@@ -26,6 +26,7 @@ from hansa.core.gateway import Purpose, SampleGateway
 from hansa.core.objective import Objective
 from hansa.core.op import DataOp, Party, Payload
 from hansa.core.params import Params
+from hansa.core.party_models import PartyModels, make_models
 from hansa.core.predictor import Predictor
 from hansa.core.registry import Part, build, from_config, to_config
 from hansa.core.task import Known, Task
@@ -41,12 +42,17 @@ def describe(task: Task, objective: Objective, holdings: Known, seed: int) -> di
     example = None
     if task.test is not None and math.prod(holdings.shape) * EXAMPLES <= SMALL:
         example = torch.as_tensor(task.test[0][:EXAMPLES]).tolist()
-    features = holdings.test[0].dtype if holdings.test is not None else _features(holdings, objective)
+    models = holdings.models
+    kind = objective if models is None else models.first
+    features = holdings.test[0].dtype if holdings.test is not None else _features(holdings, kind)
+    several = {} if models is None else {"models": {name: named(make) for name, make in (task.models or {}).items()},
+                                         "turn": list(models.turn)}  # fmt: skip
     return {
-        "model": named(task.model), "dtype": str(objective.dtype).removeprefix("torch."), "seed": seed,
+        "model": named(task.model), "dtype": str(kind.dtype).removeprefix("torch."), "seed": seed,
         "loss": objective.loss if isinstance(objective.loss, str) else None, "bf16": objective.bf16,
         "shape": list(holdings.shape), "features": str(features).removeprefix("torch."),
         "classes": holdings.classes, "parties": len(holdings), "example": example,
+        **several,
     }  # fmt: skip
 
 
@@ -95,6 +101,7 @@ class SavedModel:
     preparation: tuple[DataOp, Payload] | None
     memories: Mapping[int, Any]  # the parties' own parts of the model, if each party has its own model
     samples: Mapping[int, int] = field(default_factory=dict)  # the parties' numbers of samples, where they are known
+    models: PartyModels | None = None  # where the parties have several architectures
 
     @property
     def personal(self) -> bool:
@@ -103,21 +110,28 @@ class SavedModel:
 
     def predict(self, x: Any, party: int | None = None) -> Tensor:
         """Outputs (class scores, or values) for samples; `party` says whose model, if each party has its own."""
-        samples = torch.as_tensor(x, device=self.objective.device)
-        if samples.is_floating_point() and self.objective.module is not None:
-            samples = samples.to(self.objective.dtype)
+        payload = self._payload(party)
+        objective = self._objective(party)
+        samples = torch.as_tensor(x, device=objective.device)
+        if samples.is_floating_point() and objective.module is not None:
+            samples = samples.to(objective.dtype)
         if self.preparation is not None:
             op, learned = self.preparation
             samples = op.transform(samples, learned)
-        return self.predictor.outputs(self.objective, self._payload(party), samples)
+        return self.predictor.outputs(objective, payload, samples)
+
+    def _objective(self, party: int | None) -> Objective:
+        """The objective of the model, or of a party's model where the parties have several architectures."""
+        return self.objective if self.models is None or party is None else self.models.of(party)
 
     def model(self, party: int | None = None) -> nn.Module:
         """The trained module, in evaluation mode; `party` as for `predict`."""
-        payload = self._payload(party) if self.objective.module is not None else {}
-        if "model" not in payload or self.objective.module is None:
+        payload = self._payload(party) if self.objective.module is not None or self.models is not None else {}
+        objective = self._objective(party)
+        if "model" not in payload or objective.module is None:
             raise ConfigError(f"{self.predictor.name} trains no torch module; use predict(x)")
-        module = copy.deepcopy(self.objective.module).cpu()
-        return self.objective.spec.load(module, Params(**payload["model"])).eval()
+        module = copy.deepcopy(objective.module).cpu()
+        return objective.spec.load(module, Params(**payload["model"])).eval()
 
     def _payload(self, party: int | None) -> Payload:
         if not self.personal:
@@ -131,7 +145,7 @@ class SavedModel:
                 "each party has its own model, and these models are not saved here: result.save(...) and trackers save "
                 "them if they are not too large; deployed parties keep their own"
             )
-        absent = Party(party, self.objective, AbsentSamples(self.samples.get(party, 0)), self.about["seed"])
+        absent = Party(party, self._objective(party), AbsentSamples(self.samples.get(party, 0)), self.about["seed"])
         return self.predictor.own(absent, self.payload, dict(self.memories.get(party, {})))
 
 
@@ -161,7 +175,8 @@ def load(place: str | Path, folder: str = ".", make: Make | None = None) -> Save
     objective = Objective(
         _factory(about, tree, folder, make), about["loss"] or "mse", about["seed"], bf16=about["bf16"]
     )
-    if "frozen" in tree:
+    models = _models(about, tree, folder, objective, make) if "models" in about else None
+    if "frozen" in tree and models is None:
         objective.take_frozen(tree["frozen"])
     payload = tree["payload"] if "payload" in tree else {"model": _params(objective, tree["params"], place)._asdict()}
     preparation = None
@@ -175,7 +190,18 @@ def load(place: str | Path, folder: str = ".", make: Make | None = None) -> Save
     counts = memories.pop(SAMPLES, torch.zeros(0, dtype=torch.int64)).tolist()
     by_party = {int(party): memory for party, memory in memories.items()}
     predictor: Predictor = build("predictor", tree["predictor"])
-    return SavedModel(about, predictor, objective, payload, preparation, by_party, dict(enumerate(counts)))
+    return SavedModel(about, predictor, objective, payload, preparation, by_party, dict(enumerate(counts)), models)
+
+
+def _models(about: dict[str, Any], tree: dict[str, Any], folder: str, objective: Objective,
+            make: Make | None) -> PartyModels:  # fmt: skip
+    """The models of parties with several architectures; `make` makes those that have no name."""
+    made = {name: _factory({**about, "model": model}, {"params": {}}, folder, make if model is None else None)
+            for name, model in about["models"].items()}  # fmt: skip
+    objectives = make_models(made, objective)  # type: ignore[arg-type]
+    for name, frozen in tree.get("frozen", {}).items():
+        objectives[name].take_frozen(frozen)
+    return PartyModels(objectives, about["turn"])
 
 
 def _factory(about: dict[str, Any], tree: dict[str, Any], beside: str, make: Make | None) -> Make | None:
@@ -184,7 +210,7 @@ def _factory(about: dict[str, Any], tree: dict[str, Any], beside: str, make: Mak
         made = make
     elif model is not None:
         made = load_function(model, "model", beside) if isinstance(model, str) else from_config("model", model, "model")
-    elif "params" in tree or tree["predictor"] == "personal":
+    elif "params" in tree or (tree["predictor"] in ("personal", "own-model") and "models" not in about):
         raise ConfigError(
             "the function that makes the model is a lambda, or defined in a notebook or script, so another process "
             "cannot find it; define it in a module, or pass it, as in hansa.load(folder).model(make_model)"

@@ -50,6 +50,8 @@ class Problem:
     party_tests: bool = False  # whether the parties have their own test samples
     trusted: int = 0  # the number of the aggregator's own samples
     seed: int = 0  # the run's seed, for random draws in `Algorithm.init`
+    models: Mapping[str, ParamSpec] = field(default_factory=dict)  # by name, where the parties train several models
+    public: int = 0  # the number of public samples
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,8 @@ class Algorithm(Part):
     takes_any: ClassVar[bool] = False  # whether it takes other solvers too, although `completes` names one
     trusts: ClassVar[bool] = False  # whether it needs the aggregator's own samples
     trains: ClassVar[bool] = True  # whether it trains the task's model; False for methods with their own model
+    models: ClassVar[Literal["one", "several"]] = "one"  # "several": parties may train different architectures
+    uses_public: ClassVar[bool] = False  # whether its parties need the task's public samples
 
     @property
     def verbs(self) -> frozenset[str]:
@@ -101,6 +105,7 @@ class Algorithm(Part):
 
     def check(self, problem: Problem) -> None:
         """Raise a ConfigError for parts or settings that cannot be combined. Called before the first round."""
+        self._check_task(problem)
         if self.participation == "all" and problem.cohort_size < problem.parties:
             raise ConfigError(
                 f"{self.name} needs every party in every round; set the cohort to 1.0 "
@@ -129,7 +134,8 @@ class Algorithm(Part):
                     f"local solver {inner.name!r} sends beside them; use another fusion"
                 )
         if solver is not None:
-            unwrap(solver)[1].check(problem.spec)  # type: ignore[attr-defined]
+            for spec in problem.models.values() or (problem.spec,):
+                unwrap(solver)[1].check(spec)  # type: ignore[attr-defined]
             unequal = known_open_tensors(solver, {"model": problem.initial._asdict()})
             if unequal and (fusion is not None or not self.verbs & {"gather", "submit"}):
                 combines = f"the fusion {fusion.name!r} combines" if fusion is not None else "the algorithm sums"
@@ -145,6 +151,21 @@ class Algorithm(Part):
             )
         if self.completes is not None and partner is None and solver is not None and not self.takes_any:
             raise ConfigError(f"{self.name} needs its own local solver, and cannot use {solver.name!r}")
+
+    def _check_task(self, problem: Problem) -> None:
+        """Raise a ConfigError for a task with several models or public samples that the algorithm cannot use."""
+        if problem.models and self.models == "one":
+            raise ConfigError(
+                f"{self.name} combines updates of one model, and task.models has {len(problem.models)} "
+                f"({', '.join(problem.models)}); set task.model, or use an algorithm for several models"
+            )
+        if self.uses_public and not problem.public:
+            raise ConfigError(
+                f"{self.name} needs samples that every party sees, and the task has none; set task.public to a number "
+                "of samples, a file or a function (in Python, Task(public=x))"
+            )
+        if problem.public and not self.uses_public:
+            raise ConfigError(f"{self.name} uses no public samples; leave task.public out")
 
     def _declared(self) -> Parts:
         """`parts()`; a ConfigError where a field holds a part that `parts()` leaves out."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -91,7 +92,7 @@ class Objective:
 
     def __init__(self, model: Callable[[], nn.Module] | None, loss: str | Loss, seed: int, device: str = "cpu",
                  bf16: bool = False) -> None:  # fmt: skip
-        self.loss = loss
+        self.loss, self.make, self.seed = loss, model, seed
         self.device = torch.device(device)
         self.bf16 = bf16  # matrix products and convolutions in bfloat16; parameters and losses keep their type
         self.loss_of = named_loss(loss)  # (outputs, targets) -> the loss of each sample
@@ -128,6 +129,18 @@ class Objective:
         if self.module is None:
             raise ConfigError("the task has no model; give Task(model=...) for a method that trains one")
         return self.module
+
+    def drawn(self, seed: int) -> Params:
+        """Other initial values of the same model, which depend on the seed alone."""
+        self.network()
+        assert self.make is not None
+        return Params(*(v.to(self.device) for v in self.spec.flatten(make_module(self.make, seed))))
+
+    def with_loss(self, loss: str | Loss) -> Objective:
+        """The same model with another loss, such as a distance to the outputs of other parties' models."""
+        other = copy.copy(self)
+        other.loss, other.loss_of = loss, named_loss(loss)
+        return other
 
     @property
     def frozen(self) -> dict[str, Tensor]:

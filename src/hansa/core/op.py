@@ -21,6 +21,8 @@ from hansa.core.errors import AlgorithmError, DataError, PartyError
 from hansa.core.gateway import Purpose, SampleGateway, Samples
 from hansa.core.metric_ranges import Range
 from hansa.core.objective import Objective
+from hansa.core.params import Params
+from hansa.core.public import PublicSamples
 from hansa.core.registry import Part
 from hansa.core.shapes import Shape as Shape
 from hansa.core.shapes import UpTo as UpTo
@@ -133,7 +135,9 @@ class Vault:
 
 @dataclass
 class Party:
-    """The party as an op sees it: objective, random streams, and `data`, the gateway to its samples.
+    """The party as an op sees it: the objective of its model, random streams, and `data`, the gateway to its samples.
+
+    `public` are the task's public samples, which all parties see; None if the task has none.
 
     `secret` is known to a deployed party alone. It differs between messages and is the same for the same message. All
     that must not be guessed (noise, drawn samples, keys) is derived from it by `private`. In a simulation `secret` is
@@ -149,6 +153,11 @@ class Party:
     secret: bytes = b""
     vault: Vault = field(default_factory=Vault)
     min_cohort: int = 1
+    public: PublicSamples | None = None
+
+    def initial(self) -> Params:
+        """The initial values of a model of the party's own: each party draws others."""
+        return self.objective.drawn(rng.key(self.seed, "own model", self.id))
 
     def private(self, *parts: int | str) -> bytes:
         """32 bytes for a purpose that only this party knows. The same ask gives the same bytes again."""
@@ -362,8 +371,13 @@ class DataOp(Op):
         raise TypeError(f"the op {self.name!r} does not define transform()")
 
     def apply(self, party: Party, payload: Payload) -> None:
-        """Replace the party's samples by transformed ones; a PartyError if the payload does not fit them."""
+        """Replace the party's samples and the public ones by transformed ones.
+
+        A PartyError if the payload does not fit them.
+        """
         party.data.transform(lambda x: self.transform(x, payload))
+        if party.public is not None:
+            party.public = party.public._replace(x=self.transform(party.public.x, payload))
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         return {}

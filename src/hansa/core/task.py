@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,8 @@ from hansa.core.errors import ConfigError, DataError, nearest
 from hansa.core.labels import Labels, check_numbering
 from hansa.core.losses import Loss
 from hansa.core.objective import Objective, kept_generator
+from hansa.core.party_models import PartyModels, check_choice, make_models, turn_of
+from hansa.core.public import PublicSamples, split_public
 from hansa.core.registry import Part
 
 Pair = tuple[Any, Any]
@@ -32,6 +34,11 @@ class Task:
     offsets[k + 1]. `test` is the central test set. `party_tests` are the parties' own test sets, in the form of
     `parties`. `prepare` is a preparation of the features (imputation, scaling), learned by the parties before the first
     round. `trusted` are clean samples (x, y) at the aggregator, for fusions that judge updates with them.
+
+    `models` are several models by name instead of one, for algorithms whose parties may train different architectures.
+    `assigned` says which party trains which: a list of names that the parties take in turn, or the model of every party
+    by the party's name; by default the parties take all models in turn. `public` are samples that every party sees: x,
+    or (x, y).
     """
 
     model: Callable[[], nn.Module] | None = None
@@ -43,6 +50,9 @@ class Task:
     classes: int | None = None
     prepare: Part | None = None
     trusted: Pair | None = None
+    models: Mapping[str, Callable[[], nn.Module]] | None = None
+    assigned: Sequence[str] | Mapping[str, str] | None = None
+    public: Any = None
 
     def __repr__(self) -> str:
         """The task without its samples."""
@@ -58,11 +68,24 @@ class Task:
             out.append(f"prepare={getattr(self.prepare, 'name', self.prepare)}")
         if self.trusted is not None:
             out.append(f"trusted={_count(self.trusted)}")
+        if self.models is not None:
+            out.append(f"models={', '.join(self.models)}")
+        if self.public is not None:
+            out.append("public samples")
         return f"Task({', '.join(out)})"
 
     def holdings(self, objective: Objective) -> Holdings:
-        """The task's samples as tensors that fit the objective."""
-        return Holdings(self, objective)
+        """The task's samples as tensors that fit the objective, and the parties' models where there are several."""
+        models = self.make_models(objective)
+        holdings = Holdings(self, next(iter(models.values()), objective))
+        if models:
+            holdings.let_train(models, self.assigned)
+        return holdings
+
+    def make_models(self, objective: Objective) -> dict[str, Objective]:
+        """The task's models by name, with the loss, seed and device of the objective; none if it has one model."""
+        check_choice(self.model, self.models, self.assigned)
+        return {} if self.models is None else make_models(self.models, objective)
 
 
 def _count(pair: Pair | None) -> str:
@@ -135,6 +158,8 @@ class Known:
     tests: Any = None
     tested: Sequence[int] = ()
     counted = False  # whether the number of classes was counted in the parties' targets, not declared
+    models: PartyModels | None = None  # where the parties train several models
+    public: PublicSamples | None = None
 
     def __init__(self, count: int, names: Sequence[str] | None, shape: tuple[int, ...], classes: int | None) -> None:
         self._count, self.shape, self.classes = count, shape, classes
@@ -152,6 +177,33 @@ class Known:
         prepared = task.prepare is not None
         self.test = self._central(task.test, objective, "test", prepared)
         self.trusted = self._central(task.trusted, objective, "trusted", prepared)
+        if task.public is not None:
+            self.public = self.publish(*split_public(task.public), objective, prepared)
+
+    def publish(self, x: Any, y: Any, objective: Objective, prepared: bool) -> PublicSamples:
+        """Public samples as tensors that fit the objective; a DataError if they are not like the parties' samples."""
+        x = tensor_of(x, "public x")
+        if x.dim() == 0 or len(x) == 0:
+            raise DataError("public: there is no sample; give at least one, or leave public out")
+        if y is not None:
+            return PublicSamples(*self._central((x, y), objective, "public", prepared))  # type: ignore[misc]
+        x, _ = self._central((x, torch.zeros(len(x))), objective.with_loss("mse"), "public", prepared)  # type: ignore[misc]
+        return PublicSamples(x)
+
+    def let_train(self, models: Mapping[str, Objective],
+                  assigned: Sequence[str] | Mapping[str, str] | None = None) -> None:  # fmt: skip
+        """Let the parties train several models; a DataError if one of the models does not take the samples."""
+        self.models = PartyModels(models, turn_of(models, assigned, len(self), self.find))
+        for name, objective in models.items():
+            samples = [torch.zeros(1, *self.shape, dtype=dtype, device=objective.device)
+                       for dtype in (objective.dtype, torch.int64)]  # fmt: skip
+            taken = next((x for x in samples if _output(objective.network(), x) is not None), None)
+            if taken is None:
+                raise DataError(f"models: {name!r} does not take samples of the shape {self.shape}")
+            try:
+                check_outputs(objective, taken, self.classes)
+            except DataError as error:
+                raise DataError(f"models: {name!r}: {error}") from None
 
     def _central(self, pair: Pair | None, objective: Objective, where: str,
                  prepared: bool) -> tuple[Tensor, Tensor] | None:  # fmt: skip

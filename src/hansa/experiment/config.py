@@ -13,6 +13,7 @@ from hansa.adversary import Adversary, adversaries, named
 from hansa.core.algorithm import Algorithm
 from hansa.core.errors import ConfigError, nearest
 from hansa.core.functions import is_function
+from hansa.core.party_models import check_choice, turn_of
 from hansa.core.registry import fill, from_config, nest, registered
 from hansa.core.task import Task
 from hansa.data.dataset import Data
@@ -34,6 +35,9 @@ class TaskTable:
     file per party (CSV, NPZ) instead of a data set. `party_test` is the share of each party's samples that is held out
     as its own test. `trusted` is the number of samples that the aggregator keeps, for rules that judge updates by them;
     with one file per party, it is a file. `classes` is the number of classes, if no party has samples of some classes.
+    `models` has several models by name instead of `model`, for algorithms whose parties may train different
+    architectures; `assigned` lists the names that parties take in turn, or has the model of each party. `public` are
+    samples that every party sees: a number of samples of the data set, a file, or `"my_module:function"`.
     """
 
     dataset: str | dict | None = None  # type: ignore[type-arg]
@@ -46,6 +50,9 @@ class TaskTable:
     party_test: float = 0.0
     trusted: int | str | None = None
     classes: int | None = None
+    models: dict | None = None  # type: ignore[type-arg]
+    assigned: tuple[str, ...] | dict | None = None  # type: ignore[type-arg]
+    public: int | str | None = None
     data_dir: str | None = None
     dtype: Literal["float32", "float64"] = "float32"
 
@@ -68,6 +75,22 @@ class TaskTable:
             raise ConfigError(f"trusted must be at least 1 (samples), got {self.trusted}")
         if self.trusted is not None and isinstance(self.trusted, int) != (self.dataset is not None):
             raise ConfigError("trusted must be a number of samples for a data set, and a file for parties as files")
+        if isinstance(self.public, int) and (self.dataset is None or self.public < 1):
+            raise ConfigError(
+                "public must be a positive number of samples of the data set, a file, or a function; with parties as "
+                f"files it is a file or a function; got {self.public}"
+            )
+        check_choice(self.model, self.models, self.assigned)
+        if self.models is not None:
+            turn_of(self.models, list(self.assigned.values()) if isinstance(self.assigned, dict) else self.assigned,
+                    0, lambda name, where: 0)  # fmt: skip
+
+    @property
+    def named_models(self) -> dict[str, str | dict[str, Any]]:
+        """The models by setting: `task.model`, or `task.models.NAME` for each of several."""
+        if self.models is not None:
+            return {f"task.models.{name}": model for name, model in self.models.items()}
+        return {} if self.model is None else {"task.model": self.model}
 
 
 @dataclass(frozen=True)
@@ -154,10 +177,14 @@ def parse(tree: Mapping[str, Any], folder: str = ".") -> Experiment:
     partition = from_config("partition", tree["partition"], where="partition") if "partition" in tree else None
     algorithm = from_config("algorithm", tree.get("algorithm", "fedavg"), where="algorithm")
     run: Run = fill(Run, _table(tree, "run"), where="run")
-    for kind, value in (("dataset", task.dataset), ("model", task.model)):
-        if value is not None and not is_function(value):
-            from_config(kind, value, where=f"task.{kind}")
-    if algorithm.trains and task.model is None:
+    if task.dataset is not None and not is_function(task.dataset):
+        from_config("dataset", task.dataset, where="task.dataset")
+    if task.models is not None and not task.models:
+        raise ConfigError("task.models: name at least one model, as in small = 'logistic'")
+    for where, model in task.named_models.items():
+        if not is_function(model):
+            from_config("model", model, where=where)
+    if (algorithm.trains or algorithm.models == "several") and not task.named_models:
         raise ConfigError(f"{algorithm.name} trains a model: set task.model, one of {', '.join(registered('model'))}")
     if task.parties and partition is not None:
         raise ConfigError(

@@ -7,32 +7,44 @@ from typing import Any
 from hansa.core.errors import DataError, HansaError
 from hansa.experiment.config import Experiment
 from hansa.experiment.settings import Run
-from hansa.experiment.tasks import keep_trusted, load_data, read_files
+from hansa.experiment.tasks import load_data, public_samples, read_files, set_aside
 
 # Settings of a run that apply to simulations only.
 SIMULATED = ("engine", "device", "compile", "devices", "late", "checkpoint_seconds")
 
 
 def own_samples(experiment: Experiment) -> tuple[dict[str, Any], list[str]]:
-    """The aggregator's own samples (its test set, its trusted samples), and notes for the operator."""
+    """The samples that come with an order (test set, trusted and public samples), and notes for the operator."""
     table = experiment.task
     if table.parties:
         files = {kind: str(name) for kind, name in (("test", table.test), ("trusted", table.trusted)) if name}
         pairs, header = read_files(experiment.folder, tuple(files.values()), table.target)
         own = {**dict(zip(files, pairs, strict=True)), "header": list(header)}
+        own |= {} if table.public is None else {"public": public_samples(experiment, header)}
         return own, ["task.parties: each party brings its own data instead"]
     try:
         data = load_data(experiment)
     except HansaError as error:
-        if isinstance(table.trusted, int):
-            raise DataError(f"task.trusted: the aggregator's trusted samples cannot be loaded: {error}") from None
-        return {}, [f"task.dataset: each party brings its own data instead; there is no central test set: {error}"]
-    trusted = None
+        for setting in ("trusted", "public"):
+            if isinstance(getattr(table, setting), int):
+                raise DataError(f"task.{setting}: its samples cannot be loaded: {error}") from None
+        own = {} if table.public is None else {"public": public_samples(experiment)}
+        return own, [f"task.dataset: each party brings its own data instead; there is no central test set: {error}"]
+    trusted, public = None, public_samples(experiment)
     if isinstance(table.trusted, int):
-        data, trusted = keep_trusted(data, table.trusted, experiment.run.seed)
-    kinds = [name for name, pair in (("test set", data.test), ("trusted samples", trusted)) if pair is not None]
+        data, trusted = set_aside(data, table.trusted, experiment.run.seed, "trusted")
+    if isinstance(table.public, int):
+        data, public = set_aside(data, table.public, experiment.run.seed, "public")
+    kinds = [name for name, pair in (("test set", data.test), ("trusted samples", trusted), ("public samples", public))
+             if pair is not None]  # fmt: skip
     keeps = f"; the aggregator keeps its {', '.join(kinds)}" if kinds else ""
-    tree = {"test": data.test, "trusted": trusted, "classes": data.classes, "loss": table.loss or data.loss}
+    tree = {
+        "test": data.test,
+        "trusted": trusted,
+        "public": public,
+        "classes": data.classes,
+        "loss": table.loss or data.loss,
+    }
     return tree, [f"task.dataset: each party brings its own data instead{keeps}"]
 
 

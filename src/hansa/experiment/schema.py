@@ -200,7 +200,8 @@ class SchemaBuilder:
         return {
             "task": self.table(
                 TaskTable, loss={"enum": list(LOSSES)}, dataset=self._or_function("dataset"),
-                model=self._or_function("model")),
+                model=self._or_function("model"),
+                models={"type": "object", "additionalProperties": self._or_function("model")}),
             "partition": self.kind("partition"),
             "algorithm": self.kind("algorithm"),
             "adversary": {"description": "Attackers, in a simulation only; several groups as a list.",

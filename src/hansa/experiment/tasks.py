@@ -16,8 +16,9 @@ from hansa.core import rng
 from hansa.core.errors import ConfigError, DataError, HansaError
 from hansa.core.functions import double, is_function, load_function
 from hansa.core.labels import Labels, check_numbering
+from hansa.core.public import split_public
 from hansa.core.registry import Part, from_config
-from hansa.core.task import Pair, Task
+from hansa.core.task import Pair, Task, tensor_of
 from hansa.data.dataset import Data
 from hansa.data.partition import Iid, Natural
 from hansa.data.party_files import Header, aligned, read_party_file
@@ -36,8 +37,10 @@ def make_task(experiment: Experiment, data: Data | None = None) -> Task:
     if table.party_test > 0:
         pairs, party_tests = hold_out(pairs, table.party_test, seed)
     shape = next((tuple(x.shape[1:]) for x, _ in pairs if len(x)), ())
-    model = make_model(table.model, table.dtype, experiment.folder, shape, outputs_of(made.loss, made.classes))
-    return Task(model, made.loss, pairs, made.test, party_tests, made.names, made.classes, table.prepare, made.trusted)
+    outputs = outputs_of(made.loss, made.classes)
+    model = make_model(table.model, table.dtype, experiment.folder, shape, outputs)
+    return Task(model, made.loss, pairs, made.test, party_tests, made.names, made.classes, table.prepare, made.trusted,
+                make_models(table, experiment.folder, shape, outputs), table.assigned, made.public)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +53,7 @@ class TaskData:
     trusted: Pair | None
     loss: str
     classes: int | None
+    public: Any = None
 
 
 def _from_files(experiment: Experiment) -> TaskData:
@@ -66,7 +70,7 @@ def _from_files(experiment: Experiment) -> TaskData:
     loss, classes = loss_and_classes(table.loss, table.classes or _classes(table, [y for _, y in pairs]))
     if loss == "cross_entropy" and table.classes is None:
         check_numbering({name: Labels.of(y) for name, (_, y) in zip(names, pairs, strict=True)})
-    return TaskData(pairs, names, test, trusted, loss, classes)
+    return TaskData(pairs, names, test, trusted, loss, classes, public_samples(experiment, header))
 
 
 def _from_dataset(experiment: Experiment, data: Data | None) -> TaskData:
@@ -74,9 +78,34 @@ def _from_dataset(experiment: Experiment, data: Data | None) -> TaskData:
     table, trusted = experiment.task, None
     data = load_data(experiment) if data is None else data
     if isinstance(table.trusted, int):
-        data, trusted = keep_trusted(data, table.trusted, experiment.run.seed)
+        data, trusted = set_aside(data, table.trusted, experiment.run.seed, "trusted")
+    public = public_samples(experiment)
+    if isinstance(table.public, int):
+        data, public = set_aside(data, table.public, experiment.run.seed, "public")
     pairs, names = divide(data, experiment)
-    return TaskData(pairs, names, data.test, trusted, table.loss or data.loss, data.classes)
+    return TaskData(pairs, names, data.test, trusted, table.loss or data.loss, data.classes, public)
+
+
+def public_samples(experiment: Experiment, header: Header = ()) -> Any:
+    """The public samples of a file or of a function: x, or (x, y); None if the experiment names neither."""
+    public = experiment.task.public
+    if not isinstance(public, str):
+        return None
+    if is_function(public):
+        x, y = split_public(_called(public, "task.public", experiment.folder))
+        x = tensor_of(x, "public x")
+        return x if y is None else (x, tensor_of(y, "public y"))
+    return read_files(experiment.folder, (public,), experiment.task.target, header)[0][0]
+
+
+def _called(reference: str, where: str, folder: str) -> Any:
+    """What a function of the user returns."""
+    try:
+        return load_function(reference, where, folder)()
+    except HansaError:
+        raise
+    except Exception as error:  # the user's own function: quote its error
+        raise ConfigError(f"{where}: {reference!r} failed: {type(error).__name__}: {error}") from error
 
 
 def read_files(folder: str, files: Sequence[str], target: str | None,
@@ -94,7 +123,7 @@ def aggregator_samples(own: Mapping[str, Any], kind: str, header: Header) -> Pai
     """The aggregator's own samples of a kind, if any, with their columns in the order of the parties' header."""
     if own.get(kind) is None:
         return None
-    x, y = own[kind]
+    x, y = split_public(own[kind])
     return aligned(x, tuple(own.get("header", ())), header, f"the aggregator's {kind} samples: "), y
 
 
@@ -125,12 +154,7 @@ def load_data(experiment: Experiment) -> Data:
     """Load the data set of an experiment."""
     table = experiment.task
     if is_function(table.dataset):
-        try:
-            data = load_function(str(table.dataset), "task.dataset", experiment.folder)()
-        except HansaError:
-            raise
-        except Exception as error:  # the user's own function
-            raise ConfigError(f"task.dataset: {table.dataset!r} failed: {type(error).__name__}: {error}") from error
+        data = _called(str(table.dataset), "task.dataset", experiment.folder)
         if not isinstance(data, Data):
             raise ConfigError(
                 f"task.dataset: {table.dataset!r} must return a hansa.data.Data, got {type(data).__name__}"
@@ -140,12 +164,14 @@ def load_data(experiment: Experiment) -> Data:
     return loaded
 
 
-def keep_trusted(data: Data, count: int, seed: int) -> tuple[Data, Pair]:
-    """Take `count` random samples out of a data set: the rest, and the samples taken."""
+def set_aside(data: Data, count: int, seed: int, purpose: str) -> tuple[Data, Pair]:
+    """Take `count` random samples out of a data set, for task.trusted or task.public: the rest, and those samples."""
     n = len(data.x)
     if count >= n:
-        raise ConfigError(f"task.trusted: cannot keep {count} samples of a data set that has {n}; set a smaller number")
-    order = rng.generator(seed, "trusted").permutation(n)
+        raise ConfigError(
+            f"task.{purpose}: cannot keep {count} samples of a data set that has {n}; set a smaller number"
+        )
+    order = rng.generator(seed, purpose).permutation(n)
     trusted, rest = np.sort(order[:count]), np.sort(order[count:])
     parties = None
     if data.parties is not None:
@@ -181,15 +207,25 @@ def hold_out_one(pair: Pair, share: float, seed: int, party: int) -> tuple[Pair,
     return (x[train], y[train]), (x[test], y[test])
 
 
+def make_models(table: TaskTable, folder: str, shape: tuple[int, ...],
+                outputs: int) -> dict[str, Callable[[], nn.Module]] | None:  # fmt: skip
+    """The functions that make the models of an experiment with several; None if it has one."""
+    if table.models is None:
+        return None
+    made = {name: make_model(model, table.dtype, folder, shape, outputs, f"task.models.{name}")
+            for name, model in table.models.items()}  # fmt: skip
+    return {name: factory for name, factory in made.items() if factory is not None}
+
+
 def make_model(model: str | dict[str, Any] | None, dtype: str, folder: str, shape: tuple[int, ...],
-               outputs: int) -> Callable[[], nn.Module] | None:  # fmt: skip
+               outputs: int, where: str = "task.model") -> Callable[[], nn.Module] | None:  # fmt: skip
     """The function that makes the model; inputs and outputs that the user leaves out come from the data."""
     if model is None:
         return None
     if is_function(model):
-        factory = load_function(str(model), "task.model", folder)
+        factory = load_function(str(model), where, folder)
     else:
         fields = {"name": model} if isinstance(model, str) else dict(model)
-        part: Part = from_config("model", {"inputs": list(shape), "outputs": outputs, **fields}, where="task.model")
+        part: Part = from_config("model", {"inputs": list(shape), "outputs": outputs, **fields}, where=where)
         factory = part  # type: ignore[assignment]
     return functools.partial(double, factory) if dtype == "float64" else factory

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from hansa.core import codec
 from hansa.core.algorithm import Algorithm, Problem, State
 from hansa.core.driver import drive
-from hansa.core.errors import RoundAborted
+from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import SumProtocol
 from hansa.core.objective import Objective
 from hansa.core.op import DataOp
@@ -57,8 +58,13 @@ class Training:
 
     def __post_init__(self) -> None:
         self.problem = self._problem()
-        if self.algorithm.trains:
+        if self.algorithm.trains and self.holdings.models is None:
             self.objective.network()
+        if self.algorithm.models == "several" and self.holdings.models is None and self.objective.module is None:
+            raise ConfigError(
+                f"{self.algorithm.name}: its parties train models of their own, and the task has none; give "
+                "Task(models={...}), or Task(model=...) for one architecture"
+            )
         work = LocalWork(self.run, self.algorithm, self.holdings)
         self.progress.pace = self.run.pace.begin()
         self.algorithm.check(self.problem)
@@ -93,7 +99,9 @@ class Training:
         holdings = self.holdings
         trusted = 0 if holdings.trusted is None else len(holdings.trusted[0])
         return Problem(self.objective.spec, self.objective.initial, len(holdings), holdings.shape, holdings.classes,
-                       self.run.size(len(holdings)), holdings.tests is not None, trusted, self.run.seed)  # fmt: skip
+                       self.run.size(len(holdings)), holdings.tests is not None, trusted, self.run.seed,
+                       {} if holdings.models is None else {n: o.spec for n, o in holdings.models.objectives.items()},
+                       0 if holdings.public is None else len(holdings.public.x))  # fmt: skip
 
     def _hooks(self, work: LocalWork) -> list[hooks.RoundHook]:
         """The hooks of this run, in the order of their fields in the metrics line."""
@@ -115,6 +123,8 @@ class Training:
 
     def steps(self) -> Generator[Request, Any, State]:
         """The whole run. Returns the published state."""
+        if self.holdings.public is not None:  # every party gets them once
+            self.progress.bytes_down += len(self.holdings) * codec.size(self.holdings.public.tree())
         if self.task.prepare is not None:
             yield from self._prepare()
         self._restore()

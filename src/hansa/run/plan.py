@@ -26,18 +26,21 @@ CHANGEABLE = ("rounds", "target", "metric", "patience", "byte_budget", "time_bud
 
 def plan(engine: ReferenceEngine, device: str) -> dict[str, Any]:
     """The software and hardware that the bits of a run depend on."""
-    base = engine.objective.base
+    models = engine.holdings.models
+    base = engine.objective.base if models is None else models.bases
     card = {"gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda} if device.startswith("cuda") else {}
     return {
         "torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability(), "device": device,
-        "numerics": NUMERICS, **card, **engine.plan(), **({"frozen": base} if base is not None else {}),
+        "numerics": NUMERICS, **card, **engine.plan(), **({"frozen": base} if base else {}),
+        **({"models": list(models.turn)} if models is not None else {}),
     }  # fmt: skip
 
 
 def fingerprint(holdings: Holdings) -> str:
-    """A checksum of the parties' training samples and of the aggregator's trusted samples."""
+    """A checksum of the parties' training samples, of the aggregator's trusted samples and of public samples."""
     check = zlib.crc32(holdings.train.offsets.tobytes())
-    for tensor in (holdings.train.x, holdings.train.y, *(holdings.trusted or ())):
+    public = () if holdings.public is None else holdings.public.tree().values()
+    for tensor in (holdings.train.x, holdings.train.y, *(holdings.trusted or ()), *public):
         flat = tensor.detach().cpu().contiguous().view(-1)
         check = zlib.crc32(flat.view(torch.uint8).numpy().data if flat.numel() else b"", check)
     return f"{check:08x}"

@@ -71,7 +71,7 @@ class Result(Displayed):
 
     def model(self, party: int | None = None) -> nn.Module:
         """The trained module, in evaluation mode; the module of `party` if each party has its own."""
-        if not self._has_module:
+        if not self._has_module and self.training.algorithm.models == "one":
             raise ConfigError(f"{self.training.algorithm.name} trains no torch module; use result.predict(x)")
         return self._final().model(party)
 
@@ -91,7 +91,8 @@ class Result(Displayed):
         predictor: Predictor = build("predictor", name)
         counts = dict(enumerate(self._sample_counts())) if predictor.personal else {}
         return saved_model.SavedModel(self.described(), predictor, self._objective(), payload,
-                                      training.preparation, self.memories, counts)  # fmt: skip
+                                      training.preparation, self.memories, counts,
+                                      training.holdings.models)  # fmt: skip
 
     def _sample_counts(self) -> list[int]:
         """The number of samples of each simulated party; none for deployed parties, which do not say it."""
@@ -114,12 +115,19 @@ class Result(Displayed):
         parameters, and the preparation."""
         name, payload = self.training.algorithm.predictor(self.state)
         model: dict[str, Any] = {"params": self.params} if name == "network" else {"payload": payload}
-        if name != "network" and self.training.objective.frozen:
-            model["frozen"] = self.training.objective.frozen
+        if name != "network" and self._frozen():
+            model["frozen"] = self._frozen()
         if self.training.preparation is not None:
             op, learned = self.training.preparation
             model["preparation"] = {"op": op_config(op), "payload": learned}
         return {"predictor": name, **model}
+
+    def _frozen(self) -> dict[str, Any]:
+        """The frozen parameters by name; where the parties have several models, by the model's name."""
+        models = self.training.holdings.models
+        if models is None:
+            return dict(self.training.objective.frozen)
+        return {name: each.frozen for name, each in models.objectives.items() if each.frozen}
 
     def described(self) -> dict[str, Any]:
         """What the saved model needs to predict, as plain data."""

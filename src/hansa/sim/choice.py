@@ -24,10 +24,12 @@ def pick_engine(name: str, objective: Objective, holdings: Holdings, seed: int, 
     """Make the engine of that name; `auto` picks the fastest for the model, the device and the length of the run.
 
     `before` is the engine that a resumed run began with; `auto` keeps it, so that the bits stay the same. A run that is
-    `alone` in its process gets worker processes only by name.
+    `alone` in its process gets worker processes only by name. Parties with several models train one at a time.
     """
     if name not in ENGINES:
         raise ConfigError(f"unknown engine {name!r}{nearest(name, ENGINES)}")
+    if holdings.models is not None:  # different architectures have no common stack
+        return ReferenceEngine(objective, holdings, seed)
     forks = objective.module is not None and usable(objective.device)
     if name == "workers" and not forks:
         raise ConfigError("engine='workers' needs a model on the CPU, a system that forks and more than one core")

@@ -63,10 +63,15 @@ class ReferenceEngine:
     def party(self, id: int, round: int) -> Party:
         tests = self.holdings.tests
         test = None if tests is None else tests.of(id)
-        return Party(id, self.objective, SampleGateway(self.holdings.train.of(id), test), self.seed, round)
+        models = self.holdings.models
+        objective = self.objective if models is None else models.of(id)
+        gateway = SampleGateway(self.holdings.train.of(id), test)
+        return Party(id, objective, gateway, self.seed, round, public=self.holdings.public)
 
     def why(self) -> str:
         """How this engine trains parties, in a few words, for the log."""
+        if self.holdings.models is not None:
+            return "one party at a time, because the parties train several models"
         return "one party at a time, as a deployed party trains"
 
     def blocks(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:

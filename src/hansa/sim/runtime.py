@@ -224,6 +224,8 @@ class Simulation:
         shards = [holdings.train] + ([holdings.tests] if holdings.tests is not None else [])
         for shard in shards:
             shard.x = ask.op.transform(shard.x, ask.payload)
+        if holdings.public is not None:
+            holdings.public = holdings.public._replace(x=ask.op.transform(holdings.public.x, ask.payload))
         return combine(ask, ((p, Reply({})) for p in ask.parties), self.rules, self._record)
 
     def _route(self, ask: Ask) -> Routed:

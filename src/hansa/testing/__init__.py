@@ -18,7 +18,7 @@ from hansa.testing.algorithms import (
     check_replay,
 )
 from hansa.testing.arrivals import RecordedArrivals
-from hansa.testing.experiments import PARTIES, TREE, experiment_for, leaves, published, same_bits
+from hansa.testing.experiments import PARTIES, TREE, experiment_for, leaves, public_samples, published, same_bits
 from hansa.testing.fusions import check_fusion
 from hansa.testing.open_sizes import check_open_sizes
 from hansa.testing.pools import PARTY_COMMAND, NetworkPool, PartyPool, history_on, party_samples, run_on
@@ -47,6 +47,7 @@ __all__ = [
     "history_on",
     "leaves",
     "party_samples",
+    "public_samples",
     "published",
     "run_on",
     "same_bits",

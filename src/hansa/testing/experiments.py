@@ -11,6 +11,7 @@ from hansa.core import codec
 from hansa.core.algorithm import Algorithm
 from hansa.core.registry import to_config
 from hansa.experiment.config import Experiment, parse
+from hansa.experiment.tasks import load_data
 from hansa.run.result import Result
 from hansa.run.simulate import simulate
 
@@ -25,8 +26,22 @@ TREE: dict[str, Any] = {
 
 
 def experiment_for(algorithm: Algorithm, **run: Any) -> Experiment:
-    """The experiment of the checks with an algorithm; `run` replaces fields of its `[run]` table."""
-    return parse({**TREE, "algorithm": to_config(algorithm), "run": {**TREE["run"], **run}})
+    """The experiment of the checks with an algorithm; `run` replaces fields of its `[run]` table.
+
+    An algorithm for several models gets two, and one that needs public samples gets some.
+    """
+    task = dict(TREE["task"])
+    if algorithm.models == "several":
+        del task["model"]
+        task["models"] = {"small": "logistic", "large": {"name": "2nn", "hidden": 6}}
+    if algorithm.uses_public:
+        task["public"] = "hansa.testing:public_samples"
+    return parse({**TREE, "task": task, "algorithm": to_config(algorithm), "run": {**TREE["run"], **run}})
+
+
+def public_samples() -> Tensor:
+    """The public samples of the checks, without targets."""
+    return load_data(parse(TREE)).x[::20]
 
 
 def simulated(experiment: Experiment, **settings: Any) -> Result:

@@ -40,7 +40,9 @@ def load(message: dict[str, Any]) -> Party:
     if holdings.tests is not None:
         test_x, test_y = holdings.tests.of(id)
         test = (test_x.clone(), test_y.clone())
-    return Party(id, objective, SampleGateway((x.clone(), y.clone()), test), experiment.run.seed)
+    objective = objective if holdings.models is None else holdings.models.of(id)
+    gateway = SampleGateway((x.clone(), y.clone()), test)
+    return Party(id, objective, gateway, experiment.run.seed, public=holdings.public)
 
 
 def read_message(stream: BinaryIO) -> Any | None:

@@ -20,7 +20,7 @@ from hansa.core.journal import Journal
 from hansa.core.objective import Objective
 from hansa.core.runtime import complete_async
 from hansa.experiment.config import Experiment, parse
-from hansa.experiment.tasks import divide, keep_trusted, load_data
+from hansa.experiment.tasks import divide, load_data, set_aside
 from hansa.net.aggregator.federation import init
 from hansa.net.local import all_run, free_port, processes
 from hansa.net.operator import Operator
@@ -75,7 +75,7 @@ async def history_on(experiment: Experiment, runtime: ProcessRuntime,
 def party_samples() -> tuple[Tensor, Tensor]:
     """The samples of one party of a `NetworkPool`; the environment has the party's number."""
     experiment = parse(TREE)
-    data, _ = keep_trusted(load_data(experiment), TREE["task"]["trusted"], TREE["run"]["seed"])
+    data, _ = set_aside(load_data(experiment), TREE["task"]["trusted"], TREE["run"]["seed"], "trusted")
     pair: tuple[Tensor, Tensor] = divide(data, experiment)[0][int(os.environ["HANSA_TESTING_PARTY"])]
     return pair
 

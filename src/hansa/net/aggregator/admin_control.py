@@ -52,8 +52,11 @@ class AdminControl:
             raise ConfigError(f"the experiment is not valid TOML: {error}") from None
         read = parse(tree)
         table = read.task
-        if table.test is not None or isinstance(table.trusted, str):
-            raise ConfigError("task.test and task.trusted may not name files here; use `hansa submit` on their machine")
+        if table.test is not None or isinstance(table.trusted, str) or isinstance(table.public, str):
+            raise ConfigError(
+                "task.test, task.trusted and task.public may not name files or functions here; use `hansa submit` on "
+                "their machine"
+            )
         if is_function(table.dataset):
             raise ConfigError("task.dataset may not name a function here; use `hansa submit` on its machine")
         if table.data_dir is not None:

@@ -27,7 +27,7 @@ from hansa.core.registry import Part, to_config
 from hansa.core.runtime import Abort, Attend, Request, complete
 from hansa.core.task import Known, Task
 from hansa.data.describe import Description
-from hansa.experiment.tasks import aggregator_samples, loss_and_classes, make_model, outputs_of
+from hansa.experiment.tasks import aggregator_samples, loss_and_classes, make_model, make_models, outputs_of
 from hansa.net.aggregator.describing import DescribedData, describe
 from hansa.net.aggregator.job_records import JobRecords, fix_facts
 from hansa.net.aggregator.job_tracking import JobTracking
@@ -147,7 +147,8 @@ class Job:
             self.experiment.algorithm, task, run, objective, parties, records, self.runtime, self.experiment.privacy,
             on_round=self._on_round, secret=self._secret, attended=needed,
         )  # fmt: skip
-        records.begin(self.training.state.tree(), objective.base)
+        bases = parties.models.bases if parties.models is not None else None
+        records.begin(self.training.state.tree(), objective.base or (codec.digest(bases) if bases else None))
         self._tracking.begin(self._record())
         return (yield from self.training.steps())
 
@@ -164,9 +165,13 @@ class Job:
         run, table = self.experiment.run, self.experiment.task
         outputs, bf16 = outputs_of(loss, classes), run.precision == "bf16"
         model = make_model(table.model, table.dtype, ".", data.shape, outputs)
+        models = make_models(table, ".", data.shape, outputs)
         objective = Objective(model, loss, run.seed, bf16=bf16)
-        test, trusted = (aggregator_samples(central, kind, data.header) for kind in ("test", "trusted"))
-        task = Task(model, loss, test=test, classes=classes, prepare=table.prepare, trusted=trusted)
+        test, trusted, public = (
+            aggregator_samples(central, kind, data.header) for kind in ("test", "trusted", "public")
+        )
+        task = Task(model, loss, test=test, classes=classes, prepare=table.prepare, trusted=trusted, models=models,
+                    assigned=table.assigned, public=public)  # fmt: skip
         if data.missing and table.prepare is None:
             raise ConfigError("the parties' features have missing values; set task.prepare = 'standardise'")
         self.runtime.task = {
@@ -183,7 +188,15 @@ class Job:
         assert data.common is not None
         names, held_out = self.runtime.parties, self.experiment.task.party_test > 0
         known = Known(len(names), names, data.common.shape, task.classes)
-        known.hold(task, objective)
+        models = task.make_models(objective)
+        known.hold(task, next(iter(models.values()), objective))
+        if models:
+            known.let_train(models, task.assigned)
+            assert known.models is not None
+            self.runtime.task |= {"models": self.experiment.task.models, "turn": list(known.models.turn),
+                                  "bases": known.models.bases}  # fmt: skip
+        if known.public is not None:
+            self.runtime.publish_samples(known.public.tree())
         known.tests = True if data.common.tests or held_out else None
         known.tested = range(len(names)) if held_out else data.tested
         return known

@@ -26,13 +26,16 @@ def check_order(order: Order, functions: tuple[str, ...], parties: list[str]) ->
         raise ConfigError(
             "[track]: the aggregator's own configuration decides how its jobs are tracked; remove the table"
         )
-    model = experiment.task.model
-    if is_function(model) and model not in functions:
-        raise ConfigError(f"task.model: the function {model!r} is not among serve.functions of federation.toml")
+    for where, model in experiment.task.named_models.items():
+        if is_function(model) and model not in functions:
+            raise ConfigError(f"{where}: the function {model!r} is not among serve.functions of federation.toml")
     run, count = experiment.run, len(parties)
     LocalWork(run, experiment.algorithm, Known(count, parties, (), None))
     trusted = 0 if experiment.task.trusted is None else 1
-    problem = Problem(ParamSpec((), (), ()), Params.none(), count, (), None, run.size(count), True, trusted, run.seed)
+    several = dict.fromkeys(experiment.task.models or (), ParamSpec((), (), ()))  # as far as is known so far
+    public = 0 if experiment.task.public is None else 1
+    problem = Problem(ParamSpec((), (), ()), Params.none(), count, (), None, run.size(count), True, trusted, run.seed,
+                      several, public)  # fmt: skip
     Algorithm.check(experiment.algorithm, problem)  # not the algorithm's own check, which needs the data
     own = dataclasses.replace(problem, party_tests=experiment.task.party_test > 0)  # as far as is known so far
     experiment.privacy.check(experiment.algorithm, run, own, experiment.task.prepare is not None)

@@ -42,6 +42,7 @@ class PartyRoutes(Endpoints):
             Route("POST", "/v1/alive", "party", False, self.alive),
             Route("GET", ask + "/message", "party", False, self.message),
             Route("GET", ask + "/task", "party", False, self.task),
+            Route("GET", ask + "/public", "party", False, self.public),
             Route("GET", ask + "/parts/{digest}", "party", False, self.part_received),
             Route("PUT", ask + "/parts/{digest}", "party", True, self.part, CHUNK),
             Route("POST", ask + "/reply", "party", True, self.reply),
@@ -127,6 +128,12 @@ class PartyRoutes(Endpoints):
 
     async def task(self, call: Call) -> web.StreamResponse:
         return await served(call.request, self._asked(call)[1].task, self.admission.limits.stall)
+
+    async def public(self, call: Call) -> web.StreamResponse:
+        path = self._asked(call)[1].public
+        if path is None:
+            raise DataError("the job has no public samples")
+        return await served(call.request, path, self.admission.limits.stall)
 
     async def part_received(self, call: Call) -> web.Response:
         self._asked(call)

@@ -23,7 +23,8 @@ Check = Callable[[Path, Answer], str | None]  # why an answer's blob must be rej
 @dataclass
 class QueuedAsk:
     """An ask offered to one party, with its lease: the `instance` of the party that has taken it, `until` when no other
-    instance gets it, and when it was first `taken`. `message` and `task` are files for the party to fetch."""
+    instance gets it, and when it was first `taken`. `message`, `task` and `public` are files for the party to fetch.
+    """
 
     work: Work
     message: Path
@@ -33,6 +34,7 @@ class QueuedAsk:
     instance: str | None = None
     until: float = 0.0
     taken: float | None = None
+    public: Path | None = None
 
     @property
     def key(self) -> Key:

@@ -104,6 +104,7 @@ class NetworkRuntime:
         self.refused: set[int] = set()
         self.preparations: list[dict[str, Any]] = []
         self.progress: AskProgress | None = None  # of the open ask
+        self._public: Path | None = None  # the file of the public samples
         self._record = Record()
         self._base: dict[int, str] = {}
         self._tip: dict[int, str] = {}
@@ -322,7 +323,7 @@ class NetworkRuntime:
             work = Work(self.job, self.name, party, ask.round, ask.phase, ask.index, offered[0], task,
                         self._base.get(party), self._tip.get(party), pending.get(party),
                         self.rules.min_cohort, model, shows)  # fmt: skip
-            out.append((party, QueuedAsk(work, offered[1], task_file, offered[2], offered[3])))
+            out.append((party, QueuedAsk(work, offered[1], task_file, offered[2], offered[3], public=self._public)))
         return out
 
     def _expected(self, ask: Ask, party: int, rules: Rules) -> tuple[int, Check]:
@@ -343,6 +344,12 @@ class NetworkRuntime:
     def _shows(self, ask: Ask, payload: Mapping[str, Any]) -> bool:
         """Whether a payload holds the model with which its round began, so that a party can compare the hash."""
         return ask.round in self.models and payload_model_digest(payload) == self.models[ask.round]
+
+    def publish_samples(self, tree: Any) -> None:
+        """Offer public samples to the parties; the task names them by their hash."""
+        blob = self._publish(("public", None), lambda: tree)
+        self._public = self.messages / blob.digest
+        self.task["public"] = {"digest": blob.digest, "size": blob.size}
 
     def _publish(self, name: tuple[str, int | None], tree: Callable[[], Any]) -> Blob:
         """Write a file for parties to fetch. If it is lost, a replay writes it again."""
@@ -417,7 +424,7 @@ class NetworkRuntime:
 
     def saved(self) -> None:
         """The checkpoint with the last snapshot is on disk: delete messages that only earlier rounds needed."""
-        needed = {"task", *(ask_name(*flight.key[1:]) for flight in self.flights)}
+        needed = {"task", "public", *(ask_name(*flight.key[1:]) for flight in self.flights)}
         needed_files = {name: blob for name, blob in self._written.items() if name[0] in needed}
         for blob in set(self._written.values()) - set(needed_files.values()):
             (self.messages / blob.digest).unlink(missing_ok=True)

@@ -35,6 +35,7 @@ from hansa.net.audit.evidence import make_statement, payload_model_digest
 from hansa.net.party.evaluations import check_rows
 from hansa.net.party.gateway import OwnerGateway
 from hansa.net.party.policy import parts
+from hansa.net.party.public_store import PublicStore, named_public
 from hansa.net.party.receipts import Receipts
 from hansa.net.party.store import PartyMemory, PartyStore
 from hansa.net.party.vault import PartyVault, load_secret
@@ -68,6 +69,7 @@ class Worker:
         self._memory = PartyMemory(store.folder / "memory", store.policy.limits.jobs)
         self._folder = store.folder
         self._vault = PartyVault(store.folder, spent, store.policy.privacy.budget, store.policy.peers)
+        self.public = PublicStore(store.folder / "public", store.policy.limits.public)
         self._ready: tuple[tuple[str, str], Party, str] | None = None
 
     def answer(self, work: Work, message: dict[str, Any], task: dict[str, Any]) -> tuple[Reply | str, bool]:
@@ -93,7 +95,7 @@ class Worker:
         if not _has_fields(message, ASK) or not _has_fields(task, TASK):
             raise DataError("malformed ask: expected op, payload and round, and a task with its preparations")
         op = op_of(message["op"], where="ask")
-        settings = task["task"]
+        settings = self._policy.choose(task["task"], work.party)
         refused = self._policy.refuses_op(op) or self._policy.refuses_model(settings.get("model"))
         refused = refused or self._policy.refuses_architecture(message["payload"])
         if refused is not None:
@@ -106,9 +108,11 @@ class Worker:
         if settings:
             where = f" in {self._store.registration()['federation']}" if self._store.enrolled else ""
             self._vault.fix(work.job, f"task.party_test and task.seed{where}", _split_settings(settings))
+            if "chosen" in settings:
+                self._vault.fix(work.job, f"models for this party{where}", repr(settings["chosen"]))
         if work.shown and payload_model_digest(message["payload"]) != work.model:
             return "the message does not contain the model at the start of its round, as the ask says", False
-        party = self._party(work, task)
+        party = self._party(work, settings, task["preparations"])
         memory = self._memory.recall(work.job, work.tip, {work.base, work.pending})
         if memory is None:
             log.warning("the party's memory is lost; starting with empty memory", extra=_log_fields(work))
@@ -161,12 +165,14 @@ class Worker:
                  "device": self._policy.device, "versions": [hansa.__version__, torch.__version__]}  # fmt: skip
         return codec.digest(inputs)
 
-    def _party(self, work: Work, task: dict[str, Any]) -> Party:
+    def _party(self, work: Work, task: dict[str, Any], preparations: list[Any]) -> Party:
         """The party with prepared data and model, cached until the task changes."""
         key = (work.job, work.task.digest)
         if self._ready is None or self._ready[0] != key:
-            party = self._prepare(work.party, self._policy.split(task["task"]), self._policy.device)
-            for step in task["preparations"]:
+            if "public" in task:
+                task = {**task, "public": self.public.read(task["public"]["digest"])}
+            party = self._prepare(work.party, self._policy.split(task), self._policy.device)
+            for step in preparations:
                 go_on()
                 op: Op = op_of(step["op"], where="task")
                 refused = self._policy.refuses_op(op)
@@ -276,7 +282,26 @@ class Agent:
         with tempfile.TemporaryDirectory(dir=self.store.folder, prefix="fetch-") as folder:
             if self._task is None or self._task[0] != work.task.digest:
                 self._task = (work.task.digest, await self._fetch(f"{path}/task", work.task, Path(folder) / "task"))
+            await self._fetch_public(f"{path}/public", self._task[1], Path(folder) / "public")
             return await self._fetch(f"{path}/message", work.message, Path(folder) / "message"), self._task[1]
+
+    async def _fetch_public(self, path: str, task: dict[str, Any], into: Path) -> None:
+        """Fetch the public samples that a task names, unless they are stored; Unreadable says why they are refused."""
+        try:
+            blob = named_public(task)
+        except DataError as error:
+            raise Unreadable(str(error)) from None
+        if blob is None or await asyncio.to_thread(self.worker.public.has, blob):
+            return
+        refused = self.store.policy.refuses_public(blob)
+        if refused is not None:
+            raise Unreadable(refused)
+        try:
+            await self.client.fetch(path, blob, into)
+        except DataError:
+            why = f"the public samples that it was sent are not those that the task names (SHA-256 {blob.digest[:12]})"
+            raise Unreadable(why) from None
+        await asyncio.to_thread(self.worker.public.add, into, blob)
 
     async def _fetch(self, path: str, blob: Blob, into: Path) -> dict[str, Any]:
         await self.client.fetch(path, blob, into)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hansa.core.budget import Budget
-from hansa.core.errors import ConfigError
+from hansa.core.errors import ConfigError, DataError, PartyError
 from hansa.core.functions import is_function
 from hansa.core.objective import count_numbers
 from hansa.core.op import DataOp, Op, Payload, unwrap
@@ -22,7 +22,7 @@ from hansa.local.dp_sgd import DPSGD
 from hansa.local.solver import WORK, LocalSolver
 from hansa.net.party.evaluations import Evaluations, evaluates
 from hansa.net.party.workload import Workload
-from hansa.net.transport.wire import Work
+from hansa.net.transport.wire import Blob, Work
 from hansa.transforms import Packed, Transform
 
 LEAST_NOISE = 0.3  # the noise multiplier that `dp = true` alone requires: less hides almost nothing
@@ -35,6 +35,7 @@ TOML = """\
 # ops = ["*"]        # operations on the data: "sgd", "evaluate", ... (`hansa parts op`, `hansa parts local`), and
 #                    # transforms of updates: "int8", ... (`hansa parts transform`)
 # models = ["*"]     # models that come with hansa or its plug-ins (`hansa models`)
+# model = "small"    # the model that this party trains in jobs with several models, by its name in the job
 # functions = []     # models of your own that a job may name: ["my_models:net"]; nothing else is ever imported
 # min_cohort = 1     # the smallest cohort in which this party's update may be summed; with privacy.active the party
 #                    # counts the cohort itself, otherwise it trusts the aggregator's number
@@ -63,6 +64,7 @@ TOML = """\
 # parameters = 1000000000   # of a model that comes with hansa or its plug-ins
 # participants = 10000      # parties that this one shares secrets with in a secure sum, or messages in a route
 # jobs = 1000        # jobs whose memory this party keeps; beyond that, it deletes those that trained longest ago
+# public = 1073741824       # bytes of public samples that this party stores, of all jobs together
 # memory = 8589934592       # bytes; default: all memory of the machine
 
 # [peers]            # the parties that this one sends messages to, receives them from, or forms masked sums with,
@@ -184,6 +186,7 @@ class Policy:
     jobs: tuple[str, ...] = ("*",)
     ops: tuple[str, ...] = ("*",)
     models: tuple[str, ...] = ("*",)
+    model: str | None = None
     functions: tuple[str, ...] = ()
     min_cohort: int = 1
     max_bytes: int = 2**34
@@ -236,6 +239,36 @@ class Policy:
         The aggregator would choose which training samples are held out.
         """
         return {**task, "party_test": 0.0} if task and self.privacy.exists else task
+
+    def choose(self, task: dict[str, Any], party: int) -> dict[str, Any]:
+        """The task with the model that this party trains, where a job has several: by its own choice, or as assigned.
+
+        A PartyError if the job does not have the model of its choice.
+        """
+        models, turn, bases = task.get("models"), task.get("turn"), task.get("bases", {})
+        if models is None:
+            return task
+        listed = isinstance(models, Mapping) and isinstance(turn, list) and isinstance(bases, Mapping)
+        if not listed or not turn or not all(isinstance(name, str) and name in models for name in turn):
+            raise DataError("malformed task: expected models by name, and the names that parties take in turn")
+        name = turn[party % len(turn)] if self.model is None else self.model
+        if name not in models:
+            raise PartyError(
+                f"its policy chooses the model {name!r} (model in party.toml), and the job has "
+                f"{', '.join(map(repr, models))}"[:400]
+            )
+        if not isinstance(models[name], (str, Mapping)):
+            raise DataError(f"malformed task: the model {name!r} must be a name or a table")
+        return {**task, "model": models[name], "base": bases.get(name), "chosen": name}
+
+    def refuses_public(self, public: Blob) -> str | None:
+        """Why this party refuses a job's public samples, or None."""
+        if public.size > self.limits.public:
+            return (
+                f"its policy stores at most {self.limits.public} bytes of public samples (limits.public in "
+                f"party.toml), and those of the job have {public.size}"
+            )
+        return self.limits.refuses_bytes(public.size)
 
     def refuses_work(self, work: Work) -> str | None:
         """Why this party refuses to take part in a job, or None."""

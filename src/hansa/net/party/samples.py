@@ -17,6 +17,7 @@ from hansa.core.gateway import SampleGateway
 from hansa.core.objective import Objective, count_numbers
 from hansa.core.op import Party
 from hansa.core.params import short
+from hansa.core.public import public_of
 from hansa.core.task import Known, PartyShards, check_outputs, tensor_of
 from hansa.data.party_files import Header, aligned, read_party_file
 from hansa.experiment.tasks import hold_out_one, make_model
@@ -150,6 +151,9 @@ def preparer(samples: PartySamples, parameters: int | None = None) -> Callable[[
         for x, y in (held, *([own] if own is not None else [])):
             whole = y.numel() > 0 and not y.is_floating_point()
             check_outputs(objective, torch.zeros_like(x[:1]), int(y.max()) + 1 if whole else task["classes"])
-        return Party(number, objective, SampleGateway(held, own), task["seed"])
+        public = None
+        if "public" in task:
+            public = known.publish(*public_of(task["public"]), objective, task["prepared"])
+        return Party(number, objective, SampleGateway(held, own), task["seed"], public=public)
 
     return prepare

@@ -94,11 +94,11 @@ class PartyStore:
         self.install_new_keys()
 
     def _set_aside_other_federation(self, authority: bytes) -> None:
-        """Set aside the files of a federation with another authority: log certificate, receipts, memory."""
+        """Set aside the files of a federation with another authority: log certificate, receipts, memory, samples."""
         before = self.folder / "ca.pem"
         if before.exists() and before.read_bytes() != authority:
             digest = hashlib.sha256(before.read_bytes()).hexdigest()[:8]
-            disk.set_aside([self.folder / name for name in ("log.pem", "receipts", "memory")],
+            disk.set_aside([self.folder / name for name in ("log.pem", "receipts", "memory", "public")],
                            self.folder / f"before-{digest}")  # fmt: skip
 
     def _pending_key(self, name: str) -> keys.PrivateKey:

@@ -33,7 +33,8 @@ FULL = "can't allocate memory"  # torch's message when memory is exhausted
 class Workload:
     """The table `[limits]`: the most that one ask may take. `memory`, in bytes, defaults to the machine's.
 
-    `jobs` is the number of jobs whose memory the party keeps; beyond it, the oldest ones are deleted.
+    `jobs` is the number of jobs whose memory the party keeps; beyond it, the oldest ones are deleted. `public` is the
+    most bytes of public samples that the party stores, for all jobs together.
     """
 
     epochs: int = 10_000
@@ -42,6 +43,7 @@ class Workload:
     parameters: int = 1_000_000_000
     participants: int = 10_000
     jobs: int = 1000
+    public: int = 2**30
     memory: int | None = None
 
     def __post_init__(self) -> None:

@@ -1,0 +1,59 @@
+"""A party's own model, for methods in which every party trains a model of its own, of any architecture.
+
+The model is part of the party's memory, so it never leaves the party and is kept only if the party's reply was fused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from hansa.core.errors import PartyError
+from hansa.core.objective import Objective
+from hansa.core.op import Memory, Op, Party, Payload
+from hansa.core.params import Params
+from hansa.core.predictor import Predictor
+from hansa.core.registry import register
+
+PREFIX = "own/"  # of the model's vectors in a memory
+
+
+def recall(party: Party, memory: Memory) -> Params:
+    """The party's own model: as it remembers it, or its initial values, which differ from party to party."""
+    if f"{PREFIX}w" not in memory:
+        return party.initial()
+    params = Params(*(memory[f"{PREFIX}{name}"] for name in Params._fields))
+    if [vector.shape for vector in params] != [vector.shape for vector in party.objective.initial]:
+        raise PartyError(
+            f"it remembers a model of {len(params.w)} parameters, and its model has {party.objective.spec.dim}; let it "
+            "train the model with which it began the job"
+        )
+    return params
+
+
+def train(solver: Op, party: Party, params: Params) -> Params:
+    """A model after a local solver has trained it on the party's samples; the solver keeps no memory."""
+    reply, _ = solver.run(party, {"model": params._asdict()}, {})
+    stats, counts = reply.tensors.get("stats", params.stats), reply.maxima.get("counts", params.counts)
+    return Params(params.w + reply.tensors["w"], stats, counts)
+
+
+def remember(memory: Memory, params: Params) -> Memory:
+    """The memory with the party's own model."""
+    return {**memory, **{f"{PREFIX}{name}": vector for name, vector in params._asdict().items()}}
+
+
+@register("own-model")
+@dataclass(frozen=True)
+class OwnModel(Predictor):
+    """Each party's own model, from its memory."""
+
+    personal: ClassVar[bool] = True
+
+    def own(self, party: Party, payload: Payload, memory: Memory) -> Payload:
+        return {"model": recall(party, memory)._asdict()}
+
+    def outputs(self, objective: Objective, payload: Payload, x: Tensor) -> Tensor:
+        return objective.outputs(Params(**payload["model"]), x)
