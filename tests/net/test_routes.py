@@ -27,6 +27,7 @@ ROUTES = {  # method and path: the role, and whether it is signed
     ("POST", "/v1/alive"): ("party", False),
     ("GET", ASK + "/message"): ("party", False),
     ("GET", ASK + "/task"): ("party", False),
+    ("GET", ASK + "/public"): ("party", False),
     ("GET", ASK + "/parts/{digest}"): ("party", False),
     ("PUT", ASK + "/parts/{digest}"): ("party", True),
     ("POST", ASK + "/reply"): ("party", True),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fedmd import FedMD
@@ -17,6 +18,10 @@ from hansa.artifacts import saved_model
 from hansa.core import codec
 from hansa.core.errors import ConfigError
 from hansa.core.public import PublicSamples
+from hansa.experiment.config import parse, read
+from hansa.experiment.deployed import own_samples
+from hansa.experiment.tasks import load_data
+from hansa.study.inputs import functions_of, inputs
 from hansa.testing import NetworkPool, PartyPool, check_algorithm
 
 DRAWS = torch.Generator().manual_seed(1)
@@ -178,6 +183,83 @@ def test_scores_can_be_summed_in_secret(privacy: dict[str, Any]) -> None:
     plain, hidden = (hansa.simulate(METHOD, task(), rounds=1, eval_parties=False, **given)
                      for given in ({}, {"privacy": privacy}))  # fmt: skip
     torch.testing.assert_close(plain.state.slots["scores"], hidden.state.slots["scores"], rtol=0, atol=1e-4)
+
+
+TOML = """
+[task]
+dataset = "heart"
+prepare = "standardise"
+{task}
+
+[task.models]
+small = "logistic"
+large = {{ name = "2nn", hidden = 4 }}
+
+[partition]
+name = "iid"
+parties = 3
+
+[algorithm]
+name = "plugin-fedmd"
+
+[run]
+rounds = 1
+"""
+
+
+def public_rows() -> tuple[Any, Any]:
+    return load_data(parse({"task": {"dataset": "heart", "model": "logistic"}})).x[:12].numpy(), [0, 1] * 6
+
+
+@pytest.mark.parametrize(
+    "public", ["20", '"public.npz"', '"test_fedmd:public_rows"'], ids=["number", "file", "function"]
+)
+def test_an_experiment_file_names_models_and_public_samples(public: str, tmp_path: Path) -> None:
+    x = load_data(parse({"task": {"dataset": "heart", "model": "logistic"}})).x
+    np.savez(tmp_path / "public.npz", x=x[:20].numpy(), y=np.arange(20) % 2)
+    path = tmp_path / "experiment.toml"
+    path.write_text(TOML.format(task=f'assigned = ["large", "small"]\npublic = {public}'))
+    experiment = read(path)
+    task = experiment.build_task()
+    result = hansa.simulate(experiment.algorithm, task, **experiment.settings())
+    holdings = result.training.holdings
+    assert holdings.models is not None and holdings.models.turn == ("large", "small") and holdings.public is not None
+    assert len(holdings.public.x) == (12 if "fedmd" in public else 20) and holdings.public.y is not None
+    assert sum(len(pair[0]) for pair in task.parties) == len(x) - (20 if public == "20" else 0)
+    own, _ = own_samples(experiment)
+    sent = own["public"][0] if isinstance(own["public"], tuple) else own["public"]
+    torch.testing.assert_close(sent, task.public[0], rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("task", "sentence"),
+    [('model = "logistic"', "one model for all parties, or several by name"),
+     ('assigned = ["tiny"]', "assigned: there is no model 'tiny'"), ("public = 0", "public must be a positive number"),
+     ('assigned = "small"', "assigned"), ('public = "nowhere.npz"', "nowhere.npz"),
+     ('public = "test_fedmd:nothing"', "has no function 'nothing'"), ("public = 100000", "task.public: cannot keep")],
+)  # fmt: skip
+def test_an_experiment_file_that_does_not_fit_is_refused(task: str, sentence: str, tmp_path: Path) -> None:
+    path = tmp_path / "experiment.toml"
+    path.write_text(TOML.format(task=task))
+    with pytest.raises(hansa.HansaError, match=sentence):
+        read(path).build_task()
+
+
+def test_the_key_of_a_run_covers_public_samples_and_the_functions_of_models(tmp_path: Path) -> None:
+    (tmp_path / "public.csv").write_text("a,y\n1,0\n")
+    task = {"dataset": "heart", "models": {"a": "logistic", "b": "test_fedmd:small"}, "public": "public.csv"}
+    found = inputs(parse({"task": task, "algorithm": "plugin-fedmd"}, str(tmp_path)))
+    assert "test_fedmd" in found["code"] and set(found["files"]) == {"public.csv"}
+    called = parse({"task": {**task, "public": "test_fedmd:public_rows"}, "algorithm": "plugin-fedmd"})
+    assert inputs(called)["files"] == {} and "test_fedmd:public_rows" in functions_of(called)
+
+
+def test_an_unknown_model_is_named_with_its_setting(tmp_path: Path) -> None:
+    tree = {"task": {"dataset": "heart", "models": {"a": "logistik"}}, "algorithm": "plugin-fedmd"}
+    with pytest.raises(ConfigError, match=r"task\.models\.a: .*'logistik'.*'logistic'"):
+        parse(tree)
+    with pytest.raises(ConfigError, match=r"set task\.model, or task\.models"):
+        parse({"task": {"dataset": "heart"}, "algorithm": "plugin-fedmd"})
 
 
 @pytest.fixture(scope="module")

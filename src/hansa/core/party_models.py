@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from hansa.core.errors import ConfigError, nearest
 from hansa.core.objective import Objective
+
+if TYPE_CHECKING:
+    from hansa.core.task import Task
 
 
 class PartyModels:
@@ -60,6 +63,12 @@ def check_choice(model: Any, models: Any, assigned: Any) -> None:
         raise ConfigError(
             "assigned says which party trains which of several models, and there is no models; leave it out"
         )
+
+
+def task_models(task: Task, objective: Objective) -> dict[str, Objective]:
+    """The models of a task by name, with the loss, seed and device of the objective; none if the task has one model."""
+    check_choice(task.model, task.models, task.assigned)
+    return {} if task.models is None else make_models(task.models, objective)
 
 
 def turn_of(models: Iterable[str], assigned: Sequence[str] | Mapping[str, str] | None, parties: int,

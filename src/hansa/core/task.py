@@ -16,7 +16,7 @@ from hansa.core.errors import ConfigError, DataError, nearest
 from hansa.core.labels import Labels, check_numbering
 from hansa.core.losses import Loss
 from hansa.core.objective import Objective, kept_generator
-from hansa.core.party_models import PartyModels, check_choice, make_models, turn_of
+from hansa.core.party_models import PartyModels, task_models, turn_of
 from hansa.core.public import PublicSamples, split_public
 from hansa.core.registry import Part
 
@@ -76,16 +76,11 @@ class Task:
 
     def holdings(self, objective: Objective) -> Holdings:
         """The task's samples as tensors that fit the objective, and the parties' models where there are several."""
-        models = self.make_models(objective)
+        models = task_models(self, objective)
         holdings = Holdings(self, next(iter(models.values()), objective))
         if models:
             holdings.let_train(models, self.assigned)
         return holdings
-
-    def make_models(self, objective: Objective) -> dict[str, Objective]:
-        """The task's models by name, with the loss, seed and device of the objective; none if it has one model."""
-        check_choice(self.model, self.models, self.assigned)
-        return {} if self.models is None else make_models(self.models, objective)
 
 
 def _count(pair: Pair | None) -> str:

@@ -185,7 +185,9 @@ def parse(tree: Mapping[str, Any], folder: str = ".") -> Experiment:
         if not is_function(model):
             from_config("model", model, where=where)
     if (algorithm.trains or algorithm.models == "several") and not task.named_models:
-        raise ConfigError(f"{algorithm.name} trains a model: set task.model, one of {', '.join(registered('model'))}")
+        several = ", or task.models" if algorithm.models == "several" else ""
+        known = ", ".join(registered("model"))
+        raise ConfigError(f"{algorithm.name} trains a model: set task.model{several}, one of {known}")
     if task.parties and partition is not None:
         raise ConfigError(
             "[partition] divides a data set, and task.parties has one file per party; leave one of them out"

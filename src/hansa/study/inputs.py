@@ -39,9 +39,10 @@ def inputs(experiment: Experiment) -> dict[str, dict[str, str | None]]:
 def parts_of(value: Any) -> Iterator[Part]:
     """All parts of an experiment."""
     if isinstance(value, Experiment):
-        for kind, reference in (("dataset", value.task.dataset), ("model", value.task.model)):
+        models = [("model", where, model) for where, model in value.task.named_models.items()]
+        for kind, where, reference in (("dataset", "task.dataset", value.task.dataset), *models):
             if reference is not None and not is_function(reference):
-                yield from parts_of(from_config(kind, reference, where=f"task.{kind}"))
+                yield from parts_of(from_config(kind, reference, where=where))
         yield from parts_of([getattr(value, field.name) for field in fields(value) if field.name != "track"])
     elif isinstance(value, (list, tuple)):
         for inner in value:
@@ -55,7 +56,9 @@ def parts_of(value: Any) -> Iterator[Part]:
 
 def functions_of(experiment: Experiment) -> list[str]:
     """The functions that an experiment names, as "module:function"."""
-    return [reference for reference in (experiment.task.dataset, experiment.task.model) if is_function(reference)]  # type: ignore[misc]
+    task = experiment.task
+    return [str(reference) for reference in (task.dataset, *task.named_models.values(), task.public)
+            if is_function(reference)]  # fmt: skip
 
 
 def modules_of(experiment: Experiment) -> set[str]:
@@ -164,7 +167,8 @@ def _plain(code: CodeType, space: Mapping[str, Any], seen: set[int]) -> Any:
 def files_of(experiment: Experiment) -> dict[str, str | None]:
     """Digests of the files that an experiment names, and of the files in its data set's folder."""
     task, place = experiment.task, Path(experiment.folder)
-    beside = [*task.parties, *(name for name in (task.test, task.trusted) if isinstance(name, str))]
+    files = [task.test, task.trusted, None if is_function(task.public) else task.public]
+    beside = [*task.parties, *(name for name in files if isinstance(name, str))]
     digests = {name: digest(place / name) for name in beside}
     named = {part.file for part in parts_of(experiment) if isinstance(getattr(part, "file", None), str)}  # type: ignore[attr-defined]
     digests |= {name: digest(name) for name in named}

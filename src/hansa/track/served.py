@@ -35,17 +35,19 @@ def signature(model: SavedModel, samples: np.ndarray[Any, Any]) -> Any:
 
 
 def code_of(about: dict[str, Any], beside: str) -> list[str] | None:
-    """The file or package with the function that makes the model, if it is the user's own."""
-    if not isinstance(about["model"], str):
-        return None
-    top = about["model"].partition(":")[0].partition(".")[0]
-    if top == "hansa":
-        return None
+    """The files or packages with the functions that make the models, if they are the user's own."""
+    models = about.get("models", {"": about["model"]}).values()
+    tops = dict.fromkeys(model.partition(":")[0].partition(".")[0] for model in models if isinstance(model, str))
     for folder in (os.getcwd(), beside):
-        if folder not in sys.path:
+        if folder not in sys.path and tops:
             sys.path.insert(0, folder)
+    return [_file_of(top) for top in tops if top != "hansa"] or None
+
+
+def _file_of(top: str) -> str:
+    """The file of a module, or the folder of a package."""
     spec = importlib.util.find_spec(top)
     if spec is None or spec.origin is None:
         raise ConfigError(f"the module {top!r} has no file to store with the model")
     origin = Path(spec.origin)
-    return [str(origin.parent if spec.submodule_search_locations else origin)]
+    return str(origin.parent if spec.submodule_search_locations else origin)

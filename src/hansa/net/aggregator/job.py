@@ -23,6 +23,7 @@ from hansa.core.algorithm import State
 from hansa.core.crash_points import reach
 from hansa.core.errors import ConfigError, DataError, HansaError, RoundAborted
 from hansa.core.objective import Objective
+from hansa.core.party_models import task_models
 from hansa.core.registry import Part, to_config
 from hansa.core.runtime import Abort, Attend, Request, complete
 from hansa.core.task import Known, Task
@@ -188,7 +189,7 @@ class Job:
         assert data.common is not None
         names, held_out = self.runtime.parties, self.experiment.task.party_test > 0
         known = Known(len(names), names, data.common.shape, task.classes)
-        models = task.make_models(objective)
+        models = task_models(task, objective)
         known.hold(task, next(iter(models.values()), objective))
         if models:
             known.let_train(models, task.assigned)
