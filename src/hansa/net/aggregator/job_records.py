@@ -81,7 +81,7 @@ class JobRecords:
             if row is not None:
                 return json.loads(row["detail"])  # type: ignore[no-any-return]
             hashes = self._hashes(initial)
-            frozen = {} if base is None else {"base": base}
+            frozen: dict[str, Any] = {} if base is None else {"base": base}
             db.log("job begun", self.job, model=hashes["model"], state=hashes["state"], **frozen)
             return {**hashes, **frozen}
 
