@@ -42,10 +42,10 @@ def tree(**task: Any) -> dict[str, Any]:
     return {"task": table, "algorithm": to_config(METHOD), "run": {"rounds": 2, "seed": 3, "eval_parties": False}}
 
 
-def submit(league: League, public: Any = PUBLIC, **task: Any) -> str:
+def submit(league: League, public: Any = PUBLIC, run: Any = None, **task: Any) -> str:
     """Submit a job, whose public samples come with the order."""
-    blob = Blob(*league.aggregator.blobs.put(codec.pieces({"public": public, "header": []})))
-    return league.runner.submit(Order("job", tree(**task), blob, None))
+    blob, job = Blob(*league.aggregator.blobs.put(codec.pieces({"public": public, "header": []}))), tree(**task)
+    return league.runner.submit(Order("job", {**job, "run": {**job["run"], **(run or {})}}, blob, None))
 
 
 def joined(league: League, **policies: str) -> None:
@@ -108,6 +108,18 @@ def test_parties_refuse_what_their_owners_did_not_allow_and_the_others_go_on(fou
         assert ended["status"] == "finished", ended["reason"]
         for line in ended["rounds"]:
             assert line["missing"] == {"bob": sentence} and line["members"] == ["ann", "cid"]
+
+
+def test_a_party_does_not_change_its_model_during_a_job(league: League) -> None:
+    joined(league, bob='model = "small"\n')
+    job = submit(league, run={"rounds": 100_000, "quorum": 2})
+    league.until(lambda: len(league.shown(job)["rounds"]) >= 1)
+    league.members.pop("bob").leave()
+    league.join("bob", PartySamples(*samples(1)), 'model = "large"\n')
+    sentence = "the job's models for this party in league were 'small' and are now 'large'; they are fixed once per job"
+    league.until(lambda: sentence in [line.get("missing", {}).get("bob") for line in league.shown(job)["rounds"][-9:]])
+    league.runner.stop(job)
+    assert league.ended(job)["status"] == "stopped"
 
 
 def test_public_samples_with_another_hash_are_refused(league: League, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from hansa.sim.choice import RunSize
 from hansa.sim.engine import Outcome, PartyWork, ReferenceEngine
 from hansa.sim.rewrite import Rewritten
 from hansa.sim.stacked import StackedEngine
+from lora import WIDTH, adapted
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 SIZES = (5, 1, 9, 3, 16, 9, 2)
@@ -88,6 +89,13 @@ def residual() -> nn.Module:
 
 def normed() -> nn.Module:
     return nn.Sequential(nn.Linear(24, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).double()
+
+
+def adapting() -> nn.Module:
+    """Adapters on a frozen transformer."""
+    model: Any = adapted()
+    model.head = nn.Linear(WIDTH, 3)
+    return nn.Sequential(nn.Unflatten(1, (8, 3)), model).double()
 
 
 class Reader(nn.Module):
@@ -188,7 +196,7 @@ def agree(
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("solver", SOLVERS, ids=lambda s: s.name)
-@pytest.mark.parametrize("model", [dense, *slow(wide), convolving, *slow(grouped, residual)], ids=named)
+@pytest.mark.parametrize("model", [dense, *slow(wide), convolving, adapting, *slow(grouped, residual)], ids=named)
 def test_a_recorded_stack_trains_as_each_party_does_alone(model: Any, solver: LocalSolver, device: str) -> None:
     engine = agree(task(model), solver, device, chunk=8, compiles=model is dense and isinstance(solver, Corrected))
     assert len(engine.programs) == 1  # replayed, not recorded anew
@@ -248,7 +256,7 @@ def test_a_failing_compiler_leaves_the_recording_as_it_is(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("model", [dense, convolving], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("model", [dense, convolving, adapting], ids=lambda m: m.__name__)
 def test_batches_that_are_drawn_anew_and_may_be_empty_are_recorded_once(model: Any, device: str) -> None:
     solver = DPSGD(lr=0.3, batch=1, steps=4, clip=0.5, sigma=0.7)
     assert any(len(rows) == 0 for party in range(4) for rows in solver.batches(6, 0, 0, party))
