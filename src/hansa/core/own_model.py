@@ -47,7 +47,7 @@ def remember(memory: Memory, params: Params) -> Memory:
 
 @register("own-model")
 @dataclass(frozen=True)
-class OwnModel(Predictor):
+class OwnModelPredictor(Predictor):
     """Each party's own model, from its memory."""
 
     personal: ClassVar[bool] = True
