@@ -170,7 +170,6 @@ CASES: dict[str, dict[str, set[str]]] = {
         "test_other_threads_go_on_while_a_large_power_is_computed": set(),
     },
     "secure/test_encrypted_sums.py": {
-        "test_a_dealt_key_is_kept_until_too_few_of_those_asked_hold_it": set(),
         "test_a_party_that_is_missing_or_declines_is_left_out_of_the_sum": {"ckks", "functional", "paillier"},
         "test_a_sum_without_a_short_name_is_neither_opened_nor_written_down": {"long", "none"},
         "test_a_tree_is_what_it_is_without": {"ckks", "paillier"},

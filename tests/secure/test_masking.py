@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -247,6 +248,24 @@ def test_the_default_neighbours_are_all_in_a_small_cohort_and_grow_with_the_loga
     steps = np.diff(many)
     assert 0 < steps.max() <= steps.min() + 4 < 40
     assert graph.degree(1000, 0.95) == 999  # with so few to spare, all are needed
+
+
+def entropy(a: float, b: float) -> float:
+    return a * math.log(a / b) + (1 - a) * math.log((1 - a) / (1 - b))
+
+
+@pytest.mark.parametrize("threshold", [0.5, 0.67, 0.8])  # at 0.8 dropouts decide, at 0.5 those that collude
+def test_neighbours_are_the_fewest_that_keep_both_promises(threshold: float) -> None:
+    n = 10**5
+    degree = graph.degree(n, threshold)
+
+    def kept(degree: int) -> bool:
+        colluding = n * math.exp(-(degree + 1) * entropy(threshold, graph.COLLUDING))
+        dropping = n * math.exp(-(degree + 1) * entropy(1 - threshold, graph.DROPPING))
+        return colluding <= 2.0**-40 and dropping <= 2.0**-20
+
+    assert degree % 2 == 0
+    assert kept(degree) and not kept(degree - 2)
 
 
 @given(st.integers(2, 40), st.integers(1, 10), st.binary(min_size=4, max_size=4))
