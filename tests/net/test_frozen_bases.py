@@ -87,6 +87,22 @@ def test_a_job_trains_adapters_with_the_bits_of_the_simulation(
     assert torch.equal(saved_model.load(pulled, make=net).predict(x), wanted.predict(x))
 
 
+def test_parties_train_adapters_under_a_privacy_budget(found: Callable[..., League]) -> None:
+    """The noise comes from the parties' secrets, so the bits are not those of a simulation."""
+    league = found(functions=(NET,))
+    for number, name in enumerate(PARTIES):
+        league.join(name, samples(number), f"{POLICY}[privacy]\nepsilon = 100.0\n")
+    local = {"name": "dp-sgd", "lr": 0.2, "batch": 5, "clip": 0.5, "sigma": 1.0}
+    job = league.submit({**tree(), "algorithm": {"name": "fedavg", "local": local}})
+    ended = league.ended(job)
+    assert ended["status"] == "finished", ended["reason"]
+    assert all(line["replies"] == 3 and line["bytes_up"] < 3 * (4 * ADAPTERS + 600) for line in ended["rounds"])
+    made: Any = league.model(job)
+    start = Objective(net, "cross_entropy", 3)
+    assert all(torch.equal(made["params"][name], value) for name, value in start.frozen.items())
+    assert not torch.equal(made["params"]["head.weight"], start.spec.named(start.initial)["head.weight"])
+
+
 def test_a_party_with_another_base_declines_and_the_others_go_on(
     found: Callable[..., League], monkeypatch: pytest.MonkeyPatch
 ) -> None:
