@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 
 from hansa.core import codec
-from hansa.core.federation import Ask, Reduced
+from hansa.core.ask import Ask, Reduced
 from hansa.core.op import Reply
 from hansa.core.replies import combine
 from hansa.core.reply_checks import Rules

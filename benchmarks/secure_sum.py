@@ -26,8 +26,9 @@ from typing import Any, cast
 import torch
 
 from hansa.core import codec
+from hansa.core.ask import Ask, Gathered, Reduced
 from hansa.core.driver import drive
-from hansa.core.federation import Ask, Federation, Gathered, Reduced
+from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.secure import Masking
 from hansa.secure.masking_ops import SecureMasked

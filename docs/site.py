@@ -53,8 +53,8 @@ PACKAGES = {
 # Parts of a user's own algorithm, in addition to the names that `hansa` exports.
 INSIDE = [
     "hansa.core.op.Op", "hansa.core.op.Wrapper", "hansa.core.op.Party", "hansa.core.op.Reply", "hansa.core.op.UpTo",
-    "hansa.core.route_op.RouteOp", "hansa.core.route_op.PeerOp", "hansa.core.federation.Routed",
-    "hansa.core.algorithm.Problem", "hansa.core.federation.Reduced", "hansa.core.federation.Gathered",
+    "hansa.core.route_op.RouteOp", "hansa.core.route_op.PeerOp", "hansa.core.ask.Routed",
+    "hansa.core.algorithm.Problem", "hansa.core.ask.Reduced", "hansa.core.ask.Gathered",
     "hansa.core.params.Params", "hansa.core.other_model.OtherModel", "hansa.experiment.settings.Run",
 ]  # fmt: skip
 

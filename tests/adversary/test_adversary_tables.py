@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 import hansa
 from hansa.cli.app import app
-from hansa.core.federation import Ask, Federation, Reduced
+from hansa.core.ask import Ask, Reduced
+from hansa.core.federation import Federation
 from hansa.experiment.config import parse, read
 from hansa.testing import PARTY_COMMAND, run_on
 from hansa.testing.party_process import load

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import hansa
 from hansa.adversary import Band
-from hansa.core.federation import Ask
+from hansa.core.ask import Ask
 from hansa.core.objective import Objective
 from hansa.core.op import Replies
 from hansa.core.registry import registered

@@ -11,9 +11,10 @@ from torch import nn
 
 import hansa
 from hansa.core.algorithm import Algorithm, State
+from hansa.core.ask import Ask
 from hansa.core.driver import drive
 from hansa.core.errors import AlgorithmError, RoundAborted
-from hansa.core.federation import Ask, Federation
+from hansa.core.federation import Federation
 from hansa.core.runtime import complete, complete_async
 from hansa.local import SGD
 

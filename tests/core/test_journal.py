@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from hansa.core.ask import Ask
 from hansa.core.errors import ReplayError
-from hansa.core.federation import Ask
 from hansa.core.journal import Journal
 from hansa.local import SGD
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import hansa
+from hansa.core.ask import Ask, Gathered
 from hansa.core.errors import AlgorithmError, ConfigError
-from hansa.core.federation import Ask, Federation, Gathered
+from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, UpTo, Wrapper
 from hansa.core.params import Params
 from hansa.core.registry import register

@@ -13,8 +13,9 @@ from torch import Tensor
 import hansa
 from hansa.core import rng
 from hansa.core.algorithm import Problem
+from hansa.core.ask import Ask
 from hansa.core.errors import AlgorithmError, ConfigError, PartyError
-from hansa.core.federation import Ask, Federation
+from hansa.core.federation import Federation
 from hansa.core.gateway import SampleGateway
 from hansa.core.op import Around, Memory, Op, Party, Payload, Reply, Shape, Wrapper
 from hansa.core.params import Params, ParamSpec

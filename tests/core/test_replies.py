@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hansa
+from hansa.core.ask import Ask, Gathered, Reduced
 from hansa.core.errors import ConfigError, RoundAborted
-from hansa.core.federation import Ask, Gathered, Reduced
 from hansa.core.op import Replies, Reply
 from hansa.core.replies import combine
 from hansa.core.reply_checks import Rules, clean, fault

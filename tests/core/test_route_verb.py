@@ -12,8 +12,8 @@ from torch import nn
 
 import hansa
 from hansa import Algorithm, Federation, State
+from hansa.core.ask import Routed
 from hansa.core.errors import AlgorithmError, PartyError
-from hansa.core.federation import Routed
 from hansa.core.op import Memory, Party, Payload, Reply, Shape, UpTo
 from hansa.core.params import Params
 from hansa.core.registry import register

@@ -14,8 +14,8 @@ from safetensors.torch import save
 from test_codec import DTYPES, same, tensors, texts, trees
 
 from hansa.core import codec, sums
+from hansa.core.ask import Ask, Gathered, Reduced
 from hansa.core.errors import DataError
-from hansa.core.federation import Ask, Gathered, Reduced
 from hansa.core.op import Reply
 from hansa.core.replies import combine
 from hansa.core.reply_checks import Rules

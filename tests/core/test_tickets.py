@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hansa.core.ask import Arrival, Ask
 from hansa.core.errors import AlgorithmError, RoundAborted
-from hansa.core.federation import Arrival, Ask
 from hansa.core.op import Reply
 from hansa.core.runtime import Flight, Tickets
 from hansa.data.describe import Describe

@@ -20,8 +20,8 @@ import msgspec
 import torch
 
 from hansa.core import codec
+from hansa.core.ask import op_of
 from hansa.core.errors import HansaError
-from hansa.core.federation import op_of
 from hansa.core.op import Reply
 from hansa.core.reply_checks import Rules, fault
 from hansa.core.sums import StoredReply

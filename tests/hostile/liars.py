@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from hansa.algorithms.fedavg import FedAvg
 from hansa.core import codec, replies
-from hansa.core.federation import Ask, op_of
+from hansa.core.ask import Ask, op_of
 from hansa.core.op import DataOp, Op, Reply
 from hansa.net.aggregator import runtime
 from hansa.net.party import agent as party

@@ -12,7 +12,7 @@ from kit import PATIENCE, Stage, experiment, samples
 from liars import rewrite
 
 from hansa.classical.domains import ValueProfile
-from hansa.core.federation import op_config
+from hansa.core.ask import op_config
 from hansa.experiment.config import parse
 from hansa.local import SGD
 from hansa.net.aggregator.runtime import NetworkRuntime

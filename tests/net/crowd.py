@@ -26,7 +26,7 @@ import torch
 from msgspec import structs
 
 from hansa.core import codec
-from hansa.core.federation import op_of
+from hansa.core.ask import op_of
 from hansa.core.labels import Labels
 from hansa.core.op import Reply
 from hansa.data.describe import Description

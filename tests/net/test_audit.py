@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 
 from hansa.cli import audit as commands
 from hansa.core import codec
+from hansa.core.ask import Ask
 from hansa.core.errors import DataError
-from hansa.core.federation import Ask
 from hansa.core.labels import Labels
 from hansa.core.params import Params
 from hansa.data.describe import Description

@@ -14,8 +14,8 @@ from league import PARTIES, League, samples
 from test_rounds import TASK, Gate, gate, join, parts, quick, tree  # noqa: F401 (fixtures)
 
 from hansa.core import crash_points as points
+from hansa.core.ask import Ask
 from hansa.core.errors import ConfigError
-from hansa.core.federation import Ask
 from hansa.local import SGD
 from hansa.net.aggregator.blobs import Blobs
 from hansa.net.aggregator.ledger import Ledger

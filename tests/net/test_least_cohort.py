@@ -12,8 +12,8 @@ import pytest
 from league import PARTIES, PATIENCE, League, samples
 
 import hansa
+from hansa.core.ask import Ask
 from hansa.core.errors import ConfigError
-from hansa.core.federation import Ask
 from hansa.core.reply_checks import Rules
 from hansa.core.round_record import Means, Medians
 from hansa.fusion import Krum, MultiKrum

@@ -11,8 +11,8 @@ from league import PARTIES, League, samples
 
 import hansa
 from hansa.core import codec
+from hansa.core.ask import op_config, op_of
 from hansa.core.errors import ConfigError
-from hansa.core.federation import op_config, op_of
 from hansa.core.op import Op
 from hansa.core.predictor import Evaluate
 from hansa.core.registry import build

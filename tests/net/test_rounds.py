@@ -14,7 +14,7 @@ from league import PARTIES, PATIENCE, Asked, League, Signer, draft, notary, samp
 import hansa
 from hansa.core import codec
 from hansa.core import crash_points as points
-from hansa.core.federation import Ask
+from hansa.core.ask import Ask
 from hansa.core.labels import Labels
 from hansa.core.op import Reply
 from hansa.core.registry import build

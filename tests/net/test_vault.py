@@ -20,9 +20,9 @@ import hansa
 from hansa.cli import main
 from hansa.core import codec, disk
 from hansa.core import crash_points as points
+from hansa.core.ask import op_config
 from hansa.core.budget import Budget, Release
 from hansa.core.errors import ConfigError, DataError, PartyError
-from hansa.core.federation import op_config
 from hansa.core.op import Op, Reply, perform
 from hansa.core.predictor import Evaluate
 from hansa.core.registry import build

@@ -22,8 +22,8 @@ from hansa.classical.counts import SplitCounts
 from hansa.classical.domains import ValueProfile
 from hansa.classical.naive_bayes import ClassMoments
 from hansa.core import codec
+from hansa.core.ask import op_config
 from hansa.core.errors import ConfigError, PartyError
-from hansa.core.federation import op_config
 from hansa.core.op import Op, Reply
 from hansa.core.predictor import Evaluate
 from hansa.core.stopping import Brake, Halted, braked, go_on

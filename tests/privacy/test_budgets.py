@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import hansa
+from hansa.core.ask import op_config
 from hansa.core.budget import Release, Spending
-from hansa.core.federation import op_config
 from hansa.local.dp_sgd import DPSGD
 from hansa.privacy import spent
 from hansa.privacy.accounting import epsilon

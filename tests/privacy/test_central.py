@@ -14,9 +14,10 @@ from torch import Tensor
 import hansa
 from hansa.core import rng
 from hansa.core.algorithm import Problem
+from hansa.core.ask import Ask, Reduced
 from hansa.core.budget import Release
 from hansa.core.driver import drive
-from hansa.core.federation import Ask, Federation, Reduced
+from hansa.core.federation import Federation
 from hansa.core.op import Reply
 from hansa.core.params import Params, ParamSpec
 from hansa.fusion import WeightedMean

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import hansa
+from hansa.core.ask import Ask
 from hansa.core.errors import ConfigError
-from hansa.core.federation import Ask
 from hansa.core.objective import Objective
 from hansa.run.simulate import simulate
 from hansa.testing import experiment_for

@@ -89,7 +89,7 @@ def test_a_run_stops_when_its_bytes_are_spent() -> None:
 
 
 def test_bytes_are_those_of_the_encoded_messages() -> None:
-    from hansa.core.federation import op_config
+    from hansa.core.ask import op_config
     from hansa.core.op import Reply
 
     line = descent(rounds=1).history[0]

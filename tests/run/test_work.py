@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 import hansa
 from hansa.core.algorithm import Algorithm, Parts, State
+from hansa.core.ask import Ask, Reduced
 from hansa.core.errors import ConfigError
-from hansa.core.federation import Ask, Federation, Reduced
+from hansa.core.federation import Federation
 from hansa.experiment.config import parse_set, read
 from hansa.fusion import WeightedMean
 from hansa.local import SGD, LocalSolver

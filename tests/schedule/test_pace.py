@@ -16,8 +16,9 @@ import torch
 from torch import nn
 
 import hansa
+from hansa.core.ask import Ask, Reduced
 from hansa.core.errors import ConfigError
-from hansa.core.federation import Ask, Federation, Reduced
+from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Wrapper
 from hansa.fusion import WeightedMean
 from hansa.local import SGD

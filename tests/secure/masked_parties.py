@@ -10,9 +10,10 @@ from typing import Any, cast
 import torch
 
 from hansa.core import codec
+from hansa.core.ask import Ask, Reduced
 from hansa.core.driver import drive
 from hansa.core.errors import PartyError
-from hansa.core.federation import Ask, Federation, Reduced
+from hansa.core.federation import Federation
 from hansa.core.gateway import SampleGateway
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Vault, perform
 from hansa.core.replies import combine

@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
 from hansa.core import codec
+from hansa.core.ask import Ask, Gathered, Routed
 from hansa.core.errors import PartyError
-from hansa.core.federation import Ask, Gathered, Routed
 from hansa.core.gateway import SampleGateway
 from hansa.core.op import Memory, Party, Payload, Reply, Shape, Vault, perform
 from hansa.core.registry import register

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 import hansa
 from hansa.core import codec
 from hansa.core.algorithm import Problem
+from hansa.core.ask import Ask, Reduced, op_of
 from hansa.core.driver import drive
 from hansa.core.errors import ConfigError, DataError, PartyError, RoundAborted
-from hansa.core.federation import Ask, Federation, Reduced, op_of
+from hansa.core.federation import Federation
 from hansa.core.gateway import SampleGateway
 from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Vault, perform

@@ -12,8 +12,8 @@ from test_encrypted_sums import Say, world
 from torch import Tensor, nn
 
 from hansa.core.algorithm import Problem
+from hansa.core.ask import op_of
 from hansa.core.errors import ConfigError, DataError, PartyError, RoundAborted
-from hansa.core.federation import op_of
 from hansa.core.objective import Objective
 from hansa.core.op import Op
 from hansa.core.registry import build

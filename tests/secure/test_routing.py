@@ -11,8 +11,8 @@ import torch
 from routed_parties import CPU, JobVault, RoutedParties, Say, Shout, flipped, sums
 
 from hansa.core import codec
+from hansa.core.ask import Ask
 from hansa.core.errors import PartyError, RoundAborted
-from hansa.core.federation import Ask
 from hansa.core.gateway import SampleGateway
 from hansa.core.op import Party, Reply
 from hansa.core.relay import KEYS, REASONS, RECEIVE, SEND, UNLIKE, UNSEALED, UNTRUSTED

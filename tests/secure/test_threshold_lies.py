@@ -11,8 +11,8 @@ from test_encrypted_sums import DEAL, OPEN, READY, RECALL, SEND, Say, World, _pr
 from test_paillier import P, Q
 from torch import Tensor
 
+from hansa.core.ask import op_of
 from hansa.core.errors import ConfigError, RoundAborted
-from hansa.core.federation import op_of
 from hansa.core.op import Op, Payload, Reply
 from hansa.core.reply_checks import Rules
 from hansa.secure import key_agreement, threshold

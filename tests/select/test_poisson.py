@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import hansa
-from hansa.core.federation import Ask, Federation, Reduced
+from hansa.core.ask import Ask, Reduced
+from hansa.core.federation import Federation
 from hansa.core.op import Reply
 from hansa.select import Poisson
 

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 import hansa
 from hansa.core.algorithm import State
+from hansa.core.ask import VERBS, Ask, Gathered
 from hansa.core.driver import drive
-from hansa.core.federation import VERBS, Ask, Federation, Gathered
+from hansa.core.federation import Federation
 from hansa.core.op import Reply
 from hansa.core.params import Params
 from hansa.select import Tiers

@@ -17,7 +17,7 @@ from torch import nn
 
 import hansa
 from hansa.core.algorithm import Algorithm
-from hansa.core.federation import Ask
+from hansa.core.ask import Ask
 from hansa.core.objective import Objective
 from hansa.core.round_record import Record
 from hansa.core.runtime import Open

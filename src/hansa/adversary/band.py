@@ -15,8 +15,8 @@ from hansa.adversary.adversary import Adversary, Arriving, Scene
 from hansa.adversary.exchange import Exchange, one_by_one, own_copy
 from hansa.core import rng
 from hansa.core.algorithm import Algorithm
+from hansa.core.ask import Ask, Ticket
 from hansa.core.errors import ConfigError
-from hansa.core.federation import Ask, Ticket
 from hansa.core.op import Op, Payload, Replies, Reply, open_tensors
 from hansa.core.registry import from_config
 from hansa.core.replies import Outcomes

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from hansa.core.algorithm import Algorithm, Parts, Problem, State
+from hansa.core.ask import Ticket
 from hansa.core.errors import ConfigError
-from hansa.core.federation import Federation, Ticket
+from hansa.core.federation import Federation
 from hansa.core.op import Op, Payload
 from hansa.core.registry import register
 from hansa.fusion import Update

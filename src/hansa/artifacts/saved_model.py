@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from hansa.artifacts.run_folder import MODEL, PERSONAL, SERVING, beside, read_json
 from hansa.core import codec
+from hansa.core.ask import op_of
 from hansa.core.errors import ConfigError, DataError, PartyError
-from hansa.core.federation import op_of
 from hansa.core.functions import double, load_function
 from hansa.core.gateway import Purpose, SampleGateway
 from hansa.core.objective import Objective

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Coroutine, Generator
 from typing import Any, TypeVar
 
+from hansa.core.ask import Ask
 from hansa.core.errors import AlgorithmError
-from hansa.core.federation import Ask
 
 T = TypeVar("T")
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from hansa.core import codec
+from hansa.core.ask import Ask
 from hansa.core.errors import ReplayError
-from hansa.core.federation import Ask
 
 _HEAD = 12
 

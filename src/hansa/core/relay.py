@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from hansa.core import codec
+from hansa.core.ask import Ask, Gathered, Routed
 from hansa.core.errors import RoundAborted
-from hansa.core.federation import Ask, Gathered, Routed
 from hansa.core.op import Op, Payload, Reply, Shape
 from hansa.core.registry import build
 from hansa.core.route_op import ROUTE, RouteOp

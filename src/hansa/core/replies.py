@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from hansa.core import codec
+from hansa.core.ask import Arrival, Ask, Gathered, Reduced, Ticket, unsummable
 from hansa.core.errors import AlgorithmError, RoundAborted
-from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Ticket, unsummable
 from hansa.core.op import Op, Payload, Replies, Reply, Shape, open_tensors
 from hansa.core.reply_checks import Rules, opener, received, received_stack
 from hansa.core.round_record import Means, Medians, Record

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hansa.core.ask import Ask
 from hansa.core.buffer_checks import Spans, beside_fault, buffer_fault
 from hansa.core.errors import ConfigError
-from hansa.core.federation import Ask
 from hansa.core.metric_ranges import COUNT, MOST, NAME, outside
 from hansa.core.norms import l2_norm, row_norms
 from hansa.core.op import Op, PackingOp, Payload, Replies, Reply

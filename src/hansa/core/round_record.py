@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from hansa.core.ask import Ask, Gathered, Reduced
 from hansa.core.budget import EPSILON
-from hansa.core.federation import Ask, Gathered, Reduced
 from hansa.core.op import Op
 
 LISTED = 100  # largest number of parties that a metrics line lists one by one

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
+from hansa.core.ask import Arrival, Ask, Ticket, op_config, op_of
 from hansa.core.errors import AlgorithmError, RoundAborted
-from hansa.core.federation import Arrival, Ask, Ticket, op_config, op_of
 from hansa.core.op import Op, Payload
 from hansa.core.round_record import Record
 

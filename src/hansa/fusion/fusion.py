@@ -9,8 +9,9 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from hansa.core.ask import Gathered
 from hansa.core.errors import BoundError, ConfigError, DataError, RoundAborted
-from hansa.core.federation import Federation, Finding, Gathered
+from hansa.core.federation import Federation, Finding
 from hansa.core.op import Op, Payload
 from hansa.core.params import Params
 from hansa.core.registry import Part

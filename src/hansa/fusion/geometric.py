@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from hansa.core.ask import Gathered
 from hansa.core.errors import ConfigError
-from hansa.core.federation import Gathered
 from hansa.core.registry import register
 from hansa.core.rows import Rows, total
 from hansa.fusion.coordinate import Median

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from hansa.core.federation import Federation, Reduced
+from hansa.core.ask import Reduced
+from hansa.core.federation import Federation
 from hansa.core.op import Op, Payload
 from hansa.core.params import Params
 from hansa.core.registry import register

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hansa.core.ask import Gathered
 from hansa.core.errors import ConfigError
-from hansa.core.federation import Gathered
 from hansa.core.registry import register
 from hansa.core.rows import Rows
 from hansa.fusion.distances import combination, norms

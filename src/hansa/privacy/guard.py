@@ -14,9 +14,10 @@ from torch import Tensor
 
 from hansa.core import rng
 from hansa.core.algorithm import Algorithm, Problem
+from hansa.core.ask import Ask, Reduced
 from hansa.core.budget import Release, check_delta, finite, merged
 from hansa.core.errors import AlgorithmError, ConfigError, RoundAborted
-from hansa.core.federation import Ask, Federation, Reduced
+from hansa.core.federation import Federation
 from hansa.core.op import Op, Shape
 from hansa.core.shapes import largest_shape
 from hansa.privacy.central import UNCLIPPED, CentralDP, Contribution, RunSettings

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from hansa.core.algorithm import Algorithm, State
+from hansa.core.ask import Gathered, Reduced
 from hansa.core.budget import finite
 from hansa.core.determinism import threads
 from hansa.core.errors import AlgorithmError, ConfigError, DataError, RoundAborted
-from hansa.core.federation import Federation, Gathered, Reduced
+from hansa.core.federation import Federation
 from hansa.core.objective import Objective
 from hansa.core.op import DataOp, Payload
 from hansa.core.predictor import Evaluate, evaluate

@@ -6,9 +6,10 @@ from collections.abc import Callable, Coroutine, Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from hansa.core.ask import VERBS
 from hansa.core.driver import drive
 from hansa.core.errors import RoundAborted
-from hansa.core.federation import VERBS, Federation, SumProtocol
+from hansa.core.federation import Federation, SumProtocol
 from hansa.core.round_record import Record
 from hansa.core.runtime import Abort, Open, Request
 from hansa.core.task import Known

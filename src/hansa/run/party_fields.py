@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Sequence, Set
 from typing import Any
 
+from hansa.core.ask import Gathered
 from hansa.core.budget import finite
-from hansa.core.federation import Finding, Gathered
+from hansa.core.federation import Finding
 from hansa.core.round_record import LISTED, Record, without_numbers
 from hansa.metrics.names import higher_is_better
 

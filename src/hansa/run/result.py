@@ -15,8 +15,8 @@ from hansa.artifacts import saved_model
 from hansa.artifacts.run_folder import METRICS, PERSONAL, RunFolder, write_atomic
 from hansa.core import codec
 from hansa.core.algorithm import State
+from hansa.core.ask import op_config
 from hansa.core.errors import ConfigError
-from hansa.core.federation import op_config
 from hansa.core.objective import Objective
 from hansa.core.other_model import OtherModel
 from hansa.core.predictor import Predictor

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hansa.core.algorithm import Problem
+from hansa.core.ask import Ask, Reduced
 from hansa.core.errors import ConfigError
-from hansa.core.federation import Ask, Federation, Reduced
+from hansa.core.federation import Federation
 from hansa.core.op import Op, Party, Payload, Reply, Shape, Wrapper
 from hansa.core.registry import Part
 from hansa.secure.encoding import WIDEST, Encoding, FixedPoint, Numbers, SumLayout, WideFixedPoint, sum_width

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from hansa.core import rng
+from hansa.core.ask import Reduced, unsummable
 from hansa.core.errors import ConfigError, OutOfRange, RoundAborted
-from hansa.core.federation import Reduced, unsummable
 from hansa.core.metric_ranges import RANGES
 from hansa.core.op import Op, Payload, Reply, open_tensors
 from hansa.core.shapes import largest_shape

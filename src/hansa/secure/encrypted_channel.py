@@ -11,8 +11,9 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from hansa.core.algorithm import Problem
+from hansa.core.ask import Ask, Gathered
 from hansa.core.errors import ConfigError, DataError, HansaError, PartyError, RoundAborted
-from hansa.core.federation import Ask, Federation, Gathered
+from hansa.core.federation import Federation
 from hansa.core.op import Op, Payload, Reply
 from hansa.secure.channel import Channel
 

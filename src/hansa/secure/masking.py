@@ -30,8 +30,9 @@ import torch
 from torch import Tensor
 
 from hansa.core.algorithm import Problem
+from hansa.core.ask import Ask, Reduced
 from hansa.core.errors import ConfigError, RoundAborted
-from hansa.core.federation import Ask, Federation, Reduced
+from hansa.core.federation import Federation
 from hansa.core.registry import register
 from hansa.secure import graph, key_agreement, ring, shamir
 from hansa.secure.byte_tensors import as_bytes

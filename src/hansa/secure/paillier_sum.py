@@ -12,8 +12,9 @@ import torch
 
 from hansa.core import codec
 from hansa.core.algorithm import Problem
+from hansa.core.ask import Ask, Reduced
 from hansa.core.errors import ConfigError, PartyError
-from hansa.core.federation import Ask, Federation, Reduced
+from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
 from hansa.secure import child_process, payloads

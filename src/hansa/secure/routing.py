@@ -33,8 +33,8 @@ import torch
 from torch import Tensor
 
 from hansa.core import codec
+from hansa.core.ask import op_config
 from hansa.core.errors import DataError, PartyError
-from hansa.core.federation import op_config
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Wrapper
 from hansa.core.registry import register
 from hansa.core.relay import ACCEPTED, CODES, UNLIKE, UNSEALED, UNTRUSTED, message_size

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from hansa.core import rng
-from hansa.core.federation import Ask
+from hansa.core.ask import Ask
 from hansa.core.op import Op, unwrap
 from hansa.core.replies import expected_size
 from hansa.core.route_op import RouteOp

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import torch
 
 from hansa.core.answering import report_spent
+from hansa.core.ask import Arrival, Ask, Gathered, Reduced, Routed, Ticket
 from hansa.core.budget import Accountant, Spending
 from hansa.core.determinism import threads
 from hansa.core.errors import AlgorithmError, PartyError
-from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Routed, Ticket
 from hansa.core.op import DataOp, Memory, Op, PackingOp, Payload, Replies, Reply
 from hansa.core.relay import ACCEPTED, CODES, KEYS, SEND, UNLIKE, relay, weightless
 from hansa.core.replies import Outcomes, arrive, combine, reply_size

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from hansa.core import codec
+from hansa.core.ask import op_config, op_of
 from hansa.core.errors import ConfigError, DataError, HansaError, PartyError, RuntimeFailure
-from hansa.core.federation import op_config, op_of
 from hansa.core.op import Memory, Op, Payload, Replies, Reply, unwrap
 from hansa.core.shapes import is_open, largest_shape
 from hansa.local.solver import LocalSolver

@@ -18,8 +18,8 @@ import torch
 
 from hansa.core import codec
 from hansa.core.algorithm import Algorithm, State
+from hansa.core.ask import Ask, op_config, op_of
 from hansa.core.errors import ConfigError, PartyError
-from hansa.core.federation import Ask, op_config, op_of
 from hansa.core.journal import Journal
 from hansa.core.objective import Objective
 from hansa.core.registry import from_config, to_config

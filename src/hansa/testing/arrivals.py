@@ -9,8 +9,8 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+from hansa.core.ask import Ask
 from hansa.core.determinism import deterministic, threads
-from hansa.core.federation import Ask
 from hansa.core.objective import Objective
 from hansa.core.runtime import Plan, complete
 from hansa.experiment.config import Experiment

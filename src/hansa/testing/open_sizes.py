@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from hansa.core.algorithm import Algorithm
+from hansa.core.ask import Ask, Ticket
 from hansa.core.determinism import deterministic, threads
-from hansa.core.federation import Ask, Ticket
 from hansa.core.objective import Objective
 from hansa.core.op import Op, Payload, Replies, Reply, Shape, UpTo
 from hansa.core.replies import Outcomes

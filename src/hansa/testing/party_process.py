@@ -16,10 +16,10 @@ import torch
 
 from hansa.core import codec
 from hansa.core.answering import answer
+from hansa.core.ask import op_of
 from hansa.core.budget import Accountant, Spending
 from hansa.core.determinism import set_deterministic
 from hansa.core.errors import HansaError, PartyError
-from hansa.core.federation import op_of
 from hansa.core.gateway import SampleGateway
 from hansa.core.objective import Objective
 from hansa.core.op import DataOp, Memory, Party, Reply

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hansa.core import codec
+from hansa.core.ask import Arrival, Ask, Gathered, Reduced, Routed, Ticket
 from hansa.core.errors import AlgorithmError, DataError, ReplayError, RuntimeFailure
-from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Routed, Ticket
 from hansa.core.journal import Journal
 from hansa.core.op import Reply
 from hansa.core.relay import SEND, relay

@@ -7,9 +7,10 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hansa.core.ask import Gathered
 from hansa.core.driver import drive
 from hansa.core.errors import DataError, RoundAborted
-from hansa.core.federation import Federation, Gathered
+from hansa.core.federation import Federation
 from hansa.core.round_record import Record, without_numbers
 from hansa.core.runtime import Attend, Open, Request
 from hansa.data.describe import Describe, Description, agreed

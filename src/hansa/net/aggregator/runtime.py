@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from hansa.core import codec, disk
+from hansa.core.ask import Arrival, Ask, Gathered, Reduced, Routed, Ticket, op_config
 from hansa.core.crash_points import reach
 from hansa.core.errors import DataError, RuntimeFailure
-from hansa.core.federation import Arrival, Ask, Gathered, Reduced, Routed, Ticket, op_config
 from hansa.core.op import DataOp, Op, Payload, Reply
 from hansa.core.relay import relay
 from hansa.core.replies import WEIGHT_CAP, arrive, combine, expected_size

@@ -25,10 +25,10 @@ import torch
 import hansa
 from hansa.core import codec, disk
 from hansa.core.answering import answer
+from hansa.core.ask import op_of
 from hansa.core.crash_points import reach
 from hansa.core.determinism import set_deterministic
 from hansa.core.errors import ConfigError, DataError, HansaError, OutOfRange
-from hansa.core.federation import op_of
 from hansa.core.op import DataOp, Memory, Op, Party, Payload, Reply, Wrapper
 from hansa.core.stopping import Brake, Halted, braked, go_on
 from hansa.net.audit.evidence import make_statement, payload_model_digest
