@@ -204,7 +204,7 @@ def test_a_sum_over_files_has_the_bits_of_the_sum_in_memory(
         plain = BlockSum()
         for reply, share in zip(given, shares, strict=True):
             plain.add(reply.tensors, share)
-        found = stored_sums(list(zip(stored(tmp_path, given), shares, strict=True)))
+        found = stored_sums(list(zip(stored(tmp_path, given), shares, strict=True)), BlockSum)
         assert same(plain.result(), found)
 
 

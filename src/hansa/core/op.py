@@ -37,19 +37,22 @@ class Reply:
     """A party's reply to an ask.
 
     `tensors` enter a sum with the weight `weight`. `maxima` are combined by maximum (counters of a model). `metrics`
-    are averaged with the same weight.
+    are averaged with the same weight. A reply with a `count` above 1 is the sum of that many parties' replies
+    (`core.partial_sums`); a party itself always sends 1.
     """
 
     tensors: dict[str, Tensor]
     weight: int = 1
     maxima: dict[str, Tensor] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
+    count: int = 1
 
     def tree(self) -> dict[str, Any]:
         """The reply as a message. Metrics are tensors, so the size does not depend on their digits."""
         numbers = {name: torch.tensor(value, dtype=torch.float64) for name, value in self.metrics.items()}
         weight = torch.tensor(self.weight, dtype=torch.int64)
-        return {"tensors": self.tensors, "weight": weight, "maxima": self.maxima, "metrics": numbers}
+        tree = {"tensors": self.tensors, "weight": weight, "maxima": self.maxima, "metrics": numbers}
+        return tree if self.count == 1 else {**tree, "count": torch.tensor(self.count, dtype=torch.int64)}
 
     @classmethod
     def of_tree(cls, tree: Mapping[str, Any]) -> Reply:
@@ -57,9 +60,10 @@ class Reply:
         if not isinstance(tree, Mapping):
             raise DataError("it is not a table")
         groups: list[Any] = [tree.get(name) for name in ("tensors", "maxima", "metrics")]
-        weight = tree.get("weight")
-        if not isinstance(weight, Tensor) or weight.dtype != torch.int64 or weight.dim() != 0:
-            raise DataError("its weight is not one whole number")
+        numbers: dict[str, Any] = {"weight": tree.get("weight"), "count": tree.get("count", torch.tensor(1))}
+        for name, number in numbers.items():
+            if not isinstance(number, Tensor) or number.dtype != torch.int64 or number.dim() != 0:
+                raise DataError(f"its {name} is not one whole number")
         for group in groups:
             if not isinstance(group, dict) or not all(isinstance(value, Tensor) for value in group.values()):
                 raise DataError("it is not made of named tensors")
@@ -68,7 +72,7 @@ class Reply:
         if any(value.dtype != torch.float64 or value.dim() != 0 for value in groups[2].values()):
             raise DataError("its metrics are not single numbers")
         metrics = {name: float(value) for name, value in groups[2].items()}
-        return cls(dict(groups[0]), int(weight), dict(groups[1]), metrics)
+        return cls(dict(groups[0]), int(numbers["weight"]), dict(groups[1]), metrics, int(numbers["count"]))
 
 
 def _is_text(name: str) -> bool:

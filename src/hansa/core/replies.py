@@ -14,9 +14,11 @@ from torch import Tensor
 from hansa.core import codec
 from hansa.core.ask import Arrival, Ask, Gathered, Reduced, Ticket, unsummable
 from hansa.core.errors import AlgorithmError, RoundAborted
+from hansa.core.exact_sums import ExactSum
 from hansa.core.op import Op, Payload, Replies, Reply, Shape, open_tensors
+from hansa.core.partial_sums import METRIC, PartialSum, metric_rows, partial_fault
 from hansa.core.reply_checks import Rules, opener, received, received_stack
-from hansa.core.round_record import Means, Medians, Record
+from hansa.core.round_record import ExactMeans, Means, Medians, Record
 from hansa.core.rows import Rows, room
 from hansa.core.shapes import largest_shape
 from hansa.core.sums import BlockSum, StoredReply, stored_sums
@@ -28,7 +30,7 @@ def reply_size(reply: Reply) -> int:
     """The size of a reply's message in bytes; it does not depend on the digits of its numbers."""
     groups = (reply.tensors, reply.maxima)
     layout = tuple(tuple((name, value.shape, value.dtype) for name, value in group.items()) for group in groups)
-    return _size(*layout, tuple(reply.metrics))
+    return _size(*layout, tuple(reply.metrics), reply.count > 1)
 
 
 def expected_size(op: Op, payload: Payload, tensors: Mapping[str, Shape] | None = None) -> int:
@@ -44,28 +46,31 @@ def expected_size(op: Op, payload: Payload, tensors: Mapping[str, Shape] | None 
 
 
 @functools.lru_cache(maxsize=64)
-def _size(tensors: tuple[Any, ...], maxima: tuple[Any, ...], metrics: tuple[str, ...]) -> int:
+def _size(tensors: tuple[Any, ...], maxima: tuple[Any, ...], metrics: tuple[str, ...], several: bool = False) -> int:
     groups = (tensors, maxima)
     empty = [{name: torch.empty(shape, dtype=dtype, device="meta") for name, shape, dtype in group} for group in groups]
-    return codec.size(Reply(empty[0], 1, empty[1], dict.fromkeys(metrics, 0.0)).tree())
+    return codec.size(Reply(empty[0], 1, empty[1], dict.fromkeys(metrics, 0.0), 1 + several).tree())
 
 
-Outcomes = Iterable[tuple[int, Reply | str] | Replies]
+Outcomes = Iterable[tuple[int, Reply | str] | Replies | PartialSum]
 
 
 def combine(ask: Ask, outcomes: Outcomes, rules: Rules, record: Record, folder: Path | None = None,
             heaviest: int | None = None) -> Reduced | Gathered:  # fmt: skip
     """Check the outcome of each party (a reply, or the reason why there is none) and make the answer of the ask.
 
-    `outcomes` are single outcomes or stacks; replies come in the order of party ids. A stack is read before the next
-    outcome is requested, and not afterwards. If fewer replies than the quorum are valid, the round is aborted; only an
-    ask of a selector may have no valid reply. Gathered updates larger than `rules.memory` are stored in `folder`. A
-    reply's weight counts as at most `heaviest`; the checks use the weight that the party sent.
+    `outcomes` are single outcomes, stacks or partial sums; replies come in the order of party ids, unless sums are
+    exact. A stack is read before the next outcome is requested, and not afterwards. If fewer replies than the quorum
+    are valid, the round is aborted; only an ask of a selector may have no valid reply. Gathered updates larger than
+    `rules.memory` are stored in `folder`. A reply's weight counts as at most `heaviest`; the checks use the weight that
+    the party sent.
     """
     combiner = ReplyCombiner(ask, rules.of(ask), record, folder, heaviest)
     for outcome in outcomes:
         if isinstance(outcome, Replies):
             combiner.add_stack(outcome)
+        elif isinstance(outcome, PartialSum):
+            combiner.add_partial(outcome)
         else:
             combiner.add(*outcome)
     return combiner.result()
@@ -80,15 +85,17 @@ class ReplyCombiner:
         self._heaviest = heaviest
         self.ask, self.op, self.rules, self.record = ask, opener(ask.op), rules, record
         self._sent_by = ask.op
-        self._total, self._maxima = BlockSum(), dict[str, Tensor]()
+        self._total: BlockSum | ExactSum = ExactSum() if rules.exact else BlockSum()
+        self._maxima: dict[str, Tensor] = {}
         self._stored: list[tuple[StoredReply, int]] = []
         judged = ask.verb == "gather" and self.op.update is not None
-        self._means = Medians() if judged else Means()
+        self._means = Medians() if judged else ExactMeans() if rules.exact else Means()
         self._gathered: list[tuple[int, Reply]] = []
         self._matrices: dict[str, Rows] = {}
         self._folder = folder
         self._weight = self._count = 0
         self._last = -1
+        self._partials = False
         # The record counts parties asked to work and parties consulted by the selector separately.
         self._counted = 0 if ask.selects or self.op.serves else 1
         self._consulted = 1 if ask.selects else 0
@@ -136,8 +143,33 @@ class ReplyCombiner:
             sent.release()
         if not self._summed:
             return
-        for name, value in outcome.maxima.items():
-            self._maxima[name] = torch.maximum(self._maxima[name], value) if name in self._maxima else value.clone()
+        self._keep_largest({name: value.clone() for name, value in outcome.maxima.items()})
+
+    def _keep_largest(self, maxima: Mapping[str, Tensor]) -> None:
+        for name, value in maxima.items():
+            self._maxima[name] = torch.maximum(self._maxima[name], value) if name in self._maxima else value
+
+    def add_partial(self, partial: PartialSum) -> None:
+        """Add the sum of several parties' replies. If a check fails, all its parties are rejected; others go on."""
+        parties, reply = partial.parties, partial.reply
+        self.record.asked += self._counted * len(parties)
+        self.record.consulted += self._consulted * len(parties)
+        self.record.bytes_up += reply_size(reply)
+        reason = partial_fault(partial, self.ask, self.rules, self._heaviest)
+        if reason is None and self.record.each is not None:
+            reason = "it stands for several parties, which is not possible here: the loss of each party is recorded"
+        if reason is not None:
+            self.record.rejected.update(dict.fromkeys(parties, f"the partial sum of {partial.sender}: {reason}"))
+            return
+        self.record.accepted += self._counted * len(parties)
+        self.record.fused.update(parties)
+        self._count += reply.count
+        self._weight += reply.weight
+        self._partials = True
+        assert isinstance(self._total, ExactSum) and isinstance(self._means, ExactMeans)
+        self._total.add_partial({n: t for n, t in reply.tensors.items() if not n.startswith(METRIC)})
+        self._means.add_partial(metric_rows(reply))
+        self._keep_largest({name: value.clone() for name, value in reply.maxima.items()})
 
     def add_stack(self, replies: Replies) -> None:
         """Add a stack of replies. They are checked together; one by one if a check fails or the ask gathers."""
@@ -156,9 +188,7 @@ class ReplyCombiner:
         for k, (party, share) in enumerate(zip(replies.parties, shares, strict=True)):
             self._measure(party, {name: values[k] for name, values in replies.metrics.items()}, share)
         self._total.add_rows(fused.tensors, shares)
-        for name, rows in fused.maxima.items():
-            value = rows.amax(0)
-            self._maxima[name] = torch.maximum(self._maxima[name], value) if name in self._maxima else value
+        self._keep_largest({name: rows.amax(0) for name, rows in fused.maxima.items()})
 
     def _copied(self, reply: Reply, unequal: list[str]) -> Reply:
         """A copy of a gathered reply, which outlives its stack; updates are copied into rows of a matrix.
@@ -181,7 +211,7 @@ class ReplyCombiner:
 
     def _accept(self, party: int, weight: int) -> int:
         """Record that a reply is fused, and return its weight in the sum."""
-        assert party > self._last, "replies must come in the order of the parties' ids"
+        assert party > self._last or self.rules.exact, "replies must come in the order of the parties' ids"
         self._last = party
         self.record.accepted += self._counted
         self.record.fused.add(party)
@@ -208,8 +238,14 @@ class ReplyCombiner:
             matrices = {name: rows.take(range(len(self._gathered))) for name, rows in self._matrices.items()}
             parties, replies = tuple(p for p, _ in self._gathered), tuple(r for _, r in self._gathered)
             return Gathered(parties, replies, matrices=matrices)
-        sums = stored_sums(self._stored) if self._stored else self._total.result()
-        return Reduced(sums, self._weight, self._count, self._maxima, metrics)
+        return Reduced(self._sums(), self._weight, self._count, self._maxima, metrics)
+
+    def _sums(self) -> dict[str, Tensor]:
+        if self._stored and not self._partials:
+            return stored_sums(self._stored, type(self._total))
+        for reply, share in self._stored:
+            self._total.add(reply.tensors, share)
+        return self._total.result()
 
 
 def arrive(ticket: Ticket, op: Op, payload: Payload, outcome: Reply | str, rules: Rules, record: Record) -> Arrival:

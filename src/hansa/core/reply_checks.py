@@ -12,6 +12,7 @@ from torch import Tensor
 from hansa.core.ask import Ask
 from hansa.core.buffer_checks import Spans, beside_fault, buffer_fault
 from hansa.core.errors import ConfigError
+from hansa.core.exact_sums import too_large
 from hansa.core.metric_ranges import COUNT, MOST, NAME, outside
 from hansa.core.norms import l2_norm, row_norms
 from hansa.core.op import Op, PackingOp, Payload, Replies, Reply
@@ -35,6 +36,7 @@ class Rules:
     growth: float | None = None  # without max_norm: the norm of an update is at most growth * (1 + norm of the model)
     worst: float | None = None  # a metric is at most worst * (1 + norm of the model)^2
     named_loss: bool = False  # whether the loss is one of Hansa's, which are never negative
+    exact: bool = False  # whether sums are exact (`core.exact_sums`)
 
     def __post_init__(self) -> None:
         if isinstance(self.quorum, float) and not 0.0 <= self.quorum <= 1.0:
@@ -79,7 +81,7 @@ class Rules:
             return Rules()
         if ask.in_round:
             return self
-        return Rules(min_cohort=1 if ask.phase.startswith("describe") else self.min_cohort)
+        return Rules(min_cohort=1 if ask.phase.startswith("describe") else self.min_cohort, exact=self.exact)
 
 
 def opener(op: Op) -> Op:
@@ -121,12 +123,16 @@ def fault(reply: Reply, op: Op, payload: Payload, rules: Rules, summed: bool = T
         reason = _unlike(tensors, expected) or _unusable(tensors, summed)
         if reason is not None:
             return reason
+    if reply.count != 1:
+        return f"it stands for {reply.count} parties, and a party answers for itself alone"
     if isinstance(reply.weight, bool) or not isinstance(reply.weight, int) or reply.weight <= 0:
         return f"its weight is {reply.weight!r}, expected a positive whole number"
     if reply.weight >= LARGEST:
         return f"its weight {reply.weight} is over 2^53"
     if rules.max_weight is not None and reply.weight > rules.max_weight:
         return f"its weight {reply.weight} is over the limit of {rules.max_weight}"
+    if summed and rules.exact and (reason := too_large(reply.tensors, reply.weight)) is not None:
+        return reason
     unknown = set(reply.metrics) - op.measures if op.measures is not None else set()
     if unknown:
         return f"it has the metrics {sorted(unknown)}, which were not asked for"
@@ -229,4 +235,6 @@ def clean(replies: Replies, op: Op, payloads: Sequence[Payload], rules: Rules, s
             return False
         if beside_fault(replies.tensors, min(weights), op, payloads[0], rules.max_norm) is not None:
             return False
+    if summed and rules.exact and too_large(replies.tensors, max(weights)) is not None:
+        return False
     return _unusable({**replies.tensors, **replies.maxima}, summed) is None

@@ -6,9 +6,11 @@ import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from hansa.core.ask import Ask, Gathered, Reduced
 from hansa.core.budget import EPSILON
+from hansa.core.exact_sums import from_steps, steps_of_limbs, steps_to_limbs, to_steps
 from hansa.core.op import Op
 
 LISTED = 100  # largest number of parties that a metrics line lists one by one
@@ -28,7 +30,7 @@ class Means:
     """Weighted means of named numbers; each mean is over the parties that sent the number."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, tuple[float, int, int]] = {}
+        self._sums: dict[str, tuple[Any, int, int]] = {}
 
     def add(self, numbers: dict[str, float], weight: int) -> None:
         for name, value in numbers.items():
@@ -44,6 +46,30 @@ class Means:
     def result(self, least: int = 1) -> dict[str, float]:
         """The means of the numbers that at least `least` parties sent."""
         return {name: total / weights for name, (total, weights, count) in self._sums.items() if count >= least}
+
+
+class ExactMeans(Means):
+    """Weighted means whose sums are exact (`core.exact_sums`): any grouping of the parties gives the same bits."""
+
+    def add(self, numbers: dict[str, float], weight: int) -> None:
+        for name, value in numbers.items():
+            self._join(name, to_steps(value * weight), weight, 1)
+
+    def _join(self, name: str, steps: int, weight: int, count: int) -> None:
+        total, weights, parties = self._sums.get(name, (0, 0, 0))
+        self._sums[name] = (total + steps, weights + weight, parties + count)
+
+    def add_partial(self, rows: Mapping[str, list[int]]) -> None:
+        """Add the sums of other parties, as `partial` has them."""
+        for name, (*limbs, weight, count) in rows.items():
+            self._join(name, steps_of_limbs(limbs), weight, count)
+
+    def partial(self) -> dict[str, list[int]]:
+        """For each name the limbs of the sum, the weight, and the number of parties."""
+        return {name: [*steps_to_limbs(total), weight, count] for name, (total, weight, count) in self._sums.items()}
+
+    def result(self, least: int = 1) -> dict[str, float]:
+        return {name: from_steps(total) / weights for name, (total, weights, n) in self._sums.items() if n >= least}
 
 
 class Medians(Means):

@@ -1,7 +1,7 @@
 """Sums of replies, in memory or over files, that do not depend on the order of arrival.
 
 Sums are float64 with integer weights, divided once. Parties are in the order of their ids, in blocks of fixed size, and
-block sums are added in order.
+block sums are added in order. With `run.sums = "exact"` they are sums of whole numbers instead (`core.exact_sums`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hansa.core import codec
+from hansa.core.exact_sums import ExactSum
 from hansa.core.op import Reply
 from hansa.core.rows import FileRows
 
@@ -82,8 +83,8 @@ class BlockSum:
         return self._total
 
 
-def stored_sums(replies: list[tuple[StoredReply, int]]) -> dict[str, Tensor]:
-    """The weighted sums of stored replies, read in blocks of columns; the bits are those of `BlockSum`."""
+def stored_sums(replies: list[tuple[StoredReply, int]], make: type[BlockSum] | type[ExactSum]) -> dict[str, Tensor]:
+    """The weighted sums of stored replies, read in blocks of columns; the bits are those of `make`."""
     shares = [share for _, share in replies]
     sums = {}
     for name, like in replies[0][0].tensors.items():
@@ -91,7 +92,7 @@ def stored_sums(replies: list[tuple[StoredReply, int]]) -> dict[str, Tensor]:
         rows = FileRows(offsets, like.numel(), like.dtype)
 
         def add(at: int, end: int, block: Tensor) -> tuple[int, int, Tensor]:
-            total = BlockSum()
+            total = make()
             total.add_rows({"": block}, shares)
             return at, end, total.result()[""]
 
@@ -121,8 +122,8 @@ class StoredReply(Reply):
         reply = Reply.of_tree(tree)
         if len(memory) <= COPIED:
             copies = [{name: t.clone() for name, t in group.items()} for group in (reply.tensors, reply.maxima)]
-            return cls(copies[0], reply.weight, copies[1], reply.metrics, path, starts)
-        return cls(reply.tensors, reply.weight, reply.maxima, reply.metrics, path, starts, memory)
+            return cls(copies[0], reply.weight, copies[1], reply.metrics, reply.count, path, starts)
+        return cls(reply.tensors, reply.weight, reply.maxima, reply.metrics, reply.count, path, starts, memory)
 
     @property
     def wide(self) -> bool:

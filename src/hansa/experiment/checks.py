@@ -32,6 +32,8 @@ def check_settings(algorithm: Algorithm, run: Run, problem: Problem, protocol: S
             f"{algorithm.name}: {fusion.name} looks at the update of each party, which a secure sum hides; use the "
             "fusion 'mean' and have each party bound the norm of its own update (privacy.bound), or no secure sum"
         )
+    if run.sums == "exact":
+        _check_exact_sums(algorithm, protocol)
     needed = run.rules().needed(problem.cohort_size)
     if needed > problem.cohort_size:
         raise ConfigError(
@@ -59,6 +61,19 @@ def check_settings(algorithm: Algorithm, run: Run, problem: Problem, protocol: S
             )
         if run.deadline is not None:
             raise ConfigError(f"run.deadline: {algorithm.name} is asynchronous and has no deadlines; leave it out")
+
+
+def _check_exact_sums(algorithm: Algorithm, protocol: SumProtocol | None) -> None:
+    if protocol is not None:
+        raise ConfigError(
+            "run.sums: 'exact' applies to plain sums, and a secure sum or protocol= takes over every sum (secure sums "
+            "add whole numbers anyway); leave one of them out"
+        )
+    if "reduce" not in algorithm.verbs:
+        seen = algorithm.parts().fusion or algorithm
+        raise ConfigError(
+            f"run.sums: {seen.name} does not sum the replies of a round, so 'exact' would have no effect; leave it out"
+        )
 
 
 def transforms(algorithm: Algorithm, run: Run) -> list[tuple[str, Transform]]:

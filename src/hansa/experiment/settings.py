@@ -36,7 +36,8 @@ class Run:
     more than `reply_memory` bytes. `devices` describes the parties' machines and networks in simulated time; an ask
     that trains may take `deadline` simulated seconds. A party that cannot finish in time counts with the steps that it
     has done (`late = "partial"`) or is missing (`"drop"`). `compress` is the transform by which parties pack their
-    updates, by default none.
+    updates, by default none. `sums` says how replies are summed: "ordered" as float64 numbers in the order of the
+    parties, "exact" as whole numbers, so that every grouping of the parties gives the same bits.
     """
 
     rounds: int = 10
@@ -68,6 +69,7 @@ class Run:
     deadline: float | None = None
     late: Literal["drop", "partial"] = "partial"
     compress: Transform | None = None
+    sums: Literal["ordered", "exact"] = "ordered"
     checkpoint_seconds: float = 5.0
 
     def __post_init__(self) -> None:
@@ -129,4 +131,4 @@ class Run:
     def rules(self, spec: ParamSpec | None = None) -> Rules:
         """The rules that replies must keep; with a model's `spec`, also for its buffers."""
         return Rules(self.quorum, self.min_cohort, self.max_norm, self.max_weight, self.reply_memory, self.max_stats,
-                     () if spec is None else variances(spec))  # fmt: skip
+                     () if spec is None else variances(spec), exact=self.sums == "exact")  # fmt: skip

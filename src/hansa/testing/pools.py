@@ -67,6 +67,7 @@ async def history_on(experiment: Experiment, runtime: ProcessRuntime,
         objective = Objective(task.model, task.loss, experiment.run.seed, bf16=experiment.run.precision == "bf16")
         holdings = task.holdings(objective)
         clock = experiment.run.clock(holdings)
+        runtime.rules = experiment.run.rules(objective.spec)
         await runtime.begin(experiment.tree, experiment.folder, journal, clock)
         training = Training(experiment.algorithm, task, experiment.run, objective, holdings, clock=clock)
         return await complete_async(training.steps(), runtime.answer), training.history

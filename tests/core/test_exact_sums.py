@@ -1,0 +1,335 @@
+"""Exact sums and partial sums: any grouping of the parties gives the same bits, and nobody is trusted with a count."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hansa.core import codec, sums
+from hansa.core.ask import Ask, Reduced
+from hansa.core.errors import DataError, RoundAborted
+from hansa.core.exact_sums import EXPONENTS, LIMBS, LIMIT, ExactSum, from_steps, steps_of_limbs, steps_to_limbs
+from hansa.core.op import Replies, Reply
+from hansa.core.partial_sums import PartialSum, ReplySum, unsuitable
+from hansa.core.replies import combine, reply_size
+from hansa.core.reply_checks import Rules, fault
+from hansa.core.round_record import Record
+from hansa.core.sums import StoredReply
+from hansa.local import SGD
+from hansa.transforms import Int8
+
+MODEL = {"w": torch.zeros(3), "stats": torch.zeros(0), "counts": torch.zeros(2, dtype=torch.int64)}
+EXACT = Rules(exact=True)
+GRID = 2.0 ** EXPONENTS[-1]
+
+
+def reply(*values: float, weight: Any = 1, counts: tuple[int, int] = (0, 0), **metrics: float) -> Reply:
+    return Reply({"w": torch.tensor(values, dtype=torch.float32)}, weight, {"counts": torch.tensor(counts)}, metrics)
+
+
+def ask(parties: int, verb: Any = "reduce", uniform: bool = False, op: Any = None) -> Ask:
+    return Ask(verb, 0, "round", 0, op or SGD(), {"model": MODEL}, tuple(range(parties)), uniform=uniform)
+
+
+def summed(replies: list[Reply], uniform: bool = False) -> Reply:
+    total = ReplySum(uniform)
+    for one in replies:
+        total.add(one)
+    return total.reply()
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two answers have the same bits."""
+    return codec.encode(vars(a)) == codec.encode(vars(b))
+
+
+def product_sum(values: list[float], weights: list[int]) -> float:
+    """The sum of weight times value by `math.fsum`, with each product on the grid."""
+    return math.fsum(round((v * w) / GRID) * GRID for v, w in zip(values, weights, strict=True))
+
+
+numbers = st.floats(-1e15, 1e15, width=64) | st.floats(-1.0, 1.0, width=32) | st.sampled_from([0.0, -0.0, 1e-30, -GRID])
+columns = st.lists(st.tuples(numbers, st.integers(1, 1000)), min_size=1, max_size=40)
+
+
+@given(columns)
+@settings(max_examples=150)
+def test_an_exact_sum_is_the_nearest_float64_of_the_sum(terms: list[tuple[float, int]]) -> None:
+    values, weights = [v for v, _ in terms], [w for _, w in terms]
+    total = ExactSum()
+    for value, weight in terms:
+        total.add({"x": torch.tensor([value], dtype=torch.float64)}, weight)
+    assert float(total.result()["x"]) == product_sum(values, weights)
+    rows = ExactSum()
+    rows.add_rows({"x": torch.tensor(values, dtype=torch.float64).unsqueeze(1)}, weights)
+    assert torch.equal(rows.partial()["limbs/x"], total.partial()["limbs/x"])
+
+
+def test_float32_values_of_usual_sizes_are_summed_without_any_rounding() -> None:
+    values = torch.randn(500, generator=torch.Generator().manual_seed(0)) * 1e-3
+    weights = [n % 997 + 1 for n in range(500)]
+    total = ExactSum()
+    total.add_rows({"x": values.unsqueeze(1)}, weights)
+    assert float(total.result()["x"]) == math.fsum(float(v) * w for v, w in zip(values, weights, strict=True))
+
+
+def grouped(draw: Any, replies: list[Reply]) -> list[Reply]:
+    """The replies in another order, some of them in partial sums, and partial sums of partial sums."""
+    left = list(draw(st.permutations(replies)))
+    for _ in range(draw(st.integers(0, 3))):
+        size = draw(st.integers(2, max(2, len(left))))
+        if len(left) >= size:
+            left = [*left[size:], summed(left[:size])]
+    return left
+
+
+@st.composite
+def cohorts(draw: Any) -> tuple[list[Reply], list[Reply]]:
+    finite = st.floats(-1e9, 1e9, width=32)
+    one = st.builds(
+        lambda values, weight, counts, metrics: reply(*values, weight=weight, counts=counts, **metrics),
+        st.tuples(finite, finite, finite),
+        st.integers(1, 10**6),
+        st.tuples(st.integers(0, 9), st.integers(0, 9)),
+        st.dictionaries(st.just("train_loss"), st.floats(0, 1e6), max_size=1),
+    )
+    replies = draw(st.lists(one, min_size=2, max_size=12))
+    return replies, grouped(draw, replies)
+
+
+def reduced(replies: list[Reply], rules: Rules = EXACT, uniform: bool = False) -> tuple[Reduced, Record]:
+    """The answer to an ask whose replies come in this order, each reply for as many parties as it stands for."""
+    outcomes: list[Any] = []
+    at = 0
+    for one in replies:
+        parties = tuple(range(at, at + one.count))
+        outcomes.append(PartialSum("relay", parties, one) if one.count > 1 else (at, one))
+        at += one.count
+    record = Record()
+    answer = combine(ask(at, uniform=uniform), outcomes, rules, record)
+    assert isinstance(answer, Reduced)
+    return answer, record
+
+
+@given(cohorts())
+@settings(max_examples=150)
+def test_any_grouping_and_order_of_the_parties_gives_the_same_bits(cohort: tuple[list[Reply], list[Reply]]) -> None:
+    single, groups = cohort
+    one, record = reduced(single)
+    other, recorded = reduced(groups)
+    assert same(one, other)
+    assert (record.asked, record.accepted, record.fused, record.metrics) == (
+        (recorded.asked, recorded.accepted, recorded.fused, recorded.metrics)
+    )
+
+
+def test_a_stack_and_files_give_the_bits_of_single_replies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draws = torch.Generator().manual_seed(1)
+    w = torch.randn(70, 3, generator=draws) * 100
+    replies = [reply(*w[k].tolist(), weight=k + 1, train_loss=k / 7) for k in range(70)]
+    one, _ = reduced(replies)
+    counts = {"counts": torch.zeros(70, 2, dtype=torch.int64)}
+    stack = Replies(list(range(70)), {"w": w}, list(range(1, 71)), counts, {"train_loss": [k / 7 for k in range(70)]})
+    stacked = combine(ask(70), [stack], EXACT, Record())
+    assert same(one, stacked)
+    monkeypatch.setattr(sums, "WIDE", 1)
+    stored = []
+    for k, each in enumerate(replies):
+        (tmp_path / str(k)).write_bytes(codec.encode(each.tree()))
+        stored.append((k, StoredReply.read(tmp_path / str(k))))
+    assert same(one, combine(ask(70), stored, EXACT, Record()))
+    halves: list[Any] = [*stored[:35], PartialSum("relay", tuple(range(35, 70)), summed(replies[35:]))]
+    assert same(one, combine(ask(70), halves, EXACT, Record()))
+
+
+def test_the_default_sums_depend_on_the_grouping_and_exact_sums_do_not() -> None:
+    values = [1.0, 2.0**-53, 2.0**-53]
+    ordered, _ = reduced([Reply({"w": torch.tensor([v] * 3)}, 1, {"counts": torch.zeros(2, dtype=torch.int64)})
+                          for v in values], Rules())  # fmt: skip
+    exact, _ = reduced([reply(v, v, v) for v in values])
+    assert ordered.sums["w"].tolist() == [1.0] * 3
+    assert exact.sums["w"].tolist() == [1.0 + 2.0**-52] * 3
+
+
+def test_limbs_are_carried_in_time_and_hold_the_largest_sums() -> None:
+    largest = math.nextafter(LIMIT, 0)
+    total, steps = ExactSum(), 0
+    big = ExactSum()
+    big.add_rows({"x": torch.full((64, 1), largest, dtype=torch.float64)}, [1] * 64)
+    for _ in range(600):  # more additions than the limbs hold without a carry
+        total.add_partial(big.partial())
+        steps += steps_of_limbs(big.partial()["limbs/x"][:, 0].tolist())
+    total.add({"x": torch.tensor([-0.3], dtype=torch.float64)}, 1)
+    steps += steps_of_limbs(steps_to_limbs(round(-0.3 / GRID)))
+    assert abs(int(total.partial()["limbs/x"][0])) > 2**53
+    assert float(total.result()["x"]) == from_steps(steps)
+
+
+@given(st.integers(-(2**150), 2**150))
+def test_limbs_have_one_form_for_each_number(steps: int) -> None:
+    limbs = steps_to_limbs(steps)
+    assert len(limbs) == LIMBS and steps_of_limbs(limbs) == steps
+    assert all(-(2**47) <= limb < 2**47 for limb in limbs[1:])
+
+
+@pytest.mark.parametrize(("value", "weight", "fits"), [
+    (2.0**50, 2**9, True), (2.0**50, 2**10, False), (-(2.0**50), 2**10, False), (3e38, 1, False)
+])  # fmt: skip
+def test_a_value_that_does_not_fit_is_rejected_with_its_party(value: float, weight: int, fits: bool) -> None:
+    replies = [reply(1, 2, 3), reply(0, value, 0, weight=weight), reply(3, 2, 1)]
+    answer, record = reduced(replies)
+    assert answer.count == (3 if fits else 2)
+    assert record.rejected == ({} if fits else {
+        1: "w has values that reach 2^60 when multiplied by its weight, too large for an exact sum"})  # fmt: skip
+    tensors = {"w": torch.stack([one.tensors["w"] for one in replies])}
+    counts = {"counts": torch.zeros(3, 2, dtype=torch.int64)}
+    stack = Replies([0, 1, 2], tensors, [1, weight, 1], counts)
+    assert same(answer, combine(ask(3), [stack], EXACT, Record()))
+    assert fault(replies[1], SGD(), {"model": MODEL}, Rules()) is None  # the default sums take it
+    total = ReplySum()
+    if not fits:
+        with pytest.raises(DataError, match=r"2\^60"):
+            total.add(replies[1])
+    for bad in (reply(0, math.nan, 0), reply(0, 0, math.inf), reply(0, 0, 0, train_loss=1e30)):
+        with pytest.raises(DataError):
+            total.add(bad)
+
+
+def test_integers_and_counters_are_part_of_a_partial_sum() -> None:
+    replies = [Reply({"n": torch.tensor([k, -k])}, 2, {"most": torch.tensor([k])}) for k in range(5)]
+    total = summed(replies)
+    assert total.tensors["n"].tolist() == [20, -20] and total.tensors["n"].dtype == torch.int64
+    assert total.maxima["most"].tolist() == [4] and (total.weight, total.count) == (10, 5)
+    assert summed(replies, uniform=True).tensors["n"].tolist() == [10, -10]
+
+
+# Nobody is trusted with a count
+
+
+def changed(**fields: Any) -> Reply:
+    """A partial sum of two parties with other fields, or with other tensors."""
+    total = summed([reply(1, 2, 3, weight=4, train_loss=1.0), reply(3, 2, 1, weight=6, train_loss=3.0)])
+    for name, value in fields.items():
+        if name in ("count", "weight", "metrics"):
+            setattr(total, name, value)
+        else:
+            total.tensors[name.replace("__", "/")] = value
+    return total
+
+
+def limbs(first: int = 0, second: int = 0) -> Tensor:
+    return torch.tensor([[first] * 3, [second] * 3, [0] * 3])
+
+
+def metric(weight: int = 10, count: int = 2, mean: float = 1.0) -> Tensor:
+    return torch.tensor([*steps_to_limbs(round(mean * weight / GRID)), weight, count])
+
+
+@pytest.mark.parametrize(("partial", "reason"), [
+    (changed(count=3), "it stands for 3 parties, and its sender was given 2"),
+    (changed(count=1), "it stands for 1 parties, and its sender was given 2"),
+    (changed(count=0), "it stands for 0 parties"),
+    (changed(count=-2), "it stands for -2 parties"),
+    (changed(count=True), "it stands for True parties"),
+    (changed(count=2.0), "it stands for 2.0 parties"),
+    (changed(weight=201), "its weight is 201, and that of 2 parties lies in 2..200"),
+    (changed(weight=1), "its weight is 1"),
+    (changed(weight=-4), "its weight is -4"),
+    (changed(limbs__w=torch.zeros(3, 4, dtype=torch.int64)), r"limbs/w has the shape (3, 4), expected (3, 3)"),
+    (changed(limbs__w=torch.zeros(3, 3)), "limbs/w is torch.float32, expected torch.int64"),
+    (changed(w=torch.zeros(3)), "it has the tensors ['limbs/w', 'w'], expected ['limbs/w']"),
+    (changed(limbs__w=limbs(second=2**47)), "the sums limbs/w are not in canonical form"),
+    (changed(limbs__w=limbs(first=2**42)), "the sums limbs/w are larger than the sum of 2 parties can be"),
+    (changed(limbs__w=limbs(first=-(2**63))), "larger than the sum of 2 parties can be"),
+    (changed(metrics={"train_loss": 1.0}), "it has metrics outside its sums"),
+    (changed(metrics__fame=metric()), "it has the metrics ['fame'], which were not asked for"),
+    (changed(metrics__train_loss=metric(weight=11)), "its metric train_loss has the weight 11 of 2 parties"),
+    (changed(metrics__train_loss=metric(count=3)), "the weight 10 of 3 parties"),
+    (changed(metrics__train_loss=metric(weight=0)), "the weight 0 of 2 parties"),
+    (changed(metrics__train_loss=torch.zeros(4, dtype=torch.int64)), "is not 5 whole numbers"),
+    (changed(metrics__train_loss=metric(mean=-1.0)), "its metric train_loss is -1, and must lie in 0.."),
+])  # fmt: skip
+def test_a_partial_sum_that_lies_is_rejected_by_its_senders_name(partial: Reply, reason: str) -> None:
+    rules, record = Rules(exact=True, max_weight=100, named_loss=True), Record()
+    honest = reply(1, 1, 1, weight=2)
+    answer = combine(ask(3), [(0, honest), PartialSum("relay eve", (1, 2), partial)], rules, record)
+    assert isinstance(answer, Reduced)
+    assert answer.sums["w"].tolist() == [2, 2, 2]  # as if the partial sum had not come
+    assert (record.asked, record.accepted, answer.count, answer.weight) == (3, 1, 1, 2)
+    assert set(record.rejected) == {1, 2}
+    for why in record.rejected.values():
+        assert why.startswith("the partial sum of relay eve: ") and reason in why
+
+
+def test_the_partial_sum_of_the_hostile_test_is_fine_when_nothing_is_changed() -> None:
+    rules, record = Rules(exact=True, max_weight=100, named_loss=True), Record()
+    answer = combine(ask(2), [PartialSum("relay eve", (0, 1), changed())], rules, record)
+    assert isinstance(answer, Reduced)
+    assert answer.sums["w"].tolist() == [22, 20, 18] and answer.metrics == {"train_loss": 2.2}
+    assert not record.rejected and record.fused == {0, 1}
+
+
+def test_a_party_cannot_stand_for_others() -> None:
+    for count in (0, -1, 2, 10**9):
+        boast = reply(1, 2, 3, weight=5)
+        boast.count = count
+        for rules in (Rules(), EXACT):
+            why = fault(Reply.of_tree(codec.decode(codec.encode(boast.tree()))), SGD(), {"model": MODEL}, rules)
+            assert why == f"it stands for {count} parties, and a party answers for itself alone"
+
+
+def test_uniform_weights_count_parties() -> None:
+    replies = [reply(1, 2, 3, weight=4), reply(3, 2, 1, weight=6)]
+    one, _ = reduced(replies, uniform=True)
+    record = Record()
+    outcomes = [PartialSum("relay", (0, 1), summed(replies, uniform=True))]
+    assert same(one, combine(ask(2, uniform=True), outcomes, EXACT, record))
+    heavy = [PartialSum("relay", (0, 1), summed(replies)), (2, reply(1, 1, 1))]
+    combine(ask(3, uniform=True), heavy, EXACT, record)
+    assert "its weight is 10, and that of 2 parties lies in 2..2" in record.rejected[0]
+
+
+@pytest.mark.parametrize(("verb", "rules", "op", "reason"), [
+    ("gather", EXACT, None, "the ask does not sum replies"),
+    ("reduce", Rules(), None, "run.sums is not 'exact'"),
+    ("reduce", Rules(exact=True, max_norm=1.0), None, "the norm of each update is limited"),
+    ("reduce", Rules(exact=True, growth=1e9), None, "the norm of each update is limited"),
+    ("reduce", Rules(exact=True, max_stats=1.0), None, "the running statistics of each party are limited"),
+    ("reduce", EXACT, Int8().around(SGD()), "each reply is packed by a transform"),
+])  # fmt: skip
+def test_what_looks_at_each_party_excludes_partial_sums(verb: Any, rules: Rules, op: Any, reason: str) -> None:
+    question, record = ask(3, verb, op=op), Record()
+    assert reason in str(unsuitable(question, rules))
+    with pytest.raises(RoundAborted, match="0 usable replies"):
+        combine(question, [PartialSum("relay", (0, 1), changed()), (2, "it is away")], rules, record)
+    assert f"it stands for several parties, which is not possible here: {reason}" in record.rejected[0]
+
+
+def test_a_capped_weight_or_a_recorded_loss_excludes_partial_sums() -> None:
+    partial = PartialSum("relay", (0, 1), changed())
+    record = Record()
+    combine(ask(3), [partial, (2, reply(1, 1, 1))], EXACT, record, heaviest=10)
+    assert "the weight of each party is capped" in record.rejected[0]
+    record = Record(each={})
+    combine(ask(3), [partial, (2, reply(1, 1, 1))], EXACT, record)
+    assert "the loss of each party is recorded" in record.rejected[1]
+
+
+def test_a_reply_for_one_party_travels_as_before() -> None:
+    one = reply(1, 2, 3, weight=5, train_loss=0.5)
+    assert set(one.tree()) == {"tensors", "weight", "maxima", "metrics"}
+    total = summed([one, one])
+    back = Reply.of_tree(codec.decode(codec.encode(total.tree())))
+    assert (back.count, back.weight) == (2, 10) and same(back, total)
+    assert reply_size(one) == len(codec.encode(one.tree()))
+    assert reply_size(total) == len(codec.encode(total.tree()))
+    for bad in (torch.tensor(2.0), torch.tensor([2]), 2):
+        with pytest.raises(DataError, match="its count is not one whole number"):
+            Reply.of_tree({**one.tree(), "count": bad})
