@@ -15,7 +15,7 @@ from torch import Tensor
 from hansa.core import codec, sums
 from hansa.core.ask import Ask, Reduced
 from hansa.core.errors import DataError, RoundAborted
-from hansa.core.exact_sums import EXPONENTS, LIMBS, LIMIT, ExactSum, from_steps, steps_of_limbs, steps_to_limbs
+from hansa.core.exact_sums import EXPONENTS, LIMBS, LIMIT, ExactSum, from_steps, rounded, steps_of_limbs, steps_to_limbs
 from hansa.core.op import Replies, Reply
 from hansa.core.partial_sums import PartialSum, ReplySum, unsuitable
 from hansa.core.replies import combine, reply_size
@@ -170,6 +170,29 @@ def test_limbs_are_carried_in_time_and_hold_the_largest_sums() -> None:
     steps += steps_of_limbs(steps_to_limbs(round(-0.3 / GRID)))
     assert abs(int(total.partial()["limbs/x"][0])) > 2**53
     assert float(total.result()["x"]) == from_steps(steps)
+
+
+def test_limbs_do_not_overflow_in_large_cohorts() -> None:
+    total = ExactSum()
+    total.add_rows({"x": torch.full((80_000, 1), 2.0**19)}, [1] * 80_000)  # 2^47 units each: 2^63 without a carry
+    assert float(total.result()["x"]) == 80_000 * 2.0**19
+
+
+edges = st.sampled_from([-(2**47), -(2**47) + 1, -1, 0, 1, 2**47 - 1]) | st.integers(-(2**47), 2**47 - 1)
+
+
+@given(st.integers(-(2**54), 2**54), edges, edges)
+@settings(max_examples=500)
+def test_limbs_are_rounded_once_to_the_nearest_number(first: int, second: int, third: int) -> None:
+    found = rounded(torch.tensor([[first], [second], [third]]))
+    assert float(found) == from_steps(steps_of_limbs([first, second, third]))
+
+
+def test_a_sum_next_to_the_middle_of_two_numbers_goes_to_the_nearer_one() -> None:
+    for first in (2**52 + 7, 2**52 + 8, -(2**52) - 7, -(2**52) - 8):  # the next float64 is a whole unit away
+        for third in (-1, 0, 1):
+            limbs = [first, -(2**47), third]
+            assert float(rounded(torch.tensor(limbs).unsqueeze(1))) == from_steps(steps_of_limbs(limbs))
 
 
 @given(st.integers(-(2**150), 2**150))
