@@ -24,6 +24,7 @@ provide("predictor", "hansa.core.predictor", "hansa.core.own_model", "hansa.algo
 provide("devices", "hansa.sim.devices")
 provide("distribution", "hansa.sim.distributions")
 provide("availability", "hansa.sim.devices")
+provide("engine", "hansa.sim.engines")
 _SECURE = ["hansa.secure", *(f"hansa.secure.{m}" for m in ("paillier_sum", "threshold_sum", "functional_sum", "ckks"))]
 provide("secure", *_SECURE)
 provide("dp", "hansa.privacy")

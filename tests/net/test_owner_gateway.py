@@ -42,7 +42,9 @@ def gateway(tmp_path: Path) -> Any:
         (tmp_path / "party.toml").write_text(policy)
         read = Policy.read(tmp_path / "party.toml")
         vault = PartyVault(tmp_path, spent, read.privacy.budget, read.peers)
-        return OwnerGateway(SampleGateway((X, Y), (X, Y)), read, vault, "job", ask, op, {"model": MODEL})
+        opened = OwnerGateway(SampleGateway((X, Y), (X, Y)), read, vault, "job", op, {"model": MODEL})
+        opened.open(ask)
+        return opened
 
     return make
 
@@ -90,5 +92,8 @@ def test_the_owners_limits_refuse_before_the_op_runs(gateway: Any) -> None:
 def test_a_closed_gateway_admits_nothing(gateway: Any) -> None:
     held = gateway(SGD())
     held.close()
+    unopened = OwnerGateway(held, held._policy, held._vault, "job", SGD(), {"model": MODEL})
+    with pytest.raises(PartyError, match="may not read"):
+        unopened.train("train")
     with pytest.raises(PartyError, match="may not read"):
         held.train("train")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import hansa
 from hansa.core.objective import Objective
 from hansa.core.op import Replies, Reply
+from hansa.core.registry import build
 from hansa.local import (
     SGD,
     SVRG,
@@ -30,8 +31,8 @@ from hansa.local import (
 )
 from hansa.schedule import ExponentialDecay
 from hansa.sim import runtime
-from hansa.sim.choice import RunSize, pick_engine
-from hansa.sim.engine import PartyWork, ReferenceEngine
+from hansa.sim.engine import EngineInputs, PartyWork, ReferenceEngine
+from hansa.sim.run_size import RunSize
 from hansa.sim.stacked import StackedEngine
 from hansa.sim.workers import WorkersEngine
 
@@ -422,7 +423,7 @@ def test_auto_stacks_chains_and_small_models_in_long_runs_and_leaves_the_others_
     for model, parties, work, name in cases:
         given = task(model, [4] * parties)
         objective = Objective(given.model, given.loss, 0)
-        engine = pick_engine("auto", objective, given.holdings(objective), 0, work)
+        engine = build("engine", "auto").start(EngineInputs(objective, given.holdings(objective), 0, work))
         assert engine.name == name, (model, parties, work)
         assert isinstance(engine, WorkersEngine) == (work is long)
         assert engine.why()
@@ -432,7 +433,8 @@ def test_a_resumed_run_keeps_the_bits_it_began_with() -> None:
     given = task(dropout, [4] * 8)
     objective = Objective(given.model, given.loss, 0)
     long = RunSize(100_000, 4, SGD(batch=2))
-    engine = pick_engine("auto", objective, given.holdings(objective), 0, long, before="reference")
+    inputs = EngineInputs(objective, given.holdings(objective), 0, long, before={"engine": "reference"})
+    engine = build("engine", "auto").start(inputs)
     assert engine.name == "workers"
     assert engine.plan() == ReferenceEngine(objective, given.holdings(objective), 0).plan()
 
@@ -451,12 +453,9 @@ def test_workers_by_name_are_refused_where_processes_cannot_be_forked(monkeypatc
 def test_a_run_that_is_alone_in_its_process_forks_only_by_name() -> None:
     given, long = task(dropout, [4] * 7), RunSize(100_000, 4, SGD(batch=2))
     objective = Objective(given.model, given.loss, 0)
-    forks = {
-        name: isinstance(
-            pick_engine(name, objective, given.holdings(objective), 0, long, alone=True), WorkersEngine
-        )
-        for name in ("auto", "stacked", "reference", "workers")
-    }  # fmt: skip
+    inputs = EngineInputs(objective, given.holdings(objective), 0, long, alone=True)
+    names = ("auto", "stacked", "reference", "workers")
+    forks = {name: isinstance(build("engine", name).start(inputs), WorkersEngine) for name in names}
     assert forks == {"auto": False, "stacked": False, "reference": False, "workers": True}
 
 

@@ -21,9 +21,9 @@ from hansa.local import DPSGD, SGD, SVRG, Batch, Carry, Context, Gradient, Local
 from hansa.models.resnet import ResidualBlock
 from hansa.schedule import ExponentialDecay
 from hansa.sim import gpu
-from hansa.sim.choice import RunSize
 from hansa.sim.engine import Outcome, PartyWork, ReferenceEngine
 from hansa.sim.rewrite import Rewritten
+from hansa.sim.run_size import RunSize
 from hansa.sim.stacked import StackedEngine
 from lora import WIDTH, adapted
 

@@ -107,7 +107,7 @@ def run(
     out: Annotated[Path | None, typer.Option("--out", help="Folder of the run. Default: runs/NAME-TIME.")] = None,
     data_dir: DataDir = None,
     engine: Annotated[
-        str | None, typer.Option("--engine", help="Simulation engine: auto, reference, workers or stacked.")
+        str | None, typer.Option("--engine", help="Simulation engine (hansa parts engine). Default: auto.")
     ] = None,
     track: Track = None,
     ui: Ui = False,

@@ -231,7 +231,11 @@ class Op(Part):
         return frozenset(self.expects(payload)) - {self.update} if self.update is not None else frozenset()
 
     def demands(self, n: int, payload: Payload) -> dict[str, int]:
-        """The work of the op for a party with n samples, by name of the party's limits (`net.party.workload`)."""
+        """The work of the op for a party with n samples, by name of the party's limits (`net.party.workload`).
+
+        A deployed party refuses work beyond its limits. The simulated clock charges the time of `steps`, such as one
+        per batch, or per pass over the samples.
+        """
         return {}
 
     def most(self, n: int, payload: Payload, longest: float | None) -> dict[str, float]:

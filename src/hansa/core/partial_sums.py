@@ -36,11 +36,13 @@ class PartialSum:
     """The sum of the replies of `parties`, made by `sender`.
 
     `parties` are those that the receiver gave to the sender, without those that the sender reported as missing.
+    `bytes` is the size of what was sent, if that is not the reply.
     """
 
     sender: str
     parties: tuple[int, ...]
     reply: Reply
+    bytes: int | None = None
 
 
 class ReplySum:

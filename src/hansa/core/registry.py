@@ -21,7 +21,7 @@ from hansa.core.errors import ConfigError, nearest
 
 KINDS = ("algorithm", "local", "server", "fusion", "select", "transform", "adversary", "model", "dataset", "partition",
          "prepare", "predictor", "op", "schedule", "pace", "devices", "distribution", "availability",
-         "tracker", "secure", "dp")  # fmt: skip
+         "engine", "tracker", "secure", "dp")  # fmt: skip
 
 
 _NOUNS = {"local": "local solver", "server": "server optimiser", "select": "selector", "dataset": "data set",

@@ -154,7 +154,7 @@ class ReplyCombiner:
         parties, reply = partial.parties, partial.reply
         self.record.asked += self._counted * len(parties)
         self.record.consulted += self._consulted * len(parties)
-        self.record.bytes_up += reply_size(reply)
+        self.record.bytes_up += reply_size(reply) if partial.bytes is None else partial.bytes
         reason = partial_fault(partial, self.ask, self.rules, self._heaviest)
         if reason is None and self.record.each is not None:
             reason = "it stands for several parties, which is not possible here: the loss of each party is recorded"

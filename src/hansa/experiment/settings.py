@@ -17,6 +17,8 @@ from hansa.schedule import Fixed, Pace
 from hansa.select import Selector, Uniform
 from hansa.sim.clock import VirtualClock
 from hansa.sim.devices import Devices
+from hansa.sim.engine import Engine
+from hansa.sim.engines import Auto
 from hansa.transforms import Transform
 
 
@@ -47,7 +49,7 @@ class Run:
     select: Selector = Uniform()
     pace: Pace = Fixed()
     own: dict = field(default_factory=dict)  # type: ignore[type-arg]
-    engine: Literal["auto", "reference", "workers", "stacked"] = "auto"
+    engine: Engine = Auto()
     device: str = "cpu"
     precision: Literal["float32", "tf32", "bf16"] = "float32"
     compile: Literal["auto", "on", "off"] = "auto"

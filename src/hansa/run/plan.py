@@ -13,7 +13,7 @@ import hansa
 from hansa.adversary import Adversary
 from hansa.core.algorithm import Algorithm
 from hansa.core.errors import ConfigError
-from hansa.core.registry import Part, check_name, from_config, to_config
+from hansa.core.registry import Part, check_name, fill, from_config, to_config
 from hansa.core.task import Holdings
 from hansa.experiment.settings import Run
 from hansa.privacy import Privacy
@@ -49,13 +49,17 @@ def fingerprint(holdings: Holdings) -> str:
 def describe(algorithm: Algorithm, run: Run, engine: ReferenceEngine, experiment: dict[str, Any] | None,
              groups: tuple[Adversary, ...], privacy: Privacy) -> dict[str, Any]:  # fmt: skip
     """The record of a run, as `experiment.json` stores it."""
-    settings = {f.name: getattr(run, f.name) for f in dataclasses.fields(run)}
-    settings |= {name: to_config(value) for name, value in settings.items() if isinstance(value, Part)}
     return {
-        "hansa": hansa.__version__, "algorithm": to_config(algorithm), "run": settings,
+        "hansa": hansa.__version__, "algorithm": to_config(algorithm), "run": run_settings(run),
         "plan": plan(engine, run.device), "experiment": experiment, "adversary": [to_config(group) for group in groups],
         "privacy": privacy.tree(),
     }  # fmt: skip
+
+
+def run_settings(run: Run) -> dict[str, Any]:
+    """The settings of a run as plain data."""
+    settings = {f.name: getattr(run, f.name) for f in dataclasses.fields(run)}
+    return settings | {name: to_config(value) for name, value in settings.items() if isinstance(value, Part)}
 
 
 def check_same_run(before: dict[str, Any], now: dict[str, Any], force: bool) -> None:
@@ -71,6 +75,8 @@ def check_same_run(before: dict[str, Any], now: dict[str, Any], force: bool) -> 
         )
     if before.get("data") != now["data"] and not force:
         raise ConfigError("the data are not those this run was begun with; use --force (force=True) to continue anyway")
+    # A run of an earlier version has no settings that came later, and the names of parts that have become tables.
+    before = {**before, "run": run_settings(fill(Run, before["run"], where="run"))}
     for part, changeable in (("plan", ()), ("algorithm", ()), ("adversary", ()), ("privacy", ()), ("run", CHANGEABLE)):
         old, new = (_fields(json.loads(json.dumps(record.get(part, [])))) for record in (before, now))
         changed = [f"{name} was {old.get(name)!r} and is {new.get(name)!r}" for name in sorted({*old, *new})

@@ -32,15 +32,11 @@ from hansa.run.plan import describe, fingerprint
 from hansa.run.recorder import Recorder, find_trackers, sample_counts
 from hansa.run.result import Result
 from hansa.server import Descent
-from hansa.sim.choice import RunSize, pick_engine
-from hansa.sim.engine import ReferenceEngine
+from hansa.sim.engine import EngineInputs, ReferenceEngine
+from hansa.sim.run_size import RunSize
 from hansa.sim.runtime import Simulation
-from hansa.sim.stacked import StackedEngine
 
 log = logging.getLogger("hansa")
-# Steps from which compiling pays: it takes 0.09 s per operation of a step, and saves 2 to 5 us per operation and step
-# (benchmarks/RESULTS.md, "When compiling pays").
-COMPILED_STEPS = 30_000
 
 
 def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = None, resume: bool = False,
@@ -167,12 +163,7 @@ def _engine(algorithm: Algorithm, objective: Objective, holdings: Holdings, run:
     """The engine of a run; `before` is the plan of a run that is resumed, which decides the engine."""
     solver = algorithm.parts().local
     work = RunSize(run.rounds, run.size(len(holdings)), solver) if isinstance(solver, LocalSolver) else None
-    alone = alone or before.get("lanes") == 1
-    engine = pick_engine(run.engine, objective, holdings, run.seed, work, before.get("engine"), alone)
-    if isinstance(engine, StackedEngine):
-        long = work is not None and work.steps(holdings, engine.chunk) >= COMPILED_STEPS
-        long = before.get("compiled", long)
-        engine.compiles = engine.records and (run.compile == "on" or (run.compile == "auto" and long))
+    engine = run.engine.start(EngineInputs(objective, holdings, run.seed, work, before, alone, run.compile))
     log.info("engine %s: %s", engine.name, engine.why())
     return engine
 

@@ -1,49 +1,76 @@
-"""Choice of the engine: by name, or the fastest one for the model, the device and the length of the run."""
+"""Choice of the engine: the fastest one for the model, the device and the length of the run."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from hansa.core.errors import ConfigError, nearest
-from hansa.core.objective import Objective
-from hansa.core.task import Holdings
-from hansa.local.solver import LocalSolver
-from hansa.sim.engine import ReferenceEngine
+from hansa.core.errors import ConfigError
+from hansa.sim.engine import EngineInputs, ReferenceEngine
 from hansa.sim.stacked import StackedEngine, heavy
 from hansa.sim.workers import WorkersEngine, usable
 
-ENGINES = ("auto", "reference", "workers", "stacked")
 FORK_SECONDS = 0.3  # least training time of one process for which starting worker processes pays
 MAP_SECONDS = 5.0  # least training time for which importing vmap pays
 MAP_DIM, MAP_PARTIES = 20_000, 8  # on a CPU, larger models and fewer parties train faster one party at a time
-STEP_SECONDS, FLOPS = 3e-4, 5e10  # rough fixed cost of a step, and speed of a core
+# Steps from which compiling pays: it takes 0.09 s per operation of a step, and saves 2 to 5 us per operation and step
+# (benchmarks/RESULTS.md, "When compiling pays").
+COMPILED_STEPS = 30_000
 
 
-def pick_engine(name: str, objective: Objective, holdings: Holdings, seed: int, work: RunSize | None = None,
-                before: str | None = None, alone: bool = False) -> ReferenceEngine:  # fmt: skip
-    """Make the engine of that name; `auto` picks the fastest for the model, the device and the length of the run.
+def fastest(inputs: EngineInputs) -> ReferenceEngine:
+    """The fastest engine. A resumed run keeps the engine that it began with, so that its bits stay the same."""
+    if inputs.holdings.models is not None:  # different architectures have no common stack
+        return single(inputs)
+    before = inputs.before.get("engine")
+    stacked = _stacked(inputs)
+    stacks = before == stacked.name if before is not None else suits(stacked, _seconds(inputs))
+    return _spread(stacked if stacks else single(inputs), inputs)
 
-    `before` is the engine that a resumed run began with; `auto` keeps it, so that the bits stay the same. A run that is
-    `alone` in its process gets worker processes only by name. Parties with several models train one at a time.
-    """
-    if name not in ENGINES:
-        raise ConfigError(f"unknown engine {name!r}{nearest(name, ENGINES)}")
-    if holdings.models is not None:  # different architectures have no common stack
-        return ReferenceEngine(objective, holdings, seed)
-    forks = objective.module is not None and usable(objective.device)
-    if name == "workers" and not forks:
+
+def single(inputs: EngineInputs) -> ReferenceEngine:
+    """The reference engine."""
+    return ReferenceEngine(inputs.objective, inputs.holdings, inputs.seed)
+
+
+def workers(inputs: EngineInputs) -> ReferenceEngine:
+    """The reference engine in worker processes; parties with several models train one at a time."""
+    if inputs.holdings.models is not None:
+        return single(inputs)
+    if not _forks(inputs):
         raise ConfigError("engine='workers' needs a model on the CPU, a system that forks and more than one core")
-    seconds = work.seconds(objective, holdings) if work is not None else 0.0
-    single, stacked = ReferenceEngine(objective, holdings, seed), StackedEngine(objective, holdings, seed)
-    if alone:
-        forks, stacked.lanes = forks and name == "workers", 1
-    if name == "auto":
-        stacks = before == stacked.name if before is not None else suits(stacked, seconds)
-        engine = stacked if stacks else single
-        return WorkersEngine(engine) if forks and work is not None and seconds >= FORK_SECONDS else engine
-    if name == "stacked":
-        return WorkersEngine(stacked) if forks and seconds >= FORK_SECONDS else stacked
-    return WorkersEngine(single) if name == "workers" else single
+    return WorkersEngine(single(inputs))
+
+
+def stacked(inputs: EngineInputs) -> ReferenceEngine:
+    """The stacked engine, in worker processes if the run is long enough.
+
+    Parties with several models have no common stack and train one at a time.
+    """
+    if inputs.holdings.models is not None:
+        return single(inputs)
+    return _spread(_stacked(inputs), inputs)
+
+
+def _stacked(inputs: EngineInputs) -> StackedEngine:
+    engine = StackedEngine(inputs.objective, inputs.holdings, inputs.seed)
+    if inputs.alone or inputs.before.get("lanes") == 1:
+        engine.lanes = 1
+    long = inputs.work is not None and inputs.work.steps(inputs.holdings, engine.chunk) >= COMPILED_STEPS
+    long = inputs.before.get("compiled", long)
+    engine.compiles = engine.records and (inputs.compile == "on" or (inputs.compile == "auto" and long))
+    return engine
+
+
+def _spread(engine: ReferenceEngine, inputs: EngineInputs) -> ReferenceEngine:
+    """The engine in worker processes, if they pay."""
+    one_process = inputs.alone or inputs.before.get("lanes") == 1 or not _forks(inputs)
+    return engine if one_process or _seconds(inputs) < FORK_SECONDS else WorkersEngine(engine)
+
+
+def _forks(inputs: EngineInputs) -> bool:
+    return inputs.objective.module is not None and usable(inputs.objective.device)
+
+
+def _seconds(inputs: EngineInputs) -> float:
+    return inputs.work.seconds(inputs.objective, inputs.holdings) if inputs.work is not None else 0.0
 
 
 def suits(engine: StackedEngine, seconds: float) -> bool:
@@ -56,30 +83,3 @@ def suits(engine: StackedEngine, seconds: float) -> bool:
         return True
     small = objective.spec.dim <= MAP_DIM and not heavy(objective)
     return small and len(holdings) >= MAP_PARTIES and seconds >= MAP_SECONDS
-
-
-@dataclass(frozen=True)
-class RunSize:
-    """The amount of work of a run: rounds, parties per round, and their local solver."""
-
-    rounds: int
-    cohort: int
-    solver: LocalSolver
-
-    def seconds(self, objective: Objective, holdings: Holdings) -> float:
-        """Estimate the training time on one core, from the size of the model and of the data."""
-        if objective.module is None:
-            return 0.0
-        mean = _mean_size(holdings)
-        batch = self.solver.plan[2] or mean
-        steps = self.solver.count(mean)
-        step = STEP_SECONDS + 6.0 * min(batch, mean) * objective.spec.dim / FLOPS
-        return self.rounds * self.cohort * steps * step
-
-    def steps(self, holdings: Holdings, chunk: int) -> int:
-        """Estimate the number of steps of the run if `chunk` parties step at once."""
-        return self.rounds * -(-self.cohort // chunk) * self.solver.count(_mean_size(holdings))
-
-
-def _mean_size(holdings: Holdings) -> int:
-    return max(1, len(holdings.train.x) // len(holdings))

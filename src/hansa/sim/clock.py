@@ -62,18 +62,19 @@ class VirtualClock:
         layers, op = unwrap(ask.op)
         overlaps = any(part.overlaps for part in (*layers, op))
         selects = ask.phase.startswith("select")  # selection takes time, but loses no party
-        trains = isinstance(op, LocalSolver) and not selects
+        counts, units = self._amounts(ask, op, parties)
+        works = isinstance(op, LocalSolver) or bool(counts.any())  # an op of a method's own may take steps too
+        trains = works and not selects
         deadline = self.deadline if trains else None
         talk = self._talk(ask, parties)
-        counts, units = self._amounts(ask, op, parties)
         budget = np.full(len(parties), np.inf)
         if deadline is not None:
             budget = np.where(talk > deadline, -1.0, deadline if overlaps else deadline - talk)
         compute, fit = self._compute(ask, parties, counts, budget)
         outcome = AskTiming(parties, np.maximum(talk, compute) if overlaps else talk + compute, counts)
-        if isinstance(op, LocalSolver) and trains:
+        if trains:
             drops = self.late == "drop" and ask.verb != "submit"  # a ticket belongs to no round, so it cannot be late
-            divides = not drops and op.paced and op.has("steps")
+            divides = not drops and isinstance(op, LocalSolver) and op.paced and op.has("steps")
             slow = self._stragglers(ask, parties)
             if drops:
                 outcome.lose(slow, "it was a straggler, and late = 'drop' leaves stragglers out", deadline or 0.0)
@@ -90,7 +91,7 @@ class VirtualClock:
             outcome.lose(self._absent[parties], "it was not available", 0.0, seen=False)
         if ask.enough is not None:
             outcome.first(ask.enough)
-        return outcome.plan(isinstance(op, LocalSolver))
+        return outcome.plan(works)
 
     def _talk(self, ask: Ask, parties: Array) -> Array:
         """Seconds of communication per party."""
@@ -102,17 +103,24 @@ class VirtualClock:
         return talk
 
     def _amounts(self, ask: Ask, op: Op, parties: Array) -> tuple[Array, Array]:
-        """The number of steps per party, and the number of equal units (epochs, or steps) they form."""
+        """The number of steps per party, and the number of equal units (epochs, or steps) they form.
+
+        The steps of an op that is no local solver are those of its `demands`.
+        """
         none = np.zeros(len(parties), dtype=np.int64)
         idle = self.devices.compute == Constant(0.0) and not self.devices.stragglers and self.deadline is None
-        if idle or not isinstance(op, LocalSolver):
+        if idle:
             return none, none + 1
         known: dict[Any, tuple[int, int]] = {}
         amounts = []
         receive_only = set(ask.parties) - set(ask.senders) if ask.routes else set()
         for party, n in zip(ask.parties, self.shards.sizes(parties).tolist(), strict=True):
             n = 0 if party in receive_only else n
-            work = ask.payload_of(party).get("work", {})
+            payload = ask.payload_of(party)
+            if not isinstance(op, LocalSolver):
+                amounts.append((op.demands(n, payload).get("steps", 0), 1))
+                continue
+            work = payload.get("work", {})
             name = (n, *work.items())
             if name not in known:
                 known[name] = amount(op.at(work), n)

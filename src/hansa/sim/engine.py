@@ -1,11 +1,15 @@
-"""Engines: how a simulation computes the parties' work. The reference engine trains one party at a time."""
+"""Engines: how a simulation computes the parties' work. The reference engine trains one party at a time.
+
+An `Engine` is a registered part; `Engine.start` makes the running engine of one run, a `ReferenceEngine` or a subclass
+of it. The registered engines are in `sim.engines`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -14,7 +18,9 @@ from hansa.core.errors import HansaError, PartyError
 from hansa.core.gateway import SampleGateway
 from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Replies, Reply, perform
+from hansa.core.registry import Part
 from hansa.core.task import Holdings
+from hansa.sim.run_size import RunSize
 
 Outcome = tuple[Reply, Memory] | str
 
@@ -48,10 +54,55 @@ class Block:
         return {name: value[k].clone() for name, value in self.memory.items()}
 
 
+@dataclass
+class SummedBlock:
+    """The partial sum of several parties' replies (`core.partial_sums.ReplySum`), and their new memories.
+
+    `bytes` is the size of the single replies (`core.replies.reply_size`), which the simulated parties send.
+    """
+
+    parties: list[int]
+    reply: Reply
+    bytes: int
+    memories: dict[int, Memory] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EngineInputs:
+    """What an engine is given at the start of a run.
+
+    `holdings` are the parties' samples; the engine must read them again after `data_changed`. `work` is the size of the
+    run, if its parties train. `before` is the plan of the run that is resumed. A run that is `alone` should use one
+    process, because others run beside it. `compile` is `run.compile`.
+    """
+
+    objective: Objective
+    holdings: Holdings
+    seed: int
+    work: RunSize | None = None
+    before: Mapping[str, Any] = field(default_factory=dict)
+    alone: bool = False
+    compile: str = "auto"
+
+
+class Engine(Part):
+    """Base of the registered engines. Subclasses are frozen dataclasses; their fields are settings of `run.engine`."""
+
+    kind: ClassVar[str] = "engine"
+
+    def start(self, inputs: EngineInputs) -> ReferenceEngine:
+        """The running engine of one run. A ConfigError if the engine cannot work here."""
+        raise TypeError(f"the engine {self.name!r} does not define start()")
+
+
 class ReferenceEngine:
-    """Train one party after another, on one thread, by the function that a deployed party runs."""
+    """Train one party after another, on one thread, by the function that a deployed party runs.
+
+    Other engines are subclasses, which override `blocks`. An engine with `sums` also defines `partial_sums`.
+    """
 
     name = "reference"
+    sums: ClassVar[bool] = False  # whether the engine can sum replies itself (`partial_sums`)
 
     def __init__(self, objective: Objective, holdings: Holdings, seed: int) -> None:
         self.objective, self.holdings, self.seed = objective, holdings, seed
@@ -89,8 +140,20 @@ class ReferenceEngine:
         for member in members:
             yield member.party, done[member.party]
 
+    def partial_sums(self, op: Op, members: list[PartyWork], round: int,
+                     uniform: bool) -> Iterator[SummedBlock | tuple[int, Outcome]]:  # fmt: skip
+        """Yield partial sums of the parties' replies, in any grouping, instead of the replies.
+
+        Only called with `run.sums = "exact"` for a sum that looks at no single reply. `uniform` gives all parties the
+        weight 1. A party that declines, or whose reply does not fit an exact sum, is yielded by itself.
+        """
+        raise TypeError(f"the engine {self.name!r} does not define partial_sums()")
+
+    def data_changed(self, parties: Sequence[int] | None = None) -> None:
+        """The samples of these parties (None: of all) have changed: copies of them must not be used any more."""
+
     def close(self) -> None:
-        """Release processes and shared memory."""
+        """Release processes and shared memory; closing twice is fine."""
 
     def one(self, op: Op, member: PartyWork, round: int) -> Outcome:
         with named(op, member.party, round):

@@ -377,7 +377,7 @@ class Epochs:
 def train_alike(stack: Stack) -> Block:
     """Train a chunk of parties of one size by one recording."""
     engine, solver, count, size = stack.engine, stack.solver, len(stack.members), stack.sizes[0]
-    key = (solver, count, size, engine.holdings.train.x.data_ptr())
+    key = (solver, count, size)
     if key not in engine.programs:
         engine.programs[key] = Epochs(engine, solver, count, size)
     program: Epochs = engine.programs[key]
@@ -418,7 +418,7 @@ def train(stack: Stack) -> Block:
     longest = max(*plan.steps, solver.count(int(np.diff(engine.holdings.train.offsets).max())))
     # The recorded size depends on this stack alone: earlier training must not change the bits.
     parties = count if len(set(plan.steps)) == 1 else level(count)
-    key = (solver.kernel, parties, width, padded, fused, layout, engine.holdings.train.x.data_ptr())
+    key = (solver.kernel, parties, width, padded, fused, layout)
     program = engine.programs.get(key)
     if program is None:
         program = engine.programs[key] = Program(engine, solver, parties, width, padded, state)

@@ -15,13 +15,14 @@ from hansa.core.budget import Accountant, Spending
 from hansa.core.determinism import threads
 from hansa.core.errors import AlgorithmError, PartyError
 from hansa.core.op import DataOp, Memory, Op, PackingOp, Payload, Replies, Reply
+from hansa.core.partial_sums import PartialSum, unsuitable
 from hansa.core.relay import ACCEPTED, CODES, KEYS, SEND, UNLIKE, relay, weightless
 from hansa.core.replies import Outcomes, arrive, combine, reply_size
 from hansa.core.reply_checks import Rules, message_fault, opener
 from hansa.core.round_record import Record
 from hansa.core.route_op import ROUTE, Inbox, Message, Outbox, RouteOp
 from hansa.core.runtime import Abort, Attend, Clock, Commit, Flight, Open, Plan, Request, Tickets, complete, shortened
-from hansa.sim.engine import Block, Failure, Outcome, PartyWork, ReferenceEngine, named
+from hansa.sim.engine import Block, Failure, Outcome, PartyWork, ReferenceEngine, SummedBlock, named
 from hansa.sim.memories import Memories
 
 
@@ -105,9 +106,16 @@ class Simulation:
         memories: dict[int, Memory] = {}
         assert ask.op is not None
         run = ask if self.band is None else replace(ask, op=opener(ask.op))
+        sums = self.engine.sums and self.band is None and self._record.each is None
+        sums = sums and unsuitable(ask, self.rules.of(ask)) is None
 
-        def outcomes() -> Iterator[Replies | tuple[int, Reply | str]]:
-            for item in self._run(run, plan):
+        def outcomes() -> Iterator[Replies | PartialSum | tuple[int, Reply | str]]:
+            for item in self._run(run, plan, sums):
+                if isinstance(item, SummedBlock):
+                    memories.update({party: memory for party, memory in item.memories.items() if memory})
+                    sender = f"the engine {self.engine.name!r}"
+                    yield PartialSum(sender, tuple(item.parties), item.reply, item.bytes)
+                    continue
                 if isinstance(item, Block):
                     if item.memory:
                         parties = item.replies.parties
@@ -170,8 +178,11 @@ class Simulation:
         stored = iter(self.memories.recall([p for p in parties if p not in self._staged]))
         return [self._staged[p] if p in self._staged else next(stored) for p in parties]
 
-    def _run(self, ask: Ask, plan: Plan) -> Iterator[Block | tuple[int, Outcome]]:
-        """The parties' outcomes: first the reasons of absent and lost parties, then replies in the order of ids."""
+    def _run(self, ask: Ask, plan: Plan, sums: bool) -> Iterator[Block | SummedBlock | tuple[int, Outcome]]:
+        """The parties' outcomes: first the reasons of absent and lost parties, then replies in the order of ids.
+
+        With `sums` the engine may sum the replies itself, in any order.
+        """
         assert ask.op is not None
         here = self._here(ask, ask.parties, plan)
         for party in sorted(set(ask.parties) - set(here)):
@@ -179,7 +190,10 @@ class Simulation:
         members = [
             PartyWork(p, plan.payload_of(ask, p), memory) for p, memory in zip(here, self._memories(here), strict=True)
         ]
-        yield from self._perform(ask.op, members, ask.round)
+        if sums:
+            yield from self.engine.partial_sums(ask.op, members, ask.round, ask.uniform)
+        else:
+            yield from self._perform(ask.op, members, ask.round)
 
     def _here(self, ask: Ask, parties: Sequence[int], plan: Plan) -> list[int]:
         """The parties that answer an ask."""
@@ -226,6 +240,7 @@ class Simulation:
             shard.x = ask.op.transform(shard.x, ask.payload)
         if holdings.public is not None:
             holdings.public = holdings.public._replace(x=ask.op.transform(holdings.public.x, ask.payload))
+        self.engine.data_changed()
         return combine(ask, ((p, Reply({})) for p in ask.parties), self.rules, self._record)
 
     def _route(self, ask: Ask) -> Routed:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -99,6 +99,9 @@ class StackedEngine(ReferenceEngine):
         """The model as a chain, if it is one."""
         self.look()
         return self._chain
+
+    def data_changed(self, parties: Sequence[int] | None = None) -> None:
+        self.programs.clear()  # recordings read the samples at their old place
 
     def blocks(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
         if not isinstance(unwrap(op)[1], LocalSolver):

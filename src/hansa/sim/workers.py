@@ -15,7 +15,7 @@ import multiprocessing
 import os
 import signal
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -100,7 +100,7 @@ class WorkersEngine(ReferenceEngine):
         self._pipes: list[Connection] = []
         self._room: Room | None = None
         self._head = self._apart = self._slots = 0
-        self._seen: Tensor | None = None
+        self._stale = False  # whether the data changed since the workers were forked
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -140,10 +140,9 @@ class WorkersEngine(ReferenceEngine):
         if isinstance(self.inner, StackedEngine):
             slots = min(self.inner.window, len(members))
         fits = apart <= self._apart and head <= self._head and slots <= self._slots
-        if self._seen is self.holdings.train.x and fits:
+        if self._processes and fits and not self._stale:
             return
         self.close()
-        self._seen = self.holdings.train.x
         self._head, self._apart = -(-head // _ALIGN) * _ALIGN, apart
         self._slots = slots
         if isinstance(self.inner, StackedEngine):
@@ -374,6 +373,10 @@ class WorkersEngine(ReferenceEngine):
         )
         return {"weight": reply.weight, "metrics": reply.metrics, **tree}
 
+    def data_changed(self, parties: Sequence[int] | None = None) -> None:
+        self._stale = True
+        self.inner.data_changed(parties)
+
     def close(self) -> None:
         for pipe in self._pipes:
             pipe.close()  # an idle worker reads the end of the pipe and exits
@@ -382,7 +385,7 @@ class WorkersEngine(ReferenceEngine):
             if process.is_alive():
                 process.kill()
                 process.join()
-        self._processes, self._pipes, self._seen, self._room = [], [], None, None
+        self._processes, self._pipes, self._room, self._stale = [], [], None, False
         self._head = self._apart = self._slots = 0
 
 

@@ -18,6 +18,7 @@ from hansa.testing.algorithms import (
     check_replay,
 )
 from hansa.testing.arrivals import RecordedArrivals
+from hansa.testing.engines import check_engine
 from hansa.testing.experiments import PARTIES, TREE, experiment_for, leaves, public_samples, published, same_bits
 from hansa.testing.fusions import check_fusion
 from hansa.testing.open_sizes import check_open_sizes
@@ -34,6 +35,7 @@ __all__ = [
     "RecordedArrivals",
     "check_algorithm",
     "check_codec",
+    "check_engine",
     "check_engines",
     "check_fusion",
     "check_missing_party",

@@ -118,11 +118,12 @@ class Worker:
             log.warning("the party's memory is lost; starting with empty memory", extra=_log_fields(work))
             memory = {}
         payload = self._policy.payload(op, message["payload"])
-        inputs = self._input_digest(work, memory)
+        data = OwnerGateway(party.data, self._policy, self._vault, work.job, op, payload)
+        data.check(held_out=party.data.tests is None and bool(settings.get("party_test")))
+        inputs = self._input_digest(work, memory)  # after the checks: the memory may be as large as the model
         secret = hashlib.blake2b(inputs.encode(), digest_size=32, key=load_secret(self._folder)).digest()
         ask = hashlib.sha256(secret).hexdigest()  # another secret gives other noise, which costs budget again
-        data = OwnerGateway(party.data, self._policy, self._vault, work.job, ask, op, payload)
-        data.check(held_out=party.data.tests is None and bool(settings.get("party_test")))
+        data.open(ask)
         here = replace(
             party, data=data, round=message["round"], secret=secret, vault=self._vault.for_job(work.job),
             min_cohort=self._policy.min_cohort,

@@ -15,17 +15,18 @@ class OwnerGateway(SampleGateway):
 
     `check` compares the ask with the owner's limits. `admit` records the quota of evaluations or the privacy budget in
     the vault at the first reading, and refuses a purpose that is not the op's: a plug-in that reads test samples
-    without being an evaluation would bypass the quota. `spent` is the job's epsilon after the reading. `close` ends the
-    ask: an op that keeps the gateway reads nothing later.
+    without being an evaluation would bypass the quota. `spent` is the job's epsilon after the reading. Samples can be
+    read after `open`, which names the ask for the vault, and before `close`: an op that keeps the gateway reads nothing
+    later.
     """
 
-    def __init__(self, samples: SampleGateway, policy: Policy, vault: PartyVault, job: str, ask: str, op: Op,
+    def __init__(self, samples: SampleGateway, policy: Policy, vault: PartyVault, job: str, op: Op,
                  payload: Payload) -> None:  # fmt: skip
         super().__init__(samples._train, samples._test, samples.header)
-        self._policy, self._vault, self._job, self._ask = policy, vault, job, ask
+        self._policy, self._vault, self._job, self._ask = policy, vault, job, ""
         self._op, self._payload = op, payload
         self._limits = policy.evaluate.under(policy.privacy.exists)
-        self._open, self._recorded = True, False
+        self._open, self._recorded = False, False
         self.spent: float | None = None
 
     def check(self, held_out: bool) -> None:
@@ -38,6 +39,10 @@ class OwnerGateway(SampleGateway):
         refused = refused or self._limits.refuses(op, self.tests) or policy.limits.refuses(op, self.n, payload)
         if refused is not None:
             raise PartyError(refused)
+
+    def open(self, ask: str) -> None:
+        """Begin the ask of this name, a hash of everything that the reply depends on."""
+        self._ask, self._open = ask, True
 
     def admit(self, purpose: Purpose) -> None:
         inner = unwrap(self._op)[1]
