@@ -26,7 +26,7 @@ KINDS = ("algorithm", "local", "server", "fusion", "select", "transform", "adver
 
 _NOUNS = {"local": "local solver", "server": "server optimiser", "select": "selector", "dataset": "data set",
           "prepare": "preparation", "devices": "description of devices",
-          "availability": "kind of availability", "secure": "secure sum",
+          "availability": "kind of availability", "engine": "simulation engine", "secure": "secure sum",
           "dp": "kind of differential privacy"}  # fmt: skip
 
 

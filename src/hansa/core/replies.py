@@ -52,10 +52,11 @@ def _size(tensors: tuple[Any, ...], maxima: tuple[Any, ...], metrics: tuple[str,
     return codec.size(Reply(empty[0], 1, empty[1], dict.fromkeys(metrics, 0.0), 1 + several).tree())
 
 
-Outcomes = Iterable[tuple[int, Reply | str] | Replies | PartialSum]
+Outcomes = Iterable[tuple[int, Reply | str] | Replies]
+OutcomesOrSums = Iterable[tuple[int, Reply | str] | Replies | PartialSum]
 
 
-def combine(ask: Ask, outcomes: Outcomes, rules: Rules, record: Record, folder: Path | None = None,
+def combine(ask: Ask, outcomes: OutcomesOrSums, rules: Rules, record: Record, folder: Path | None = None,
             heaviest: int | None = None) -> Reduced | Gathered:  # fmt: skip
     """Check the outcome of each party (a reply, or the reason why there is none) and make the answer of the ask.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -17,7 +17,7 @@ from hansa.core.errors import AlgorithmError, PartyError
 from hansa.core.op import DataOp, Memory, Op, PackingOp, Payload, Replies, Reply
 from hansa.core.partial_sums import PartialSum, unsuitable
 from hansa.core.relay import ACCEPTED, CODES, KEYS, SEND, UNLIKE, relay, weightless
-from hansa.core.replies import Outcomes, arrive, combine, reply_size
+from hansa.core.replies import Outcomes, OutcomesOrSums, arrive, combine, reply_size
 from hansa.core.reply_checks import Rules, message_fault, opener
 from hansa.core.round_record import Record
 from hansa.core.route_op import ROUTE, Inbox, Message, Outbox, RouteOp
@@ -131,9 +131,9 @@ class Simulation:
                         memories[party] = outcome[1]
                     yield party, outcome[0]
 
-        arriving: Outcomes = outcomes()
-        if self.band is not None:  # attackers change an update before it is packed
-            arriving = self._packed(ask, self.band.forge(run, arriving), memories)
+        arriving: OutcomesOrSums = outcomes()
+        if self.band is not None:  # attackers change an update before it is packed, and no engine sums
+            arriving = self._packed(ask, self.band.forge(run, cast(Outcomes, arriving)), memories)
         judged = ask if op is None else replace(ask, op=op)
         answer = combine(judged, arriving, self.rules, self._record, self._folder)
         return answer, {party: memory for party, memory in memories.items() if party in self._record.fused}

@@ -59,9 +59,11 @@ def _check_run(engine: Engine, algorithm: Algorithm, tolerance: float,
         for name in COUNTED:
             assert line.get(name) == other.get(name), f"{about}: {name} is {other.get(name)}, expected {line.get(name)}"
         assert line.get("missing") == other.get("missing"), f"{about}: other parties are missing"
-        numbers = [{n: torch.tensor(v, dtype=torch.float64) for n, v in each.items() if n in ("train_loss", "loss")}
-                   for each in (line, other)]  # fmt: skip
-        assert _equal(*numbers, tolerance), f"{about}: the metrics are not the reference's"
+        assert _equal(_losses(line), _losses(other), tolerance), f"{about}: the metrics are not the reference's"
+
+
+def _losses(line: dict[str, Any]) -> dict[str, Any]:
+    return {name: torch.tensor(line[name], dtype=torch.float64) for name in ("train_loss", "loss") if name in line}
 
 
 def _memories(result: Result) -> dict[str, Any]:
