@@ -79,6 +79,16 @@ def test_too_many_epochs_or_steps_are_refused_in_one_sentence_before_anything_is
     assert "limits.epochs" in said or "limits.steps" in said
 
 
+def test_a_refused_ask_is_refused_before_the_party_hashes_its_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[Any] = []
+    honest = Worker._input_digest
+    monkeypatch.setattr(Worker, "_input_digest", lambda self, *inputs: hashed.append(inputs) or honest(self, *inputs))
+    assert isinstance(answer(tmp_path / "home", SGD(epochs=10**9)), str) and not hashed
+    assert isinstance(answer(tmp_path / "other", SGD()), Reply) and len(hashed) == 1
+
+
 @pytest.mark.parametrize(("work", "words"), [
     ({"epochs": 10**9}, "limits.epochs in party.toml"), ({"steps": 10**9}, "at most 500 steps"),
     ({"batch": 1, "epochs": 50}, "limits.steps"), ({"epochs": 10**9, "batch": None}, "limits."),

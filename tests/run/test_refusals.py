@@ -45,6 +45,18 @@ def test_a_finished_run_given_more_rounds_goes_on_as_if_it_had_had_them(tmp_path
     assert torch.equal(longer.state.params.w, straight.state.params.w)
 
 
+def test_a_run_of_an_earlier_version_lacks_later_settings_and_goes_on(tmp_path: Path) -> None:
+    begin(tmp_path / "run", engine="reference")
+    path = tmp_path / "run" / "experiment.json"
+    record = json.loads(path.read_text())
+    assert record["run"].pop("sums") == "ordered" and record["run"]["engine"] == {"name": "reference"}
+    path.write_text(json.dumps({**record, "run": {**record["run"], "engine": "reference"}}))
+    again = {"run_dir": tmp_path / "run", "resume": True, "rounds": 4}
+    with pytest.raises(hansa.ConfigError, match=r"sums was 'ordered' and is 'exact'"):
+        hansa.simulate(hansa.FedAvg(), task(), engine="reference", sums="exact", **again)
+    assert len(hansa.simulate(hansa.FedAvg(), task(), engine="reference", **again).history) == 4
+
+
 def test_two_processes_cannot_work_on_one_run(tmp_path: Path) -> None:
     store = RunFolder(tmp_path / "run")
     begin(tmp_path / "run")

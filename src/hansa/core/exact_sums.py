@@ -126,19 +126,21 @@ def _split(block: Tensor, rows: Tensor, weights: list[int]) -> None:
     """Split weight times row into parts, and add them to a block [LIMBS, numbers], in pieces of columns."""
     shares = torch.tensor(weights, dtype=torch.float64, device=rows.device).unsqueeze(1)
     width = max(1, _PIECE // len(weights)) if not rows.is_cuda else max(1, rows.shape[1])
+    # Where all numbers are smaller than half a unit of the first limb, as in most updates, its parts are 0.
+    small = rows.numel() == 0 or _largest(rows) * max(weights) < 2.0 ** (EXPONENTS[0] - 1)
+    first = 1 if small else 0
     # Memory that is used again: new pages for each piece would take longer than the arithmetic.
     rests, parts = (torch.empty(len(weights), width, dtype=torch.float64, device=rows.device) for _ in range(2))
     for at in range(0, rows.shape[1], width):
         columns = rows[:, at : at + width]
         rest, part = rests[:, : columns.shape[1]], parts[:, : columns.shape[1]]
         rest.copy_(columns).mul_(shares)
-        # Where all numbers are smaller than half a unit of the first limb, as in most updates, its parts are 0.
-        first = 0 if _largest(rest) > 2.0 ** (EXPONENTS[0] - 1) else 1
-        for limb, exponent in zip(block[first:], EXPONENTS[first:], strict=True):
-            shift = 1.5 * 2.0 ** (52 + exponent)  # adding it rounds to a multiple of the unit
+        for k in range(first, LIMBS):
+            shift = 1.5 * 2.0 ** (52 + EXPONENTS[k])  # adding it rounds to a multiple of the unit
             torch.add(rest, shift, out=part).sub_(shift)
-            limb[at : at + width] += part.sum(0) if len(weights) > 1 else part[0]
-            rest.sub_(part)
+            block[k, at : at + width] += part.sum(0) if len(weights) > 1 else part[0]
+            if k < LIMBS - 1:
+                rest.sub_(part)
 
 
 def rounded(limbs: Tensor) -> Tensor:
