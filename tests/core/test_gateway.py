@@ -26,7 +26,7 @@ from hansa.testing import TREE
 
 SOURCE = Path(hansa.__file__).parent
 # Ops that hold keys, shares, sizes, models or the proof of a preparation, and never a sample.
-NEVER = {"samples", "own-model", "apply-standardise", "route-keys"} | {
+NEVER = {"samples", "own-model", "apply-standardise", "standardise-own", "route-keys"} | {
     f"secure-{name}" for name in (
         "keys", "shares", "consistent", "unmask", "paillier-key", "paillier-open", "functional-key",
         "functional-ready", "ckks-key", "ckks-open",

@@ -59,7 +59,7 @@ def test_a_seed_gives_the_same_split_twice_and_another_seed_another(partition: P
 
 
 def test_every_registered_partition_is_tested_here_or_needs_no_seed() -> None:
-    assert set(registered("partition")) == {p.name for p in SPLITS} | {"natural"}
+    assert set(registered("partition")) == {p.name for p in SPLITS} | {"natural", "columns"}  # test_column_split.py
     assert build("partition", "dirichlet", alpha=2).alpha == 2.0
 
 

@@ -58,7 +58,7 @@ def describe(task: Task, objective: Objective, holdings: Known, seed: int) -> di
 
 def _features(holdings: Known, objective: Objective) -> torch.dtype:
     train = getattr(holdings, "train", None)
-    return objective.dtype if train is None else train.x.dtype
+    return objective.dtype if train is None or holdings.layout is not None else train.x.dtype
 
 
 def named(model: Make | None) -> dict[str, Any] | str | None:

@@ -102,17 +102,18 @@ def show_partition(experiment: Experiment, out: Path, as_json: bool) -> None:
     """Draw the samples of each party, and print their counts."""
     task = experiment.build_task()
     rows, joined = held(task)
+    classes = task.classes if task.ids is None else None
     names = list(task.names) if task.names is not None else [str(k) for k in range(len(rows))]
-    counts = count_table(rows, joined, task.classes)
+    counts = count_table(rows, joined, classes)
     try:
-        draw(rows, joined, task.classes, out, names if task.names is not None else None)
+        draw(rows, joined, classes, out, names if task.names is not None else None)
     except OSError as error:
         raise ConfigError(f"cannot draw to {out}: {error.strerror}") from None
     if as_json:
         print(json.dumps({"parties": names, "counts": counts, "picture": str(out)}))
         return
-    wide = task.classes is not None and task.classes <= 20
-    table = Table("party", "samples", *([str(c) for c in range(task.classes or 0)] if wide else []))
+    wide = classes is not None and classes <= 20
+    table = Table("party", "samples", *([str(c) for c in range(classes or 0)] if wide else []))
     for name, row in list(zip(names, counts, strict=True))[:40]:
         table.add_row(name, str(sum(row)), *([str(c) for c in row] if wide else []))
     console.print(table)

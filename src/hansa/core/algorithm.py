@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from hansa.core.columns import ColumnLayout
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.op import Op, known_open_tensors, unwrap
@@ -52,6 +53,7 @@ class Problem:
     seed: int = 0  # the run's seed, for random draws in `Algorithm.init`
     models: Mapping[str, ParamSpec] = field(default_factory=dict)  # by name, where the parties train several models
     public: int = 0  # the number of public samples
+    layout: ColumnLayout | None = None  # who holds what, if the parties hold different columns; then `shape` is ()
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,8 @@ class Algorithm(Part):
     """Base of algorithms. Subclasses are frozen dataclasses: the fields are the hyper-parameters, nothing else.
 
     `participation` says which parties a round needs: the round's cohort, all parties, or parties that the algorithm
-    chooses itself (asynchronous methods; the cohort size then bounds how many work at once).
+    chooses itself (asynchronous methods; the cohort size then bounds how many work at once). `data` says what parties
+    hold: different rows with the same columns, or different columns of the same people.
     """
 
     kind: ClassVar[str] = "algorithm"
@@ -82,6 +85,7 @@ class Algorithm(Part):
     trains: ClassVar[bool] = True  # whether it trains the task's model; False for methods with their own model
     models: ClassVar[Literal["one", "several"]] = "one"  # "several": parties may train different architectures
     uses_public: ClassVar[bool] = False  # whether its parties need the task's public samples
+    data: ClassVar[Literal["rows", "columns"]] = "rows"  # over columns, `trains` is False
 
     @property
     def verbs(self) -> frozenset[str]:
@@ -214,6 +218,11 @@ class Algorithm(Part):
         return state.params
 
     def predictor(self, state: State) -> tuple[str, dict[str, Any]]:
-        """The name of the predictor for the state, and its payload; by default the network of `model`."""
+        """The name of the predictor for the state, and its payload; by default the network of `model`.
+
+        Over columns the default is "joint": no single place can predict.
+        """
+        if self.data == "columns":
+            return "joint", {}
         model = self.model(state)
         return "network", model.payload() if isinstance(model, OtherModel) else {"model": model._asdict()}

@@ -3,54 +3,114 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from hansa.core import codec
 from hansa.core.errors import PartyError
 
 Samples = tuple[Tensor, Tensor]  # features and targets, one row per sample
-Purpose = Literal["train", "statistics", "evaluate", "describe"]
+Ids = np.ndarray[Any, Any]  # texts, one per row
+Purpose = Literal["train", "statistics", "match", "evaluate", "describe"]
+
+
+class TableRows(NamedTuple):
+    """Rows of a party: features; targets, None at a party without labels; ids, None where rows are not matched."""
+
+    x: Tensor
+    y: Tensor | None
+    ids: Ids | None = None
+
+
+def encoded(ids: Ids) -> Tensor:
+    """Ids as one tensor of bytes, for hashes."""
+    return torch.from_numpy(np.frombuffer("\n".join(ids.tolist()).encode(), dtype=np.uint8).copy())
 
 
 class SampleGateway:
-    """A party's training and test samples.
+    """A party's training and test samples, and the ids of its rows if it has them.
 
     `train`, `statistics` and `describe` read training samples: to train a model, to answer with sums or losses, to
-    describe the data. `evaluate` reads the party's own test samples. `admit` is called before every reading. This class
-    admits all of them: it is the gateway of a simulated party. A deployed party has `net.party.gateway.OwnerGateway`.
-    `header` has the names of the columns: the target, then the features.
+    describe the data. `match` reads ids. `evaluate` reads the party's own test samples. `admit` is called before every
+    reading. This class admits all of them: it is the gateway of a simulated party. A deployed party has
+    `net.party.gateway.OwnerGateway`. `header` has the names of the columns: the target, then the features.
     """
 
-    def __init__(self, train: Samples, test: Samples | None = None, header: tuple[str, ...] = ()) -> None:
-        self._train, self._test, self.header = train, test, header
+    def __init__(self, train: Samples | TableRows, test: Samples | TableRows | None = None,
+                 header: tuple[str, ...] = ()) -> None:  # fmt: skip
+        self._train = TableRows(*train)
+        self._test = None if test is None else TableRows(*test)
+        self.header = header
 
     @property
     def n(self) -> int:
         """The number of training samples."""
-        return len(self._train[0])
+        return len(self._train.x)
 
     @property
     def tests(self) -> int | None:
         """The number of test samples; None if the party has no test set."""
-        return None if self._test is None else len(self._test[0])
+        return None if self._test is None else len(self._test.x)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether the party has labels. A party that holds other columns of the same people may have none."""
+        return self._train.y is not None
+
+    @property
+    def identified(self) -> bool:
+        """Whether the party's rows have ids."""
+        return self._train.ids is not None and (self._test is None or self._test.ids is not None)
 
     def admit(self, purpose: Purpose) -> None:
         """Raise a PartyError if the samples may not be read for this purpose."""
 
     def train(self, purpose: Purpose) -> Samples:
-        """The training samples."""
+        """The training samples; a PartyError if the party has no labels."""
+        return self._read(self._train, purpose)
+
+    def features(self, purpose: Purpose) -> Tensor:
+        """The features of the training samples, also at a party without labels."""
         self.admit(purpose)
-        return self._train
+        return self._train.x
+
+    def ids(self, purpose: Purpose) -> Ids:
+        """The ids of the training rows, as texts; a PartyError if the rows have none."""
+        return self._read_ids(self._train, purpose)
 
     def test(self, purpose: Purpose) -> Samples:
-        """The test samples; a PartyError if there are none."""
-        if not self.tests:
-            raise PartyError("it has no test samples")
+        """The test samples; a PartyError if there are none, or no labels."""
+        return self._read(self._tests(), purpose)
+
+    def test_features(self, purpose: Purpose) -> Tensor:
+        """The features of the test samples, also at a party without labels; a PartyError if there are none."""
+        rows = self._tests()
         self.admit(purpose)
-        assert self._test is not None
+        return rows.x
+
+    def test_ids(self, purpose: Purpose) -> Ids:
+        """The ids of the test rows, as texts; none if the party has no test rows."""
+        return self._read_ids(self._test, purpose) if self._test is not None else np.empty(0, dtype=np.str_)
+
+    def _tests(self) -> TableRows:
+        if self._test is None or not len(self._test.x):
+            raise PartyError("it has no test samples")
         return self._test
+
+    def _read(self, rows: TableRows, purpose: Purpose) -> Samples:
+        if rows.y is None:
+            raise PartyError("it has no labels, and this ask needs them")
+        self.admit(purpose)
+        return rows.x, rows.y
+
+    def _read_ids(self, rows: TableRows, purpose: Purpose) -> Ids:
+        if rows.ids is None:
+            raise PartyError("its rows have no ids, and this ask matches rows by their ids")
+        self.admit(purpose)
+        return rows.ids
 
     def transform(self, function: Callable[[Tensor], Tensor]) -> None:
         """Replace the features of all samples by transformed ones (a preparation of the data).
@@ -58,13 +118,26 @@ class SampleGateway:
         A PartyError if the function changes the shape of a sample: with numbers for each row, the sender of the
         preparation could pick out single samples.
         """
-        sample = self._train[0][:1]
+        sample = self._train.x[:1]
         if function(sample).shape != sample.shape:
             raise PartyError("the preparation has numbers of another shape than its samples have")
-        self._train = (function(self._train[0]), self._train[1])
+        self._train = self._train._replace(x=function(self._train.x))
         if self._test is not None:
-            self._test = (function(self._test[0]), self._test[1])
+            self._test = self._test._replace(x=function(self._test.x))
+
+    def copy(self) -> SampleGateway:
+        """A gateway to copies of the same samples, so that the originals of all parties can be freed."""
+        train, test = (
+            rows and TableRows(rows.x.clone(), None if rows.y is None else rows.y.clone(), rows.ids)
+            for rows in (self._train, self._test)
+        )
+        assert train is not None
+        return SampleGateway(train, test, self.header)
 
     def digest(self) -> str:
         """A hash of the training samples, which never leaves the party."""
-        return codec.digest({"x": self._train[0], "y": self._train[1]})
+        x, y, ids = self._train
+        tree: dict[str, Any] = {"x": x} if y is None else {"x": x, "y": y}
+        if ids is not None:
+            tree["ids"] = encoded(ids)
+        return codec.digest(tree)

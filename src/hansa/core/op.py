@@ -18,7 +18,7 @@ from torch import Tensor
 from hansa.core import rng
 from hansa.core.budget import Budget, Release
 from hansa.core.errors import AlgorithmError, DataError, PartyError
-from hansa.core.gateway import Purpose, SampleGateway, Samples
+from hansa.core.gateway import Ids, Purpose, SampleGateway, Samples
 from hansa.core.metric_ranges import Range
 from hansa.core.objective import Objective
 from hansa.core.params import Params
@@ -186,6 +186,14 @@ class Party:
             raise PartyError("it has no samples")
         return self.data.train(purpose)
 
+    @property
+    def ids(self) -> Ids:
+        """The ids of the training rows, as texts, to match them with rows of other parties.
+
+        A PartyError if the rows have no ids, or if the party's policy does not let jobs match them.
+        """
+        return self.data.ids("match")
+
 
 class Op(Part):
     """Base of ops. Subclasses are frozen dataclasses; their fields are part of the ask."""
@@ -197,6 +205,7 @@ class Op(Part):
     paced: ClassVar[bool] = False  # whether the payload may set the amount of work (`work`)
     serves: ClassVar[bool] = False  # whether the op only helps another one (keys, shares); its parties are not counted
     overlaps: ClassVar[bool] = False  # whether, in simulated time, a party communicates while it computes
+    evaluates: ClassVar[bool] = False  # whether it reads test samples, and no others; a party limits evaluations
 
     @property
     def vectors(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from hansa.core.errors import ConfigError
 from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.other_model import objective_of
@@ -43,6 +44,18 @@ class NetworkPredictor(Predictor):
         return objective_of(objective, payload).outputs(Params(**payload["model"]), x)
 
 
+@register("joint")
+@dataclass(frozen=True)
+class JointPredictor(Predictor):
+    """A model whose parts lie at parties with different columns, so that no single place can predict."""
+
+    def outputs(self, objective: Objective, payload: Payload, x: Tensor) -> Tensor:
+        raise ConfigError(
+            "the parts of this model lie at parties that hold different columns, so no single place can predict; the "
+            "metrics of a run come from the parties together"
+        )
+
+
 def evaluate(name: str, objective: Objective, payload: Payload, x: Tensor, y: Tensor,
              party: Party | None = None, memory: Memory | None = None) -> dict[str, float]:  # fmt: skip
     """The metrics of a predictor on samples; with `party` and its memory, if it runs at a party."""
@@ -58,6 +71,7 @@ class Evaluate(Op):
 
     predictor: str = "network"
     measures: ClassVar[frozenset[str] | None] = METRICS
+    evaluates: ClassVar[bool] = True
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         x, y = party.data.test("evaluate")

@@ -6,19 +6,23 @@ import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from hansa.core.errors import ConfigError, DataError, nearest
+from hansa.core.gateway import SampleGateway
 from hansa.core.labels import Labels, check_numbering
 from hansa.core.losses import Loss
 from hansa.core.objective import Objective, kept_generator
 from hansa.core.party_models import PartyModels, task_models, turn_of
 from hansa.core.public import PublicSamples, split_public
 from hansa.core.registry import Part
+
+if TYPE_CHECKING:
+    from hansa.core.columns import ColumnLayout
 
 Pair = tuple[Any, Any]
 FEW = 1000  # up to this many parties, class numbers are checked for each party
@@ -33,7 +37,9 @@ class Task:
     tensors of any sizes; or, for very many parties, one (x, y, offsets): party k holds rows offsets[k] to
     offsets[k + 1]. `test` is the central test set. `party_tests` are the parties' own test sets, in the form of
     `parties`. `prepare` is a preparation of the features (imputation, scaling), learned by the parties before the first
-    round. `trusted` are clean samples (x, y) at the aggregator, for fusions that judge updates with them.
+    round. `trusted` are clean samples (x, y) at the aggregator, for fusions that judge updates with them. `ids` says
+    that the parties hold different columns of the same people: one array per party, of whole numbers or texts, one id
+    per row. Then y is None for a party without labels, and `test_ids` are the ids of `party_tests`.
 
     `models` are several models by name instead of one, for algorithms whose parties may train different architectures.
     `assigned` says which party trains which: a list of names that the parties take in turn, or the model of every party
@@ -53,6 +59,8 @@ class Task:
     models: Mapping[str, Callable[[], nn.Module]] | None = None
     assigned: Sequence[str] | Mapping[str, str] | None = None
     public: Any = None
+    ids: Sequence[Any] | None = None
+    test_ids: Sequence[Any] | None = None
 
     def __repr__(self) -> str:
         """The task without its samples."""
@@ -72,10 +80,18 @@ class Task:
             out.append(f"models={', '.join(self.models)}")
         if self.public is not None:
             out.append("public samples")
+        if self.ids is not None:
+            out.append("different columns of the same people")
         return f"Task({', '.join(out)})"
 
     def holdings(self, objective: Objective) -> Holdings:
         """The task's samples as tensors that fit the objective, and the parties' models where there are several."""
+        if self.ids is not None:
+            from hansa.core.columns import ColumnHoldings
+
+            return ColumnHoldings(self, objective)
+        if self.test_ids is not None:
+            raise DataError("test_ids: only parties with different columns have them; give ids too, or leave them out")
         models = task_models(self, objective)
         holdings = Holdings(self, next(iter(models.values()), objective))
         if models:
@@ -142,6 +158,10 @@ class PartyShards:
         rows = slice(int(self.offsets[party]), int(self.offsets[party + 1]))
         return self.x[rows], self.y[rows]
 
+    def tensors(self) -> list[Tensor]:
+        """All tensors of all parties, for a checksum."""
+        return [self.x, self.y]
+
 
 class Known:
     """What an aggregator knows about a task: names of the parties, sample shape, classes, its own samples.
@@ -152,6 +172,7 @@ class Known:
 
     tests: Any = None
     tested: Sequence[int] = ()
+    layout: ColumnLayout | None = None  # who holds what, if the parties hold different columns
     counted = False  # whether the number of classes was counted in the parties' targets, not declared
     models: PartyModels | None = None  # where the parties train several models
     public: PublicSamples | None = None
@@ -269,11 +290,17 @@ class Holdings(Known):
         self.hold(task, objective)
         check_outputs(objective, self.train.x[:1], classes)
 
+    def gateway(self, party: int) -> SampleGateway:
+        """The gateway to the samples of a simulated party."""
+        return SampleGateway(self.train.of(party), None if self.tests is None else self.tests.of(party))
+
 
 def tensor_of(values: Any, where: str) -> Tensor:
     """Convert an array of numbers to a tensor; a DataError for anything else."""
     if isinstance(values, Tensor):
         return values.detach()
+    if values is None:
+        raise DataError(f"{where} is None; only parties with different columns (ids=...) may have no labels")
     try:
         values = np.asarray(values)
         text = values.dtype.kind in "USO" and values.size and isinstance(values.flat[0], str)

@@ -2,6 +2,7 @@
 
 from hansa.data.adult import ADULT_FEATURES, Adult
 from hansa.data.cifar import Cifar10
+from hansa.data.column_split import ColumnParts, Columns
 from hansa.data.dataset import Data, Dataset
 from hansa.data.describe import Describe
 from hansa.data.heart import HEART_FEATURES, Heart
@@ -21,6 +22,8 @@ __all__ = [
     "Adult",
     "BreastCancer",
     "Cifar10",
+    "ColumnParts",
+    "Columns",
     "Data",
     "Dataset",
     "Describe",

@@ -7,8 +7,8 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -41,30 +41,41 @@ class Describe(Op):
     The reply also has the number of classes (0 for other targets), the lowest class and the number of classes that
     occur; whether the party has its own test samples, missing values and whole numbers as features; and the column
     names of its file. Neither samples nor their number are sent. If the loss is known, it decides the kind of the
-    targets. A party declines if its values are infinite or its targets do not fit the loss.
+    targets. A party declines if its values are infinite or its targets do not fit the loss. If `data` is "columns", a
+    party declines without ids; it may have no labels, and does not send its column names.
     """
 
     loss: str | None = None
+    data: Literal["rows", "columns"] = "rows"
 
     def __post_init__(self) -> None:
         if self.loss is not None:
             named_loss(self.loss)
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        x, y = party.data.train("describe")
-        tests = [party.data.test("describe")] if party.data.tests else []
+        data, rows = party.data, self.data == "rows"
+        if not rows and not data.identified:
+            raise PartyError(
+                "its rows have no ids, and this job matches parties with different columns by them; name the ids "
+                "(hansa join --ids)"
+            )
+        if rows and not data.labelled:
+            raise PartyError("it has no labels, and this job trains on parties with the same columns and labels")
+        x = data.features("describe")
+        y = data.train("describe")[1] if data.labelled else x[:0]
+        tests = [data.test_features("describe")] if data.tests else []
         shape = tuple(x.shape[1:])
         if len(shape) > DIMENSIONS:
             raise PartyError(f"its samples have {len(shape)} dimensions, and at most {DIMENSIONS} are supported")
         missing = False
-        for samples, _ in ((x, y), *tests):
+        for samples in (x, *tests):
             if samples.is_floating_point():
                 _declining(lambda samples=samples: check_features(samples, "its samples", True, lambda row: ""))  # type: ignore[misc]
                 missing = missing or bool(samples.isnan().any())
         kind, classes, labels = self._targets(y)
         whole = not x.is_floating_point() and x.dtype != torch.uint8
-        return Description(shape, classes, kind, party.data.tests is not None, missing, labels, whole,
-                           party.data.header).reply(), memory  # fmt: skip
+        return Description(shape, classes, kind, data.tests is not None, missing, labels, whole,
+                           data.header if rows else ()).reply(), memory  # fmt: skip
 
     def _targets(self, y: Tensor) -> tuple[str, int, Labels]:
         """The kind of the targets, the number of classes, and the class numbers."""
@@ -225,6 +236,20 @@ def agreed(descriptions: Mapping[str, Description], classes: int | None = None,
         whole=whole,
         header=header,
     ), out
+
+
+def agreed_columns(descriptions: Mapping[str, Description],
+                   classes: int | None = None) -> tuple[Description, dict[str, str]]:  # fmt: skip
+    """As `agreed`, for parties with different columns: their shapes may differ, and one of them needs labels.
+
+    The description that is returned has no shape. `classes` is the number of classes, if it is known.
+    """
+    holders = {name: one for name, one in descriptions.items() if one.kind != "none"}
+    if not holders:
+        raise ConfigError("none of the parties has labels; the party that has them names their column (--target)")
+    common, out = agreed({name: replace(one, shape=(), whole=False) for name, one in holders.items()}, classes, True)
+    left = [one for name, one in descriptions.items() if name not in out]
+    return replace(common, tests=any(one.tests for one in left), missing=any(one.missing for one in left)), out
 
 
 def _columns(named: Mapping[str, Header], parties: int, own: Header) -> tuple[Header, dict[str, str]]:

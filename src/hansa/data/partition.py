@@ -23,9 +23,13 @@ DRAWS = 100  # how often a random split is drawn again until every party has its
 
 
 class Partition(Part):
-    """Base of partitions: every row goes to exactly one party; the same seed gives the same split."""
+    """Base of partitions: every row goes to exactly one party; the same seed gives the same split.
+
+    The partition `columns` is the exception: it divides columns (`data`).
+    """
 
     kind: ClassVar[str] = "partition"
+    data: ClassVar[str] = "rows"
 
     def split(self, data: Data, seed: int) -> list[np.ndarray]:
         """Row indices into the training samples, ascending, one array per party."""

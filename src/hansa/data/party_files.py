@@ -6,6 +6,7 @@ import csv
 import math
 import zipfile
 import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,17 +35,22 @@ def load_party_file(path: str | Path, target: str | None = None) -> tuple[Tensor
 def read_party_file(path: str | Path, target: str | None = None) -> tuple[Tensor, Tensor, Header]:
     """As `load_party_file`, with the names of a CSV file's columns."""
     path = Path(path)
+    if is_csv(path, target):
+        return _from_csv(path, target)
+    return *_from_npz(path), ()
+
+
+def is_csv(path: Path, target: str | None) -> bool:
+    """Whether a party's file is a CSV file; False for an NPZ file, and a DataError for any other."""
     if not path.is_file():
         raise DataError(f"there is no file {path}; a party's data is one CSV or NPZ file")
     if path.name.endswith((".csv", ".csv.gz")):
-        return _from_csv(path, target)
-    if path.suffix == ".npz":
-        if target is not None:
-            raise DataError(
-                f"{path}: a target column can be named for CSV files only; in an NPZ file it is the array y"
-            )
-        return *_from_npz(path), ()
-    raise DataError(f"{path}: a party's data is a file that ends in .csv, .csv.gz or .npz")
+        return True
+    if path.suffix != ".npz":
+        raise DataError(f"{path}: a party's data is a file that ends in .csv, .csv.gz or .npz")
+    if target is not None:
+        raise DataError(f"{path}: a target column can be named for CSV files only; in an NPZ file it is the array y")
+    return False
 
 
 def aligned(x: Tensor, header: Header, wanted: Header, where: str) -> Tensor:
@@ -72,47 +78,72 @@ def differing(header: Header, wanted: Header) -> str | None:
     return f"its columns {' and '.join(words)}; all parties need the same columns, in any order" if words else None
 
 
-def _from_csv(path: Path, target: str | None) -> tuple[Tensor, Tensor, Header]:
+def csv_lines(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield the place of each line of a CSV file and its cells, as many as the header has; first the header."""
     lines = csv.reader(read_text(path).splitlines())
-    rows: list[list[float]] = []
     try:
         header = [name.strip() for name in next(lines, [])]
-        column = _target_column(header, target, path)
+        yield f"{path}, line 1", header
         for cells in lines:
             if not cells:
                 continue
             where = f"{path}, line {lines.line_num}"
             if len(cells) != len(header):
                 raise DataError(f"{where}: {len(cells)} values where the header names {len(header)} columns")
-            named = enumerate(zip(cells, header, strict=True))
-            rows.append([_number(cell, name, where, at == column) for at, (cell, name) in named])
-            if math.isnan(rows[-1][column]):
-                raise DataError(f"{where}: the target {header[column]!r} is missing")
+            yield where, cells
     except csv.Error as error:
         raise DataError(f"{path}, line {lines.line_num}: not a CSV file ({error})") from None
+
+
+def _from_csv(path: Path, target: str | None) -> tuple[Tensor, Tensor, Header]:
+    lines = csv_lines(path)
+    header = next(lines)[1]
+    column = _target_column(header, target, path)
+    values = numbers(path, lines, header, column)
+    others = (*header[:column], *header[column + 1 :])
+    return features_of(np.delete(values, column, axis=1)), targets_of(values[:, column]), (header[column], *others)
+
+
+def numbers(path: Path, lines: Iterable[tuple[str, list[str]]], names: list[str], target: int | None) -> np.ndarray:
+    """The cells of a file's lines as numbers, NaN where one is missing; a DataError if the target is missing."""
+    rows: list[list[float]] = []
+    for where, cells in lines:
+        named = enumerate(zip(cells, names, strict=True))
+        rows.append([_number(cell, name, where, at == target) for at, (cell, name) in named])
+        if target is not None and math.isnan(rows[-1][target]):
+            raise DataError(f"{where}: the target {names[target]!r} is missing")
     if not rows:
         raise DataError(f"{path} has no rows below its header")
-    values = np.array(rows)
-    with np.errstate(over="ignore"):  # too large a number becomes infinite, which the task refuses
-        x = torch.from_numpy(np.delete(values, column, axis=1).astype(np.float32))
-    return x, _targets(values[:, column]), (header[column], *header[:column], *header[column + 1 :])
+    return np.array(rows)
+
+
+def features_of(values: np.ndarray) -> Tensor:
+    """Features as float32; too large a number becomes infinite, which the task refuses."""
+    with np.errstate(over="ignore"):
+        return torch.from_numpy(values.astype(np.float32))
 
 
 def _target_column(header: list[str], target: str | None, path: Path) -> int:
+    check_header(header, path, "at least one feature and the target", target)
+    return len(header) - 1 if target is None else column_of(target, header, path)
+
+
+def check_header(header: list[str], path: Path, needed: str, target: str | None = None) -> None:
+    """Raise a DataError for a header without names, or with a name twice."""
     if len(header) < 2:
-        raise DataError(f"{path}, line 1: the header should name at least one feature and the target, by commas")
+        raise DataError(f"{path}, line 1: the header should name {needed}, by commas")
     if all(_is_number(name) for name in header):
         raise DataError(f"{path}, line 1: numbers instead of column names; write a header")
     twice = next((name for name in header if header.count(name) > 1), None)
     if twice is not None and twice != target:
         raise DataError(f"{path}, line 1: two columns are called {twice!r}; give each column its own name")
-    if target is None:
-        return len(header) - 1
-    if header.count(target) != 1:
-        raise DataError(
-            f"{path}, line 1: {header.count(target)} columns are called {target!r}{nearest(target, header)}"
-        )
-    return header.index(target)
+
+
+def column_of(name: str, header: list[str], path: Path) -> int:
+    """The position of the one column of that name; a DataError if there is none."""
+    if header.count(name) != 1:
+        raise DataError(f"{path}, line 1: {header.count(name)} columns are called {name!r}{nearest(name, header)}")
+    return header.index(name)
 
 
 def _is_number(cell: str) -> bool:
@@ -136,32 +167,42 @@ def _number(cell: str, column: str, where: str, is_target: bool) -> float:
     return float(cell)
 
 
-def _targets(values: np.ndarray) -> Tensor:
+def targets_of(values: np.ndarray) -> Tensor:
+    """Targets as int64 if all are whole numbers, else as float32."""
     whole = np.array_equal(values, np.round(values))
     return torch.from_numpy(values.astype(np.int64 if whole else np.float32))
 
 
 def _from_npz(path: Path) -> tuple[Tensor, Tensor]:
+    loaded = npz_arrays(path, ("x", "y"), "x and y")
+    y = npz_targets(path, loaded["x"], loaded["y"])
+    return features_of(loaded["x"]), y
+
+
+def npz_arrays(path: Path, names: Sequence[str], needed: str, optional: Sequence[str] = ()) -> dict[str, np.ndarray]:
+    """Arrays of an NPZ file by name; a DataError if one is missing, or if x or y does not hold numbers."""
     try:
         with np.load(path) as arrays:
-            loaded = {name: arrays[name] for name in ("x", "y") if name in arrays}
+            loaded = {name: arrays[name] for name in (*names, *optional) if name in arrays}
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError, TypeError):
         raise DataError(
             f"{path} is not an NPZ file of plain numeric arrays; write it with numpy.savez(x=..., y=...)"
         ) from None
-    for name in ("x", "y"):
+    for name in names:
         if name not in loaded:
-            raise DataError(f"{path} has no array {name!r}; an NPZ file of a party holds the arrays x and y")
-        if loaded[name].dtype.kind not in "fiub":
-            raise DataError(f"{path}: the array {name!r} holds {loaded[name].dtype}, and numbers are needed")
-    x, y = loaded["x"], loaded["y"]
+            raise DataError(f"{path} has no array {name!r}; an NPZ file of a party holds the arrays {needed}")
+    for name, values in loaded.items():
+        if name in ("x", "y") and values.dtype.kind not in "fiub":
+            raise DataError(f"{path}: the array {name!r} holds {values.dtype}, and numbers are needed")
+    return loaded
+
+
+def npz_targets(path: Path, x: np.ndarray, y: np.ndarray) -> Tensor:
+    """The array y as targets; a DataError if it does not fit x."""
     if x.ndim < 2 or y.ndim < 1 or len(x) != len(y) or len(x) == 0:
         raise DataError(
             f"{path}: x has the shape {x.shape} and y {y.shape}; both need one entry per sample along the first axis"
         )
     if y.dtype.kind == "f" and not np.isfinite(y).all():
         raise DataError(f"{path}: the array y has missing or infinite targets")
-    whole = y.dtype.kind != "f"
-    with np.errstate(over="ignore"):
-        features = torch.from_numpy(x.astype(np.float32))
-    return features, torch.from_numpy(y.astype(np.int64 if whole else np.float32))
+    return torch.from_numpy(y.astype(np.int64 if y.dtype.kind != "f" else np.float32))

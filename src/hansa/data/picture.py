@@ -33,7 +33,13 @@ def table(parts: Sequence[np.ndarray], y: Tensor | np.ndarray, classes: int | No
 
 
 def held(task: Task) -> tuple[list[np.ndarray], np.ndarray]:
-    """Return each party's row numbers and the targets of all parties of a task; of a sequence its first target."""
+    """Return each party's row numbers and the targets of all parties of a task; of a sequence its first target.
+
+    Parties with different columns have zeros as targets: most of them have no labels.
+    """
+    if task.ids is not None:
+        sizes = np.cumsum([0, *(len(x) for x, _ in task.parties)])
+        return [np.arange(a, b) for a, b in itertools.pairwise(sizes)], np.zeros(sizes[-1])
     if isinstance(task.parties, tuple) and len(task.parties) == 3:
         joined, edges = np.asarray(task.parties[1]), np.asarray(task.parties[2])
     else:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.op import DataOp, Memory, Op, Party, Payload, Reply, Shape, sent
 from hansa.core.registry import Part, register
@@ -21,6 +22,13 @@ class Preparation(Part):
     async def learn(self, fed: Federation, shape: tuple[int, ...]) -> tuple[DataOp, dict[str, Any]]:
         """Return the op that prepares samples of this shape, and its payload."""
         raise TypeError(f"the preparation {self.name!r} does not define learn()")
+
+    def for_columns(self) -> DataOp:
+        """Return the op by which each party prepares columns that it alone holds; a ConfigError if there is none."""
+        raise ConfigError(
+            f"task.prepare: {self.name!r} is learned by parties with the same columns, and these hold different ones; "
+            "use 'standardise', or leave it out"
+        )
 
 
 @register("column-moments")
@@ -50,13 +58,31 @@ class ApplyStandardise(DataOp):
         return torch.nan_to_num(scaled, nan=0.0).to(x.dtype if x.is_floating_point() else torch.get_default_dtype())
 
 
+@register("standardise-own")
+@dataclass(frozen=True)
+class StandardiseOwn(DataOp):
+    """Impute and scale the party's own columns by the moments of its own training samples; nothing is sent."""
+
+    def apply(self, party: Party, payload: Payload) -> None:
+        x = party.data.features("statistics").double()
+        known = ~torch.isnan(x)
+        count = known.sum(0).clamp(min=1)
+        mean = torch.where(known, x, 0.0).sum(0) / count
+        std = (torch.where(known, x - mean, 0.0).square().sum(0) / count).sqrt()
+        learned = {"mean": mean, "std": torch.where(std > 0, std, 1.0)}
+        party.data.transform(lambda rows: ApplyStandardise().transform(rows, learned))
+
+    def transform(self, x: Tensor, payload: Payload) -> Tensor:
+        raise ConfigError("each party scales the columns that it alone holds, by numbers that it keeps to itself")
+
+
 @register("standardise")
 @dataclass(frozen=True)
 class Standardise(Preparation):
     """Mean imputation and scaling to unit variance, from two exchanges of sums.
 
     The second exchange takes squares about the mean just learned, which avoids cancellation. A feature that is missing
-    everywhere, or constant, becomes 0.
+    everywhere, or constant, becomes 0. Parties with different columns scale their own, without an exchange.
     """
 
     async def learn(self, fed: Federation, shape: tuple[int, ...]) -> tuple[DataOp, dict[str, Any]]:
@@ -67,3 +93,6 @@ class Standardise(Preparation):
         second = await fed.reduce(ColumnMoments(), {"centre": mean.cpu()})
         std = (second.sums["square"] / count).sqrt()
         return ApplyStandardise(), {"mean": mean.cpu(), "std": torch.where(std > 0, std, 1.0).cpu()}
+
+    def for_columns(self) -> DataOp:
+        return StandardiseOwn()

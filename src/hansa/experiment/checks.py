@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 from hansa.core.algorithm import Algorithm, Problem
-from hansa.core.errors import ConfigError
+from hansa.core.errors import AlgorithmError, ConfigError
 from hansa.core.federation import SumProtocol
 from hansa.core.op import unwrap
 from hansa.experiment.settings import Run
 from hansa.fusion import Fusion
 from hansa.privacy import Privacy
 from hansa.transforms import Packed, Transform
+
+NO_ATTACKS = "attacks are simulated on parties with the same columns, and these hold different ones; leave them out"
+
+
+def check_data(algorithm: Algorithm, columns: bool) -> None:
+    """Raise a ConfigError if an algorithm does not fit what the parties hold: rows, or columns of the same people."""
+    if columns and algorithm.data == "rows":
+        raise ConfigError(
+            f"{algorithm.name} trains on parties with the same columns, and these parties hold different columns of "
+            "the same people (partition 'columns', or ids); use an algorithm over columns, or another partition"
+        )
+    if not columns and algorithm.data == "columns":
+        raise ConfigError(
+            f"{algorithm.name} trains on parties with different columns of the same people, and these parties hold "
+            "different rows with the same columns; use the partition 'columns', or give ids (task.ids, Task(ids=...))"
+        )
+    if columns and algorithm.trains:
+        raise AlgorithmError(
+            f"{algorithm.name} is an algorithm over columns, where parties have no common model to train; set "
+            "trains = False in its class"
+        )
 
 
 def check_settings(algorithm: Algorithm, run: Run, problem: Problem, protocol: SumProtocol | None = None) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hansa.adversary import Adversary, adversaries, named
 from hansa.core.algorithm import Algorithm
+from hansa.core.columns import REFUSED
 from hansa.core.errors import ConfigError, nearest
 from hansa.core.functions import is_function
 from hansa.core.party_models import check_choice, turn_of
@@ -19,6 +20,8 @@ from hansa.core.task import Task
 from hansa.data.dataset import Data
 from hansa.data.partition import Partition
 from hansa.data.prepare import Preparation
+from hansa.experiment.checks import NO_ATTACKS, check_data
+from hansa.experiment.column_tasks import make_column_task
 from hansa.experiment.settings import Run
 from hansa.experiment.tasks import make_task
 from hansa.privacy import Privacy, privacy
@@ -38,6 +41,8 @@ class TaskTable:
     `models` has several models by name instead of `model`, for algorithms whose parties may train different
     architectures; `assigned` lists the names that parties take in turn, or has the model of each party. `public` are
     samples that every party sees: a number of samples of the data set, a file, or `"my_module:function"`.
+    `ids` says that the parties' files have different columns of the same people: it names the column of the ids (in an
+    NPZ file, the array). A file with the column `target` (the array y) has labels.
     """
 
     dataset: str | dict | None = None  # type: ignore[type-arg]
@@ -55,6 +60,7 @@ class TaskTable:
     public: int | str | None = None
     data_dir: str | None = None
     dtype: Literal["float32", "float64"] = "float32"
+    ids: str | None = None
 
     def __post_init__(self) -> None:
         if (self.dataset is None) == (not self.parties):
@@ -64,6 +70,10 @@ class TaskTable:
         if self.dataset is not None and not (self.test is None and self.target is None and self.classes is None):
             raise ConfigError(
                 "test, target and classes apply to parties as files; a data set has its own: leave them out"
+            )
+        if self.dataset is not None and self.ids is not None:
+            raise ConfigError(
+                "ids applies to parties as files; the partition 'columns' numbers the rows of a data set: leave it out"
             )
         if self.classes is not None and self.classes < 2:
             raise ConfigError(f"classes must be at least 2, got {self.classes}; for numbers, set loss = 'mse'")
@@ -113,7 +123,7 @@ class Experiment:
 
     def build_task(self, data: Data | None = None) -> Task:
         """Load the data (unless `data` has them), divide them among the parties, make the model."""
-        return make_task(self, data)
+        return make_column_task(self, data) if self.algorithm.data == "columns" else make_task(self, data)
 
     def check_deployed(self) -> None:
         """Refuse what exists only in a simulation. For parties in processes of their own."""
@@ -184,6 +194,14 @@ def parse(tree: Mapping[str, Any], folder: str = ".") -> Experiment:
     for where, model in task.named_models.items():
         if not is_function(model):
             from_config("model", model, where=where)
+    columns = task.ids is not None or (partition is not None and partition.data == "columns")
+    check_data(algorithm, columns)
+    if columns:
+        for name, why in REFUSED.items():
+            if getattr(task, name) is not None:
+                raise ConfigError(f"task.{name}: {why}")
+        if "adversary" in tree:
+            raise ConfigError(f"[adversary]: {NO_ATTACKS}")
     if (algorithm.trains or algorithm.models == "several") and not task.named_models:
         several = ", or task.models" if algorithm.models == "several" else ""
         known = ", ".join(registered("model"))

@@ -16,6 +16,8 @@ SIMULATED = ("engine", "device", "compile", "devices", "late", "checkpoint_secon
 def own_samples(experiment: Experiment) -> tuple[dict[str, Any], list[str]]:
     """The samples that come with an order (test set, trusted and public samples), and notes for the operator."""
     table = experiment.task
+    if experiment.algorithm.data == "columns":
+        return _over_columns(experiment)
     if table.parties:
         files = {kind: str(name) for kind, name in (("test", table.test), ("trusted", table.trusted)) if name}
         pairs, header = read_files(experiment.folder, tuple(files.values()), table.target)
@@ -46,6 +48,20 @@ def own_samples(experiment: Experiment) -> tuple[dict[str, Any], list[str]]:
         "loss": table.loss or data.loss,
     }
     return tree, [f"task.dataset: each party brings its own data instead{keeps}"]
+
+
+def _over_columns(experiment: Experiment) -> tuple[dict[str, Any], list[str]]:
+    """The aggregator has no samples of its own over columns, but it knows the loss and the classes of a data set."""
+    table = experiment.task
+    if table.parties:
+        return {}, ["task.parties: each party brings its own data instead"]
+    try:
+        data = load_data(experiment)
+    except HansaError as error:
+        return {}, [f"task.dataset: each party brings its own data instead: {error}"]
+    return {"classes": data.classes, "loss": table.loss or data.loss}, [
+        "task.dataset: each party brings its own data and its own test samples instead"
+    ]
 
 
 def replaced(experiment: Experiment) -> list[str]:

@@ -64,9 +64,7 @@ def _from_files(experiment: Experiment) -> TaskData:
         read_files(folder, (str(name),), table.target, header)[0][0] if name is not None else None
         for name in (table.test, table.trusted)
     )
-    names = [Path(name).name.split(".")[0] for name in table.parties]
-    if len(set(names)) < len(table.parties):  # a/data.csv and b/data.csv
-        names = list(table.parties)
+    names = file_names(table.parties)
     loss, classes = loss_and_classes(table.loss, table.classes or _classes(table, [y for _, y in pairs]))
     if loss == "cross_entropy" and table.classes is None:
         check_numbering({name: Labels.of(y) for name, (_, y) in zip(names, pairs, strict=True)})
@@ -148,6 +146,12 @@ def loss_and_classes(loss: str | None, classes: int) -> tuple[str, int | None]:
 def outputs_of(loss: str, classes: int | None) -> int:
     """How many numbers a model outputs per sample."""
     return 1 if loss in NUMERIC_LOSSES else (classes or 1)
+
+
+def file_names(files: Sequence[str]) -> list[str]:
+    """The names of parties with one file each: those of the files, or their paths if two have the same name."""
+    names = [Path(name).name.split(".")[0] for name in files]
+    return names if len(set(names)) == len(files) else list(files)  # a/data.csv and b/data.csv
 
 
 def load_data(experiment: Experiment) -> Data:

@@ -200,8 +200,8 @@ def draw_partition(task: Task) -> Figure:
     from hansa.data.picture import held, picture
 
     rows, targets = held(task)
-    classes = task.classes
-    if classes is None and task.loss == "cross_entropy" and len(targets):
+    classes = task.classes if task.ids is None else None
+    if classes is None and task.ids is None and task.loss == "cross_entropy" and len(targets):
         targets = targets.astype(np.int64)
         classes = int(targets.max()) + 1
     return picture(rows, targets, classes, list(task.names) if task.names is not None else None, on=blank(7, 6))

@@ -60,6 +60,11 @@ class Evaluation:
             )
         run, holdings = self.exchanges.run, self.exchanges.holdings
         self.personal = lookup("predictor", self.algorithm.predictor(state)[0]).personal  # type: ignore[attr-defined]
+        if holdings.layout is not None and holdings.tests is not None and not self._joint:
+            raise ConfigError(
+                f"{self.algorithm.name} does not evaluate its model (Algorithm.evaluate), so test samples of parties "
+                "with different columns would not be used; leave them out (party_tests, task.party_test)"
+            )
         stops = run.target is not None or run.patience is not None
         central = self.test is not None and not self.personal
         if stops and not central and not self._joint and (holdings.tests is None or not run.eval_parties):
@@ -90,7 +95,9 @@ class Evaluation:
         """The metrics of a published state."""
         predictor, payload = self.algorithm.predictor(published)
         metrics: dict[str, Any] = {}
-        if self.exchanges.run.eval_parties and self.exchanges.holdings.tests is not None:
+        holdings = self.exchanges.holdings
+        alone = holdings.tests is not None and holdings.layout is None  # a party with all columns evaluates alone
+        if self.exchanges.run.eval_parties and alone:
             metrics |= yield from self._at_parties(round, predictor, payload)
         if self.test is not None and not self.personal:
             metrics |= self._central(self.test, predictor, payload)

@@ -40,7 +40,7 @@ def fingerprint(holdings: Holdings) -> str:
     """A checksum of the parties' training samples, of the aggregator's trusted samples and of public samples."""
     check = zlib.crc32(holdings.train.offsets.tobytes())
     public = () if holdings.public is None else holdings.public.tree().values()
-    for tensor in (holdings.train.x, holdings.train.y, *(holdings.trusted or ()), *public):
+    for tensor in (*holdings.train.tensors(), *(holdings.trusted or ()), *public):
         flat = tensor.detach().cpu().contiguous().view(-1)
         check = zlib.crc32(flat.view(torch.uint8).numpy().data if flat.numel() else b"", check)
     return f"{check:08x}"

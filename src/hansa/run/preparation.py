@@ -56,9 +56,16 @@ class PreparationLearner:
 
     async def _ask(self, fed: Federation) -> Learned:
         fed.cohort = [party for party in fed.parties if party not in self._refusing]
-        op, payload = await self.preparation.learn(fed, self.exchanges.holdings.shape)
+        op, payload = await self._learned(fed)
         await fed.gather(op, payload)
         return op, payload
+
+    async def _learned(self, fed: Federation) -> Learned:
+        holdings = self.exchanges.holdings
+        if holdings.layout is not None:
+            return self.preparation.for_columns(), {}
+        learned: Learned = await self.preparation.learn(fed, holdings.shape)
+        return learned
 
     def _check_goes_on(self, attempt: int, aborted: RoundAborted) -> None:
         """Raise a ConfigError if a further attempt cannot succeed."""

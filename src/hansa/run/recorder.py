@@ -107,8 +107,11 @@ def find_trackers(track: Any, resumed: str | Path | None) -> tuple[Tracker, ...]
 
 
 def sample_counts(task: Task, holdings: Holdings) -> dict[str, Any] | None:
-    """Samples per party and class, for a tracker's picture; None if there are too many parties."""
-    if len(holdings) > COUNTED:
+    """Samples per party and class, for a tracker's picture; None if there are too many parties.
+
+    None too if the parties hold different columns: most of them have no classes.
+    """
+    if len(holdings) > COUNTED or holdings.layout is not None:
         return None
     y = holdings.train.y.cpu()
     classes = None if y.is_floating_point() else holdings.classes

@@ -20,7 +20,7 @@ from hansa.core.objective import Objective
 from hansa.core.registry import fill
 from hansa.core.runtime import complete
 from hansa.core.task import Holdings, Task
-from hansa.experiment.checks import transforms
+from hansa.experiment.checks import NO_ATTACKS, check_data, transforms
 from hansa.experiment.settings import Run
 from hansa.local.solver import LocalSolver
 from hansa.privacy import Privacy, spent
@@ -57,7 +57,7 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
     `track` names one tracker or a list of them ("mlflow", "mlflow:URI", parts, tables); a resumed run keeps its
     trackers if `track` is left out. `alone` keeps the run in one process, for several runs side by side.
     """
-    run, protection = _check_arguments(algorithm, task, run_dir, resume, force, protocol, privacy, settings)
+    run, protection = _check_arguments(algorithm, task, run_dir, resume, force, protocol, privacy, adversary, settings)
     trackers = find_trackers(track, run_dir if resume else None)
     with deterministic(run.device), matrix_products(run.precision):
         objective = Objective(task.model, task.loss, run.seed, run.device, run.precision == "bf16")
@@ -99,7 +99,7 @@ def _train(training: Training, runtime: Simulation, recorder: Recorder, record: 
 
 
 def _check_arguments(algorithm: Any, task: Any, run_dir: str | Path | None, resume: bool, force: bool,
-                     protocol: SumProtocol | None, privacy: Any,
+                     protocol: SumProtocol | None, privacy: Any, adversary: Any,
                      settings: dict[str, Any]) -> tuple[Run, Privacy]:  # fmt: skip
     """Check the arguments of `simulate`: the settings of the run, and how updates are protected."""
     if not isinstance(algorithm, Algorithm):
@@ -108,6 +108,9 @@ def _check_arguments(algorithm: Any, task: Any, run_dir: str | Path | None, resu
         )
     if not isinstance(task, Task):
         raise ConfigError(f"expected a hansa.Task, got {task!r}")
+    check_data(algorithm, task.ids is not None)
+    if task.ids is not None and adversary:
+        raise ConfigError(f"adversary: {NO_ATTACKS}")
     if resume and run_dir is None:
         raise ConfigError("resume=True needs run_dir, the folder of the run to resume")
     run: Run = fill(Run, settings, where="run")

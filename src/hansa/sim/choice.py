@@ -17,7 +17,7 @@ COMPILED_STEPS = 30_000
 
 def fastest(inputs: EngineInputs) -> ReferenceEngine:
     """The fastest engine. A resumed run keeps the engine that it began with, so that its bits stay the same."""
-    if inputs.holdings.models is not None:  # different architectures have no common stack
+    if inputs.holdings.models is not None or inputs.holdings.layout is not None:  # nothing that a stack could share
         return single(inputs)
     before = inputs.before.get("engine")
     stacked = _stacked(inputs)
@@ -32,6 +32,7 @@ def single(inputs: EngineInputs) -> ReferenceEngine:
 
 def workers(inputs: EngineInputs) -> ReferenceEngine:
     """The reference engine in worker processes; parties with several models train one at a time."""
+    _check_rows("workers", inputs)
     if inputs.holdings.models is not None:
         return single(inputs)
     if not _forks(inputs):
@@ -44,9 +45,18 @@ def stacked(inputs: EngineInputs) -> ReferenceEngine:
 
     Parties with several models have no common stack and train one at a time.
     """
+    _check_rows("stacked", inputs)
     if inputs.holdings.models is not None:
         return single(inputs)
     return _spread(_stacked(inputs), inputs)
+
+
+def _check_rows(name: str, inputs: EngineInputs) -> None:
+    if inputs.holdings.layout is not None:
+        raise ConfigError(
+            f"run.engine: {name!r} is for parties with the same columns, and these hold different ones; use 'auto' "
+            "or 'reference'"
+        )
 
 
 def _stacked(inputs: EngineInputs) -> StackedEngine:

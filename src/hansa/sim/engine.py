@@ -15,7 +15,6 @@ from torch import Tensor
 
 from hansa.core.determinism import threads
 from hansa.core.errors import HansaError, PartyError
-from hansa.core.gateway import SampleGateway
 from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Replies, Reply, perform
 from hansa.core.registry import Part
@@ -112,12 +111,9 @@ class ReferenceEngine:
         return {"engine": self.name, "threads": 1}
 
     def party(self, id: int, round: int) -> Party:
-        tests = self.holdings.tests
-        test = None if tests is None else tests.of(id)
         models = self.holdings.models
         objective = self.objective if models is None else models.of(id)
-        gateway = SampleGateway(self.holdings.train.of(id), test)
-        return Party(id, objective, gateway, self.seed, round, public=self.holdings.public)
+        return Party(id, objective, self.holdings.gateway(id), self.seed, round, public=self.holdings.public)
 
     def why(self) -> str:
         """How this engine trains parties, in a few words, for the log."""

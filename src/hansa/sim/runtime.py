@@ -12,6 +12,7 @@ import torch
 from hansa.core.answering import report_spent
 from hansa.core.ask import Arrival, Ask, Gathered, Reduced, Routed, Ticket
 from hansa.core.budget import Accountant, Spending
+from hansa.core.columns import ColumnHoldings
 from hansa.core.determinism import threads
 from hansa.core.errors import AlgorithmError, PartyError
 from hansa.core.op import DataOp, Memory, Op, PackingOp, Payload, Replies, Reply
@@ -235,6 +236,9 @@ class Simulation:
         assert isinstance(ask.op, DataOp)
         holdings = self.engine.holdings
         self._record.count_ask(ask)
+        if isinstance(holdings, ColumnHoldings):
+            return combine(ask, ((p, self._prepare_columns(ask, holdings, p)) for p in ask.parties), self.rules,
+                           self._record)  # fmt: skip
         shards = [holdings.train] + ([holdings.tests] if holdings.tests is not None else [])
         for shard in shards:
             shard.x = ask.op.transform(shard.x, ask.payload)
@@ -242,6 +246,17 @@ class Simulation:
             holdings.public = holdings.public._replace(x=ask.op.transform(holdings.public.x, ask.payload))
         self.engine.data_changed()
         return combine(ask, ((p, Reply({})) for p in ask.parties), self.rules, self._record)
+
+    def _prepare_columns(self, ask: Ask, holdings: ColumnHoldings, id: int) -> Reply | str:
+        """Transform the data of one party of vertical data, as a deployed party does."""
+        assert isinstance(ask.op, DataOp)
+        party = self.engine.party(id, ask.round)
+        try:
+            ask.op.apply(party, ask.payload_of(id))
+        except PartyError as reason:
+            return str(reason)
+        holdings.replace(id, party.data)
+        return Reply({})
 
     def _route(self, ask: Ask) -> Routed:
         """Deliver messages from party to party by the steps of `relay`, without keys: nothing is sealed.
