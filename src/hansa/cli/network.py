@@ -111,6 +111,10 @@ def join(
     test: Annotated[
         str | None, typer.Option("--test", help="CSV or NPZ file of test samples; no job trains on them.")
     ] = None,
+    ids: Annotated[
+        str | None,
+        typer.Option("--ids", help="Column (NPZ: array) of the ids, by which jobs over columns match rows."),
+    ] = None,
     rotate: Annotated[bool, typer.Option("--rotate", help="Replace the key and the certificate first.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -135,7 +139,7 @@ def join(
         if not sys.stdin.isatty():
             raise ConfigError("there is no terminal to ask for the enrolment token; give it in a file: --token-file")
         token = Token.parse(typer.prompt("token", hide_input=True))
-    run(state or Path(token.party if token else "."), data, url, token, target, rotate, as_json, test)
+    run(state or Path(token.party if token else "."), data, url, token, target, rotate, as_json, test, ids)
 
 
 @app.command()

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from hansa.core.ask import Gathered
+from hansa.core.columns import ColumnLayout
 from hansa.core.driver import drive
 from hansa.core.errors import DataError, RoundAborted
 from hansa.core.federation import Federation
 from hansa.core.round_record import Record, without_numbers
 from hansa.core.runtime import Attend, Open, Request
-from hansa.data.describe import Describe, Description, agreed
+from hansa.data.describe import Describe, Description, agreed, agreed_columns
 from hansa.experiment.config import Experiment
 from hansa.net.aggregator.runtime import NetworkRuntime
 
@@ -21,11 +22,12 @@ from hansa.net.aggregator.runtime import NetworkRuntime
 @dataclass(frozen=True)
 class DescribedData:
     """What the parties' data have in common, None where no party takes part; by name, why other parties do not take
-    part; and the numbers of the parties with test samples of their own."""
+    part; the numbers of the parties with test samples of their own; and who holds what, over columns."""
 
     common: Description | None
     reasons: Mapping[str, str]
     tested: Sequence[int]
+    layout: ColumnLayout | None = None
 
 
 def describe(runtime: NetworkRuntime, experiment: Experiment, loss: str | None, classes: int | None,
@@ -35,7 +37,9 @@ def describe(runtime: NetworkRuntime, experiment: Experiment, loss: str | None, 
     The loss, the number of classes and the columns' names (`header`) are given where they are known.
     """
     record, names = Record(), runtime.parties
-    answers = yield from _answers(runtime, experiment, record, Describe(loss or ("cross_entropy" if classes else None)))
+    columns = experiment.algorithm.data == "columns"
+    op = Describe(loss or ("cross_entropy" if classes else None), experiment.algorithm.data)
+    answers = yield from _answers(runtime, experiment, record, op)
     descriptions = dict[str, Description]()
     for party, reply in zip(answers.parties, answers.replies, strict=True) if answers is not None else ():
         try:
@@ -43,14 +47,28 @@ def describe(runtime: NetworkRuntime, experiment: Experiment, loss: str | None, 
         except DataError as error:
             record.rejected[party] = str(error)
     prepared = experiment.task.prepare is not None
-    common, unfit = agreed(descriptions, classes, prepared, header) if descriptions else (None, {})
+    common, unfit = None, dict[str, str]()
+    if descriptions and columns:
+        common, unfit = agreed_columns(descriptions, classes)
+    elif descriptions:
+        common, unfit = agreed(descriptions, classes, prepared, header)
     record.rejected |= {party: unfit[name] for party, name in enumerate(names) if name in unfit}
     if experiment.run.min_cohort > 1:  # as in a round: no number about a single party
         record.rejected = {party: without_numbers(why) for party, why in record.rejected.items()}
     runtime.refused |= set(record.rejected)
     with_tests = {name for name, description in descriptions.items() if description.tests}
     tested = [p for p, name in enumerate(names) if p not in record.rejected and name in with_tests]
-    return DescribedData(common, {names[p]: why for p, why in (record.missing | record.rejected).items()}, tested)
+    reasons = {names[p]: why for p, why in (record.missing | record.rejected).items()}
+    taking = {
+        p: descriptions[name] for p, name in enumerate(names) if name in descriptions and p not in record.rejected
+    }
+    return DescribedData(common, reasons, tested, _layout(taking, len(names)) if columns else None)
+
+
+def _layout(descriptions: Mapping[int, Description], count: int) -> ColumnLayout:
+    """Who holds what, by party number."""
+    shapes = tuple(descriptions[party].shape if party in descriptions else None for party in range(count))
+    return ColumnLayout(shapes, tuple(p for p, one in sorted(descriptions.items()) if one.kind != "none"))
 
 
 def _answers(runtime: NetworkRuntime, experiment: Experiment, record: Record,

@@ -141,6 +141,8 @@ class Job:
         yield Abort(0)
         task, objective = self._task(data.common, central, *loss_and_classes(loss, classes or data.common.classes))
         parties = self._known(task, objective, data)
+        if data.layout is not None:
+            self.runtime.task["shapes"] = [None if shape is None else list(shape) for shape in data.layout.shapes]
         needed = self._check_quorum(data.reasons)
         records = JobRecords(self.id, self.runner.ledger, self.runner.blobs, self.runtime, self.experiment.algorithm)
         run = dataclasses.replace(self.experiment.run, checkpoint_seconds=0.0)
@@ -189,6 +191,7 @@ class Job:
         assert data.common is not None
         names, held_out = self.runtime.parties, self.experiment.task.party_test > 0
         known = Known(len(names), names, data.common.shape, task.classes)
+        known.layout = data.layout
         models = task_models(task, objective)
         known.hold(task, next(iter(models.values()), objective))
         if models:

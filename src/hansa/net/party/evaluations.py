@@ -19,7 +19,7 @@ from hansa.core.registry import build
 
 def evaluates(op: Op) -> bool:
     """Whether an op, or its inner op, evaluates a model on the party's test samples."""
-    return isinstance(unwrap(op)[1], Evaluate)
+    return unwrap(op)[1].evaluates
 
 
 def check_rows(op: Op, party: Party, payload: Payload, memory: Memory) -> None:

@@ -13,11 +13,11 @@ from hansa.net.party.vault import PartyVault
 class OwnerGateway(SampleGateway):
     """The samples of a party for one ask. Every reading is checked and recorded before the op sees a sample.
 
-    `check` compares the ask with the owner's limits. `admit` records the quota of evaluations or the privacy budget in
-    the vault at the first reading, and refuses a purpose that is not the op's: a plug-in that reads test samples
-    without being an evaluation would bypass the quota. `spent` is the job's epsilon after the reading. Samples can be
-    read after `open`, which names the ask for the vault, and before `close`: an op that keeps the gateway reads nothing
-    later.
+    `check` compares the ask with the owner's limits. `admit` records the quota of evaluations, the quota of readings of
+    ids, or the privacy budget in the vault at the first reading. It refuses a purpose that is not the op's: a plug-in
+    that reads test samples without being an evaluation would bypass the quota. `spent` is the job's epsilon after the
+    reading. Samples can be read after `open`, which names the ask for the vault, and before `close`: an op that keeps
+    the gateway reads nothing later.
     """
 
     def __init__(self, samples: SampleGateway, policy: Policy, vault: PartyVault, job: str, op: Op,
@@ -46,13 +46,15 @@ class OwnerGateway(SampleGateway):
 
     def admit(self, purpose: Purpose) -> None:
         inner = unwrap(self._op)[1]
-        own: tuple[Purpose, ...] = ("train", "statistics")
+        own: tuple[Purpose, ...] = ("train", "statistics", "match")
         if evaluates(inner):
             own = ("evaluate",)
         elif inner.name == "describe":
             own = ("describe",)
         if not self._open or purpose not in own:
             raise PartyError(f"{inner.name!r} may not read its samples for the purpose {purpose!r}")
+        if purpose == "match":
+            self._vault.match(self._job, self._ask, self._policy.matches)
         if self._recorded:
             return
         if purpose == "evaluate":

@@ -17,7 +17,9 @@ from hansa.core.functions import is_function
 from hansa.core.objective import count_numbers
 from hansa.core.op import DataOp, Op, Payload, unwrap
 from hansa.core.other_model import ARCHITECTURE
+from hansa.core.predictor import Evaluate
 from hansa.core.registry import Part, field_types, fill, from_config
+from hansa.data.describe import Describe
 from hansa.local.dp_sgd import DPSGD
 from hansa.local.solver import WORK, LocalSolver
 from hansa.net.party.evaluations import Evaluations, evaluates
@@ -39,6 +41,8 @@ TOML = """\
 # functions = []     # models of your own that a job may name: ["my_models:net"]; nothing else is ever imported
 # min_cohort = 1     # the smallest cohort in which this party's update may be summed; with privacy.active the party
 #                    # counts the cohort itself, otherwise it trusts the aggregator's number
+# matches = 0        # asks, over all jobs, that may read the ids of this party's rows, to match them with rows of other
+#                    # parties: it reveals whom they have in common. 0 refuses jobs over columns
 # max_bytes = 17179869184   # the largest message to fetch
 # device = "cpu"     # where to train
 
@@ -164,7 +168,7 @@ class Floor:
                 f"its policy requires masked sums with signatures, and {op.name!r} is not part of one; set "
                 "privacy.secure = 'masking' and privacy.active = true"
             )
-        if op.serves or evaluates(op) or not self.private:
+        if op.serves or isinstance(unwrap(op)[1], Evaluate) or not self.private:  # another evaluation sends more
             return None
         if op.budget is None:
             return f"its policy requires differential privacy, and {op.name!r} has none; use the local solver 'dp-sgd'"
@@ -189,6 +193,7 @@ class Policy:
     model: str | None = None
     functions: tuple[str, ...] = ()
     min_cohort: int = 1
+    matches: int = 0
     max_bytes: int = 2**34
     device: str = "cpu"
     own: dict = field(default_factory=dict)  # type: ignore[type-arg]
@@ -200,6 +205,8 @@ class Policy:
     def __post_init__(self) -> None:
         if self.min_cohort < 1:
             raise ConfigError(f"min_cohort must be at least 1, got {self.min_cohort}")
+        if self.matches < 0:
+            raise ConfigError(f"matches must not be negative, got {self.matches}")
         for name, value in self.own.items():
             if name not in WORK:
                 raise ConfigError(f"own: unknown field {name!r}; a party may set {', '.join(WORK)}")
@@ -289,6 +296,8 @@ class Policy:
             if part.name != PACKED and not _matches(part.name, self.ops):
                 kind = "transform" if isinstance(part, Transform) else "op"
                 return f"its policy does not accept the {kind} {part.name!r}"
+        if not self.matches and any(isinstance(part, Describe) and part.data == "columns" for part in parts(op)):
+            return "its policy does not let jobs match its rows with those of other parties; see matches in party.toml"
         if self.peers and op.name.startswith("secure-") and not _signed(op):
             return (
                 f"its policy names its peers (peers in party.toml), and {op.name!r} is not part of a sum with "

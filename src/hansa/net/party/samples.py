@@ -8,26 +8,33 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from hansa.core.columns import fitted, ids_of
 from hansa.core.errors import ConfigError, DataError, HansaError, PartyError
 from hansa.core.functions import is_function, load_function
-from hansa.core.gateway import SampleGateway
+from hansa.core.gateway import SampleGateway, Samples, TableRows
 from hansa.core.objective import Objective, count_numbers
 from hansa.core.op import Party
 from hansa.core.params import short
 from hansa.core.public import public_of
 from hansa.core.task import Known, PartyShards, check_outputs, tensor_of
+from hansa.data.column_files import read_column_file
 from hansa.data.party_files import Header, aligned, read_party_file
+from hansa.experiment.column_tasks import hold_out_people
 from hansa.experiment.tasks import hold_out_one, make_model
 
 
 class PartySamples(NamedTuple):
-    """A party's samples: training set, its own test set, and the column names of a CSV file."""
+    """A party's samples: training set, its own test set, and the column names of a CSV file.
 
-    train: tuple[Tensor, Tensor]
-    test: tuple[Tensor, Tensor] | None = None
+    With ids, the sets are `TableRows`, which may have no labels.
+    """
+
+    train: Samples | TableRows
+    test: Samples | TableRows | None = None
     header: Header = ()
 
 
@@ -35,17 +42,20 @@ NUMBERS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.in
            torch.int8, torch.uint8, torch.bool)  # fmt: skip
 
 
-def read_samples(reference: str, target: str | None = None, test: str | None = None) -> PartySamples:
+def read_samples(reference: str, target: str | None = None, test: str | None = None,
+                 ids: str | None = None) -> PartySamples:  # fmt: skip
     """Read a party's samples from a CSV or NPZ file, or from a function such as `"my_data:load"`.
 
-    The function returns (x, y) or, with a test set, ((x, y), (x, y)). `test` is a file of test samples.
+    The function returns (x, y) or, with a test set, ((x, y), (x, y)). With ids it returns (x, y, ids), where y is None
+    without labels. `test` is a file of test samples. `ids` names the column (in an NPZ file, the array) with the ids;
+    then the party has labels only if `target` names their column (in an NPZ file, if there is an array y).
     """
     if test is not None:
-        train, own_test, header = read_samples(reference, target)
+        train, own_test, header = read_samples(reference, target, None, ids)
         if own_test is not None:
             raise ConfigError(f"--test: {reference!r} already returns test samples; leave --test out")
-        x, y, names = read_party_file(test, target)
-        held = (aligned(x, names, header, f"--test: {test}: "), y)
+        held, names = _read_file(test, target, ids)
+        held = (aligned(held[0], names, header, f"--test: {test}: "), *held[1:])
         if held[0].shape[1:] != train[0].shape[1:]:
             raise DataError(
                 f"--test: the samples of {test} have the shape {tuple(held[0].shape[1:])}, those of {reference} "
@@ -53,10 +63,11 @@ def read_samples(reference: str, target: str | None = None, test: str | None = N
             )
         return PartySamples(train, held, header)
     if Path(reference).suffix in (".csv", ".npz", ".gz") or ":" not in reference:
-        x, y, header = read_party_file(reference, target)
-        return PartySamples((x, y), None, header)
-    if target is not None:
-        raise ConfigError("--target names a column of a CSV file; leave it out where --data is a function")
+        rows, header = _read_file(reference, target, ids)
+        return PartySamples(rows, None, header)
+    for option, value in (("--target", target), ("--ids", ids)):
+        if value is not None:
+            raise ConfigError(f"{option} names a column of a CSV file; leave it out where --data is a function")
     function = load_function(reference, "--data", os.getcwd())
     try:
         returned = function()
@@ -64,11 +75,28 @@ def read_samples(reference: str, target: str | None = None, test: str | None = N
         raise
     except Exception as error:  # the party's own function: quote its error
         raise ConfigError(f"--data: {reference!r} failed: {type(error).__name__}: {error}") from error
-    if not isinstance(returned, (tuple, list)) or len(returned) != 2:
-        raise DataError(f"--data: {reference!r} must return (x, y), or ((x, y), (test x, test y))")
-    if isinstance(returned[0], tuple) and len(returned[0]) == 2 and _dimensions(returned[0][0]) >= 2:
-        return PartySamples(_pair(returned[0], reference), _pair(returned[1], reference))
-    return PartySamples(_pair(returned, reference))
+    if not isinstance(returned, (tuple, list)) or len(returned) not in (2, 3):
+        raise DataError(f"--data: {reference!r} must return (x, y), (x, y, ids), or two of them: training and test")
+    nested = isinstance(returned[0], tuple) and len(returned[0]) in (2, 3) and _dimensions(returned[0][0]) >= 2
+    if len(returned) == 2 and nested:
+        return PartySamples(_rows(returned[0], reference), _rows(returned[1], reference))
+    return PartySamples(_rows(returned, reference))
+
+
+def _read_file(path: str, target: str | None, ids: str | None) -> tuple[Samples | TableRows, Header]:
+    if ids is not None:
+        return read_column_file(path, ids, target)
+    x, y, header = read_party_file(path, target)
+    return (x, y), header
+
+
+def _rows(returned: Any, reference: str) -> Samples | TableRows:
+    """The samples that a function returned: (x, y), or (x, y, ids)."""
+    if len(returned) == 2:
+        return _pair(returned, reference)
+    x, y, ids = returned
+    features = _pair((x, np.zeros(len(x)) if y is None else y), reference)
+    return TableRows(features[0], None if y is None else features[1], ids_of(ids, len(x), f"--data: {reference!r} ids"))
 
 
 def _dimensions(values: Any) -> int:
@@ -131,7 +159,10 @@ def preparer(samples: PartySamples, parameters: int | None = None) -> Callable[[
         train, test, header = PartySamples(*samples)
         if not task:  # there is no task yet: this party can only describe its data
             return Party(number, Objective(None, "mse", 0), SampleGateway(train, test, header), 0)
+        if "shapes" in task:
+            return _column_party(number, task, device, train, test)
         objective = _objective(task, device, parameters)  # first: a party with another base reads no sample
+        train, test = _labelled(train), None if test is None else _labelled(test)
         task_header = tuple(task.get("header", ()))
         train = (aligned(train[0], header, task_header, ""), train[1])
         test = (aligned(test[0], header, task_header, ""), test[1]) if test is not None else None
@@ -157,3 +188,36 @@ def preparer(samples: PartySamples, parameters: int | None = None) -> Callable[[
         return Party(number, objective, SampleGateway(held, own), task["seed"], public=public)
 
     return prepare
+
+
+def _labelled(rows: Samples | TableRows) -> Samples:
+    """Samples for a job with rows; a PartyError if there are no labels."""
+    x, y = rows[:2]
+    if y is None:
+        raise PartyError("it has no labels, and this job trains on parties with the same columns and labels")
+    return x, y
+
+
+def _column_party(number: int, task: dict[str, Any], device: str, train: Samples | TableRows,
+                  test: Samples | TableRows | None) -> Party:  # fmt: skip
+    """The party of a job over columns. Its samples must have the shape that it described."""
+    rows, tests = TableRows(*train), None if test is None else TableRows(*test)
+    if rows.ids is None or (tests is not None and tests.ids is None):
+        raise PartyError("its rows have no ids, and this job matches parties with different columns by them")
+    described, shape = task["shapes"][number], list(rows.x.shape[1:])
+    if described != shape:
+        raise DataError(f"its samples have the shape {tuple(shape)}, and it described others to the job")
+    if task["party_test"] > 0 and tests is None:
+        rows, tests = hold_out_people(rows, task["party_test"], task["seed"])
+    objective = Objective(None, task["loss"], task["seed"], device, task["bf16"])
+    known = Known(1, None, (), task["classes"])
+
+    def made(rows: TableRows, where: str, targets: str) -> TableRows:
+        x, y = fitted(rows.x, rows.y, objective, where, task["prepared"])
+        if y is not None:
+            known.check_targets(y, targets, tell=False)
+        return TableRows(x, y, ids_of(rows.ids, len(x), f"the ids of its {where}"))
+
+    held = made(rows, "data", "its ")
+    own = None if tests is None else made(tests, "test data", "of its test samples, the ")
+    return Party(number, objective, SampleGateway(held, own), task["seed"])

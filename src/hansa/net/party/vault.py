@@ -1,10 +1,10 @@
 """The vault: a party's irrevocable record of privacy spending and of answers that it gives only once.
 
-The file `vault.jsonl` only grows: some hundred bytes per private release, per evaluation, per job (its split of the
-samples), and per answer of a secure sum (three or four). No line may be deleted: a deleted answer could be requested
-again, and the secrets of an old sum can be recomputed from the party's secret (`load_secret`) and its old messages. A
-line is on disk before the reply is computed, so neither `kill -9` nor a power failure gives budget back. A repeated ask
-that is answered with the same noise costs nothing again. Only the party can see the vault.
+The file `vault.jsonl` only grows: some hundred bytes per private release, per evaluation, per reading of ids, per job
+(its split of the samples), and per answer of a secure sum (three or four). No line may be deleted: a deleted answer
+could be requested again, and the secrets of an old sum can be recomputed from the party's secret (`load_secret`) and
+its old messages. A line is on disk before the reply is computed, so neither `kill -9` nor a power failure gives budget
+back. A repeated ask that is answered with the same noise costs nothing again. Only the party can see the vault.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from hansa.net.party.peers import Peers
 FILE = "vault.jsonl"
 DECLINED = "declined "  # prefix for asks that were declined because of the party's values
 EVALUATION = "evaluation "  # prefix for asks that were answered with metrics
+MATCH = "match "  # prefix for asks that read the ids of the party's rows
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -53,6 +54,7 @@ class VaultContents:
     answered: dict[tuple[str, str], str]
     evaluations: Counter[str] = field(default_factory=Counter)  # by job
     declines: Counter[str] = field(default_factory=Counter)  # of secure sums because of the party's values, by job
+    matches: Counter[str] = field(default_factory=Counter)  # asks that read ids, by job
 
     def note(self, job: str, name: str, digest: str) -> None:
         """Record an answer under `name`; only the first one counts."""
@@ -60,6 +62,7 @@ class VaultContents:
             self.answered[job, name] = digest
             self.evaluations[job] += name.startswith(EVALUATION)
             self.declines[job] += name.startswith(DECLINED)
+            self.matches[job] += name.startswith(MATCH)
 
     def job_releases(self, job: str) -> tuple[Release, ...]:
         """The releases in a job."""
@@ -158,6 +161,19 @@ class PartyVault:
                     "party.toml"
                 )
         self._first(job, name, "answered")
+
+    def match(self, job: str, ask: str, most: int) -> None:
+        """Record that an ask reads ids before it does; a PartyError after `most` asks. A repeat counts once."""
+        name = f"{MATCH}{ask}"
+        if (job, name) in self.contents.answered:
+            return
+        if self.contents.matches.total() >= most:
+            used = ", and they are used up" if most else ""
+            raise PartyError(
+                f"its policy allows {most} asks over all jobs to match its rows with those of other parties{used}; see "
+                "matches in party.toml"
+            )
+        self._first(job, name, "read")
 
     def may_decline(self, job: str, ask: str, most: int) -> None:
         """Raise a PartyError once `most` secure sums were declined because of the party's values, except this one."""
