@@ -2,91 +2,137 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 from pairwise_gossip import PairwiseGossip
-from split_learning import HOLDER, SplitLearning, columns_of, drawn, loss_of, score_of
+from split_learning import SplitLearning, drawn, hashed, loss_of, score_of
 from torch import Tensor, nn
 
 import hansa
 from hansa.testing import NetworkPool, PartyPool, check_algorithm, check_network
 
-PARTIES, FEATURES = 3, 7
+WIDTHS = (2, 4, 1)  # columns of each party
+HOLDER = 1  # the party with the labels
+PARTIES = len(WIDTHS)
 
 
 @pytest.mark.parametrize("algorithm", [PairwiseGossip(), SplitLearning()], ids=lambda a: a.name)
 def test_a_routed_plugin_keeps_the_promises_in_every_runtime(
-    algorithm: hansa.Algorithm, pool: PartyPool, network: NetworkPool
+    algorithm: hansa.Algorithm, pool: PartyPool, tmp_path: Path
 ) -> None:
     check_algorithm(algorithm, pool)
-    check_network(algorithm, network)
+    network = NetworkPool(tmp_path, algorithm.data)
+    try:
+        check_network(algorithm, network)
+    finally:
+        network.close()
 
 
-def table(samples: int = 40) -> tuple[Tensor, Tensor]:
-    draws = torch.Generator().manual_seed(5)
-    x = torch.randn(samples, FEATURES, generator=draws, dtype=torch.float64)
-    return x, (x @ torch.arange(1.0, FEATURES + 1).double() > 0).long()
+def table(people: int, seed: int = 5) -> tuple[Tensor, Tensor]:
+    """All columns of all people, and their labels."""
+    draws = torch.Generator().manual_seed(seed)
+    x = torch.randn(people, sum(WIDTHS), generator=draws, dtype=torch.float64)
+    return x, (x @ torch.arange(1.0, sum(WIDTHS) + 1).double() > 0).long()
 
 
-def vertical(samples: int = 40) -> hansa.Task:
-    return hansa.Task(None, "cross_entropy", [table(samples)] * PARTIES, classes=2, test=table(300))
+def held(x: Tensor, y: Tensor, first: int, apart: int) -> tuple[list[tuple[Tensor, Tensor | None]], list[list[str]]]:
+    """What each party holds: its columns of all people but `apart`, in an order of its own, with their ids."""
+    pairs, ids = [], []
+    for party, columns in enumerate(x.split(WIDTHS, 1)):
+        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(party))
+        rows = order[~torch.isin(order, torch.arange(party * apart, (party + 1) * apart))]
+        pairs.append((columns[rows], y[rows] if party == HOLDER else None))
+        ids.append([f"person {first + row}" for row in rows.tolist()])
+    return pairs, ids
+
+
+def vertical(people: int = 40, apart: int = 0) -> hansa.Task:
+    parties, ids = held(*table(people), 0, apart)
+    tests, test_ids = held(*table(300, 6), people, 10)
+    return hansa.Task(None, "cross_entropy", parties, party_tests=tests, ids=ids, test_ids=test_ids, classes=2)
+
+
+def common_order(people: int, apart: int = 0, first: int = 0) -> list[int]:
+    """The people whom all parties have, in the order of the hashes of their ids."""
+    ids = np.array([f"person {first + k}" for k in range(PARTIES * apart, people)])
+    return [PARTIES * apart + int(k) for k in hashed(ids).argsort()]
 
 
 def layers(seed: int) -> tuple[dict[int, Tensor], Tensor]:
     """The initial layers of all parties."""
-    columns = [columns_of(torch.zeros(1, FEATURES), party, PARTIES).shape[1] for party in range(PARTIES)]
-    bottoms = {party: drawn(seed, f"bottom {party}", columns[party], 2) for party in range(PARTIES)}
+    bottoms = {party: drawn(seed, f"bottom {party}", WIDTHS[party], 2) for party in range(PARTIES)}
     return bottoms, drawn(seed, "top", PARTIES * 2 + 1)
 
 
-@pytest.mark.parametrize("batch", [40, 10])
-def test_a_step_of_split_learning_is_a_step_of_the_whole_network(batch: int) -> None:
-    """The network is trained as one, with autograd, on the same batches."""
-    algorithm = SplitLearning(lr=0.7, batch=batch, samples=40)
-    done = hansa.simulate(algorithm, vertical(), rounds=1, seed=9)
+@pytest.mark.parametrize(("batch", "apart"), [(40, 0), (10, 0), (10, 4)])
+def test_a_step_of_split_learning_is_a_step_of_the_whole_network(batch: int, apart: int) -> None:
+    """The network is trained as one, with autograd, on the same batches of the people whom all parties have."""
+    done = hansa.simulate(SplitLearning(lr=0.7, batch=batch), vertical(40, apart), rounds=1, seed=9)
     bottoms, top = layers(9)
-    x, y = table()
-    order = torch.from_numpy(hansa.core.rng.generator(9, "batches", 0).permutation(40))
+    x, y = (values[common_order(40, apart)] for values in table(40))
+    assert done.state.slots["train"] == len(x) == 40 - PARTIES * apart
+    order = torch.from_numpy(hansa.core.rng.generator(9, "batches", 0).permutation(len(x)))
     for rows in order.split(batch):
         weights = [w.clone().requires_grad_() for w in (*bottoms.values(), top)]
-        score = score_of(x[rows], dict(enumerate(weights[:-1])), weights[-1])
+        columns = dict(enumerate(x[rows].split(WIDTHS, 1)))
+        score = score_of(columns, dict(enumerate(weights[:-1])), weights[-1])
         grads = torch.autograd.grad(loss_of(score, y[rows]), weights)
         *after, top = [(w - 0.7 * g).detach() for w, g in zip(weights, grads, strict=True)]
         bottoms = dict(enumerate(after))
     for party in range(PARTIES):
         assert torch.allclose(done.memories[party]["split/bottom"], bottoms[party], rtol=0, atol=1e-12)
     assert torch.allclose(done.memories[HOLDER]["split/top"], top, rtol=0, atol=1e-12)
-    assert not torch.allclose(bottoms[1], layers(9)[0][1], rtol=0, atol=1e-3)  # it has moved
+    assert not torch.allclose(bottoms[0], layers(9)[0][0], rtol=0, atol=1e-3)  # it has moved
+    test_x, test_y = (values[common_order(300, 10, 40)] for values in table(300, 6))
+    score = score_of(dict(enumerate(test_x.split(WIDTHS, 1))), bottoms, top)
+    assert done.state.slots["test"] == 270
+    assert done.history[-1]["accuracy"] == pytest.approx(float(((score > 0) == (test_y > 0)).double().mean()))
+    assert done.history[-1]["loss"] == pytest.approx(float(loss_of(score, test_y)), abs=1e-12)
 
 
 def test_split_learning_learns_and_only_the_label_holder_reports() -> None:
-    done = hansa.simulate(SplitLearning(lr=0.5, batch=20, samples=200, width=3), vertical(200), rounds=20, seed=1)
+    done = hansa.simulate(SplitLearning(lr=0.5, batch=20, width=3), vertical(200, 10), rounds=20, seed=1)
     assert done.history[-1]["accuracy"] > 0.9
     assert done.history[-1]["train_loss"] < 0.3 < done.history[0]["train_loss"]
+    with pytest.raises(hansa.ConfigError, match="no single place can predict"):
+        done.predict(table(5)[0])
 
 
 def test_a_bottom_layer_stays_when_its_party_is_missing() -> None:
     def run(rounds: int) -> hansa.Result:
         return hansa.simulate(
-            SplitLearning(batch=40, samples=40), vertical(), rounds=rounds, seed=1, absent=lambda p, r: (p, r) == (2, 1)
+            SplitLearning(batch=40), vertical(), rounds=rounds, seed=1, absent=lambda p, r: (p, r) == (2, 1)
         )
 
     before, after = run(1), run(2)
     assert torch.equal(before.memories[2]["split/bottom"], after.memories[2]["split/bottom"])
-    assert not torch.equal(before.memories[1]["split/bottom"], after.memories[1]["split/bottom"])
+    assert not torch.equal(before.memories[0]["split/bottom"], after.memories[0]["split/bottom"])
     assert after.history[1]["missing"] == {"2": "it did not answer"}
 
 
-def test_without_the_label_holder_a_round_is_empty_and_nothing_moves() -> None:
-    absent = {(HOLDER, 1)}
-
+@pytest.mark.parametrize("round", [0, 1])
+def test_without_the_label_holder_a_round_is_empty_and_nothing_moves(round: int) -> None:
     def run(rounds: int) -> hansa.Result:
+        absent = {(HOLDER, round)}
         return hansa.simulate(SplitLearning(), vertical(), rounds=rounds, seed=1, absent=lambda p, r: (p, r) in absent)
 
-    before, after = run(1), run(2)
-    assert "empty" in after.history[1]
-    for party in range(PARTIES):
-        assert torch.equal(before.memories[party]["split/bottom"], after.memories[party]["split/bottom"])
+    after = run(2)
+    assert "empty" in after.history[round]
+    assert "empty" not in after.history[1 - round]  # the rows are matched later, or were matched before
+    if round == 1:
+        for party in range(PARTIES):
+            assert torch.equal(run(1).memories[party]["split/bottom"], after.memories[party]["split/bottom"])
+
+
+def test_a_method_for_one_label_holder_refuses_two() -> None:
+    task = vertical()
+    task.parties[0] = (task.parties[0][0], torch.zeros(40).long())
+    task.party_tests[0] = (task.party_tests[0][0], torch.zeros(290).long())
+    with pytest.raises(hansa.ConfigError, match="plugin-split needs one party with labels, not 2"):
+        hansa.simulate(SplitLearning(), task, rounds=1)
 
 
 def net() -> nn.Module:

@@ -19,14 +19,24 @@ from hansa.testing.algorithms import (
 )
 from hansa.testing.arrivals import RecordedArrivals
 from hansa.testing.engines import check_engine
-from hansa.testing.experiments import PARTIES, TREE, experiment_for, leaves, public_samples, published, same_bits
+from hansa.testing.experiments import (
+    COLUMN_TREE,
+    PARTIES,
+    TREE,
+    experiment_for,
+    leaves,
+    public_samples,
+    published,
+    same_bits,
+)
 from hansa.testing.fusions import check_fusion
 from hansa.testing.open_sizes import check_open_sizes
-from hansa.testing.pools import PARTY_COMMAND, NetworkPool, PartyPool, history_on, party_samples, run_on
+from hansa.testing.pools import PARTY_COMMAND, NetworkPool, PartyPool, history_on, party_columns, party_samples, run_on
 from hansa.testing.solvers import check_solver
 from hansa.testing.transforms import check_transform
 
 __all__ = [
+    "COLUMN_TREE",
     "PARTIES",
     "PARTY_COMMAND",
     "TREE",
@@ -48,6 +58,7 @@ __all__ = [
     "experiment_for",
     "history_on",
     "leaves",
+    "party_columns",
     "party_samples",
     "public_samples",
     "published",

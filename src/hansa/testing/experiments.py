@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,20 +24,28 @@ TREE: dict[str, Any] = {
     "run": {"rounds": 3, "seed": 3,
             "devices": {"compute": {"name": "exponential", "mean": 0.1}, "latency": "exponential"}},
 }  # fmt: skip
+# The experiment for algorithms over columns: half of the rows are at all parties.
+COLUMN_TREE: dict[str, Any] = {
+    "task": {"dataset": "breast-cancer", "prepare": "standardise"},
+    "partition": {"name": "columns", "parties": PARTIES, "overlap": 0.5},
+    "run": TREE["run"],
+}
 
 
 def experiment_for(algorithm: Algorithm, **run: Any) -> Experiment:
     """The experiment of the checks with an algorithm; `run` replaces fields of its `[run]` table.
 
-    An algorithm for several models gets two, and one that needs public samples gets some.
+    An algorithm for several models gets two, one that needs public samples gets some, and one over columns gets parties
+    with different columns.
     """
-    task = dict(TREE["task"])
+    tree = COLUMN_TREE if algorithm.data == "columns" else TREE
+    task = dict(tree["task"])
     if algorithm.models == "several":
         del task["model"]
         task["models"] = {"small": "logistic", "large": {"name": "2nn", "hidden": 6}}
     if algorithm.uses_public:
         task["public"] = "hansa.testing:public_samples"
-    return parse({**TREE, "task": task, "algorithm": to_config(algorithm), "run": {**TREE["run"], **run}})
+    return parse({**tree, "task": task, "algorithm": to_config(algorithm), "run": {**tree["run"], **run}})
 
 
 def public_samples() -> Tensor:
@@ -52,6 +61,12 @@ def simulated(experiment: Experiment, **settings: Any) -> Result:
 def published(result: Result) -> dict[str, Any]:
     """The final state of a run as a tree."""
     return result.state.tree()
+
+
+def measured(history: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
+    """The metrics of each round."""
+    times = ("seconds", "simulated_seconds")
+    return [{k: v for k, v in line.items() if isinstance(v, float) and k not in times} for line in history]
 
 
 def leaves(tree: Any) -> list[Tensor]:

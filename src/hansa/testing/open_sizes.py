@@ -18,6 +18,7 @@ from hansa.core.determinism import deterministic, threads
 from hansa.core.objective import Objective
 from hansa.core.op import Op, Payload, Replies, Reply, Shape, UpTo
 from hansa.core.replies import Outcomes
+from hansa.core.route_op import RouteOp
 from hansa.core.runtime import complete
 from hansa.run.loop import Training
 from hansa.run.result import Result
@@ -38,7 +39,8 @@ class ResizingParty:
         """The outcomes of an ask, with the reply of the hostile party resized."""
         assert ask.op is not None
         for outcome in outcomes:
-            if isinstance(outcome, Replies) or outcome[0] != LIAR or isinstance(outcome[1], str):
+            routed = isinstance(ask.op, RouteOp)  # messages between parties have no open sizes
+            if isinstance(outcome, Replies) or outcome[0] != LIAR or isinstance(outcome[1], str) or routed:
                 yield outcome
             else:
                 yield LIAR, self._resized(ask.op, ask.payload_of(LIAR), outcome[1])

@@ -20,7 +20,6 @@ from hansa.core.ask import op_of
 from hansa.core.budget import Accountant, Spending
 from hansa.core.determinism import set_deterministic
 from hansa.core.errors import HansaError, PartyError
-from hansa.core.gateway import SampleGateway
 from hansa.core.objective import Objective
 from hansa.core.op import DataOp, Memory, Party, Reply
 from hansa.experiment.config import parse
@@ -35,14 +34,8 @@ def load(message: dict[str, Any]) -> Party:
     task = experiment.build_task()
     objective = Objective(task.model, task.loss, experiment.run.seed, bf16=experiment.run.precision == "bf16")
     holdings, id = task.holdings(objective), int(message["party"])
-    x, y = holdings.train.of(id)
-    test = None
-    if holdings.tests is not None:
-        test_x, test_y = holdings.tests.of(id)
-        test = (test_x.clone(), test_y.clone())
     objective = objective if holdings.models is None else holdings.models.of(id)
-    gateway = SampleGateway((x.clone(), y.clone()), test)
-    return Party(id, objective, gateway, experiment.run.seed, public=holdings.public)
+    return Party(id, objective, holdings.gateway(id).copy(), experiment.run.seed, public=holdings.public)
 
 
 def read_message(stream: BinaryIO) -> Any | None:

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -18,6 +18,7 @@ from hansa.core.algorithm import State
 from hansa.core.determinism import deterministic
 from hansa.core.journal import Journal
 from hansa.core.objective import Objective
+from hansa.core.registry import from_config
 from hansa.core.runtime import complete_async
 from hansa.experiment.config import Experiment, parse
 from hansa.experiment.tasks import divide, load_data, set_aside
@@ -25,7 +26,7 @@ from hansa.net.aggregator.federation import init
 from hansa.net.local import all_run, free_port, processes
 from hansa.net.operator import Operator
 from hansa.run.loop import Training
-from hansa.testing.experiments import PARTIES, TREE
+from hansa.testing.experiments import COLUMN_TREE, PARTIES, TREE
 from hansa.testing.processes import ProcessRuntime
 
 PARTY_COMMAND = [sys.executable, "-m", "hansa.testing.party_process"]
@@ -81,13 +82,23 @@ def party_samples() -> tuple[Tensor, Tensor]:
     return pair
 
 
+def party_columns() -> tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]:
+    """The training and test rows of one party of a `NetworkPool` over columns, with their ids."""
+    dataset: Any = from_config("dataset", COLUMN_TREE["task"]["dataset"], where="dataset")
+    partition: Any = from_config("partition", COLUMN_TREE["partition"], where="partition")
+    parts, party = partition.divide(dataset.load(), COLUMN_TREE["run"]["seed"]), int(os.environ["HANSA_TESTING_PARTY"])
+    return (*parts.parties[party], parts.ids[party]), (*parts.tests[party], parts.test_ids[party])
+
+
 class NetworkPool:
     """A federation on loopback that stays for several checks.
 
-    The aggregator and each party are processes of their own, connected over mutual TLS.
+    The aggregator and each party are processes of their own, connected over mutual TLS. `data` says whether they hold
+    rows, or columns of the same people.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, data: Literal["rows", "columns"] = "rows") -> None:
+        self.data, self.history = data, list[dict[str, Any]]()
         names = [f"p{number}" for number in range(PARTIES)]
         self.federation = init(folder / "federation", "conformance", names, ["localhost"], free_port())
         commands: list[tuple[str, list[str], dict[str, str]]] = [
@@ -95,7 +106,11 @@ class NetworkPool:
         ]
         for number, name in enumerate(names):
             token = folder / "federation" / "tokens" / f"{name}.token"
-            words = ["join", self.federation.url, "--token-file", str(token), "--data", "hansa.testing:party_samples",
+            source = "hansa.testing:party_columns" if data == "columns" else "hansa.testing:party_samples"
+            if data == "columns":
+                (folder / name).mkdir()
+                (folder / name / "party.toml").write_text("matches = 1000\n")
+            words = ["join", self.federation.url, "--token-file", str(token), "--data", source,
                      "--state", str(folder / name)]  # fmt: skip
             commands.append((name, words, {"HANSA_TESTING_PARTY": str(number)}))
         self._running = contextlib.ExitStack()
@@ -105,9 +120,13 @@ class NetworkPool:
         self.folder = folder
 
     def run(self, experiment: Experiment) -> tuple[str, dict[str, Any]]:
-        """Run an experiment as a job to its end; return the job's name and its saved model."""
+        """Run an experiment as a job to its end; return the job's name and its saved model.
+
+        `history` has the metrics lines of its rounds.
+        """
+        self.history.clear()
         job, _ = self.operator.submit(experiment, experiment.algorithm.name.replace("+", "-plus"))
-        ended = self.operator.wait(job, check=lambda: all_run(self._processes, self.folder))
+        ended = self.operator.wait(job, self.history.append, check=lambda: all_run(self._processes, self.folder))
         assert ended["status"] == "finished", f"{experiment.algorithm.name}: {ended['reason']}"
         return job, codec.decode(self.operator.pull(job, self.folder / "model").read_bytes())
 
