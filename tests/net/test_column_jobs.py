@@ -116,7 +116,7 @@ def rows(party: int, width: int | None = None, labels: bool | None = None) -> Ta
 
 
 def tree(task: dict[str, Any] | None = None, **run: Any) -> dict[str, Any]:
-    return {"task": {"dataset": "heart", "loss": "cross_entropy", **(task or {})}, "partition": "columns",
+    return {"task": {"dataset": "heart", "loss": "cross_entropy", "dtype": "float64", **(task or {})}, "partition": "columns",
             "algorithm": "test-summing-columns", "run": {"rounds": 2, **run}}  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -30,7 +30,13 @@ NAMES = 2**12  # bytes of column names, at most; of longer lists only a hash is 
 HASHED = "sha256 "  # prefix of such a hash
 FEW, TIMES = 1024, 64  # a party may have FEW classes; more, only up to TIMES times the median of all parties
 NO_LABELS = Labels(0, 0, 0)
-KINDS = ("none", "real", "class")  # kinds of targets; none for a party without samples
+KINDS = ("none", "real", "class")  # kinds of targets; none for a party without samples or labels
+COLUMNS = {"data": "columns"}  # the payload for parties with different columns
+
+
+def over_columns(payload: Payload) -> bool:
+    """Whether a party is to describe columns that it alone holds."""
+    return payload.get("data") == "columns"
 
 
 @register("describe")
@@ -41,19 +47,18 @@ class Describe(Op):
     The reply also has the number of classes (0 for other targets), the lowest class and the number of classes that
     occur; whether the party has its own test samples, missing values and whole numbers as features; and the column
     names of its file. Neither samples nor their number are sent. If the loss is known, it decides the kind of the
-    targets. A party declines if its values are infinite or its targets do not fit the loss. If `data` is "columns", a
-    party declines without ids; it may have no labels, and does not send its column names.
+    targets. A party declines if its values are infinite or its targets do not fit the loss. With the payload `COLUMNS`
+    a party declines without ids; it may have no labels, and does not send its column names.
     """
 
     loss: str | None = None
-    data: Literal["rows", "columns"] = "rows"
 
     def __post_init__(self) -> None:
         if self.loss is not None:
             named_loss(self.loss)
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        data, rows = party.data, self.data == "rows"
+        data, rows = party.data, not over_columns(payload)
         if not rows and not data.identified:
             raise PartyError(
                 "its rows have no ids, and this job matches parties with different columns by them; name the ids "

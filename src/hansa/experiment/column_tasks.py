@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from hansa.core.columns import held_out, ids_of
 from hansa.core.errors import ConfigError, DataError
@@ -61,6 +62,9 @@ def _column_files(experiment: Experiment) -> Task:
 def _column_task(experiment: Experiment, pairs: Sequence[Pair], ids: Sequence[Any], tests: tuple[Any, Any] | None,
                  names: list[str] | None, loss: str, classes: int | None) -> Task:  # fmt: skip
     share, seed = experiment.task.party_test, experiment.run.seed
+    pairs = [(in_dtype(x, experiment.task.dtype), y) for x, y in pairs]
+    if tests is not None:
+        tests = [(in_dtype(x, experiment.task.dtype), y) for x, y in tests[0]], tests[1]
     if share > 0:
         both = [hold_out_people(TableRows(*pair, ids_of(own, len(pair[0]), "ids")), share, seed)
                 for pair, own in zip(pairs, ids, strict=True)]  # fmt: skip
@@ -69,6 +73,11 @@ def _column_task(experiment: Experiment, pairs: Sequence[Pair], ids: Sequence[An
     party_tests, test_ids = tests or (None, None)
     return Task(None, loss, pairs, None, party_tests, names, classes, experiment.task.prepare, ids=ids,
                 test_ids=test_ids)  # fmt: skip
+
+
+def in_dtype(x: Tensor, dtype: str) -> Tensor:
+    """Features in the type that `task.dtype` names; whole numbers stay as they are."""
+    return x.to(getattr(torch, dtype)) if x.is_floating_point() else x
 
 
 def hold_out_people(rows: TableRows, share: float, seed: int) -> tuple[TableRows, TableRows]:

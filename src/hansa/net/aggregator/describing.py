@@ -12,9 +12,10 @@ from hansa.core.columns import ColumnLayout
 from hansa.core.driver import drive
 from hansa.core.errors import DataError, RoundAborted
 from hansa.core.federation import Federation
+from hansa.core.op import Payload
 from hansa.core.round_record import Record, without_numbers
 from hansa.core.runtime import Attend, Open, Request
-from hansa.data.describe import Describe, Description, agreed, agreed_columns
+from hansa.data.describe import COLUMNS, Describe, Description, agreed, agreed_columns
 from hansa.experiment.config import Experiment
 from hansa.net.aggregator.runtime import NetworkRuntime
 
@@ -38,8 +39,8 @@ def describe(runtime: NetworkRuntime, experiment: Experiment, loss: str | None, 
     """
     record, names = Record(), runtime.parties
     columns = experiment.algorithm.data == "columns"
-    op = Describe(loss or ("cross_entropy" if classes else None), experiment.algorithm.data)
-    answers = yield from _answers(runtime, experiment, record, op)
+    op = Describe(loss or ("cross_entropy" if classes else None))
+    answers = yield from _answers(runtime, experiment, record, op, COLUMNS if columns else {})
     descriptions = dict[str, Description]()
     for party, reply in zip(answers.parties, answers.replies, strict=True) if answers is not None else ():
         try:
@@ -72,14 +73,14 @@ def _layout(descriptions: Mapping[int, Description], count: int) -> ColumnLayout
 
 
 def _answers(runtime: NetworkRuntime, experiment: Experiment, record: Record,
-             op: Describe) -> Generator[Request, Any, Gathered | None]:  # fmt: skip
+             op: Describe, payload: Payload) -> Generator[Request, Any, Gathered | None]:  # fmt: skip
     """Ask until a party answers; None where all refuse."""
     count = len(runtime.parties)
     fed = Federation(range(count), 0, experiment.run.seed, count, phase="describe")
 
     async def ask() -> Gathered:
         asked = [party for party in fed.parties if party not in runtime.refused]  # a refusal is final
-        return await fed.gather(op, parties=asked)
+        return await fed.gather(op, payload, parties=asked)
 
     answers: Gathered | None = None
     attempt = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hansa.core.errors import PartyError
 from hansa.core.gateway import Purpose, SampleGateway
 from hansa.core.op import Op, Payload, unwrap
+from hansa.data.describe import Describe, over_columns
 from hansa.net.party.evaluations import evaluates
 from hansa.net.party.policy import Policy
 from hansa.net.party.vault import PartyVault
@@ -35,6 +36,10 @@ class OwnerGateway(SampleGateway):
         `held_out` says that the job takes its test samples from the party's training samples.
         """
         policy, op, payload = self._policy, self._op, self._payload
+        if isinstance(unwrap(op)[1], Describe) and over_columns(payload) and not policy.matches:
+            raise PartyError(
+                "its policy does not let jobs match its rows with those of other parties; see matches in party.toml"
+            )
         refused = policy.privacy.refuses(op, self.n, payload, held_out)
         refused = refused or self._limits.refuses(op, self.tests) or policy.limits.refuses(op, self.n, payload)
         if refused is not None:

@@ -19,7 +19,6 @@ from hansa.core.op import DataOp, Op, Payload, unwrap
 from hansa.core.other_model import ARCHITECTURE
 from hansa.core.predictor import Evaluate
 from hansa.core.registry import Part, field_types, fill, from_config
-from hansa.data.describe import Describe
 from hansa.local.dp_sgd import DPSGD
 from hansa.local.solver import WORK, LocalSolver
 from hansa.net.party.evaluations import Evaluations, evaluates
@@ -296,8 +295,6 @@ class Policy:
             if part.name != PACKED and not _matches(part.name, self.ops):
                 kind = "transform" if isinstance(part, Transform) else "op"
                 return f"its policy does not accept the {kind} {part.name!r}"
-        if not self.matches and any(isinstance(part, Describe) and part.data == "columns" for part in parts(op)):
-            return "its policy does not let jobs match its rows with those of other parties; see matches in party.toml"
         if self.peers and op.name.startswith("secure-") and not _signed(op):
             return (
                 f"its policy names its peers (peers in party.toml), and {op.name!r} is not part of a sum with "

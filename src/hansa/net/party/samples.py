@@ -23,7 +23,7 @@ from hansa.core.public import public_of
 from hansa.core.task import Known, PartyShards, check_outputs, tensor_of
 from hansa.data.column_files import read_column_file
 from hansa.data.party_files import Header, aligned, read_party_file
-from hansa.experiment.column_tasks import hold_out_people
+from hansa.experiment.column_tasks import hold_out_people, in_dtype
 from hansa.experiment.tasks import hold_out_one, make_model
 
 
@@ -213,7 +213,7 @@ def _column_party(number: int, task: dict[str, Any], device: str, train: Samples
     known = Known(1, None, (), task["classes"])
 
     def made(rows: TableRows, where: str, targets: str) -> TableRows:
-        x, y = fitted(rows.x, rows.y, objective, where, task["prepared"])
+        x, y = fitted(in_dtype(rows.x, task["dtype"]), rows.y, objective, where, task["prepared"])
         if y is not None:
             known.check_targets(y, targets, tell=False)
         return TableRows(x, y, ids_of(rows.ids, len(x), f"the ids of its {where}"))
