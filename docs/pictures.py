@@ -14,7 +14,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
 from hansa.report.plots import BLUE, GREEN, GREY, ORANGE, RED, blank
 
@@ -118,6 +118,40 @@ def verbs() -> Figure:
     return figure
 
 
+def cells(axes: Axes, corner: Point, size: tuple[int, int], colour: str, head: str, labels: bool = False) -> None:
+    """Draw a table of columns and rows; with labels, a hatched column on its right."""
+    columns, rows = size
+    for column in range(columns + labels):
+        for row in range(rows):
+            at = (corner[0] + 0.55 * column, corner[1] + 0.45 * row)
+            target = column == columns
+            axes.add_patch(Rectangle(at, 0.55, 0.45, lw=1.0, edgecolor=GREEN if target else colour,
+                                     facecolor=PALE[GREEN if target else colour], hatch="//" if target else None))  # fmt: skip
+    middle = corner[0] + 0.55 * (columns + labels) / 2
+    axes.text(middle, corner[1] + 0.45 * rows + 0.25, head, ha="center", fontsize=9)
+
+
+def columns() -> Figure:
+    """Draw parties with the same columns, and parties with different columns of the same people."""
+    figure = blank(8.0, 3.0)
+    grid = figure.add_gridspec(1, 2)
+    left, right = (canvas(figure, 8, 6, grid[0, place]) for place in range(2))
+    left.text(4, 5.6, "rows", ha="center", fontsize=11, weight="bold", family="monospace")
+    for corner, rows, head in (((2.4, 3.5), 3, "party 0"), ((2.4, 1.85), 2, "party 1"), ((2.4, 0.2), 2, "party 2")):
+        cells(left, corner, (4, rows), BLUE, head, labels=True)
+    right.text(4, 5.6, "columns", ha="center", fontsize=11, weight="bold", family="monospace")
+    people = ("ann", "bob", "cid", "dan", "eve", "fay")
+    for corner, size, first, head in (((0.9, 1.9), (2, 4), 2, "label holder"), ((3.9, 1.45), (3, 4), 1, "party 1"),
+                                      ((6.8, 1.0), (1, 6), 0, "party 2")):  # fmt: skip
+        cells(right, corner, size, ORANGE, head, labels=head == "label holder")
+        for row in range(size[1]):
+            name = people[::-1][first + row]
+            right.text(corner[0] - 0.1, corner[1] + 0.45 * row + 0.22, name, ha="right", va="center", fontsize=7.5)
+    for axes, text in ((left, "the same columns; all have labels (hatched)"), (right, "ids match the rows of a person")):
+        axes.text(4, -0.25 if axes is left else 0.3, text, ha="center", fontsize=8.5, style="italic", color="0.35")
+    return figure
+
+
 def runtimes() -> Figure:
     """Draw one algorithm object and the runtimes that answer its asks."""
     figure = blank(8.0, 3.9)
@@ -197,6 +231,7 @@ PICTURES = {
     "round": round_of_learning,
     "verbs": verbs,
     "runtimes": runtimes,
+    "columns": columns,
     "replay": replay,
     "topologies": topologies,
 }
