@@ -124,9 +124,8 @@ def cells(axes: Axes, corner: Point, size: tuple[int, int], colour: str, head: s
     for column in range(columns + labels):
         for row in range(rows):
             at = (corner[0] + 0.55 * column, corner[1] + 0.45 * row)
-            target = column == columns
-            axes.add_patch(Rectangle(at, 0.55, 0.45, lw=1.0, edgecolor=GREEN if target else colour,
-                                     facecolor=PALE[GREEN if target else colour], hatch="//" if target else None))  # fmt: skip
+            edge, hatch = (GREEN, "//") if column == columns else (colour, None)
+            axes.add_patch(Rectangle(at, 0.55, 0.45, lw=1.0, edgecolor=edge, facecolor=PALE[edge], hatch=hatch))
     middle = corner[0] + 0.55 * (columns + labels) / 2
     axes.text(middle, corner[1] + 0.45 * rows + 0.25, head, ha="center", fontsize=9)
 
@@ -147,7 +146,10 @@ def columns() -> Figure:
         for row in range(size[1]):
             name = people[::-1][first + row]
             right.text(corner[0] - 0.1, corner[1] + 0.45 * row + 0.22, name, ha="right", va="center", fontsize=7.5)
-    for axes, text in ((left, "the same columns; all have labels (hatched)"), (right, "ids match the rows of a person")):
+    for axes, text in (
+        (left, "the same columns; all have labels (hatched)"),
+        (right, "ids match the rows of a person"),
+    ):
         axes.text(4, -0.25 if axes is left else 0.3, text, ha="center", fontsize=8.5, style="italic", color="0.35")
     return figure
 

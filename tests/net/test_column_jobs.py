@@ -16,22 +16,16 @@ from league import PARTIES, League, samples
 import hansa
 from hansa import Algorithm, Federation, State, register
 from hansa.core.algorithm import Problem
-from hansa.core.errors import ConfigError, DataError, PartyError
-from hansa.core.gateway import SampleGateway, TableRows
+from hansa.core.errors import ConfigError, DataError
+from hansa.core.gateway import TableRows
 from hansa.core.labels import Labels
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.params import Params
-from hansa.core.predictor import Evaluate
-from hansa.data.describe import Describe, Description, agreed_columns
+from hansa.data.describe import Description, agreed_columns
 from hansa.experiment.column_tasks import hold_out_people
-from hansa.local import SGD
 from hansa.net.aggregator import runtime
-from hansa.net.party.gateway import OwnerGateway
-from hansa.net.party.policy import Policy
 from hansa.net.party.samples import PartySamples, read_samples
-from hansa.net.party.vault import PartyVault
 from hansa.net.transport import client
-from hansa.privacy import spent
 from hansa.testing import same_bits
 
 WIDTHS, HOLDER = (2, 4, 1), 1
@@ -116,8 +110,8 @@ def rows(party: int, width: int | None = None, labels: bool | None = None) -> Ta
 
 
 def tree(task: dict[str, Any] | None = None, **run: Any) -> dict[str, Any]:
-    return {"task": {"dataset": "heart", "loss": "cross_entropy", "dtype": "float64", **(task or {})}, "partition": "columns",
-            "algorithm": "test-summing-columns", "run": {"rounds": 2, **run}}  # fmt: skip
+    table = {"dataset": "heart", "loss": "cross_entropy", "dtype": "float64", **(task or {})}
+    return {"task": table, "partition": "columns", "algorithm": "test-summing-columns", "run": {"rounds": 2, **run}}
 
 
 def join(league: League, own: Callable[[int], Any] = rows, policy: Callable[[str], str] = lambda name: ALLOWED) -> None:
@@ -252,54 +246,6 @@ def test_label_holders_must_agree_on_their_targets_and_others_need_none() -> Non
     assert list(out) == ["c"] and "its targets are real numbers" in out["c"]
     with pytest.raises(ConfigError, match="targets are of different kinds"):
         agreed_columns({"a": one("class", 2), "b": one("real")})
-
-
-@pytest.fixture
-def gateway(tmp_path: Path) -> Any:
-    def make(op: Op, policy: str = "", ask: str = "a") -> OwnerGateway:
-        (tmp_path / "party.toml").write_text(policy)
-        read = Policy.read(tmp_path / "party.toml")
-        vault = PartyVault(tmp_path, spent, read.privacy.budget, read.peers)
-        return OwnerGateway(SampleGateway(rows(0), rows(0)), read, vault, "job", ask, op, {})
-
-    return make
-
-
-def test_ids_are_read_for_matching_alone_and_a_repeat_counts_once(gateway: Any) -> None:
-    with pytest.raises(PartyError, match=r"its policy allows 0 asks over all jobs to match its rows .*parties; see"):
-        gateway(ColumnSums()).ids("match")
-    first = gateway(ColumnSums(), "matches = 1")
-    assert len(first.ids("match")) == len(first.test_ids("match")) == 40  # one ask
-    assert len(gateway(ColumnSums(), "matches = 1").ids("match")) == 40  # a repeat of it
-    with pytest.raises(PartyError, match="they are used up"):
-        gateway(ColumnSums(), "matches = 1", "b").test_ids("match")
-    for op, purpose in (
-        (ColumnSums(), "describe"),
-        (ColumnTests(), "match"),
-        (Describe(), "match"),
-        (Evaluate(), "match"),
-    ):
-        with pytest.raises(PartyError, match=f"may not read its samples for the purpose '{purpose}'"):
-            gateway(op, ALLOWED).ids(purpose)
-    closed = gateway(SGD(), ALLOWED)
-    closed.close()
-    with pytest.raises(PartyError, match="may not read"):
-        closed.ids("match")
-
-
-def test_an_op_that_evaluates_reads_test_rows_alone_and_is_counted(gateway: Any) -> None:
-    limits = "[evaluate]\nper_job = 1"
-    assert len(gateway(ColumnTests(), limits).test_features("evaluate")) == 40
-    with pytest.raises(PartyError, match="1 evaluations per job"):
-        gateway(ColumnTests(), limits, "b").test_features("evaluate")
-    with pytest.raises(PartyError, match="purpose 'train'"):
-        gateway(ColumnTests()).features("train")
-    with pytest.raises(PartyError, match="purpose 'evaluate'"):
-        gateway(ColumnSums()).test_features("evaluate")
-    with pytest.raises(PartyError, match="requires differential privacy, and 'test-column-tests' has none"):
-        gateway(ColumnTests(), "[privacy]\ndp = true").check(held_out=False)
-    with pytest.raises(ConfigError, match="matches must not be negative"):
-        gateway(ColumnTests(), "matches = -1")
 
 
 def test_a_party_reads_its_ids_from_a_file_or_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 
-from hansa.core.errors import PartyError
-from hansa.core.gateway import SampleGateway
+from hansa.core.errors import ConfigError, PartyError
+from hansa.core.gateway import SampleGateway, TableRows
 from hansa.core.op import Memory, Op, Party, Payload, Reply
 from hansa.core.predictor import Evaluate
 from hansa.core.registry import register
@@ -25,6 +26,7 @@ from hansa.transforms import ClippedUpdate
 
 MODEL = {"w": torch.zeros(3), "stats": torch.zeros(0), "counts": torch.zeros(0).long()}
 X, Y = torch.ones(30, 2), torch.zeros(30)
+ROWS = TableRows(X, Y, np.arange(30).astype(np.str_))
 
 
 @register("test-peek")
@@ -36,13 +38,21 @@ class Peek(Op):
         return Reply({"x": party.data.test("evaluate")[0][:1]}), memory
 
 
+@register("test-evaluating")
+@dataclass(frozen=True)
+class Evaluating(Op):
+    """A plug-in that says that it evaluates."""
+
+    evaluates: ClassVar[bool] = True
+
+
 @pytest.fixture
 def gateway(tmp_path: Path) -> Any:
     def make(op: Op, policy: str = "", ask: str = "a") -> OwnerGateway:
         (tmp_path / "party.toml").write_text(policy)
         read = Policy.read(tmp_path / "party.toml")
         vault = PartyVault(tmp_path, spent, read.privacy.budget, read.peers)
-        opened = OwnerGateway(SampleGateway((X, Y), (X, Y)), read, vault, "job", op, {"model": MODEL})
+        opened = OwnerGateway(SampleGateway(ROWS, ROWS), read, vault, "job", op, {"model": MODEL})
         opened.open(ask)
         return opened
 
@@ -97,3 +107,35 @@ def test_a_closed_gateway_admits_nothing(gateway: Any) -> None:
         unopened.train("train")
     with pytest.raises(PartyError, match="may not read"):
         held.train("train")
+
+
+def test_ids_are_read_for_matching_alone_and_a_repeat_counts_once(gateway: Any) -> None:
+    with pytest.raises(PartyError, match=r"its policy allows 0 asks over all jobs to match its rows .*parties; see"):
+        gateway(SGD()).ids("match")
+    first = gateway(SGD(), "matches = 1")
+    assert len(first.ids("match")) == len(first.test_ids("match")) == 30  # one ask
+    assert len(gateway(SGD(), "matches = 1").ids("match")) == 30  # a repeat of it
+    with pytest.raises(PartyError, match="they are used up"):
+        gateway(SGD(), "matches = 1", "b").test_ids("match")
+    for op, purpose in ((SGD(), "describe"), (Evaluating(), "match"), (Describe(), "match"), (Evaluate(), "match")):
+        with pytest.raises(PartyError, match=f"may not read its samples for the purpose '{purpose}'"):
+            gateway(op, "matches = 9").ids(purpose)
+    closed = gateway(SGD(), "matches = 9")
+    closed.close()
+    with pytest.raises(PartyError, match="may not read"):
+        closed.ids("match")
+    with pytest.raises(ConfigError, match="matches must not be negative"):
+        gateway(SGD(), "matches = -1")
+
+
+def test_an_op_that_evaluates_reads_test_samples_alone_and_is_counted(gateway: Any) -> None:
+    limits = "[evaluate]\nper_job = 1"
+    assert len(gateway(Evaluating(), limits).test_features("evaluate")) == 30
+    with pytest.raises(PartyError, match="1 evaluations per job"):
+        gateway(Evaluating(), limits, "b").test_features("evaluate")
+    with pytest.raises(PartyError, match="purpose 'train'"):
+        gateway(Evaluating()).features("train")
+    with pytest.raises(PartyError, match="purpose 'evaluate'"):
+        gateway(SGD()).test_features("evaluate")
+    with pytest.raises(PartyError, match="requires differential privacy, and 'test-evaluating' has none"):
+        gateway(Evaluating(), "[privacy]\ndp = true").check(held_out=False)

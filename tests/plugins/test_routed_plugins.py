@@ -97,8 +97,15 @@ def test_split_learning_learns_and_only_the_label_holder_reports() -> None:
     done = hansa.simulate(SplitLearning(lr=0.5, batch=20, width=3), vertical(200, 10), rounds=20, seed=1)
     assert done.history[-1]["accuracy"] > 0.9
     assert done.history[-1]["train_loss"] < 0.3 < done.history[0]["train_loss"]
-    with pytest.raises(hansa.ConfigError, match="no single place can predict"):
-        done.predict(table(5)[0])
+
+
+def test_no_single_place_predicts(tmp_path: Path) -> None:
+    task = vertical()
+    task.prepare = hansa.Standardise()
+    done = hansa.simulate(SplitLearning(), task, rounds=1, run_dir=tmp_path / "run")
+    for model in (done, hansa.load(tmp_path / "run")):
+        with pytest.raises(hansa.ConfigError, match="no single place can predict"):
+            model.predict(table(5)[0])
 
 
 def test_a_bottom_layer_stays_when_its_party_is_missing() -> None:

@@ -27,7 +27,7 @@ from hansa.core.objective import Objective
 from hansa.core.op import DataOp, Party, Payload
 from hansa.core.params import Params
 from hansa.core.party_models import PartyModels, make_models
-from hansa.core.predictor import Predictor
+from hansa.core.predictor import JointPredictor, Predictor
 from hansa.core.registry import Part, build, from_config, to_config
 from hansa.core.task import Known, Task
 
@@ -115,7 +115,7 @@ class SavedModel:
         samples = torch.as_tensor(x, device=objective.device)
         if samples.is_floating_point() and objective.module is not None:
             samples = samples.to(objective.dtype)
-        if self.preparation is not None:
+        if self.preparation is not None and not isinstance(self.predictor, JointPredictor):
             op, learned = self.preparation
             samples = op.transform(samples, learned)
         return self.predictor.outputs(objective, payload, samples)

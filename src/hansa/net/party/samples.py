@@ -205,6 +205,8 @@ def _column_party(number: int, task: dict[str, Any], device: str, train: Samples
     if rows.ids is None or (tests is not None and tests.ids is None):
         raise PartyError("its rows have no ids, and this job matches parties with different columns by them")
     described, shape = task["shapes"][number], list(rows.x.shape[1:])
+    if described is None:
+        raise PartyError("it had not described its columns when the job began, so it cannot take part")
     if described != shape:
         raise DataError(f"its samples have the shape {tuple(shape)}, and it described others to the job")
     if task["party_test"] > 0 and tests is None:
