@@ -113,7 +113,7 @@ def test_rows_without_test_samples_are_refused() -> None:
 
 LONG = [(torch.zeros(2, 1), torch.zeros(2))]
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"ids": [[7, 7, 3], [1, 2, 3, 4]]}, r"ids\[0\]: 1 rows have the id of another row; an id names one row"),
+    ({"ids": [[7, 7, 3], [1, 2, 3, 4]]}, r"ids\[0\]: two rows have the same id; an id names one row of a party"),
     ({"ids": [[7, 17], [1, 2, 3, 4]]}, r"ids\[0\]: 2 ids for 3 rows"),
     ({"ids": [[7, 17, 3]]}, "ids: expected one array of ids per party, 2 in all; got 1"),
     ({"ids": 5}, "ids: expected one array of ids per party, 2 in all; got no list"),
@@ -131,7 +131,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"test": (torch.ones(3, 5), torch.zeros(3))}, "test: a central test set would need all columns"),
     ({"trusted": (torch.ones(3, 5), torch.zeros(3))}, "trusted: the aggregator's own samples would need all columns"),
     ({"party_tests": TESTS["party_tests"]}, "party_tests and test_ids belong together"),
-    ({**TESTS, "test_ids": [[7], [8, 9]]}, r"test_ids\[0\]: '7' is a training row too"),
+    ({**TESTS, "test_ids": [[7], [8, 9]]}, r"party_tests\[0\]: a test row has the id of a training row"),
     ({**TESTS, "party_tests": [(torch.ones(1, 4), torch.zeros(1)), (torch.ones(2, 3), None)]}, "test samples are"),
     ({**TESTS, "party_tests": [(torch.ones(1, 2), None), (torch.ones(2, 3), None)]}, "labels for its training"),
     ({"ids": None}, r"parties\[1\] y is None; only parties with different columns \(ids=...\) may have no labels"),

@@ -43,7 +43,7 @@ def test_an_npz_file_has_its_ids_in_the_array_that_is_named(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [("who,a\nx,1\nx,2\n", "1 rows have the id of another row"), ("who,a\nx,1\n ,2\n", "a row has no id"),
+    [("who,a\nx,1\nx,2\n", "two rows have the same id"), ("who,a\nx,1\n ,2\n", "a row has no id"),
      ("who,a\n", "no rows below its header"), ("name,a\nx,1\n", "0 columns are called 'who'"),
      ("who,a\nx,b\n", "a should be a number"), ("who,y\nx,1\n", "no column of features"),
      ("who,a,y\nx,1,?\n", "the target 'y' is missing"), (f"who,a\n{'x' * 300},1\n", "more than 256 characters")],

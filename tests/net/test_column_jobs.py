@@ -16,7 +16,7 @@ from league import PARTIES, League, samples
 import hansa
 from hansa import Algorithm, Federation, State, register
 from hansa.core.algorithm import Problem
-from hansa.core.errors import ConfigError, DataError
+from hansa.core.errors import ConfigError, DataError, HansaError
 from hansa.core.gateway import TableRows
 from hansa.core.labels import Labels
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
@@ -24,7 +24,7 @@ from hansa.core.params import Params
 from hansa.data.describe import Description, agreed_columns
 from hansa.experiment.column_tasks import hold_out_people
 from hansa.net.aggregator import runtime
-from hansa.net.party.samples import PartySamples, read_samples
+from hansa.net.party.samples import PartySamples, preparer, read_samples
 from hansa.net.transport import client
 from hansa.testing import same_bits
 
@@ -177,7 +177,7 @@ def test_an_id_twice_is_refused_by_name(league: League) -> None:
     join(league, lambda party: doubled(rows(0)) if party == 0 else rows(party))
     done = league.ended(league.submit(tree(), min_parties=3))
     assert [line["missing"] for line in done["rounds"]] == 2 * [
-        {"ann": "the ids of its data: 1 rows have the id of another row; an id names one row"}
+        {"ann": "the ids of its data: two rows have the same id; an id names one row of a party"}
     ]
 
 
@@ -231,6 +231,28 @@ def test_a_reply_of_another_width_than_described_is_rejected_by_name(league: Lea
     assert all(list(line["rejected"]) == ["cid"] and line["replies"] == 2 for line in done["rounds"])
 
 
+SETTINGS: dict[str, Any] = {
+    "shapes": [[2], None], "party_test": 0.0, "seed": 0, "loss": "cross_entropy", "bf16": False, "classes": 2,
+    "prepared": False, "dtype": "float64",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("number", "own", "settings", "reason"),
+    [(1, rows(1), {}, "it had not described its columns when the job began"),
+     (0, rows(1), {}, r"its samples have the shape \(4,\), and it described others"),
+     (0, samples(0)[0], {}, "its rows have no ids"),
+     (0, rows(0), {"dtype": "int8"}, "task.dtype must be one of float32, float64"),
+     (0, rows(0, labels=True), {"classes": 1}, "its targets must lie in 0..0, and some do not$"),
+     (0, rows(0)._replace(x=rows(0).x * torch.nan), {}, "the features have missing values")],
+)  # fmt: skip
+def test_a_party_checks_the_task_itself(number: int, own: Any, settings: dict[str, Any], reason: str) -> None:
+    prepare = preparer(PartySamples(own))
+    with pytest.raises(HansaError, match=reason):
+        prepare(number, {**SETTINGS, **settings}, "cpu")
+    assert preparer(PartySamples(rows(0)))(0, SETTINGS, "cpu").data.features("train").shape == (40, 2)
+
+
 def one(kind: str, classes: int = 0, missing: bool = False) -> Description:
     return Description(
         (3,), classes, kind, False, missing, Labels(0, classes - 1, classes) if classes else Labels(0, 0, 0)
@@ -265,9 +287,11 @@ def test_a_party_reads_its_ids_from_a_file_or_a_function(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     train, held, _ = read_samples("column_data:both")
     assert train[1] is None and train[2].tolist() == ["1", "2"] and held is not None and len(held[0]) == 1  # type: ignore[misc]
-    with pytest.raises(DataError, match="1 rows have the id of another row"):
+    with pytest.raises(DataError, match="two rows have the same id"):
         read_samples("column_data:twice")
     with pytest.raises(DataError, match=r"must return \(x, y\), \(x, y, ids\), or two of them"):
         read_samples("column_data:four")
+    with pytest.raises(DataError, match=r"--test: .*train.csv: a test row has the id of a training row"):
+        read_samples(path, "y", path, "who")
     with pytest.raises(ConfigError, match="--ids names a column of a CSV file"):
         read_samples("column_data:both", ids="who")

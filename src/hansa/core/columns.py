@@ -67,7 +67,7 @@ def ids_of(values: Any, rows: int, where: str) -> Ids:
     if max(map(len, texts)) > LONGEST:
         raise DataError(f"{where}: an id has more than {LONGEST} characters; give shorter ids")
     if len(set(texts)) < len(texts):
-        raise DataError(f"{where}: {len(texts) - len(set(texts))} rows have the id of another row; an id names one row")
+        raise DataError(f"{where}: two rows have the same id; an id names one row of a party")
     return np.array(texts, dtype=np.str_)
 
 
@@ -177,12 +177,16 @@ def _check_tests(train: PartyColumns, tests: PartyColumns) -> None:
     """Raise a DataError if the test rows of a party do not fit its training rows."""
     if len(tests) != len(train):
         raise DataError(f"party_tests: {len(tests)} test sets for {len(train)} parties")
-    for k, (x, y) in enumerate(zip(tests.xs, tests.ys, strict=True)):
-        where, shape = f"party_tests[{k}]", tuple(train.xs[k].shape[1:])
-        if tuple(x.shape[1:]) != shape:
-            raise DataError(f"{where}: test samples are {tuple(x.shape[1:])}, the party's training samples {shape}")
-        if (y is None) != (train.ys[k] is None):
-            raise DataError(f"{where}: the party must have labels for its training rows and its test rows, or for none")
-        both = set(tests.ids[k].tolist()) & set(train.ids[k].tolist())
-        if both:
-            raise DataError(f"test_ids[{k}]: {min(both)!r} is a training row too; a person is in one of the two sets")
+    for k in range(len(train)):
+        check_test_rows(train.rows(k), tests.rows(k), f"party_tests[{k}]")
+
+
+def check_test_rows(train: TableRows, test: TableRows, where: str) -> None:
+    """Raise a DataError if the test rows of a party do not fit its training rows."""
+    shapes = [tuple(rows.x.shape[1:]) for rows in (test, train)]
+    if shapes[0] != shapes[1]:
+        raise DataError(f"{where}: test samples are {shapes[0]}, the party's training samples {shapes[1]}")
+    if (test.y is None) != (train.y is None):
+        raise DataError(f"{where}: the party must have labels for its training rows and its test rows, or for none")
+    if test.ids is not None and train.ids is not None and set(test.ids.tolist()) & set(train.ids.tolist()):
+        raise DataError(f"{where}: a test row has the id of a training row; a person is in one of the two sets")

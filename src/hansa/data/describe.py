@@ -252,7 +252,8 @@ def agreed_columns(descriptions: Mapping[str, Description],
     holders = {name: one for name, one in descriptions.items() if one.kind != "none"}
     if not holders:
         raise ConfigError("none of the parties has labels; the party that has them names their column (--target)")
-    common, out = agreed({name: replace(one, shape=(), whole=False) for name, one in holders.items()}, classes, True)
+    targets = {name: replace(one, shape=(), whole=False, header=()) for name, one in holders.items()}
+    common, out = agreed(targets, classes, prepared=True)
     left = [one for name, one in descriptions.items() if name not in out]
     return replace(common, tests=any(one.tests for one in left), missing=any(one.missing for one in left)), out
 

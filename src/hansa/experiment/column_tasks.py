@@ -22,6 +22,8 @@ from hansa.experiment.tasks import file_names, load_data, loss_and_classes
 if TYPE_CHECKING:
     from hansa.experiment.config import Experiment
 
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
 
 def make_column_task(experiment: Experiment, data: Data | None = None) -> Task:
     """The task of an experiment whose parties hold different columns of the same people."""
@@ -76,8 +78,10 @@ def _column_task(experiment: Experiment, pairs: Sequence[Pair], ids: Sequence[An
 
 
 def in_dtype(x: Tensor, dtype: str) -> Tensor:
-    """Features in the type that `task.dtype` names; whole numbers stay as they are."""
-    return x.to(getattr(torch, dtype)) if x.is_floating_point() else x
+    """Features in the type that `task.dtype` names, a DataError for any other; whole numbers stay as they are."""
+    if dtype not in DTYPES:
+        raise DataError(f"task.dtype must be one of {', '.join(DTYPES)}, got {dtype!r:.40}")
+    return x.to(DTYPES[dtype]) if x.is_floating_point() else x
 
 
 def hold_out_people(rows: TableRows, share: float, seed: int) -> tuple[TableRows, TableRows]:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.core.columns import fitted, ids_of
+from hansa.core.columns import check_test_rows, fitted, ids_of
 from hansa.core.errors import ConfigError, DataError, HansaError, PartyError
 from hansa.core.functions import is_function, load_function
 from hansa.core.gateway import SampleGateway, Samples, TableRows
@@ -55,13 +55,14 @@ def read_samples(reference: str, target: str | None = None, test: str | None = N
         if own_test is not None:
             raise ConfigError(f"--test: {reference!r} already returns test samples; leave --test out")
         held, names = _read_file(test, target, ids)
-        held = (aligned(held[0], names, header, f"--test: {test}: "), *held[1:])
+        x = aligned(held[0], names, header, f"--test: {test}: ")
+        held = held._replace(x=x) if isinstance(held, TableRows) else (x, held[1])
         if held[0].shape[1:] != train[0].shape[1:]:
             raise DataError(
                 f"--test: the samples of {test} have the shape {tuple(held[0].shape[1:])}, those of {reference} "
                 f"{tuple(train[0].shape[1:])}"
             )
-        return PartySamples(train, held, header)
+        return _checked(PartySamples(train, held, header), f"--test: {test}")
     if Path(reference).suffix in (".csv", ".npz", ".gz") or ":" not in reference:
         rows, header = _read_file(reference, target, ids)
         return PartySamples(rows, None, header)
@@ -79,8 +80,17 @@ def read_samples(reference: str, target: str | None = None, test: str | None = N
         raise DataError(f"--data: {reference!r} must return (x, y), (x, y, ids), or two of them: training and test")
     nested = isinstance(returned[0], tuple) and len(returned[0]) in (2, 3) and _dimensions(returned[0][0]) >= 2
     if len(returned) == 2 and nested:
-        return PartySamples(_rows(returned[0], reference), _rows(returned[1], reference))
+        both = PartySamples(_rows(returned[0], reference), _rows(returned[1], reference))
+        return _checked(both, f"--data: the test samples of {reference!r}")
     return PartySamples(_rows(returned, reference))
+
+
+def _checked(samples: PartySamples, where: str) -> PartySamples:
+    """The samples; a DataError if those with ids have test rows that do not fit."""
+    train, test = samples.train, samples.test
+    if isinstance(train, TableRows) and isinstance(test, TableRows):
+        check_test_rows(train, test, where)
+    return samples
 
 
 def _read_file(path: str, target: str | None, ids: str | None) -> tuple[Samples | TableRows, Header]:
