@@ -31,6 +31,8 @@ REFUSED = {  # fields of a task that parties with different columns cannot have,
     "model": "one model needs all columns, and each party holds others; leave it out (the algorithm brings its own)",
     "test": "a central test set would need all columns; give the parties test samples of their own",
     "trusted": "the aggregator's own samples would need all columns; leave them out",
+    "models": "a model of the task needs all columns, and each party holds others; leave them out",
+    "public": "samples that every party sees would need all columns; leave them out",
 }
 
 
