@@ -18,6 +18,8 @@ from hansa.core.errors import DataError, RoundAborted
 from hansa.core.exact_sums import EXPONENTS, LIMBS, LIMIT, ExactSum, from_steps, rounded, steps_of_limbs, steps_to_limbs
 from hansa.core.op import Replies, Reply
 from hansa.core.partial_sums import PartialSum, ReplySum, unsuitable
+from hansa.core.registry import build
+from hansa.core.relay import KEYS
 from hansa.core.replies import combine, reply_size
 from hansa.core.reply_checks import Rules, fault
 from hansa.core.round_record import Record
@@ -299,6 +301,14 @@ def test_the_partial_sum_of_the_hostile_test_is_fine_when_nothing_is_changed() -
     assert not record.rejected and record.fused == {0, 1}
 
 
+@pytest.mark.parametrize("parties", [(1, 1), (0, 1), (2, 3)], ids=["twice", "answered", "not asked"])
+def test_a_party_is_in_one_answer_only(parties: tuple[int, int]) -> None:
+    record = Record()
+    answer = combine(ask(3), [(0, reply(1, 1, 1)), PartialSum("relay", parties, changed())], EXACT, record)
+    assert isinstance(answer, Reduced) and answer.count == 1
+    assert "it names a party that was not asked, or that has answered already" in record.rejected[parties[1]]
+
+
 def test_a_party_cannot_stand_for_others() -> None:
     for count in (0, -1, 2, 10**9):
         boast = reply(1, 2, 3, weight=5)
@@ -333,6 +343,11 @@ def test_what_looks_at_each_party_excludes_partial_sums(verb: Any, rules: Rules,
     with pytest.raises(RoundAborted, match="0 usable replies"):
         combine(question, [PartialSum("relay", (0, 1), changed()), (2, "it is away")], rules, record)
     assert f"it stands for several parties, which is not possible here: {reason}" in record.rejected[0]
+
+
+def test_sums_outside_the_rounds_are_exact_too_but_those_of_a_protocol_keep_their_own_numbers() -> None:
+    assert EXACT.of(Ask("reduce", 0, "evaluate", 0, SGD(), {}, (0,))).exact
+    assert not EXACT.of(Ask("gather", 0, "round.0", 0, build("op", KEYS), {}, (0,))).exact
 
 
 def test_a_capped_weight_or_a_recorded_loss_excludes_partial_sums() -> None:

@@ -106,6 +106,10 @@ class ReplyCombiner:
             record.delta = self.op.budget.delta
         record.fused = set()
 
+    @functools.cached_property
+    def _given(self) -> frozenset[int]:
+        return frozenset(self.ask.parties)
+
     @property
     def _summed(self) -> bool:
         return self.ask.verb == "reduce"
@@ -157,6 +161,9 @@ class ReplyCombiner:
         self.record.consulted += self._consulted * len(parties)
         self.record.bytes_up += reply_size(reply) if partial.bytes is None else partial.bytes
         reason = partial_fault(partial, self.ask, self.rules, self._heaviest)
+        unanswered = self._given.issuperset(parties) and self.record.fused.isdisjoint(parties)
+        if len(set(parties)) < len(parties) or not unanswered:
+            reason = "it names a party that was not asked, or that has answered already"
         if reason is None and self.record.each is not None:
             reason = "it stands for several parties, which is not possible here: the loss of each party is recorded"
         if reason is not None:
@@ -212,7 +219,8 @@ class ReplyCombiner:
 
     def _accept(self, party: int, weight: int) -> int:
         """Record that a reply is fused, and return its weight in the sum."""
-        assert party > self._last or self.rules.exact, "replies must come in the order of the parties' ids"
+        fits = party > self._last or (self.rules.exact and party not in self.record.fused)
+        assert fits, "replies must come once, and in the order of the parties' ids unless sums are exact"
         self._last = party
         self.record.accepted += self._counted
         self.record.fused.add(party)
