@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -157,6 +159,35 @@ def test_ids_are_read_as_often_as_the_policy_allows_over_all_jobs(league: League
         "ann": "its policy allows 3 asks over all jobs to match its rows with those of other parties, and they are "
         "used up; see matches in party.toml"
     }
+
+
+def test_a_job_goes_on_after_a_restart_and_a_repeated_ask_is_counted_once(league: League) -> None:
+    join(league, policy=lambda name: "matches = 2")
+    worker, reached, go = league.members["bob"].agent.worker, threading.Event(), threading.Event()
+    plain, answered = worker.answer, list[int]()
+
+    def late(work: Any, message: dict[str, Any], task: dict[str, Any]) -> Any:
+        reply = plain(work, message, task)
+        if message["op"]["name"] == "test-column-sums" and work.round == 1:
+            answered.append(work.round)
+            reached.set()
+            go.wait(60)
+            if len(answered) == 1:
+                raise OSError(errno.ENOSPC, "the disk is full")  # the party is asked again
+        return reply
+
+    worker.answer = late  # type: ignore[method-assign]
+    job = league.submit(tree(), min_parties=3)
+    assert reached.wait(60)
+    league.stop()  # bob has read its ids, and the aggregator has no reply yet
+    go.set()
+    league.start()
+    done = league.ended_after_all(job)
+    assert done["status"] == "finished" and [line["replies"] for line in done["rounds"]] == [3, 3], done
+    assert len(answered) == 2
+    task = hansa.Task(None, "cross_entropy", [rows(party)[:2] for party in range(3)], names=list(PARTIES), classes=2,
+                      ids=[rows(party).ids for party in range(3)])  # fmt: skip
+    assert same_bits(league.model(job), hansa.simulate(Summing(), task, rounds=2).saved_model())
 
 
 def doubled(own: TableRows) -> TableRows:

@@ -143,6 +143,8 @@ class Job:
         parties = self._known(task, objective, data)
         if data.layout is not None:
             self.runtime.task["shapes"] = [None if shape is None else list(shape) for shape in data.layout.shapes]
+            holders = [self.runtime.parties[party] for party in data.layout.label_holders]
+            log.info("parties hold columns", extra={"job": self.id, "detail": {"label_holders": holders}})
         needed = self._check_quorum(data.reasons)
         records = JobRecords(self.id, self.runner.ledger, self.runner.blobs, self.runtime, self.experiment.algorithm)
         run = dataclasses.replace(self.experiment.run, checkpoint_seconds=0.0)
