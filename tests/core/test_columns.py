@@ -21,8 +21,8 @@ from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, UpTo
 from hansa.core.params import Params
 from hansa.data import Preparation, held
 from hansa.experiment.config import parse
-from hansa.sim.choice import pick_engine
-from hansa.sim.engine import ReferenceEngine
+from hansa.sim.choice import fastest
+from hansa.sim.engine import EngineInputs, ReferenceEngine
 
 READS = {
     "features": lambda party: party.data.features("train"),
@@ -297,7 +297,7 @@ def test_vertical_data_have_a_picture_of_sizes_alone() -> None:
 
 def test_the_reference_engine_runs_columns_by_default() -> None:
     objective = Objective(None, "cross_entropy", 0)
-    assert type(pick_engine("auto", objective, task().holdings(objective), 0)) is ReferenceEngine
+    assert type(fastest(EngineInputs(objective, task().holdings(objective), 0))) is ReferenceEngine
 
 
 def test_a_hash_of_the_samples_covers_the_ids() -> None:
