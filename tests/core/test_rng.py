@@ -99,3 +99,63 @@ def test_splitmix64_is_that_of_steele_lea_and_flood() -> None:
     # The first outputs of the reference generator (prng.di.unimi.it/splitmix64.c) from state 0.
     expected = np.array([0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F], dtype=np.uint64)
     assert rng.step_keys(0, 3).numpy().view(np.uint64).tolist() == expected.tolist()
+
+
+# Draws of transforms.
+
+MANY = rng.keys_of_steps(torch.tensor([rng.key(0, "many")]), 20_000)[0]
+
+
+@given(st.integers(0, 40), st.integers(0, 80), st.integers(1, 4))
+def test_a_fraction_depends_on_its_key_and_its_place_alone(half: int, count: int, keys: int) -> None:
+    whole = rng.fractions(MANY[:4], 0, 200)
+    part = rng.fractions(MANY[:keys], 2 * half, 2 * half + count)
+    assert torch.equal(part, whole[:keys, 2 * half : 2 * half + count])
+
+
+def test_fractions_are_uniform_float32_numbers_below_one() -> None:
+    drawn = rng.fractions(MANY[:5], 0, 40_000)
+    assert drawn.dtype == torch.float32 and float(drawn.min()) >= 0 and float(drawn.max()) < 1
+    assert torch.equal(drawn * 2**24, (drawn * 2**24).round())
+    counts = torch.histc(drawn.double(), 50, 0, 1)
+    expected = drawn.numel() / 50
+    assert float(((counts - expected) ** 2 / expected).sum()) < 100  # chi-square with 49 degrees of freedom
+    pairs = torch.corrcoef(torch.stack([drawn[:, ::2].flatten(), drawn[:, 1::2].flatten()]))[0, 1]
+    assert abs(float(pairs)) < 4 / math.sqrt(drawn.numel() / 2)
+    with pytest.raises(ValueError, match="start must be even, got 3"):
+        rng.fractions(KEY.view(1), 3, 5)
+
+
+def test_fractions_have_the_bits_that_every_machine_draws() -> None:
+    key = torch.tensor([rng.key(3, "step", 0, 1)])
+    first, stride = (rng.folded(int(key), index) % 2**64 for index in (0, 1))
+
+    def mixed(z: int) -> int:  # SplitMix64 in whole numbers
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) % 2**64
+        return z ^ (z >> 31)
+
+    hashes = [mixed((first + n * (stride | 1)) % 2**64) for n in range(20)]
+    halves = [half % 2**24 for z in hashes for half in (z % 2**32, z >> 32)]
+    assert rng.fractions(key, 0, 40)[0].tolist() == [half / 2**24 for half in halves]
+
+
+@pytest.mark.parametrize(("size", "count"), [(1, 1), (7, 3), (4096, 4096), (4097, 4097), (70_000, 50)])
+def test_coordinates_are_different_places_and_each_is_as_likely(size: int, count: int) -> None:
+    drawn = rng.coordinates(MANY[:50], size, count)
+    assert drawn.shape == (50, count) and int(drawn.min()) >= 0 and int(drawn.max()) < size
+    assert all(len(set(row.tolist())) == count for row in drawn)
+    assert torch.equal(drawn[3:4], rng.coordinates(MANY[3:4], size, count))
+    rows = rng.coordinates(MANY, size, min(count, 20))
+    for column in rows.T[:3]:
+        counts = torch.histc(column.double(), min(size, 64), 0, size - 1 if size > 1 else 1)
+        cells = torch.histc(torch.arange(size).double(), min(size, 64), 0, size - 1 if size > 1 else 1)
+        expected = len(rows) * cells[cells > 0] / size
+        degrees = max(1, len(expected) - 1)
+        chi = float(((counts[cells > 0] - expected) ** 2 / expected).sum())
+        assert chi < degrees + 6 * math.sqrt(2 * degrees)
+
+
+def test_more_coordinates_than_places_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"count must lie in 0\.\.3, got 4"):
+        rng.coordinates(MANY[:1], 3, 4)

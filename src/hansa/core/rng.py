@@ -5,8 +5,9 @@ does not affect training, and a party's draws depend neither on the parties trai
 
 `generator` (numpy's Philox) is for selection and partitions, `shuffled` for the order of samples. `uniform` and
 `normal` are pure torch functions of an integer key. They work under `torch.func.vmap`, and element (i, j, ...) has the
-same value in a tensor of any size. `noise` is a faster `normal` for long vectors. The mixing function is the finaliser
-of SplitMix64 (Steele, Lea and Flood 2014).
+same value in a tensor of any size. `noise` is a faster `normal` for long vectors, `fractions` a faster `uniform`. The
+mixing function is the finaliser of SplitMix64 (Steele, Lea and Flood 2014). It uses integers alone, so that all
+machines and devices draw the same bits.
 
 These streams are not secret: the seed determines them. `secret_uniform` and `secret_normal` expand 32 secret bytes with
 SHAKE-256 instead: some of the numbers reveal neither the bytes nor the other numbers.
@@ -29,6 +30,8 @@ _MULTIPLY_2 = 0x94D049BB133111EB
 # Odd multipliers, one per dimension: an element's counter depends on its coordinates, not on the tensor's size.
 _AXES = (0xD1342543DE82EF95, 0xAF251AF3B0F025B5, 0xC6BC279692B5C323, 0x9FB21C651E98DF25, 0xB492B66FBE98F273,
          0xE7037ED1A0B428DB)  # fmt: skip
+_FEW = 2**12  # numbers that are shuffled by sorting: a Feistel network of few bits has too few permutations
+_FEISTEL = 8  # rounds of a keyed permutation; an even number, so that its halves end where they began
 _CACHED = 2**15  # hashes computed at once on a CPU, so that they stay in its cache
 
 
@@ -57,6 +60,17 @@ def _mix(z: Tensor) -> Tensor:
     z = (z ^ _shift(z, 30)) * _signed(_MULTIPLY_1)
     z = (z ^ _shift(z, 27)) * _signed(_MULTIPLY_2)
     return z ^ _shift(z, 31)
+
+
+def _mix_in_place(z: Tensor) -> Tensor:
+    """As `_mix`; overwrites z."""
+    shifted = torch.empty_like(z)
+    for bits, multiplier in ((30, _MULTIPLY_1), (27, _MULTIPLY_2), (31, None)):
+        torch.bitwise_right_shift(z, bits, out=shifted)
+        z.bitwise_xor_(shifted.bitwise_and_((1 << (64 - bits)) - 1))
+        if multiplier is not None:
+            z.mul_(_signed(multiplier))
+    return z
 
 
 def fold(k: Tensor, index: int | Tensor) -> Tensor:
@@ -143,14 +157,60 @@ def noise(k: Tensor, count: int, dtype: torch.dtype) -> Tensor:
     pairs = []
     for at in range(0, half, size):
         counter = torch.arange(at, min(half, at + size), dtype=torch.int64, device=k.device)
-        z = (counter * stride).add_(first)  # _mix, in place
-        z.bitwise_xor_(_shift(z, 30)).mul_(_signed(_MULTIPLY_1))
-        z.bitwise_xor_(_shift(z, 27)).mul_(_signed(_MULTIPLY_2))
-        z.bitwise_xor_(_shift(z, 31))
+        z = _mix_in_place((counter * stride).add_(first))
         radius = _shift(z, 24).to(dtype).add_(0.5).mul_(2.0**-40).log_().mul_(-2.0).sqrt_()
         angle = z.bitwise_and_((1 << 24) - 1).to(dtype).mul_(2.0 * math.pi * 2.0**-24)
         pairs.append((torch.cos(angle).mul_(radius), angle.sin_().mul_(radius)))
     return torch.cat([cosine for cosine, _ in pairs] + [sine for _, sine in pairs])[:count]
+
+
+def fractions(k: Tensor, start: int, stop: int) -> Tensor:
+    """The numbers start..stop-1 of each key's uniform float32 stream in [0, 1), as [keys, stop - start].
+
+    They are multiples of 2^-24. One hash makes two numbers (its halves, of 24 bits each), so `start` is even. As for
+    `noise`, each key has its own odd step between counters. On a CPU ask for some 2^16 numbers at once, so that they
+    stay in its cache.
+    """
+    if start % 2:
+        raise ValueError(f"fractions: start must be even, got {start}")
+    first, stride = fold(k, 0).unsqueeze(-1), (fold(k, 1) | 1).unsqueeze(-1)
+    counter = torch.arange(start // 2, -(-stop // 2), dtype=torch.int64, device=k.device)
+    z = _mix_in_place((counter * stride).add_(first))
+    halves = z.view(torch.int32).bitwise_and_((1 << 24) - 1)
+    return halves.to(torch.float32).mul_(2.0**-24)[..., : stop - start]
+
+
+def coordinates(k: Tensor, size: int, count: int) -> Tensor:
+    """`count` different numbers of 0..size-1 for each key, as [keys, count]: the first of a keyed permutation.
+
+    Each is uniform over all places. The cost does not grow with a large `size`: a Feistel network permutes the numbers
+    of as many bits as `size` has, and is repeated where its result is not below `size` (Black and Rogaway 2002). Few
+    numbers are sorted by their hashes instead.
+    """
+    if not 0 <= count <= size:
+        raise ValueError(f"coordinates: count must lie in 0..{size}, got {count}")
+    if size <= _FEW:
+        return torch.argsort(keys_of_steps(k, size), dim=-1, stable=True)[:, :count]
+    bits = (size - 1).bit_length()
+    widths = bits // 2, bits - bits // 2
+    rounds = [fold(k, index) for index in range(_FEISTEL)]
+    row, x = torch.arange(len(k), device=k.device).repeat_interleave(count), torch.arange(count, device=k.device)
+    out = _permuted(x.repeat(len(k)), [keys[row] for keys in rounds], widths)
+    while bool((outside := out >= size).any()):
+        at = outside.nonzero().flatten()
+        out[at] = _permuted(out[at], [keys[row[at]] for keys in rounds], widths)
+    return out.view(len(k), count)
+
+
+def _permuted(x: Tensor, keys: Sequence[Tensor], widths: tuple[int, int]) -> Tensor:
+    """The images of numbers under a Feistel network with one key per round; the halves have `widths` bits."""
+    low, high = widths
+    left, right = x >> low, x & ((1 << low) - 1)  # of `high` and `low` bits
+    for key in keys:
+        mixed = _mix_in_place(right * _signed(_GOLDEN) + key).bitwise_and_((1 << high) - 1)
+        left, right = right, left ^ mixed
+        low, high = high, low
+    return (left << low) | right
 
 
 def secret_uniform(secret: bytes, count: int) -> np.ndarray[Any, Any]:
