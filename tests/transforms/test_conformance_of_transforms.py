@@ -14,14 +14,29 @@ from torch import Tensor
 from hansa.core.op import Op, Party, Shape
 from hansa.core.registry import register, registered
 from hansa.testing import PartyPool, check_transform
-from hansa.transforms import Clip, Int8, Packed, Transform
+from hansa.transforms import (
+    QSGD,
+    ByLayer,
+    Clip,
+    ErrorFeedback,
+    Identity,
+    Int8,
+    Packed,
+    RandK,
+    Sign,
+    StochasticRounding,
+    TopK,
+    Transform,
+)
 from hansa.transforms.transform import Kept
 
 OURS = [name for name, part in registered("transform").items() if part.__module__.startswith("hansa.")]
 
 
 def test_the_transforms_of_hansa_are_these() -> None:
-    assert OURS == ["clip", "int8"]
+    assert OURS == [
+        "by-layer", "clip", "error-feedback", "identity", "int8", "qsgd", "rand-k", "sign", "stochastic-rounding", "top-k"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -31,7 +46,27 @@ def test_every_registered_transform_keeps_the_promises(name: str, pool: PartyPoo
     check_transform(transform, pool)
 
 
-@pytest.mark.parametrize("transform", [Clip(0.01), Int8(block=7), Halves(), Carry(), Carry(split=True)], ids=str)
+OTHERS = [
+    Clip(0.01),
+    Int8(block=7),
+    Halves(),
+    Carry(),
+    Carry(split=True),
+    QSGD(bits=3, bucket=7),
+    QSGD(bits=2, elias=True),
+    StochasticRounding(step=0.5, bits=2, bucket=7),
+    TopK(k=3),
+    TopK(share=0.5),
+    RandK(share=0.2, shared=True),
+    RandK(k=5, scaled=False),
+    ErrorFeedback(Sign()),
+    ErrorFeedback(RandK(share=0.3, scaled=False, shared=True)),
+    ErrorFeedback(Identity()),
+    ByLayer(transforms=(ErrorFeedback(),)),
+]
+
+
+@pytest.mark.parametrize("transform", OTHERS, ids=str)
 def test_other_settings_and_transforms_with_parts_that_add_or_with_a_memory_keep_them(transform: Transform) -> None:
     check_transform(transform)
 

@@ -172,7 +172,7 @@ class Federation:
         asked = self._checked(parties)
         payload, each = self._with_work(op, payload or {}, each or {}, asked)
         ask = self._ask("reduce", op=op, payload=payload, parties=asked, each=each, uniform=uniform)
-        _check_sizes(ask)
+        _check_sizes(ask, op)  # a packed form may have open sizes: it is opened before it is summed
         if self._protocol is not None:
             reduced = await self._protocol.reduce(self._open(), ask)
             self._join_metrics(op, reduced)
@@ -293,9 +293,9 @@ class Federation:
         return inner
 
 
-def _check_sizes(ask: Ask) -> None:
+def _check_sizes(ask: Ask, op: Op) -> None:
     """Raise an AlgorithmError for a sum over an op with open dimensions, before a party is asked."""
-    if ask.op is not None and ask.parties:
-        tensors = known_open_tensors(ask.op, ask.payload_of(ask.parties[0]))
+    if ask.parties:
+        tensors = known_open_tensors(op, ask.payload_of(ask.parties[0]))
         if tensors:
-            raise AlgorithmError(unsummable(ask.op, tensors))
+            raise AlgorithmError(unsummable(op, tensors))

@@ -68,6 +68,8 @@ P = TypeVar("P", bound=type[Part])
 
 _parts: dict[str, dict[str, type[Part]]] = {kind: {} for kind in KINDS}
 _providers: dict[str, list[str]] = {kind: [] for kind in KINDS}
+Table = Mapping[str, Any]
+_nameless: dict[str, Callable[[Table], Table | None]] = {}  # how a table without a name is read, by kind
 _refused: dict[tuple[str, str], str] = {}  # (kind, name): why the name is refused
 _loaded: set[str] = set()
 
@@ -100,6 +102,16 @@ def register(name: str) -> Callable[[P], P]:
 def refuse(kind: str, name: str, reason: str) -> None:
     """Refuse `name` within a kind of part; `reason` goes on after the name and says which names are right."""
     _refused[kind, name] = reason
+
+
+def read_nameless(kind: str) -> Callable[[Callable[[Table], Table | None]], Callable[[Table], Table | None]]:
+    """Decorator: a function that turns a table without a `name` into one with a name, or returns None."""
+
+    def add(read: Callable[[Table], Table | None]) -> Callable[[Table], Table | None]:
+        _nameless[kind] = read
+        return read
+
+    return add
 
 
 def check_name(kind: str, name: str, where: str = "") -> None:
@@ -190,6 +202,9 @@ def from_config(kind: str, value: Any, where: str, default: Part | None = None) 
         value = {"name": value}
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where}: expected a {noun(kind)} by name or as a table, got {value!r}")
+    if "name" not in value and default is None:
+        registered(kind)  # loads the module that reads such tables
+        value = (_nameless[kind](value) if kind in _nameless else None) or value
     fields = dict(value)
     name = fields.pop("name", default.name if default is not None else None)
     if not isinstance(name, str):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from hansa.core.algorithm import Algorithm, Problem
 from hansa.core.errors import AlgorithmError, ConfigError
 from hansa.core.federation import SumProtocol
 from hansa.core.op import unwrap
+from hansa.core.params import ParamSpec
 from hansa.experiment.settings import Run
 from hansa.fusion import Fusion
+from hansa.local.solver import LocalSolver
 from hansa.privacy import Privacy
 from hansa.transforms import Packed, Transform
 
@@ -105,6 +109,22 @@ def transforms(algorithm: Algorithm, run: Run) -> list[tuple[str, Transform]]:
     return inner + ([] if run.compress is None else [("run.compress", run.compress)])
 
 
+def fitted(algorithm: Algorithm, run: Run, spec: ParamSpec) -> Run:
+    """The run with transforms for the layers of its model; a ConfigError if they do not fit the model."""
+    local = algorithm.parts().local
+    solver = unwrap(local)[1] if local is not None else None
+    layers = (solver if isinstance(solver, LocalSolver) else LocalSolver()).sent_layers(spec)
+    changed: dict[str, Transform] = {}
+    for setting in ("compress",):
+        transform = getattr(run, setting)
+        if transform is not None and algorithm.trains:
+            try:
+                changed[setting] = transform.of_model(layers)
+            except ConfigError as error:
+                raise ConfigError(f"run.{setting}: {error}") from None
+    return dataclasses.replace(run, **changed) if changed else run  # type: ignore[arg-type]
+
+
 def check_transforms(algorithm: Algorithm, run: Run, privacy: Privacy, protocol: bool) -> None:
     """Raise a ConfigError for a transform of updates that the run cannot use; `protocol` replaces sums of a run."""
     used = transforms(algorithm, run)
@@ -125,18 +145,24 @@ def check_transforms(algorithm: Algorithm, run: Run, privacy: Privacy, protocol:
             raise ConfigError(f"run.compress: {error}") from None
     hidden = "a secure sum" if privacy.secure is not None else "protocol=" if protocol else None
     for where, transform in used:
-        if transform.adds:
-            continue
-        if hidden is not None:
+        if hidden is not None and not transform.adds:
             raise ConfigError(
                 f"{where}: {transform.name!r} sends numbers that cannot be added before they are opened, and "
                 f"{hidden} adds them; use a transform that commutes with sums, such as 'clip', or leave one of them out"
             )
-        if privacy.dp is not None or privacy.bound is not None:
-            setting, length = ("dp", "dp.clip") if privacy.dp is not None else ("bound", "bound")
+        if privacy.dp is None and privacy.bound is None:
+            continue
+        setting, length = ("dp", "dp.clip") if privacy.dp is not None else ("bound", "bound")
+        if transform.lengthens:
             raise ConfigError(
                 f"{where}: {transform.name!r} can make an update longer than privacy.{length}, so privacy.{setting} "
                 "would not hold; use a transform that commutes with sums, such as 'clip', or leave one of them out"
+            )
+        if privacy.dp is not None and not transform.adds:
+            raise ConfigError(
+                f"{where}: {transform.name!r} sends numbers that cannot be added before they are opened, and "
+                "privacy.dp clips and adds what is sent; use a transform that commutes with sums, such as 'clip', or "
+                "leave one of them out"
             )
     if privacy.secure is not None or protocol or not any(transform.packs for _, transform in used):
         return

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hansa.core import rng
 from hansa.core.algorithm import Algorithm, State
 from hansa.core.budget import BUDGET_SPENT, finite
 from hansa.core.errors import ConfigError, RoundAborted
@@ -97,22 +98,30 @@ class WorkOfParties(RoundHook):
 
 @dataclass
 class Compression(RoundHook):
-    """How updates travel. An algorithm that asks for no update is refused: the setting would have no effect."""
+    """How updates travel. An algorithm that asks for no update is refused: the setting would have no effect.
+
+    An algorithm with a local solver may begin with rounds that ask for statistics alone.
+    """
 
     transform: Transform
     algorithm: Algorithm
+    seed: int
     _used: bool = False
 
     def before(self, current: CurrentRound) -> None:
-        current.pack = self._pack
+        transform = self.transform.in_round(rng.key(self.seed, "transform", current.number))
 
-    def _pack(self, op: Op, label: str) -> Op:
-        packed = self.transform.around(op, label)
-        self._used = self._used or packed is not op
-        return packed
+        def pack(op: Op, label: str) -> Op:
+            packed = transform.around(op, label)
+            self._used = self._used or packed is not op
+            return packed
+
+        current.pack = pack
 
     def after(self, current: CurrentRound, line: dict[str, Any]) -> None:
-        if not self._used and current.record.accepted:
+        local = self.algorithm.parts().local
+        sends = local is not None and bool(local.vectors)
+        if not self._used and not sends and current.record.accepted:
             raise ConfigError(
                 f"run.compress: {self.algorithm.name} asks the parties for no update that {self.transform.name!r} "
                 "could change; leave run.compress out"

@@ -19,7 +19,7 @@ from hansa.core.op import DataOp
 from hansa.core.runtime import Abort, Attend, Clock, Commit, Open, Request
 from hansa.core.task import Known, Task
 from hansa.core.trusted import Trusted
-from hansa.experiment.checks import check_settings, check_transforms
+from hansa.experiment.checks import check_settings, check_transforms, fitted
 from hansa.experiment.local_work import LocalWork
 from hansa.experiment.settings import Run
 from hansa.privacy import Privacy
@@ -65,6 +65,7 @@ class Training:
                 f"{self.algorithm.name}: its parties train models of their own, and the task has none; give "
                 "Task(models={...}), or Task(model=...) for one architecture"
             )
+        self.run = fitted(self.algorithm, self.run, self.objective.spec)
         work = LocalWork(self.run, self.algorithm, self.holdings)
         self.progress.pace = self.run.pace.begin()
         self.algorithm.check(self.problem)
@@ -112,7 +113,7 @@ class Training:
         if work.own or not isinstance(self.run.pace, Fixed):
             active.append(hooks.WorkOfParties(work))
         if self.run.compress is not None:
-            active.append(hooks.Compression(self.run.compress, self.algorithm))
+            active.append(hooks.Compression(self.run.compress, self.algorithm, self.run.seed))
         active += [hooks.RoundOutcome(self.unprepared), hooks.SpendingOfParties(holdings, min_cohort)]
         if self.guard is not None:
             active.append(hooks.CentralPrivacy(self.guard))

@@ -20,7 +20,8 @@ from hansa.core.gateway import SampleGateway
 from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, PackingOp, Party, Reply, Shape, like
 from hansa.core.registry import from_config, to_config
-from hansa.core.reply_checks import Rules, received
+from hansa.core.reply_checks import Rules, message_fault, received
+from hansa.core.shapes import is_open
 from hansa.local import SGD, Controlled
 from hansa.testing.algorithms import check_engines, check_network, check_processes, check_replay
 from hansa.testing.pools import NetworkPool, PartyPool
@@ -77,7 +78,7 @@ class _Suite:
             same = codec.encode(_tree(parts, kept)) == codec.encode(_tree(*again))
             assert same, f"{self.name}: the same party, name and vector give other parts or another memory"
             sent, expected = {name: like(part) for name, part in parts.items()}, self.transform.packed(shape)
-            assert sent == expected, f"{self.name}: it packs {sent}, and announces {expected}"
+            assert message_fault(parts, expected) is None, f"{self.name}: it packs {sent}, and announces {expected}"
             copies = {name: part.clone() for name, part in parts.items()}
             opened = self.transform.open(parts, shape)
             unchanged = all(torch.equal(parts[name], part) for name, part in copies.items())
@@ -92,6 +93,8 @@ class _Suite:
     def rows(self) -> None:
         """Rows are packed and opened to the bits of single vectors."""
         for dtype in DTYPES:
+            if any(is_open(sizes) for sizes, _ in self.transform.packed(((1500,), dtype)).values()):
+                continue  # parts of unequal sizes form no rows
             values = torch.randn(PARTIES, 1500, dtype=dtype, generator=_draws())
             values[2] = 0.0
             singles = [self.transform.pack(p, "w", v, None) for p, v in zip(self.parties, values, strict=True)]
@@ -130,8 +133,8 @@ class _Suite:
             sent = {name: torch.randn(40, generator=_draws()) for name in solver.sends}
             reply = Reply(dict(sent), 7, {"counts": torch.tensor([3])}, {"train_loss": 0.5})
             packed, memory = op.after(_party(1), payload, reply, {"other": torch.ones(2)})  # type: ignore[attr-defined]
-            shapes = {name: like(tensor) for name, tensor in packed.tensors.items()}
-            assert shapes == op.expects(payload), f"{self.name}: {op.name} does not send what it announces"
+            unlike = message_fault(packed.tensors, op.expects(payload))
+            assert unlike is None, f"{self.name}: {op.name} does not send what it announces"
             assert torch.equal(memory["other"], torch.ones(2)), f"{self.name}: it loses entries of the party's memory"
             opened = op.opened(payload, packed) if isinstance(op, PackingOp) else packed
             assert set(opened.tensors) == set(sent), f"{self.name}: it opens to {sorted(opened.tensors)}"

@@ -1,7 +1,30 @@
 """Transforms: how a party's update travels, packed at the party and opened at the aggregator."""
 
+from hansa.transforms.by_layer import ByLayer
 from hansa.transforms.clip import Clip, ClippedUpdate
+from hansa.transforms.error_feedback import ErrorFeedback
+from hansa.transforms.identity import Identity
 from hansa.transforms.int8 import Int8
+from hansa.transforms.qsgd import QSGD
+from hansa.transforms.rand_k import RandK
+from hansa.transforms.sign import Sign
+from hansa.transforms.stochastic_rounding import StochasticRounding
+from hansa.transforms.top_k import TopK
 from hansa.transforms.transform import Packed, Transform, keys
 
-__all__ = ["Clip", "ClippedUpdate", "Int8", "Packed", "Transform", "keys"]
+__all__ = [
+    "QSGD",
+    "ByLayer",
+    "Clip",
+    "ClippedUpdate",
+    "ErrorFeedback",
+    "Identity",
+    "Int8",
+    "Packed",
+    "RandK",
+    "Sign",
+    "StochasticRounding",
+    "TopK",
+    "Transform",
+    "keys",
+]

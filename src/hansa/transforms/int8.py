@@ -14,7 +14,8 @@ from hansa.core.errors import ConfigError, DataError
 from hansa.core.op import Party, Shape
 from hansa.core.registry import register
 from hansa.core.shapes import largest_shape
-from hansa.transforms.transform import Kept, Transform, keys
+from hansa.transforms.rounding import wide
+from hansa.transforms.transform import Kept, RowTransform, keys
 
 LARGEST = 127  # the largest code; -128 is not used, so that codes are symmetric
 PIECE = 2**15  # columns that share a key of random numbers; small enough for the cache of a CPU
@@ -23,7 +24,7 @@ ROOM = 2**18  # numbers that are packed at once
 
 @register("int8")
 @dataclass(frozen=True)
-class Int8(Transform):
+class Int8(RowTransform):
     """One byte per number: a quarter of float32. Stochastic rounding, without bias. Alistarh et al. 2017.
 
     Each block of `block` numbers is sent as its largest absolute value s and one integer q in -127..127 per number v:
@@ -39,18 +40,18 @@ class Int8(Transform):
         if self.block < 1:
             raise ConfigError(f"block must be at least 1, got {self.block}")
 
+    @property
+    def contracts(self) -> bool:  # type: ignore[override]
+        return self.block < 4 * LARGEST**2
+
     def packed(self, shape: Shape) -> dict[str, Shape]:
         numbers, dtype = math.prod(largest_shape(shape[0])), shape[1]
-        return {"codes": ((numbers,), torch.int8), "scales": ((-(-numbers // self.block),), _wide(dtype))}
-
-    def pack(self, party: Party, name: str, value: Tensor, memory: Kept) -> tuple[dict[str, Tensor], Kept]:
-        parts, _ = self.pack_rows([party], name, value.unsqueeze(0), [memory])
-        return {part: rows[0] for part, rows in parts.items()}, None
+        return {"codes": ((numbers,), torch.int8), "scales": ((-(-numbers // self.block),), wide(dtype))}
 
     def pack_rows(self, parties: Sequence[Party], name: str, values: Tensor,
                   memories: Sequence[Kept]) -> tuple[dict[str, Tensor], list[Kept]]:  # fmt: skip
         flat = values.flatten(1)
-        flat = flat.to(_wide(flat.dtype))
+        flat = flat.to(wide(flat.dtype))
         scales = self._scales(flat)
         divisors = scales.masked_fill(scales == 0, 1.0)
         codes = torch.empty(flat.shape, dtype=torch.int8, device=flat.device)
@@ -66,9 +67,6 @@ class Int8(Transform):
                 u = rng.uniform(rng.fold(drawn[rows], piece).unsqueeze(1), (right - left,))
                 codes[rows, left:right] = low.add_(u < exact.sub_(low)).nan_to_num_(0.0)
         return {"codes": codes, "scales": scales}, [None] * len(parties)
-
-    def open(self, parts: Mapping[str, Tensor], shape: Shape) -> Tensor:
-        return self.open_rows({part: value.unsqueeze(0) for part, value in parts.items()}, shape)[0]
 
     def open_rows(self, parts: Mapping[str, Tensor], shape: Shape) -> Tensor:
         codes, scales = parts["codes"], parts["scales"]
@@ -92,8 +90,3 @@ class Int8(Transform):
     def _spread(self, scales: Tensor, left: int, right: int) -> Tensor:
         """The scale of each number in these columns."""
         return scales.index_select(1, torch.arange(left, right, device=scales.device) // self.block)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """The type of scales: that of the vector, at least float32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -16,10 +16,12 @@ from torch import Tensor
 
 from hansa.core import rng
 from hansa.core.errors import ConfigError
-from hansa.core.op import Memory, Op, PackingOp, Party, Payload, Replies, Reply, Shape, unwrap
+from hansa.core.op import Memory, Op, PackingOp, Party, Payload, Replies, Reply, Shape, like, unwrap
 from hansa.core.registry import Part, register
+from hansa.core.shapes import is_open
 
 Kept = Tensor | dict[str, Tensor] | None  # what a party remembers of one vector
+Layers = Sequence[tuple[str, int]]  # the names of a model's parameters and their lengths, in the order of the vector
 OpenParts = Callable[[Mapping[str, Tensor], Shape], Tensor]
 
 
@@ -33,6 +35,22 @@ class Transform(Part):
     kind: ClassVar[str] = "transform"
     adds: ClassVar[bool] = False
     packs: ClassVar[bool] = True  # False if replies keep their form; then `around` gives an op of its own
+    # Whether the expected squared error is below the squared norm of the vector: then error feedback converges.
+    contracts: ClassVar[bool] = False
+    sparse: ClassVar[bool] = False  # whether most numbers are left out: right for updates, not for models
+
+    @property
+    def lengthens(self) -> bool:
+        """Whether the opened vector may be longer than the vector that was packed."""
+        return not self.adds
+
+    def of_model(self, layers: Layers) -> Transform:
+        """The transform for a model with these layers; a ConfigError if it does not fit them."""
+        return self
+
+    def in_round(self, draw: int) -> Transform:
+        """The transform of one round; `draw` is a key for random numbers that all parties of the round share."""
+        return self
 
     def pack(self, party: Party, name: str, value: Tensor, memory: Kept) -> tuple[dict[str, Tensor], Kept]:
         """Pack a vector at the party: the named parts to send, and the party's new memory of this vector.
@@ -72,6 +90,17 @@ class Transform(Part):
         return Packed(op, self, label) if op.vectors else op
 
 
+class RowTransform(Transform):
+    """Base of transforms that handle all rows at once: subclasses define `pack_rows`, `packed` and `open_rows`."""
+
+    def pack(self, party: Party, name: str, value: Tensor, memory: Kept) -> tuple[dict[str, Tensor], Kept]:
+        parts, kept = self.pack_rows([party], name, value.unsqueeze(0), [memory])
+        return {part: rows[0] for part, rows in parts.items()}, kept[0]
+
+    def open(self, parts: Mapping[str, Tensor], shape: Shape) -> Tensor:
+        return self.open_rows({part: value.unsqueeze(0) for part, value in parts.items()}, shape)[0]
+
+
 def keys(parties: Sequence[Party], name: str) -> Tensor:
     """One key per party for random numbers (`core.rng`) about the vector `name` of this round."""
     bases = {(party.seed, party.round): rng.key(party.seed, f"transform {name}", party.round) for party in parties}
@@ -95,7 +124,7 @@ class Packed(PackingOp):
             raise ConfigError(f"{self.transform.name} keeps the form of a reply; its own op applies it, not 'packed'")
         if not self.inner.vectors:
             raise ConfigError(f"{self.transform.name} packs updates, and {self.inner.name!r} sends none")
-        if self.inner.longest is not None and not self.transform.adds:
+        if self.inner.longest is not None and self.transform.lengthens:
             raise ConfigError(
                 f"{self.transform.name}: it can make an update longer than {self.inner.longest:g}, the length to which "
                 f"{self.inner.name!r} clips it; leave one of them out"
@@ -116,9 +145,9 @@ class Packed(PackingOp):
         for vector in self.inner.vectors:
             name = self._memory_name(vector)
             value = tensors.pop(vector)
-            parts, kept = self.transform.pack(party, self._purpose(vector), value, _recalled(memory, name))
+            parts, kept = self.transform.pack(party, self._purpose(vector), value, recalled(memory, name))
             tensors |= {f"{vector}.{part}": tensor for part, tensor in parts.items()}
-            memory |= _entries(name, kept)
+            memory |= entries(name, kept)
         return Reply(tensors, reply.weight, reply.maxima, reply.metrics), memory
 
     def after_stack(self, parties: Sequence[Party], replies: Replies,
@@ -126,10 +155,12 @@ class Packed(PackingOp):
         tensors, changed = dict(replies.tensors), dict[str, Tensor]()
         for vector in self.inner.vectors:
             name = self._memory_name(vector)
-            before = [_recalled(memory, name) for memory in memories]
+            if any(is_open(sizes) for sizes, _ in self.transform.packed(like(tensors[vector][0])).values()):
+                return None  # the parts of different parties may have different sizes
+            before = [recalled(memory, name) for memory in memories]
             parts, kept = self.transform.pack_rows(parties, self._purpose(vector), tensors.pop(vector), before)
             tensors |= {f"{vector}.{part}": rows for part, rows in parts.items()}
-            entries = [_entries(name, one) for one in kept]
+            entries = [entries(name, one) for one in kept]
             if any(_layout(entry) != _layout(entries[0]) for entry in entries):
                 return None
             changed |= {entry: torch.stack([one[entry] for one in entries]) for entry in entries[0]}
@@ -178,7 +209,7 @@ class Packed(PackingOp):
         return out | tensors
 
 
-def _recalled(memory: Memory, name: str) -> Kept:
+def recalled(memory: Mapping[str, Tensor], name: str) -> Kept:
     """What a party remembers of a vector, from its memory."""
     if name in memory:
         return memory[name]
@@ -186,7 +217,7 @@ def _recalled(memory: Memory, name: str) -> Kept:
     return inside or None
 
 
-def _entries(name: str, kept: Kept) -> Memory:
+def entries(name: str, kept: Kept) -> Memory:
     """The entries of a party's memory for what it remembers of a vector."""
     if kept is None:
         return {}

@@ -355,8 +355,9 @@ def parts(op: Part) -> Iterator[Part]:
     yield op
     for name in field_types(type(op)):
         inner = getattr(op, name)
-        if isinstance(inner, (Op, Transform)):
-            yield from parts(inner)
+        for part in inner if isinstance(inner, tuple) else (inner,):
+            if isinstance(part, (Op, Transform)):
+                yield from parts(part)
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

@@ -1,0 +1,34 @@
+"""Base of sparsifiers: transforms that send a few of the numbers."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from hansa.core.errors import ConfigError
+from hansa.transforms.transform import Layers, RowTransform, Transform
+
+
+class Sparsifier(RowTransform):
+    """Base of transforms that send k of the d numbers: `k` is a count, or else `share` a share of d."""
+
+    sparse: ClassVar[bool] = True
+    k: int | None
+    share: float
+
+    def __post_init__(self) -> None:
+        if self.k is not None and self.k < 1:
+            raise ConfigError(f"k must be at least 1, got {self.k}")
+        if not 0 < self.share <= 1:
+            raise ConfigError(f"share must be above 0 and at most 1, got {self.share}")
+
+    def of_model(self, layers: Layers) -> Transform:
+        numbers = sum(length for _, length in layers)
+        if self.k is not None and self.k > numbers:
+            raise ConfigError(f"{self.name}: k is {self.k}, and there are {numbers} numbers; use at most {numbers}")
+        return self
+
+    def count(self, numbers: int) -> int:
+        """How many of so many numbers are sent: at least one, if there are any."""
+        if self.k is not None:
+            return min(self.k, numbers)
+        return min(max(1, round(self.share * numbers)), numbers)
