@@ -13,7 +13,7 @@ from hansa.core.op import Op
 from hansa.local import DPSGD
 from hansa.net.party.policy import Floor, Policy
 from hansa.testing import NetworkPool, check_network
-from hansa.transforms import Clip, ClippedUpdate, Int8, Packed
+from hansa.transforms import ByLayer, Clip, ClippedUpdate, ErrorFeedback, Identity, Int8, Packed, TopK
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +21,9 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NetworkPool]:
     network = NetworkPool(tmp_path_factory.mktemp("network"))
     yield network
     network.close()
+
+
+FEEDBACK = {"name": "error-feedback", "inner": {"name": "top-k", "share": 0.4}}
 
 
 @pytest.mark.parametrize(
@@ -32,6 +35,12 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NetworkPool]:
         (hansa.FedBuff(buffer=2), "int8"),
         (hansa.Scaffold(), "int8"),
         (hansa.FSVRG(), "int8"),
+        (hansa.FedAvg(), FEEDBACK),
+        (hansa.FedBuff(buffer=2), FEEDBACK),
+        (hansa.FedAvg(fusion="median"), {"name": "qsgd", "bits": 2, "elias": True}),  # type: ignore[arg-type]
+        (hansa.Scaffold(), {"name": "qsgd", "bits": 3, "bucket": 5}),
+        (hansa.FedYogi(), {"name": "rand-k", "share": 0.5, "shared": True}),
+        (hansa.FedAvg(), {"*bias": "stochastic-rounding", "*": {"name": "error-feedback", "inner": "sign"}}),
     ],
     ids=lambda part: part.name if isinstance(part, hansa.Algorithm) else str(part),
 )
@@ -39,6 +48,31 @@ def test_a_job_that_packs_updates_gives_the_reference_s_bits(
     algorithm: hansa.Algorithm, compress: Any, network: NetworkPool
 ) -> None:
     check_network(algorithm, network, compress=compress)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "down"),
+    [
+        (hansa.FedAvg(), {"name": "error-feedback", "inner": "int8"}),
+        (hansa.FedBuff(buffer=2), {"name": "qsgd", "bits": 8, "bucket": 8}),
+        (hansa.FedPer(layers=0), {"*bias": "identity", "*": "stochastic-rounding"}),
+    ],
+    ids=str,
+)
+def test_a_job_that_packs_models_gives_the_reference_s_bits(
+    algorithm: hansa.Algorithm, down: Any, network: NetworkPool
+) -> None:
+    check_network(algorithm, network, compress_down=down, compress="int8")
+
+
+def test_a_party_whose_policy_does_not_list_the_transform_of_models_declines(league: League) -> None:
+    for number, name in enumerate(PARTIES):
+        ops = '["describe", "sgd", "evaluate"]' if name == "bob" else '["describe", "sgd", "evaluate", "int8"]'
+        league.join(name, samples(number), policy=f"ops = {ops}\n")
+    tables = tree(None)
+    job = league.submit({**tables, "run": {**tables["run"], "compress_down": "int8"}})
+    for line in league.ended(job)["rounds"]:
+        assert line["missing"] == {"bob": "its policy does not accept the transform 'int8'"} and line["replies"] == 2
 
 
 def tree(compress: Any, **tables: Any) -> dict[str, Any]:
@@ -63,8 +97,10 @@ def test_a_party_whose_policy_does_not_list_the_transform_declines_and_says_so(l
 @pytest.mark.parametrize(
     ("op", "names"),
     [(Packed(hansa.SGD(), Int8()), ["sgd", "int8"]), (ClippedUpdate(hansa.SGD(), 1.0), ["sgd", "clip"]),
-     (Clip(1.0).around(hansa.SGD()), ["sgd", "clip"])],
-    ids=["int8", "privacy.bound", "clip"],
+     (Clip(1.0).around(hansa.SGD()), ["sgd", "clip"]),
+     (ErrorFeedback(TopK()).around(hansa.SGD()), ["sgd", "error-feedback", "top-k"]),
+     (ByLayer(("a", "*"), (Int8(), Identity())).around(hansa.SGD()), ["sgd", "by-layer", "int8", "identity"])],
+    ids=["int8", "privacy.bound", "clip", "error-feedback", "by-layer"],
 )  # fmt: skip
 def test_a_policy_names_the_transform_and_the_op_inside(op: Op, names: list[str]) -> None:
     assert Policy(ops=tuple(names)).refuses_op(op) is None

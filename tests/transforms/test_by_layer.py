@@ -93,7 +93,7 @@ def test_groups_that_commute_with_sums_work_with_a_secure_sum() -> None:
         (lambda: run(compress={"*": "int9"}), "unknown transform 'int9'"),
         (
             lambda: run(compress={"*": {"name": "top-k", "k": 1000}}),
-            "run.compress: top-k: k is 1000, and there are 243",
+            "top-k: k is 1000, and there are 243",
         ),
         (lambda: run(compress={"*": "clip"}), "by-layer: clip works on whole updates"),
         (lambda: run(compress={"*": {"*": "int8"}}), "by-layer: by-layer works on whole updates"),

@@ -12,6 +12,7 @@ from hansa.core.algorithm import Problem, State
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Party, Payload
+from hansa.core.params import ParamSpec
 from hansa.core.predictor import NetworkPredictor
 from hansa.core.registry import register
 from hansa.local.personal import Division, Personal, divide, own_model
@@ -41,6 +42,13 @@ class FedPer(FedAvg):
         if self.fusion.trusts:
             raise ConfigError(f"fedper: {self.fusion.name} needs a whole model, and the server has no head")
         divide(problem.spec, self.layers, self.head)
+
+    def sent_layers(self, spec: ParamSpec) -> list[tuple[str, int]]:
+        layers = super().sent_layers(spec)
+        shared = torch.zeros(spec.dim, dtype=torch.bool)
+        shared[divide(spec, self.layers, self.head).base] = True
+        pieces = torch.split(shared, [length for _, length in layers])
+        return [layer for layer, piece in zip(layers, pieces, strict=True) if bool(piece.any())]
 
     def init(self, problem: Problem) -> State:
         base = divide(problem.spec, self.layers, self.head).base

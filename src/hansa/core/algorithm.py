@@ -107,6 +107,10 @@ class Algorithm(Part):
         """The local solver, the fusion and the server optimiser that the algorithm uses; override to declare them."""
         return Parts()
 
+    def sent_layers(self, spec: ParamSpec) -> list[tuple[str, int]]:
+        """The parameters whose updates the parties send, with their lengths, in the order of the vector."""
+        return [(entry.name, entry.numel) for entry in spec.weights]
+
     def check(self, problem: Problem) -> None:
         """Raise a ConfigError for parts or settings that cannot be combined. Called before the first round."""
         self._check_task(problem)

@@ -30,7 +30,8 @@ class Ask:
     """A request to parties, identified by (round, phase, index).
 
     `payload` goes to all `parties`, `each` has additions for single parties. `uniform` gives all replies weight 1.
-    `routes` are the (sender, receiver) pairs of a route.
+    `routes` are the (sender, receiver) pairs of a route. `packed` is the form in which the vector of the payload's
+    model travels, if it is packed (`transforms.downlink`).
     """
 
     verb: Verb
@@ -47,6 +48,7 @@ class Ask:
     # The first `enough` replies suffice if more parties were asked. A fractional quorum is a fraction of `enough`, even
     # if some parties left in an earlier ask of the same protocol.
     enough: int | None = None
+    packed: Mapping[str, Any] | None = None
 
     def __await__(self) -> Generator[Ask, Any, Any]:
         answer = yield self
@@ -81,7 +83,12 @@ class Ask:
 
     def message(self, party: int) -> dict[str, Any]:
         """The ask as a message to one party."""
-        return {"op": op_config(self.op), "payload": self.payload_of(party), "round": self.round}
+        payload = self.payload_of(party)
+        message = {"op": op_config(self.op), "payload": payload, "round": self.round}
+        if self.packed is None or payload.get("model") is not self.payload.get("model"):  # a party's own model
+            return message
+        rest = {name: value for name, value in payload["model"].items() if name != "w"}
+        return {**message, "payload": {**payload, "model": rest}, "packed": self.packed}
 
     def sizes(self) -> list[int]:
         """The bytes of the message to each party."""
@@ -111,6 +118,8 @@ class Ask:
             "enough": self.enough,
             "each": {str(party): payload for party, payload in sorted(self.each.items())},
         }  # fmt: skip
+        if self.packed is not None:
+            body["packed"] = self.packed
         if self.routes:
             body["routes"] = [list(pair) for pair in self.routes]
         return codec.digest(body if self.need is None else {**body, "need": self.need})

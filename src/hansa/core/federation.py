@@ -73,6 +73,8 @@ class Federation:
         self.rejected: dict[int, str] = {}  # parties whose replies a protocol rejected, with the reasons
         self.metrics: dict[str, float] = {}  # from the sums of a protocol
         self.pack: Callable[[Op, str], Op] | None = None  # how updates travel; gets the op and a label of the ask
+        # How models travel to the parties: the payload with the model that they open, and its packed form.
+        self.send: Callable[[Payload], tuple[Payload, Mapping[str, Any] | None]] | None = None
         self._busy = set(busy)
         self._seed, self._secret = seed, secret
         self._phase = phase
@@ -138,6 +140,8 @@ class Federation:
             fields["enough"] = self.enough
         if self.pack is not None and verb not in ("next", "route"):
             fields["op"] = self.pack(fields["op"], f"{self._phase}.{self._index}")
+        if self.send is not None and verb not in ("next", "route"):
+            fields["payload"], fields["packed"] = self.send(fields["payload"])
         ask = Ask(verb=verb, round=self.round, phase=self._phase, index=self._index, **fields)
         self._index += 1
         return ask

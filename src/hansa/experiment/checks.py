@@ -11,7 +11,6 @@ from hansa.core.op import unwrap
 from hansa.core.params import ParamSpec
 from hansa.experiment.settings import Run
 from hansa.fusion import Fusion
-from hansa.local.solver import LocalSolver
 from hansa.privacy import Privacy
 from hansa.transforms import Packed, Transform
 
@@ -111,11 +110,9 @@ def transforms(algorithm: Algorithm, run: Run) -> list[tuple[str, Transform]]:
 
 def fitted(algorithm: Algorithm, run: Run, spec: ParamSpec) -> Run:
     """The run with transforms for the layers of its model; a ConfigError if they do not fit the model."""
-    local = algorithm.parts().local
-    solver = unwrap(local)[1] if local is not None else None
-    layers = (solver if isinstance(solver, LocalSolver) else LocalSolver()).sent_layers(spec)
+    layers = algorithm.sent_layers(spec)
     changed: dict[str, Transform] = {}
-    for setting in ("compress",):
+    for setting in ("compress", "compress_down"):
         transform = getattr(run, setting)
         if transform is not None and algorithm.trains:
             try:
@@ -127,6 +124,7 @@ def fitted(algorithm: Algorithm, run: Run, spec: ParamSpec) -> Run:
 
 def check_transforms(algorithm: Algorithm, run: Run, privacy: Privacy, protocol: bool) -> None:
     """Raise a ConfigError for a transform of updates that the run cannot use; `protocol` replaces sums of a run."""
+    _check_downlink(algorithm, run.compress_down)
     used = transforms(algorithm, run)
     if run.compress is not None and not algorithm.trains:
         raise ConfigError(f"run.compress: the parties of {algorithm.name} send no updates of a model; leave it out")
@@ -177,3 +175,18 @@ def check_transforms(algorithm: Algorithm, run: Run, privacy: Privacy, protocol:
             f"run.max_norm: with privacy.dp and {where} = {transform.name!r} the aggregator adds packed updates and "
             "does not see the norm of an update; leave run.max_norm out (privacy.dp.clip bounds each update)"
         )
+
+
+def _check_downlink(algorithm: Algorithm, transform: Transform | None) -> None:
+    """Raise a ConfigError for a transform of models that cannot work."""
+    if transform is None:
+        return
+    if not algorithm.trains or "route" in algorithm.verbs:
+        raise ConfigError(f"run.compress_down: {algorithm.name} sends no model to the parties; leave it out")
+    if transform.sparse:
+        raise ConfigError(
+            f"run.compress_down: {transform.name!r} leaves most numbers out, and the parties get whole models, not "
+            "updates; use a quantiser: int8, qsgd or stochastic-rounding"
+        )
+    if not transform.packs:
+        raise ConfigError(f"run.compress_down: {transform.name!r} keeps the form of an update; leave it out")

@@ -38,8 +38,9 @@ class Run:
     more than `reply_memory` bytes. `devices` describes the parties' machines and networks in simulated time; an ask
     that trains may take `deadline` simulated seconds. A party that cannot finish in time counts with the steps that it
     has done (`late = "partial"`) or is missing (`"drop"`). `compress` is the transform by which parties pack their
-    updates, by default none. `sums` says how replies are summed: "ordered" as float64 numbers in the order of the
-    parties, "exact" as whole numbers, so that every grouping of the parties gives the same bits.
+    updates, `compress_down` that by which the aggregator packs the models that it sends; by default none. `sums` says
+    how replies are summed: "ordered" as float64 numbers in the order of the parties, "exact" as whole numbers, so that
+    every grouping of the parties gives the same bits.
     """
 
     rounds: int = 10
@@ -71,6 +72,7 @@ class Run:
     deadline: float | None = None
     late: Literal["drop", "partial"] = "partial"
     compress: Transform | None = None
+    compress_down: Transform | None = None
     sums: Literal["ordered", "exact"] = "ordered"
     checkpoint_seconds: float = 5.0
 

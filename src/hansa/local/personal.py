@@ -129,12 +129,6 @@ class Personal(LocalSolver):
     def division(self, spec: ParamSpec) -> Division:
         return divide(spec, self.layers, self.head)
 
-    def sent_layers(self, spec: ParamSpec) -> list[tuple[str, int]]:
-        layers = super().sent_layers(spec)
-        shared = torch.zeros(spec.dim, dtype=torch.bool).index_fill_(0, self.division(spec).base, True)
-        pieces = torch.split(shared, [length for _, length in layers])
-        return [layer for layer, piece in zip(layers, pieces, strict=True) if bool(piece.any())]
-
     def remember(self, spec: ParamSpec, initial: Params) -> Memory:
         head = initial.w.index_select(0, self.division(spec).head.to(initial.w.device))
         return {HEAD: head, **self.inner.remember(spec, initial)}

@@ -177,10 +177,6 @@ class LocalSolver(Op):
     def check(self, spec: ParamSpec) -> None:
         """Raise ConfigError for a model that the solver cannot train. Called before the run starts."""
 
-    def sent_layers(self, spec: ParamSpec) -> list[tuple[str, int]]:
-        """The parameters whose update a party sends, with their lengths, in the order of the vector."""
-        return [(entry.name, entry.numel) for entry in spec.weights]
-
     def prepare(self, objective: Objective, x: Tensor, y: Tensor) -> None:
         """Examine a model before the first step; `x` and `y` show what its samples look like."""
 

@@ -44,6 +44,7 @@ class Progress:
     pace: dict[str, Any] = field(default_factory=dict)  # memory of the pace
     selection: SelectorState = field(default_factory=dict)  # state of the selector
     privacy: dict[str, Any] = field(default_factory=dict)  # memory of central differential privacy: spending, clip
+    downlink: dict[str, Any] = field(default_factory=dict)  # memory of the transform of models: the aggregator's errors
     epsilon: float = 0.0  # the largest epsilon that a party has spent
     epsilons: dict[str, float] = field(default_factory=dict)  # by party name, if the parties are few
     exhausted: dict[str, bool] = field(default_factory=dict)  # numbers of the parties whose budget is spent

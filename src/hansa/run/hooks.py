@@ -15,7 +15,7 @@ from hansa.core.algorithm import Algorithm, State
 from hansa.core.budget import BUDGET_SPENT, finite
 from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Federation, SumProtocol
-from hansa.core.op import Op
+from hansa.core.op import Op, Payload
 from hansa.core.replies import WEIGHT_CAP
 from hansa.core.round_record import LISTED, Record
 from hansa.core.runtime import Clock
@@ -31,7 +31,7 @@ from hansa.transforms import Transform
 
 @dataclass
 class CurrentRound:
-    """A round under way. Hooks set `protocol`, `available`, `work`, `own_work` and `pack` before it begins."""
+    """A round under way. Hooks set `protocol`, `available`, `work`, `own_work`, `pack` and `send` before."""
 
     number: int  # from 0
     progress: Progress
@@ -41,6 +41,7 @@ class CurrentRound:
     work: Mapping[str, Any] = field(default_factory=dict)  # fields of the local solver, the same for all parties
     own_work: Callable[[int], Mapping[str, Any]] | None = None  # fields of the local solver for one party
     pack: Callable[[Op, str], Op] | None = None  # how updates travel
+    send: Callable[[Payload], tuple[Payload, Mapping[str, Any] | None]] | None = None  # how models travel
     busy: frozenset[int] = frozenset()  # parties with a ticket under way
     fed: Federation = field(init=False)  # as the algorithm sees it
     empty: str | None = None  # why the round changed nothing

@@ -25,6 +25,7 @@ from hansa.experiment.settings import Run
 from hansa.privacy import Privacy
 from hansa.run import checkpoint, hooks
 from hansa.run.checkpoint import Progress, Records, Snapshots
+from hansa.run.downlink import DownlinkCompression
 from hansa.run.evaluation import Evaluation
 from hansa.run.exchanges import Exchanges, Steps
 from hansa.run.hooks import CurrentRound
@@ -65,10 +66,10 @@ class Training:
                 f"{self.algorithm.name}: its parties train models of their own, and the task has none; give "
                 "Task(models={...}), or Task(model=...) for one architecture"
             )
-        self.run = fitted(self.algorithm, self.run, self.objective.spec)
         work = LocalWork(self.run, self.algorithm, self.holdings)
         self.progress.pace = self.run.pace.begin()
         self.algorithm.check(self.problem)
+        self.run = fitted(self.algorithm, self.run, self.objective.spec)
         self.privacy.check(self.algorithm, self.run, self.problem, self.task.prepare is not None)
         check_settings(self.algorithm, self.run, self.problem, self.protocol or self.privacy.secure)
         check_transforms(self.algorithm, self.run, self.privacy, self.protocol is not None)
@@ -114,6 +115,8 @@ class Training:
             active.append(hooks.WorkOfParties(work))
         if self.run.compress is not None:
             active.append(hooks.Compression(self.run.compress, self.algorithm, self.run.seed))
+        if self.run.compress_down is not None:
+            active.append(DownlinkCompression(self.run.compress_down, self.objective, self.run.seed))
         active += [hooks.RoundOutcome(self.unprepared), hooks.SpendingOfParties(holdings, min_cohort)]
         if self.guard is not None:
             active.append(hooks.CentralPrivacy(self.guard))
@@ -163,7 +166,8 @@ class Training:
         if self.attended is not None:
             current.available = yield Attend(current.number, self.attended)
         fed = self.exchanges.federation(current.number, "round", self.algorithm.verbs, current.busy, current.protocol)
-        fed.available, fed.trusted, fed.pack = current.available, self.trusted, current.pack
+        fed.available, fed.trusted = current.available, self.trusted
+        fed.pack, fed.send = current.pack, current.send
         if current.work or current.own_work is not None:
             fed.tell(current.work, current.own_work)
         current.fed = fed

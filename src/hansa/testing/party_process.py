@@ -25,6 +25,7 @@ from hansa.core.op import DataOp, Memory, Party, Reply
 from hansa.experiment.config import parse
 from hansa.privacy import spent as accountant
 from hansa.testing.processes import LIMIT
+from hansa.transforms.downlink import opened_payload
 
 
 def load(message: dict[str, Any]) -> Party:
@@ -99,7 +100,8 @@ class StdioParty:
 
     def _ask(self, party: Party, message: dict[str, Any]) -> dict[str, Any]:
         op = op_of(message["op"], where="ask")
-        payload, ask = message["payload"], message["id"]
+        spec = party.objective.spec
+        payload, ask = opened_payload(message, spec.dim, spec.dtype), message["id"]
         party.round = message["round"]
         if isinstance(op, DataOp):
             op.apply(party, payload)

@@ -21,7 +21,19 @@ from hansa.core.relay import SEND, relay
 from hansa.core.replies import arrive, combine
 from hansa.core.reply_checks import Rules
 from hansa.core.round_record import Malformed, Record
-from hansa.core.runtime import Abort, Attend, Clock, Commit, Flight, Open, Plan, Request, Tickets, complete_async
+from hansa.core.runtime import (
+    Abort,
+    Attend,
+    Clock,
+    Commit,
+    Flight,
+    Open,
+    Plan,
+    Request,
+    Tickets,
+    complete_async,
+    shortened,
+)
 
 LIMIT = 1 << 32  # most bytes of a message
 
@@ -197,7 +209,7 @@ class ProcessRuntime:
         message = ask.message(party)
         if party in plan.lost:
             return {"failed": plan.lost[party]}
-        message["payload"] = plan.payload_of(ask, party)
+        message["payload"] = shortened(message["payload"], plan.steps.get(party))
         dropped = self._dropped.pop(party, [])  # so that the party does not build on a rejected reply
         return await self.parties[party].call({"type": "ask", "id": _name(ask), "drop": dropped, **message})
 

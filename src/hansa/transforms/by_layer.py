@@ -16,7 +16,7 @@ from hansa.core.op import Party, Shape
 from hansa.core.registry import Part, read_nameless, register
 from hansa.core.shapes import largest_shape
 from hansa.transforms.identity import Identity
-from hansa.transforms.transform import Kept, Layers, RowTransform, Transform, entries, recalled
+from hansa.transforms.transform import Kept, Layers, RowTransform, Transform, memory_entries, recalled
 
 
 @register("by-layer")
@@ -98,7 +98,7 @@ class ByLayer(RowTransform):
             packed, after = transform.pack_rows(parties, f"{name} {group}", vector, before)
             parts |= {f"{group}.{part}": rows for part, rows in packed.items()}
             for own, memory in zip(kept, after, strict=True):
-                own |= entries(str(group), memory)
+                own |= memory_entries(str(group), memory)
         return parts, [own or None for own in kept]
 
     def open_rows(self, parts: Mapping[str, Tensor], shape: Shape) -> Tensor:

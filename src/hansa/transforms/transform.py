@@ -147,7 +147,7 @@ class Packed(PackingOp):
             value = tensors.pop(vector)
             parts, kept = self.transform.pack(party, self._purpose(vector), value, recalled(memory, name))
             tensors |= {f"{vector}.{part}": tensor for part, tensor in parts.items()}
-            memory |= entries(name, kept)
+            memory |= memory_entries(name, kept)
         return Reply(tensors, reply.weight, reply.maxima, reply.metrics), memory
 
     def after_stack(self, parties: Sequence[Party], replies: Replies,
@@ -160,7 +160,7 @@ class Packed(PackingOp):
             before = [recalled(memory, name) for memory in memories]
             parts, kept = self.transform.pack_rows(parties, self._purpose(vector), tensors.pop(vector), before)
             tensors |= {f"{vector}.{part}": rows for part, rows in parts.items()}
-            entries = [entries(name, one) for one in kept]
+            entries = [memory_entries(name, one) for one in kept]
             if any(_layout(entry) != _layout(entries[0]) for entry in entries):
                 return None
             changed |= {entry: torch.stack([one[entry] for one in entries]) for entry in entries[0]}
@@ -217,7 +217,7 @@ def recalled(memory: Mapping[str, Tensor], name: str) -> Kept:
     return inside or None
 
 
-def entries(name: str, kept: Kept) -> Memory:
+def memory_entries(name: str, kept: Kept) -> Memory:
     """The entries of a party's memory for what it remembers of a vector."""
     if kept is None:
         return {}

@@ -43,6 +43,7 @@ from hansa.net.transport.client import Client, Refusal
 from hansa.net.transport.signing import About
 from hansa.net.transport.wire import UNWANTED, Answer, Blob, Receipt, Work, pack, printable, unpack
 from hansa.privacy import spent
+from hansa.transforms.downlink import opened_payload, transform_of
 
 log = logging.getLogger("hansa.net")
 HEARTBEAT = 15.0  # seconds between two heartbeats while the worker runs
@@ -98,6 +99,8 @@ class Worker:
         settings = self._policy.choose(task["task"], work.party)
         refused = self._policy.refuses_op(op) or self._policy.refuses_model(settings.get("model"))
         refused = refused or self._policy.refuses_architecture(message["payload"])
+        if refused is None and "packed" in message:
+            refused = self._policy.refuses_op(transform_of(message["packed"]))
         if refused is not None:
             return refused, False
         if isinstance(op, DataOp):  # it only becomes part of the task, which applies it to the data
@@ -117,7 +120,8 @@ class Worker:
         if memory is None:
             log.warning("the party's memory is lost; starting with empty memory", extra=_log_fields(work))
             memory = {}
-        payload = self._policy.payload(op, message["payload"])
+        spec = party.objective.spec
+        payload = self._policy.payload(op, opened_payload(message, spec.dim, spec.dtype))
         data = OwnerGateway(party.data, self._policy, self._vault, work.job, op, payload)
         data.check(held_out=party.data.tests is None and bool(settings.get("party_test")))
         inputs = self._input_digest(work, memory)  # after the checks: the memory may be as large as the model

@@ -289,13 +289,13 @@ class Policy:
             return f"its policy accepts messages of at most {self.max_bytes} bytes (max_bytes in party.toml)"
         return self.limits.refuses_bytes(max(work.message.size, work.task.size))
 
-    def refuses_op(self, op: Op) -> str | None:
-        """Why this party refuses an op, or None; inner ops and transforms are checked too."""
+    def refuses_op(self, op: Part) -> str | None:
+        """Why this party refuses an op or a transform, or None; inner ops and transforms are checked too."""
         for part in parts(op):
             if part.name != PACKED and not _matches(part.name, self.ops):
                 kind = "transform" if isinstance(part, Transform) else "op"
                 return f"its policy does not accept the {kind} {part.name!r}"
-        if self.peers and op.name.startswith("secure-") and not _signed(op):
+        if self.peers and isinstance(op, Op) and op.name.startswith("secure-") and not _signed(op):
             return (
                 f"its policy names its peers (peers in party.toml), and {op.name!r} is not part of a sum with "
                 "signatures; set privacy.secure = 'masking' and privacy.active = true"
