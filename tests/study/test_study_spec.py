@@ -165,7 +165,7 @@ def test_workers_are_told_where_parts_of_ones_own_come_from() -> None:
     assert modules_of(own.cells()[0].experiment) == {Own.__module__}
 
 
-@pytest.mark.parametrize("name", ["compare-digits.toml", "study-mnist.toml"])
+@pytest.mark.parametrize("name", ["compare-digits.toml", "compression.toml", "study-mnist.toml"])
 def test_the_examples_are_good_studies(name: str) -> None:
     found = read_study(EXAMPLES / name)
     cells = found.cells()

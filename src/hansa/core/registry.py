@@ -114,6 +114,11 @@ def read_nameless(kind: str) -> Callable[[Callable[[Table], Table | None]], Call
     return add
 
 
+def reads_nameless(kind: str) -> bool:
+    """Whether a table of this kind may have no name."""
+    return bool(registered(kind)) and kind in _nameless
+
+
 def check_name(kind: str, name: str, where: str = "") -> None:
     """Raise the ConfigError for a name that is refused."""
     if (kind, name) in _refused:

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Any, Literal, Union, get_args, get_origin
 
 from hansa.core.losses import LOSSES
-from hansa.core.registry import Part, field_default, field_types, noun, registered, summary, to_config
+from hansa.core.registry import Part, field_default, field_types, noun, reads_nameless, registered, summary, to_config
 from hansa.experiment.config import TaskTable
 from hansa.experiment.local_work import OWN
 from hansa.experiment.settings import Run
@@ -63,7 +63,9 @@ class SchemaBuilder:
                 branches.append({"if": chosen, "then": {"allOf": then} if required else then[0]})
         names, head = self.names(kind), f"A {noun(kind)}: its name, or a table with its name and fields."
         either = {"anyOf": [{"type": "string", **names}, {"type": "object"}]}
-        unnamed = {"if": without_name(kind), "then": {"propertyNames": {"enum": self.keys(kind)}}}
+        # A transform without a name is a table of patterns of layers; other tables without a name change a default.
+        free = {"additionalProperties": reference(kind)} if reads_nameless(kind) else None
+        unnamed = {"if": without_name(kind), "then": free or {"propertyNames": {"enum": self.keys(kind)}}}
         first = {"description": head, "properties": {key: names for key in keys}}
         return {"allOf": [first, either, self.fields(kind), unnamed, *branches]}
 
@@ -158,7 +160,7 @@ class SchemaBuilder:
             rules.append({"if": {"type": "string"}, "then": {"enum": fits}, "else": named})
         if isinstance(default, Part) and default.name in parts:
             rules.append({"if": without_name(kind), "then": reference(f"{kind}.{default.name}")})
-        else:
+        elif not reads_nameless(kind):
             rules.append(with_name(kind))
         return {"allOf": rules}
 
@@ -239,7 +241,7 @@ def plain(default: Any) -> Any:
     if isinstance(default, Part):
         same = all(getattr(default, f) == field_default(type(default), f) for f in field_types(type(default)))
         return default.name if same else to_config(default)
-    return list(default) if isinstance(default, tuple) else default
+    return [plain(value) for value in default] if isinstance(default, tuple) else default
 
 
 def _default(default: Any) -> str:

@@ -50,7 +50,7 @@ class QSGD(RowTransform):
     @property
     def levels(self) -> int:
         """The largest level s."""
-        return 2 ** (self.bits - 1) - 1
+        return (1 << (self.bits - 1)) - 1
 
     @property
     def contracts(self) -> bool:  # type: ignore[override]

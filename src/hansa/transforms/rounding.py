@@ -49,7 +49,7 @@ def by_bucket(rows: Tensor, bucket: int, function: Callable[[Tensor], Tensor]) -
     found = []
     for left in range(0, whole, step):
         right = min(whole, left + step)
-        found.append(function(rows[:, left * bucket : right * bucket].unflatten(1, (right - left, bucket))))
+        found.append(function(rows[:, left * bucket : right * bucket].view(len(rows), right - left, bucket)))
     if columns % bucket:
         found.append(function(rows[:, whole * bucket :].unsqueeze(1)))
     return torch.cat(found, 1) if found else rows.new_zeros(len(rows), 0)
@@ -59,7 +59,7 @@ def spread(rows: Tensor, scales: Tensor, bucket: int, combine: Callable[[Tensor,
     """The rows, combined in place with the scale of each number's bucket, as by `Tensor.mul_`."""
     whole = rows.shape[1] // bucket
     if whole:
-        combine(rows[:, : whole * bucket].unflatten(1, (whole, bucket)), scales[:, :whole, None])
+        combine(rows[:, : whole * bucket].view(len(rows), whole, bucket), scales[:, :whole, None])
     if rows.shape[1] % bucket:
         combine(rows[:, whole * bucket :], scales[:, whole:])
     return rows

@@ -51,7 +51,7 @@ class StochasticRounding(RowTransform):
     @property
     def levels(self) -> int:
         """The largest multiple of a bucket's step."""
-        return 2 ** (self.bits - 1) - 1
+        return (1 << (self.bits - 1)) - 1
 
     def packed(self, shape: Shape) -> dict[str, Shape]:
         numbers = math.prod(largest_shape(shape[0]))
