@@ -51,6 +51,7 @@ _EXPORTS = {
     "QFedAvg": "hansa.algorithms",
     "FedProx": "hansa.algorithms",
     "FedPer": "hansa.algorithms",
+    "AdaptiveTopK": "hansa.algorithms",
     "FedNova": "hansa.algorithms",
     "OverlapSGD": "hansa.algorithms",
     "EASGD": "hansa.algorithms",

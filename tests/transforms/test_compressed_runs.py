@@ -28,7 +28,7 @@ from hansa.transforms import Clip, ClippedUpdate, Int8, Packed, Transform
 ALGORITHMS = {
     name: part
     for name, part in registered("algorithm").items()
-    if part.__module__.startswith("hansa.") and part.trains and "route" not in part().verbs  # type: ignore[attr-defined]
+    if part.__module__.startswith("hansa.") and part.trains and not part.packs and "route" not in part().verbs  # type: ignore[attr-defined]
 }
 LOCAL = SGD(lr=0.1, steps=4, batch=8)
 SEEN: list[Any] = [hansa.FedAvg(local=LOCAL), hansa.FedAvg(local=LOCAL, fusion="median")]  # type: ignore[arg-type]

@@ -35,8 +35,8 @@ OURS = [name for name, part in registered("transform").items() if part.__module_
 
 def test_the_transforms_of_hansa_are_these() -> None:
     assert OURS == [
-        "by-layer", "clip", "error-feedback", "identity", "int8", "qsgd", "rand-k", "sign", "stochastic-rounding",
-        "top-k",
+        "accumulated-top-k", "by-layer", "clip", "error-feedback", "identity", "int8", "qsgd", "rand-k", "sign",
+        "stochastic-rounding", "top-k",
     ]  # fmt: skip
 
 

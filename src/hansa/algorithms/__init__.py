@@ -1,5 +1,6 @@
 """Published algorithms: combinations of parts (solver, fusion, server optimiser), or rounds of their own."""
 
+from hansa.algorithms.adaptive_top_k import AdaptiveTopK
 from hansa.algorithms.decentralized_sgd import DecentralizedSGD
 from hansa.algorithms.easgd import EASGD, OverlapSGD
 from hansa.algorithms.fedavg import FedAvg, FedSGD
@@ -16,6 +17,7 @@ from hansa.algorithms.zenopp import ZenoPlusPlus
 __all__ = [
     "EASGD",
     "FSVRG",
+    "AdaptiveTopK",
     "DecentralizedSGD",
     "FedAdagrad",
     "FedAdam",

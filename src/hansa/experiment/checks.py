@@ -128,6 +128,8 @@ def check_transforms(algorithm: Algorithm, run: Run, privacy: Privacy, protocol:
     used = transforms(algorithm, run)
     if run.compress is not None and not algorithm.trains:
         raise ConfigError(f"run.compress: the parties of {algorithm.name} send no updates of a model; leave it out")
+    if run.compress is not None and algorithm.packs:
+        raise ConfigError(f"run.compress: {algorithm.name} packs updates in its own way; leave it out")
     if run.compress is not None and "route" in algorithm.verbs:
         raise ConfigError(
             f"run.compress: the parties of {algorithm.name} send whole models to each other, and a transform is made "

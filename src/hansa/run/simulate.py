@@ -144,7 +144,7 @@ def _poison(groups: tuple[Adversary, ...], algorithm: Algorithm, holdings: Holdi
     """The attackers of a run; they poison their training samples here."""
     weighted = getattr(algorithm.parts().fusion, "weighted", False)
     band = Band(groups, holdings, run.seed, _server_rate(algorithm), weighted, run.reply_memory, folder)
-    packed = any(transform.packs for _, transform in transforms(algorithm, run))
+    packed = algorithm.packs or any(transform.packs for _, transform in transforms(algorithm, run))
     band.check(algorithm, run.size(len(holdings)), secure, packed)
     band.poison(holdings)
     return band

@@ -2,7 +2,7 @@
 
 from hansa.transforms.by_layer import ByLayer
 from hansa.transforms.clip import Clip, ClippedUpdate
-from hansa.transforms.error_feedback import ErrorFeedback
+from hansa.transforms.error_feedback import AccumulatedTopK, ErrorFeedback
 from hansa.transforms.identity import Identity
 from hansa.transforms.int8 import Int8
 from hansa.transforms.qsgd import QSGD
@@ -14,6 +14,7 @@ from hansa.transforms.transform import Packed, Transform, keys
 
 __all__ = [
     "QSGD",
+    "AccumulatedTopK",
     "ByLayer",
     "Clip",
     "ClippedUpdate",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,8 +13,10 @@ from torch import Tensor
 from hansa.core.errors import ConfigError
 from hansa.core.op import Party, Shape, like
 from hansa.core.registry import register
-from hansa.transforms.top_k import TopK
+from hansa.transforms.top_k import TopK, read_places
 from hansa.transforms.transform import Kept, Layers, RowTransform, Transform
+
+ERROR, VALUES, PLACES = "error", "values", "places"  # the memory of `AccumulatedTopK`
 
 
 @register("error-feedback")
@@ -62,13 +65,13 @@ class ErrorFeedback(RowTransform):
         return self.inner.packed(shape)
 
     def pack(self, party: Party, name: str, value: Tensor, memory: Kept) -> tuple[dict[str, Tensor], Kept]:
-        whole = _with_error(value, memory)
+        whole = with_error(value, memory)
         parts, _ = self.inner.pack(party, name, whole, None)
         return parts, whole - self.inner.open(parts, like(whole))
 
     def pack_rows(self, parties: Sequence[Party], name: str, values: Tensor,
                   memories: Sequence[Kept]) -> tuple[dict[str, Tensor], list[Kept]]:  # fmt: skip
-        whole = torch.stack([_with_error(*pair) for pair in zip(values, memories, strict=True)])
+        whole = torch.stack([with_error(*pair) for pair in zip(values, memories, strict=True)])
         parts, _ = self.inner.pack_rows(parties, name, whole, [None] * len(parties))
         return parts, list(whole - self.inner.open_rows(parts, like(whole[0])))
 
@@ -76,8 +79,44 @@ class ErrorFeedback(RowTransform):
         return self.inner.open_rows(parts, shape)
 
 
-def _with_error(value: Tensor, memory: Kept) -> Tensor:
+def with_error(value: Tensor, memory: Kept) -> Tensor:
     """A vector, and the error of the last message; vectors of another length begin anew."""
     if not isinstance(memory, Tensor) or memory.shape != value.shape:
         return value
     return value + memory.to(value)
+
+
+@register("accumulated-top-k")
+@dataclass(frozen=True)
+class AccumulatedTopK(TopK):
+    """Top-k of all that a party has not sent yet; the party also remembers what it sent. Han, Wang and Leung 2020.
+
+    The algorithm `adaptive-top-k` uses part of what parties send, and tells them which part: a party then takes the
+    rest back. As `run.compress` it is `error-feedback` around `top-k`, with more memory.
+    """
+
+    contracts: ClassVar[bool] = False  # it has an error feedback of its own
+
+    @property
+    def lengthens(self) -> bool:
+        return True
+
+    def pack_rows(self, parties: Sequence[Party], name: str, values: Tensor,
+                  memories: Sequence[Kept]) -> tuple[dict[str, Tensor], list[Kept]]:  # fmt: skip
+        errors = [memory.get(ERROR) if isinstance(memory, dict) else None for memory in memories]
+        whole = torch.stack([with_error(*pair) for pair in zip(values, errors, strict=True)])
+        parts, _ = super().pack_rows(parties, name, whole, memories)
+        rest = whole - self.open_rows(parts, like(whole[0]))
+        places = read_places(parts["places"], parts["values"].shape[1], whole[0].numel())
+        return parts, [
+            {ERROR: error, VALUES: sent, PLACES: at}
+            for error, sent, at in zip(rest, parts["values"], places, strict=True)
+        ]
+
+
+def returned(memory: Mapping[str, Tensor], used: Tensor) -> dict[str, Tensor]:
+    """A party's memory of `AccumulatedTopK` after only the places `used` were used: the rest goes back to its error."""
+    values, places = memory[VALUES], memory[PLACES]
+    back = ~torch.isin(places, used)
+    error = memory[ERROR].index_add(0, places[back], values[back])
+    return {ERROR: error, VALUES: values[:0], PLACES: places[:0]}

@@ -61,22 +61,25 @@ class TopK(Sparsifier):
         return {"values": rows.gather(1, places), "places": sent}, [None] * len(parties)
 
     def open_rows(self, parts: Mapping[str, Tensor], shape: Shape) -> Tensor:
-        values, places = parts["values"], parts["places"]
-        sizes = largest_shape(shape[0])
-        numbers, k = math.prod(sizes), values.shape[1]
-        if places.dtype == torch.uint8:
-            chosen = unpack_bits(places, numbers, 1)
-            if bool((chosen.sum(1) != k).any()):
-                raise DataError(f"its places are not {k}")
-            at = chosen.nonzero()[:, 1].view(len(values), k)
-        else:
-            at = places.long()
-            if at.numel() and (int(at.min()) < 0 or int(at.max()) >= numbers):
-                raise DataError(f"a place is outside of 0..{numbers - 1}")
-            if bool((at[:, 1:] <= at[:, :-1]).any()):
-                raise DataError("its places are not in ascending order, or two are the same")
-        out = torch.zeros(len(values), numbers, dtype=shape[1], device=values.device)
+        values, sizes = parts["values"], largest_shape(shape[0])
+        out = torch.zeros(len(values), math.prod(sizes), dtype=shape[1], device=values.device)
+        at = read_places(parts["places"], values.shape[1], out.shape[1])
         return out.scatter_(1, at, values.to(shape[1])).view(len(values), *sizes)
+
+
+def read_places(places: Tensor, k: int, numbers: int) -> Tensor:
+    """The k places of each row, from whole numbers or bits; a DataError for places that `TopK` does not send."""
+    if places.dtype == torch.uint8:
+        chosen = unpack_bits(places, numbers, 1)
+        if bool((chosen.sum(1) != k).any()):
+            raise DataError(f"its places are not {k}")
+        return chosen.nonzero()[:, 1].view(len(places), k)
+    at = places.long()
+    if at.numel() and (int(at.min()) < 0 or int(at.max()) >= numbers):
+        raise DataError(f"a place is outside of 0..{numbers - 1}")
+    if bool((at[:, 1:] <= at[:, :-1]).any()):
+        raise DataError("its places are not in ascending order, or two are the same")
+    return at
 
 
 def largest(rows: Tensor, k: int) -> Tensor:

@@ -1,0 +1,183 @@
+"""Fair top-k with an adaptive k: card 3.5 of the specification."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import hansa
+from hansa.algorithms.adaptive_top_k import SettleTopK, derivative_sign, fair_choice, next_k, step_size
+from hansa.core.errors import ConfigError, PartyError
+from hansa.local import DPSGD, Controlled
+from hansa.testing.transforms import _party as party
+from hansa.transforms.error_feedback import AccumulatedTopK, returned
+
+
+def rows_of(parties: int, d: int, k: int, seed: int) -> list[Tensor]:
+    """What parties send: their k largest numbers."""
+    values = torch.randn(parties, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    kept = values.abs() >= values.abs().topk(k, dim=1).values[:, -1:]
+    return list(values * kept)
+
+
+@given(st.integers(1, 6), st.integers(4, 40), st.integers(1, 40), st.integers(0, 20))
+@settings(deadline=None)
+def test_each_party_contributes_its_share_and_no_more_than_k_places_are_used(n: int, d: int, k: int, seed: int) -> None:
+    k = min(k, d)
+    rows = rows_of(n, d, k, seed)
+    used = set(fair_choice(rows, k).tolist())
+    tops = [row.abs().argsort(descending=True, stable=True).tolist() for row in rows]
+
+    def union(kappa: int) -> set[int]:
+        return {place for top in tops for place in top[:kappa]}
+
+    kappa = max(c for c in range(k + 1) if len(union(c)) <= k)
+    assert union(kappa) <= used and len(used) == k
+    assert all(len(used & set(top[:k])) >= k // n for top in tops)
+    rest = sorted(used - union(kappa))
+    if rest:
+        sizes: dict[int, float] = {}
+        for top, row in zip(tops, rows, strict=True):
+            sizes[top[kappa]] = max(sizes.get(top[kappa], 0.0), float(row.abs()[top[kappa]]))
+        left = [size for place, size in sizes.items() if place not in used]
+        assert set(rest) <= set(sizes) and (not left or min(sizes[place] for place in rest) >= max(left) - 1e-12)
+
+
+TIME = (lambda k: 1 + 0.01 * (k - 300) ** 2, 300)  # per unit of the loss, convex, with its minimum
+
+
+@pytest.mark.parametrize("wrong", [0.0, 0.2])
+def test_k_approaches_the_best_k_although_some_signs_are_wrong(wrong: float) -> None:
+    _, best = TIME
+    draws, k, low, high = torch.Generator().manual_seed(3), 1000.0, 1, 1000
+    late = []
+    for m in range(1, 4001):
+        flipped = float(torch.rand(1, generator=draws)) < wrong
+        k = next_k(k, m, math.copysign(1.0, k - best) * (-1 if flipped else 1), low, high)
+        assert low <= k <= high
+        if not wrong and m > 20:
+            assert abs(k - best) <= 2 * step_size(m, low, high)  # O(1 / sqrt(m))
+        late += [k] if m > 3000 else []
+    assert abs(sum(late) / len(late) - best) < 0.03 * (high - low)
+
+
+def test_the_sign_is_that_of_the_derivative_and_0_without_progress() -> None:
+    cost, best = TIME
+    for k in (100, 250, 350, 900):  # the loss falls by 1 / cost(k) per second: it falls by t(k) / cost(k) in a round
+        losses = 10.0, 10.0 - 2.0 / cost(k), 10.0 - 2.0 / cost(k - 20)
+        assert derivative_sign(*losses, k, k - 20, lambda _: 2.0) == math.copysign(1.0, k - 10 - best)
+    for losses in ((1.0, 1.0, 0.5), (1.0, 2.0, 0.5), (1.0, 0.5, 1.0), (1.0, math.nan, 0.5)):
+        assert derivative_sign(*losses, 10, 5, lambda k: 1.0 + k) == 0.0
+    assert derivative_sign(1.0, 0.5, 0.5, 7, 7, lambda k: 1.0 + k) == 0.0
+
+
+def test_what_is_not_used_goes_back_to_the_party() -> None:
+    """The sum of what was used and the last error is the sum of the updates."""
+    d, k, n = 30, 4, 3
+    draws = torch.Generator().manual_seed(5)
+    rule = AccumulatedTopK(k=k)
+    memories: list[Any] = [None] * n
+    used, updates = torch.zeros(n, d, dtype=torch.float64), torch.zeros(n, d, dtype=torch.float64)
+    for number in range(20):
+        values = torch.randn(n, d, generator=draws, dtype=torch.float64)
+        updates += values
+        parts, memories = rule.pack_rows([party(p, number) for p in range(n)], "w", values, memories)
+        opened = rule.open_rows(parts, ((d,), torch.float64))
+        places = fair_choice(list(opened), k)
+        used[:, places] += opened[:, places]
+        memories = [returned(memory, places) for memory in memories]
+    torch.testing.assert_close(
+        used + torch.stack([memory["error"] for memory in memories]), updates, rtol=0, atol=1e-12
+    )
+    assert all(memory["values"].numel() == 0 for memory in memories)
+
+
+def task(parties: int = 5) -> hansa.Task:
+    draws = torch.Generator().manual_seed(0)
+    truth = torch.randn(6, 3, generator=draws, dtype=torch.float64)
+
+    def pair(n: int) -> tuple[Tensor, Tensor]:
+        x = torch.randn(n, 6, generator=draws, dtype=torch.float64)
+        return x, (x @ truth).argmax(1)
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 3)).double()
+
+    return hansa.Task(model, "cross_entropy", [pair(20 + 5 * n) for n in range(parties)], test=pair(60), classes=3)
+
+
+LOCAL = hansa.SGD(lr=0.1, steps=3, batch=8)
+
+
+def run(algorithm: hansa.Algorithm, rounds: int = 5, **more: Any) -> hansa.Result:
+    return hansa.simulate(algorithm, task(), rounds=rounds, **{"engine": "reference", **more})
+
+
+def test_all_places_are_fedavg() -> None:
+    d = 6 * 10 + 10 + 10 * 3 + 3
+    whole, plain = run(hansa.AdaptiveTopK(LOCAL, k_min=d)), run(hansa.FedAvg(local=LOCAL))
+    torch.testing.assert_close(whole.state.params.w, plain.state.params.w, rtol=0, atol=1e-12)
+    assert all(line["k"] == d for line in whole.history)
+
+
+@pytest.mark.parametrize("engine", ["stacked", "workers"])
+def test_engines_agree_and_the_model_changes_in_k_places(engine: str) -> None:
+    algorithm = hansa.AdaptiveTopK(LOCAL, k=20, k_min=5, k_max=40)
+    reference, other = run(algorithm), run(algorithm, engine=engine)
+    torch.testing.assert_close(reference.state.params.w, other.state.params.w, rtol=0, atol=1e-9)
+    assert [line["k"] for line in reference.history] == [line["k"] for line in other.history]
+    assert (
+        all(5 <= line["k"] <= 40 for line in reference.history) and len({line["k"] for line in reference.history}) > 1
+    )
+    one, two = run(algorithm, 1).state.params.w, run(algorithm, 2).state.params.w
+    assert 0 < int((one != two).sum()) <= chosen[1]
+
+
+def test_it_learns_with_a_tenth_of_the_numbers() -> None:
+    few = run(hansa.AdaptiveTopK(LOCAL, k_max=10), rounds=60)
+    assert few.summary["accuracy"] > 0.75
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: hansa.AdaptiveTopK(k_min=0), "k_min must be at least 1, got 0"),
+        (lambda: hansa.AdaptiveTopK(k_min=5, k_max=4), "k_max must be at least k_min, got 4 and 5"),
+        (lambda: hansa.AdaptiveTopK(k=3, k_min=5), r"k must lie in k_min\.\.k_max, got 3"),
+        (lambda: hansa.AdaptiveTopK(beta=-1.0), "beta must be finite and not negative"),
+        (lambda: run(hansa.AdaptiveTopK(k_max=1000)), "k_max is 1000, and the model has 103 numbers"),
+        (lambda: run(hansa.AdaptiveTopK(DPSGD(sigma=1.0, epsilon=9.0))), "the parties send losses without noise"),
+        (lambda: run(hansa.AdaptiveTopK(Controlled())), "scaffold|sends more than an update"),
+        (lambda: run(hansa.AdaptiveTopK(), compress="int8"), "adaptive-top-k packs updates in its own way"),
+        (lambda: run(hansa.AdaptiveTopK(), privacy={"secure": "masking"}), "looks at the update of each party"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(make: Callable[[], Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        ({"used_values": torch.ones(1), "used_places": torch.tensor([9])}, "are not places of the model"),
+        ({"used_values": torch.ones(1), "used_places": torch.tensor([-1])}, "are not places of the model"),
+        ({"used_values": torch.ones(2), "used_places": torch.tensor([1])}, "no used_places for its used_values"),
+        ({"used_values": torch.tensor([torch.nan]), "used_places": torch.tensor([1])}, "numbers that are not finite"),
+        ({"used_places": torch.tensor([1])}, "the payload has no 'used_values'"),
+    ],
+)
+def test_a_party_checks_what_it_is_told(payload: dict[str, Any], reason: str) -> None:
+    memory = {f"top/{name}": torch.zeros(3) for name in ("error", "values", "places")}
+    model = {"w": torch.zeros(3), "stats": torch.zeros(0), "counts": torch.zeros(0)}
+    with pytest.raises(PartyError, match=reason):
+        SettleTopK("top").run(party(1), {"model": model, **payload}, memory)
+    with pytest.raises(PartyError, match="it has sent no update that could be settled"):
+        SettleTopK("top").run(party(1), {"model": model, **payload}, {})
