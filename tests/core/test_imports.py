@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "local": {"core", "schedule"},
     "server": {"core", "fusion", "schedule"},
     "select": {"core", "local"},
-    "algorithms": {"core", "local", "fusion", "server", "select"},
+    "algorithms": {"core", "local", "fusion", "server", "select", "transforms"},
     "privacy": {"core", "secure", "select", "transforms"},
     "sim": {"core", "local"},
     "report": {"core", "data", "metrics", "artifacts"},

@@ -44,12 +44,9 @@ class SettleTopK(Op):
         changed = [_changed(model.w, payload, name) for name in ("used", "fewer")]
         x, y = party.samples("statistics")
         at = int(party.rng("settle-top-k").integers(party.n))
-        losses = [
-            party.objective.loss_of(
-                party.objective.outputs(model._replace(w=w), x[at : at + 1]), y[at : at + 1]
-            ).double()
-            for w in (model.w, *changed)
-        ]
+        x, y, objective = x[at : at + 1], y[at : at + 1], party.objective
+        outputs = [objective.outputs(model._replace(w=w), x) for w in (model.w, *changed)]
+        losses = torch.stack([objective.loss_of(output, y).double().mean() for output in outputs])
         kept = memory_entries(self.key, returned(before, payload["used_places"]))
         return Reply({"losses": losses.cpu()}), {**memory, **kept}
 
