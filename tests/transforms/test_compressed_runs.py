@@ -108,9 +108,9 @@ def test_buffers_and_counters_of_a_model_travel_as_they_are() -> None:
     assert torch.equal(plain.state.params.counts, small.state.params.counts)
 
 
-@pytest.mark.parametrize("compress", ["int8", Halves(), Carry()], ids=str)
-def test_a_stacked_engine_hands_on_whole_stacks(compress: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = []
+def watched_stacks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each stack stays whole after the wrappers around its solver; filled by the runs that follow."""
+    whole: list[bool] = []
     original = StackedEngine._wrapped
 
     def watch(*args: Any) -> Any:
@@ -119,6 +119,12 @@ def test_a_stacked_engine_hands_on_whole_stacks(compress: Any, monkeypatch: pyte
         return found
 
     monkeypatch.setattr(StackedEngine, "_wrapped", watch)
+    return whole
+
+
+@pytest.mark.parametrize("compress", ["int8", Halves(), Carry()], ids=str)
+def test_a_stacked_engine_hands_on_whole_stacks(compress: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = watched_stacks(monkeypatch)
     run(engine="stacked", compress=compress, alone=True)
     assert whole and all(whole)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from test_compressed_runs import AsksForNoUpdate, NoUpdate, run, task
+from test_compressed_runs import AsksForNoUpdate, Lying, NoUpdate, run, task, watched_stacks
+from torch import Tensor
 
 import hansa
 from hansa.core.algorithm import Parts, State
@@ -14,7 +16,6 @@ from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.registry import register, registered
 from hansa.local import SGD, Controlled
-from hansa.sim.stacked import StackedEngine
 from hansa.transforms import QSGD, ErrorFeedback, RandK, Sign, TopK, Transform
 
 LOCAL = SGD(lr=0.1, steps=3, batch=8)
@@ -59,15 +60,7 @@ def test_worker_processes_give_the_same_model(transform: str) -> None:
 
 @pytest.mark.parametrize("transform", [name for name in TRANSFORMS if name not in ("elias", "clip")])
 def test_a_stacked_engine_hands_on_whole_stacks(transform: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = []
-    original = StackedEngine._wrapped
-
-    def watch(*args: Any) -> Any:
-        found = original(*args)
-        whole.append(found is not None)
-        return found
-
-    monkeypatch.setattr(StackedEngine, "_wrapped", watch)
+    whole = watched_stacks(monkeypatch)
     run(engine="stacked", compress=TRANSFORMS[transform], alone=True, rounds=2)
     assert whole and all(whole)
 
@@ -123,3 +116,27 @@ def test_a_method_may_ask_for_statistics_before_its_first_updates() -> None:
     assert done.history[0]["bytes_up"] == plain.history[0]["bytes_up"]
     assert done.history[1]["bytes_up"] < plain.history[1]["bytes_up"] / 2
     assert AsksForNoUpdate().parts() == Parts()
+
+
+LIES: dict[str, tuple[Transform, Callable[[dict[str, Tensor]], object], str]] = {
+    "place": (TopK(k=3), lambda parts: parts["w.places"].fill_(-1), "it cannot be opened: a place is outside"),
+    "twice": (TopK(k=3), lambda parts: parts["w.places"].fill_(7), "it cannot be opened: its places are not in ascen"),
+    "norm": (QSGD(2), lambda parts: parts["w.norms"].fill_(torch.nan), "w.norms has values that are not finite"),
+    "code": (QSGD(2), lambda parts: parts["w.codes"].fill_(255), "it cannot be opened: "),
+    "elias": (QSGD(2, elias=True), lambda parts: parts["w.codes"].fill_(255), "it cannot be opened: "),
+    "length": (RandK(k=3), lambda parts: parts.update({"w.values": torch.ones(4).double()}), "w.values has the shape"),
+    "scale": (ErrorFeedback(Sign()), lambda parts: parts["w.scale"].fill_(-1), "it cannot be opened: the scale"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("engine", ["reference", "stacked"])
+@pytest.mark.parametrize("method", ["fedavg", "median"])
+def test_a_liar_is_rejected_by_name_and_the_round_goes_on(
+    lie: str, engine: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule, change, reason = LIES[lie]
+    Lying(monkeypatch, change)  # type: ignore[arg-type]
+    for line in run(METHODS[method], compress=rule, engine=engine, rounds=2).history:
+        assert list(line["rejected"]) == ["2"] and line["rejected"]["2"].startswith(reason), line
+        assert line["replies"] == 5

@@ -144,7 +144,8 @@ class AdaptiveTopK(Algorithm):
         settled = {"model": params._asdict(), **changes}
         key = f"{AccumulatedTopK.name}/{self.local.name}/w"
         losses = (await fed.reduce(SettleTopK(key), settled, parties=answer.parties, uniform=True)).mean("losses")
-        sign = derivative_sign(*losses.tolist(), k, fewer, lambda count: 1 + self.beta * 2 * count / d)
+        before, after, other = losses.tolist()
+        sign = derivative_sign(before, after, other, k, fewer, lambda count: 1 + self.beta * 2 * count / d)
         state = state.replace(k=next_k(exact, m, sign, self.k_min, high), m=m)
         return Descent().step(state, Update(change, *_buffers(answer, self._weights(fed, answer)), replies=len(rows)))
 
@@ -160,16 +161,15 @@ def fair_choice(rows: Sequence[Tensor], k: int) -> Tensor:
     """
     places, ranks, sizes = [], [], []
     for row in rows:
-        at = row.nonzero().flatten()
-        magnitudes = row[at].abs().double()
-        order = torch.argsort(magnitudes, descending=True, stable=True)
-        places.append(at[order].cpu().numpy())
-        sizes.append(magnitudes[order].cpu().numpy())
-        ranks.append(np.arange(len(at)))
+        sent_places = row.nonzero().flatten()
+        magnitudes, order = row[sent_places].abs().double().sort(descending=True, stable=True)
+        places.append(sent_places[order].cpu().numpy())
+        sizes.append(magnitudes.cpu().numpy())
+        ranks.append(np.arange(len(order)))
     at, rank, size = (np.concatenate(column) for column in (places, ranks, sizes))
-    order = np.lexsort((at, -size, rank))
-    _, first = np.unique(at[order], return_index=True)  # each place at its best rank
-    return torch.from_numpy(np.sort(at[order][np.sort(first)[:k]]))
+    ordered = at[np.lexsort((at, -size, rank))]
+    _, first = np.unique(ordered, return_index=True)  # each place at its best rank
+    return torch.from_numpy(np.sort(ordered[np.sort(first)[:k]]))
 
 
 def step_size(m: int, low: int, high: int) -> float:
