@@ -17,6 +17,7 @@ from hansa.core.errors import DataError
 Array = np.ndarray[Any, Any]
 
 LANE = 1024  # numbers of a lane
+AT_ONCE = 64  # lanes that are encoded at once, so that they stay in the cache of a CPU
 _U64 = np.uint64
 _SIZES = np.array([0, *(n.bit_length() - 1 for n in range(1, LANE + 1))], dtype=_U64)  # z of each number
 _ZEROS = np.array([11, *((n & -n).bit_length() - 1 for n in range(1, 2048))], dtype=_U64)  # zeros before the first one
@@ -24,7 +25,19 @@ _ZEROS = np.array([11, *((n & -n).bit_length() - 1 for n in range(1, 2048))], dt
 
 def encode(codes: Array, shorter_than: int) -> Array | None:
     """The bytes of a vector of whole numbers in -127..127; None unless they are fewer than `shorter_than`."""
-    lanes = -(-len(codes) // LANE)
+    sizes, bodies, total = [], [], 0
+    for at in range(0, len(codes), LANE * AT_ONCE):
+        lanes, body = _encoded(codes[at : at + LANE * AT_ONCE])
+        total += 2 * len(lanes) + len(body)
+        if total >= shorter_than:
+            return None
+        sizes.append(lanes)
+        bodies.append(body)
+    return np.concatenate([np.zeros(0, np.uint8), *sizes, *bodies]) if total < shorter_than else None
+
+
+def _encoded(codes: Array) -> tuple[Array, Array]:
+    """The bytes of the lengths of some lanes, and the bytes of the lanes."""
     at = np.flatnonzero(codes)
     lane = at // LANE
     gaps = np.diff(at, prepend=-1)
@@ -32,28 +45,29 @@ def encode(codes: Array, shorter_than: int) -> Array | None:
     first[1:] = lane[1:] != lane[:-1]
     gaps[first] = at[first] % LANE + 1
     values = codes[at].astype(np.int64)
-    gap_sizes, level_sizes = _SIZES[gaps], _SIZES[np.abs(values)]
-    lengths = 2 * (gap_sizes + level_sizes) + _U64(3)
-    bits = np.bincount(lane, weights=lengths.astype(np.float64), minlength=lanes).astype(np.int64)
-    sizes = -(-bits // 8)
-    total = 2 * lanes + int(sizes.sum())
-    if total >= shorter_than:
-        return None
-    begins = np.concatenate([[0], np.cumsum(sizes)[:-1]]) * 8 if lanes else sizes
-    ends = np.cumsum(lengths, dtype=np.int64)
-    before = np.concatenate([[0], np.cumsum(bits)[:-1]]) if lanes else bits
-    where = (ends - lengths.astype(np.int64)) + (begins - before)[lane]
-    symbols = _gamma(gaps.astype(_U64), gap_sizes)
+    levels = np.abs(values)
+    gap_sizes, level_sizes = _SIZES[gaps], _SIZES[levels]
     used = 2 * gap_sizes + _U64(1)
+    symbols = _gamma(gaps.astype(_U64), gap_sizes)
     symbols |= (values < 0).astype(_U64) << used
-    symbols |= _gamma(np.abs(values).astype(_U64), level_sizes) << (used + _U64(1))
+    symbols |= _gamma(levels.astype(_U64), level_sizes) << (used + _U64(1))
+    lengths = (used + 2 * level_sizes + _U64(2)).astype(np.int64)
+    bits = np.bincount(lane, weights=lengths, minlength=-(-len(codes) // LANE)).astype(np.int64)
+    sizes = -(-bits // 8)
+    shift_of_lane = 8 * (np.cumsum(sizes) - sizes) - (np.cumsum(bits) - bits)  # lanes begin at whole bytes
+    where = np.cumsum(lengths) - lengths + shift_of_lane[lane]
     words = np.zeros(int(sizes.sum()) // 8 + 2, dtype="<u8")
     shift = (where & 63).astype(_U64)
-    np.add.at(words, where >> 6, symbols << shift)
-    crosses = shift > 0
-    np.add.at(words, (where[crosses] >> 6) + 1, symbols[crosses] >> (_U64(64) - shift[crosses]))
-    body: Array = words.view(np.uint8)[: int(sizes.sum())]
-    return np.concatenate([sizes.astype("<u2").view(np.uint8), body])
+    _add(words, where >> 6, symbols << shift)
+    _add(words, (where >> 6) + 1, np.where(shift > 0, symbols >> (_U64(64) - np.maximum(shift, _U64(1))), _U64(0)))
+    return sizes.astype("<u2").view(np.uint8), words.view(np.uint8)[: int(sizes.sum())]
+
+
+def _add(words: Array, index: Array, values: Array) -> None:
+    """Add values to words, by an index that does not fall; the bits of values do not overlap."""
+    if len(index):
+        starts = np.flatnonzero(np.diff(index, prepend=-1))
+        words[index[starts]] |= np.bitwise_or.reduceat(values, starts)
 
 
 def _gamma(numbers: Array, sizes: Array) -> Array:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.errors import ConfigError
-from hansa.core.op import Party, Shape, like
+from hansa.core.op import Party, Shape
 from hansa.core.registry import register
 from hansa.transforms.top_k import TopK, read_places
 from hansa.transforms.transform import Kept, Layers, RowTransform, Transform
@@ -67,13 +67,14 @@ class ErrorFeedback(RowTransform):
     def pack(self, party: Party, name: str, value: Tensor, memory: Kept) -> tuple[dict[str, Tensor], Kept]:
         whole = with_error(value, memory)
         parts, _ = self.inner.pack(party, name, whole, None)
-        return parts, whole - self.inner.open(parts, like(whole))
+        rows = {part: value.unsqueeze(0) for part, value in parts.items()}
+        return parts, self.inner.left_out(whole.unsqueeze(0), rows)[0]
 
     def pack_rows(self, parties: Sequence[Party], name: str, values: Tensor,
                   memories: Sequence[Kept]) -> tuple[dict[str, Tensor], list[Kept]]:  # fmt: skip
         whole = torch.stack([with_error(*pair) for pair in zip(values, memories, strict=True)])
         parts, _ = self.inner.pack_rows(parties, name, whole, [None] * len(parties))
-        return parts, list(whole - self.inner.open_rows(parts, like(whole[0])))
+        return parts, list(self.inner.left_out(whole, parts))
 
     def open_rows(self, parts: Mapping[str, Tensor], shape: Shape) -> Tensor:
         return self.inner.open_rows(parts, shape)
@@ -106,12 +107,9 @@ class AccumulatedTopK(TopK):
         errors = [memory.get(ERROR) if isinstance(memory, dict) else None for memory in memories]
         whole = torch.stack([with_error(*pair) for pair in zip(values, errors, strict=True)])
         parts, _ = super().pack_rows(parties, name, whole, memories)
-        rest = whole - self.open_rows(parts, like(whole[0]))
         places = read_places(parts["places"], parts["values"].shape[1], whole[0].numel())
-        return parts, [
-            {ERROR: error, VALUES: sent, PLACES: at}
-            for error, sent, at in zip(rest, parts["values"], places, strict=True)
-        ]
+        sent = zip(self.left_out(whole, parts), parts["values"], places, strict=True)
+        return parts, [{ERROR: error, VALUES: value, PLACES: at} for error, value, at in sent]
 
 
 def returned(memory: Mapping[str, Tensor], used: Tensor) -> dict[str, Tensor]:

@@ -66,6 +66,12 @@ class TopK(Sparsifier):
         at = read_places(parts["places"], values.shape[1], out.shape[1])
         return out.scatter_(1, at, values.to(shape[1])).view(len(values), *sizes)
 
+    def left_out(self, values: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
+        rows = values.flatten(1)
+        return rows.scatter(1, read_places(parts["places"], parts["values"].shape[1], rows.shape[1]), 0.0).view_as(
+            values
+        )
+
 
 def read_places(places: Tensor, k: int, numbers: int) -> Tensor:
     """The k places of each row, from whole numbers or bits; a DataError for places that `TopK` does not send."""

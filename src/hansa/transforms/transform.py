@@ -85,6 +85,10 @@ class Transform(Part):
         count = len(next(iter(parts.values())))
         return torch.stack([self.open({part: rows[k] for part, rows in parts.items()}, shape) for k in range(count)])
 
+    def left_out(self, values: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
+        """What the parts of the rows `values` leave out. Override it where it is known without opening them."""
+        return values - self.open_rows(parts, like(values[0]))
+
     def around(self, op: Op, label: str = "") -> Op:
         """The op with a packed reply; the op itself if it sends no update. For `label` see `Packed`."""
         return Packed(op, self, label) if op.vectors else op
