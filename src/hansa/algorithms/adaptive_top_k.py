@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from hansa.core.algorithm import Algorithm, Parts, Problem, State
+from hansa.core.ask import Gathered
 from hansa.core.errors import ConfigError, PartyError
-from hansa.core.federation import Federation, Gathered
+from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, sent
 from hansa.core.params import Params
 from hansa.core.registry import register
