@@ -456,8 +456,8 @@ def test_a_job_is_started_as_submit_does_and_the_log_says_by_whom(league: League
 
 
 @pytest.mark.parametrize("change, about", [
-    ("model = 'logistic'\ntest = '/etc/passwd'", "may not name files here"),
-    ("model = 'logistic'\ntrusted = 'a.csv'", "may not name files here"),
+    ("model = 'logistic'\ntest = '/etc/passwd'", "may not name files or functions here"),
+    ("model = 'logistic'\ntrusted = 'a.csv'", "may not name files or functions here"),
     ("model = 'os:getcwd'", "not among serve.functions"),
     ("model = 'logistic'\ndata_dir = '/etc'", "may not name a folder here"),
     ("model = 'nothing'", "nothing"),
