@@ -88,7 +88,7 @@ _EXPORTS = {
     "Clip": "hansa.transforms",
     "ByLayer": "hansa.transforms",
     "ErrorFeedback": "hansa.transforms",
-    "Identity": "hansa.transforms",
+    "IdentityTransform": "hansa.transforms",
     "Int8": "hansa.transforms",
     "QSGD": "hansa.transforms",
     "RandK": "hansa.transforms",

@@ -13,7 +13,7 @@ from hansa.core.op import Op
 from hansa.local import DPSGD
 from hansa.net.party.policy import Floor, Policy
 from hansa.testing import NetworkPool, check_network
-from hansa.transforms import ByLayer, Clip, ClippedUpdate, ErrorFeedback, Identity, Int8, Packed, TopK
+from hansa.transforms import ByLayer, Clip, ClippedUpdate, ErrorFeedback, IdentityTransform, Int8, Packed, TopK
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def test_a_party_whose_policy_does_not_list_the_transform_declines_and_says_so(l
     [(Packed(hansa.SGD(), Int8()), ["sgd", "int8"]), (ClippedUpdate(hansa.SGD(), 1.0), ["sgd", "clip"]),
      (Clip(1.0).around(hansa.SGD()), ["sgd", "clip"]),
      (ErrorFeedback(TopK()).around(hansa.SGD()), ["sgd", "error-feedback", "top-k"]),
-     (ByLayer(("a", "*"), (Int8(), Identity())).around(hansa.SGD()), ["sgd", "by-layer", "int8", "identity"])],
+     (ByLayer(("a", "*"), (Int8(), IdentityTransform())).around(hansa.SGD()), ["sgd", "by-layer", "int8", "identity"])],
     ids=["int8", "privacy.bound", "clip", "error-feedback", "by-layer"],
 )  # fmt: skip
 def test_a_policy_names_the_transform_and_the_op_inside(op: Op, names: list[str]) -> None:

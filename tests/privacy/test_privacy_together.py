@@ -28,6 +28,7 @@ REFUSED = {
     "d-psgd": "d-psgd needs more than their sum",
     "fedbuff": "fedbuff needs more than their sum",
     "zeno++": "zeno++ needs more than their sum",
+    "adaptive-top-k": "adaptive-top-k needs more than their sum",
     "naive-bayes": "parties send more than updates of a model",
     "id3": "parties send more than updates of a model",
 }

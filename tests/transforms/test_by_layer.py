@@ -18,7 +18,7 @@ from hansa.experiment.config import parse_set, read
 from hansa.local import Controlled
 from hansa.testing import check_transform
 from hansa.testing.transforms import _party as party
-from hansa.transforms import ByLayer, ErrorFeedback, Identity, Int8, RandK, TopK, Transform
+from hansa.transforms import ByLayer, ErrorFeedback, IdentityTransform, Int8, RandK, TopK, Transform
 
 LAYERS = [("0.weight", 120), ("0.bias", 30), ("2.weight", 90), ("2.bias", 3)]
 TABLE = {"*.bias": "identity", "0.*": {"name": "top-k", "k": 7}, "*": "int8"}
@@ -29,7 +29,7 @@ def vector() -> Tensor:
 
 
 def fitted() -> Transform:
-    rules: tuple[Transform, ...] = (Identity(), TopK(k=7), Int8())
+    rules: tuple[Transform, ...] = (IdentityTransform(), TopK(k=7), Int8())
     return ByLayer(tuple(TABLE), rules).of_model(LAYERS)
 
 
@@ -44,7 +44,7 @@ def test_each_parameter_is_packed_by_the_first_pattern_that_matches_it() -> None
 
 
 def test_the_parameters_of_a_pattern_are_one_vector() -> None:
-    rule = ByLayer(("*.bias", "*"), (Identity(), TopK(k=5))).of_model(LAYERS)
+    rule = ByLayer(("*.bias", "*"), (IdentityTransform(), TopK(k=5))).of_model(LAYERS)
     opened = rule.open(rule.pack(party(1), "w", vector(), None)[0], like(vector()))
     weights = torch.cat([vector()[:120], vector()[150:240]]).abs()
     kept = torch.cat([opened[:120], opened[150:240]]) != 0
@@ -127,6 +127,6 @@ def test_a_file_and_the_command_line_name_the_transforms_of_layers(tmp_path: Pat
     (tmp_path / "layers.toml").write_text(FILE)
     experiment = read(tmp_path / "layers.toml")
     compress = experiment.run.compress
-    assert compress == ByLayer(("*bias", "*"), (Identity(), ErrorFeedback(TopK(share=0.05))))
+    assert compress == ByLayer(("*bias", "*"), (IdentityTransform(), ErrorFeedback(TopK(share=0.05))))
     changed = read(tmp_path / "layers.toml", parse_set(["run.compress.*bias=int8"]))
     assert changed.run.compress == ByLayer(("*bias", "*"), (Int8(), ErrorFeedback(TopK(share=0.05))))

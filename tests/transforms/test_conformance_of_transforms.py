@@ -19,7 +19,7 @@ from hansa.transforms import (
     ByLayer,
     Clip,
     ErrorFeedback,
-    Identity,
+    IdentityTransform,
     Int8,
     Packed,
     RandK,
@@ -62,7 +62,7 @@ OTHERS = [
     RandK(k=5, scaled=False),
     ErrorFeedback(Sign()),
     ErrorFeedback(RandK(share=0.3, scaled=False, shared=True)),
-    ErrorFeedback(Identity()),
+    ErrorFeedback(IdentityTransform()),
     ByLayer(transforms=(ErrorFeedback(),)),
 ]
 

@@ -15,7 +15,7 @@ from hansa.core.registry import register
 from hansa.local import Controlled
 from hansa.testing import PartyPool, check_engines, check_processes, check_replay
 from hansa.testing.transforms import _party as party
-from hansa.transforms import QSGD, ErrorFeedback, Identity, Int8, Transform
+from hansa.transforms import QSGD, ErrorFeedback, IdentityTransform, Int8, Transform
 from hansa.transforms.downlink import opened_payload, packed_form, transform_of
 
 METHODS = [hansa.FedAvg(local=LOCAL), hansa.Scaffold(local=Controlled(lr=0.1, steps=3)), hansa.FedYogi(local=LOCAL),
@@ -152,4 +152,4 @@ def test_a_party_declines_a_packed_model_of_another_form(changes: dict[str, Any]
         opened_payload(message(**changes), 40, torch.float32)
     with pytest.raises(DataError, match="it has a packed vector and no model"):
         opened_payload({**message(), "payload": {}}, 40, torch.float32)
-    assert transform_of(message(Identity())["packed"]) == Identity()
+    assert transform_of(message(IdentityTransform())["packed"]) == IdentityTransform()

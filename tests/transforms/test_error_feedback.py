@@ -21,7 +21,7 @@ from hansa.transforms import (
     QSGD,
     Clip,
     ErrorFeedback,
-    Identity,
+    IdentityTransform,
     Int8,
     RandK,
     Sign,
@@ -31,7 +31,7 @@ from hansa.transforms import (
 )
 
 CONTRACTIONS = [TopK(k=3), RandK(k=3, scaled=False), RandK(k=3, scaled=False, shared=True), Sign(), QSGD(4, 16),
-                Int8(), Identity()]  # fmt: skip
+                Int8(), IdentityTransform()]  # fmt: skip
 
 
 def updates(rounds: int, d: int = 40) -> Tensor:
@@ -51,12 +51,12 @@ def test_all_that_is_sent_and_the_last_error_are_all_updates(inner: Transform) -
     longest = float(rounds.norm(dim=1).max())
     share = 1 - 3 / 40 if inner.sparse else 0.9
     assert float(memory.norm()) <= math.sqrt(share) / (1 - math.sqrt(share)) * longest
-    assert (float(memory.norm()) == 0) == isinstance(inner, Identity)
+    assert (float(memory.norm()) == 0) == isinstance(inner, IdentityTransform)
 
 
 @pytest.mark.parametrize("engine", ["reference", "stacked"])
 def test_error_feedback_around_the_identity_is_no_compression(engine: str) -> None:
-    plain, same = (run(compress=c, engine=engine) for c in (None, ErrorFeedback(Identity())))
+    plain, same = (run(compress=c, engine=engine) for c in (None, ErrorFeedback(IdentityTransform())))
     assert torch.equal(plain.state.params.w, same.state.params.w)
 
 

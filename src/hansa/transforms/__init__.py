@@ -3,7 +3,7 @@
 from hansa.transforms.by_layer import ByLayer
 from hansa.transforms.clip import Clip, ClippedUpdate
 from hansa.transforms.error_feedback import AccumulatedTopK, ErrorFeedback
-from hansa.transforms.identity import Identity
+from hansa.transforms.identity import IdentityTransform
 from hansa.transforms.int8 import Int8
 from hansa.transforms.qsgd import QSGD
 from hansa.transforms.rand_k import RandK
@@ -19,7 +19,7 @@ __all__ = [
     "Clip",
     "ClippedUpdate",
     "ErrorFeedback",
-    "Identity",
+    "IdentityTransform",
     "Int8",
     "Packed",
     "RandK",

@@ -15,7 +15,7 @@ from hansa.core.errors import ConfigError
 from hansa.core.op import Party, Shape
 from hansa.core.registry import Part, read_nameless, register
 from hansa.core.shapes import largest_shape
-from hansa.transforms.identity import Identity
+from hansa.transforms.identity import IdentityTransform
 from hansa.transforms.transform import Kept, Layers, RowTransform, Transform, memory_entries, recalled
 
 
@@ -31,7 +31,7 @@ class ByLayer(RowTransform):
     """
 
     patterns: tuple[str, ...] = ("*",)
-    transforms: tuple[Transform, ...] = (Identity(),)
+    transforms: tuple[Transform, ...] = (IdentityTransform(),)
     spans: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:

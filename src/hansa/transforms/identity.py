@@ -15,7 +15,7 @@ from hansa.transforms.transform import Kept, Transform
 
 @register("identity")
 @dataclass(frozen=True)
-class Identity(Transform):
+class IdentityTransform(Transform):
     """The numbers as they are: for layers that are not compressed."""
 
     adds: ClassVar[bool] = True
