@@ -64,13 +64,9 @@ def _mix(z: Tensor) -> Tensor:
 
 def _mix_in_place(z: Tensor) -> Tensor:
     """As `_mix`; overwrites z."""
-    shifted = torch.empty_like(z)
-    for bits, multiplier in ((30, _MULTIPLY_1), (27, _MULTIPLY_2), (31, None)):
-        torch.bitwise_right_shift(z, bits, out=shifted)
-        z.bitwise_xor_(shifted.bitwise_and_((1 << (64 - bits)) - 1))
-        if multiplier is not None:
-            z.mul_(_signed(multiplier))
-    return z
+    z.bitwise_xor_(_shift(z, 30)).mul_(_signed(_MULTIPLY_1))
+    z.bitwise_xor_(_shift(z, 27)).mul_(_signed(_MULTIPLY_2))
+    return z.bitwise_xor_(_shift(z, 31))
 
 
 def fold(k: Tensor, index: int | Tensor) -> Tensor:
