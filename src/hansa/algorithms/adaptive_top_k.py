@@ -62,7 +62,7 @@ def _changed(w: Tensor, payload: Payload, name: str) -> Tensor:
         raise PartyError(f"the payload has no {name}_places for its {name}_values")
     if places.numel() and (int(places.min()) < 0 or int(places.max()) >= len(w)):
         raise PartyError(f"{name}_places in the payload are not places of the model")
-    return w.index_add(0, places, values.to(w))
+    return w.index_add(0, places.to(w.device), values.to(w))
 
 
 @register("adaptive-top-k")
@@ -170,7 +170,7 @@ def fair_choice(rows: Sequence[Tensor], k: int) -> Tensor:
     at, rank, size = (np.concatenate(column) for column in (places, ranks, sizes))
     ordered = at[np.lexsort((at, -size, rank))]
     _, first = np.unique(ordered, return_index=True)  # each place at its best rank
-    return torch.from_numpy(np.sort(ordered[np.sort(first)[:k]]))
+    return torch.from_numpy(np.sort(ordered[np.sort(first)[:k]])).to(rows[0].device)
 
 
 def step_size(m: int, low: int, high: int) -> float:

@@ -115,6 +115,6 @@ class AccumulatedTopK(TopK):
 def returned(memory: Mapping[str, Tensor], used: Tensor) -> dict[str, Tensor]:
     """A party's memory of `AccumulatedTopK` after only the places `used` were used: the rest goes back to its error."""
     values, places = memory[VALUES], memory[PLACES]
-    back = ~torch.isin(places, used)
+    back = ~torch.isin(places, used.to(places.device))
     error = memory[ERROR].index_add(0, places[back], values[back])
     return {ERROR: error, VALUES: values[:0], PLACES: places[:0]}
