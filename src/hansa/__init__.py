@@ -48,6 +48,7 @@ _EXPORTS = {
     "FedYogi": "hansa.algorithms",
     "Scaffold": "hansa.algorithms",
     "QFedSGD": "hansa.algorithms",
+    "PruneFL": "hansa.algorithms",
     "QFedAvg": "hansa.algorithms",
     "FedProx": "hansa.algorithms",
     "FedPer": "hansa.algorithms",

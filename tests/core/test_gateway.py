@@ -94,6 +94,7 @@ def watch() -> Watch:
                 simulate(algorithm=to_config(part()))
         simulate(algorithm={"name": "fsvrg", "form": "full"})
         simulate(algorithm={"name": "fednova", "local": {"name": "sgd"}})
+        simulate(algorithm={"name": "prunefl", "interval": 1}, run={"rounds": 3})
         simulate(privacy={"bound": 1.0})
         simulate(run={"compress": "int8"})
         for selector in ("power-of-choice", "weighted", "tiers"):

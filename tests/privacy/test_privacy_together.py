@@ -29,6 +29,7 @@ REFUSED = {
     "fedbuff": "fedbuff needs more than their sum",
     "zeno++": "zeno++ needs more than their sum",
     "adaptive-top-k": "adaptive-top-k needs more than their sum",
+    "prunefl": "parties send more than updates of a model",
     "naive-bayes": "parties send more than updates of a model",
     "id3": "parties send more than updates of a model",
 }

@@ -115,8 +115,8 @@ def test_encryption_changes_no_algorithm_whatever_the_size_of_what_it_sends(chan
 
 def test_every_secure_channel_and_every_algorithm_that_sums_is_tested() -> None:
     assert set(CHANNELS) | {"masking"} == set(registered("secure"))
-    # A model with layers; sums that are no updates; a method that also gathers, which secure sums refuse.
-    elsewhere = {"fedper", "d-psgd", "naive-bayes", "id3", "adaptive-top-k"}
+    # Models with layers; sums that are no updates; a method that also gathers, which secure sums refuse.
+    elsewhere = {"fedper", "prunefl", "d-psgd", "naive-bayes", "id3", "adaptive-top-k"}
     own = {name for name, part in registered("algorithm").items() if part.__module__.startswith("hansa.")}
     reducing = {name for name in own if build("algorithm", name).verbs & {"reduce"}}
     assert {name.split()[0] for name in ALGORITHMS} | elsewhere == reducing

@@ -14,6 +14,7 @@ from hansa.core.objective import Objective
 from hansa.core.op import Memory, Payload
 from hansa.core.registry import register, registered
 from hansa.local import DPSGD, SGD, LocalSolver, Personal, Proximal
+from hansa.local.pruned import mask_payload
 from hansa.local.solver import Batch, Carry, Context
 from hansa.local.step_rule import ClipRule, StepRule
 from hansa.testing import check_solver
@@ -32,6 +33,14 @@ def base_alone(objective: Objective) -> Mapping[str, Any]:
     return {"model": {**objective.initial._asdict(), "w": objective.initial.w[base]}}
 
 
+def half_pruned(objective: Objective) -> Mapping[str, Any]:
+    mask = torch.arange(objective.spec.dim) % 2 == 0
+    return {"model": {**objective.initial._asdict(), "w": objective.initial.w[mask]}, **mask_payload(mask)}
+
+
+PAYLOADS = {"personal": base_alone, "pruned": half_pruned, "squared-gradient": half_pruned}
+
+
 def small(name: str) -> LocalSolver:
     part = registered("local")[name]
     fields = part.__dataclass_fields__
@@ -41,7 +50,7 @@ def small(name: str) -> LocalSolver:
 
 @pytest.mark.parametrize("name", OURS)
 def test_every_registered_solver_keeps_the_promises(name: str) -> None:
-    check_solver(small(name), base_alone if name == "personal" else extra)
+    check_solver(small(name), PAYLOADS.get(name, extra))
 
 
 @pytest.mark.parametrize("solver", [

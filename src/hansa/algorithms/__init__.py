@@ -10,6 +10,7 @@ from hansa.algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from hansa.algorithms.fedper import FedPer
 from hansa.algorithms.fedprox import FedProx
 from hansa.algorithms.fsvrg import FSVRG
+from hansa.algorithms.prunefl import PruneFL
 from hansa.algorithms.qfedavg import QFedAvg, QFedSGD
 from hansa.algorithms.scaffold import Scaffold
 from hansa.algorithms.zenopp import ZenoPlusPlus
@@ -30,6 +31,7 @@ __all__ = [
     "FedSGD",
     "FedYogi",
     "OverlapSGD",
+    "PruneFL",
     "QFedAvg",
     "QFedSGD",
     "Scaffold",

@@ -54,6 +54,7 @@ class Problem:
     models: Mapping[str, ParamSpec] = field(default_factory=dict)  # by name, where the parties train several models
     public: int = 0  # the number of public samples
     layout: ColumnLayout | None = None  # who holds what, if the parties hold different columns; then `shape` is ()
+    empty: frozenset[int] = frozenset()  # parties without samples; none are known in a deployment
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,11 @@ class Algorithm(Part):
         """The single numbers that parties send beside their update, by name; by default those of the local solver."""
         local = self.parts().local
         return () if local is None else getattr(unwrap(local)[1], "numbers", ())
+
+    @property
+    def alone(self) -> str | None:
+        """The settings with which no round asks a single party; None if no round does that anyway."""
+        return None
 
     def parts(self) -> Parts:
         """The local solver, the fusion and the server optimiser that the algorithm uses; override to declare them."""

@@ -173,6 +173,7 @@ class Known:
     tests: Any = None
     tested: Sequence[int] = ()
     layout: ColumnLayout | None = None  # who holds what, if the parties hold different columns
+    empty: frozenset[int] = frozenset()  # parties without samples, in a simulation
     counted = False  # whether the number of classes was counted in the parties' targets, not declared
     models: PartyModels | None = None  # where the parties train several models
     public: PublicSamples | None = None
@@ -275,6 +276,7 @@ class Holdings(Known):
             raise DataError(f"party_tests: {len(self.tests)} test sets for {len(self.train)} parties")
         if self.tests is not None:
             self.tested = np.flatnonzero(np.diff(self.tests.offsets)).tolist()
+        self.empty = frozenset(np.flatnonzero(np.diff(self.train.offsets) == 0).tolist())
         if self.train.offsets[-1] == 0:
             raise DataError("parties: none of them has a sample")
         y = self.train.y

@@ -50,6 +50,8 @@ def check_settings(algorithm: Algorithm, run: Run, problem: Problem, protocol: S
             "the aggregator, which a secure sum or a bound on updates does not cover; leave privacy.secure and "
             "privacy.bound out, or use another algorithm"
         )
+    if algorithm.alone is not None:
+        _check_alone(algorithm.name, algorithm.alone, run, protocol is not None)
     if protocol is not None and algorithm.verbs - {"reduce"}:
         fusion = algorithm.parts().fusion or algorithm
         raise ConfigError(
@@ -97,6 +99,21 @@ def _check_exact_sums(algorithm: Algorithm, protocol: SumProtocol | None) -> Non
         seen = algorithm.parts().fusion or algorithm
         raise ConfigError(
             f"run.sums: {seen.name} does not sum the replies of a round, so 'exact' would have no effect; leave it out"
+        )
+
+
+def _check_alone(name: str, otherwise: str, run: Run, hides: bool) -> None:
+    """Refuse settings with which a round that asks a single party is impossible; `otherwise` says what to set."""
+    if hides:
+        raise ConfigError(
+            f"{name}: some of its rounds ask a single party, and a secure sum of one update hides nothing; set "
+            f"{otherwise}"
+        )
+    if run.rules().needed(1) > 1:
+        setting = "min_cohort" if run.min_cohort > 1 else "quorum"
+        raise ConfigError(
+            f"run.{setting}: {name} has rounds that ask a single party, and this setting requires "
+            f"{run.rules().needed(1)} replies; set {otherwise}"
         )
 
 

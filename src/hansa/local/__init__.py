@@ -9,6 +9,7 @@ from hansa.local.normalise import Normalise
 from hansa.local.nova import Normalised
 from hansa.local.personal import Personal
 from hansa.local.proximal import Proximal
+from hansa.local.pruned import Pruned, SquaredGradient
 from hansa.local.scaffold import Controlled
 from hansa.local.sgd import SGD
 from hansa.local.solver import Batch, Carry, Context, LocalSolver
@@ -18,5 +19,5 @@ from hansa.local.svrg import SVRG
 __all__ = [
     "DPSGD", "SGD", "SVRG", "Adam", "Batch", "Carry", "ClipRule", "Context", "Controlled", "Elastic", "Fair",
     "FairGradient", "Gradient", "LocalSolver", "Normalise", "Normalised", "Overlapped", "Personal", "Proximal",
-    "StepRule",
+    "Pruned", "SquaredGradient", "StepRule",
 ]  # fmt: skip

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hansa.core.budget import Budget, Release
 from hansa.core.errors import ConfigError
-from hansa.core.metric_ranges import Range
-from hansa.core.objective import Objective
 from hansa.core.op import Memory, Payload
 from hansa.core.params import Params, ParamSpec
 from hansa.core.registry import register
-from hansa.local.sgd import SGD
-from hansa.local.solver import Batch, Carry, Context, LocalSolver, Sampler
-from hansa.local.step_rule import StepRule
+from hansa.local.delegating import Delegating
+from hansa.local.solver import Carry, Context
 
 HEAD = "personal/head"
 
@@ -60,71 +54,15 @@ def _inside(name: str, layer: str) -> bool:
 
 @register("personal")
 @dataclass(frozen=True)
-class Personal(LocalSolver):
+class Personal(Delegating):
     """Train the shared base and the party's own head by any solver; send only the base. Arivazhagan et al. 2019.
 
     The party remembers its head. In its first round a party starts with the common initial head.
     """
 
-    inner: LocalSolver = SGD()
     layers: int = 1
     head: tuple[str, ...] = ()
     partner: ClassVar[tuple[str, str] | None] = ("fedper", "which sends the base of the model without its head")
-
-    @property
-    def sampler(self) -> Sampler:  # type: ignore[override]
-        return self.inner.sampler
-
-    @property
-    def noisy(self) -> bool:  # type: ignore[override]
-        return self.inner.noisy
-
-    @property
-    def measures(self) -> frozenset[str] | None:  # type: ignore[override]
-        return self.inner.measures
-
-    @property
-    def ranges(self) -> Mapping[str, Range]:  # type: ignore[override]
-        return self.inner.ranges
-
-    @property
-    def budget(self) -> Budget | None:
-        return self.inner.budget
-
-    def release(self, n: int, payload: Payload) -> Release:
-        return self.inner.release(n, payload)
-
-    @property
-    def plan(self) -> tuple[int, int | None, int | None, bool]:
-        return self.inner.plan
-
-    @property
-    def pull(self) -> float:
-        return self.inner.pull
-
-    @property
-    def step_rule(self) -> StepRule | None:
-        rule = self.inner.step_rule
-        return rule if rule is None or rule.clip is None else None
-
-    @property
-    def kernel(self) -> LocalSolver:
-        return dataclasses.replace(self, inner=self.inner.kernel)
-
-    def check(self, spec: ParamSpec) -> None:
-        self.inner.check(spec)
-
-    def prepare(self, objective: Objective, x: Tensor, y: Tensor) -> None:
-        self.inner.prepare(objective, x, y)
-
-    def rate(self, round: int) -> float:
-        return self.inner.rate(round)
-
-    def has(self, name: str) -> bool:
-        return self.inner.has(name)
-
-    def at(self, work: Mapping[str, Any]) -> Self:
-        return dataclasses.replace(self, inner=self.inner.at(work)) if work else self
 
     def division(self, spec: ParamSpec) -> Division:
         return divide(spec, self.layers, self.head)
@@ -136,15 +74,6 @@ class Personal(LocalSolver):
     def start(self, ctx: Context, w: Tensor, payload: Payload, memory: Memory) -> tuple[Tensor, Carry]:
         whole = own_model(self.division(ctx.spec), ctx.objective.initial.w, w, memory)
         return self.inner.start(ctx, whole, payload, memory)
-
-    def direction(self, ctx: Context, w: Tensor, batch: Batch, carry: Carry, key: Tensor) -> Tensor:
-        return self.inner.direction(ctx, w, batch, carry, key)
-
-    def step(self, ctx: Context, w: Tensor, direction: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
-        return self.inner.step(ctx, w, direction, carry)
-
-    def report(self, carry: Carry) -> dict[str, Tensor]:
-        return self.inner.report(carry)
 
     def finish(self, ctx: Context, start: Tensor, w: Tensor, carry: Carry,
                memory: Memory) -> tuple[dict[str, Tensor], Memory]:  # fmt: skip

@@ -287,6 +287,10 @@ class LocalSolver(Op):
         size = n if size is None else min(size, n)
         return epochs * max(1, n // size if drop_last else -(-n // size))
 
+    def share(self, payload: Payload) -> float:
+        """The time of a step in a simulation, as a fraction of the time of a step with the whole model."""
+        return 1.0
+
     def has(self, name: str) -> bool:
         """Whether the solver has such a field."""
         return name in vars(self)

@@ -103,7 +103,8 @@ class Training:
         return Problem(self.objective.spec, self.objective.initial, len(holdings), holdings.shape, holdings.classes,
                        self.run.size(len(holdings)), holdings.tests is not None, trusted, self.run.seed,
                        {} if holdings.models is None else {n: o.spec for n, o in holdings.models.objectives.items()},
-                       0 if holdings.public is None else len(holdings.public.x), holdings.layout)  # fmt: skip
+                       0 if holdings.public is None else len(holdings.public.x), holdings.layout,
+                       holdings.empty)  # fmt: skip
 
     def _hooks(self, work: LocalWork) -> list[hooks.RoundHook]:
         """The hooks of this run, in the order of their fields in the metrics line."""

@@ -70,7 +70,8 @@ class VirtualClock:
         budget = np.full(len(parties), np.inf)
         if deadline is not None:
             budget = np.where(talk > deadline, -1.0, deadline if overlaps else deadline - talk)
-        compute, fit = self._compute(ask, parties, counts, budget)
+        share = op.share(ask.payload) if isinstance(op, LocalSolver) else 1.0
+        compute, fit = self._compute(ask, parties, counts, budget, share)
         outcome = AskTiming(parties, np.maximum(talk, compute) if overlaps else talk + compute, counts)
         if trains:
             drops = self.late == "drop" and ask.verb != "submit"  # a ticket belongs to no round, so it cannot be late
@@ -128,12 +129,16 @@ class VirtualClock:
         counts, units = np.array(amounts).T
         return counts, units
 
-    def _compute(self, ask: Ask, parties: Array, counts: Array, budget: Array) -> tuple[Array, Array]:
-        """Seconds of computation per party, and the number of steps that fit its time budget."""
+    def _compute(self, ask: Ask, parties: Array, counts: Array, budget: Array,
+                 share: float) -> tuple[Array, Array]:  # fmt: skip
+        """Seconds of computation per party, and the number of steps that fit its time budget.
+
+        A step takes the fraction `share` of the device's time for a step.
+        """
         total, fit = np.zeros(len(parties)), np.where(budget >= 0, counts, 0)
         if self.devices.compute == Constant(0.0) or not counts.any():
             return total, fit
-        speed = self.devices.speed.draw(keys_of(self.seed, parties, "speed"), parties)
+        speed = share * self.devices.speed.draw(keys_of(self.seed, parties, "speed"), parties)
         keys = keys_of(self.seed, parties, "compute", ask.round, ask.phase, ask.index)
         most = int(counts.max())
         rows = max(1, DRAWS // most)
