@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from hansa.algorithms import PruneFL
 from hansa.artifacts.run_folder import MODEL
 from hansa.core.errors import ConfigError
 from hansa.core.registry import registered
@@ -28,6 +29,11 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NetworkPool]:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_an_algorithm_gives_the_reference_s_bits_over_mutual_tls(name: str, network: NetworkPool) -> None:
     check_network(ALGORITHMS[name](), network)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_a_mask_that_changes_in_every_round_gives_the_reference_s_bits_over_mutual_tls(network: NetworkPool) -> None:
+    check_network(PruneFL(interval=1, density=0.6, first=2, removable=0.5), network)
 
 
 @pytest.mark.slow

@@ -89,6 +89,12 @@ def test_a_lossless_transform_changes_no_bit_of_any_verb() -> None:
             assert torch.equal(plain.state.params.w, halves.state.params.w), (algorithm.name, engine)
 
 
+@pytest.mark.parametrize("engine", ["reference", "stacked"])
+def test_a_memory_of_updates_whose_parameters_change_is_refused(engine: str) -> None:
+    with pytest.raises(hansa.ConfigError, match="test-carry: it remembers the numbers of an update"):
+        run(hansa.PruneFL(local=LOCAL), compress=Carry(), engine=engine)
+
+
 def test_bytes_up_are_those_of_the_packed_replies() -> None:
     dim = 4 * 30 + 30 + 30 * 3 + 3
     plain, small = (run(compress=c) for c in (None, "int8"))

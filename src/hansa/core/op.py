@@ -202,6 +202,7 @@ class Op(Part):
     measures: ClassVar[frozenset[str] | None] = frozenset()  # the metrics that a reply may carry; None for any
     ranges: ClassVar[Mapping[str, Range]] = {}  # ranges of the op's own metrics; for others see `core.metric_ranges`
     update: ClassVar[str | None] = None  # the tensor that is the update of the model; a run may limit its norm
+    aligned: ClassVar[bool] = True  # whether a number of the update is about the same parameter in every round
     paced: ClassVar[bool] = False  # whether the payload may set the amount of work (`work`)
     serves: ClassVar[bool] = False  # whether the op only helps another one (keys, shares); its parties are not counted
     overlaps: ClassVar[bool] = False  # whether, in simulated time, a party communicates while it computes

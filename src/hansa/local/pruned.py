@@ -59,6 +59,7 @@ class Pruned(Delegating):
     """
 
     fixed: float = 0.1
+    aligned: ClassVar[bool] = False
     partner: ClassVar[tuple[str, str] | None] = ("prunefl", "which sends a mask with the remaining parameters")
 
     def share(self, payload: Payload) -> float:

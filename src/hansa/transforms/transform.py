@@ -150,6 +150,7 @@ class Packed(PackingOp):
             name = self._memory_name(vector)
             value = tensors.pop(vector)
             parts, kept = self.transform.pack(party, self._purpose(vector), value, recalled(memory, name))
+            self._check_memory(kept)
             tensors |= {f"{vector}.{part}": tensor for part, tensor in parts.items()}
             memory |= memory_entries(name, kept)
         return Reply(tensors, reply.weight, reply.maxima, reply.metrics), memory
@@ -163,12 +164,22 @@ class Packed(PackingOp):
                 return None  # the parts of different parties may have different sizes
             before = [recalled(memory, name) for memory in memories]
             parts, kept = self.transform.pack_rows(parties, self._purpose(vector), tensors.pop(vector), before)
+            self._check_memory(next((one for one in kept if one is not None), None))
             tensors |= {f"{vector}.{part}": rows for part, rows in parts.items()}
             entries = [memory_entries(name, one) for one in kept]
             if any(_layout(entry) != _layout(entries[0]) for entry in entries):
                 return None
             changed |= {entry: torch.stack([one[entry] for one in entries]) for entry in entries[0]}
         return dataclasses.replace(replies, tensors=tensors), changed
+
+    def _check_memory(self, kept: Kept) -> None:
+        """Refuse to remember numbers of an update that are about other parameters in a later round."""
+        op = unwrap(self)[1]
+        if kept is not None and not op.aligned:
+            raise ConfigError(
+                f"{self.transform.name}: it remembers the numbers of an update for the next round, and those of "
+                f"{op.name!r} are then about other parameters; use a transform without memory, such as 'int8'"
+            )
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         shapes = dict(self.inner.expects(payload))
