@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_fedper import SIZES, net, samples
 from torch import Tensor, nn
 
 import hansa
@@ -29,19 +30,6 @@ from quadratics import ENGINES
 
 DIM = 4 * 5 + 5 + 5 * 3 + 3
 LAYERS = [(0, 20), (25, 40)]  # the two weight matrices
-SIZES = [5, 9, 2]
-
-
-def net() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
-
-
-def samples(sizes: list[int], seed: int = 0) -> list[tuple[Tensor, Tensor]]:
-    draws = torch.Generator().manual_seed(seed)
-    return [
-        (torch.randn(n, 4, generator=draws, dtype=torch.float64), torch.randint(0, 3, (n,), generator=draws))
-        for n in sizes
-    ]
 
 
 def task(sizes: list[int] | None = None, model: Callable[[], nn.Module] = net, **given: Any) -> hansa.Task:

@@ -6,6 +6,7 @@ A payload holds the remaining parameters (`model.w`), the mask as bits (`mask`) 
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,6 +20,7 @@ from hansa.core.registry import register
 from hansa.local.delegating import Delegating
 from hansa.local.gradient import Gradient
 from hansa.local.solver import Batch, Carry, Context
+from hansa.local.step_rule import StepRule
 
 REMAINING = "pruned/remaining"  # entry of the carry: the positions of the remaining parameters
 FACTOR = "pruned/factor"  # entry of the carry: 1 at remaining parameters, 0 at pruned ones
@@ -54,8 +56,8 @@ def _expanded(ctx: Context, w: Tensor, payload: Payload) -> tuple[Tensor, Tensor
 class Pruned(Delegating):
     """Train the remaining parameters by any solver; pruned ones stay 0 and are not sent. Jiang et al. 2022.
 
-    The direction of every step is multiplied by the mask. PyTorch computes with dense matrices, so this takes as long
-    as a dense step; in simulated time a step takes `fixed` + (1 - `fixed`) * density of a dense one.
+    The direction of every step is multiplied by the mask. PyTorch computes with dense matrices, so this takes no less
+    time than a dense step; in simulated time a step takes `fixed` + (1 - `fixed`) * density of a dense one.
     """
 
     fixed: float = 0.1
@@ -63,7 +65,13 @@ class Pruned(Delegating):
     partner: ClassVar[tuple[str, str] | None] = ("prunefl", "which sends a mask with the remaining parameters")
 
     def share(self, payload: Payload) -> float:
-        return self.fixed + (1 - self.fixed) * payload["model"]["w"].numel() / payload["size"]
+        density: float = payload["model"]["w"].numel() / payload["size"]
+        return self.fixed + (1 - self.fixed) * density
+
+    @property
+    def step_rule(self) -> StepRule | None:
+        rule = super().step_rule
+        return None if rule is None else dataclasses.replace(rule, mask=FACTOR)
 
     def start(self, ctx: Context, w: Tensor, payload: Payload, memory: Memory) -> tuple[Tensor, Carry]:
         whole, positions = _expanded(ctx, w, payload)

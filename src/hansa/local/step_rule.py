@@ -27,9 +27,11 @@ class StepRule:
     """Every step is w <- w - rate * (gradient + pull * w - toward), and leaves the carry as it is.
 
     `pull` is a number. `toward` names an entry of the carry, which counts as 0 where the carry has no such entry. With
-    `clip`, (sum of clipped gradients + sigma * bound * noise) / expected batch size replaces the gradient.
+    `clip`, (sum of clipped gradients + sigma * bound * noise) / expected batch size replaces the gradient. `mask` names
+    an entry of the carry by which w is multiplied after the step.
     """
 
     pull: float = 0.0
     toward: str | None = None
     clip: ClipRule | None = None
+    mask: str | None = None

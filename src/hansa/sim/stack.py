@@ -146,6 +146,7 @@ class Stack:
         start, carry, buffers = self.started
         seen = torch.zeros(len(self.members), dtype=torch.float64)
         toward = spec.split(carry[rule.toward]) if rule.toward in carry else {}
+        masks = {} if rule.mask is None else spec.split(carry[rule.mask])
         weights = self.engine.weights(len(self.members))
         for name, view in spec.split(start).items():
             weights[name].copy_(view)
@@ -157,12 +158,16 @@ class Stack:
         each, count = rate, len(self.members)
         for s, (width, k) in enumerate(zip(plan.widths, plan.active, strict=True)):
             if k < count:
-                views, toward = ({name: view[:k] for name, view in part.items()} for part in (views, toward))
+                views, toward, masks = (
+                    {name: view[:k] for name, view in part.items()} for part in (views, toward, masks)
+                )
                 each, count = rate if isinstance(rate, float) else rate[:k], k
             index = plan.rows[:k, s, :width].reshape(-1)
             x = self.engine.objective.laid_out(shards.x[index])
             losses = chain.descend(views, x, shards.y[index], share[:k, s, :width], each, rule, toward)
             seen[:k] += losses.sum(1)
+            for name, mask in masks.items():
+                views[name].mul_(mask)
             if clip is not None and clip.sigma:
                 self._add_noise(views, self.keys[:k, s], each, clip.sigma * clip.bound)
         return self.finish(start, (spec.stacked(weights), carry, buffers, seen))

@@ -168,6 +168,7 @@ def check_step_rule(solver: LocalSolver, setting: _Setting) -> None:
             gradient = gradient / rule.clip.expected(len(x))
         toward = carry[rule.toward] if rule.toward in carry else torch.zeros_like(w)
         expected = w - ctx.rate * (gradient + rule.pull * w - toward)
+        expected = expected if rule.mask is None else expected * carry[rule.mask]
         moved, after = solver.step(ctx, w, solver.direction(ctx, w, batch, carry, key), carry)
         apart = float((moved - expected).abs().max())
         assert apart <= TOLERANCE, f"{solver.name}: its step and its step_rule differ by {apart:g}"
