@@ -50,8 +50,8 @@ class PruneFL(FedAvg):
             raise ConfigError(f"max_density must lie between density and 1, got {self.max_density}")
         if not 0 <= self.removable < 1:
             raise ConfigError(f"removable must lie in [0, 1), got {self.removable}; 1 could empty a layer")
-        if not 0 < self.fixed <= 1:
-            raise ConfigError(f"fixed must lie in (0, 1], got {self.fixed}; it is the time that no pruning saves")
+        if not 0 < self.fixed < 1:
+            raise ConfigError(f"fixed must lie in (0, 1), got {self.fixed}; it is the time that no pruning saves")
         if not self.half_life > 0:
             raise ConfigError(f"half_life must be positive, got {self.half_life}")
         if self.first_rounds == 0 and (self.density < 1 or self.first):
