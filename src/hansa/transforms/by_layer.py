@@ -121,7 +121,10 @@ class ByLayer(RowTransform):
         """Where the numbers of a group are in the vector."""
         spans = self.spans or ((0, numbers),)
         if sum(length for _, length in spans) != numbers or (not self.spans and len(self.transforms) > 1):
-            raise ConfigError(f"by-layer: the spans of the layers do not add up to the vector of {numbers} numbers")
+            raise ConfigError(
+                f"by-layer: the layers of the model have {sum(length for _, length in spans)} numbers, and {numbers} "
+                "travel, so their layers are not known; use one transform for all of them"
+            )
         left = 0
         for owner, length in spans:
             if owner == group:
