@@ -139,6 +139,13 @@ def test_engines_agree_and_the_model_changes_in_k_places(engine: str) -> None:
     assert 0 < int((one != two).sum()) <= chosen[1]
 
 
+def test_a_k_that_fell_to_its_least_value_can_rise_again() -> None:
+    """With as few places as possible there are none below to compare with."""
+    lines = run(hansa.AdaptiveTopK(LOCAL, k=2, k_min=2, beta=0.01), rounds=20).history
+    assert lines[0]["k"] == 2
+    assert max(line["k"] for line in lines) > 10
+
+
 def test_it_learns_with_a_tenth_of_the_numbers() -> None:
     few = run(hansa.AdaptiveTopK(LOCAL, k_max=10), rounds=60)
     assert few.summary["accuracy"] > 0.75

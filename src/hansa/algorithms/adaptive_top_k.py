@@ -42,7 +42,7 @@ class SettleTopK(Op):
         if not isinstance(before, dict) or not {ERROR, VALUES, PLACES} <= set(before):
             raise PartyError("it has sent no update that could be settled")
         model = Params(**payload["model"])
-        changed = [_changed(model.w, payload, name) for name in ("used", "fewer")]
+        changed = [_changed(model.w, payload, name) for name in ("used", "probe")]
         x, y = party.samples("statistics")
         at = int(party.rng("settle-top-k").integers(party.n))
         x, y, objective = x[at : at + 1], y[at : at + 1], party.objective
@@ -72,26 +72,27 @@ class AdaptiveTopK(Algorithm):
 
     Fair top-k (FAB-top-k): of all that the parties sent, the aggregator uses k places, such that each of N parties
     contributes at least floor(k / N) of its largest numbers. A party takes back what was not used. Each round the
-    parties measure the model before and after the round and one made of fewer places, on one training sample each. From
-    these losses follows whether a smaller k would have cost less time per reduction of the loss; k moves by
-    (k_max - k_min) / sqrt(2m) in round m, within `k_min`..`k_max`. `k` is the first k. The defaults of `k` and `k_max`
-    are the length of the model. `beta` is the time to exchange a whole update, in units of the time of local work: a
-    round takes 1 + beta * 2k/d.
+    parties measure the model before and after the round and one made of fewer places (of more if k is near
+    `k_min`), on one training sample each. From these losses follows whether a smaller k would have cost less time
+    per reduction of the loss; k moves by (k_max - k_min) / sqrt(2m) in round m, within `k_min`..`k_max`. `k` is the
+    first k. The defaults of `k` and `k_max` are the length of the model, that of `k_min` is a five-hundredth of it.
+    `beta` is the time to exchange a whole update, in units of the time of local work: a round takes 1 + beta *
+    2k/d.
     """
 
     local: LocalSolver = SGD()
     k: int | None = None
-    k_min: int = 1
+    k_min: int | None = None
     k_max: int | None = None
     beta: float = 10.0
     packs: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.k_min < 1:
+        if self.k_min is not None and self.k_min < 1:
             raise ConfigError(f"k_min must be at least 1, got {self.k_min}")
-        if self.k_max is not None and self.k_max < self.k_min:
-            raise ConfigError(f"k_max must be at least k_min, got {self.k_max} and {self.k_min}")
-        if self.k is not None and not self.k_min <= self.k <= (self.k_max or self.k):
+        if self.k_max is not None and self.k_max < (self.k_min or 1):
+            raise ConfigError(f"k_max must be at least k_min, got {self.k_max} and {self.k_min or 1}")
+        if self.k is not None and not (self.k_min or 1) <= self.k <= (self.k_max or self.k):
             raise ConfigError(f"k must lie in k_min..k_max, got {self.k}")
         if not 0 <= self.beta < math.inf:
             raise ConfigError(f"beta must be finite and not negative, got {self.beta}")
@@ -130,24 +131,26 @@ class AdaptiveTopK(Algorithm):
     async def round(self, fed: Federation, state: State) -> State:
         params, m = state.params, int(state.slots["m"]) + 1
         d, high = len(params.w), self.k_max or len(params.w)
-        delta, draws = step_size(m, self.k_min, high), fed.rng("adaptive-top-k")
+        low = self.k_min or min(max(1, d // 500), high)
+        delta, draws = step_size(m, low, high), fed.rng("adaptive-top-k")
         exact = float(state.slots["k"])
-        k = _rounded(exact, draws.random(), self.k_min, high)
-        fewer = _rounded(exact - delta / 2, draws.random(), 1, high)
+        k = _rounded(exact, draws.random(), low, high)
+        below = exact - delta / 2
+        probe = _rounded(below if below >= low else exact + delta / 2, draws.random(), low, high)
         fed.metrics["k"] = float(k)
         op = Packed(self.local, AccumulatedTopK(k=k), "adaptive-top-k")
         answer = await fed.gather(op, {"model": params._asdict()})
         rows = [answer.matrix("w").row(n) for n in range(len(answer.parties))]
         mean = _mean(rows, self._weights(fed, answer))
-        used, less = (fair_choice(rows, count) for count in (k, fewer))
+        used, probed = (fair_choice(rows, count) for count in (k, probe))
         change = torch.zeros_like(params.w).index_put((used,), mean[used].to(params.w))
-        changes = _sparse("used", used, mean, params.w) | _sparse("fewer", less, mean, params.w)
+        changes = _sparse("used", used, mean, params.w) | _sparse("probe", probed, mean, params.w)
         settled = {"model": params._asdict(), **changes}
         key = f"{AccumulatedTopK.name}/{self.local.name}/w"
         losses = (await fed.reduce(SettleTopK(key), settled, parties=answer.parties, uniform=True)).mean("losses")
         before, after, other = losses.tolist()
-        sign = derivative_sign(before, after, other, k, fewer, lambda count: 1 + self.beta * 2 * count / d)
-        state = state.replace(k=next_k(exact, m, sign, self.k_min, high), m=m)
+        sign = derivative_sign(before, after, other, k, probe, lambda count: 1 + self.beta * 2 * count / d)
+        state = state.replace(k=next_k(exact, m, sign, low, high), m=m)
         return Descent().step(state, Update(change, *_buffers(answer, self._weights(fed, answer)), replies=len(rows)))
 
     def _weights(self, fed: Federation, answer: Gathered) -> Tensor:
@@ -183,17 +186,17 @@ def next_k(k: float, m: int, sign: float, low: int, high: int) -> float:
     return min(max(k - step_size(m, low, high) * sign, float(low)), float(high))
 
 
-def derivative_sign(before: float, after: float, other: float, k: int, fewer: int,
+def derivative_sign(before: float, after: float, other: float, k: int, probe: int,
                     seconds: Callable[[int], float]) -> float:  # fmt: skip
     """The sign of the derivative of time per reduction of the loss with respect to k, estimated from two points.
 
-    `before`, `after` and `other` are the losses before the round, after it, and with `fewer` places. 0 if a loss did
+    `before`, `after` and `other` are the losses before the round, after it, and with `probe` places. 0 if a loss did
     not fall, or if the points are the same.
     """
     gain, other_gain = before - after, before - other
-    if k == fewer or not gain > 0 or not other_gain > 0:
+    if k == probe or not gain > 0 or not other_gain > 0:
         return 0.0
-    slope = (seconds(fewer) * gain / other_gain - seconds(k)) / (fewer - k)
+    slope = (seconds(probe) * gain / other_gain - seconds(k)) / (probe - k)
     return math.copysign(1.0, slope) if slope else 0.0
 
 
