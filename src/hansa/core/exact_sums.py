@@ -199,7 +199,7 @@ def steps_of_limbs(limbs: list[int]) -> int:
 
 
 def _largest(tensor: Tensor) -> float:
-    """The largest absolute value; not a number if one value is none."""
+    """The largest absolute value; NaN if one of the values is NaN."""
     low, high = torch.aminmax(tensor)
     return max(-float(low), float(high))
 
