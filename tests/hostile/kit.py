@@ -20,7 +20,7 @@ from hansa.cli.app import app
 from hansa.core import codec
 from hansa.experiment.config import parse
 from hansa.net.aggregator.federation import FederationFolder, init
-from hansa.net.local import all_run, free_port
+from hansa.net.local import free_port
 from hansa.net.operator import Operator
 
 LIARS = Path(__file__).with_name("liars.py")
@@ -76,7 +76,7 @@ class Stage:
     def __enter__(self) -> Stage:
         try:
             self.start(AGGREGATOR, "serve", str(self.federation.folder))
-            self.operator.wait_until_served(PATIENCE)
+            self.operator.wait_until_served(PATIENCE, self.all_run)
             for path in sorted(self.folder.glob("*.npz")):
                 name = path.stem
                 token = self.federation.folder / "tokens" / f"{name}.token"
@@ -114,8 +114,13 @@ class Stage:
         """Submit a job and wait for its end: its status, reason and rounds."""
         job, _ = self.operator.submit(parse(tree), name)
         lines: list[dict[str, Any]] = []
-        ended = self.operator.wait(job, lines.append, lambda: all_run(list(self.processes.values()), self.folder))
+        ended = self.operator.wait(job, lines.append, self.all_run)
         return {**ended, "rounds": lines}
+
+    def all_run(self) -> None:
+        """Raise an error with its output if a process has ended."""
+        for name, process in self.processes.items():
+            assert process.poll() is None, f"{name} ended with exit code {process.returncode}:\n{self.log(name)}"
 
     def log(self, name: str) -> str:
         """The output of a process so far."""

@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 import torch
-from mlflow_process import Process, Server, free_port
+from mlflow_process import Process, Server
 from small_runs import experiment_file, run, untimed
 
 import hansa
 from hansa.experiment.config import read
+from hansa.net.local import free_port
 from hansa.run.resume import execute, resume, stored_experiment
 from hansa.track import RunInfo, track_folder
 from hansa.track.mlflow import make_database

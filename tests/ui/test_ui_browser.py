@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,8 @@ from typing import Any
 
 import pytest
 from league import PARTIES, League, samples
+
+from hansa.net.local import free_port
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the live page is not tried: there is no Playwright")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -71,12 +72,6 @@ class Sight:
         while not found():
             assert time.monotonic() < end, self.page.inner_text("main")
             self.page.wait_for_timeout(50)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

@@ -73,7 +73,7 @@ def run(out: Path, rounds: int = 30) -> bool:
     with processes(commands, out) as started:
         print(f"started {len(started)} processes: an aggregator at {federation.url}, and {', '.join(names)}")
         operator = Operator(FederationFolder.open(out / "heart"))
-        operator.wait_until_served()
+        operator.wait_until_served(check=lambda: all_run(started, out))
         job, notes = operator.submit(read(experiment), "heart")
         print(f"submitted {experiment} as the job {job}")
         for note in notes:

@@ -15,11 +15,17 @@ from hansa.core.errors import RuntimeFailure
 
 
 def free_port() -> int:
-    """A port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that is free, for a server that starts later.
+
+    Until this process ends, the system gives the port to nobody who asks for any port: a socket stays bound to it.
+    That socket does not listen, so a server that asks for this very port gets it (SO_REUSEADDR, as servers do).
+    """
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    port: int = holder.getsockname()[1]
+    holder.detach()  # open until the process ends
+    return port
 
 
 @contextlib.contextmanager

@@ -50,10 +50,12 @@ class Operator:
 
         return asyncio.run(main())
 
-    def wait_until_served(self, seconds: float = 60.0) -> None:
-        """Wait until the aggregator answers."""
+    def wait_until_served(self, seconds: float = 60.0, check: Callable[[], None] = lambda: None) -> None:
+        """Wait until the aggregator answers. `check` is called between attempts, and may raise an error to end the
+        wait."""
         end = time.monotonic() + seconds
         while True:
+            check()
             try:
                 self.parties()
             except Unreachable:

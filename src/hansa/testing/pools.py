@@ -116,7 +116,7 @@ class NetworkPool:
         self._running = contextlib.ExitStack()
         self._processes = self._running.enter_context(processes(commands, folder))
         self.operator = Operator(self.federation)
-        self.operator.wait_until_served()
+        self.operator.wait_until_served(check=lambda: all_run(self._processes, folder))
         self.folder = folder
 
     def run(self, experiment: Experiment) -> tuple[str, dict[str, Any]]:

@@ -1,0 +1,27 @@
+"""Ports for servers that start later: nobody else gets them meanwhile."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import ExitStack
+
+from hansa.net.local import free_port
+
+
+def test_a_held_port_is_given_to_nobody_who_asks_for_any_port() -> None:
+    held = {free_port() for _ in range(300)}
+    assert len(held) == 300
+    with ExitStack() as stack:
+        given = set()
+        for _ in range(300):
+            other = stack.enter_context(socket.socket())
+            other.bind(("127.0.0.1", 0))
+            given.add(other.getsockname()[1])
+    assert not held & given
+
+
+def test_a_server_can_listen_at_a_held_port_and_again_after_a_restart() -> None:
+    port = free_port()
+    for _ in range(2):
+        with socket.create_server(("", port)), socket.create_connection(("127.0.0.1", port), timeout=10):
+            pass
