@@ -10,7 +10,6 @@ import json
 import os
 import random
 import signal
-import socket
 import sqlite3
 import sys
 import threading
@@ -38,6 +37,7 @@ from hansa.net.aggregator.ledger import log_lines
 from hansa.net.audit.evidence import head_line
 from hansa.net.audit.merkle import Frontier, leaf_hash
 from hansa.net.audit.verify import Report, verify
+from hansa.net.local import free_port
 from hansa.net.operator import ENDED, Operator
 from hansa.net.transport.client import Unreachable
 from hansa.run.resume import execute
@@ -68,11 +68,8 @@ class Federation:
     def __init__(self, folder: Path, tell: Callable[[str], None] = lambda line: None) -> None:
         self.folder, self.tell = folder, tell
         warm_up()
-        with closing(socket.socket()) as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
         self.home = folder / "federation"
-        made = init(self.home, "chaos", PARTIES, ["127.0.0.1"], port)
+        made = init(self.home, "chaos", PARTIES, ["127.0.0.1"], free_port())
         self.operator, self.notary = Operator(made), made.notary()
         self.database, self.blobs = self.home / "state" / "hansa.db", self.home / "state" / "blobs"
         self.members = {AGGREGATOR: Member(AGGREGATOR, ["serve", str(self.home)])}

@@ -28,6 +28,7 @@ from hansa.net.aggregator.ledger import Ledger
 from hansa.net.aggregator.process import Aggregator
 from hansa.net.aggregator.queue import QueuedAsk
 from hansa.net.audit.evidence import Notary, make_statement
+from hansa.net.local import free_port
 from hansa.net.operator import Operator
 from hansa.net.party.agent import Agent, Worker
 from hansa.net.party.samples import PartySamples, preparer
@@ -234,7 +235,7 @@ class League:
         self.members: dict[str, Member] = {}
         self._callers: list[Caller] = []
         self._told: dict[Any, dict[str, Any]] = {}
-        self.port = 0
+        self.port = free_port()
         self.start()
 
     def start(self) -> None:

@@ -4,14 +4,12 @@ the fault is gone."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import hashlib
 import os
 import random
 import resource
 import shutil
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -42,6 +40,7 @@ from hansa.net.aggregator.ledger import Ledger, LedgerError, Writer
 from hansa.net.aggregator.process import Aggregator
 from hansa.net.aggregator.serve_settings import Serve
 from hansa.net.audit.receipt_file import read_receipts
+from hansa.net.local import free_port
 from hansa.net.party import agent as party
 from hansa.net.party.receipts import Receipts
 from hansa.net.party.store import PartyMemory, PartyStore
@@ -246,9 +245,7 @@ def simulated() -> Any:
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="the limits of another process can be set on Linux alone")
 def test_an_aggregator_without_open_files_says_so_and_goes_on_when_it_has_some(tmp_path: Path) -> None:
     """A real process that from some moment on gets no more file descriptors from the kernel."""
-    with contextlib.closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     folder = tmp_path / "federation"
     init(folder, "league", PARTIES, ["127.0.0.1"], port)
     command = [sys.executable, "-c", "from hansa.cli import main; main()", "serve", str(folder)]

@@ -8,23 +8,30 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hansa.core.errors import RuntimeFailure
 
+HELD = 64
+_held: deque[int] = deque()  # file descriptors of bound sockets
+
 
 def free_port() -> int:
     """A port that is free, for a server that starts later.
 
-    Until this process ends, the system gives the port to nobody who asks for any port: a socket stays bound to it.
-    That socket does not listen, so a server that asks for this very port gets it (SO_REUSEADDR, as servers do).
+    The system gives the port to nobody who asks for any port: a socket of this process stays bound to it (for the last
+    64 ports). That socket does not listen, so a server that asks for this very port gets it (SO_REUSEADDR, as servers
+    do), also when it starts again.
     """
     holder = socket.socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     holder.bind(("127.0.0.1", 0))
     port: int = holder.getsockname()[1]
-    holder.detach()  # open until the process ends
+    _held.append(holder.detach())
+    if len(_held) > HELD:
+        os.close(_held.popleft())
     return port
 
 
